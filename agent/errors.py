@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Every error that the product raises on purpose.
+
+    WardenError            one line that says what to do; the command line prints it without a traceback
+    ├── SetupError         this machine lacks something (root, BTF, a library, a GPU)
+    ├── ProbeError         a BPF object or a probe could not be loaded or attached
+    ├── NvmlError          NVML refused a call that the agent cannot do without
+    ├── PolicyError        the policy file is wrong; carries every mistake, not just the first
+    └── GoneError          the process or device acted on no longer exists
+"""
+
+
+class WardenError(Exception):
+    """Base of all; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class SetupError(WardenError):
+    """The machine lacks something. The message names it and the cure."""
+
+    exit_code = 3
+
+
+class ProbeError(WardenError):
+    """A BPF program or probe could not be loaded or attached."""
+
+    exit_code = 4
+
+
+class NvmlError(WardenError):
+    """NVML cannot be used at all (a single lost GPU is not this)."""
+
+    exit_code = 5
+
+
+class PolicyError(WardenError):
+    """The policy is wrong. One message per mistake, in file order."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class GoneError(WardenError):
+    """The process (tgid and start time) or device no longer exists."""

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The words of observing: identities, samples, and the immutable picture of one tick.
+
+Unknown is `None`, never 0. Ratios are 0–1 of one whole device. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType, Protocol
+
+DeviceUuid = NewType("DeviceUuid", str)  # "GPU-…" (or "MIG-…"), as NVML writes it
+ContainerKey = NewType("ContainerKey", str)  # unique on the node and stable for the container's life
+
+HOST = ContainerKey("host")  # everything that is in no container and no systemd unit
+
+
+class Provenance(StrEnum):
+    """Whether a figure was read from hardware or worked out."""
+
+    MEASURED = "measured"
+    ESTIMATED = "estimated"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessId:
+    """A process that a reused pid cannot be taken for.
+
+    `start_ticks` is field 22 of /proc/PID/stat: 1/100 s since boot; the probes compute the same from start_boottime.
+    """
+
+    tgid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Who a process belongs to, as people name it.
+
+    `runtime` is one of docker, containerd, cri-o, podman, lxc, slurm, runc, systemd, host.
+    """
+
+    key: ContainerKey
+    name: str
+    runtime: str
+    id: str = ""  # the runtime's full id; "" for systemd units and the host
+    pod: str | None = None
+    namespace: str | None = None
+    image: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cgroup: str = "/"  # path below the hierarchy's root
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that uses a GPU."""
+
+    id: ProcessId
+    command: str
+    user: str
+    container: ContainerKey
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What does not change about a GPU while the driver stays loaded."""
+
+    index: int  # NVML's index, not a process's ordinal
+    uuid: DeviceUuid
+    name: str
+    pci_bus_id: str
+    sm_count: int | None
+    memory_total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One tick of one device, as the hardware tells it. All of it may be missing; `lost` says that the GPU is gone."""
+
+    device: Device
+    lost: bool = False
+    sm_activity_ratio: float | None = None  # share of SM time with work on it (GPM SM_UTIL, or utilisation before Hopper)
+    sm_activity_source: str | None = None  # "gpm" | "utilization"
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    pcie_tx_bytes_per_second: float | None = None  # device to host
+    pcie_rx_bytes_per_second: float | None = None  # host to device
+    sm_clock_hertz: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    xid_counts: Mapping[int, int] = field(default_factory=dict)  # since the agent started
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Monotonic sums since the agent first saw the owner. What Prometheus counters are made of."""
+
+    sm_seconds: float = 0.0  # SM time ÷ number of SMs: 1.0 is one whole device for one second
+    launches: int = 0
+    pcie_tx_bytes: int = 0
+    pcie_rx_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one owner (container or process) had of one device during the tick."""
+
+    device: DeviceUuid
+    sm_ratio: float | None
+    sm_provenance: Provenance | None
+    memory_bytes: int | None
+    pcie_tx_bytes_per_second: float | None
+    pcie_rx_bytes_per_second: float | None
+    launches_per_second: float | None
+    totals: Totals = Totals()
+
+
+@dataclass(frozen=True, slots=True)
+class Unattributed:
+    """What a device did that no container is known to have caused: device − Σ containers."""
+
+    device: DeviceUuid
+    sm_ratio: float | None
+    memory_bytes: int | None
+    pcie_tx_bytes_per_second: float | None
+    pcie_rx_bytes_per_second: float | None
+    totals: Totals = Totals()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUsage:
+    """A container and its use, one entry per device that it touched."""
+
+    container: Container
+    usage: tuple[Usage, ...]
+    processes: tuple[ProcessId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """A process and its use, one entry per device that it touched."""
+
+    process: Process
+    usage: tuple[Usage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """What enforcement says about one container; published by it, shown and exported by the agent."""
+
+    role: str  # "online" | "offline" | "unmatched"
+    rule: str | None = None  # the policy rule that matched
+    latency_seconds: float | None = None  # the SLO's quantile over its window
+    latency_quantile: float | None = None
+    target_seconds: float | None = None
+    share_ratio: float | None = None  # what offline work may use of the device
+    paused_ratio: float | None = None  # share of the last second that it was stopped
+    pauses_total: int = 0
+    paused_seconds_total: float = 0.0
+    reason: str | None = None  # one line: why this share
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStatus:
+    """One library's probes: role → how many symbols are attached, absent from the library, or failed."""
+
+    library: str
+    attached: int
+    absent: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorHealth:
+    """How one collector's last run went. `error` is None when it succeeded."""
+
+    name: str
+    duration_seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that was known at one tick. Immutable; readers keep it as long as they like."""
+
+    at_ns: int  # CLOCK_MONOTONIC
+    wall_ns: int  # CLOCK_REALTIME
+    interval_ns: int  # length of the tick that the rates are over
+    devices: tuple[DeviceReading, ...] = ()
+    containers: tuple[ContainerUsage, ...] = ()
+    processes: tuple[ProcessUsage, ...] = ()
+    unattributed: tuple[Unattributed, ...] = ()
+    enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)
+    enforcing: bool = False  # False: observing, or a policy with enforce: false
+    probes: tuple[ProbeStatus, ...] = ()
+    collectors: tuple[CollectorHealth, ...] = ()
+    lost: Mapping[str, int] = field(default_factory=dict)  # "map:reason" → events dropped since start
+    device_totals: Mapping[DeviceUuid, Totals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One thing that a collector saw: a kind, who or what it is about, and its values by name."""
+
+    kind: str
+    subject: object
+    values: object
+
+
+class Collector(Protocol):
+    """A source of samples. One file each; listed in `agent.collectors.BUILTIN`."""
+
+    name: str
+
+    def collect(self, now_ns: int) -> Iterable[Sample]:
+        """Everything seen since the previous call. Raises only when nothing at all could be read."""
+        ...
