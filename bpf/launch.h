@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/* Launches: how often each function was launched on each device, and how many blocks that was. */
+#pragma once
+#include "abi.h"
+
+enum launch_shape {
+	LAUNCH_ARGUMENTS = 1, /* (f, gx, gy, gz, bx, by, bz, …) */
+	LAUNCH_CONFIG, /* (const CUlaunchConfig *, f, …) */
+	LAUNCH_GRAPH, /* (graph exec, stream): one launch, its kernels unknown here */
+};
+
+struct launch_key {
+	struct process_id process;
+	__u32 device; /* the process's own ordinal */
+	__u32 _pad;
+	__u64 function; /* CUfunction or CUgraphExec; 0: any, when the map was full */
+};
+
+struct launch_value {
+	__u64 launches;
+	__u64 blocks;
+	__u64 last_ns;
+	__u32 threads_per_block; /* of the latest launch */
+	__u32 _pad;
+};

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// SPDX-FileCopyrightText: The GPU Warden authors
+#pragma once
+#include "maps.bpf.h"
+
+/* A request that neither launches nor waits for so long counts as over: its wait may be one that we do not see. */
+#define DEFAULT_HOLD_NS 20000000ull
+/* And one that only waits, after so long: no count of ours may shut a gate for good. */
+#define LONGEST_WAIT_HOLDS 100
+
+static __always_inline struct control *get_control(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&controls, &zero);
+}
+
+static __always_inline struct gate *gate_of(__u32 slot)
+{
+	return slot < SLOTS ? bpf_map_lookup_elem(&gates, &slot) : NULL;
+}
+
+static __always_inline __u32 slot_of(const struct rule *rule, __u32 device)
+{
+	return device < ORDINALS ? rule->slots[device & (ORDINALS - 1)] : rule->slot_unknown;
+}
+
+static __always_inline int is_busy(const struct gate *gate, __u64 now)
+{
+	struct control *control = get_control();
+	__u64 hold = control && control->hold_ns ? control->hold_ns : DEFAULT_HOLD_NS;
+
+	if (gate->open <= 0)
+		return 0;
+	return now - gate->last_online_ns < (gate->in_wait > 0 ? hold * LONGEST_WAIT_HOLDS : hold);
+}
+
+/* Time so far that online requests ran on the device; grows only while they do. */
+static __always_inline __u64 busy_total(const struct gate *gate, __u64 now)
+{
+	__u64 total = gate->busy_total_ns;
+
+	if (gate->open > 0 && gate->busy_since_ns && now > gate->busy_since_ns)
+		total += now - gate->busy_since_ns;
+	return total;
+}
+
+static __always_inline __u64 busy_total_of(__u32 slot, __u64 now)
+{
+	struct gate *gate = gate_of(slot);
+
+	return gate ? busy_total(gate, now) : 0;
+}
+
+static __always_inline void post_pause(__u32 kind, __u32 reason, __u32 slot, const struct process_id *process,
+				       const struct rule *rule, __u64 queued_ns)
+{
+	struct pause pause = {
+		.kind = kind,
+		.reason = reason,
+		.process = *process,
+		.slot = slot,
+		.at_ns = bpf_ktime_get_ns(),
+		.queued_ns = queued_ns,
+	};
+
+	if (rule) {
+		pause.rate_ppm = rule->rate_ppm;
+		pause.max_queued_ns = rule->max_queued_ns;
+	}
+	if (bpf_ringbuf_output(&pauses, &pause, sizeof(pause), 0))
+		count_lost(LOST_EVENT);
+}
+
+/* An online thread's first launch since its last drained wait. */
+static __always_inline void open_gate_request(__u32 slot, __u64 now)
+{
+	struct gate *gate = gate_of(slot);
+
+	if (!gate)
+		return;
+	if (__sync_fetch_and_add(&gate->open, 1) <= 0)
+		gate->busy_since_ns = now;
+}
+
+/* `count` online requests are over. The last one frees the device. */
+static __always_inline void close_gate_requests(const struct process_id *process, __u32 slot, __s64 count, __u64 now)
+{
+	struct gate *gate = gate_of(slot);
+	__s64 before;
+
+	if (!gate || count <= 0)
+		return;
+	before = __sync_fetch_and_add(&gate->open, -count);
+	if (before > count || before <= 0)
+		return;
+	if (gate->busy_since_ns && now > gate->busy_since_ns)
+		gate->busy_total_ns += now - gate->busy_since_ns;
+	gate->busy_since_ns = 0;
+	if (gate->waiting)
+		post_pause(PAUSE_FREE, 0, slot, process, NULL, 0);
+}
+
+/* An online thread enters (+1) or leaves (−1) a wait. */
+static __always_inline void count_waiting(__u32 slot, __s64 change)
+{
+	struct gate *gate = gate_of(slot);
+
+	if (gate)
+		__sync_fetch_and_add(&gate->in_wait, change);
+}
+
+/* What is left of the virtual queue now. */
+static __always_inline __u64 drained_queue(const struct pace *pace, const struct rule *rule, __u64 busy, __u64 now)
+{
+	__u64 elapsed = now > pace->updated_ns ? now - pace->updated_ns : 0;
+	__u64 online = busy > pace->busy_mark_ns ? busy - pace->busy_mark_ns : 0;
+	__u64 gone;
+
+	if ((rule->flags & RULE_GATE) && online < elapsed)
+		elapsed -= online;
+	else if (rule->flags & RULE_GATE)
+		elapsed = 0;
+	if (elapsed > 1000000000ull)
+		return 0;
+	gone = elapsed * rule->rate_ppm / PPM;
+	return gone < pace->queued_ns ? pace->queued_ns - gone : 0;
+}
+
+static __always_inline __u64 estimate_of(const struct process_id *process, const struct rule *rule, __u64 function)
+{
+	struct estimate_key key = {.process = *process, .function = function};
+	__u64 *estimate = bpf_map_lookup_elem(&estimates, &key);
+
+	return estimate ? *estimate : rule->default_estimate_ns;
+}
+
+static __always_inline int may_stop(const struct process_id *id, __u64 now)
+{
+	struct control *control = get_control();
+	struct pass *pass;
+
+	if (!control || control->lease_until_ns < now)
+		return 0;
+	pass = bpf_map_lookup_elem(&passes, id);
+	return !pass || pass->until_ns < now;
+}
+
+/* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
+static __always_inline void pace_launch(const struct process_id *id, struct process *process, const struct rule *rule,
+					__u32 slot, __u64 function, __u64 now)
+{
+	struct pace initial = {.updated_ns = now};
+	struct pace *pace = find_or_add(&paces, id, &initial, LOST_PROCESS);
+	struct gate *gate = gate_of(slot);
+	__u64 estimate = estimate_of(id, rule, function);
+	__u64 busy = gate ? busy_total(gate, now) : 0;
+	__u64 queued;
+	__u32 reason = 0;
+
+	if (!pace)
+		return;
+	queued = drained_queue(pace, rule, busy, now);
+	pace->queued_ns = queued + estimate;
+	pace->updated_ns = now;
+	pace->busy_mark_ns = busy;
+	pace->charged_ns += estimate;
+	process->charged_ns += estimate;
+	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now))
+		reason = PAUSE_GATE;
+	else if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
+		reason = PAUSE_QUEUE;
+	if (!reason || !may_stop(id, now))
+		return;
+	if (bpf_send_signal(SIGSTOP))
+		return;
+	pace->pauses++;
+	if (reason == PAUSE_GATE)
+		pace->gate_pauses++;
+	post_pause(PAUSE_STOPPED, reason, slot, id, rule, queued);
+}
+
+/* The process has waited everything out: its virtual queue is empty, whatever the estimates said. */
+static __always_inline void empty_queue(const struct process_id *id, __u32 slot, __u64 now)
+{
+	struct pace *pace = bpf_map_lookup_elem(&paces, id);
+
+	if (!pace)
+		return;
+	pace->queued_ns = 0;
+	pace->updated_ns = now;
+	pace->busy_mark_ns = busy_total_of(slot, now);
+}

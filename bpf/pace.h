@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * Slowing offline processes at their own launches.
+ *
+ * Each offline process has a virtual queue: a launch adds its estimated GPU time, time drains it at `rate_ppm`, but not
+ * while an online request runs on the device. A launch that would fill it past max_queued_ns, or that meets a running
+ * online request, stops its own process before the driver sees it. The guardian resumes it.
+ *
+ * Nothing is ever stopped after lease_until_ns, which the guardian renews while it and the agent live: whoever dies,
+ * the kernel stops stopping.
+ */
+#pragma once
+#include "abi.h"
+
+#define SLOTS 16 /* devices that can be controlled */
+#define ORDINALS 16
+#define SLOT_NONE 0xff
+
+enum role {
+	ROLE_NONE,
+	ROLE_ONLINE,
+	ROLE_OFFLINE,
+};
+
+enum rule_flag {
+	RULE_PACE = 1,
+	RULE_GATE = 2,
+};
+
+/* Written by the agent, one per process that the policy names. */
+struct rule {
+	__u32 role;
+	__u32 flags;
+	__u64 rate_ppm; /* drain rate of the virtual queue: share × 10^6 */
+	__u64 max_queued_ns;
+	__u64 default_estimate_ns; /* for functions without an estimate */
+	__u8 slots[ORDINALS]; /* ordinal → slot of the device, SLOT_NONE where there is none */
+	__u32 slot_unknown; /* for launches whose ordinal is unknown */
+	__u32 _pad;
+};
+
+struct estimate_key {
+	struct process_id process;
+	__u64 function;
+};
+
+/* Written by the probes, one per offline process. */
+struct pace {
+	__u64 queued_ns;
+	__u64 updated_ns;
+	__u64 busy_mark_ns; /* busy_total of the slot at updated_ns */
+	__u64 charged_ns; /* Σ estimates ever */
+	__u64 pauses; /* ever */
+	__u64 gate_pauses;
+};
+
+/* Written by the guardian: until when this process may launch whatever the gate says (the floor). */
+struct pass {
+	__u64 until_ns;
+};
+
+/* One per device. */
+struct gate {
+	__s64 open; /* online requests running */
+	__s64 in_wait; /* online threads inside a wait for them */
+	__u64 busy_since_ns;
+	__u64 busy_total_ns; /* up to the last time that it was free */
+	__u64 last_online_ns;
+	__u64 waiting; /* processes stopped at this gate; written by the guardian */
+};
+
+/* One for all. */
+struct control {
+	__u64 lease_until_ns;
+	__u64 hold_ns; /* an online request that neither launches nor waits for so long counts as over */
+	__u64 heartbeat_ns; /* written by the agent at each decision */
+	__u32 agent_tgid;
+	__u32 guardian_tgid;
+};
+
+enum pause_reason {
+	PAUSE_QUEUE = 1,
+	PAUSE_GATE,
+};
+
+/* Ring buffer `pauses` (for the guardian). */
+enum pause_kind {
+	PAUSE_STOPPED = 1,
+	PAUSE_FREE, /* the slot's last online request is over */
+	PAUSE_AGENT_EXIT,
+};
+
+struct pause {
+	__u32 kind;
+	__u32 reason;
+	struct process_id process;
+	__u32 slot;
+	__u32 _pad;
+	__u64 at_ns;
+	__u64 queued_ns; /* without the launch that was stopped */
+	__u64 rate_ppm;
+	__u64 max_queued_ns;
+};

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// SPDX-FileCopyrightText: The GPU Warden authors
+#pragma once
+#include "maps.bpf.h"
+#include "pace.bpf.c"
+
+static __always_inline __u32 latency_bucket(__u64 ns)
+{
+	__u32 power = 0;
+	__u64 rest = ns >> LATENCY_FIRST_POWER;
+	__u32 sub;
+
+	/* floor(log2(rest)) without a loop */
+#define STEP(bits)                                                                                                     \
+	if (rest >> (bits)) {                                                                                          \
+		power += (bits);                                                                                       \
+		rest >>= (bits);                                                                                       \
+	}
+	STEP(32) STEP(16) STEP(8) STEP(4) STEP(2) STEP(1)
+#undef STEP
+	if (ns < (1ull << LATENCY_FIRST_POWER))
+		return 0;
+	if (power >= LATENCY_POWERS)
+		return LATENCY_BUCKETS - 1;
+	sub = (ns >> (power + LATENCY_FIRST_POWER - LATENCY_SUB_BITS)) & ((1 << LATENCY_SUB_BITS) - 1);
+	return (power << LATENCY_SUB_BITS) | sub;
+}
+
+static __always_inline void record_latency(const struct process_id *id, __u64 ns)
+{
+	__u32 zero = 0, bucket = latency_bucket(ns);
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+	struct latency *latency;
+
+	if (!blank)
+		return;
+	latency = find_or_add(&latencies, id, &blank->latency, LOST_LATENCY);
+	if (!latency || bucket >= LATENCY_BUCKETS)
+		return;
+	__sync_fetch_and_add(&latency->count, 1);
+	__sync_fetch_and_add(&latency->sum_ns, ns);
+	__sync_fetch_and_add(&latency->buckets[bucket], 1);
+}
+
+/* Bookkeeping of requests at a launch: opens the thread's and the process's. */
+static __always_inline void open_request(struct process *process, const struct rule *rule, __u32 slot, __u64 now)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	struct thread initial = {};
+	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
+	struct gate *gate;
+
+	process->last_launch_ns = now;
+	process->slot = slot;
+	if (process->start_ns == 0) {
+		process->start_ns = now;
+		process->busy_mark_ns = busy_total_of(slot, now);
+		process->launches = 0;
+		process->charged_ns = 0;
+	}
+	process->launches++;
+	if (thread && !(thread->open && thread->epoch == process->epoch)) {
+		thread->open = 1;
+		thread->epoch = process->epoch;
+		thread->start_ns = now;
+		__sync_fetch_and_add(&process->open, 1);
+		if (rule && rule->role == ROLE_ONLINE)
+			open_gate_request(slot, now);
+	}
+	if (rule && rule->role == ROLE_ONLINE) {
+		gate = gate_of(slot);
+		if (gate)
+			gate->last_online_ns = now;
+	}
+}
+
+static __always_inline __u64 pauses_of(const struct process_id *id)
+{
+	struct pace *pace = bpf_map_lookup_elem(&paces, id);
+
+	return pace ? pace->pauses : 0;
+}
+
+static __always_inline void record_delivery(const struct process_id *id, struct process *process,
+					    const struct thread *thread, __u64 now)
+{
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+	struct deliveries *all;
+	struct delivery *delivery;
+	__u64 busy = busy_total_of(process->slot, now);
+	__u64 pauses = pauses_of(id);
+
+	if (!blank)
+		return;
+	all = find_or_add(&delivered, id, &blank->deliveries, LOST_PROCESS);
+	if (!all)
+		return;
+	delivery = &all->ring[all->count & (DELIVERIES - 1)];
+	delivery->at_ns = now;
+	delivery->launches = process->launches;
+	delivery->charged_ns = process->charged_ns;
+	delivery->queued_ns = thread->wait_queued_ns;
+	delivery->waited_ns = now - thread->wait_ns;
+	delivery->waited_busy_ns = busy - thread->wait_busy_mark_ns;
+	delivery->elapsed_ns = now - process->start_ns;
+	delivery->elapsed_busy_ns = busy - process->busy_mark_ns;
+	delivery->pauses = pauses - process->pauses_mark;
+	process->pauses_mark = pauses;
+	all->count++;
+}
+
+static __always_inline void begin_wait(const struct process_id *id, struct process *process)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	__u64 now = bpf_ktime_get_ns();
+	struct thread initial = {};
+	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
+	struct pace *pace = bpf_map_lookup_elem(&paces, id);
+	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+	__u64 busy = busy_total_of(process->slot, now);
+
+	if (!thread)
+		return;
+	if (rule && rule->role == ROLE_ONLINE && process->open > 0 && !thread->in_gate) {
+		thread->in_gate = 1;
+		count_waiting(process->slot, 1);
+	}
+	thread->wait_ns = now;
+	thread->wait_busy_mark_ns = busy;
+	thread->wait_queued_ns = pace && rule ? drained_queue(pace, rule, busy, now) : 0;
+}
+
+/*
+ * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself (PyTorch's main
+ * thread waits for what the autograd threads launched), everybody's. Returns how many, and when the first began.
+ */
+static __always_inline __s64 ended_requests(struct process *process, struct thread *thread, __u64 *start_ns)
+{
+	if (thread->open && thread->epoch == process->epoch) {
+		*start_ns = thread->start_ns;
+		thread->open = 0;
+		return 1;
+	}
+	if (process->last_launch_ns >= thread->wait_ns)
+		return 0; /* others launched meanwhile: nothing is known to be drained */
+	*start_ns = process->start_ns;
+	process->epoch++;
+	return process->open;
+}
+
+static __always_inline void end_requests(const struct process_id *id, struct process *process, struct thread *thread,
+					 const struct rule *rule)
+{
+	__u64 now = bpf_ktime_get_ns(), start_ns = 0;
+	__s64 ended = ended_requests(process, thread, &start_ns);
+
+	if (ended <= 0)
+		return;
+	if (__sync_fetch_and_add(&process->open, -ended) <= ended) {
+		record_delivery(id, process, thread, now);
+		empty_queue(id, process->slot, now);
+		process->start_ns = 0;
+	}
+	if (rule && rule->role == ROLE_ONLINE)
+		close_gate_requests(id, process->slot, ended, now);
+	if (start_ns)
+		record_latency(id, now - start_ns);
+}
+
+static __always_inline void end_wait(const struct process_id *id, struct process *process, int succeeded)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+
+	if (!thread || !thread->wait_ns)
+		return;
+	if (thread->in_gate) {
+		thread->in_gate = 0;
+		count_waiting(process->slot, -1);
+	}
+	if (succeeded && process->open > 0)
+		end_requests(id, process, thread, rule);
+	thread->wait_ns = 0;
+}
+
+SEC("uprobe")
+int wait_enter(struct pt_regs *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct process_id id = this_process();
+	struct process *process;
+
+	if (is_duplicate(ctx, cookie))
+		return 0;
+	process = bpf_map_lookup_elem(&processes, &id);
+	if (process)
+		begin_wait(&id, process);
+	return 0;
+}
+
+SEC("uretprobe")
+int wait_return(struct pt_regs *ctx)
+{
+	struct process_id id = this_process();
+	struct process *process = bpf_map_lookup_elem(&processes, &id);
+
+	if (process)
+		end_wait(&id, process, PT_REGS_RC(ctx) == 0);
+	return 0;
+}
