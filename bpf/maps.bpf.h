@@ -140,6 +140,10 @@ struct {
 	__type(value, __u32);
 } retired SEC(".maps");
 
+/* Makes clang describe the ring buffers' records, which no map names, so that user space can check them too. */
+const struct event *described_event SEC(".data.described");
+const struct pause *described_pause SEC(".data.described");
+
 /* Zeroes that do not fit the stack. */
 struct blank {
 	struct latency latency;

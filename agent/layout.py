@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The structs of bpf/*.h as ctypes, and the proof that they are the same.
+
+`check` compares size and every field's offset with the BTF of the object that was just loaded, so a header changed
+without this file fails at start instead of reading rubbish.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+from agent.errors import ProbeError
+from agent.libbpf import BpfObject
+from agent.model import ProcessId
+
+U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
+DEVICE_UNKNOWN = 0xFFFFFFFF
+SLOTS, ORDINALS, SLOT_NONE = 16, 16, 0xFF
+MEMORY_KINDS = ("plain", "managed", "pool", "virtual")
+COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device", "unknown", "memset")
+LATENCY_FIRST_POWER, LATENCY_SUB_BITS, LATENCY_POWERS = 10, 5, 27
+LATENCY_BUCKETS = LATENCY_POWERS << LATENCY_SUB_BITS
+DELIVERIES = 16
+LOST = (
+    "launch_function",
+    "launch",
+    "process",
+    "thread",
+    "allocation",
+    "memory",
+    "copy",
+    "call",
+    "latency",
+    "event",
+    "user_read",
+    "duplicate",
+)
+EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT = 1, 2, 3
+ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
+RULE_PACE, RULE_GATE = 1, 2
+PAUSE_QUEUE, PAUSE_GATE = 1, 2
+PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT = 1, 2, 3
+
+
+class ProcessKey(c.Structure):
+    """struct process_id."""
+
+    _fields_ = [("tgid", U32), ("start_ticks", U32)]
+
+    @classmethod
+    def of(cls, process: ProcessId) -> ProcessKey:
+        """The key of a process (its start time as the kernel side sees it: 32 bits)."""
+        return cls(process.tgid, process.start_ticks & 0xFFFFFFFF)
+
+    def id(self) -> ProcessId:
+        """The same as the rest of the product names it."""
+        return ProcessId(self.tgid, self.start_ticks)
+
+
+class Event(c.Structure):
+    _fields_ = [("kind", U32), ("library", U32), ("process", ProcessKey), ("at_ns", U64)]
+
+
+class LaunchKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("device", U32), ("_pad", U32), ("function", U64)]
+
+
+class LaunchValue(c.Structure):
+    _fields_ = [("launches", U64), ("blocks", U64), ("last_ns", U64), ("threads_per_block", U32), ("_pad", U32)]
+
+
+class AllocationKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("pointer", U64)]
+
+
+class Allocation(c.Structure):
+    _fields_ = [("bytes", U64), ("at_ns", U64), ("device", U32), ("kind", U32)]
+
+
+class MemoryKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("device", U32), ("_pad", U32)]
+
+
+class MemoryValue(c.Structure):
+    _fields_ = [
+        ("live_bytes", U64 * len(MEMORY_KINDS)),
+        ("allocations", U64),
+        ("frees", U64),
+        ("failures", U64),
+        ("peak_bytes", U64),
+    ]
+
+
+class CopyKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("device", U32), ("direction", U32)]
+
+
+class CopyValue(c.Structure):
+    _fields_ = [("bytes", U64), ("calls", U64)]
+
+
+class Latency(c.Structure):
+    _fields_ = [("sum_ns", U64), ("count", U64), ("buckets", U32 * LATENCY_BUCKETS)]
+
+
+class Delivery(c.Structure):
+    _fields_ = [
+        (name, U64)
+        for name in (
+            "at_ns",
+            "launches",
+            "charged_ns",
+            "queued_ns",
+            "waited_ns",
+            "waited_busy_ns",
+            "elapsed_ns",
+            "elapsed_busy_ns",
+            "pauses",
+        )
+    ]
+
+
+class Deliveries(c.Structure):
+    _fields_ = [("count", U64), ("ring", Delivery * DELIVERIES)]
+
+
+class Rule(c.Structure):
+    _fields_ = [
+        ("role", U32),
+        ("flags", U32),
+        ("rate_ppm", U64),
+        ("max_queued_ns", U64),
+        ("default_estimate_ns", U64),
+        ("slots", c.c_uint8 * ORDINALS),
+        ("slot_unknown", U32),
+        ("_pad", U32),
+    ]
+
+
+class EstimateKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("function", U64)]
+
+
+class Pace(c.Structure):
+    _fields_ = [
+        ("queued_ns", U64),
+        ("updated_ns", U64),
+        ("busy_mark_ns", U64),
+        ("charged_ns", U64),
+        ("pauses", U64),
+        ("gate_pauses", U64),
+    ]
+
+
+class Pass(c.Structure):
+    _fields_ = [("until_ns", U64)]
+
+
+class Gate(c.Structure):
+    _fields_ = [
+        ("open", S64),
+        ("in_wait", S64),
+        ("busy_since_ns", U64),
+        ("busy_total_ns", U64),
+        ("last_online_ns", U64),
+        ("waiting", U64),
+    ]
+
+
+class Control(c.Structure):
+    _fields_ = [
+        ("lease_until_ns", U64),
+        ("hold_ns", U64),
+        ("heartbeat_ns", U64),
+        ("agent_tgid", U32),
+        ("guardian_tgid", U32),
+    ]
+
+
+class Pause(c.Structure):
+    _fields_ = [
+        ("kind", U32),
+        ("reason", U32),
+        ("process", ProcessKey),
+        ("slot", U32),
+        ("_pad", U32),
+        ("at_ns", U64),
+        ("queued_ns", U64),
+        ("rate_ppm", U64),
+        ("max_queued_ns", U64),
+    ]
+
+
+MAPS: dict[str, tuple[Any, Any]] = {
+    "launches": (LaunchKey, LaunchValue),
+    "memory": (MemoryKey, MemoryValue),
+    "allocations": (AllocationKey, Allocation),
+    "copies": (CopyKey, CopyValue),
+    "latencies": (ProcessKey, Latency),
+    "delivered": (ProcessKey, Deliveries),
+    "rules": (ProcessKey, Rule),
+    "estimates": (EstimateKey, U64),
+    "paces": (ProcessKey, Pace),
+    "passes": (ProcessKey, Pass),
+    "gates": (U32, Gate),
+    "controls": (U32, Control),
+    "lost": (U32, U64),
+    "retired": (U32, U32),
+}
+
+_MIRRORS: dict[str, type[c.Structure]] = {
+    "process_id": ProcessKey,
+    "event": Event,
+    "pause": Pause,
+    "launch_key": LaunchKey,
+    "launch_value": LaunchValue,
+    "allocation_key": AllocationKey,
+    "allocation": Allocation,
+    "memory_key": MemoryKey,
+    "memory_value": MemoryValue,
+    "copy_key": CopyKey,
+    "copy_value": CopyValue,
+    "latency": Latency,
+    "delivery": Delivery,
+    "deliveries": Deliveries,
+    "rule": Rule,
+    "estimate_key": EstimateKey,
+    "pace": Pace,
+    "pass": Pass,
+    "gate": Gate,
+    "control": Control,
+}
+_KIND_STRUCT = 4
+
+
+class _BtfType(c.Structure):
+    _fields_ = [("name", U32), ("info", U32), ("size", U32)]
+
+
+class _BtfMember(c.Structure):
+    _fields_ = [("name", U32), ("type", U32), ("offset_bits", U32)]
+
+
+def check(bpf: BpfObject) -> None:
+    """Raises ProbeError naming the first struct that differs from the object's BTF."""
+    for name, mirror in _MIRRORS.items():
+        expected = _fields_in_btf(bpf, name)
+        ours = {field[0]: getattr(mirror, field[0]).offset for field in mirror._fields_}
+        if expected != (c.sizeof(mirror), ours):
+            raise ProbeError(
+                f"struct {name}: the BPF object says {expected}, agent/layout.py {(c.sizeof(mirror), ours)}: "
+                "rebuild with `make bpf`, or reinstall so that both come from one version"
+            )
+
+
+def _fields_in_btf(bpf: BpfObject, name: str) -> tuple[int, dict[str, int]]:
+    lib, btf = bpf.lib, bpf.btf
+    number = lib.btf__find_by_name_kind(btf, name.encode(), _KIND_STRUCT)
+    if number < 0:
+        raise ProbeError(f"the BPF object does not describe struct {name}: rebuild it with `make bpf`")
+    address = lib.btf__type_by_id(btf, number)
+    kind = _BtfType.from_address(address)
+    members = (_BtfMember * (kind.info & 0xFFFF)).from_address(address + c.sizeof(_BtfType))
+    names = ((lib.btf__name_by_offset(btf, member.name).decode(), member.offset_bits // 8) for member in members)
+    return kind.size, dict(names)

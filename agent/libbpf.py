@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""libbpf through ctypes: objects, maps, links, ring buffers.
+
+The only file that talks to libbpf.so.1. Owns every file descriptor and link that it hands out until `close()`; whatever
+is not closed goes with the process, so nothing of ours stays in the kernel after a crash.
+Source: libbpf 1.1 headers (bpf/libbpf.h, bpf/bpf.h).
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from agent.errors import ProbeError, SetupError
+
+PRINT_DEBUG = 2
+_PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
+_SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
+_BATCH = 4096
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "libbpf_set_print": (c.c_void_p, [_PRINT]),
+    "bpf_object__open_file": (c.c_void_p, [c.c_char_p, c.c_void_p]),
+    "bpf_object__load": (c.c_int, [c.c_void_p]),
+    "bpf_object__close": (None, [c.c_void_p]),
+    "bpf_object__btf": (c.c_void_p, [c.c_void_p]),
+    "bpf_object__find_map_by_name": (c.c_void_p, [c.c_void_p, c.c_char_p]),
+    "bpf_object__find_program_by_name": (c.c_void_p, [c.c_void_p, c.c_char_p]),
+    "bpf_map__fd": (c.c_int, [c.c_void_p]),
+    "bpf_map__max_entries": (c.c_uint32, [c.c_void_p]),
+    "bpf_map__set_max_entries": (c.c_int, [c.c_void_p, c.c_uint32]),
+    "bpf_program__attach_uprobe_opts": (c.c_void_p, [c.c_void_p, c.c_int, c.c_char_p, c.c_size_t, c.c_void_p]),
+    "bpf_program__attach": (c.c_void_p, [c.c_void_p]),
+    "bpf_link__destroy": (c.c_int, [c.c_void_p]),
+    "bpf_map_lookup_elem": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
+    "bpf_map_update_elem": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p, c.c_uint64]),
+    "bpf_map_delete_elem": (c.c_int, [c.c_int, c.c_void_p]),
+    "bpf_map_get_next_key": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
+    "bpf_map_lookup_batch": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p]),
+    "ring_buffer__new": (c.c_void_p, [c.c_int, _SAMPLE, c.c_void_p, c.c_void_p]),
+    "ring_buffer__poll": (c.c_int, [c.c_void_p, c.c_int]),
+    "ring_buffer__consume": (c.c_int, [c.c_void_p]),
+    "ring_buffer__epoll_fd": (c.c_int, [c.c_void_p]),
+    "ring_buffer__free": (None, [c.c_void_p]),
+    "btf__find_by_name_kind": (c.c_int32, [c.c_void_p, c.c_char_p, c.c_uint32]),
+    "btf__type_by_id": (c.c_void_p, [c.c_void_p, c.c_uint32]),
+    "btf__name_by_offset": (c.c_char_p, [c.c_void_p, c.c_uint32]),
+}
+
+
+class _UprobeOptions(c.Structure):
+    _fields_ = [
+        ("sz", c.c_size_t),
+        ("ref_ctr_offset", c.c_size_t),
+        ("bpf_cookie", c.c_uint64),
+        ("retprobe", c.c_bool),
+        ("func_name", c.c_char_p),
+    ]
+
+
+class Library:
+    """libbpf.so.1 with its signatures declared. Messages at warning level are kept: they explain a failed load."""
+
+    def __init__(self) -> None:
+        try:
+            self._dll = c.CDLL("libbpf.so.1", use_errno=True)
+        except OSError as error:
+            raise SetupError("libbpf.so.1 not found: install it (Debian: apt-get install libbpf1)") from error
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._dll, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        self.messages: list[str] = []
+        self._vsnprintf = c.CDLL(None).vsnprintf
+        self._print = _PRINT(self._keep_message)
+        self._dll.libbpf_set_print(self._print)
+
+    def __getattr__(self, name: str) -> Any:  # the functions that __init__ sets
+        raise AttributeError(name)
+
+    def _keep_message(self, level: int, text: bytes, arguments: int) -> int:
+        if level < PRINT_DEBUG:
+            buffer = c.create_string_buffer(1024)
+            self._vsnprintf(buffer, c.c_size_t(len(buffer)), c.c_char_p(text), c.c_void_p(arguments))
+            self.messages = [*self.messages[-20:], buffer.value.decode(errors="replace").strip()]
+        return 0
+
+
+class Map:
+    """A BPF map with keys and values as ctypes types. Works from a bare file descriptor too (the guardian's case)."""
+
+    def __init__(self, lib: Library, fd: int, key: Any, value: Any) -> None:
+        self._lib, self.fd, self._key, self._value = lib, fd, key, value
+
+    def get(self, key: Any) -> Any | None:
+        """The value at `key`, or None where there is none."""
+        value = self._value()
+        return value if self._lib.bpf_map_lookup_elem(self.fd, c.byref(key), c.byref(value)) == 0 else None
+
+    def put(self, key: Any, value: Any) -> None:
+        """Creates or replaces; OSError when the map is full."""
+        if self._lib.bpf_map_update_elem(self.fd, c.byref(key), c.byref(value), 0):
+            raise _os_error("bpf_map_update_elem")
+
+    def delete(self, key: Any) -> bool:
+        """False when there was nothing at `key`."""
+        return bool(self._lib.bpf_map_delete_elem(self.fd, c.byref(key)) == 0)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Every entry, copied in batches. Entries that come or go meanwhile may or may not be among them."""
+        keys, values = (self._key * _BATCH)(), (self._value * _BATCH)()
+        batch, count, first = c.c_uint64(), c.c_uint32(), True
+        while True:
+            count.value = _BATCH
+            start = None if first else c.byref(batch)
+            code = self._lib.bpf_map_lookup_batch(
+                self.fd, start, c.byref(batch), keys, values, c.byref(count), None
+            )
+            failure = c.get_errno() if code else 0
+            if failure not in (0, errno.ENOENT):
+                raise OSError(failure, f"bpf_map_lookup_batch: {os.strerror(failure)}")
+            for index in range(count.value):
+                yield self._key.from_buffer_copy(keys[index]), self._value.from_buffer_copy(values[index])
+            if failure == errno.ENOENT:
+                return
+            first = False
+
+    def per_cpu(self, key: Any) -> list[int]:
+        """One u64 per possible CPU, of a PERCPU map."""
+        values = (c.c_uint64 * _possible_cpus())()
+        if self._lib.bpf_map_lookup_elem(self.fd, c.byref(key), values):
+            raise _os_error("bpf_map_lookup_elem")
+        return list(values)
+
+    def share(self, entries: int) -> Any:
+        """The elements of an mmapable array, live: reading and writing them costs no system call."""
+        stride = (c.sizeof(self._value) + 7) & ~7
+        if stride != c.sizeof(self._value):
+            raise ProbeError(f"{self._value.__name__} has {c.sizeof(self._value)} bytes: pad it to a multiple of 8")
+        length = -(-stride * entries // mmap.PAGESIZE) * mmap.PAGESIZE
+        return (self._value * entries).from_buffer(mmap.mmap(self.fd, length))
+
+
+class RingBuffer:
+    """The one consumer of a ring buffer map. `receive` is called from `poll()` with each record's bytes."""
+
+    def __init__(self, lib: Library, fd: int, receive: Callable[[bytes], None]) -> None:
+        self._lib = lib
+        self._receive = receive
+        self._callback = _SAMPLE(self._on_sample)
+        self._ring = lib.ring_buffer__new(fd, self._callback, None, None)
+        if not self._ring:
+            raise ProbeError(f"ring buffer refused: {os.strerror(c.get_errno())}")
+
+    def _on_sample(self, _context: int, data: int, size: int) -> int:
+        self._receive(c.string_at(data, size))
+        return 0
+
+    @property
+    def epoll_fd(self) -> int:
+        """Readable when records wait."""
+        return int(self._lib.ring_buffer__epoll_fd(self._ring))
+
+    def consume(self) -> int:
+        """Hands over all records that wait; returns how many."""
+        return int(self._lib.ring_buffer__consume(self._ring))
+
+    def close(self) -> None:
+        """Stops consuming. Records stay in the map."""
+        if self._ring:
+            self._lib.ring_buffer__free(self._ring)
+            self._ring = None
+
+
+class BpfObject:
+    """A loaded CO-RE object. A context manager: leaving it detaches every link and frees every map."""
+
+    def __init__(self, path: Path, *, max_entries: dict[str, int] | None = None) -> None:
+        self.lib = Library()
+        if not path.is_file():
+            raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
+        self._object = self.lib.bpf_object__open_file(os.fsencode(path), None)
+        if not self._object:
+            raise ProbeError(f"{path} is not a BPF object that libbpf can open: rebuild it with `make bpf`")
+        for name, entries in (max_entries or {}).items():
+            self.lib.bpf_map__set_max_entries(self._map(name), entries)
+        self._links: set[int] = set()
+        if self.lib.bpf_object__load(self._object):
+            raise self._load_error(c.get_errno())
+
+    def _load_error(self, code: int) -> Exception:
+        if code == errno.EPERM:
+            return SetupError("the kernel refused to load BPF programs: run as root (CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN)")
+        detail = " | ".join(self.lib.messages[-3:])
+        return ProbeError(f"BPF programs did not load ({os.strerror(code)}): need Linux ≥ 5.15 with BTF. {detail}")
+
+    def _map(self, name: str) -> int:
+        found = self.lib.bpf_object__find_map_by_name(self._object, name.encode())
+        if not found:
+            raise ProbeError(f"the BPF object has no map {name}: rebuild it with `make bpf`")
+        return int(found)
+
+    @property
+    def btf(self) -> int:
+        """The object's own BTF, for `agent.layout.check`."""
+        return int(self.lib.bpf_object__btf(self._object))
+
+    def map(self, name: str, key: Any, value: Any) -> Map:
+        """The map called `name`."""
+        return Map(self.lib, int(self.lib.bpf_map__fd(self._map(name))), key, value)
+
+    def _program(self, name: str) -> int:
+        found = self.lib.bpf_object__find_program_by_name(self._object, name.encode())
+        if not found:
+            raise ProbeError(f"the BPF object has no program {name}: rebuild it with `make bpf`")
+        return int(found)
+
+    def attach(self, program: str) -> int:
+        """Attaches a program where its section name says. Returns a link for `detach`."""
+        return self._link(self.lib.bpf_program__attach(self._program(program)), program)
+
+    def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, at_return: bool) -> int:
+        """Attaches to a file offset of `path`, for every process that maps the file, past and future."""
+        options = _UprobeOptions(sz=c.sizeof(_UprobeOptions), bpf_cookie=cookie, retprobe=at_return)
+        link = self.lib.bpf_program__attach_uprobe_opts(
+            self._program(program), -1, os.fsencode(path), offset, c.byref(options)
+        )
+        return self._link(link, f"{program} at {path}+{offset:#x}")
+
+    def _link(self, link: int | None, what: str) -> int:
+        if not link:
+            raise ProbeError(f"cannot attach {what}: {os.strerror(c.get_errno())}")
+        self._links.add(link)
+        return link
+
+    def detach(self, link: int) -> None:
+        """Takes a probe away. Slow (an RCU grace period): not for the hot path."""
+        self._links.discard(link)
+        self.lib.bpf_link__destroy(link)
+
+    def close(self) -> None:
+        """Detaches everything and frees the maps that nobody else holds."""
+        for link in list(self._links):
+            self.detach(link)
+        if self._object:
+            self.lib.bpf_object__close(self._object)
+            self._object = None
+
+    def __enter__(self) -> BpfObject:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _possible_cpus() -> int:
+    last = Path("/sys/devices/system/cpu/possible").read_text().strip().split("-")[-1].split(",")[-1]
+    return int(last) + 1
+
+
+def _os_error(call: str) -> OSError:
+    code = c.get_errno()
+    return OSError(code, f"{call}: {os.strerror(code)}")
