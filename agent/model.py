@@ -7,10 +7,10 @@ Unknown is `None`, never 0. Ratios are 0–1 of one whole device. Standard libra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType, Protocol
+from typing import NewType
 
 DeviceUuid = NewType("DeviceUuid", str)  # "GPU-…" (or "MIG-…"), as NVML writes it
 ContainerKey = NewType("ContainerKey", str)  # unique on the node and stable for the container's life
@@ -200,22 +200,3 @@ class Snapshot:
     collectors: tuple[CollectorHealth, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)  # "map:reason" → events dropped since start
     device_totals: Mapping[DeviceUuid, Totals] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One thing that a collector saw: a kind, who or what it is about, and its values by name."""
-
-    kind: str
-    subject: object
-    values: object
-
-
-class Collector(Protocol):
-    """A source of samples. One file each; listed in `agent.collectors.BUILTIN`."""
-
-    name: str
-
-    def collect(self, now_ns: int) -> Iterable[Sample]:
-        """Everything seen since the previous call. Raises only when nothing at all could be read."""
-        ...

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Bytes copied per process, device and direction, out of the map `copies`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.layout import COPY_DIRECTIONS, DEVICE_UNKNOWN, CopyKey
+from agent.model import ProcessId
+from agent.probes import Probes
+from agent.samples import CopyCount
+
+
+class Copies:
+    """Reads the whole map; it has at most five entries per process and device."""
+
+    name = "copies"
+
+    def __init__(self, probes: Probes) -> None:
+        self._map = probes.map("copies")
+        self._keys: dict[ProcessId, list[CopyKey]] = {}
+
+    def collect(self, now_ns: int) -> Iterable[CopyCount]:
+        """One sample per (process, device, direction)."""
+        self._keys = {}
+        for key, value in self._map.items():
+            process = key.process.id()
+            self._keys.setdefault(process, []).append(key)
+            ordinal = None if key.device == DEVICE_UNKNOWN else key.device
+            yield CopyCount(process, ordinal, COPY_DIRECTIONS[key.direction], value.bytes, value.calls)
+
+    def forget(self, process: ProcessId) -> None:
+        """Deletes the process's entries."""
+        for key in self._keys.pop(process, ()):
+            self._map.delete(key)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""How long a process's launches take, from its own waits, without any profiler.
+
+Between two drained waits a process launched work and then waited for it. If it launched without pause, the GPU was
+busy from the first launch to the return of the wait (less what online requests took of that time). If it was paced, we
+know what we believed to be queued when the wait began: the wait was longer or shorter than that by just what the
+estimates are off. Both are one formula, since without pauses what was charged less what is still queued is the time
+that has passed. BBR estimates a path's bandwidth from deliveries in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from agent.model import ProcessId
+from agent.samples import Delivered
+
+_KEPT = 24
+_LOW_QUANTILE = 0.25  # contention only ever makes a delivery longer
+_EMPTY_QUEUE_CUT = 0.9  # nothing left to wait for although some was believed queued: estimates are too long
+
+
+def delivered_ns(delivery: Delivered) -> float:
+    """GPU time of the work in one delivery. ns; at least 0."""
+    if delivery.pauses == 0 or delivery.charged_ns == 0:
+        return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns)
+    waited = max(0, delivery.waited_ns - delivery.waited_busy_ns)
+    if waited < 0.25 * delivery.queued_ns:
+        return delivery.charged_ns * _EMPTY_QUEUE_CUT
+    return max(0.0, delivery.charged_ns + waited - delivery.queued_ns)
+
+
+@dataclass(slots=True)
+class LaunchTimes:
+    """Mean GPU time per launch of each process, as a low quantile over its last deliveries."""
+
+    _recent: dict[ProcessId, deque[float]] = field(default_factory=dict)
+
+    def observe(self, delivery: Delivered) -> None:
+        """Takes one delivery in."""
+        if delivery.launches > 0:
+            recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
+            recent.append(delivered_ns(delivery) / delivery.launches)
+
+    def per_launch_ns(self, process: ProcessId) -> float | None:
+        """None before the first delivery."""
+        recent = self._recent.get(process)
+        if not recent:
+            return None
+        return sorted(recent)[int(len(recent) * _LOW_QUANTILE)]
+
+    def forget(self, process: ProcessId) -> None:
+        """The process is gone."""
+        self._recent.pop(process, None)
