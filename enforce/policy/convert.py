@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""From the validated sections to the frozen model. No decisions here: one line a field."""
+
+from __future__ import annotations
+
+from enforce.policy import model, schema
+
+
+def policy(section: schema.PolicySection) -> model.Policy:
+    """The whole file."""
+    return model.Policy(
+        enforce=section.enforce,
+        online=tuple(_online(rule) for rule in section.online),
+        offline=tuple(_offline(rule) for rule in section.offline),
+        protect=tuple(_match(match) for match in section.protect),
+        tuning=_tuning(section.tuning),
+    )
+
+
+def _online(rule: schema.OnlineSection) -> model.OnlineRule:
+    slo = model.Slo(
+        signal=rule.slo.signal,
+        quantile=rule.slo.quantile,
+        target_ns=rule.slo.target,
+        window_ns=rule.slo.window,
+        min_samples=rule.slo.min_samples,
+    )
+    return model.OnlineRule(name=rule.name, match=_match(rule.match), slo=slo)
+
+
+def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
+    limits = model.Limits(
+        memory_bytes=rule.limits.memory,
+        floor_ratio=rule.limits.floor,
+        max_pause_ns=rule.limits.max_pause,
+        max_queued_ns=rule.limits.max_queued,
+    )
+    return model.OfflineRule(
+        name=rule.name,
+        match=_match(rule.match),
+        law=rule.law,
+        share_ratio=rule.share,
+        weight=rule.weight,
+        limits=limits,
+        ladder=tuple(rule.ladder),
+    )
+
+
+def _match(match: schema.MatchSection) -> model.Match:
+    return model.Match(
+        namespace=tuple(match.namespace or ()),
+        pod=tuple(match.pod or ()),
+        container=tuple(match.container or ()),
+        image=tuple(match.image or ()),
+        labels=tuple((name, tuple(patterns)) for name, patterns in sorted((match.labels or {}).items())),
+        unit=tuple(match.unit or ()),
+        cgroup=tuple(match.cgroup or ()),
+        user=tuple(match.user or ()),
+        command=tuple(match.command or ()),
+    )
+
+
+def _tuning(tuning: schema.TuningSection) -> model.Tuning:
+    return model.Tuning(
+        decide_interval_ns=tuning.decide_interval,
+        gate_hold_ns=tuning.gate_hold,
+        gate_open_delay_ns=tuning.gate_open_delay,
+        pause_window_ns=tuning.pause_window,
+        no_data_hold_ns=tuning.no_data_hold,
+    )

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Mistakes that no single key shows: two rules that collide, a match without keys, a share without its law.
+
+Works on the values as read, not on validated ones, so that these are found in the same run as a bad unit elsewhere.
+Whatever has the wrong type here is somebody else's complaint and passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from enforce.policy import units
+from enforce.policy.complaints import label
+from enforce.policy.schema import LimitsSection
+from enforce.policy.source import Path, Problem, Source
+
+_Rule = tuple[Path, dict[str, object]]
+
+
+def crosschecks(source: Source) -> list[Problem]:
+    """Every such mistake, each at the line of what has to be changed."""
+    found = [*_same_names(source), *_empty_matches(source), *_same_matches(source), *_laws(source)]
+    return [Problem(source.line(path), text) for path, text in found]
+
+
+def _entries(source: Source, *lists: str) -> Iterator[_Rule]:
+    data = source.data if isinstance(source.data, dict) else {}
+    for key in lists:
+        rules = data.get(key)
+        for index, rule in enumerate(rules if isinstance(rules, list) else []):
+            if isinstance(rule, dict):
+                yield (key, index), rule
+
+
+def _same_names(source: Source) -> Iterator[tuple[Path, str]]:
+    first: dict[str, Path] = {}
+    for path, rule in _entries(source, "online", "offline"):
+        name = rule.get("name")
+        if isinstance(name, str) and first.setdefault(name, path) != path:
+            there = f"{label(first[name])} on line {source.line((*first[name], 'name'))}"
+            yield (*path, "name"), f"{label(path)}.name: {name[:60]!r} is already the name of {there}; choose another"
+
+
+def _matches(source: Source) -> Iterator[tuple[Path, object]]:
+    for path, rule in _entries(source, "online", "offline"):
+        if "match" in rule:
+            yield (*path, "match"), rule["match"]
+    for path, rule in _entries(source, "protect"):
+        yield path, rule
+
+
+def _empty_matches(source: Source) -> Iterator[tuple[Path, str]]:
+    for path, match in _matches(source):
+        if match == {}:
+            yield path, f"{label(path)}: an empty match is refused; write at least one key, such as namespace: batch"
+
+
+def _same_matches(source: Source) -> Iterator[tuple[Path, str]]:
+    first: dict[object, Path] = {}
+    for path, match in _matches(source):
+        if path[0] == "protect" or not isinstance(match, dict) or not match:
+            continue
+        other = first.setdefault(_canonical(match), path)
+        if other != path:
+            there = f"{label(other[:2])} on line {source.line(other)}"
+            yield (
+                path,
+                f"{label(path)}: matches the same as {there}, and a container may have one rule; change one of them",
+            )
+
+
+def _canonical(value: object) -> object:
+    """Equal for matches that mean the same: the order of keys and patterns does not count, nor does a list of one."""
+    if isinstance(value, dict):
+        return frozenset((key, _canonical(inner)) for key, inner in value.items())
+    patterns = value if isinstance(value, list) else [value]
+    return frozenset(str(pattern) for pattern in patterns)
+
+
+def _laws(source: Source) -> Iterator[tuple[Path, str]]:
+    for path, rule in _entries(source, "offline"):
+        fixed = rule.get("law", "headroom") == "fixed"
+        if fixed and "share" not in rule:
+            yield (*path, "law"), f"{label(path)}: law fixed has no share; write share: 30%"
+        elif "share" in rule and not fixed:
+            yield (*path, "share"), f"{label(path)}.share: only law fixed has a share; remove it or write law: fixed"
+        elif fixed and (floor := _floor_above_share(rule)) is not None:
+            yield (
+                (*path, "share"),
+                f"{label(path)}.share: is below the floor of {floor}; raise it or lower limits.floor",
+            )
+
+
+def _floor_above_share(rule: dict[str, object]) -> str | None:
+    limits = rule.get("limits", {})
+    default = cast(float, LimitsSection.model_fields["floor"].default)
+    try:
+        share = units.parse_ratio(rule["share"])
+        floor = units.parse_ratio(limits.get("floor", default) if isinstance(limits, dict) else default)
+    except units.UnitError:
+        return None
+    return units.format_ratio(floor) if share < floor else None

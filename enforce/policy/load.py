@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A policy file, read and judged in one go: a Policy, or every mistake in it.
+
+The file is looked at through the descriptor that is read, so what was judged is what is used. Bounded: 1 MiB.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from pydantic import ValidationError
+
+from agent.errors import PolicyError
+from enforce.policy import convert, source
+from enforce.policy.complaints import complaints
+from enforce.policy.crosschecks import crosschecks
+from enforce.policy.model import Policy
+from enforce.policy.schema import PolicySection
+
+MAX_BYTES = 1 << 20
+
+
+def load(path: str | os.PathLike[str], strict_permissions: bool = False) -> Policy:
+    """The policy in a file. Raises PolicyError. `strict_permissions` (the agent) refuses one others can write."""
+    name = os.fspath(path)
+    raw = _read(name, strict_permissions)
+    try:
+        text = raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise PolicyError([f"{name}:{line}: is not UTF-8 text; save the file as UTF-8"]) from None
+    return parse(text, name)
+
+
+def parse(text: str, name: str) -> Policy:
+    """The policy in a text; messages call it `name`. Raises PolicyError with all mistakes, in file order."""
+    read = source.read(text)
+    problems = list(read.problems)
+    if read.data is not None:
+        try:
+            section = PolicySection.model_validate(read.data)
+        except ValidationError as error:
+            problems += complaints(error.errors(include_url=False), read)
+        problems += crosschecks(read)
+    elif not problems:
+        problems.append(source.Problem(1, source.EMPTY))
+    if problems:
+        raise PolicyError([f"{name}:{problem.line}: {problem.text}" for problem in sorted(problems)])
+    return convert.policy(section)
+
+
+def permission_problem(path: str | os.PathLike[str]) -> str | None:
+    """Who besides the owner could change what the agent does; None if nobody can. Raises OSError."""
+    return _permissions(os.stat(path))
+
+
+def _permissions(status: os.stat_result) -> str | None:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {status.st_uid}, who could change what the agent does; chown it to root"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+        return f"can be written by {who}, who could change what the agent does; chmod go-w it"
+    return None
+
+
+def _read(name: str, strict_permissions: bool) -> bytes:
+    try:
+        # O_NONBLOCK: a FIFO in the policy's place must not hang the agent.
+        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise PolicyError([f"{name}:1: is not a regular file; name the policy's YAML file"])
+            problem = _permissions(status) if strict_permissions else None
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PolicyError([f"{name}:1: cannot be read ({reason}); check the path and its permissions"]) from error
+    if problem is not None:
+        raise PolicyError([f"{name}:1: {problem}"])
+    if len(raw) > MAX_BYTES:
+        raise PolicyError([f"{name}:1: is larger than 1 MiB; check that this is a policy"])
+    return raw

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A policy as the product carries it: frozen, in base units, standard library only.
+
+`classify` is pure. Whoever acts may act on `Role.OFFLINE` only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from enforce.policy.matching import Facts, Match, ProcessFacts
+
+__all__ = ["Classification", "Facts", "Limits", "Match", "OfflineRule", "OnlineRule"]
+__all__ += ["Policy", "ProcessFacts", "Role", "Slo", "Tuning"]
+
+
+class Role(StrEnum):
+    """What a container is to the policy."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    PROTECTED = "protected"
+    UNMATCHED = "unmatched"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The promise: `quantile` of the signal's latency over `window_ns` stays under `target_ns`."""
+
+    signal: str
+    quantile: float  # 0–1, both excluded
+    target_ns: int
+    window_ns: int
+    min_samples: int  # fewer in the window: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far an offline container may be slowed. None: no limit of the policy's."""
+
+    memory_bytes: int | None
+    floor_ratio: float
+    max_pause_ns: int
+    max_queued_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineRule:
+    """Containers with a promise."""
+
+    name: str
+    match: Match
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRule:
+    """Containers that may be slowed. `share_ratio` is there if and only if `law` is fixed."""
+
+    name: str
+    match: Match
+    law: str
+    share_ratio: float | None
+    weight: float
+    limits: Limits
+    ladder: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The control loop's own times; `enforce.policy.schema.TuningSection` explains each."""
+
+    decide_interval_ns: int
+    gate_hold_ns: int
+    gate_open_delay_ns: int
+    pause_window_ns: int
+    no_data_hold_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a container is, by which rule, and why. `conflict` names the rules that claim it against each other."""
+
+    role: Role
+    rule: OnlineRule | OfflineRule | None = None
+    reason: str = "no rule matches"
+    conflict: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy file."""
+
+    enforce: bool
+    online: tuple[OnlineRule, ...]
+    offline: tuple[OfflineRule, ...]
+    protect: tuple[Match, ...]
+    tuning: Tuning
+
+    def classify(self, facts: Facts) -> Classification:
+        """The container's role. `protect` beats every rule; whatever an offline rule disputes is left alone."""
+        if any(match.fits(facts, every_process=False) for match in self.protect):
+            return Classification(Role.PROTECTED, reason="listed under protect")
+        online = [rule for rule in self.online if rule.match.fits(facts, every_process=False)]
+        offline = [rule for rule in self.offline if rule.match.fits(facts, every_process=True)]
+        names = (*(rule.name for rule in online), *(rule.name for rule in offline))
+        conflict = names if len(names) > 1 else ()
+        if offline and conflict:
+            return Classification(Role.UNMATCHED, None, f"claimed by {' and '.join(names)}: left alone", conflict)
+        if offline:
+            return Classification(Role.OFFLINE, offline[0], f"rule {names[0]}")
+        if online:
+            # Two promises to one container endanger nobody: the first in the file holds, the clash is reported.
+            return Classification(Role.ONLINE, online[0], f"rule {names[0]}", conflict)
+        return Classification(Role.UNMATCHED)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The keys of a policy file: kind, default and meaning of each. docs/policy.md is generated from this file.
+
+pydantic only validates and converts to base units here; the product works with `enforce.policy.model`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from enforce.policy import vocabulary
+from enforce.policy.kind import mistake, quote
+from enforce.policy.quantities import Duration, Ratio, Size, Version, Weight, Whole
+from enforce.policy.words import Flag, Glob, Name, Word
+
+MS = 1_000_000
+VERSION = 1
+
+
+def _patterns(value: Any) -> Any:
+    """One pattern or several: a single one is a list of one. A list that is empty would match nothing."""
+    if isinstance(value, list):
+        if not value:
+            raise mistake("an empty list matches nothing", "write a pattern or leave the key out")
+        return value
+    return [value]
+
+
+def _not_empty(value: Any) -> Any:
+    if isinstance(value, (dict, list)) and not value:
+        raise mistake("is empty", "write at least one entry or leave the key out")
+    return value
+
+
+def _labels(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise mistake(f"{quote(value)} is not a mapping", "write label names and patterns, such as {app: chat}")
+    return _not_empty(value)
+
+
+Patterns = Annotated[list[Annotated[str, Glob()]], BeforeValidator(_patterns)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, and so are keys without a value: `memory:` is a slip, not "no limit"."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_value(cls, value: Any) -> Any:
+        if value is None:
+            raise mistake("the key has no value", "write one or leave the key out")
+        return value
+
+
+class MatchSection(Section):
+    """Which containers a rule is about. All keys that are given must match; at least one must be given."""
+
+    namespace: Patterns | None = Field(None, description="Kubernetes namespace of the pod.")
+    pod: Patterns | None = Field(None, description="Name of the pod.")
+    container: Patterns | None = Field(None, description="Name of the container, as `gputop` shows it.")
+    image: Patterns | None = Field(None, description="Image reference, as the runtime writes it.")
+    labels: Annotated[dict[str, Patterns], BeforeValidator(_labels)] | None = Field(
+        None, description="Label name → pattern. Every label named must be there and match."
+    )
+    unit: Patterns | None = Field(
+        None, description="systemd unit that the processes run in (service or scope), or a slice around it."
+    )
+    cgroup: Patterns | None = Field(
+        None, description="Path of the cgroup below the hierarchy's root; `*` also matches `/`."
+    )
+    user: Patterns | None = Field(
+        None, description="User name. An offline rule wants all of the container's processes to match, others any one."
+    )
+    command: Patterns | None = Field(
+        None, description="Command of a process, as `gputop` shows it; all processes or any one, as for `user`."
+    )
+
+
+class SloSection(Section):
+    """The promise to an online container."""
+
+    signal: Annotated[str, Word(vocabulary.SIGNALS, vocabulary.PLANNED_SIGNALS)] = Field(
+        description="Where the latency comes from."
+    )
+    quantile: Annotated[float, Ratio("0.99", inside=True)] = Field(
+        description="Which quantile of the latency is promised."
+    )
+    target: Annotated[int, Duration("50ms", "1us", "10m")] = Field(description="What that quantile must stay under.")
+    window: Annotated[int, Duration("10s", "100ms", "1h")] = Field(
+        description="The span of time that the quantile is taken over."
+    )
+    min_samples: Annotated[int, Whole()] = Field(
+        20, description="With fewer requests in the window the latency counts as unknown."
+    )
+
+
+class OnlineSection(Section):
+    """Containers with a latency promise. They are never slowed."""
+
+    name: Annotated[str, Name("chat")] = Field(description="The rule's name, unique in the file.")
+    match: MatchSection = Field(description="Which containers.")
+    slo: SloSection = Field(description="What they are promised.")
+
+
+class LimitsSection(Section):
+    """How far an offline container may be slowed, and what it may take."""
+
+    memory: Annotated[int, Size()] | None = Field(
+        None, description="Device memory that one container may hold. Left out: no limit."
+    )
+    floor: Annotated[float, Ratio("5%")] = Field(
+        0.05, description="Share of the device that is left to it whatever the latency does."
+    )
+    max_pause: Annotated[int, Duration("200ms", "1ms", "10s")] = Field(200 * MS, description="Longest single pause.")
+    max_queued: Annotated[int, Duration("2ms", "10us", "10s")] | None = Field(
+        None,
+        description="Upper bound on the GPU work it may have queued. Left out: the law decides, from the SLO's slack.",
+    )
+
+
+class OfflineSection(Section):
+    """Best-effort containers. They may be slowed to keep the online containers' promises."""
+
+    name: Annotated[str, Name("training")] = Field(description="The rule's name, unique in the file.")
+    match: MatchSection = Field(description="Which containers.")
+    law: Annotated[str, Word(vocabulary.LAWS, vocabulary.PLANNED_LAWS)] = Field(
+        "headroom", description="How the share is decided."
+    )
+    share: Annotated[float, Ratio("30%", above_zero=True)] | None = Field(
+        None, description="The share of the device, with `law: fixed` and only there."
+    )
+    weight: Annotated[float, Weight()] = Field(
+        1.0, description="How the offline share is split between containers: by proportion."
+    )
+    limits: LimitsSection = Field(
+        default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on what is done to it."
+    )
+    ladder: Annotated[
+        list[Annotated[str, Word(vocabulary.RUNGS, also=vocabulary.PLANNED_RUNGS)]], BeforeValidator(_not_empty)
+    ] = Field(default=["pace"], description="What may be done to it, the mildest first.")
+
+
+class TuningSection(Section):
+    """The control loop's own times. The defaults are right unless a measurement says otherwise."""
+
+    decide_interval: Annotated[int, Duration("100ms", "10ms", "10s")] = Field(
+        100 * MS, description="Time between two decisions."
+    )
+    gate_hold: Annotated[int, Duration("20ms", "100us", "1s")] = Field(
+        20 * MS, description="An online request that launches nothing for so long counts as over, and the gate opens."
+    )
+    gate_open_delay: Annotated[int, Duration("100us", "0ms", "100ms")] = Field(
+        0, description="How long the gate stays shut after the last online request, in case another follows at once."
+    )
+    pause_window: Annotated[int, Duration("10ms", "1ms", "1s")] = Field(
+        10 * MS, description="The launch budget is refilled this often; a pause for lack of budget lasts about as long."
+    )
+    no_data_hold: Annotated[int, Duration("5s", "100ms", "10m")] = Field(
+        5_000 * MS,
+        description="Without a latency reading the share is held for so long; then offline work is released.",
+    )
+
+
+class PolicySection(Section):
+    """The whole file."""
+
+    version: Annotated[int, Version(VERSION)] = Field(description="The version of this format.")
+    enforce: Annotated[bool, Flag()] = Field(
+        False, description="false: decide and log, and do nothing to any workload."
+    )
+    online: list[OnlineSection] = Field(default=[], description="Rules for containers with a latency promise.")
+    offline: list[OfflineSection] = Field(default=[], description="Rules for containers that may be slowed.")
+    protect: list[MatchSection] = Field(
+        default=[], description="Containers and units that are never touched, whatever the rules say."
+    )
+    tuning: TuningSection = Field(
+        default_factory=lambda: TuningSection.model_validate({}), description="The control loop's own times."
+    )

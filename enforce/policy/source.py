@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""YAML as plain values, with the line that each came from.
+
+Owns what PyYAML lets pass or gets wrong for us: duplicate keys (it silently keeps the last), `off` as a boolean,
+1:30 as the number 90, tags, alias bombs, endless nesting. The work is bounded by MAX_NODES and MAX_DEPTH, whatever the
+text says. Plain scalars follow YAML 1.2's core schema: only true and false are booleans.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import yaml
+
+from enforce.policy.syntax import explain
+
+MAX_NODES = 20_000
+MAX_DEPTH = 32
+EMPTY = "the policy is empty; write version: 1 and the rules (docs/policy.md has examples)"
+
+Path = tuple[str | int, ...]
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+_INT = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_FLOAT_SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_WORDS_NULL = {"", "~", "null", "Null", "NULL"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake: where, and `what is wrong; what to write instead`."""
+
+    line: int
+    text: str
+
+
+@dataclass(slots=True)
+class Source:
+    """The text's values. `lines` has every path; `problems` what the YAML itself got wrong."""
+
+    data: object = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: Path) -> int:
+        """The line of a path, or of the nearest thing above it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+def read(text: str) -> Source:
+    """Never raises: what cannot be read is in `problems`."""
+    source = Source()
+    starts = [0] + [found.end() for found in re.finditer("\n", text)]
+    try:
+        root = _Loader(text).get_single_node()
+    except yaml.YAMLError as error:
+        source.problems += [Problem(line, message) for line, message in explain(text, error)]
+        return source
+    if root is None:
+        source.problems.append(Problem(1, EMPTY))
+        return source
+    source.data = _Reader(source, starts).value(root, ())
+    return source
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only, within bounds; no value is ever constructed by PyYAML."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._nodes += 1
+        self._depth += 1
+        if self._nodes > MAX_NODES:
+            raise yaml.MarkedYAMLError(problem="too many values", problem_mark=self.get_mark())
+        if self._depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class _Reader:
+    """Nodes to values. An aliased node is read once per use, and every use counts against MAX_NODES."""
+
+    def __init__(self, source: Source, starts: list[int]) -> None:
+        self._source = source
+        self._starts = starts
+        self._left = MAX_NODES
+        self._open: set[int] = set()
+
+    def value(self, node: yaml.Node, path: Path) -> object:
+        self._source.lines.setdefault(path, self._line(node))
+        if id(node) in self._open:
+            self._problem(node, "an alias contains itself; write the values out")
+            return None
+        self._left -= 1
+        if self._left == 0:
+            self._problem(node, "the aliases expand to too many values; write fewer")
+        if self._left <= 0:
+            return None
+        self._open.add(id(node))
+        try:
+            return self._inside(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _inside(self, node: yaml.Node, path: Path) -> object:
+        if node.tag not in _TAGS:
+            self._problem(node, f"the tag {node.tag[:60]!r} means nothing in a policy; leave it out")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return _scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) and key_node.tag in _TAGS else None
+            if not isinstance(key, str):
+                self._problem(key_node, "a key must be a plain word; write it without brackets or tags")
+            elif key == "<<":
+                self._problem(key_node, "merge keys (<<) are not read; write the keys out")
+            elif key in values:
+                first = self._source.lines[(*path, key)]
+                self._problem(key_node, f"the key {key[:60]!r} is here twice (first on line {first}); keep one of them")
+            else:
+                self._source.lines[(*path, key)] = self._line(key_node)
+                values[key] = self.value(value_node, (*path, key))
+        return values
+
+    def _line(self, node: yaml.Node) -> int:
+        # Not mark.line: PyYAML also counts U+2028 and U+0085 as line ends, editors do not.
+        return bisect_right(self._starts, node.start_mark.index)
+
+    def _problem(self, node: yaml.Node, text: str) -> None:
+        self._source.problems.append(Problem(self._line(node), text))
+
+
+def _scalar(node: yaml.Node) -> object:
+    text: str = node.value
+    if getattr(node, "style", None) is not None:  # quoted or block: always text
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if text in _WORDS_NULL:
+        return None
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _FLOAT_SPECIAL.fullmatch(text):
+        return float(text.replace(".", ""))
+    return text

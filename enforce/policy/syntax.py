@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What PyYAML says when it cannot read a text, in words that name the cure.
+
+Only the first syntax error can be reported, since nothing after it can be trusted; tabs are the exception: each line
+that is indented with one is named.
+"""
+
+from __future__ import annotations
+
+import yaml
+from yaml.reader import ReaderError
+
+# PyYAML's wording (a part of it) → what to write. The first that fits; the wording has not changed since PyYAML 3.
+_CURES = (
+    ("undefined alias", 'a pattern that begins with * must be in quotes, such as "*-batch"'),
+    ("while scanning an alias", 'a pattern that begins with * must be in quotes, such as "*-batch"'),
+    ("while scanning an anchor", "a value that begins with & must be in quotes"),
+    ("mapping values are not allowed", "check the indentation, and put a value that contains ': ' in quotes"),
+    ("could not find expected ':'", "write KEY: VALUE, with a space after the colon"),
+    ("expected <block end>", "begin all keys of one block in the same column"),
+    ("block sequence entries are not allowed", "put the list on its own lines, each beginning with '- '"),
+    ("expected ',' or '}'", "close the { with a }, and separate the entries with commas"),
+    ("expected ',' or ']'", "close the [ with a ], and separate the entries with commas"),
+    ("while scanning a quoted scalar", "close the quotes, or use single quotes round backslashes"),
+    ("while scanning a double-quoted scalar", "use single quotes round backslashes"),
+    ("while scanning for the next token", "put the value in quotes"),
+    ("expected a single document", "write one policy a file, with one --- at most"),
+    ("too many values", "write fewer rules"),
+    ("nested too deeply", "close the brackets"),
+    ("duplicate anchor", "give each anchor a name of its own"),
+)
+
+
+def explain(text: str, error: yaml.YAMLError) -> list[tuple[int, str]]:
+    """(line, message) pairs for an error that PyYAML raised on `text`."""
+    if isinstance(error, ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return [(line, f"the character U+{ord(str(error.character)):04X} is not allowed in YAML; remove it")]
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return [(1, f"is not YAML ({error}); correct the syntax")]
+    mark = error.problem_mark or error.context_mark
+    index = mark.index if mark is not None else 0
+    if text[index : index + 1] == "\t" or "\\t" in str(error.problem):
+        return _tabs(text) or [(text.count("\n", 0, index) + 1, "a tab stands where YAML wants spaces; use spaces")]
+    said = " ".join(part for part in (error.context, error.problem) if part)
+    cure = next((cure for sign, cure in _CURES if sign in said), "correct the syntax")
+    return [(text.count("\n", 0, index) + 1, f"is not YAML ({said}); {cure}")]
+
+
+def _tabs(text: str) -> list[tuple[int, str]]:
+    indents = ((number, line[: len(line) - len(line.lstrip())]) for number, line in enumerate(text.split("\n"), 1))
+    return [(number, "the line is indented with a tab; use spaces") for number, indent in indents if "\t" in indent]
