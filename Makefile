@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+#
+# `make help` says what there is. Everything that is not a file of the repository lands in .venv/, bpf/build/, sim/build/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+BIN := .venv/bin
+VENV := .venv/.installed
+ARGS ?=
+
+MACHINE := $(shell uname -m)
+BPF_ARCH_x86_64 := x86
+BPF_ARCH_aarch64 := arm64
+BPF_OBJECT := bpf/build/gpuwarden.bpf.o
+C_FILES = $(shell git ls-files '*.c' '*.h')
+
+.PHONY: help packages packages-test setup demo test lint type bpf sim fmt bench bench-calibration docs clean
+
+help: ## this list
+	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+packages:
+	@packaging/setup.sh build
+
+packages-test:
+	@packaging/setup.sh test
+
+setup: $(VENV) bpf sim ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
+
+demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARGS="--json FILE --seconds N"
+	@$(BIN)/gpuwarden demo $(ARGS)
+
+test: setup packages-test ## all tests that need no real GPU; ARGS="tests/unit -k word"
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(VENV) packages-test ## ruff, the import contracts, and the layout of Python and C
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
+	@clang-format --dry-run -Werror $(C_FILES)
+
+type: $(VENV) ## mypy --strict
+	@$(BIN)/mypy
+
+fmt: $(VENV) packages-test ## lay out Python and C files and mend what ruff can mend
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+	@clang-format -i $(C_FILES)
+
+bpf: $(BPF_OBJECT) ## compile the BPF programs
+
+sim: | packages ## compile the simulated GPU and its workloads
+	@$(MAKE) --no-print-directory -C sim
+
+bench: setup ## what the claims in the README rest on, one line each; ARGS="NAME" runs one
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-calibration: setup ## the simulated GPU's contention against published figures
+	@$(BIN)/python -m bench.calibration $(ARGS)
+
+docs: $(VENV) ## generate the reference pages in docs/
+	@$(BIN)/python docs/generate.py $(ARGS)
+
+clean: ## remove everything that was built or installed here
+	rm -rf .venv bpf/build sim/build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+$(VENV): pyproject.toml | packages
+	@echo "setup: installing GPU Warden and its Python packages into .venv"
+	@test -x $(BIN)/python || python3 -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(BPF_OBJECT): $(wildcard bpf/*.c bpf/*.h) | packages
+	@echo "bpf: $@"
+	@mkdir -p $(@D)
+	@clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH_$(MACHINE)) -I bpf \
+		-I/usr/include/$(MACHINE)-linux-gnu -c bpf/gpuwarden.bpf.c -o $@.partial
+	@llvm-strip -g $@.partial
+	@mv $@.partial $@

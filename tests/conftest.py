@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A test's tier is the folder that it lies in: the marker is set here, so that nobody can forget it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+TIERS = ("unit", "contract", "kernel", "sim", "e2e", "gpu")
+_ROOT = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every test with its tier, and skips the tiers that only root can run."""
+    for item in items:
+        tier = item.path.relative_to(_ROOT).parts[0]
+        if tier not in TIERS:
+            raise pytest.UsageError(f"{item.path} lies in no tier; move it into one of tests/{{{','.join(TIERS)}}}/")
+        item.add_marker(tier)
+        if tier in ("kernel", "e2e") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason=f"the {tier} tier needs root"))

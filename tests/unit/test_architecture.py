@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What import-linter cannot say: modules that use nothing but the standard library, or nothing that does I/O."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("agent", "enforce")
+VOCABULARY = [path for name in OURS for path in sorted((ROOT / name).rglob("model.py"))]
+SPDX = ("SPDX-License-Identifier: ", "SPDX-FileCopyrightText: The GPU Warden authors")
+SOURCES = [
+    path
+    for folder in ("agent", "enforce", "bpf", "sim", "bench", "tests", "packaging")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".c", ".h", ".sh") and "build" not in path.relative_to(ROOT).parts
+]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Names of every module that the file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def test_the_vocabulary_of_observing_exists() -> None:
+    assert ROOT / "agent" / "model.py" in VOCABULARY
+
+
+@pytest.mark.parametrize("path", VOCABULARY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_vocabulary_imports_the_standard_library_only(path: Path) -> None:
+    foreign = {name for name in imports_of(path) if name.split(".")[0] not in {*sys.stdlib_module_names, *OURS}}
+    assert not foreign
+    assert all(name.endswith("model") for name in imports_of(path) if name.split(".")[0] in OURS)
+
+
+def test_every_source_file_begins_with_its_licence() -> None:
+    def head(path: Path) -> str:
+        with path.open() as stream:
+            return stream.read(400)
+
+    unlicensed = [str(path.relative_to(ROOT)) for path in SOURCES if not all(line in head(path) for line in SPDX)]
+    assert not unlicensed
