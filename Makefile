@@ -41,7 +41,7 @@ test: setup packages-test ## all tests that need no real GPU; ARGS="tests/unit -
 lint: $(VENV) packages-test ## ruff, the import contracts, and the layout of Python and C
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@clang-format --dry-run -Werror $(C_FILES)
 
 type: $(VENV) ## mypy --strict

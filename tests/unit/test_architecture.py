@@ -36,11 +36,22 @@ def test_the_vocabulary_of_observing_exists() -> None:
     assert ROOT / "agent" / "model.py" in VOCABULARY
 
 
+def reachable(path: Path, seen: set[Path]) -> set[Path]:
+    """The file, and every file of ours that importing it loads."""
+    if path not in seen:
+        seen.add(path)
+        for name in imports_of(path):
+            if name.split(".")[0] in OURS:
+                module = ROOT.joinpath(*name.split("."))
+                reachable(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"), seen)
+    return seen
+
+
 @pytest.mark.parametrize("path", VOCABULARY, ids=lambda path: str(path.relative_to(ROOT)))
 def test_vocabulary_imports_the_standard_library_only(path: Path) -> None:
-    foreign = {name for name in imports_of(path) if name.split(".")[0] not in {*sys.stdlib_module_names, *OURS}}
-    assert not foreign
-    assert all(name.endswith("model") for name in imports_of(path) if name.split(".")[0] in OURS)
+    allowed = {*sys.stdlib_module_names, *OURS}
+    imported = {(file.name, name) for file in reachable(path, set()) for name in imports_of(file)}
+    assert {(file, name) for file, name in imported if name.split(".")[0] not in allowed} == set()
 
 
 def test_every_source_file_begins_with_its_licence() -> None:
