@@ -133,6 +133,8 @@ class Rule(c.Structure):
         ("rate_ppm", U64),
         ("max_queued_ns", U64),
         ("default_estimate_ns", U64),
+        ("max_pause_ns", U64),
+        ("pass_ns", U64),
         ("slots", c.c_uint8 * ORDINALS),
         ("slot_unknown", U32),
         ("_pad", U32),
@@ -154,8 +156,8 @@ class Pace(c.Structure):
     ]
 
 
-class Pass(c.Structure):
-    _fields_ = [("until_ns", U64)]
+class Resume(c.Structure):
+    _fields_ = [("pass_until_ns", U64), ("stopped_at_ns", U64), ("paused_ns", U64), ("resumes", U64)]
 
 
 class Gate(c.Structure):
@@ -165,6 +167,7 @@ class Gate(c.Structure):
         ("busy_since_ns", U64),
         ("busy_total_ns", U64),
         ("last_online_ns", U64),
+        ("last_free_ns", U64),
         ("waiting", U64),
     ]
 
@@ -188,8 +191,8 @@ class Pause(c.Structure):
         ("_pad", U32),
         ("at_ns", U64),
         ("queued_ns", U64),
-        ("rate_ppm", U64),
-        ("max_queued_ns", U64),
+        ("estimate_ns", U64),
+        ("rule", Rule),
     ]
 
 
@@ -203,7 +206,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "rules": (ProcessKey, Rule),
     "estimates": (EstimateKey, U64),
     "paces": (ProcessKey, Pace),
-    "passes": (ProcessKey, Pass),
+    "resumes": (ProcessKey, Resume),
     "gates": (U32, Gate),
     "controls": (U32, Control),
     "lost": (U32, U64),
@@ -228,7 +231,7 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "rule": Rule,
     "estimate_key": EstimateKey,
     "pace": Pace,
-    "pass": Pass,
+    "resume": Resume,
     "gate": Gate,
     "control": Control,
 }

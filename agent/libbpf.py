@@ -214,7 +214,11 @@ class BpfObject:
 
     def map(self, name: str, key: Any, value: Any) -> Map:
         """The map called `name`."""
-        return Map(self.lib, int(self.lib.bpf_map__fd(self._map(name))), key, value)
+        return Map(self.lib, self.map_fd(name), key, value)
+
+    def map_fd(self, name: str) -> int:
+        """The descriptor of the map called `name`: for ring buffers, and to hand to another process."""
+        return int(self.lib.bpf_map__fd(self._map(name)))
 
     def _program(self, name: str) -> int:
         found = self.lib.bpf_object__find_program_by_name(self._object, name.encode())

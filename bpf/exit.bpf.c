@@ -13,7 +13,7 @@ static __always_inline void end_lease(struct control *control, const struct proc
 		return;
 	control->lease_until_ns = 0;
 	if (id->tgid == control->agent_tgid)
-		post_pause(PAUSE_AGENT_EXIT, 0, 0, id, NULL, 0);
+		post_pause(&(struct pause){.kind = PAUSE_AGENT_EXIT, .process = *id});
 	else
 		post_event(EVENT_GUARDIAN_EXIT, 0, id);
 }
@@ -41,7 +41,7 @@ int process_exit(void *ctx)
 	if (thread && thread->open && thread->epoch == process->epoch) {
 		__sync_fetch_and_add(&process->open, -1);
 		if (rule && rule->role == ROLE_ONLINE)
-			close_gate_requests(&id, process->slot, 1, bpf_ktime_get_ns());
+			close_gate_requests(process->slot, 1, bpf_ktime_get_ns());
 	}
 	bpf_map_delete_elem(&threads, &tid);
 	bpf_map_delete_elem(&current_context, &tid);

@@ -119,7 +119,7 @@ LRU_HASH(current_context, __u64, struct context_stack, 16384);
 BOUNDED_HASH(rules, struct process_id, struct rule, 8192);
 BOUNDED_HASH(estimates, struct estimate_key, __u64, 65536);
 BOUNDED_HASH(paces, struct process_id, struct pace, 8192);
-BOUNDED_HASH(passes, struct process_id, struct pass, 8192);
+BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 256 * 1024);

@@ -52,23 +52,10 @@ static __always_inline __u64 busy_total_of(__u32 slot, __u64 now)
 	return gate ? busy_total(gate, now) : 0;
 }
 
-static __always_inline void post_pause(__u32 kind, __u32 reason, __u32 slot, const struct process_id *process,
-				       const struct rule *rule, __u64 queued_ns)
+static __always_inline void post_pause(struct pause *pause)
 {
-	struct pause pause = {
-		.kind = kind,
-		.reason = reason,
-		.process = *process,
-		.slot = slot,
-		.at_ns = bpf_ktime_get_ns(),
-		.queued_ns = queued_ns,
-	};
-
-	if (rule) {
-		pause.rate_ppm = rule->rate_ppm;
-		pause.max_queued_ns = rule->max_queued_ns;
-	}
-	if (bpf_ringbuf_output(&pauses, &pause, sizeof(pause), 0))
+	pause->at_ns = bpf_ktime_get_ns();
+	if (bpf_ringbuf_output(&pauses, pause, sizeof(*pause), 0))
 		count_lost(LOST_EVENT);
 }
 
@@ -84,7 +71,7 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 }
 
 /* `count` online requests are over. The last one frees the device. */
-static __always_inline void close_gate_requests(const struct process_id *process, __u32 slot, __s64 count, __u64 now)
+static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 now)
 {
 	struct gate *gate = gate_of(slot);
 	__s64 before;
@@ -97,8 +84,9 @@ static __always_inline void close_gate_requests(const struct process_id *process
 	if (gate->busy_since_ns && now > gate->busy_since_ns)
 		gate->busy_total_ns += now - gate->busy_since_ns;
 	gate->busy_since_ns = 0;
+	gate->last_free_ns = now;
 	if (gate->waiting)
-		post_pause(PAUSE_FREE, 0, slot, process, NULL, 0);
+		post_pause(&(struct pause){.kind = PAUSE_FREE, .slot = slot});
 }
 
 /* An online thread enters (+1) or leaves (−1) a wait. */
@@ -138,12 +126,12 @@ static __always_inline __u64 estimate_of(const struct process_id *process, const
 static __always_inline int may_stop(const struct process_id *id, __u64 now)
 {
 	struct control *control = get_control();
-	struct pass *pass;
+	struct resume *resume;
 
 	if (!control || control->lease_until_ns < now)
 		return 0;
-	pass = bpf_map_lookup_elem(&passes, id);
-	return !pass || pass->until_ns < now;
+	resume = bpf_map_lookup_elem(&resumes, id);
+	return !resume || resume->pass_until_ns < now;
 }
 
 /* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
@@ -177,7 +165,13 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 	pace->pauses++;
 	if (reason == PAUSE_GATE)
 		pace->gate_pauses++;
-	post_pause(PAUSE_STOPPED, reason, slot, id, rule, queued);
+	post_pause(&(struct pause){.kind = PAUSE_STOPPED,
+				   .reason = reason,
+				   .process = *id,
+				   .slot = slot,
+				   .queued_ns = queued,
+				   .estimate_ns = estimate,
+				   .rule = *rule});
 }
 
 /* The process has waited everything out: its virtual queue is empty, whatever the estimates said. */

@@ -35,6 +35,8 @@ struct rule {
 	__u64 rate_ppm; /* drain rate of the virtual queue: share × 10^6 */
 	__u64 max_queued_ns;
 	__u64 default_estimate_ns; /* for functions without an estimate */
+	__u64 max_pause_ns; /* longest single stop; after it the process may launch for pass_ns: the floor */
+	__u64 pass_ns;
 	__u8 slots[ORDINALS]; /* ordinal → slot of the device, SLOT_NONE where there is none */
 	__u32 slot_unknown; /* for launches whose ordinal is unknown */
 	__u32 _pad;
@@ -55,9 +57,12 @@ struct pace {
 	__u64 gate_pauses;
 };
 
-/* Written by the guardian: until when this process may launch whatever the gate says (the floor). */
-struct pass {
-	__u64 until_ns;
+/* Written by the guardian, one per process that it ever resumed. */
+struct resume {
+	__u64 pass_until_ns; /* until when it may launch whatever queue and gate say */
+	__u64 stopped_at_ns; /* 0: not stopped by us now */
+	__u64 paused_ns; /* Σ lengths of stops */
+	__u64 resumes;
 };
 
 /* One per device. */
@@ -67,6 +72,7 @@ struct gate {
 	__u64 busy_since_ns;
 	__u64 busy_total_ns; /* up to the last time that it was free */
 	__u64 last_online_ns;
+	__u64 last_free_ns; /* when the last online request was over */
 	__u64 waiting; /* processes stopped at this gate; written by the guardian */
 };
 
@@ -99,6 +105,6 @@ struct pause {
 	__u32 _pad;
 	__u64 at_ns;
 	__u64 queued_ns; /* without the launch that was stopped */
-	__u64 rate_ppm;
-	__u64 max_queued_ns;
+	__u64 estimate_ns; /* of the launch that was stopped */
+	struct rule rule; /* that it was stopped under */
 };

@@ -163,7 +163,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 		process->start_ns = 0;
 	}
 	if (rule && rule->role == ROLE_ONLINE)
-		close_gate_requests(id, process->slot, ended, now);
+		close_gate_requests(process->slot, ended, now);
 	if (start_ns)
 		record_latency(id, now - start_ns);
 }

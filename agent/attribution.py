@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who had how much of a device in one tick. Pure: values in, values out.
+
+Principle (a test of that name): Σ processes + unattributed = device, for SM time, memory and PCIe bytes. SM time is the
+device's activity, split by each process's estimated SM time; what no known process explains stays unattributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from agent.clock import NS_PER_SECOND
+from agent.model import DeviceReading, ProcessId, Provenance, Totals, Unattributed, Usage
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one process did on one device in the tick."""
+
+    process: ProcessId
+    launches: int | None  # None: no probe sees this process
+    sm_ns: float | None  # estimated SM time, ns of the whole device
+    pcie_tx_bytes: int | None
+    pcie_rx_bytes: int | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """One device's tick, split. `reading` is the device's with which the parts add up."""
+
+    reading: DeviceReading
+    usage: Mapping[ProcessId, Usage]
+    unattributed: Unattributed
+
+
+def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int) -> Attribution:
+    """Splits a device among the processes that worked on it."""
+    seconds = interval_ns / NS_PER_SECOND
+    sm = split_activity(reading.sm_activity_ratio, {w.process: _ratio(w.sm_ns, interval_ns) for w in work})
+    reading = _reconcile(reading, work, seconds)
+    usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
+    return Attribution(reading, usage, _remainder(reading, usage.values()))
+
+
+def split_activity(
+    activity: float | None, estimates: Mapping[ProcessId, float | None]
+) -> dict[ProcessId, float | None]:
+    """Scales the estimates to the device's activity; up only where every process on the device is known.
+
+    The estimates' sum may miss the activity by a launch that began in one tick and ran in the next, so a sum within
+    half of it is scaled up as well; less than that is somebody else's work and stays unattributed.
+    """
+    total = sum(estimate for estimate in estimates.values() if estimate)
+    if activity is None or total == 0:
+        return dict(estimates)
+    all_known = all(estimate is not None for estimate in estimates.values())
+    if total < activity and not (all_known and total >= activity / 2):
+        return dict(estimates)
+    return {process: None if e is None else e * activity / total for process, e in estimates.items()}
+
+
+def add(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:
+    """The running sums after one more tick."""
+    return replace(
+        totals,
+        sm_seconds=totals.sm_seconds + (usage.sm_ratio or 0.0) * seconds,
+        launches=totals.launches + (work.launches or 0),
+        pcie_tx_bytes=totals.pcie_tx_bytes + (work.pcie_tx_bytes or 0),
+        pcie_rx_bytes=totals.pcie_rx_bytes + (work.pcie_rx_bytes or 0),
+    )
+
+
+def _ratio(sm_ns: float | None, interval_ns: int) -> float | None:
+    return None if sm_ns is None else sm_ns / interval_ns
+
+
+def _rate(count: int | None, seconds: float) -> float | None:
+    return None if count is None else count / seconds
+
+
+def _usage(reading: DeviceReading, work: Work, sm_ratio: float | None, seconds: float) -> Usage:
+    return Usage(
+        device=reading.device.uuid,
+        sm_ratio=sm_ratio,
+        sm_provenance=None if sm_ratio is None else Provenance.ESTIMATED,
+        memory_bytes=work.memory_bytes,
+        pcie_tx_bytes_per_second=_rate(work.pcie_tx_bytes, seconds),
+        pcie_rx_bytes_per_second=_rate(work.pcie_rx_bytes, seconds),
+        launches_per_second=_rate(work.launches, seconds),
+    )
+
+
+def _reconcile(reading: DeviceReading, work: Sequence[Work], seconds: float) -> DeviceReading:
+    """A device has at least what its processes have: its counters were read at another instant than theirs."""
+    memory = sum(w.memory_bytes or 0 for w in work)
+    tx = sum(w.pcie_tx_bytes or 0 for w in work) / seconds
+    rx = sum(w.pcie_rx_bytes or 0 for w in work) / seconds
+    return replace(
+        reading,
+        memory_used_bytes=_at_least(reading.memory_used_bytes, memory),
+        pcie_tx_bytes_per_second=_at_least(reading.pcie_tx_bytes_per_second, tx),
+        pcie_rx_bytes_per_second=_at_least(reading.pcie_rx_bytes_per_second, rx),
+    )
+
+
+def _at_least(value: N | None, floor: N) -> N | None:
+    return None if value is None else max(value, floor)
+
+
+def _remainder(reading: DeviceReading, usage: Iterable[Usage]) -> Unattributed:
+    rows = list(usage)
+    return Unattributed(
+        device=reading.device.uuid,
+        sm_ratio=_rest(reading.sm_activity_ratio, (row.sm_ratio for row in rows)),
+        memory_bytes=_rest(reading.memory_used_bytes, (row.memory_bytes for row in rows)),
+        pcie_tx_bytes_per_second=_rest(
+            reading.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows)
+        ),
+        pcie_rx_bytes_per_second=_rest(
+            reading.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows)
+        ),
+    )
+
+
+def _rest(device: N | None, parts: Iterable[N | None]) -> N | None:
+    """What is left of a device figure. Never below 0: rounding is not somebody's use."""
+    if device is None:
+        return None
+    rest = device - sum(part for part in parts if part is not None)
+    return max(rest, type(rest)(0))

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The guardian: the process that resumes what the kernel stopped, and releases everything when the agent is gone.
+
+It is a process of its own because resuming must not wait for the agent's work, and must outlive it. The kernel stops
+nobody beyond the lease that is renewed here, in each round, only while the agent's heartbeat is fresh. So: the agent
+dies → the kernel ends the lease at once and says so, and everything is resumed here; the agent hangs → the same, after
+a second; the guardian dies → the lease runs out and the agent resumes everything; both die → `gpuwarden release`, the
+unit's ExecStopPost or the next start reads the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agent import layout
+from agent.clock import monotonic_ns
+from agent.libbpf import Library, Map, RingBuffer
+from agent.model import ProcessId
+from agent.procfs import process_id
+from enforce.release import release_all
+from enforce.resumer import Due, Resumer
+
+_log = logging.getLogger("gpuwarden.guardian")
+LEASE_NS = 200_000_000
+ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
+STALE_HEARTBEAT_NS = 1_000_000_000
+_LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the agent hands over on the command line: file descriptors by map name, and times."""
+
+    fds: dict[str, int]
+    ledger: str
+    agent_tgid: int
+    open_delay_ns: int
+    hold_ns: int
+
+    def to_argument(self) -> str:
+        """As one word of the command line."""
+        return json.dumps(asdict(self))
+
+
+class Handles:
+    """pidfds by process, so that a signal can never reach a process that took over the pid."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._fds: dict[ProcessId, int] = {}
+
+    def get(self, process: ProcessId) -> int | None:
+        """None when the process is gone."""
+        if process not in self._fds:
+            try:
+                handle = os.pidfd_open(process.tgid)
+            except OSError:
+                return None
+            found = process_id(process.tgid)
+            if found is None or found.start_ticks & 0xFFFFFFFF != process.start_ticks & 0xFFFFFFFF:
+                os.close(handle)
+                return None
+            self._fds[process] = handle
+        return self._fds[process]
+
+    def drop(self, process: ProcessId) -> None:
+        """Closes the handle."""
+        handle = self._fds.pop(process, None)
+        if handle is not None:
+            os.close(handle)
+
+
+def resume_process(handles: Handles, process: ProcessId) -> bool:
+    """SIGCONT through a pidfd; False when the process is gone."""
+    handle = handles.get(process)
+    if handle is None:
+        return False
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGCONT)
+    except ProcessLookupError:
+        handles.drop(process)
+        return False
+    return True
+
+
+class Guardian:
+    """The loop. Everything that it needs from the kernel side it was given as file descriptors."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], int] = monotonic_ns) -> None:
+        library = Library()
+        maps = {name: Map(library, fd, *layout.MAPS.get(name, (layout.U32, layout.U32))) for name, fd in settings.fds.items()}
+        self._settings, self._clock = settings, clock
+        self._control = maps["controls"].share(1)[0]
+        self._resumes = maps["resumes"]
+        self._resumer = Resumer(maps["gates"].share(layout.SLOTS), settings.hold_ns, settings.open_delay_ns)
+        self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
+        self._handles = Handles()
+        self._agent = os.pidfd_open(settings.agent_tgid)
+        self._finished = False
+
+    def run(self) -> None:
+        """Until the agent ends or says so; then everything is released."""
+        self._control.guardian_tgid = os.getpid()
+        self._control.hold_ns = self._settings.hold_ns
+        watched = [self._ring.epoll_fd, self._agent, sys.stdin.fileno()]
+        while not self._finished:
+            self._round()
+            ready, _, _ = select.select(watched, [], [], self._sleep_seconds())
+            if self._agent in ready or sys.stdin.fileno() in ready:
+                break
+        self.release_everything()
+
+    def stop(self) -> None:
+        """Ends the loop after this round."""
+        self._finished = True
+
+    def release_everything(self) -> None:
+        """Ends the lease, then resumes whoever is stopped, and whoever the ledger says may be."""
+        self._control.lease_until_ns = 0
+        until = self._clock() + _LAST_ROUNDS_NS
+        while True:
+            self._resume_all()
+            if self._clock() >= until:
+                break
+            select.select([self._ring.epoll_fd], [], [], _LAST_ROUNDS_NS / 4e9)
+        release_all(Path(self._settings.ledger))
+
+    def _round(self) -> None:
+        self._ring.consume()
+        now = self._clock()
+        if now - self._control.heartbeat_ns > STALE_HEARTBEAT_NS:
+            self._control.lease_until_ns = 0
+            self._resume_all()
+            return
+        self._control.lease_until_ns = now + LEASE_NS
+        for due in self._resumer.due(now):
+            self._resume(due)
+
+    def _resume_all(self) -> None:
+        self._ring.consume()
+        for stop in list(self._resumer.stops.values()):
+            self._resume(Due(stop, 0))
+        self._resumer.stops.clear()
+
+    def _resume(self, due: Due) -> None:
+        process = due.stop.process
+        key = layout.ProcessKey.of(process)
+        record = self._resumes.get(key) or layout.Resume()
+        record.pass_until_ns = due.pass_until_ns
+        record.paused_ns += max(0, self._clock() - due.stop.at_ns)
+        record.resumes += 1
+        if resume_process(self._handles, process):
+            self._resumes.put(key, record)
+
+    def _receive(self, record: bytes) -> None:
+        pause = layout.Pause.from_buffer_copy(record)
+        if pause.kind == layout.PAUSE_STOPPED:
+            self._resumer.add(pause)
+        elif pause.kind == layout.PAUSE_AGENT_EXIT:
+            self._finished = True
+
+    def _sleep_seconds(self) -> float:
+        now = self._clock()
+        due = self._resumer.next_ns(now)
+        return max(0, min(ROUND_NS, ROUND_NS if due is None else due - now)) / 1e9
+
+
+def main() -> None:
+    """`python -m enforce.guardian SETTINGS`: started by the agent, never by hand."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    guardian = Guardian(Settings(**json.loads(sys.argv[1])))
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: guardian.stop())
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -20)  # a resume that waits for a CPU is a longer pause
+    except PermissionError:
+        _log.info("no CAP_SYS_NICE: resuming may be late under load")
+    guardian.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The laws: pure functions from latency and state to the share that offline work may use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enforce.laws.fixed import Fixed
+from enforce.laws.headroom import Headroom
+from enforce.model import Law
+from enforce.policy.model import OfflineRule
+
+BUILTIN: tuple[type[Any], ...] = (Headroom, Fixed)
+
+
+def law_of(rule: OfflineRule) -> Law[Any]:
+    """The law that a rule names, with its limits."""
+    for law in BUILTIN:
+        if law.name == rule.law:
+            made: Law[Any] = law.of(rule)
+            return made
+    raise KeyError(rule.law)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`fixed`: the same share always, whatever the latency. For tests, comparisons and people who know their load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enforce.laws.headroom import DEFAULT_MAX_QUEUED_NS
+from enforce.model import Reading, Share
+from enforce.policy.model import OfflineRule, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A constant share and queue bound."""
+
+    ratio: float
+    max_queued_ns: int
+    name: str = "fixed"
+
+    @classmethod
+    def of(cls, rule: OfflineRule) -> Fixed:
+        """With the rule's share, never below its floor."""
+        ratio = max(rule.limits.floor_ratio, rule.share_ratio if rule.share_ratio is not None else 1.0)
+        return cls(ratio, rule.limits.max_queued_ns or DEFAULT_MAX_QUEUED_NS)
+
+    def start(self) -> None:
+        """Has no state."""
+
+    def step(self, state: None, reading: Reading | None, slo: Slo, now_ns: int) -> tuple[None, Share]:
+        """The same answer each time."""
+        return None, Share(self.ratio, self.max_queued_ns, f"fixed share of {self.ratio:.0%}")

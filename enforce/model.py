@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The words of deciding and acting. Standard library only; everything is immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
+from enforce.policy.model import Slo
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An online latency: the SLO's quantile over its window, and the same over the last moments.
+
+    `recent_ns` is what protects quickly; `latency_ns` is what the promise is about. Either may have too few samples.
+    """
+
+    at_ns: int
+    quantile: float
+    latency_ns: float | None
+    samples: int
+    recent_ns: float | None
+    recent_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What offline work may use: a fraction 0–1 of the device's time, and how much of it may be queued at once."""
+
+    ratio: float
+    max_queued_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process that is (to be) controlled, and the devices that it uses: ordinal → slot of the kernel's tables."""
+
+    process: ProcessId
+    container: ContainerKey
+    slots: tuple[int | None, ...]  # by the process's ordinal
+    slot_unknown: int | None  # for launches whose ordinal is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How a process is held. The default is not at all."""
+
+    online: bool = False  # its requests shut the gate of its devices; it is never slowed itself
+    gate: bool = False  # stops at a launch while an online request runs
+    pace: bool = False  # stops at a launch that would queue more than max_queued_ns
+    share_ratio: float = 1.0
+    max_queued_ns: int = 0
+    launch_ns: int = 0  # estimated GPU time of one launch
+    max_pause_ns: int = 0
+    floor_ratio: float = 0.0
+
+    @property
+    def slows(self) -> bool:
+        """Whether this can ever stop the process."""
+        return self.gate or self.pace
+
+
+FULL = Level()  # released
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineOn:
+    """One online container on a device: its promise and the latest reading."""
+
+    container: ContainerKey
+    device: DeviceUuid
+    slo: Slo
+    reading: Reading | None
+
+
+class Signal(Protocol):
+    """Where an online latency comes from. One file each; listed in `enforce.signals.BUILTIN`."""
+
+    name: str
+
+    def read(self, snapshot: Snapshot, container: ContainerKey, slo: Slo, now_ns: int) -> Reading | None:
+        """None: no data, never 0."""
+        ...
+
+
+class Law(Protocol, Generic[State]):
+    """Latency and state → share. Pure. One file each; listed in `enforce.laws.BUILTIN`."""
+
+    name: str
+
+    def start(self) -> State:
+        """The state before the first reading."""
+        ...
+
+    def step(self, state: State, reading: Reading | None, slo: Slo, now_ns: int) -> tuple[State, Share]:
+        """One decision. `slo` is the strictest of the device."""
+        ...
+
+
+class Actuator(Protocol):
+    """What makes a level real for one process. One file each."""
+
+    name: str
+
+    def current(self, target: Target) -> Level | None:
+        """What is in force now, read back; None where this actuator does not hold the process."""
+        ...
+
+    def apply(self, target: Target, level: Level) -> None:
+        """Idempotent; `FULL` releases."""
+        ...

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""When a stopped process may run again. Pure bookkeeping: times in, processes to resume out.
+
+A process stopped for its queue waits until enough of it has drained; one stopped at a gate until no online request has
+run for `open_delay_ns`; and nobody longer than the rule's longest pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent.layout import PAUSE_GATE, RULE_GATE, SLOTS, Gate, Pause
+from agent.model import ProcessId
+
+_PPM = 1_000_000
+_LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
+_LONGEST_WAIT_HOLDS = 100  # as LONGEST_WAIT_HOLDS in bpf/pace.bpf.c
+_FALLBACK_MAX_PAUSE_NS = 200_000_000
+_GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One process that the kernel stopped. Times are CLOCK_MONOTONIC ns."""
+
+    process: ProcessId
+    slot: int
+    at_ns: int
+    queue_due_ns: int  # when its queue has drained enough
+    latest_ns: int  # resume then, whatever queue and gate say …
+    pass_ns: int  # … and let it launch for so long
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A process to resume now. `pass_until_ns` is 0 where it gets no pass."""
+
+    stop: Stop
+    pass_until_ns: int
+
+
+@dataclass(slots=True)
+class Resumer:
+    """The stopped processes, and the gates that some of them wait for (live, shared with the kernel)."""
+
+    gates: Sequence[Gate]
+    hold_ns: int
+    open_delay_ns: int
+    stops: dict[ProcessId, Stop] = field(default_factory=dict)
+    _free_since: dict[int, int] = field(default_factory=dict)
+
+    def add(self, pause: Pause) -> None:
+        """The kernel stopped a process."""
+        process = pause.process.id()
+        latest = pause.at_ns + (pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS)
+        self.stops[process] = Stop(
+            process=process,
+            slot=pause.slot,
+            at_ns=pause.at_ns,
+            queue_due_ns=min(latest, pause.at_ns + drain_ns(pause)),
+            latest_ns=latest,
+            pass_ns=pause.rule.pass_ns,
+            gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
+        )
+
+    def due(self, now_ns: int) -> list[Due]:
+        """Who may go now. They are taken out."""
+        self._watch_gates(now_ns)
+        ready = []
+        for stop in list(self.stops.values()):
+            if now_ns >= stop.latest_ns:
+                ready.append(Due(stop, now_ns + stop.pass_ns))
+            elif now_ns >= self._due_ns(stop, now_ns):
+                ready.append(Due(stop, 0))
+        for due in ready:
+            del self.stops[due.stop.process]
+        self._watch_gates(now_ns)
+        return ready
+
+    def next_ns(self, now_ns: int) -> int | None:
+        """When `due` may next have something; None while nobody is stopped."""
+        if not self.stops:
+            return None
+        return min(self._due_ns(stop, now_ns) for stop in self.stops.values())
+
+    def is_busy(self, slot: int, now_ns: int) -> bool:
+        """Whether an online request runs on the device: the same rule as is_busy() in bpf/pace.bpf.c."""
+        if slot >= SLOTS:
+            return False
+        gate = self.gates[slot]
+        hold = self.hold_ns * (_LONGEST_WAIT_HOLDS if gate.in_wait > 0 else 1)
+        return gate.open > 0 and now_ns - gate.last_online_ns < hold
+
+    def _due_ns(self, stop: Stop, now_ns: int) -> int:
+        if not stop.gated:
+            return stop.queue_due_ns
+        free_since = self._free_since.get(stop.slot)
+        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self.open_delay_ns
+        return min(stop.latest_ns, max(stop.queue_due_ns, opens))
+
+    def _watch_gates(self, now_ns: int) -> None:
+        waiting = [0] * SLOTS
+        for stop in self.stops.values():
+            if stop.gated and stop.slot < SLOTS:
+                waiting[stop.slot] += 1
+        for slot, count in enumerate(waiting):
+            gate = self.gates[slot]
+            if gate.waiting != count:
+                gate.waiting = count
+            if not count or self.is_busy(slot, now_ns):
+                self._free_since.pop(slot, None)
+            elif gate.open <= 0:
+                self._free_since[slot] = gate.last_free_ns
+            else:  # a request that timed out: free since we noticed
+                self._free_since.setdefault(slot, now_ns)
+
+
+def drain_ns(pause: Pause) -> int:
+    """How long until the launch that was stopped fits: the queue has to fall to its low water, or to what leaves room."""
+    room = max(0, pause.rule.max_queued_ns - pause.estimate_ns)
+    target = min(room, int(pause.rule.max_queued_ns * _LOW_WATER))
+    surplus = max(0, pause.queued_ns - target)
+    return surplus * _PPM // max(1, pause.rule.rate_ppm)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The agent's side of the guardian: starts it, notices its death at once, resumes everything then, starts it again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from agent.clock import monotonic_ns
+from agent.layout import Control
+from agent.probes import Probes
+from enforce.guardian import Settings
+from enforce.policy.model import Tuning
+from enforce.release import release_all
+
+_log = logging.getLogger(__name__)
+_MAPS = ("pauses", "gates", "controls", "resumes")
+_RESTART_SECONDS = 1.0
+
+
+class Supervisor:
+    """Keeps one guardian running from `start` to `stop`."""
+
+    def __init__(self, probes: Probes, ledger: Path, tuning: Tuning) -> None:
+        fds = {name: probes.bpf.map_fd(name) for name in _MAPS}
+        self._settings = Settings(fds, str(ledger), os.getpid(), tuning.gate_open_delay_ns, tuning.gate_hold_ns)
+        self._control: Control = probes.map("controls").share(1)[0]
+        self._ledger = ledger
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="guardian-watch", daemon=True)
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Starts the guardian. From now on the kernel may stop processes, while `beat` is called."""
+        self._control.agent_tgid = os.getpid()
+        self.beat()
+        self._spawn()
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Says that the agent still decides. Without it for a second, everything is released."""
+        self._control.heartbeat_ns = monotonic_ns()
+
+    def stop(self) -> None:
+        """Ends the guardian, which releases everything first."""
+        self._ending.set()
+        process = self._process
+        if process and process.stdin:
+            process.stdin.close()
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._control.lease_until_ns = 0
+        release_all(self._ledger)
+
+    def _spawn(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
+            stdin=subprocess.PIPE,
+            pass_fds=tuple(self._settings.fds.values()),
+            start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it
+        )
+
+    def _watch(self) -> None:
+        while not self._ending.is_set():
+            process = self._process
+            if process is None:
+                return
+            code = process.wait()
+            if self._ending.is_set():
+                return
+            self._control.lease_until_ns = 0
+            released = release_all(self._ledger)
+            self.restarts += 1
+            _log.error("the guardian ended with code %s: released %d processes, starting it again", code, len(released))
+            if self._ending.wait(_RESTART_SECONDS):
+                return
+            self._spawn()
