@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """pydantic's errors as problems: where in the file, what is wrong, what to write instead.
 
-One mistake is one problem: a misspelt required key is not also reported as missing.
+One mistake is one problem: a misspelt required key is not also reported as missing, nor a value that the YAML lost.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def complaints(errors: list[ErrorDetails], source: Source) -> list[Problem]:
     """One Problem for each mistake that pydantic found."""
     misspelt = {near for error in errors if error["type"] == "extra_forbidden" and (near := _meant(error["loc"]))}
     told = [error for error in errors if not (error["type"] == "missing" and error["loc"] in misspelt)]
+    told = [error for error in told if error["loc"] not in source.broken]
     return [Problem(source.line(error["loc"]), _text(error)) for error in told]
 
 

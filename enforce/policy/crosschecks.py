@@ -101,4 +101,4 @@ def _floor_above_share(rule: dict[str, object]) -> str | None:
         floor = units.parse_ratio(limits.get("floor", default) if isinstance(limits, dict) else default)
     except units.UnitError:
         return None
-    return units.format_ratio(floor) if share < floor else None
+    return units.format_ratio(floor) if 0 < share < floor else None

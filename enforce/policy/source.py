@@ -40,11 +40,12 @@ class Problem:
 
 @dataclass(slots=True)
 class Source:
-    """The text's values. `lines` has every path; `problems` what the YAML itself got wrong."""
+    """The text's values. `lines` has every path; `problems` what is wrong YAML, `broken` where that lost a value."""
 
     data: object = None
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    broken: set[Path] = field(default_factory=set)
 
     def line(self, path: Path) -> int:
         """The line of a path, or of the nearest thing above it."""
@@ -103,12 +104,12 @@ class _Reader:
     def value(self, node: yaml.Node, path: Path) -> object:
         self._source.lines.setdefault(path, self._line(node))
         if id(node) in self._open:
-            self._problem(node, "an alias contains itself; write the values out")
-            return None
+            return self._lost(node, path, "an alias contains itself; write the values out")
         self._left -= 1
         if self._left == 0:
-            self._problem(node, "the aliases expand to too many values; write fewer")
-        if self._left <= 0:
+            return self._lost(node, path, "the aliases expand to too many values; write fewer")
+        if self._left < 0:
+            self._source.broken.add(path)
             return None
         self._open.add(id(node))
         try:
@@ -118,8 +119,7 @@ class _Reader:
 
     def _inside(self, node: yaml.Node, path: Path) -> object:
         if node.tag not in _TAGS:
-            self._problem(node, f"the tag {node.tag[:60]!r} means nothing in a policy; leave it out")
-            return None
+            return self._lost(node, path, f"the tag {node.tag[:60]!r} means nothing in a policy; leave it out")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -145,6 +145,11 @@ class _Reader:
     def _line(self, node: yaml.Node) -> int:
         # Not mark.line: PyYAML also counts U+2028 and U+0085 as line ends, editors do not.
         return bisect_right(self._starts, node.start_mark.index)
+
+    def _lost(self, node: yaml.Node, path: Path, text: str) -> object:
+        self._problem(node, text)
+        self._source.broken.add(path)
+        return None
 
     def _problem(self, node: yaml.Node, text: str) -> None:
         self._source.problems.append(Problem(self._line(node), text))

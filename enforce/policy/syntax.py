@@ -20,8 +20,10 @@ _CURES = (
     ("could not find expected ':'", "write KEY: VALUE, with a space after the colon"),
     ("expected <block end>", "begin all keys of one block in the same column"),
     ("block sequence entries are not allowed", "put the list on its own lines, each beginning with '- '"),
+    ("but got '?'", 'a pattern with a ? must be in quotes, such as "chat-?"'),
     ("expected ',' or '}'", "close the { with a }, and separate the entries with commas"),
     ("expected ',' or ']'", "close the [ with a ], and separate the entries with commas"),
+    ("'<stream end>'", "close the [ or { that is still open"),
     ("while scanning a quoted scalar", "close the quotes, or use single quotes round backslashes"),
     ("while scanning a double-quoted scalar", "use single quotes round backslashes"),
     ("while scanning for the next token", "put the value in quotes"),
@@ -36,7 +38,7 @@ def explain(text: str, error: yaml.YAMLError) -> list[tuple[int, str]]:
     """(line, message) pairs for an error that PyYAML raised on `text`."""
     if isinstance(error, ReaderError):
         line = text.count("\n", 0, error.position) + 1
-        return [(line, f"the character U+{ord(str(error.character)):04X} is not allowed in YAML; remove it")]
+        return [(line, f"the character U+{int(error.character):04X} is not allowed in YAML; remove it")]
     if not isinstance(error, yaml.MarkedYAMLError):
         return [(1, f"is not YAML ({error}); correct the syntax")]
     mark = error.problem_mark or error.context_mark

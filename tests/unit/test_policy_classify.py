@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who is online, offline, protected or none of them, and who is left alone when rules disagree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import HOST, Container, ContainerKey
+from enforce.policy.load import parse
+from enforce.policy.model import Facts, Match, Policy, ProcessFacts, Role
+
+POD = Container(
+    key=ContainerKey("k"),
+    name="worker",
+    runtime="containerd",
+    pod="train-0",
+    namespace="batch",
+    image="registry.local/train:1.2",
+    labels={"app": "train", "team": "vision"},
+    cgroup="/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope",
+)
+UNIT = Container(ContainerKey("u"), "train.service", "systemd", cgroup="/system.slice/train.service")
+SLO = "slo: {signal: gpu_wait, quantile: 0.99, target: 50ms, window: 10s}"
+
+
+def policy(offline: str = "{pod: nobody}", online: str = "", protect: str = "") -> Policy:
+    text = "version: 1\n"
+    for name, match in (("chat", online), ("api", "{pod: never}")):
+        text += (
+            "online:\n" if name == "chat" else ""
+        ) + f"  - {{name: {name}, match: {match or '{pod: none}'}, {SLO}}}\n"
+    text += f"offline:\n  - {{name: training, match: {offline}}}\n  - {{name: other, match: {{pod: train-*}}}}\n"
+    return parse(text + (f"protect: [{protect}]\n" if protect else ""), "p")
+
+
+def one(match: str) -> Policy:
+    return parse(f"version: 1\noffline:\n  - {{name: training, match: {match}}}\n", "p")
+
+
+def role(rules: Policy, container: Container = POD, *processes: tuple[str | None, str | None]) -> Role:
+    return rules.classify(Facts(container, tuple(ProcessFacts(*process) for process in processes))).role
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        "{namespace: batch}",
+        "{namespace: [serving, b*]}",
+        '{pod: "train-?"}',
+        "{container: worker}",
+        '{image: "*/train:*"}',
+        "{labels: {app: train, team: [speech, vis*]}}",
+        "{unit: cri-containerd-*.scope}",
+        "{unit: kubepods.slice}",
+        '{cgroup: "/kubepods.slice/*"}',
+        "{namespace: batch, pod: train-*, container: w*}",
+    ],
+)
+def test_a_container_is_matched_by_each_key(match: str) -> None:
+    assert role(one(match)) is Role.OFFLINE
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        "{namespace: Batch}",
+        "{namespace: bat}",
+        "{namespace: batch, pod: chat-*}",
+        "{labels: {app: train, tier: '*'}}",
+        "{user: '*'}",
+    ],
+)
+def test_every_key_must_match_in_full_and_in_case(match: str) -> None:
+    assert role(one(match)) is Role.UNMATCHED
+
+
+def test_what_is_unknown_about_a_container_matches_not_even_a_star() -> None:
+    assert role(one('{namespace: "*"}'), UNIT) is Role.UNMATCHED
+    assert role(one('{image: "*"}'), replace(POD, image=None)) is Role.UNMATCHED
+    assert role(one('{user: "*"}'), POD, (None, "python")) is Role.UNMATCHED
+
+
+def test_a_systemd_unit_is_matched_by_its_name_and_by_the_slice_around_it() -> None:
+    assert role(one("{unit: train.service}"), UNIT) is Role.OFFLINE
+    assert role(one("{unit: system.slice}"), UNIT) is Role.OFFLINE
+    assert role(one("{unit: train}"), UNIT) is Role.UNMATCHED
+
+
+def test_an_offline_rule_about_users_wants_all_processes_and_an_online_one_any() -> None:
+    mixed = (("alice", "python"), ("bob", "python"))
+    assert role(one("{user: alice}"), POD, mixed[0]) is Role.OFFLINE
+    assert role(one("{user: alice}"), POD, *mixed) is Role.UNMATCHED
+    assert role(one("{user: [alice, bob], command: python}"), POD, *mixed) is Role.OFFLINE
+    online = parse(f"version: 1\nonline:\n  - {{name: chat, match: {{user: alice}}, {SLO}}}\n", "p")
+    assert role(online, POD, *mixed) is Role.ONLINE
+
+
+def test_user_and_command_must_be_those_of_one_process() -> None:
+    protect = parse("version: 1\nprotect: [{user: alice, command: bash}]\n", "p")
+    assert role(protect, POD, ("alice", "python"), ("bob", "bash")) is Role.UNMATCHED
+    assert role(protect, POD, ("alice", "python"), ("alice", "bash")) is Role.PROTECTED
+
+
+def test_the_host_is_never_slowed_by_a_rule_that_names_no_user_or_command() -> None:
+    host = Container(HOST, "host", "host")
+    for match in ('{cgroup: "*"}', "{container: host}"):
+        assert role(one(match), host, ("root", "python")) is Role.UNMATCHED
+    assert role(one("{command: python}"), host, ("root", "python")) is Role.OFFLINE
+    assert role(one("{command: python}"), host, ("root", "python"), ("root", "Xorg")) is Role.UNMATCHED
+
+
+def test_protect_beats_every_rule() -> None:
+    assert role(policy("{namespace: batch}", "{namespace: bat*}", "{pod: train-0}")) is Role.PROTECTED
+
+
+def test_a_container_that_is_online_and_offline_is_left_alone_and_reported() -> None:
+    found = policy("{pod: none2}", "{namespace: batch}").classify(Facts(POD))
+    assert (found.role, found.rule, found.conflict) == (Role.UNMATCHED, None, ("chat", "other"))
+    assert "chat and other" in found.reason
+
+
+def test_a_container_with_two_offline_rules_is_left_alone_and_reported() -> None:
+    found = policy("{namespace: batch}").classify(Facts(POD))
+    assert (found.role, found.rule, found.conflict) == (Role.UNMATCHED, None, ("training", "other"))
+
+
+def test_of_two_online_rules_the_first_holds_and_the_clash_is_reported() -> None:
+    online = "online:\n" + "".join(
+        f"  - {{name: {name}, match: {match}, {SLO}}}\n"
+        for name, match in (("a", "{pod: t*}"), ("b", "{namespace: b*}"))
+    )
+    found = parse("version: 1\n" + online, "p").classify(Facts(POD))
+    assert found.role is Role.ONLINE
+    assert found.rule is not None
+    assert (found.rule.name, found.conflict) == ("a", ("a", "b"))
+
+
+GLOBS = st.sampled_from(["*", "a", "b", "a*", "?", "[ab]", "[!a]", "c"]).map(lambda glob: (glob,))
+MATCHES = st.builds(Match, namespace=GLOBS, pod=GLOBS | st.just(()), image=GLOBS | st.just(()))
+VALUES = st.sampled_from([None, "a", "b", "ab"])
+PODS = st.builds(replace, st.just(POD), namespace=VALUES, pod=VALUES, image=VALUES)
+
+
+@given(online=MATCHES, offline=MATCHES, other=MATCHES, protect=MATCHES, pod=PODS)
+def test_only_what_one_offline_rule_alone_names_is_ever_offline(
+    online: Match, offline: Match, other: Match, protect: Match, pod: Container
+) -> None:
+    base = policy()
+    merged = replace(
+        base,
+        online=(replace(base.online[0], match=online),),
+        offline=(replace(base.offline[0], match=offline), replace(base.offline[1], match=other)),
+        protect=(protect,),
+    )
+    claims = [match.fits(Facts(pod), every_process=True) for match in (online, offline, other, protect)]
+    alone = claims in ([False, True, False, False], [False, False, True, False])
+    assert (role(merged, pod) is Role.OFFLINE) == alone
