@@ -93,6 +93,7 @@ class DeviceReading:
     power_limit_watts: float | None = None
     temperature_celsius: float | None = None
     xid_counts: Mapping[int, int] = field(default_factory=dict)  # since the agent started
+    xid_last_seen_wall_ns: Mapping[int, int] = field(default_factory=dict)  # CLOCK_REALTIME
 
 
 @dataclass(frozen=True, slots=True)

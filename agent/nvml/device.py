@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One GPU: what never changes about it, and one reading of all that does.
+
+Invariant: a figure that cannot be read is None, and none of them keeps the others from being read. A lost GPU is found
+again by its UUID, since handles and indices do not survive.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agent.model import Device, DeviceReading, DeviceUuid
+from agent.nvml.calls import Calls, DeviceLostError
+from agent.nvml.gpm import Gpm, GpmReading
+from agent.nvml.pcie import PcieCounters, PcieRates, PcieThroughput
+from agent.nvml.processes import ProcessUtilization
+
+MHZ: Final = 1_000_000
+# Cores per SM by compute capability (CUDA programming guide, "arithmetic instructions"); newer ones have 128 so far.
+CORES_PER_SM: Final = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+
+
+class Gpu:
+    """State that readings of one device need between ticks."""
+
+    def __init__(self, calls: Calls, device: Device, handle: Any) -> None:
+        self._calls, self.device, self.handle = calls, device, handle
+        self.utilization = ProcessUtilization(calls, device.uuid)
+        self._gpm = Gpm(calls, device.uuid)
+        self._pcie = PcieCounters(calls, device.uuid)
+        self._samples_since_us: int | None = None
+
+    @property
+    def lost(self) -> bool:
+        """True while there is no way to ask this device anything."""
+        return self.handle is None
+
+    def lose(self) -> None:
+        """Forget what was only true of the handle. The device stays known."""
+        self.handle = None
+        self._gpm.close()
+        self._pcie = PcieCounters(self._calls, self.device.uuid)
+        self._calls.forget(self.device.uuid)
+
+    def find(self) -> bool:
+        """Look for a lost device by its UUID."""
+        try:
+            self.handle = self._calls.try_call("", "nvmlDeviceGetHandleByUUID", str(self.device.uuid))
+            if self.handle is not None:  # a handle is also given for a GPU that is still gone: ask it something
+                self._calls.try_call(self.device.uuid, "nvmlDeviceGetMemoryInfo", self.handle)
+        except DeviceLostError:
+            self.handle = None
+        return self.handle is not None
+
+    def read(self, throughput: PcieThroughput, now_ns: int, wall_us: int) -> DeviceReading:
+        """One tick of this device. Raises DeviceLostError or NvmlDownError."""
+        gpm = self._gpm.read(self.handle, now_ns)
+        activity, source = self._activity(gpm, wall_us)
+        used, reserved = self._memory()
+        rates = self._rates(gpm, throughput, now_ns)
+        api = self._calls.api
+        limit = self._first(("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"))
+        temperature = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+        return DeviceReading(
+            device=self.device,
+            sm_activity_ratio=activity,
+            sm_activity_source=source,
+            memory_used_bytes=used,
+            memory_reserved_bytes=reserved,
+            pcie_tx_bytes_per_second=rates.tx,
+            pcie_rx_bytes_per_second=rates.rx,
+            sm_clock_hertz=_scaled(self._first(("nvmlDeviceGetClockInfo",), api.NVML_CLOCK_SM), MHZ),
+            power_watts=_scaled(self._first(("nvmlDeviceGetPowerUsage",)), 1e-3),
+            power_limit_watts=_scaled(limit, 1e-3),
+            temperature_celsius=_scaled(self._first(temperature, api.NVML_TEMPERATURE_GPU), 1),
+        )
+
+    def _first(self, names: tuple[str, ...], *arguments: Any) -> Any | None:
+        return self._calls.first(self.device.uuid, names, self.handle, *arguments)
+
+    def _activity(self, gpm: GpmReading | None, wall_us: int) -> tuple[float | None, str | None]:
+        if self._gpm.supported(self.handle):  # never mixed with utilisation, which means something else
+            ratio = None if gpm is None else gpm.sm_activity_ratio
+            return ratio, None if ratio is None else "gpm"
+        ratio = self._utilization_samples(wall_us)
+        if ratio is None:
+            rates = self._first(("nvmlDeviceGetUtilizationRates",))
+            ratio = None if rates is None or rates.gpu > 100 else rates.gpu / 100
+        return ratio, None if ratio is None else "utilization"
+
+    def _utilization_samples(self, wall_us: int) -> float | None:
+        since, self._samples_since_us = self._samples_since_us, wall_us
+        if since is None:
+            return None
+        kind = self._calls.api.NVML_GPU_UTILIZATION_SAMPLES
+        answer = self._first(("nvmlDeviceGetSamples",), kind, since)
+        samples = () if answer is None else answer[1]
+        values = [s.sampleValue.uiVal for s in samples if s.timeStamp > since and s.sampleValue.uiVal <= 100]
+        return sum(values) / len(values) / 100 if values else None
+
+    def _memory(self) -> tuple[int | None, int | None]:
+        info = self._first(("nvmlDeviceGetMemoryInfo",), self._calls.api.nvmlMemory_v2)
+        if info is not None:
+            return int(info.used), int(info.reserved)
+        info = self._calls.try_call(f"{self.device.uuid}/v1", "nvmlDeviceGetMemoryInfo", self.handle)
+        return (None, None) if info is None else (int(info.used), None)  # v1 counts the reserved bytes as used
+
+    def _rates(self, gpm: GpmReading | None, throughput: PcieThroughput, now_ns: int) -> PcieRates:
+        counted = self._pcie.read(self.handle, now_ns)
+        if counted is not None and not (self._pcie.narrow and gpm is not None):
+            return counted
+        if gpm is not None and gpm.pcie_tx_bytes_per_second is not None:
+            return PcieRates(gpm.pcie_tx_bytes_per_second, gpm.pcie_rx_bytes_per_second)
+        if counted is not None or self._gpm.supported(self.handle):
+            return counted or PcieRates()
+        return throughput.read(self.device.uuid, self.handle) or PcieRates()
+
+
+def describe(calls: Calls, index: int, uuid: str, handle: Any) -> Device:
+    """Everything about a device that stays. Raises DeviceLostError or NvmlDownError."""
+    pci = calls.try_call(uuid, "nvmlDeviceGetPciInfo", handle)
+    memory = calls.try_call(uuid, "nvmlDeviceGetMemoryInfo", handle)
+    return Device(
+        index=index,
+        uuid=DeviceUuid(uuid),
+        name=_text(calls.try_call(uuid, "nvmlDeviceGetName", handle)) or "unknown GPU",
+        pci_bus_id=_text(None if pci is None else pci.busId) or "",
+        sm_count=_sm_count(calls, uuid, handle),
+        memory_total_bytes=None if memory is None else int(memory.total),
+    )
+
+
+def _sm_count(calls: Calls, uuid: str, handle: Any) -> int | None:
+    attributes = calls.try_call(uuid, "nvmlDeviceGetAttributes", handle)  # answered for MIG devices only
+    if attributes is not None and attributes.multiprocessorCount > 0:
+        return int(attributes.multiprocessorCount)
+    cores = calls.try_call(uuid, "nvmlDeviceGetNumGpuCores", handle)
+    capability = calls.try_call(uuid, "nvmlDeviceGetCudaComputeCapability", handle)
+    return None if cores is None or capability is None else int(cores) // CORES_PER_SM.get(tuple(capability), 128)
+
+
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _scaled(value: Any | None, factor: float) -> float | None:
+    return None if value is None else float(value) * factor

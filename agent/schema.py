@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A Snapshot as JSON: what gputop --json prints, --record writes and the agent's socket answers.
+
+The document is {"version": 1, …the fields of agent.model.Snapshot…}, nested as the model nests, units in the names.
+What is unknown is null. Mappings are objects (xids as decimal strings), enums their values, tuples arrays.
+
+Invariant: from_json(to_json(s)) == s. Within a version fields are only added: a reader ignores what it does not know
+and takes the model's default for what is not there, so that an older gputop reads a newer agent and the other way round.
+The model itself is the schema (its type hints drive both directions), so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
+
+from agent.errors import WardenError
+from agent.model import Snapshot
+
+VERSION: Final = 1
+
+Json = dict[str, Any]
+
+
+class SchemaError(WardenError):
+    """The text is no snapshot of a version that this program reads."""
+
+
+def to_json(snapshot: Snapshot) -> Json:
+    """The snapshot as one JSON object."""
+    return {"version": VERSION, **_encode(snapshot)}
+
+
+def from_json(document: Any) -> Snapshot:
+    """The snapshot of one JSON object. SchemaError says where it is wrong."""
+    if not isinstance(document, dict) or "version" not in document:
+        raise SchemaError("not a GPU Warden snapshot: it has no version")
+    if document["version"] != VERSION:
+        raise SchemaError(
+            f"a snapshot of version {document['version']!r}, this program reads {VERSION}: use the same release of both"
+        )
+    return cast(Snapshot, _decoder(Snapshot)(document, "snapshot"))
+
+
+def dumps(snapshot: Snapshot) -> str:
+    """One line of JSON, plain ASCII: names may hold anything, terminals and line readers do not."""
+    return json.dumps(to_json(snapshot), separators=(",", ":"), allow_nan=False)
+
+
+def loads(line: str | bytes) -> Snapshot:
+    """The snapshot in one line of JSON."""
+    try:
+        return from_json(json.loads(line))
+    except ValueError as error:
+        raise SchemaError(f"not JSON: {error}") from error
+
+
+def _encode(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _encode(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no such numbers, and neither means anything that a reader could use
+    return value
+
+
+Decoder = Callable[[Any, str], Any]
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:
+    """What turns JSON into a value of one type of the model."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if hasattr(kind, "__supertype__"):  # NewType
+        return _decoder(kind.__supertype__)
+    if origin in (Union, UnionType):
+        (inner,) = (argument for argument in arguments if argument is not NoneType)
+        return _optional(_decoder(inner))
+    if origin is tuple:
+        return _tuple(_decoder(arguments[0]))
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(arguments[0], _decoder(arguments[1]))
+    if is_dataclass(kind):
+        return _dataclass(cast(type, kind))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _enum(kind)
+    return _scalar(kind)
+
+
+def _optional(inner: Decoder) -> Decoder:
+    return lambda data, path: None if data is None else inner(data, path)
+
+
+def _tuple(inner: Decoder) -> Decoder:
+    def decode(data: Any, path: str) -> Any:
+        _expect(list, data, path)
+        return tuple(inner(item, f"{path}[{index}]") for index, item in enumerate(data))
+
+    return decode
+
+
+def _mapping(key: Any, inner: Decoder) -> Decoder:
+    to_key: Callable[[str], Any] = int if key is int else str
+
+    def decode(data: Any, path: str) -> Any:
+        _expect(dict, data, path)
+        try:
+            return {to_key(name): inner(item, f"{path}.{name}") for name, item in data.items()}
+        except ValueError as error:
+            raise SchemaError(f"{path}: {error}") from error
+
+    return decode
+
+
+def _dataclass(kind: type) -> Decoder:
+    hints = get_type_hints(kind)
+    decoders = {field.name: _decoder(hints[field.name]) for field in fields(kind)}
+    required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+
+    def decode(data: Any, path: str) -> Any:
+        _expect(dict, data, path)
+        missing = sorted(required - data.keys())
+        if missing:
+            raise SchemaError(f"{path}: {', '.join(missing)} missing")
+        present = decoders.keys() & data.keys()
+        return kind(**{name: decoders[name](data[name], f"{path}.{name}") for name in present})
+
+    return decode
+
+
+def _enum(kind: type[StrEnum]) -> Decoder:
+    def decode(data: Any, path: str) -> Any:
+        try:
+            return kind(data)
+        except ValueError as error:
+            raise SchemaError(f"{path}: {error}") from error
+
+    return decode
+
+
+def _scalar(kind: Any) -> Decoder:
+    def decode(data: Any, path: str) -> Any:
+        _expect((int, float) if kind is float else kind, data, path)
+        if isinstance(data, bool) is not (kind is bool):
+            raise SchemaError(f"{path}: expected {kind.__name__}, found {data!r:.40}")
+        return float(data) if kind is float else data
+
+    return decode
+
+
+def _expect(kinds: Any, data: Any, path: str) -> None:
+    if not isinstance(data, kinds):
+        raise SchemaError(f"{path}: expected {getattr(kinds, '__name__', 'a number')}, found {data!r:.40}")
