@@ -143,3 +143,6 @@ class Weight(Kind):
         if not 0 < value <= 1000:  # also false for nan
             raise mistake(f"{quote(value)} is out of range", "write a number above 0, up to 1000")
         return float(value)
+
+    def show(self, value: float) -> str:
+        return f"{value:g}"

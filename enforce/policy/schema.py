@@ -160,8 +160,8 @@ class TuningSection(Section):
     pause_window: Annotated[int, Duration("10ms", "1ms", "1s")] = Field(
         10 * MS, description="The launch budget is refilled this often; a pause for lack of budget lasts about as long."
     )
-    no_data_hold: Annotated[int, Duration("5s", "100ms", "10m")] = Field(
-        5_000 * MS,
+    no_data_hold: Annotated[int, Duration("2s", "100ms", "10m")] = Field(
+        2_000 * MS,
         description="Without a latency reading the share is held for so long; then offline work is released.",
     )
 
