@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+#include "gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "clock.h"
+
+enum {
+	FIRST_GUESS_PER_US = 100,
+	CALIBRATION_ROUNDS = 5,
+	THREADS_PER_SM = 2048,
+	BLOCKS_PER_SM = 32,
+};
+
+static const uint64_t SHORT_SPIN_NS = 1000000;
+static const uint64_t LONG_SPIN_NS = 3000000;
+
+/*
+ * The chain of dependent multiplications can neither be vectorised nor computed in closed form, and the store that
+ * all but never happens keeps the compiler from dropping the loop.
+ */
+static const char SPIN_PTX[] = ".version 6.0\n"
+			       ".target sm_50\n"
+			       ".address_size 64\n"
+			       ".visible .global .align 8 .u64 spin_sink;\n"
+			       ".visible .entry spin(\n"
+			       "	.param .u64 spin_ns,\n"
+			       "	.param .u64 spin_iterations_per_us\n"
+			       ")\n"
+			       "{\n"
+			       "	.reg .pred %p<3>;\n"
+			       "	.reg .b32 %r<2>;\n"
+			       "	.reg .b64 %rd<6>;\n"
+			       "	ld.param.u64 %rd1, [spin_ns];\n"
+			       "	ld.param.u64 %rd2, [spin_iterations_per_us];\n"
+			       "	mul.lo.u64 %rd3, %rd1, %rd2;\n"
+			       "	div.u64 %rd3, %rd3, 1000;\n"
+			       "	mov.u32 %r1, %tid.x;\n"
+			       "	cvt.u64.u32 %rd4, %r1;\n"
+			       "SPIN:\n"
+			       "	setp.eq.u64 %p1, %rd3, 0;\n"
+			       "	@%p1 bra DONE;\n"
+			       "	mad.lo.u64 %rd4, %rd4, 6364136223846793005, 1442695040888963407;\n"
+			       "	sub.u64 %rd3, %rd3, 1;\n"
+			       "	bra.uni SPIN;\n"
+			       "DONE:\n"
+			       "	setp.eq.u64 %p2, %rd4, 0;\n"
+			       "	mov.u64 %rd5, spin_sink;\n"
+			       "	@%p2 st.global.u64 [%rd5], %rd4;\n"
+			       "	ret;\n"
+			       "}\n";
+
+void cuda_check(CUresult result, const char *what)
+{
+	const char *name = NULL;
+
+	if (result == CUDA_SUCCESS)
+		return;
+	if (cuGetErrorName(result, &name) != CUDA_SUCCESS || !name)
+		name = "unknown error";
+	fprintf(stderr, "%s failed: %s (%d)\n", what, name, (int)result);
+	exit(1);
+}
+
+void gpu_open(struct gpu *gpu, int ordinal)
+{
+	CUdevice device;
+	int sm_count = 0;
+
+	cuda_check(cuInit(0), "cuInit");
+	cuda_check(cuDeviceGet(&device, ordinal), "cuDeviceGet");
+	cuda_check(cuDeviceGetAttribute(&sm_count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device),
+		   "cuDeviceGetAttribute");
+	cuda_check(cuDevicePrimaryCtxRetain(&gpu->context, device), "cuDevicePrimaryCtxRetain");
+	cuda_check(cuCtxSetCurrent(gpu->context), "cuCtxSetCurrent");
+	cuda_check(cuModuleLoadData(&gpu->module, SPIN_PTX), "cuModuleLoadData");
+	cuda_check(cuModuleGetFunction(&gpu->spin, gpu->module, "spin"), "cuModuleGetFunction");
+	cuda_check(cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+	gpu->sm_count = (unsigned)sm_count;
+	gpu->iterations_per_us = FIRST_GUESS_PER_US;
+}
+
+static unsigned blocks_per_wave(const struct gpu *gpu, struct shape shape)
+{
+	unsigned resident = THREADS_PER_SM / shape.threads;
+
+	if (resident < 1)
+		resident = 1;
+	if (resident > BLOCKS_PER_SM)
+		resident = BLOCKS_PER_SM;
+	return gpu->sm_count * resident;
+}
+
+unsigned gpu_waves(const struct gpu *gpu, struct shape shape)
+{
+	unsigned wave = blocks_per_wave(gpu, shape);
+
+	return (shape.blocks + wave - 1) / wave;
+}
+
+static uint64_t timed_spin_ns(const struct gpu *gpu, struct shape shape, uint64_t spin_ns)
+{
+	uint64_t started_ns = clock_now_ns();
+
+	gpu_spin(gpu, shape, spin_ns);
+	gpu_wait(gpu);
+	return clock_now_ns() - started_ns;
+}
+
+void gpu_calibrate(struct gpu *gpu, struct shape shape)
+{
+	uint64_t fastest_short_ns = UINT64_MAX, fastest_long_ns = UINT64_MAX;
+	unsigned wave = blocks_per_wave(gpu, shape);
+
+	if (shape.blocks > wave)
+		shape.blocks = wave;
+	timed_spin_ns(gpu, shape, LONG_SPIN_NS); /* wakes the clocks */
+	for (int round = 0; round < CALIBRATION_ROUNDS; round++) {
+		uint64_t short_ns = timed_spin_ns(gpu, shape, SHORT_SPIN_NS);
+		uint64_t long_ns = timed_spin_ns(gpu, shape, LONG_SPIN_NS);
+
+		if (short_ns < fastest_short_ns)
+			fastest_short_ns = short_ns;
+		if (long_ns < fastest_long_ns)
+			fastest_long_ns = long_ns;
+	}
+	if (fastest_long_ns <= fastest_short_ns)
+		return;
+	/* The difference of two lengths leaves out what a launch and a wait cost. */
+	gpu->iterations_per_us =
+		(FIRST_GUESS_PER_US * (LONG_SPIN_NS - SHORT_SPIN_NS) + (fastest_long_ns - fastest_short_ns) / 2) /
+		(fastest_long_ns - fastest_short_ns);
+	if (gpu->iterations_per_us == 0)
+		gpu->iterations_per_us = 1;
+}
+
+void gpu_spin(const struct gpu *gpu, struct shape shape, uint64_t ns)
+{
+	uint64_t iterations_per_us = gpu->iterations_per_us;
+	void *parameters[] = {&ns, &iterations_per_us};
+
+	cuda_check(cuLaunchKernel(gpu->spin, shape.blocks, 1, 1, shape.threads, 1, 1, 0, gpu->stream, parameters, NULL),
+		   "cuLaunchKernel");
+}
+
+void gpu_wait(const struct gpu *gpu)
+{
+	cuda_check(cuStreamSynchronize(gpu->stream), "cuStreamSynchronize");
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * One CUDA device as the workloads use it: a primary context, one stream, and a kernel that keeps SMs busy for as long
+ * as it is told. The plain driver API only, so that the same programs run on a real GPU and on a simulated one.
+ */
+#ifndef GPUWARDEN_WORKLOADS_GPU_H
+#define GPUWARDEN_WORKLOADS_GPU_H
+
+#include <stdint.h>
+
+#include <cuda.h>
+
+struct shape {
+	unsigned blocks;
+	unsigned threads; /* per block */
+};
+
+struct gpu {
+	CUcontext context;
+	CUmodule module;
+	CUfunction spin;
+	CUstream stream;
+	unsigned sm_count;
+	uint64_t iterations_per_us; /* of the spin kernel's loop, for one shape */
+};
+
+/* Ends the program with what failed and CUDA's name for why, unless `result` is CUDA_SUCCESS. */
+void cuda_check(CUresult result, const char *what);
+
+/* Makes the device's primary context current and loads the kernel. */
+void gpu_open(struct gpu *gpu, int ordinal);
+
+/* Measures the loop for one wave of this shape. The device should be idle: what else runs is taken for a slow clock. */
+void gpu_calibrate(struct gpu *gpu, struct shape shape);
+
+/* Launches blocks that each spin for `ns`. Returns as soon as the launch is queued. The context must be current. */
+void gpu_spin(const struct gpu *gpu, struct shape shape, uint64_t ns);
+
+/* How often the device's SMs have to be filled to run all blocks: the launch lasts so many times the block's time. */
+unsigned gpu_waves(const struct gpu *gpu, struct shape shape);
+
+void gpu_wait(const struct gpu *gpu);
+
+#endif
