@@ -6,7 +6,7 @@ The document is {"version": 1, …the fields of agent.model.Snapshot…}, nested
 What is unknown is null. Mappings are objects (xids as decimal strings), enums their values, tuples arrays.
 
 Invariant: from_json(to_json(s)) == s. Within a version fields are only added: a reader ignores what it does not know
-and takes the model's default for what is not there, so that an older gputop reads a newer agent and the other way round.
+and takes the model's default for what is not there, so that an older gputop reads a newer agent and vice versa.
 The model itself is the schema (its type hints drive both directions), so the two cannot drift apart.
 """
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A snapshot as rows of metrics: pure, one function per part of the catalogue.
+
+Invariant: what is unknown is no row. A counter is known once it has moved or its rate has been read; until then 0 would
+be a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from agent.clock import NS_PER_SECOND
+from agent.exporters.labels import Labels, container_labels, device_labels, library_path, text
+from agent.model import (
+    Device,
+    DeviceReading,
+    Enforcement,
+    Provenance,
+    Snapshot,
+    Totals,
+    Unattributed,
+    Usage,
+)
+
+Row = tuple[str, Labels, float]
+Candidate = tuple[str, Labels, float | None]
+
+PREFIX: Final = "gpuwarden_"
+
+
+def rows(snapshot: Snapshot) -> Iterator[Row]:
+    """(metric name, label values in the catalogue's order, value) of everything known."""
+    for name, labels, value in _all(snapshot):
+        if value is not None:
+            yield PREFIX + name, labels, value
+
+
+def _all(snapshot: Snapshot) -> Iterator[Candidate]:
+    devices = {reading.device.uuid: device_labels(reading.device) for reading in snapshot.devices}
+    containers = container_labels(used.container for used in snapshot.containers)
+    for used in snapshot.containers:
+        for usage in used.usage:
+            if usage.device in devices:
+                yield from _usage(usage, containers[used.container.key] + devices[usage.device])
+    for rest in snapshot.unattributed:
+        if rest.device in devices:
+            yield from _unattributed(rest, devices[rest.device])
+    for reading in snapshot.devices:
+        yield from _device(reading, devices[reading.device.uuid])
+        yield from _device_totals(
+            reading, snapshot.device_totals.get(reading.device.uuid), devices[reading.device.uuid]
+        )
+    for key, enforcement in snapshot.enforcement.items():
+        if key in containers:
+            yield from _enforcement(enforcement, containers[key])
+    yield from _agent(snapshot)
+
+
+def _usage(usage: Usage, labels: Labels) -> Iterator[Candidate]:
+    totals = usage.totals
+    estimated = None if usage.sm_provenance is None else usage.sm_provenance is Provenance.ESTIMATED
+    yield "container_sm_ratio", labels, usage.sm_ratio
+    yield "container_sm_estimated", labels, estimated
+    yield "container_memory_bytes", labels, usage.memory_bytes
+    yield "container_launches_total", labels, _counter(totals.launches, usage.launches_per_second)
+    yield from _flows("container", labels, totals, usage)
+
+
+def _unattributed(rest: Unattributed, labels: Labels) -> Iterator[Candidate]:
+    yield "unattributed_sm_ratio", labels, rest.sm_ratio
+    yield "unattributed_memory_bytes", labels, rest.memory_bytes
+    yield from _flows("unattributed", labels, rest.totals, rest)
+
+
+def _flows(owner: str, labels: Labels, totals: Totals, rate: Usage | Unattributed) -> Iterator[Candidate]:
+    yield f"{owner}_sm_seconds_total", labels, _counter(totals.sm_seconds, rate.sm_ratio)
+    tx, rx = rate.pcie_tx_bytes_per_second, rate.pcie_rx_bytes_per_second
+    yield f"{owner}_pcie_transmit_bytes_total", labels, _counter(totals.pcie_tx_bytes, tx)
+    yield f"{owner}_pcie_receive_bytes_total", labels, _counter(totals.pcie_rx_bytes, rx)
+
+
+def _device(reading: DeviceReading, labels: Labels) -> Iterator[Candidate]:
+    device: Device = reading.device
+    yield "device_info", (*labels, text(device.name)), 1
+    yield "device_lost", labels, reading.lost
+    yield "device_sms", labels, device.sm_count
+    yield "device_sm_ratio", (*labels, text(reading.sm_activity_source)), reading.sm_activity_ratio
+    yield "device_memory_size_bytes", labels, device.memory_total_bytes
+    yield "device_memory_used_bytes", labels, reading.memory_used_bytes
+    yield "device_memory_reserved_bytes", labels, reading.memory_reserved_bytes
+    yield "device_sm_clock_hertz", labels, reading.sm_clock_hertz
+    yield "device_power_watts", labels, reading.power_watts
+    yield "device_power_limit_watts", labels, reading.power_limit_watts
+    yield "device_temperature_celsius", labels, reading.temperature_celsius
+    for xid, count in reading.xid_counts.items():
+        yield "device_xids_total", (*labels, str(xid)), count
+    for xid, at_ns in reading.xid_last_seen_wall_ns.items():
+        yield "device_xid_last_seen_timestamp_seconds", (*labels, str(xid)), at_ns / NS_PER_SECOND
+
+
+def _device_totals(reading: DeviceReading, totals: Totals | None, labels: Labels) -> Iterator[Candidate]:
+    if totals is None:
+        return
+    tx, rx = reading.pcie_tx_bytes_per_second, reading.pcie_rx_bytes_per_second
+    yield "device_sm_seconds_total", labels, _counter(totals.sm_seconds, reading.sm_activity_ratio)
+    yield "device_pcie_transmit_bytes_total", labels, _counter(totals.pcie_tx_bytes, tx)
+    yield "device_pcie_receive_bytes_total", labels, _counter(totals.pcie_rx_bytes, rx)
+
+
+def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate]:
+    yield "container_role_info", (*labels, text(enforcement.role), text(enforcement.rule)), 1
+    yield "container_slo_latency_seconds", labels, enforcement.latency_seconds
+    yield "container_slo_target_seconds", labels, enforcement.target_seconds
+    yield "container_slo_quantile_ratio", labels, enforcement.latency_quantile
+    yield "container_share_ratio", labels, enforcement.share_ratio
+    yield "container_paused_ratio", labels, enforcement.paused_ratio
+    if enforcement.role == "offline":  # nobody else is ever paused: a counter that cannot move says nothing
+        yield "container_pauses_total", labels, enforcement.pauses_total
+        yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total
+
+
+def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
+    yield "enforcing", (), snapshot.enforcing
+    yield "snapshot_timestamp_seconds", (), snapshot.wall_ns / NS_PER_SECOND
+    yield "snapshot_interval_seconds", (), snapshot.interval_ns / NS_PER_SECOND
+    for health in snapshot.collectors:
+        yield "collector_success", (text(health.name),), health.error is None
+        yield "collector_duration_seconds", (text(health.name),), health.duration_seconds
+    for probe in snapshot.probes:
+        for state, count in (("attached", probe.attached), ("absent", probe.absent), ("failed", probe.failed)):
+            yield "probe_symbols", (library_path(probe.library), state), count
+    for source, count in snapshot.lost.items():
+        name, _, reason = source.partition(":")
+        yield "events_lost_total", (text(name), text(reason)), count
+
+
+def _counter(total: float, rate: float | None) -> float | None:
+    return None if rate is None and not total else total

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""/metrics for Prometheus: the last snapshot, turned into metrics when somebody scrapes.
+
+Invariant: a series exists exactly while the snapshot has its value, so that nothing outlives its container and nothing
+leaks. Listens on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Self
+from wsgiref.simple_server import WSGIServer
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from agent.errors import SetupError
+from agent.exporters.catalog import CATALOG, Metric
+from agent.exporters.families import rows
+from agent.exporters.labels import Labels
+from agent.model import Snapshot
+
+ADDRESS: Final = "127.0.0.1"
+PORT: Final = 9837
+
+Family = GaugeMetricFamily | CounterMetricFamily
+GetSnapshot = Callable[[], Snapshot | None]
+
+
+class SnapshotCollector(Collector):
+    """Metrics of the newest snapshot; only the build's before the first one."""
+
+    def __init__(self, get_snapshot: GetSnapshot) -> None:
+        self._get_snapshot = get_snapshot
+
+    def describe(self) -> Iterator[Family]:
+        """Names without values, so that registering takes no snapshot."""
+        return (_family(metric) for metric in CATALOG)
+
+    def collect(self) -> Iterator[Family]:
+        """One family per metric that has a value now, in the catalogue's order."""
+        families = {metric.name: _family(metric) for metric in CATALOG}
+        families["gpuwarden_build_info"].add_metric([_version()], 1)
+        snapshot = self._get_snapshot()
+        if snapshot is not None:
+            for (name, labels), value in _added_up(snapshot).items():
+                families[name].add_metric(labels, value)
+        return (family for family in families.values() if family.samples)
+
+
+class Server:
+    """The HTTP server; `port` is the one in use (port 0 asks for any)."""
+
+    def __init__(self, server: WSGIServer) -> None:
+        self._server = server
+        self.port: int = server.server_port
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def registry(get_snapshot: GetSnapshot) -> prometheus_client.CollectorRegistry:
+    """A registry with nothing in it but the snapshot."""
+    made = prometheus_client.CollectorRegistry()
+    made.register(SnapshotCollector(get_snapshot))
+    return made
+
+
+def render(snapshot: Snapshot | None) -> str:
+    """The text that a scrape gets."""
+    return prometheus_client.generate_latest(registry(lambda: snapshot)).decode()
+
+
+def serve(address: str, port: int, get_snapshot: GetSnapshot) -> Server:
+    """Serve /metrics on a thread of its own. SetupError when the port cannot be had."""
+    try:
+        server, _ = prometheus_client.start_http_server(port, address, registry(get_snapshot))
+    except OSError as error:
+        raise SetupError(
+            f"cannot serve metrics on {address}:{port} ({error.strerror or error}): "
+            "stop what listens there ('ss -ltnp' shows it) or choose another address or port"
+        ) from error
+    return Server(server)
+
+
+def _added_up(snapshot: Snapshot) -> dict[tuple[str, Labels], float]:
+    """Each series once: one that is there twice (a library seen through two containers) would void the whole scrape."""
+    series: dict[tuple[str, Labels], float] = {}
+    for name, labels, value in rows(snapshot):
+        series[name, labels] = series.get((name, labels), 0) + float(value)
+    return series
+
+
+def _family(metric: Metric) -> Family:
+    if metric.kind == "counter":
+        return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+def _version() -> str:
+    try:
+        return version("gpuwarden")
+    except PackageNotFoundError:
+        return "unknown"
