@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The lines of the ledger: text in, values out, no I/O.
+
+One act is one line when it is intended and one when it is undone. A line that is cut short is no JSON object, so a torn
+write can never be taken for another line; what cannot be read counts as damage, never as an undoing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from agent.model import ContainerKey, ProcessId
+
+LONGEST_LINE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One act on one process. `boot` tells it from a process of the same pid and start time before a restart."""
+
+    id: str
+    act: str  # "pace" | "gate" | "freeze" | …
+    process: ProcessId
+    container: ContainerKey
+    wall_ns: int
+    boot: str = ""  # "": unknown; filled in by the ledger
+
+    @classmethod
+    def of(cls, act: str, process: ProcessId, container: ContainerKey, wall_ns: int) -> Entry:
+        """With the id that this act on this process always has, so that intending it twice is intending it once."""
+        return cls(f"{act}:{process.tgid}:{process.start_ticks}", act, process, container, wall_ns)
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a ledger's lines amount to. `dead` lines are those that a rewrite would leave out."""
+
+    outstanding: dict[str, Entry] = field(default_factory=dict)
+    lines: int = 0
+    damaged: int = 0
+
+    @property
+    def dead(self) -> int:
+        return self.lines - len(self.outstanding)
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """The next lines, in the order in which they were written."""
+        for line in lines:
+            if line:
+                self.lines += 1
+                self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        record = _record(line)
+        entry = _entry(record)
+        if entry is not None:
+            self.outstanding[entry.id] = entry
+        elif record.get("do") == "done" and isinstance(record.get("id"), str):
+            self.outstanding.pop(str(record["id"]), None)
+        else:
+            self.damaged += 1
+
+
+def intend_line(entry: Entry) -> bytes:
+    """The line that says: this is about to be done."""
+    record = {
+        "do": "intend",
+        "id": entry.id,
+        "act": entry.act,
+        "tgid": entry.process.tgid,
+        "start_ticks": entry.process.start_ticks,
+        "container": entry.container,
+        "wall_ns": entry.wall_ns,
+        "boot": entry.boot,
+    }
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def done_line(entry_id: str) -> bytes:
+    """The line that says: this has been undone."""
+    return json.dumps({"do": "done", "id": entry_id}, separators=(",", ":")).encode() + b"\n"
+
+
+def _record(line: bytes) -> dict[str, object]:
+    if len(line) > LONGEST_LINE_BYTES:
+        return {}
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # ValueError covers bad UTF-8 and integers too long to read
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _entry(record: dict[str, object]) -> Entry | None:
+    entry_id, act, boot = record.get("id"), record.get("act"), record.get("boot", "")
+    tgid, start_ticks = _natural(record.get("tgid"), 31), _natural(record.get("start_ticks"))
+    container, wall_ns = record.get("container"), _natural(record.get("wall_ns"))
+    if record.get("do") != "intend" or not isinstance(entry_id, str) or not isinstance(act, str):
+        return None
+    if not isinstance(container, str) or not isinstance(boot, str):
+        return None
+    if not tgid or start_ticks is None or wall_ns is None:
+        return None
+    return Entry(entry_id, act, ProcessId(tgid, start_ticks), ContainerKey(container), wall_ns, boot)
+
+
+def _natural(value: object, bits: int = 63) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits else None

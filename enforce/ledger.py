@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The ledger: every act is on disk before it happens, so that whoever survives can undo it.
+
+Several processes write it (the agent, the guardian, `gpuwarden release`); each first takes in what the others wrote.
+What is outstanding may be too much after a crash, never too little. Whoever cannot write an entry must not act.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from agent.errors import WardenError
+from enforce.entries import LONGEST_LINE_BYTES, Entry, Replay, done_line, intend_line
+from enforce.journal import MOST_BYTES, Journal
+
+MOST_DEAD_LINES = 1000
+
+
+class LedgerError(WardenError):
+    """The ledger cannot be written: nothing may be done that would have to be undone."""
+
+
+class Ledger:
+    """One writer's view of the file. Safe to share between threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.compactions_failed = 0
+        self._boot = this_boot()
+        self._mutex = threading.Lock()
+        self._replay = Replay()
+        self._compact_above = MOST_DEAD_LINES
+        with self._translated("opened"):
+            self._journal = Journal(self.path)
+        with self._locked("read"):
+            self._compact_if_due()
+
+    def intend(self, entry: Entry) -> None:
+        """Put an act on disk, before it is done. Raises LedgerError: then it must not be done."""
+        entry = replace(entry, boot=entry.boot or self._boot)
+        line = intend_line(entry)
+        if len(line) > LONGEST_LINE_BYTES:
+            raise LedgerError(f"the ledger's entry for {entry.process} is too long; give the container a shorter key")
+        with self._locked("written"):
+            if self._replay.outstanding.get(entry.id) != entry:
+                self._append(line)
+            self._compact_if_due()
+
+    def done(self, entry_id: str) -> None:
+        """Say that an act is undone. Raises LedgerError: then it stays outstanding; undoing it again does no harm."""
+        with self._locked("written"):
+            if entry_id in self._replay.outstanding:
+                self._append(done_line(entry_id))
+            self._compact_if_due()
+
+    def outstanding(self) -> list[Entry]:
+        """What is intended and not undone, by any writer, the oldest first."""
+        with self._locked("read"):
+            return list(self._replay.outstanding.values())
+
+    def damaged(self) -> int:
+        """How many lines could not be read: torn by a crash, or not ours."""
+        return self._replay.damaged
+
+    def close(self) -> None:
+        """Closes the file; entries stay."""
+        self._journal.close()
+
+    @contextmanager
+    def _locked(self, doing: str) -> Iterator[None]:
+        with self._mutex, self._translated(doing), self._journal.locked():
+            self._catch_up()
+            yield
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError as error:
+            cure = "another gpuwarden holds its lock: end the one that hangs"
+            raise LedgerError(f"the ledger {self.path} cannot be {doing}; {cure}") from error
+        except OSError as error:
+            cure = "free space, or check the path, its owner and that it is no link; until then nothing is slowed"
+            raise LedgerError(f"the ledger {self.path} cannot be {doing} ({error.strerror}); {cure}") from error
+
+    def _catch_up(self) -> None:
+        """Take in what was written since the last time."""
+        again, lines = self._journal.new_lines()
+        known = self._replay.outstanding
+        if again:
+            self._replay = Replay()
+        self._replay.add(lines)
+        if self._journal.lost:
+            # Removed or cut under our hands: acts of ours may be in force that nobody else could undo.
+            self._replay.outstanding = {**known, **self._replay.outstanding}
+            self._append(b"".join(intend_line(entry) for entry in self._replay.outstanding.values()))
+            self._journal.lost = False
+
+    def _append(self, lines: bytes) -> None:
+        self._journal.append(lines)
+        self._replay.add(self._journal.new_lines()[1])
+
+    def _compact_if_due(self) -> None:
+        if self._replay.dead <= self._compact_above:
+            return
+        entries = list(self._replay.outstanding.values())
+        try:
+            self._journal.replace(b"".join(intend_line(entry) for entry in entries))
+            self._compact_above = MOST_DEAD_LINES
+        except OSError:
+            self.compactions_failed += 1
+            self._compact_above = self._replay.dead + MOST_DEAD_LINES  # not again at each append
+        self._catch_up()
+
+
+def read(path: str | os.PathLike[str]) -> list[Entry]:
+    """What a ledger has outstanding, without writing to it. An empty list for whatever is no ledger."""
+    replay = Replay()
+    with suppress(OSError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                replay.add(file.read(MOST_BYTES).split(b"\n"))
+    return list(replay.outstanding.values())
+
+
+def this_boot() -> str:
+    """The kernel's id of this boot; "" where it has none."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read(64).strip()
+    return ""
