@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Figures and names as the cells of a table.
+
+Invariants: what is unknown is a dash, never 0; a name is shown, never obeyed (no markup, no escape sequence, nothing
+that reorders or hides text); without UTF-8 everything drawn is ASCII.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rich.text import Text
+
+from agent.model import Provenance
+
+GPU_THRESHOLDS: Final = (0.10, 0.75)  # nvitop's, which people know
+MEMORY_THRESHOLDS: Final = (0.10, 0.80)
+COLOURS: Final = ("green", "yellow", "red")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Glyphs:
+    """What figures are drawn with."""
+
+    missing: str
+    full: str
+    empty: str
+    up: str
+    down: str
+    dot: str
+    overflow: Literal["ellipsis", "crop"]  # rich's ellipsis is no ASCII character
+
+    @property
+    def ascii(self) -> bool:
+        """Whether only ASCII may be written."""
+        return self is ASCII
+
+
+UTF8: Final = Glyphs("–", "█", "░", "↑", "↓", "·", "ellipsis")
+ASCII: Final = Glyphs("-", "#", ".", "tx", "rx", "|", "crop")
+
+
+def printable(value: str, glyphs: Glyphs) -> str:
+    """The name with everything that a terminal might act on written out as an escape."""
+    shown = "".join(_escaped(character) if _acts(character) else character for character in value)
+    return shown.encode("ascii", "backslashreplace").decode() if glyphs.ascii else shown
+
+
+def name(value: str | None, glyphs: Glyphs, style: str = "") -> Text:
+    """A name from outside. Text never reads markup."""
+    return Text(printable(value, glyphs) if value else glyphs.missing, style=style)
+
+
+def percent(ratio: float | None, glyphs: Glyphs, provenance: Provenance | None = None) -> str:
+    """A share as percent, ~ before what was estimated."""
+    if ratio is None:
+        return glyphs.missing
+    mark = "~" if provenance is Provenance.ESTIMATED else ""
+    return f"{mark}{ratio * 100:.1f}" if ratio < 0.9995 else f"{mark}{ratio * 100:.0f}"
+
+
+def size(value: float | None, glyphs: Glyphs) -> str:
+    """Bytes in three digits: 340Mi, 1.2Gi, 45Gi."""
+    if value is None:
+        return glyphs.missing
+    for unit in ("", "Ki", "Mi", "Gi"):
+        if abs(value) < 999.5:
+            return f"{value:.0f}{unit}" if unit in ("", "Ki") or abs(value) >= 99.95 else f"{value:.1f}{unit}"
+        value /= 1024
+    return f"{value:.1f}Ti"
+
+
+def count(value: float | None, glyphs: Glyphs) -> str:
+    """Events per second: 12, 3.4k, 1.2M."""
+    if value is None:
+        return glyphs.missing
+    for unit in ("", "k", "M"):
+        if value < 999.5:
+            return f"{value:.0f}{unit}" if not unit or value >= 99.95 else f"{value:.1f}{unit}"
+        value /= 1000
+    return f"{value:.1f}G"
+
+
+def bar(ratio: float | None, width: int, thresholds: tuple[float, float], glyphs: Glyphs) -> Text:
+    """A bar of `width` cells, coloured by how full it is; empty when unknown."""
+    if ratio is None:
+        return Text(glyphs.empty * width, style="dim")
+    full = min(width, max(0, round(ratio * width)))
+    return Text.assemble(
+        (glyphs.full * full, colour(ratio, thresholds)),
+        (glyphs.empty * (width - full), "dim"),
+    )
+
+
+def colour(ratio: float | None, thresholds: tuple[float, float]) -> str:
+    """green, yellow or red; no colour for the unknown."""
+    if ratio is None:
+        return ""
+    return COLOURS[sum(ratio >= threshold for threshold in thresholds)]
+
+
+def _acts(character: str) -> bool:
+    # C*: controls, bidirectional marks and other invisible format characters, lone surrogates. Z[lp]: line breaks.
+    category = unicodedata.category(character)
+    return category[0] == "C" or category in ("Zl", "Zp")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()

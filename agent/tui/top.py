@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""gputop's loop: take a snapshot, show it, wait; once or until told to stop.
+
+Invariant: the terminal is as it was afterwards, whatever ended the loop (Ctrl-C, SIGTERM, a closed pipe, an error).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+
+from agent import schema
+from agent.model import Snapshot
+from agent.tui.recording import EndOfRecording, Source, recorded, replayed
+from agent.tui.screen import View, render
+
+INTERVAL_SECONDS: Final = 1.0
+SHORTEST_SECONDS: Final = 0.1
+PLAIN_WIDTH: Final = 160  # into a pipe or a file: everything, since nothing there wraps
+RESIZE_SECONDS: Final = 0.25  # how soon a resized terminal is redrawn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """gputop's options."""
+    views = parser.add_mutually_exclusive_group()
+    for view in View:
+        text = f"one row per {view}" + (" (default)" if view is View.CONTAINER else "")
+        views.add_argument(f"--by-{view}", dest="view", action="store_const", const=view, help=text)
+    parser.set_defaults(view=View.CONTAINER)
+    parser.add_argument("-1", "--once", action="store_true", help="show one tick and end")
+    parser.add_argument("--json", action="store_true", help="one JSON object per tick (docs: agent.schema)")
+    parser.add_argument("--interval", type=_seconds, metavar="S", help="seconds between ticks (default 1)")
+    parser.add_argument("--no-color", action="store_true", help="no colours; NO_COLOR in the environment does the same")
+    parser.add_argument("--record", type=Path, metavar="F", help="also append each tick to F, one JSON object a line")
+    parser.add_argument("--replay", type=Path, metavar="F", help="play F back instead of watching")
+
+
+def run(arguments: argparse.Namespace, watch: Callable[[], Source]) -> int:
+    """gputop with parsed arguments. `watch` makes the live source; it is not called for a replay."""
+    source = replayed(arguments.replay) if arguments.replay else watch()
+    if arguments.record:
+        source = recorded(source, arguments.record)
+    return run_top(
+        source,
+        once=arguments.once,
+        json=arguments.json,
+        interval=arguments.interval or INTERVAL_SECONDS,
+        view=arguments.view,
+        no_color=arguments.no_color,
+    )
+
+
+def run_top(
+    source: Source,
+    *,
+    once: bool = False,
+    json: bool = False,
+    interval: float = INTERVAL_SECONDS,
+    view: View = View.CONTAINER,
+    no_color: bool = False,
+    console: Console | None = None,
+) -> int:
+    """Show what the source gives until it ends or the user does. The exit status."""
+    console = console or _console(no_color)
+    try:
+        with _ended_by_signals():
+            if json:
+                _each(source, once, interval, lambda snapshot: _print_json(console, snapshot))
+            elif once or not console.is_terminal or console.is_dumb_terminal:
+                _each(source, once, interval, lambda snapshot: console.print(render(snapshot, view)))
+            else:
+                _live(source, interval, view, console)
+    except (KeyboardInterrupt, EndOfRecording):
+        return 0
+    except BrokenPipeError:  # the reader has seen enough, as "head" does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 0
+    return 0
+
+
+def _each(source: Source, once: bool, interval: float, show: Callable[[Snapshot], None]) -> None:
+    for _ in _ticks(interval, time.sleep):
+        show(source())
+        if once:
+            return
+
+
+def _live(source: Source, interval: float, view: View, console: Console) -> None:
+    first = source()  # before the screen is taken over: an error at the start stays readable
+    with Live(render(first, view), console=console, screen=True, auto_refresh=False) as live:
+        live.refresh()
+        ticks = _ticks(interval, lambda seconds: _redrawing(live, seconds))
+        next(ticks)
+        for _ in ticks:
+            live.update(render(source(), view), refresh=True)
+
+
+def _redrawing(live: Live, seconds: float) -> None:
+    """Wait, and redraw at once when the terminal changes its size."""
+    until = time.monotonic() + seconds
+    drawn = live.console.size
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, RESIZE_SECONDS))
+        if live.console.size != drawn:
+            drawn = live.console.size
+            live.refresh()
+
+
+def _ticks(interval: float, wait: Callable[[float], None]) -> Iterator[None]:
+    """Now, and then every `interval` seconds; ticks that were missed are not made up for."""
+    due = time.monotonic()
+    while True:
+        yield
+        due = max(due + interval, time.monotonic())
+        wait(due - time.monotonic())
+
+
+def _print_json(console: Console, snapshot: Snapshot) -> None:
+    console.file.write(schema.dumps(snapshot) + "\n")
+    console.file.flush()
+
+
+def _console(no_color: bool) -> Console:
+    plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(no_color=no_color or None, highlight=False, soft_wrap=False, width=PLAIN_WIDTH if plain else None)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program the tidy way, through the finally blocks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, _frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not SHORTEST_SECONDS <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no interval: give seconds, at least {SHORTEST_SECONDS}")
+    return value
