@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the files of /proc/PID mean: text in, values out, no I/O.
+
+Everything in there that a process can choose (its name, arguments, paths) is hostile: it may hold anything, and it ends
+up on terminals and in logs. Lines end at "\\n" only: splitlines() would let a name forge lines. Source: proc(5).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_DELETED = " (deleted)"
+_UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, bidirectional, lone surrogates, line separators
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat that we use."""
+
+    comm: str
+    state: str  # one letter: R S D T t Z X I
+    parent_tgid: int
+    threads: int
+    start_ticks: int  # field 22, 1/100 s since boot
+
+    @property
+    def dead(self) -> bool:
+        """A zombie whose last thread is gone. (A zombie with threads only lost its first one and works on.)"""
+        return self.state in "ZX" and self.threads <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file in a process's address space, as that process names it."""
+
+    path: str
+    device: int  # as st_dev has it
+    inode: int
+    deleted: bool
+
+
+def parse_stat(text: str) -> Stat:
+    """ValueError when it is none. The name may hold spaces and parentheses: only the last one closes it."""
+    head, closing, tail = text.rpartition(")")
+    fields = tail.split()
+    if not closing or "(" not in head or len(fields) < 20:
+        raise ValueError("not a stat line")
+    comm = head[head.index("(") + 1 :]
+    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]))
+
+
+def parse_status_uid(text: str) -> int | None:
+    """The real uid in /proc/PID/status."""
+    for line in text.split("\n"):
+        if line.startswith("Uid:"):
+            fields = line.split()
+            return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
+    return None
+
+
+def parse_command(arguments: str, longest: int) -> str:
+    """NUL-separated arguments as one printable line of at most `longest` characters; "" when there are none."""
+    return printable(" ".join(arguments.rstrip("\0").split("\0")), longest)
+
+
+def parse_environ(text: str, names: Collection[str]) -> dict[str, str]:
+    """Those variables of a NUL-separated environment; of one that is set twice the first, as getenv has it."""
+    found: dict[str, str] = {}
+    for entry in text.split("\0"):
+        name, equals, value = entry.partition("=")
+        if equals and name in names:
+            found.setdefault(name, value)
+    return found
+
+
+def parse_maps(text: str, wanted: Callable[[str], bool]) -> Iterator[MappedFile]:
+    """The files whose base name is wanted, each once, in order of address."""
+    seen: set[MappedFile] = set()
+    for line in text.split("\n"):
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        path, deleted = strip_deleted(_OCTAL.sub(lambda match: chr(int(match.group(1), 8)), fields[5]))
+        if not wanted(path.rpartition("/")[2]):
+            continue
+        mapped = MappedFile(path, _device(fields[3]), int(fields[4]), deleted)
+        if mapped not in seen:
+            seen.add(mapped)
+            yield mapped
+
+
+def strip_deleted(path: str) -> tuple[str, bool]:
+    """A path as the kernel writes it, and whether what it named has been removed since."""
+    return path.removesuffix(_DELETED), path.endswith(_DELETED)
+
+
+def printable(text: str, longest: int) -> str:
+    """The text without what could fool a terminal, a log or a reader; cut to `longest` characters with an ellipsis."""
+    safe = "".join(_escape(char) if unicodedata.category(char) in _UNSAFE else char for char in text[: longest + 1])
+    return safe if len(safe) <= longest else safe[: longest - 1] + "…"
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as surrogateescape keeps it
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _device(text: str) -> int:
+    major, _, minor = text.partition(":")
+    high, low = int(major, 16), int(minor, 16)
+    return (high & 0xFFF) << 8 | (high & ~0xFFF) << 32 | (low & 0xFF) | (low & ~0xFF) << 12
