@@ -45,6 +45,7 @@ static const char USAGE[] =
 	"  --kernel-us U        length of each (default 100)\n"
 	"  --blocks B --threads T    of each launch (default 132 × 1024)\n"
 	"  --copy-bytes N       copied back per request (default 0)\n"
+	"  --graph              launch a request's kernels as one CUDA graph\n"
 	"  --device N           CUDA ordinal (default 0)\n"
 	"  --iterations-per-us N     of the spin kernel, instead of measuring it at the start\n"
 	"  --port P             serve /infer, /metrics and /healthz over HTTP (0: any free port)\n"
@@ -118,6 +119,9 @@ static void parse_option(struct options *options, int letter)
 	case 'c':
 		request->copy_bytes = option_bytes("--copy-bytes", optarg);
 		break;
+	case 'g':
+		request->graph = true;
+		break;
 	case 'i':
 		options->iterations_per_us = option_count("--iterations-per-us", optarg, 1, 1000000);
 		break;
@@ -140,6 +144,7 @@ static void parse(struct options *options, int argc, char **argv)
 		{"blocks", required_argument, NULL, 'b'},
 		{"threads", required_argument, NULL, 't'},
 		{"copy-bytes", required_argument, NULL, 'c'},
+		{"graph", no_argument, NULL, 'g'},
 		{"device", required_argument, NULL, 'd'},
 		{"iterations-per-us", required_argument, NULL, 'i'},
 		{"port", required_argument, NULL, 'p'},

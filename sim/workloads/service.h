@@ -20,6 +20,7 @@ struct request {
 	uint64_t kernel_ns;
 	struct shape shape;
 	uint64_t copy_bytes; /* device to host, after the kernels */
+	bool graph; /* the kernels are one CUDA graph */
 };
 
 struct service {
@@ -27,6 +28,7 @@ struct service {
 	struct request request;
 	CUdeviceptr answer_on_device;
 	void *answer;
+	CUgraphExec graph; /* NULL: launch by launch */
 	uint64_t started_ns; /* what the log's arrivals are relative to */
 	FILE *log; /* NULL: none */
 
