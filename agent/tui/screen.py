@@ -45,6 +45,7 @@ class Screen:
 
     snapshot: Snapshot
     view: View
+    full: bool = False  # it has the terminal to itself: leave out rows rather than the footer
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         glyphs = ASCII if options.ascii_only else UTF8
@@ -53,20 +54,21 @@ class Screen:
         head = [_title(self.snapshot, glyphs), *device_lines(self.snapshot.devices, width, glyphs), Text()]
         foot = _footer(self.snapshot, glyphs)
         lines = build(self.snapshot, glyphs)
-        lines, more = _cut(lines, None if options.height is None else options.height - len(head) - len(foot) - 2)
+        room = console.height - len(head) - len(foot) - 2 if self.full else len(lines)
+        lines, more = _cut(lines, room)
         yield from _lines(head, width, glyphs)
         yield table(columns(self.snapshot), lines, width, glyphs)
         yield from _lines([*_note(lines, more, nothing), Text(), *foot], width, glyphs)
 
 
-def render(snapshot: Snapshot, view: View = View.CONTAINER) -> Screen:
-    """Something that a rich console prints."""
-    return Screen(snapshot, view)
+def render(snapshot: Snapshot, view: View = View.CONTAINER, *, full: bool = False) -> Screen:
+    """Something that a rich console prints. `full`: to fit the terminal's height."""
+    return Screen(snapshot, view, full)
 
 
-def _cut(lines: list[Row], room: int | None) -> tuple[list[Row], int]:
+def _cut(lines: list[Row], room: int) -> tuple[list[Row], int]:
     """As many rows as leave the footer on the screen, and how many that leaves out."""
-    if room is None or len(lines) <= room:
+    if len(lines) <= room:
         return lines, 0
     kept = max(0, room - 1)
     return lines[:kept], len(lines) - kept

@@ -100,12 +100,12 @@ def _each(source: Source, once: bool, interval: float, show: Callable[[Snapshot]
 
 def _live(source: Source, interval: float, view: View, console: Console) -> None:
     first = source()  # before the screen is taken over: an error at the start stays readable
-    with Live(render(first, view), console=console, screen=True, auto_refresh=False) as live:
+    with Live(render(first, view, full=True), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         ticks = _ticks(interval, lambda seconds: _redrawing(live, seconds))
         next(ticks)
         for _ in ticks:
-            live.update(render(source(), view), refresh=True)
+            live.update(render(source(), view, full=True), refresh=True)
 
 
 def _redrawing(live: Live, seconds: float) -> None:
@@ -133,9 +133,18 @@ def _print_json(console: Console, snapshot: Snapshot) -> None:
     console.file.flush()
 
 
+class _PipeConsole(Console):
+    """rich ends the program with status 1 when the reader of a pipe leaves; that is no failure of ours."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def _console(no_color: bool) -> Console:
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(no_color=no_color or None, highlight=False, soft_wrap=False, width=PLAIN_WIDTH if plain else None)
+    return _PipeConsole(
+        no_color=no_color or None, highlight=False, soft_wrap=False, width=PLAIN_WIDTH if plain else None
+    )
 
 
 @contextlib.contextmanager
