@@ -27,6 +27,7 @@ from enforce.entries import Entry
 _STOPPED, _TRACED = "T", "t"
 _PENDING = re.compile(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", re.MULTILINE)
 _SIGSTOP_BIT = 1 << (signal.SIGSTOP - 1)
+_NO_PROCESS = (errno.EINVAL, errno.ENOENT)  # pidfd_open, older and newer kernels: the number is a thread's now
 _START_TICKS = 0xFFFFFFFF  # the probes carry 32 bits of it; they wrap after 497 days
 
 
@@ -77,7 +78,7 @@ def _released(entry: Entry, boot: str, procfs: Procfs) -> Released:
     except (GoneError, ProcessLookupError):
         return Released(entry, Outcome.GONE)
     except (OSError, WardenError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EINVAL:  # pidfd_open: the number is a thread's now
+        if isinstance(error, OSError) and error.errno in _NO_PROCESS:
             return Released(entry, Outcome.GONE)
         return Released(entry, Outcome.FAILED, str(error))
 

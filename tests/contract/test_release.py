@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Release, on real processes: what the ledger names and is stopped runs again, and nobody else is touched."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from agent.model import ContainerKey, ProcessId
+from agent.procfs import Procfs
+from enforce.entries import Entry
+from enforce.ledger import Ledger, LedgerError, read
+from enforce.release import Outcome, release_all
+
+DEADLINE_SECONDS = 10.0
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that writes one byte when it is told to continue."""
+
+    process: ProcessId
+    continued: int  # the reading end
+
+    def is_told_to_continue(self, within_seconds: float) -> bool:
+        ready, _, _ = select.select([self.continued], [], [], within_seconds)
+        return bool(ready) and os.read(self.continued, 1) == b"c"
+
+    def states(self) -> set[str]:
+        threads = Procfs(f"/proc/{self.process.tgid}/task")
+        return {threads.stat(tid).state for tid in threads.tgids()}
+
+    def stop(self) -> None:
+        os.kill(self.process.tgid, signal.SIGSTOP)
+        until(lambda: self.states() == {"T"})
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def live(told: int, ready: int, threads: int) -> None:
+    signal.signal(signal.SIGCONT, lambda *_: os.write(told, b"c"))
+    for _ in range(threads - 1):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    os.write(ready, b"r")
+    while True:
+        signal.pause()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def fork(threads: int = 1) -> Child:
+        continued, told = os.pipe()
+        started, ready = os.pipe()
+        tgid = os.fork()
+        if tgid == 0:
+            try:
+                live(told, ready, threads)
+            finally:
+                os._exit(1)
+        os.close(told)
+        os.close(ready)
+        assert os.read(started, 1) == b"r"
+        os.close(started)
+        children.append(Child(Procfs().process_id(tgid), continued))
+        return children[-1]
+
+    yield fork
+    for child in children:
+        os.close(child.continued)
+        with suppress(ProcessLookupError):
+            os.kill(child.process.tgid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child.process.tgid, 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+def intend(path: Path, process: ProcessId, act: str = "pace") -> Entry:
+    entry = Entry.of(act, process, ContainerKey("docker:abc"), time.time_ns())
+    Ledger(path).intend(entry)
+    return entry
+
+
+def outcomes(path: Path, proc_root: str = "/proc") -> list[Outcome]:
+    return [one.outcome for one in release_all(path, proc_root)]
+
+
+def test_a_stopped_process_of_the_ledger_runs_again_and_its_entry_is_closed(
+    path: Path, spawn: Callable[..., Child]
+) -> None:
+    child = spawn()
+    intend(path, child.process)
+    child.stop()
+    assert outcomes(path) == [Outcome.RESUMED]
+    assert child.is_told_to_continue(DEADLINE_SECONDS)
+    until(lambda: child.states() == {"S"})
+    assert read(path) == Ledger(path).outstanding() == []
+    assert release_all(path) == []
+
+
+def test_a_stopped_process_with_many_threads_runs_again(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn(threads=5)
+    intend(path, child.process)
+    child.stop()
+    assert outcomes(path) == [Outcome.RESUMED]
+    until(lambda: "T" not in child.states())
+
+
+def test_a_running_process_is_not_signalled_and_its_entry_is_closed(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn()
+    intend(path, child.process)
+    assert outcomes(path) == [Outcome.RUNNING]
+    child.stop()
+    os.kill(child.process.tgid, signal.SIGCONT)
+    assert child.is_told_to_continue(DEADLINE_SECONDS)  # ours, just now …
+    assert not child.is_told_to_continue(0)  # … and none from release, which would have come before it
+    assert read(path) == []
+
+
+def test_a_recycled_pid_is_not_touched(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn()
+    intend(path, replace(child.process, start_ticks=child.process.start_ticks - 1))
+    child.stop()
+    assert outcomes(path) == [Outcome.GONE]
+    assert child.states() == {"T"}
+    assert read(path) == []
+
+
+def test_a_process_stopped_by_somebody_else_that_is_not_in_the_ledger_is_not_touched(
+    path: Path, spawn: Callable[..., Child]
+) -> None:
+    ours, theirs = spawn(), spawn()
+    intend(path, ours.process)
+    ours.stop()
+    theirs.stop()
+    assert outcomes(path) == [Outcome.RESUMED]
+    until(lambda: ours.states() == {"S"})
+    assert theirs.states() == {"T"}
+
+
+def test_an_entry_of_another_boot_is_of_another_process(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn()
+    entry = Entry.of("pace", child.process, ContainerKey("c"), 0)
+    Ledger(path).intend(replace(entry, boot="00000000-0000-0000-0000-000000000000"))
+    child.stop()
+    assert outcomes(path) == [Outcome.GONE]
+    assert child.states() == {"T"}
+
+
+def test_start_times_of_32_bits_as_the_probes_have_them_are_the_same_process(
+    path: Path, spawn: Callable[..., Child]
+) -> None:
+    child = spawn()
+    intend(path, replace(child.process, start_ticks=child.process.start_ticks + (1 << 32)))
+    child.stop()
+    assert outcomes(path) == [Outcome.RESUMED]
+
+
+def test_a_process_that_ended_is_gone_before_and_after_it_is_reaped(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn()
+    os.kill(child.process.tgid, signal.SIGKILL)
+    until(lambda: child.states() == {"Z"})
+    intend(path, child.process)
+    assert outcomes(path) == [Outcome.GONE]
+    intend(path, child.process)
+    os.waitpid(child.process.tgid, 0)
+    assert outcomes(path) == [Outcome.GONE]
+    assert read(path) == []
+
+
+def test_a_pid_that_is_a_threads_now_is_not_touched(path: Path) -> None:
+    finish = threading.Event()
+    thread = threading.Thread(target=finish.wait)
+    thread.start()
+    assert thread.native_id is not None
+    intend(path, ProcessId(thread.native_id, 1))
+    assert outcomes(path) == [Outcome.GONE]
+    finish.set()
+    thread.join()
+
+
+def test_a_traced_process_is_left_alone_and_its_entry_stays(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(PTRACE_ATTACH, child.process.tgid, None, None) != 0:
+        pytest.skip(f"ptrace is not allowed here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(child.process.tgid, os.WUNTRACED)
+    entry = intend(path, child.process)
+    assert child.states() == {"t"}
+    assert outcomes(path) == [Outcome.TRACED]
+    assert child.states() == {"t"}
+    assert [one.id for one in read(path)] == [entry.id]
+    assert libc.ptrace(PTRACE_DETACH, child.process.tgid, None, None) == 0
+    assert not child.is_told_to_continue(0)
+
+
+def test_a_process_whose_stop_is_still_pending_is_told_to_run(
+    path: Path, tmp_path: Path, spawn: Callable[..., Child]
+) -> None:
+    """A stop that is not yet delivered cannot be held still, so /proc is a copy with the bit set."""
+    child = spawn()
+    tgid = child.process.tgid
+    task = tmp_path / f"proc/{tgid}/task/{tgid}"
+    task.mkdir(parents=True)
+    shutil.copyfile(f"/proc/{tgid}/stat", tmp_path / f"proc/{tgid}/stat")
+    shutil.copyfile(f"/proc/{tgid}/stat", task / "stat")
+    text = Path(f"/proc/{tgid}/status").read_text()
+    (task / "status").write_text(text.replace("ShdPnd:\t0000000000000000", "ShdPnd:\t0000000000040000"))
+    intend(path, child.process)
+    assert outcomes(path, str(tmp_path / "proc")) == [Outcome.RESUMED]
+    assert child.is_told_to_continue(DEADLINE_SECONDS)
+
+
+def test_a_ledger_that_cannot_be_written_does_not_keep_anybody_stopped(path: Path, spawn: Callable[..., Child]) -> None:
+    child = spawn()
+    entry = intend(path, child.process)
+    child.stop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        with pytest.raises(LedgerError):
+            Ledger(path).done(entry.id)
+        assert outcomes(path) == [Outcome.RESUMED]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert child.is_told_to_continue(DEADLINE_SECONDS)
+    assert outcomes(path) == [Outcome.RUNNING]
+
+
+def test_a_ledger_that_is_not_there_or_is_rubbish_releases_nobody(path: Path) -> None:
+    assert release_all(path) == []
+    assert not path.exists()
+    path.write_bytes(os.urandom(4096))
+    assert release_all(path) == []
+
+
+def test_a_process_killed_in_the_middle_of_acting_leaves_a_ledger_that_undoes_it(
+    path: Path, spawn: Callable[..., Child]
+) -> None:
+    children = [spawn() for _ in range(3)]
+    actor = os.fork()
+    if actor == 0:
+        try:
+            ledger = Ledger(path)
+            for child in children:
+                ledger.intend(Entry.of("pace", child.process, ContainerKey("c"), 0))
+                os.kill(child.process.tgid, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(actor, 0)
+    assert os.WIFSIGNALED(status), sys.exc_info()
+    until(lambda: all(child.states() == {"T"} for child in children))
+    assert outcomes(path) == [Outcome.RESUMED] * 3
+    until(lambda: all(child.states() == {"S"} for child in children))
