@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The binding's module, as an object: the real constants, structures and errors, and functions that a test decides."""
+# ruff: noqa: N802, N815  the functions are named as NVML names them
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+MIB = 1 << 20
+
+
+@dataclass
+class FakeGpu:
+    uuid: str
+    lost: bool = False
+    gpm: bool = True
+    sm_percent: float = 50.0
+    utilization: int = 40
+    samples: list[tuple[int, int]] = field(default_factory=list)
+    used: int = 10 * MIB
+    fields: tuple[int, int] | None = (0, 0)
+    field_type: int = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+    throughput: tuple[int, int] = (100, 200)
+    compute: list[tuple[int, int | None]] = field(default_factory=list)
+    graphics: list[tuple[int, int | None]] = field(default_factory=list)
+    mps: list[tuple[int, int | None]] = field(default_factory=list)
+    process_samples: list[tuple[int, int, int]] = field(default_factory=list)  # pid, µs, smUtil
+
+
+class FakeNvml:
+    """`refuse[name] = code` makes a call fail; `calls` counts them."""
+
+    def __init__(self, *gpus: FakeGpu) -> None:
+        for name, value in vars(pynvml).items():
+            if not inspect.isfunction(value) and not name.startswith("__"):
+                setattr(self, name, value)
+        self.gpus = list(gpus)
+        self.loaded = True
+        self.initialised = False
+        self.generation = 0
+        self.refuse: dict[str, int] = {}
+        self.calls: Counter[str] = Counter()
+        self.xids: list[tuple[FakeGpu, int]] = []
+        self.samples_alive = 0
+        self.asked_since: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+        try:
+            function = object.__getattribute__(self, "_" + name)
+        except AttributeError:
+            return lambda *arguments: self._fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+        def call(*arguments: Any) -> Any:
+            self.calls[name] += 1
+            if name != "nvmlInit" and not self.initialised:
+                self._fail(pynvml.NVML_ERROR_UNINITIALIZED)
+            if not self.loaded:
+                self._fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+            if name in self.refuse:
+                self._fail(self.refuse[name])
+            return function(*arguments)
+
+        return call
+
+    @staticmethod
+    def _fail(code: int) -> Any:
+        raise pynvml.NVMLError(code)
+
+    def _gpu(self, handle: int) -> FakeGpu:
+        generation, index = divmod(handle, 100)
+        if generation != self.generation:
+            self._fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        gpu = self.gpus[index]
+        if gpu.lost:
+            self._fail(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return gpu
+
+    def _handle(self, gpu: FakeGpu) -> int:
+        return self.generation * 100 + self.gpus.index(gpu)
+
+    def _nvmlInit(self) -> None:
+        self.initialised = True
+        self.generation += 1
+
+    def _nvmlShutdown(self) -> None:
+        self.initialised = False
+
+    def _nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def _nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if self.gpus[index].lost:
+            self._fail(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return self.generation * 100 + index
+
+    def _nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return self._handle(gpu)
+        return int(self._fail(pynvml.NVML_ERROR_NOT_FOUND))
+
+    def _nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self._gpu(handle).uuid
+
+    def _nvmlDeviceGetName(self, handle: int) -> str:
+        self._gpu(handle)
+        return "Fake H200"
+
+    def _nvmlDeviceGetPciInfo(self, handle: int) -> Any:
+        return SimpleNamespace(busId=f"00000000:{self.gpus.index(self._gpu(handle)):02X}:00.0".encode())
+
+    def _nvmlDeviceGetNumGpuCores(self, handle: int) -> int:
+        self._gpu(handle)
+        return 16896
+
+    def _nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        self._gpu(handle)
+        return 9, 0
+
+    def _nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
+        used = self._gpu(handle).used
+        return SimpleNamespace(total=1000 * MIB, used=used, reserved=MIB)
+
+    def _nvmlGpmQueryDeviceSupport(self, handle: int) -> Any:
+        return SimpleNamespace(isSupportedDevice=int(self._gpu(handle).gpm))
+
+    def _nvmlGpmSampleAlloc(self) -> Any:
+        self.samples_alive += 1
+        return pynvml.c_nvmlGpmSample_t()
+
+    def _nvmlGpmSampleFree(self, sample: Any) -> None:
+        self.samples_alive -= 1
+
+    def _nvmlGpmSampleGet(self, handle: int, sample: Any) -> Any:
+        self._gpm_percent = self._gpu(handle).sm_percent
+        return sample
+
+    def _nvmlGpmMetricsGet(self, request: Any) -> Any:
+        for index, value in enumerate((self._gpm_percent, 3.0, 5.0)):
+            request.metrics[index].value = value
+            request.metrics[index].nvmlReturn = 0
+        return request
+
+    def _nvmlDeviceGetSamples(self, handle: int, kind: int, since: int) -> Any:
+        new = [(stamp, value) for stamp, value in self._gpu(handle).samples if stamp > since]
+        if not new:
+            self._fail(pynvml.NVML_ERROR_NOT_FOUND)
+        return 1, [SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=value)) for at, value in new]
+
+    def _nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=self._gpu(handle).utilization)
+
+    def _nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> Any:
+        gpu = self._gpu(handle)
+        if gpu.fields is None:
+            unsupported = SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return [unsupported for _ in fields]
+        member = "uiVal" if gpu.field_type == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT else "ullVal"
+        return [
+            SimpleNamespace(nvmlReturn=0, valueType=gpu.field_type, value=SimpleNamespace(**{member: value}))
+            for value in gpu.fields
+        ]
+
+    def _nvmlDeviceGetPcieThroughput(self, handle: int, direction: int) -> int:
+        return self._gpu(handle).throughput[direction]
+
+    def _nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        self._gpu(handle)
+        return 1980
+
+    def _nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        self._gpu(handle)
+        return 512_300
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        self._gpu(handle)
+        return 700_000
+
+    def _nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        self._gpu(handle)
+        return 61
+
+    def _processes(self, listed: list[tuple[int, int | None]]) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]
+
+    def _nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
+        return self._processes(self._gpu(handle).compute)
+
+    def _nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: int) -> list[Any]:
+        return self._processes(self._gpu(handle).graphics)
+
+    def _nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: int) -> list[Any]:
+        return self._processes(self._gpu(handle).mps)
+
+    def _nvmlDeviceGetProcessesUtilizationInfo(self, handle: int, since: int) -> list[Any]:
+        self.asked_since.append(since)
+        samples = self._gpu(handle).process_samples
+        if not samples:
+            self._fail(pynvml.NVML_ERROR_NOT_FOUND)
+        return [SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=percent) for pid, stamp, percent in samples]
+
+    _nvmlDeviceGetProcessUtilization = _nvmlDeviceGetProcessesUtilizationInfo
+
+    def _nvmlEventSetCreate(self) -> int:
+        return 7
+
+    def _nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: int) -> None:
+        self._gpu(handle)
+
+    def _nvmlEventSetWait(self, events: int, timeout_ms: int) -> Any:
+        assert timeout_ms == 0, "a tick never waits"
+        if not self.xids:
+            self._fail(pynvml.NVML_ERROR_TIMEOUT)
+        gpu, xid = self.xids.pop(0)
+        kind = pynvml.nvmlEventTypeXidCriticalError
+        return SimpleNamespace(device=self._handle(gpu), eventType=kind, eventData=xid)
+
+    def _nvmlEventSetFree(self, events: int) -> None:
+        pass
