@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from agent.model import Container, ContainerKey, Device
+from agent.names import printable
 
 LONGEST: Final = 200  # characters; runtimes allow more than anybody reads
 SHORT_ID: Final = 12
@@ -45,8 +46,8 @@ def library_path(path: str) -> str:
 
 
 def text(value: str | None) -> str:
-    """A label value: bounded, and encodable (names from /proc may hold bytes that are no UTF-8)."""
-    return (value or "")[:LONGEST].encode(errors="backslashreplace").decode()
+    """A label value: bounded, and fit for whoever reads the scrape on a terminal."""
+    return printable(value or "")[:LONGEST]
 
 
 def _plain(container: Container) -> Labels:

@@ -8,12 +8,12 @@ that reorders or hides text); without UTF-8 everything drawn is ASCII.
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from rich.text import Text
 
+from agent import names
 from agent.model import Provenance
 
 GPU_THRESHOLDS: Final = (0.10, 0.75)  # nvitop's, which people know
@@ -44,8 +44,8 @@ ASCII: Final = Glyphs("-", "#", ".", "tx", "rx", "|", "crop")
 
 
 def printable(value: str, glyphs: Glyphs) -> str:
-    """The name with everything that a terminal might act on written out as an escape."""
-    shown = "".join(_escaped(character) if _acts(character) else character for character in value)
+    """The name as this terminal can show it."""
+    shown = names.printable(value)
     return shown.encode("ascii", "backslashreplace").decode() if glyphs.ascii else shown
 
 
@@ -100,13 +100,3 @@ def colour(ratio: float | None, thresholds: tuple[float, float]) -> str:
     if ratio is None:
         return ""
     return COLOURS[sum(ratio >= threshold for threshold in thresholds)]
-
-
-def _acts(character: str) -> bool:
-    # C*: controls, bidirectional marks and other invisible format characters, lone surrogates. Z[lp]: line breaks.
-    category = unicodedata.category(character)
-    return category[0] == "C" or category in ("Zl", "Zp")
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()

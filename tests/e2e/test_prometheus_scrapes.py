@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A real Prometheus scrapes /metrics on loopback, and its queries give the figures of the snapshot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.exporters import prometheus
+from agent.model import Snapshot
+from tests.unit.snapshots import rich_snapshot
+
+CONFIG = """\
+global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
+scrape_configs:
+  - job_name: gpuwarden
+    honor_labels: true
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+DEADLINE_SECONDS = 30
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Prometheus:
+    """One server on its own port with its own data, ended by its pid."""
+
+    def __init__(self, folder: Path, target: int) -> None:
+        binary = shutil.which("prometheus")
+        assert binary, "install Debian's package prometheus"
+        config = folder / "prometheus.yml"
+        config.write_text(CONFIG.format(port=target))
+        self.port = free_port()
+        self.log = (folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            [
+                binary,
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self.port}",
+            ],
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return list(json.load(answer)["data"]["result"])
+        except (urllib.error.URLError, ConnectionError):  # not ready yet
+            return []
+
+    def until(self, expression: str) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, Path(self.log.name).read_text()
+            if result := self.query(expression):
+                return result
+            time.sleep(0.1)
+        raise AssertionError(f"no answer to {expression}: {Path(self.log.name).read_text()}")
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+class Served:
+    """The exporter with a snapshot that the test changes."""
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot = rich_snapshot()
+        self.server = prometheus.serve("127.0.0.1", 0, lambda: self.snapshot)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.server.close()
+
+
+@pytest.fixture
+def scraper(served: Served, tmp_path: Path) -> Iterator[Prometheus]:
+    server = Prometheus(tmp_path, served.server.port)
+    yield server
+    server.close()
+
+
+def test_a_real_prometheus_scrapes_what_the_snapshot_says(served: Served, scraper: Prometheus) -> None:
+    (up,) = scraper.until('up{job="gpuwarden"} == 1')
+    assert up["value"][1] == "1"
+    (trainer,) = scraper.until('gpuwarden_container_sm_ratio{container="trainer"}')
+    assert float(trainer["value"][1]) == 0.48
+    assert trainer["metric"]["namespace"] == "batch"
+    assert trainer["metric"]["pod"] == "train-0"
+    assert "pid" not in trainer["metric"]
+    (added_up,) = scraper.until(
+        'sum(gpuwarden_container_sm_ratio{gpu="0"}) + sum(gpuwarden_unattributed_sm_ratio{gpu="0"})'
+    )
+    (device,) = scraper.until('gpuwarden_device_sm_ratio{gpu="0"}')
+    assert float(added_up["value"][1]) == pytest.approx(float(device["value"][1]))
+
+
+def test_a_container_that_ends_disappears_from_prometheus(served: Served, scraper: Prometheus) -> None:
+    scraper.until('gpuwarden_container_sm_ratio{container="trainer"}')
+    left = tuple(used for used in served.snapshot.containers if used.container.name != "trainer")
+    served.snapshot = replace(served.snapshot, containers=left)
+    scraper.until('absent(gpuwarden_container_sm_ratio{container="trainer"})')
+    scraper.until('gpuwarden_container_sm_ratio{container="chat"}')
