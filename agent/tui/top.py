@@ -24,12 +24,14 @@ from rich.live import Live
 
 from agent import schema
 from agent.model import Snapshot
+from agent.tui.fresh import Latest, fresh
 from agent.tui.recording import EndOfRecording, Source, recorded, replayed
 from agent.tui.screen import View, render
 
 INTERVAL_SECONDS: Final = 1.0
 SHORTEST_SECONDS: Final = 0.1
 PLAIN_WIDTH: Final = 160  # into a pipe or a file: everything, since nothing there wraps
+_INTERVAL_HELP: Final = "seconds between ticks (%(default)s)"
 RESIZE_SECONDS: Final = 0.25  # how soon a resized terminal is redrawn
 
 
@@ -42,24 +44,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(view=View.CONTAINER)
     parser.add_argument("-1", "--once", action="store_true", help="show one tick and end")
     parser.add_argument("--json", action="store_true", help="one JSON object per tick (docs: agent.schema)")
-    parser.add_argument("--interval", type=_seconds, metavar="S", help="seconds between ticks (default 1)")
+    parser.add_argument("--interval", type=_seconds, default=INTERVAL_SECONDS, metavar="S", help=_INTERVAL_HELP)
     parser.add_argument("--no-color", action="store_true", help="no colours; NO_COLOR in the environment does the same")
     parser.add_argument("--record", type=Path, metavar="F", help="also append each tick to F, one JSON object a line")
     parser.add_argument("--replay", type=Path, metavar="F", help="play F back instead of watching")
 
 
-def run(arguments: argparse.Namespace, watch: Callable[[], Source]) -> int:
-    """gputop with parsed arguments. `watch` makes the live source; it is not called for a replay."""
-    source = replayed(arguments.replay) if arguments.replay else watch()
-    if arguments.record:
-        source = recorded(source, arguments.record)
+def run(options: argparse.Namespace, latest: Latest) -> int:
+    """gputop with parsed options, watching `latest`: the newest snapshot, None while there is none."""
+    source = fresh(latest, options.interval)
+    return _run(options, recorded(source, options.record) if options.record else source)
+
+
+def replay(options: argparse.Namespace) -> int:
+    """gputop with parsed options, playing --replay back at --interval."""
+    return _run(options, replayed(options.replay))
+
+
+def _run(options: argparse.Namespace, source: Source) -> int:
     return run_top(
         source,
-        once=arguments.once,
-        json=arguments.json,
-        interval=arguments.interval or INTERVAL_SECONDS,
-        view=arguments.view,
-        no_color=arguments.no_color,
+        once=options.once,
+        json=options.json,
+        interval=options.interval,
+        view=options.view,
+        no_color=options.no_color,
     )
 
 
@@ -76,18 +85,15 @@ def run_top(
     """Show what the source gives until it ends or the user does. The exit status."""
     console = console or _console(no_color)
     try:
-        with _ended_by_signals():
+        with _ended_by_signals(), contextlib.suppress(KeyboardInterrupt, EndOfRecording):
             if json:
                 _each(source, once, interval, lambda snapshot: _print_json(console, snapshot))
             elif once or not console.is_terminal or console.is_dumb_terminal:
                 _each(source, once, interval, lambda snapshot: console.print(render(snapshot, view)))
             else:
                 _live(source, interval, view, console)
-    except (KeyboardInterrupt, EndOfRecording):
-        return 0
     except BrokenPipeError:  # the reader has seen enough, as "head" does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
-        return 0
     return 0
 
 

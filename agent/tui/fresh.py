@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""From "the last snapshot" to "each snapshot once": whoever asks and whoever observes keep time on their own.
+
+Without this a tick is shown twice or missed whenever the two clocks drift past each other, and the very first tick,
+which has no rates yet, would be all that --once ever shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from agent.errors import SetupError
+from agent.model import Snapshot
+
+POLL_SECONDS: Final = 0.05
+FIRST_SECONDS: Final = 10.0  # a slow machine's first two ticks
+
+Latest = Callable[[], Snapshot | None]
+
+
+def fresh(
+    latest: Latest,
+    interval: float,
+    now: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> Callable[[], Snapshot]:
+    """A source that waits for a snapshot with rates that it has not given yet.
+
+    After one more `interval` without a new one it gives the old one again: an agent that is stuck shows by the time in
+    the title. SetupError when there is no snapshot at all.
+    """
+    shown: int | None = None
+
+    def next_snapshot() -> Snapshot:
+        nonlocal shown
+        give_up = now() + (FIRST_SECONDS if shown is None else interval)
+        while True:
+            snapshot = latest()
+            if snapshot is not None and snapshot.interval_ns > 0 and snapshot.at_ns != shown:
+                break
+            if now() >= give_up:
+                break
+            wait(POLL_SECONDS)
+        if snapshot is None:
+            raise SetupError("the agent has stopped giving snapshots: see its log, or start gputop again")
+        shown = snapshot.at_ns
+        return snapshot
+
+    return next_snapshot
