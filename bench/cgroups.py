@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Cgroups that tests and benches made: find them in every hierarchy (v1, hybrid, v2), empty them, remove them.
+
+Only what is in a container's own cgroup is ever killed, and only directories that were not there before are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_EMPTY_WITHIN_SECONDS = 10.0
+
+
+def hierarchies() -> list[Path]:
+    """Where cgroup file systems are mounted, the whole of them and not a part."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().split("\n"):
+        head, separator, tail = line.partition(" - ")
+        fields = head.split(" ")
+        if separator and tail.split(" ")[0] in ("cgroup", "cgroup2") and fields[3] == "/":
+            found.append(Path(fields[4]))
+    return found
+
+
+def folders(path: str) -> list[Path]:
+    """The directories of one cgroup path that exist, one per hierarchy at most."""
+    candidates = (root / path.lstrip("/") for root in hierarchies())
+    return [folder for folder in candidates if folder.is_dir()]
+
+
+def missing(path: str) -> list[Path]:
+    """Those directories on the way to `path` (itself included) that nobody has made yet, in every hierarchy."""
+    parts = [part for part in path.split("/") if part]
+    steps = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return [root / step for root in hierarchies() for step in steps if not (root / step).exists()]
+
+
+def empty(path: str) -> None:
+    """Kills everything in that cgroup and below, frozen processes too. TimeoutError when something does not die."""
+    deadline = time.monotonic() + _EMPTY_WITHIN_SECONDS
+    while tgids := {tgid for folder in folders(path) for tgid in _members(folder)}:
+        for tgid in tgids:
+            try:
+                os.kill(tgid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for folder in folders(path):
+            _thaw(folder)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {sorted(tgids)} of cgroup {path} do not die")
+        time.sleep(0.002)
+
+
+def remove(path: str, made: Iterable[Path]) -> set[Path]:
+    """Removes an emptied cgroup, and those out of `made` that nothing lies under any more. Returns what is left."""
+    for folder in folders(path):
+        for below in sorted(_tree(folder), key=_depth, reverse=True):
+            _rmdir(below)
+    return {folder for folder in sorted(made, key=_depth, reverse=True) if not _rmdir(folder)}
+
+
+def _depth(folder: Path) -> int:
+    return len(folder.parts)
+
+
+def _rmdir(folder: Path) -> bool:
+    """Whether it is gone. Busy ones stay: somebody else lies in there."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return not folder.exists()
+    return True
+
+
+def _members(folder: Path) -> Iterator[int]:
+    for below in _tree(folder):
+        try:
+            text = (below / "cgroup.procs").read_text()
+        except OSError:  # removed meanwhile, or threaded
+            continue
+        yield from (int(word) for word in text.split() if word != "0")
+
+
+def _thaw(folder: Path) -> None:
+    for below in _tree(folder):
+        for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+            file = below / name
+            if file.exists():
+                file.write_text(value)
+
+
+def _tree(folder: Path) -> list[Path]:
+    return [Path(name) for name, _, _ in os.walk(folder)]

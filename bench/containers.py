@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Real containers for tests, benches and the demo: runc, with the cgroup path of whichever runtime is asked for.
+
+What a container needs on the host (cgroups, mounts, files) is written down before it is made, so that `stop`, or after
+a crash `sweep`, can always take it away again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from bench import cgroups
+from bench.bundle import Mount, unmount_root, write_bundle
+
+__all__ = ["Container", "ContainerError", "Mount", "sweep"]
+
+STATE = Path(os.environ.get("GPUWARDEN_CONTAINERS", "/run/gpuwarden-containers"))
+_START_SECONDS = 30
+
+
+class ContainerError(Exception):
+    """runc refused; the message is its own."""
+
+
+@dataclass(slots=True)
+class Container:
+    """A running container. Leave its `with` block, or call `stop`, and nothing of it is left on the host."""
+
+    name: str
+    cgroup_path: str
+    tgid: int  # of its first process, as the host counts
+    stdin: IO[str]
+    stdout: IO[str] | None  # None when it writes to a file
+    state: Path
+    _pidfd: int = field(repr=False)
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        cgroup_path: str | None = None,
+        mounts: Sequence[Mount] = (),
+        overlay_lower: Path | None = None,
+        output: Path | None = None,
+        state: Path = STATE,
+    ) -> Container:
+        """Runs `args` with the host's programs in a container of its own; `output`: a file for its stdout.
+
+        `cgroup_path` decides what it looks like: "/docker/<64 hex>", "/kubepods/besteffort/pod<uid>/<64 hex>", …
+        Its stderr goes to a file that `errors` reads. ContainerError when it cannot be started.
+        """
+        cgroup = cgroup_path or f"/gpuwarden/{name}"
+        folder = state / "containers" / name
+        with _registry() as made:
+            _claim(folder, cgroup)
+            try:
+                write_bundle(folder, args, env or {}, cgroup, mounts, overlay_lower)
+                process = _run(state, folder, output)
+                tgid = int((folder / "pid").read_text())
+                assert process.stdin
+                return cls(name, cgroup, tgid, process.stdin, process.stdout, state, os.pidfd_open(tgid))
+            except BaseException:
+                _remove(state, folder, made)
+                raise
+
+    def errors(self) -> str:
+        """What it wrote to stderr so far; for as long as it is not stopped."""
+        return (self.state / "containers" / self.name / "stderr").read_text(errors="replace")
+
+    def alive(self) -> bool:
+        """Whether its first process still runs."""
+        return not self.wait(0)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Whether its first process ended within that time."""
+        if self._pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_seconds * 1000))
+
+    def stop(self) -> None:
+        """Kills it and removes whatever it needed on the host. Doing it twice does no harm."""
+        for stream in (self.stdin, self.stdout):
+            if stream is not None:
+                _close(stream)
+        with _registry() as made:
+            _remove(self.state, self.state / "containers" / self.name, made)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def sweep(prefix: str = "", state: Path = STATE) -> list[str]:
+    """Removes containers that a killed run left behind, by the beginning of their names. Returns the names."""
+    swept = []
+    with _registry() as made:
+        for record in sorted(state.glob(f"containers/{prefix}*/record.json")):
+            _remove(state, record.parent, made)
+            swept.append(record.parent.name)
+    return swept
+
+
+def _claim(folder: Path, cgroup: str) -> None:
+    existing = [*cgroups.folders(cgroup), *([folder] if folder.exists() else [])]
+    if existing:
+        raise ContainerError(f"{existing[0]} exists already: sweep() removes what an earlier run left")
+    folder.mkdir(parents=True)
+    missing = [str(path) for path in cgroups.missing(cgroup)]
+    (folder / "record.json").write_text(json.dumps({"cgroup_path": cgroup, "missing": missing}))
+
+
+def _run(state: Path, folder: Path, output: Path | None) -> subprocess.Popen[str]:
+    """pivot_root is refused where / is the initial RAM disk or a plain chroot; moving the mount works there."""
+    try:
+        return _run_once(state, folder, output, [])
+    except ContainerError as error:
+        if "pivot_root" not in str(error):
+            raise
+        return _run_once(state, folder, output, ["--no-pivot"])
+
+
+def _run_once(state: Path, folder: Path, output: Path | None, options: list[str]) -> subprocess.Popen[str]:
+    command = [*_runc(state), "run", "--detach", *options, "--bundle", str(folder), "--pid-file", str(folder / "pid")]
+    log = folder / "stderr"
+    with log.open("w") as errors, (output or Path(os.devnull)).open("a") as target:
+        process = subprocess.Popen(
+            [*command, folder.name],
+            stdin=subprocess.PIPE,
+            stdout=target if output else subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us: we stop the container
+        )
+    try:
+        if process.wait(_START_SECONDS) == 0:
+            return process
+        raise ContainerError(f"runc could not start {folder.name}: {log.read_text(errors='replace').strip()}")
+    except BaseException:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                _close(stream)
+        raise
+
+
+def _remove(state: Path, folder: Path, made: set[Path]) -> None:
+    if not folder.exists():
+        return
+    record = json.loads((folder / "record.json").read_text())
+    made.update(Path(path) for path in record["missing"])
+    cgroups.empty(record["cgroup_path"])
+    subprocess.run([*_runc(state), "delete", "--force", folder.name], capture_output=True, check=False)
+    unmount_root(folder)
+    made.intersection_update(cgroups.remove(record["cgroup_path"], made))
+    shutil.rmtree(folder)
+
+
+def _runc(state: Path) -> list[str]:
+    return ["runc", "--root", str(state / "runc")]
+
+
+@contextmanager
+def _registry() -> Iterator[set[Path]]:
+    """The cgroup directories that we made, under a lock: one for the whole machine, since containers share parents."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    with (STATE / "cgroups").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        made = {Path(line) for line in file.read().split("\n") if line}
+        try:
+            yield made
+        finally:
+            file.truncate(0)
+            file.write("".join(f"{path}\n" for path in sorted(made)))
+
+
+def _close(stream: IO[str]) -> None:
+    try:
+        stream.close()
+    except BrokenPipeError:  # what was still to be written has no reader any more
+        return
