@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/* Which processes are on a device, and how much of its time they use. Process ids are those of the host. */
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "session.h"
+
+enum process_list {
+	COMPUTE,
+	MPS_COMPUTE,
+	GRAPHICS, /* always empty: nothing here draws */
+};
+
+static const unsigned SPARE_SAMPLES = 16; /* a caller asks for the size first; more may come before it asks again */
+
+static bool belongs(const struct process_entry *process, enum process_list list)
+{
+	return list == (process->mps ? MPS_COMPUTE : COMPUTE);
+}
+
+static nvmlReturn_t list_processes(unsigned index, enum process_list list, unsigned *count, nvmlProcessInfo_t *to)
+{
+	struct query query = {.op = Q_PROCESSES, .device = index};
+	struct answer answer;
+	struct process_entry *processes;
+	void *items;
+	unsigned room = *count;
+
+	TRY(session_ask(&query, &answer, &items));
+	processes = items;
+	*count = 0;
+	for (unsigned at = 0; at < answer.count; at++) {
+		if (!belongs(&processes[at], list))
+			continue;
+		if (to && *count < room)
+			to[*count] = (nvmlProcessInfo_t){processes[at].pid, processes[at].used_bytes, NVML_NO_INSTANCE,
+							 NVML_NO_INSTANCE};
+		++*count;
+	}
+	free(items);
+	return *count > room || (*count && !to) ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+static nvmlReturn_t running(const char *function, nvmlDevice_t device, enum process_list list, unsigned *count,
+			    nvmlProcessInfo_t *to)
+{
+	unsigned index;
+
+	TRY(session_enter_device(function, device, &index, NULL));
+	if (!count || (*count && !to))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return list_processes(index, list, count, to);
+}
+
+/* The oldest version of these calls has entries without the instance ids. */
+static nvmlReturn_t running_v1(const char *function, nvmlDevice_t device, enum process_list list, unsigned *count,
+			       nvmlProcessInfo_v1_t *to)
+{
+	nvmlProcessInfo_t *wide = to && count ? calloc(*count, sizeof(*wide)) : NULL;
+	nvmlReturn_t result;
+
+	if (to && count && *count && !wide)
+		return NVML_ERROR_MEMORY;
+	result = running(function, device, list, count, wide);
+	for (unsigned at = 0; result == NVML_SUCCESS && wide && at < *count; at++)
+		to[at] = (nvmlProcessInfo_v1_t){wide[at].pid, wide[at].usedGpuMemory};
+	free(wide);
+	return result;
+}
+
+#define RUNNING_PROCESSES(NAME, list)                                                                                  \
+	EXPORT nvmlReturn_t NAME(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *to)                       \
+	{                                                                                                              \
+		return running_v1(#NAME, device, list, count, to);                                                     \
+	}                                                                                                              \
+	EXPORT nvmlReturn_t NAME##_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *to)                     \
+	{                                                                                                              \
+		return running(#NAME "_v2", device, list, count, to);                                                  \
+	}                                                                                                              \
+	EXPORT nvmlReturn_t NAME##_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *to)                     \
+	{                                                                                                              \
+		return running(#NAME "_v3", device, list, count, to);                                                  \
+	}
+
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses, COMPUTE)
+RUNNING_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS)
+RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, MPS_COMPUTE)
+
+static nvmlReturn_t utilization(unsigned index, uint64_t since_us, struct util_sample **samples, unsigned *count)
+{
+	struct query query = {.op = Q_PROCESS_SAMPLES, .device = index, .a = since_us};
+	struct answer answer;
+	void *items;
+
+	TRY(session_ask(&query, &answer, &items));
+	*samples = items;
+	*count = answer.count;
+	return answer.count ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *to,
+						    unsigned *count, unsigned long long since_us)
+{
+	struct util_sample *samples;
+	unsigned index, have, room;
+
+	ENTER_DEVICE(device, &index, NULL);
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	TRY(utilization(index, since_us, &samples, &have));
+	room = to ? *count : 0;
+	for (unsigned at = 0; have <= room && at < have; at++)
+		to[at] = (nvmlProcessUtilizationSample_t){
+			.pid = samples[at].pid, .timeStamp = samples[at].at_us, .smUtil = samples[at].percent};
+	*count = have <= room ? have : have + SPARE_SAMPLES;
+	free(samples);
+	return have <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
+{
+	struct util_sample *samples;
+	unsigned index, have, room;
+
+	ENTER_DEVICE(device, &index, NULL);
+	if (!info)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (info->version != NVML_STRUCT_VERSION(*info, 1))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	TRY(utilization(index, info->lastSeenTimeStamp, &samples, &have));
+	room = info->procUtilArray ? info->processSamplesCount : 0;
+	for (unsigned at = 0; have <= room && at < have; at++)
+		info->procUtilArray[at] = (nvmlProcessUtilizationInfo_v1_t){
+			.timeStamp = samples[at].at_us, .pid = samples[at].pid, .smUtil = samples[at].percent};
+	info->processSamplesCount = have <= room ? have : have + SPARE_SAMPLES;
+	free(samples);
+	return have <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
