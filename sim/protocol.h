@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * Everything that the server of the simulated GPU and its clients agree on.
+ *
+ * A client connects to $GPUSIM_DIR/gpusim.sock (SOCK_STREAM) and sends a struct hello. A query client then sends struct
+ * query and reads struct answer + items, as often as it likes. A CUDA client gets a struct welcome with two descriptors:
+ * a memfd that holds its struct shared, and an eventfd, the doorbell.
+ *
+ * No lock is shared. The client alone writes `head`, commands and `waiters`; the server alone writes `tail`, `progress`,
+ * `completed`, `marks` and replies. The server never waits for a client; a client waits on the futex `progress`.
+ */
+#pragma once
+#include <stdint.h>
+
+#define GPUSIM_VERSION 1u
+#define GPUSIM_MAGIC 0x4d495347u
+#define GPUSIM_DEFAULT_DIR "/run/gpusim"
+#define GPUSIM_SOCKET "gpusim.sock"
+
+#define MAX_DEVICES 16
+#define MAX_STREAMS 1024 /* of one client, on all devices together */
+#define MAX_MARKS 4096
+#define MAX_REPLIES 64
+#define RING_COMMANDS 8192
+#define QUEUE_DEPTH 1024 /* operations that one stream holds before a launch blocks, as on the real driver */
+
+enum hello_kind { HELLO_CUDA = 1, HELLO_QUERY };
+
+struct hello {
+	uint32_t magic, version, kind;
+	uint32_t mps; /* CUDA: the control pipe of an MPS daemon is where the environment says */
+	int32_t mps_percentage; /* CUDA_MPS_ACTIVE_THREAD_PERCENTAGE; 0: not set */
+	int32_t mps_priority; /* CUDA_MPS_CLIENT_PRIORITY: 0 normal, 1 below normal; -1: not set */
+	uint64_t mps_pinned_bytes[MAX_DEVICES]; /* CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; 0: not set */
+};
+
+struct device_facts {
+	uint32_t index, sms;
+	uint64_t memory_bytes, copy_bytes_per_second;
+	char uuid[48]; /* "GPU-…" */
+	char name[64];
+	char pci_bus_id[32]; /* "00000000:01:00.0" */
+};
+
+struct welcome {
+	uint32_t magic, devices;
+	struct device_facts facts[MAX_DEVICES];
+};
+
+enum command_kind {
+	CMD_KERNEL = 1, /* a = blocks, b = threads per block, c = ns per block, d = 1 for the first kernel of an API call */
+	CMD_COPY, /* a = enum copy_kind, b = bytes */
+	CMD_MARK, /* a = mark: gets the time at which the stream reached it */
+	CMD_WAIT, /* a = other stream, b = its sequence to wait for */
+	CMD_STREAM_NEW, /* stream, device; a = priority */
+	CMD_STREAM_END,
+	/* answered in replies[reply]: */
+	CMD_CONTEXT_NEW, /* on `device`; result */
+	CMD_CONTEXT_END,
+	CMD_ALLOC, /* a = bytes → values[0] = address */
+	CMD_FREE, /* a = address → values[0] = bytes */
+	CMD_MEMORY_INFO, /* → values = free, total */
+};
+
+enum copy_kind { COPY_H2D, COPY_D2H, COPY_D2D, COPY_SET };
+
+struct command {
+	uint32_t kind, device;
+	uint32_t stream, reply;
+	uint64_t sequence; /* of the stream; completed[stream] reaches it when this is done */
+	uint64_t at_ns; /* CLOCK_MONOTONIC of the call */
+	uint64_t a, b, c, d;
+};
+
+struct reply {
+	_Atomic uint32_t done; /* the client clears it before it asks, the server sets it to 1 */
+	int32_t result; /* a CUresult */
+	uint64_t values[2];
+};
+
+struct shared {
+	_Atomic uint64_t head; /* commands ever written */
+	uint64_t _pad0[7];
+	_Atomic uint64_t tail; /* commands ever taken */
+	_Atomic uint32_t progress; /* futex: changes whenever anything below does while somebody waits */
+	_Atomic uint32_t gone; /* 1: the server dropped this client */
+	uint64_t _pad1[6];
+	_Atomic uint32_t waiters; /* threads in, or about to enter, a futex wait */
+	uint32_t _pad2[15];
+	struct reply replies[MAX_REPLIES];
+	_Atomic uint64_t completed[MAX_STREAMS];
+	_Atomic uint64_t marks[MAX_MARKS]; /* ns; 0 while not reached */
+	struct command ring[RING_COMMANDS];
+};
+
+/* ---- query port ---- */
+
+enum query_op {
+	Q_DEVICES = 1, /* → device_facts */
+	Q_DEVICE_STATE, /* device → device_state */
+	Q_PROCESSES, /* device → process_entry */
+	Q_PROCESS_SAMPLES, /* device, a = since (wall µs) → util_sample */
+	Q_DEVICE_SAMPLES, /* device, a = since (wall µs) → util_sample with pid 0 */
+	Q_XIDS, /* a = after this sequence → xid_event */
+	Q_FAULT, /* text: lose, restore, drop-samples (a = how many), xid (a = number, b = pid), unsupported, supported
+		    (name = NVML function) */
+	Q_UNSUPPORTED, /* name → count 1 if the NVML function is switched to NOT_SUPPORTED */
+	Q_TRUTH, /* → truth_entry */
+	Q_MPS_STATUS, /* → mps_status */
+	Q_MPS_START,
+	Q_MPS_QUIT,
+	Q_MPS_SET, /* text: default-percentage, percentage, default-priority (a); default-memory, memory (device, a) */
+	Q_MPS_CLIENTS, /* → mps_client */
+	Q_MPS_TERMINATE, /* a = client id */
+};
+
+struct query {
+	uint32_t op, device;
+	uint64_t a, b;
+	char text[32];
+	char name[96];
+};
+
+struct answer {
+	uint32_t status; /* 0, or an errno */
+	uint32_t count, item_bytes, _pad;
+};
+
+struct device_state {
+	uint64_t at_ns, wall_us;
+	uint64_t sm_active_ns; /* ∫ busy SMs ÷ SMs */
+	uint64_t busy_ns; /* time with at least one busy SM */
+	uint64_t tx_bytes, rx_bytes; /* device → host, host → device */
+	uint64_t memory_used, memory_reserved;
+	uint32_t sm_clock_mhz, power_mw, power_limit_mw, temperature_c;
+	uint32_t lost, mps;
+};
+
+struct process_entry {
+	uint32_t pid, mps;
+	uint64_t used_bytes;
+};
+
+struct util_sample {
+	uint64_t at_us; /* CLOCK_REALTIME */
+	uint32_t pid, percent;
+};
+
+struct xid_event {
+	uint64_t sequence;
+	uint32_t device, xid, pid, _pad;
+};
+
+struct truth_entry { /* one process on one device */
+	uint32_t pid, device;
+	uint32_t alive, mps;
+	uint64_t launches, kernels, allocations;
+	uint64_t sm_ns; /* ∫ its SMs ÷ SMs of the device */
+	uint64_t busy_ns;
+	uint64_t tx_bytes, rx_bytes, memory_bytes;
+	uint64_t queued_ns, queued_max_ns; /* Σ and most, from launch to first block */
+	char command[16];
+};
+
+struct mps_status {
+	uint32_t running, server_pid;
+	uint32_t default_percentage, percentage; /* of later servers, of later clients of this one */
+	int32_t default_priority;
+	uint32_t clients;
+	uint64_t default_memory[MAX_DEVICES], memory[MAX_DEVICES]; /* 0: no limit */
+};
+
+struct mps_client {
+	uint32_t id, pid, device, percentage;
+};

@@ -1,0 +1,795 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+#include "model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NEVER UINT64_MAX
+#define MOST_DEAD_RECORDS 4096
+#define COPY_LATENCY_NS 2000
+#define THREADS_PER_SM 2048
+#define BLOCKS_PER_SM 32
+
+struct op {
+	struct op *next; /* in its stream */
+	struct op *ready_next, *ready_previous; /* in its device's ready list */
+	struct stream *stream;
+	struct stream *awaited;
+	struct command command;
+	uint64_t groups_left, groups_running;
+	bool ready, started;
+};
+
+struct stream {
+	struct stream *next; /* in its context */
+	struct context *context;
+	struct op *first, *last;
+	uint64_t completed;
+	uint32_t number;
+	bool ended, blocked;
+};
+
+/* Contexts that run side by side: all MPS clients of a device, or one context alone. */
+struct group {
+	uint64_t last_active_ns;
+	uint32_t held, contexts;
+};
+
+struct context {
+	struct context *next; /* in its device */
+	struct device *device;
+	struct group *group;
+	struct stream *streams;
+	struct record *record;
+	void *owner; /* NULL: ended */
+	uint32_t cap, held, copying;
+	int priority;
+};
+
+enum item_kind { ITEM_GROUPS, ITEM_COPY, ITEM_SWITCHED };
+
+struct item { /* something that ends */
+	uint64_t at_ns;
+	uint64_t order;
+	enum item_kind kind;
+	uint32_t count;
+	struct op *op;
+};
+
+struct engine {
+	struct op *running;
+	struct op *first, *last; /* waiting, linked by ready_next */
+};
+
+struct device {
+	struct model *model;
+	unsigned index;
+	struct context *contexts;
+	struct group shared; /* of the MPS clients */
+	struct group *active;
+	uint64_t slice_end_ns;
+	bool switching;
+	uint32_t free_sms;
+	struct op *ready_first, *ready_last;
+	struct engine engines[2]; /* COPY_H2D, COPY_D2H */
+	struct item *items;
+	size_t item_count, item_room;
+	uint64_t since_ns, sm_ns, busy_ns, tx_bytes, rx_bytes, memory_used;
+};
+
+struct model {
+	struct config config;
+	struct model_events events;
+	uint64_t now_ns, order;
+	struct device devices[MAX_DEVICES];
+	struct record **records;
+	size_t record_count, record_room;
+};
+
+static void *must(void *memory)
+{
+	if (!memory)
+		abort();
+	return memory;
+}
+
+/* ---- the heap of what ends when ---- */
+
+static bool before(const struct item *a, const struct item *b)
+{
+	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
+}
+
+static void item_push(struct device *device, uint64_t at_ns, enum item_kind kind, struct op *op, uint32_t count)
+{
+	size_t i = device->item_count++, parent;
+	struct item item = {at_ns, device->model->order++, kind, count, op};
+
+	if (device->item_count > device->item_room) {
+		device->item_room = device->item_room ? device->item_room * 2 : 64;
+		device->items = must(realloc(device->items, device->item_room * sizeof(item)));
+	}
+	for (; i; i = parent) {
+		parent = (i - 1) / 2;
+		if (before(&device->items[parent], &item))
+			break;
+		device->items[i] = device->items[parent];
+	}
+	device->items[i] = item;
+}
+
+static struct item item_pop(struct device *device)
+{
+	struct item top = device->items[0], last = device->items[--device->item_count];
+	size_t i = 0, child;
+
+	while ((child = 2 * i + 1) < device->item_count) {
+		if (child + 1 < device->item_count && before(&device->items[child + 1], &device->items[child]))
+			child++;
+		if (before(&last, &device->items[child]))
+			break;
+		device->items[i] = device->items[child];
+		i = child;
+	}
+	device->items[i] = last;
+	return top;
+}
+
+/* ---- counters ---- */
+
+static void record_update(struct record *record, uint64_t now_ns)
+{
+	uint64_t elapsed = now_ns - record->since_ns;
+
+	record->sm_ns += elapsed * record->held;
+	if (record->held)
+		record->truth.busy_ns += elapsed;
+	record->since_ns = now_ns;
+}
+
+static void device_update(struct device *device, uint64_t now_ns)
+{
+	uint32_t held = device->model->config.sms - device->free_sms;
+	uint64_t elapsed = now_ns - device->since_ns;
+
+	device->sm_ns += elapsed * held;
+	if (held)
+		device->busy_ns += elapsed;
+	device->since_ns = now_ns;
+}
+
+static void hold(struct context *context, int64_t change, uint64_t now_ns)
+{
+	struct device *device = context->device;
+
+	device_update(device, now_ns);
+	record_update(context->record, now_ns);
+	device->free_sms -= (uint32_t)change;
+	context->held += (uint32_t)change;
+	context->group->held += (uint32_t)change;
+	context->record->held += (uint32_t)change;
+}
+
+/* ---- ready kernels ---- */
+
+static void ready_add(struct device *device, struct op *op)
+{
+	op->ready = true;
+	op->ready_next = NULL;
+	op->ready_previous = device->ready_last;
+	if (device->ready_last)
+		device->ready_last->ready_next = op;
+	else
+		device->ready_first = op;
+	device->ready_last = op;
+}
+
+static void ready_remove(struct device *device, struct op *op)
+{
+	if (!op->ready)
+		return;
+	op->ready = false;
+	if (op->ready_previous)
+		op->ready_previous->ready_next = op->ready_next;
+	else
+		device->ready_first = op->ready_next;
+	if (op->ready_next)
+		op->ready_next->ready_previous = op->ready_previous;
+	else
+		device->ready_last = op->ready_previous;
+}
+
+static uint64_t groups_of(const struct command *kernel, unsigned sms)
+{
+	uint64_t threads = kernel->b ? kernel->b : 1, per_sm = THREADS_PER_SM / threads, wave, rest;
+
+	if (per_sm < 1)
+		per_sm = 1;
+	if (per_sm > BLOCKS_PER_SM)
+		per_sm = BLOCKS_PER_SM;
+	wave = per_sm * sms;
+	rest = kernel->a % wave;
+	return kernel->a / wave * sms + (rest < sms ? rest : sms);
+}
+
+/* ---- dispatching ---- */
+
+static void start_groups(struct device *device, struct op *op, uint32_t count, uint64_t now_ns)
+{
+	struct truth_entry *truth = &op->stream->context->record->truth;
+	uint64_t waited = now_ns - op->command.at_ns;
+
+	if (!op->started) {
+		op->started = true;
+		truth->queued_ns += waited;
+		if (waited > truth->queued_max_ns)
+			truth->queued_max_ns = waited;
+	}
+	op->groups_left -= count;
+	op->groups_running += count;
+	hold(op->stream->context, count, now_ns);
+	item_push(device, now_ns + op->command.c, ITEM_GROUPS, op, count);
+	if (!op->groups_left)
+		ready_remove(device, op);
+}
+
+/* Gives free SMs to the group's ready kernels: by priority, then by age; a capped context lets the next one pass. */
+static void dispatch_group(struct device *device, struct group *group, uint64_t now_ns)
+{
+	struct op *op, *next;
+
+	for (int priority = 0; priority <= 1; priority++)
+		for (op = device->ready_first; op && device->free_sms; op = next) {
+			struct context *context = op->stream->context;
+			uint64_t count = op->groups_left;
+
+			next = op->ready_next;
+			if (context->group != group || context->priority != priority)
+				continue;
+			if (count > device->free_sms)
+				count = device->free_sms;
+			if (count > context->cap - context->held)
+				count = context->cap - context->held;
+			if (count)
+				start_groups(device, op, (uint32_t)count, now_ns);
+		}
+}
+
+static struct group *next_group(struct device *device, bool *active_has_work)
+{
+	struct group *best = NULL;
+
+	*active_has_work = false;
+	for (struct op *op = device->ready_first; op; op = op->ready_next) {
+		struct group *group = op->stream->context->group;
+
+		if (group == device->active)
+			*active_has_work = true;
+		else if (!best || group->last_active_ns < best->last_active_ns)
+			best = group;
+	}
+	return best;
+}
+
+static void dispatch(struct device *device, uint64_t now_ns)
+{
+	bool active_has_work;
+	struct group *other;
+
+	if (device->switching || !device->ready_first)
+		return;
+	other = next_group(device, &active_has_work);
+	if (active_has_work && (!other || now_ns < device->slice_end_ns)) {
+		dispatch_group(device, device->active, now_ns);
+		return;
+	}
+	if (!other || (device->active && device->active->held))
+		return; /* what runs of the old slice runs to its end first */
+	if (device->active)
+		device->active->last_active_ns = now_ns;
+	device->active = other;
+	device->switching = true;
+	item_push(device, now_ns + device->model->config.switch_ns, ITEM_SWITCHED, NULL, 0);
+}
+
+/* ---- streams ---- */
+
+static void copy_start(struct device *device, struct op *op, uint64_t now_ns)
+{
+	const struct config *config = &device->model->config;
+	bool engine = op->command.a <= COPY_D2H;
+	double rate = (double)(engine ? config->copy_bytes_per_second : config->dram_bytes_per_second);
+
+	op->stream->context->copying++;
+	item_push(device, now_ns + COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / rate), ITEM_COPY, op, 0);
+}
+
+static void copy_queue(struct device *device, struct op *op, uint64_t now_ns)
+{
+	struct engine *engine;
+
+	op->started = true;
+	if (op->command.a > COPY_D2H) {
+		copy_start(device, op, now_ns);
+		return;
+	}
+	engine = &device->engines[op->command.a];
+	op->ready_next = NULL;
+	if (!engine->running) {
+		engine->running = op;
+		copy_start(device, op, now_ns);
+	} else if (engine->last) {
+		engine->last = engine->last->ready_next = op;
+	} else {
+		engine->first = engine->last = op;
+	}
+}
+
+static void stream_pop(struct stream *stream)
+{
+	struct op *op = stream->first;
+
+	stream->completed = op->command.sequence;
+	stream->first = op->next;
+	if (!stream->first)
+		stream->last = NULL;
+	if (stream->context->owner)
+		stream->context->device->model->events.completed(stream->context->owner, stream->number, stream->completed);
+	free(op);
+}
+
+/* Starts what the stream has come to; passes over whatever takes no time. */
+static void stream_go(struct stream *stream, uint64_t now_ns)
+{
+	struct device *device = stream->context->device;
+	struct op *op;
+
+	stream->blocked = false;
+	while ((op = stream->first) && !op->started && !op->ready) {
+		if (op->command.kind == CMD_KERNEL) {
+			ready_add(device, op);
+			return;
+		}
+		if (op->command.kind == CMD_COPY) {
+			copy_queue(device, op, now_ns);
+			return;
+		}
+		if (op->command.kind == CMD_WAIT && op->awaited && op->awaited->completed < op->command.b) {
+			stream->blocked = true;
+			return;
+		}
+		if (op->command.kind == CMD_MARK && stream->context->owner)
+			device->model->events.mark(stream->context->owner, (uint32_t)op->command.a, now_ns);
+		stream_pop(stream);
+	}
+}
+
+/* Streams of the same owner that wait for another stream look again, until none gets on. */
+static void unblock(struct model *model, const void *owner, uint64_t now_ns)
+{
+	bool again = true;
+
+	while (again) {
+		again = false;
+		for (unsigned d = 0; d < model->config.gpus; d++)
+			for (struct context *c = model->devices[d].contexts; c; c = c->next)
+				for (struct stream *s = c->owner == owner ? c->streams : NULL; s; s = s->next)
+					if (s->blocked && s->first->awaited->completed >= s->first->command.b) {
+						stream_go(s, now_ns);
+						again = true;
+					}
+	}
+}
+
+static bool any_blocked(const struct context *context)
+{
+	for (struct stream *s = context->streams; s; s = s->next)
+		if (s->blocked)
+			return true;
+	return false;
+}
+
+static void op_done(struct op *op, uint64_t now_ns)
+{
+	struct stream *stream = op->stream;
+	struct context *context = stream->context;
+
+	stream_pop(stream);
+	stream_go(stream, now_ns);
+	if (context->owner && any_blocked(context))
+		unblock(context->device->model, context->owner, now_ns);
+}
+
+/* ---- ending ---- */
+
+static void engine_forget(struct engine *engine, const struct context *context)
+{
+	struct op **link = &engine->first, *op;
+
+	engine->last = NULL;
+	while ((op = *link)) {
+		if (op->stream->context == context) {
+			*link = op->ready_next;
+		} else {
+			engine->last = op;
+			link = &op->ready_next;
+		}
+	}
+}
+
+static bool stream_drop_queue(struct stream *stream)
+{
+	struct op *op = stream->first, *next;
+	struct op *kept = NULL;
+
+	for (; op; op = next) {
+		next = op->next;
+		ready_remove(stream->context->device, op);
+		op->groups_left = 0;
+		if (op == stream->first && (op->groups_running || (op->command.kind == CMD_COPY && op->started)))
+			kept = op;
+		else
+			free(op);
+	}
+	stream->first = stream->last = kept;
+	if (kept)
+		kept->next = NULL;
+	stream->blocked = false;
+	return kept != NULL;
+}
+
+/* A stream goes away: whoever still waits for it, further back in a queue, has nothing to wait for. */
+static void forget_awaited(struct model *model, const struct stream *gone)
+{
+	for (unsigned d = 0; d < model->config.gpus; d++)
+		for (struct context *c = model->devices[d].contexts; c; c = c->next)
+			for (struct stream *s = c->streams; s; s = s->next)
+				for (struct op *op = s->first; op; op = op->next)
+					if (op->awaited == gone)
+						op->awaited = NULL;
+}
+
+static void context_free_if_idle(struct context *context)
+{
+	struct device *device = context->device;
+	struct context **link = &device->contexts;
+	struct stream *stream;
+
+	if (context->owner || context->held || context->copying)
+		return;
+	while (*link != context)
+		link = &(*link)->next;
+	*link = context->next;
+	while ((stream = context->streams)) {
+		context->streams = stream->next;
+		forget_awaited(device->model, stream);
+		stream_drop_queue(stream);
+		free(stream->first);
+		free(stream);
+	}
+	context->record->uses--;
+	if (--context->group->contexts == 0 && context->group != &device->shared) {
+		if (device->active == context->group)
+			device->active = NULL;
+		free(context->group);
+	}
+	free(context);
+}
+
+void context_end(struct context *context)
+{
+	struct device *device = context->device;
+	uint64_t now_ns = device->model->now_ns;
+
+	context->owner = NULL;
+	for (int e = 0; e < 2; e++) {
+		engine_forget(&device->engines[e], context);
+	}
+	for (struct stream *stream = context->streams; stream; stream = stream->next) {
+		struct op *op = stream->first;
+
+		/* a copy that waited for its engine never started */
+		if (op && op->command.kind == CMD_COPY && op->started && op->command.a <= COPY_D2H &&
+		    device->engines[op->command.a].running != op)
+			op->started = false;
+		stream_drop_queue(stream);
+	}
+	context_free_if_idle(context);
+	dispatch(device, now_ns);
+}
+
+void stream_end(struct stream *stream)
+{
+	struct context *context = stream->context;
+	struct stream **link = &context->streams;
+
+	stream->ended = true;
+	if (stream->first)
+		return; /* freed with its context: a drained stream is the normal case */
+	while (*link != stream)
+		link = &(*link)->next;
+	*link = stream->next;
+	forget_awaited(context->device->model, stream);
+	free(stream);
+}
+
+/* ---- time ---- */
+
+static void groups_end(const struct item *item)
+{
+	struct op *op = item->op;
+	struct context *context = op->stream->context;
+
+	hold(context, -(int64_t)item->count, item->at_ns);
+	op->groups_running -= item->count;
+	if (!op->groups_left && !op->groups_running) {
+		if (context->owner)
+			context->record->truth.kernels++;
+		op_done(op, item->at_ns);
+	}
+	context_free_if_idle(context);
+}
+
+static void copy_end(struct device *device, const struct item *item)
+{
+	struct op *op = item->op;
+	struct context *context = op->stream->context;
+	struct engine *engine;
+
+	if (op->command.a == COPY_D2H) {
+		device->tx_bytes += op->command.b;
+		context->record->truth.tx_bytes += op->command.b;
+	} else if (op->command.a == COPY_H2D) {
+		device->rx_bytes += op->command.b;
+		context->record->truth.rx_bytes += op->command.b;
+	}
+	context->copying--;
+	if (op->command.a <= COPY_D2H) {
+		engine = &device->engines[op->command.a];
+		engine->running = engine->first;
+		if (engine->first) {
+			engine->first = engine->first->ready_next;
+			if (!engine->first)
+				engine->last = NULL;
+			copy_start(device, engine->running, item->at_ns);
+		}
+	}
+	op_done(op, item->at_ns);
+	context_free_if_idle(context);
+}
+
+static struct device *earliest(const struct model *model)
+{
+	struct device *best = NULL;
+
+	for (unsigned d = 0; d < model->config.gpus; d++) {
+		const struct device *device = &model->devices[d];
+
+		if (device->item_count && (!best || before(&device->items[0], &best->items[0])))
+			best = (struct device *)device;
+	}
+	return best;
+}
+
+uint64_t model_next(const struct model *model)
+{
+	const struct device *device = earliest(model);
+
+	return device ? device->items[0].at_ns : NEVER;
+}
+
+bool model_step(struct model *model, uint64_t to)
+{
+	struct device *device = earliest(model);
+	struct item item;
+
+	if (!device || device->items[0].at_ns > to)
+		return false;
+	item = item_pop(device);
+	if (item.at_ns > model->now_ns)
+		model->now_ns = item.at_ns;
+	if (item.kind == ITEM_GROUPS) {
+		groups_end(&item);
+	} else if (item.kind == ITEM_COPY) {
+		copy_end(device, &item);
+	} else {
+		device->switching = false;
+		device->slice_end_ns = item.at_ns + model->config.timeslice_ns;
+	}
+	dispatch(device, item.at_ns);
+	return true;
+}
+
+void model_advance(struct model *model, uint64_t to)
+{
+	while (model_step(model, to))
+		;
+	if (to > model->now_ns)
+		model->now_ns = to;
+}
+
+uint64_t model_now(const struct model *model)
+{
+	return model->now_ns;
+}
+
+/* ---- making ---- */
+
+struct model *model_new(const struct config *config, const struct model_events *events)
+{
+	struct model *model = must(calloc(1, sizeof(*model)));
+
+	model->config = *config;
+	model->events = *events;
+	for (unsigned d = 0; d < config->gpus; d++) {
+		model->devices[d].model = model;
+		model->devices[d].index = d;
+		model->devices[d].free_sms = config->sms;
+	}
+	return model;
+}
+
+void model_free(struct model *model)
+{
+	for (unsigned d = 0; d < model->config.gpus; d++) {
+		struct device *device = &model->devices[d];
+
+		for (struct context *context = device->contexts, *next; context; context = next) {
+			next = context->next;
+			context_end(context);
+		}
+		while (device->item_count)
+			model_step(model, NEVER);
+		free(device->items);
+	}
+	for (size_t i = 0; i < model->record_count; i++)
+		free(model->records[i]);
+	free(model->records);
+	free(model);
+}
+
+struct context *context_new(struct model *model, unsigned device_index, void *owner, struct record *record, bool mps,
+			    unsigned percentage, int priority)
+{
+	struct device *device = &model->devices[device_index];
+	struct context *context = must(calloc(1, sizeof(*context)));
+	unsigned sms = model->config.sms;
+
+	context->device = device;
+	context->owner = owner;
+	context->record = record;
+	record->uses++;
+	context->cap = mps && percentage && percentage < 100 ? (sms * percentage + 99) / 100 : sms;
+	context->priority = mps && priority > 0 ? 1 : 0;
+	context->group = mps ? &device->shared : must(calloc(1, sizeof(struct group)));
+	context->group->contexts++;
+	context->next = device->contexts;
+	device->contexts = context;
+	return context;
+}
+
+struct stream *stream_new(struct context *context, uint32_t number)
+{
+	struct stream *stream = must(calloc(1, sizeof(*stream)));
+
+	stream->context = context;
+	stream->number = number;
+	stream->next = context->streams;
+	context->streams = stream;
+	return stream;
+}
+
+void stream_submit(struct stream *stream, const struct command *command, struct stream *awaited)
+{
+	struct context *context = stream->context;
+	struct op *op = must(calloc(1, sizeof(*op)));
+	bool idle = !stream->first;
+
+	op->stream = stream;
+	op->command = *command;
+	op->awaited = awaited;
+	if (op->command.at_ns > context->device->model->now_ns)
+		op->command.at_ns = context->device->model->now_ns;
+	if (command->kind == CMD_KERNEL) {
+		op->groups_left = groups_of(command, context->device->model->config.sms);
+		context->record->truth.launches += command->d != 0;
+	}
+	if (stream->last)
+		stream->last = stream->last->next = op;
+	else
+		stream->first = stream->last = op;
+	if (idle) {
+		stream_go(stream, context->device->model->now_ns);
+		if (any_blocked(context))
+			unblock(context->device->model, context->owner, context->device->model->now_ns);
+		dispatch(context->device, context->device->model->now_ns);
+	}
+}
+
+bool memory_take(struct model *model, unsigned device, uint64_t bytes)
+{
+	if (bytes > model->config.memory_bytes - model->devices[device].memory_used)
+		return false;
+	model->devices[device].memory_used += bytes;
+	return true;
+}
+
+void memory_give(struct model *model, unsigned device, uint64_t bytes)
+{
+	model->devices[device].memory_used -= bytes;
+}
+
+/* ---- reading ---- */
+
+const struct record *record_read(struct model *model, struct record *record)
+{
+	record_update(record, model->now_ns);
+	record->truth.sm_ns = record->sm_ns / model->config.sms;
+	return record;
+}
+
+void device_read(struct model *model, unsigned index, struct device_state *state)
+{
+	struct device *device = &model->devices[index];
+
+	device_update(device, model->now_ns);
+	state->at_ns = model->now_ns;
+	state->sm_active_ns = device->sm_ns / model->config.sms;
+	state->busy_ns = device->busy_ns;
+	state->tx_bytes = device->tx_bytes;
+	state->rx_bytes = device->rx_bytes;
+	state->memory_used = device->memory_used;
+}
+
+static void forget_oldest_dead(struct model *model)
+{
+	size_t dead = 0, first = model->record_count;
+
+	for (size_t i = 0; i < model->record_count; i++)
+		if (!model->records[i]->truth.alive && !model->records[i]->uses) {
+			if (first == model->record_count)
+				first = i;
+			dead++;
+		}
+	if (dead <= MOST_DEAD_RECORDS)
+		return;
+	free(model->records[first]);
+	memmove(&model->records[first], &model->records[first + 1], (--model->record_count - first) * sizeof(void *));
+}
+
+struct record *record_new(struct model *model, unsigned device, uint32_t pid, bool mps, const char *command)
+{
+	struct record *record = must(calloc(1, sizeof(*record)));
+
+	forget_oldest_dead(model);
+	record->truth.pid = pid;
+	record->truth.device = device;
+	record->truth.alive = 1;
+	record->truth.mps = mps;
+	strncpy(record->truth.command, command, sizeof(record->truth.command) - 1);
+	record->since_ns = model->now_ns;
+	if (model->record_count == model->record_room) {
+		model->record_room = model->record_room ? model->record_room * 2 : 64;
+		model->records = must(realloc(model->records, model->record_room * sizeof(void *)));
+	}
+	model->records[model->record_count++] = record;
+	return record;
+}
+
+struct record **records(struct model *model, size_t *count)
+{
+	*count = model->record_count;
+	return model->records;
+}
+
+void record_dead(struct record *record)
+{
+	record->truth.alive = 0;
+	record->truth.memory_bytes = 0;
+}
+
+struct context *stream_context(const struct stream *stream)
+{
+	return stream->context;
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "server.h"
+
+#define IDLE_MW 75000u
+#define LIMIT_MW 700000u
+#define IDLE_MHZ 345u
+#define BUSY_MHZ 1980u
+#define RESERVED_BYTES (600ull << 20)
+
+static void put(struct client *client, const void *data, size_t bytes)
+{
+	client->output = realloc(client->output, client->output_length + bytes + 1);
+	if (!client->output)
+		abort();
+	if (bytes)
+		memcpy(client->output + client->output_length, data, bytes);
+	client->output_length += bytes;
+}
+
+static void reply(struct client *client, uint32_t status, const void *items, size_t count, size_t item_bytes)
+{
+	struct answer answer = {.status = status, .count = (uint32_t)count, .item_bytes = (uint32_t)item_bytes};
+
+	put(client, &answer, sizeof(answer));
+	put(client, items, count * item_bytes);
+}
+
+static void device_state(const struct node *node, struct client *client, uint32_t device)
+{
+	struct device_state state = {0};
+	struct timespec now;
+	double load = node->load[device];
+
+	device_read(node->model, device, &state);
+	clock_gettime(CLOCK_REALTIME, &now);
+	state.wall_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+	state.memory_reserved = RESERVED_BYTES < node->config.memory_bytes / 8 ? RESERVED_BYTES : 0;
+	state.sm_clock_mhz = load > 0 ? BUSY_MHZ : IDLE_MHZ;
+	state.power_mw = IDLE_MW + (uint32_t)(load * (LIMIT_MW - IDLE_MW) * 0.85);
+	state.power_limit_mw = LIMIT_MW;
+	state.temperature_c = 34 + (uint32_t)(load * 38);
+	state.lost = node->lost[device];
+	state.mps = node->mps.running;
+	reply(client, 0, &state, 1, sizeof(state));
+}
+
+static void processes(const struct node *node, struct client *client, uint32_t device)
+{
+	struct process_entry *entries = NULL;
+	size_t count = 0;
+
+	for (struct client *other = node->clients; other; other = other->next) {
+		if (!other->contexts[device])
+			continue;
+		entries = realloc(entries, (count + 1) * sizeof(*entries));
+		if (!entries)
+			abort();
+		entries[count++] = (struct process_entry){other->pid, other->mps, other->records[device]->truth.memory_bytes};
+	}
+	reply(client, 0, entries, count, sizeof(*entries));
+	free(entries);
+}
+
+static void sample_list(struct client *client, const struct samples *samples, uint64_t since_us)
+{
+	uint64_t first = samples->count > SAMPLES ? samples->count - SAMPLES : 0, i = samples->count;
+
+	while (i > first && samples->ring[(i - 1) % SAMPLES].at_us > since_us)
+		i--;
+	reply(client, 0, NULL, 0, 0);
+	client->output_length -= sizeof(struct answer);
+	put(client, &(struct answer){.count = (uint32_t)(samples->count - i), .item_bytes = sizeof(struct util_sample)},
+	    sizeof(struct answer));
+	for (; i < samples->count; i++)
+		put(client, &samples->ring[i % SAMPLES], sizeof(struct util_sample));
+}
+
+static void xid_list(const struct node *node, struct client *client, uint64_t after)
+{
+	struct xid_event found[XIDS];
+	size_t count = 0;
+
+	for (uint64_t i = node->xid_count > XIDS ? node->xid_count - XIDS : 0; i < node->xid_count; i++)
+		if (node->xids[i % XIDS].sequence > after)
+			found[count++] = node->xids[i % XIDS];
+	reply(client, 0, found, count, sizeof(*found));
+}
+
+static void truth(const struct node *node, struct client *client)
+{
+	size_t count;
+	struct record **all = records(node->model, &count);
+
+	put(client, &(struct answer){.count = (uint32_t)count, .item_bytes = sizeof(struct truth_entry)},
+	    sizeof(struct answer));
+	for (size_t i = 0; i < count; i++)
+		put(client, &record_read(node->model, all[i])->truth, sizeof(struct truth_entry));
+}
+
+static bool switch_unsupported(struct node *node, const char *name, bool on)
+{
+	for (size_t i = 0; i < node->unsupported_count; i++)
+		if (strcmp(node->unsupported[i], name) == 0) {
+			if (!on)
+				memmove(node->unsupported[i], node->unsupported[--node->unsupported_count],
+					sizeof(node->unsupported[i]));
+			return true;
+		}
+	if (!on || node->unsupported_count == MOST_FAULTS)
+		return !on;
+	snprintf(node->unsupported[node->unsupported_count++], sizeof(node->unsupported[0]), "%s", name);
+	return true;
+}
+
+static uint32_t fault(struct node *node, const struct query *query)
+{
+	if (strcmp(query->text, "lose") == 0 || strcmp(query->text, "restore") == 0)
+		node->lost[query->device] = query->text[0] == 'l';
+	else if (strcmp(query->text, "drop-samples") == 0)
+		node->drop_samples = query->a;
+	else if (strcmp(query->text, "unsupported") == 0 || strcmp(query->text, "supported") == 0)
+		return switch_unsupported(node, query->name, query->text[0] == 'u') ? 0 : ENOSPC;
+	else if (strcmp(query->text, "xid") == 0) {
+		uint64_t sequence = ++node->xid_count;
+
+		node->xids[(sequence - 1) % XIDS] =
+			(struct xid_event){sequence, query->device, (uint32_t)query->a, (uint32_t)query->b, 0};
+	} else
+		return EINVAL;
+	return 0;
+}
+
+static bool is_unsupported(const struct node *node, const char *name)
+{
+	for (size_t i = 0; i < node->unsupported_count; i++)
+		if (strcmp(node->unsupported[i], name) == 0)
+			return true;
+	return false;
+}
+
+/* ---- MPS ---- */
+
+static void mps_status(const struct node *node, struct client *client)
+{
+	struct mps_status status = {.running = node->mps.running,
+				    .server_pid = (uint32_t)getpid(),
+				    .default_percentage = node->mps.default_percentage,
+				    .percentage = node->mps.percentage,
+				    .default_priority = node->mps.default_priority};
+
+	memcpy(status.default_memory, node->mps.default_memory, sizeof(status.default_memory));
+	memcpy(status.memory, node->mps.memory, sizeof(status.memory));
+	for (struct client *other = node->clients; other; other = other->next)
+		status.clients += other->mps && other->shared;
+	reply(client, 0, &status, 1, sizeof(status));
+}
+
+static void mps_reset(struct node *node, bool running)
+{
+	node->mps = (struct mps){.running = running, .default_percentage = 100, .percentage = 100};
+}
+
+static uint32_t mps_set(struct node *node, const struct query *query)
+{
+	struct mps *mps = &node->mps;
+
+	if (!mps->running)
+		return ENOTCONN;
+	if (strcmp(query->text, "default-percentage") == 0 && query->a >= 1 && query->a <= 100)
+		mps->default_percentage = mps->percentage = (uint32_t)query->a;
+	else if (strcmp(query->text, "percentage") == 0 && query->a >= 1 && query->a <= 100)
+		mps->percentage = (uint32_t)query->a;
+	else if (strcmp(query->text, "default-priority") == 0 && query->a <= 1)
+		mps->default_priority = (int32_t)query->a;
+	else if (strcmp(query->text, "default-memory") == 0)
+		mps->default_memory[query->device] = mps->memory[query->device] = query->a;
+	else if (strcmp(query->text, "memory") == 0)
+		mps->memory[query->device] = query->a;
+	else
+		return EINVAL;
+	return 0;
+}
+
+static void mps_clients(const struct node *node, struct client *client)
+{
+	struct mps_client *found = NULL;
+	size_t count = 0;
+
+	for (struct client *other = node->clients; other; other = other->next)
+		for (uint32_t d = 0; d < node->config.gpus && other->mps; d++) {
+			if (!other->contexts[d])
+				continue;
+			found = realloc(found, (count + 1) * sizeof(*found));
+			if (!found)
+				abort();
+			found[count++] = (struct mps_client){other->id, other->pid, d, other->percentage};
+		}
+	reply(client, 0, found, count, sizeof(*found));
+	free(found);
+}
+
+static uint32_t mps_terminate(struct node *node, uint64_t id)
+{
+	for (struct client *other = node->clients; other; other = other->next)
+		if (other->mps && other->id == id && other->shared) {
+			other->doomed = true;
+			return 0;
+		}
+	return ESRCH;
+}
+
+void query_answer(struct node *node, struct client *client, const struct query *query)
+{
+	if (query->device >= node->config.gpus) {
+		reply(client, ENODEV, NULL, 0, 0);
+		return;
+	}
+	switch (query->op) {
+	case Q_DEVICES:
+		reply(client, 0, node->facts, node->config.gpus, sizeof(node->facts[0]));
+		return;
+	case Q_DEVICE_STATE:
+		device_state(node, client, query->device);
+		return;
+	case Q_PROCESSES:
+		processes(node, client, query->device);
+		return;
+	case Q_PROCESS_SAMPLES:
+		sample_list(client, &node->process_samples[query->device], query->a);
+		return;
+	case Q_DEVICE_SAMPLES:
+		sample_list(client, &node->device_samples[query->device], query->a);
+		return;
+	case Q_XIDS:
+		xid_list(node, client, query->a);
+		return;
+	case Q_FAULT:
+		reply(client, fault(node, query), NULL, 0, 0);
+		return;
+	case Q_UNSUPPORTED:
+		reply(client, 0, "", is_unsupported(node, query->name), 1);
+		return;
+	case Q_TRUTH:
+		truth(node, client);
+		return;
+	case Q_MPS_STATUS:
+		mps_status(node, client);
+		return;
+	case Q_MPS_START:
+	case Q_MPS_QUIT:
+		mps_reset(node, query->op == Q_MPS_START);
+		reply(client, 0, NULL, 0, 0);
+		return;
+	case Q_MPS_SET:
+		reply(client, mps_set(node, query), NULL, 0, 0);
+		return;
+	case Q_MPS_CLIENTS:
+		mps_clients(node, client);
+		return;
+	case Q_MPS_TERMINATE:
+		reply(client, mps_terminate(node, query->a), NULL, 0, 0);
+		return;
+	}
+	reply(client, EINVAL, NULL, 0, 0);
+}

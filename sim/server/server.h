@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/* The server's parts: connections, the clients' rings, the query port. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "config.h"
+#include "model.h"
+
+#define MOST_FAULTS 32
+#define SAMPLES 16384 /* of one device: 60 s of many processes */
+#define XIDS 256
+
+struct allocation {
+	uint64_t address, bytes;
+	uint32_t device;
+};
+
+struct client {
+	struct client *next;
+	int socket, pid_fd, doorbell;
+	uint32_t kind; /* 0: no hello yet */
+	uint32_t pid, id;
+	bool mps, dirty, doomed;
+	struct hello hello;
+	char command[16];
+	/* input and output of the socket */
+	char input[512];
+	size_t input_length;
+	char *output;
+	size_t output_length, output_sent;
+	/* CUDA */
+	struct shared *shared;
+	uint64_t tail;
+	struct context *contexts[MAX_DEVICES];
+	struct record *records[MAX_DEVICES];
+	unsigned percentage;
+	int priority;
+	uint64_t memory_limit[MAX_DEVICES];
+	struct stream *streams[MAX_STREAMS];
+	struct allocation *allocations;
+	size_t allocation_count, allocation_room;
+};
+
+struct mps {
+	bool running;
+	uint32_t default_percentage, percentage;
+	int32_t default_priority;
+	uint64_t default_memory[MAX_DEVICES], memory[MAX_DEVICES];
+};
+
+struct samples {
+	struct util_sample ring[SAMPLES];
+	uint64_t count;
+};
+
+struct node {
+	struct config config;
+	struct model *model;
+	struct client *clients;
+	struct mps mps;
+	struct device_facts facts[MAX_DEVICES];
+	bool lost[MAX_DEVICES];
+	uint64_t drop_samples;
+	char unsupported[MOST_FAULTS][96];
+	size_t unsupported_count;
+	struct xid_event xids[XIDS];
+	uint64_t xid_count;
+	struct samples process_samples[MAX_DEVICES], device_samples[MAX_DEVICES];
+	uint64_t sampled_ns, device_sampled_busy_ns[MAX_DEVICES];
+	double load[MAX_DEVICES]; /* of the last sample, for clocks and power */
+	uint64_t next_address;
+	uint32_t next_id;
+	int epoll, timer, listener;
+};
+
+uint64_t clock_ns(void);
+
+/* clients.c: the CUDA side */
+bool client_begin_cuda(struct node *node, struct client *client);
+void client_end_cuda(struct node *node, struct client *client);
+/* Takes all commands of all clients in the order of their time, and lets what falls between them happen. */
+void clients_run(struct node *node, uint64_t to);
+bool clients_idle(const struct node *node);
+void clients_wake(struct node *node);
+extern const struct model_events CLIENT_EVENTS;
+
+/* query.c */
+void query_answer(struct node *node, struct client *client, const struct query *query);
+
+/* samples.c: once a second, what NVML would have sampled */
+void samples_take(struct node *node, uint64_t now_ns);
+
+/* cli.c */
+int cli(int argc, char **argv);
+int cli_connect(const char *dir, uint32_t kind);
