@@ -11,7 +11,7 @@ import os
 from typing import TextIO
 
 from agent.errors import PolicyError
-from enforce.policy import vocabulary
+from enforce.policy import schema, vocabulary
 from enforce.policy.load import load, permission_problem
 from enforce.policy.model import OfflineRule, Policy
 
@@ -61,6 +61,8 @@ def warnings(policy: Policy) -> list[str]:
             )
         if rule.match in policy.protect:
             found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")
+    if policy.tuning.pause_window_ns != schema.TuningSection.model_fields["pause_window"].default:
+        found.append("tuning.pause_window has no effect in this version: the launch budget is refilled all the time")
     for offline in policy.offline:
         found += _offline(policy, offline)
     return found
@@ -73,6 +75,8 @@ def _offline(policy: Policy, rule: OfflineRule) -> list[str]:
         found.append(f"{rule.name}: the ladder's {', '.join(planned)} are not in this version; they are passed over")
     if rule.limits.memory_bytes is not None and not any(rung in vocabulary.MEMORY_RUNGS for rung in vocabulary.RUNGS):
         found.append(f"{rule.name}: limits.memory is not enforced by this version")
+    if rule.weight != 1:
+        found.append(f"{rule.name}: weight has no effect in this version")
     if rule.match in policy.protect:
         found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")
     return found

@@ -111,7 +111,7 @@ class LimitsSection(Section):
     """How far an offline container may be slowed, and what it may take."""
 
     memory: Annotated[int, Size()] | None = Field(
-        None, description="Device memory that one container may hold. Left out: no limit."
+        None, description="Device memory that one container may hold. Left out: no limit. Not enforced in this version."
     )
     floor: Annotated[float, Ratio("5%")] = Field(
         0.05, description="Share of the device that is left to it whatever the latency does."
@@ -135,7 +135,7 @@ class OfflineSection(Section):
         None, description="The share of the device, with `law: fixed` and only there."
     )
     weight: Annotated[float, Weight()] = Field(
-        1.0, description="How the offline share is split between containers: by proportion."
+        1.0, description="How the offline share is split between containers: by proportion. No effect in this version."
     )
     limits: LimitsSection = Field(
         default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on what is done to it."
@@ -158,7 +158,8 @@ class TuningSection(Section):
         0, description="How long the gate stays shut after the last online request, in case another follows at once."
     )
     pause_window: Annotated[int, Duration("10ms", "1ms", "1s")] = Field(
-        10 * MS, description="The launch budget is refilled this often; a pause for lack of budget lasts about as long."
+        10 * MS,
+        description="The launch budget is refilled this often. No effect in this version: it is refilled all the time.",
     )
     no_data_hold: Annotated[int, Duration("2s", "100ms", "10m")] = Field(
         2_000 * MS,

@@ -8,9 +8,12 @@ that is indented with one is named.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import yaml
 from yaml.reader import ReaderError
 
+MOST_TABS = 100  # a file that is full of them is told so often enough
 # PyYAML's wording (a part of it) → what to write. The first that fits; the wording has not changed since PyYAML 3.
 _CURES = (
     ("undefined alias", 'a pattern that begins with * must be in quotes, such as "*-batch"'),
@@ -45,11 +48,12 @@ def explain(text: str, error: yaml.YAMLError) -> list[tuple[int, str]]:
     index = mark.index if mark is not None else 0
     if text[index : index + 1] == "\t" or "\\t" in str(error.problem):
         return _tabs(text) or [(text.count("\n", 0, index) + 1, "a tab stands where YAML wants spaces; use spaces")]
-    said = " ".join(part for part in (error.context, error.problem) if part)
+    said = " ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
     cure = next((cure for sign, cure in _CURES if sign in said), "correct the syntax")
     return [(text.count("\n", 0, index) + 1, f"is not YAML ({said}); {cure}")]
 
 
 def _tabs(text: str) -> list[tuple[int, str]]:
     indents = ((number, line[: len(line) - len(line.lstrip())]) for number, line in enumerate(text.split("\n"), 1))
-    return [(number, "the line is indented with a tab; use spaces") for number, indent in indents if "\t" in indent]
+    tabbed = (number for number, indent in indents if "\t" in indent)
+    return [(number, "the line is indented with a tab; use spaces") for number in islice(tabbed, MOST_TABS)]
