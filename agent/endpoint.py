@@ -51,10 +51,10 @@ class Endpoint:
         self._get_snapshot, self._path = get_snapshot, path
         self._encoded: tuple[Snapshot | None, bytes] = (None, NOTHING_YET)
         self._clients: dict[socket.socket, Client] = {}
+        self.dropped = 0
+        self._listener = _listen(path)  # the one step that can fail comes before anything that would leak
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
-        self.dropped = 0
-        self._listener = _listen(path)
         self._inode = path.stat().st_ino
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
