@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from agent.clock import NS_PER_SECOND
-from agent.model import DeviceReading, ProcessId, Provenance, Totals, Unattributed, Usage
+from agent.model import (
+    ContainerKey,
+    DeviceReading,
+    DeviceUuid,
+    ProcessId,
+    Provenance,
+    Totals,
+    Unattributed,
+    Usage,
+)
 
 N = TypeVar("N", int, float)
 
@@ -76,12 +85,39 @@ def add(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:
     )
 
 
+def sum_usage(
+    parts: Iterable[Usage], container: ContainerKey, totals: Mapping[tuple[ContainerKey, DeviceUuid], Totals]
+) -> tuple[Usage, ...]:
+    """A container's use per device out of its processes'. What no process knows stays unknown."""
+    by_device: dict[DeviceUuid, list[Usage]] = {}
+    for part in parts:
+        by_device.setdefault(part.device, []).append(part)
+    return tuple(
+        Usage(
+            device=device,
+            sm_ratio=_sum(row.sm_ratio for row in rows),
+            sm_provenance=next((row.sm_provenance for row in rows if row.sm_provenance), None),
+            memory_bytes=_sum(row.memory_bytes for row in rows),
+            pcie_tx_bytes_per_second=_sum(row.pcie_tx_bytes_per_second for row in rows),
+            pcie_rx_bytes_per_second=_sum(row.pcie_rx_bytes_per_second for row in rows),
+            launches_per_second=_sum(row.launches_per_second for row in rows),
+            totals=totals.get((container, device), Totals()),
+        )
+        for device, rows in by_device.items()
+    )
+
+
+def _sum(values: Iterable[N | None]) -> N | None:
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
 def _ratio(sm_ns: float | None, interval_ns: int) -> float | None:
-    return None if sm_ns is None else sm_ns / interval_ns
+    return None if sm_ns is None or not interval_ns else sm_ns / interval_ns
 
 
 def _rate(count: int | None, seconds: float) -> float | None:
-    return None if count is None else count / seconds
+    return None if count is None or not seconds else count / seconds
 
 
 def _usage(reading: DeviceReading, work: Work, sm_ratio: float | None, seconds: float) -> Usage:
@@ -99,8 +135,8 @@ def _usage(reading: DeviceReading, work: Work, sm_ratio: float | None, seconds: 
 def _reconcile(reading: DeviceReading, work: Sequence[Work], seconds: float) -> DeviceReading:
     """A device has at least what its processes have: its counters were read at another instant than theirs."""
     memory = sum(w.memory_bytes or 0 for w in work)
-    tx = sum(w.pcie_tx_bytes or 0 for w in work) / seconds
-    rx = sum(w.pcie_rx_bytes or 0 for w in work) / seconds
+    tx = sum(_rate(w.pcie_tx_bytes, seconds) or 0.0 for w in work)
+    rx = sum(_rate(w.pcie_rx_bytes, seconds) or 0.0 for w in work)
     return replace(
         reading,
         memory_used_bytes=_at_least(reading.memory_used_bytes, memory),

@@ -2,12 +2,12 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Every error that the product raises on purpose.
 
-    WardenError            one line that says what to do; the command line prints it without a traceback
-    ├── SetupError         this machine lacks something (root, BTF, a library, a GPU)
-    ├── ProbeError         a BPF object or a probe could not be loaded or attached
-    ├── NvmlError          NVML refused a call that the agent cannot do without
-    ├── PolicyError        the policy file is wrong; carries every mistake, not just the first
-    └── GoneError          the process or device acted on no longer exists
+WardenError            one line that says what to do; the command line prints it without a traceback
+├── SetupError         this machine lacks something (root, BTF, a library, a GPU)
+├── ProbeError         a BPF object or a probe could not be loaded or attached
+├── NvmlError          NVML refused a call that the agent cannot do without
+├── PolicyError        the policy file is wrong; carries every mistake, not just the first
+└── GoneError          the process or device acted on no longer exists
 """
 
 

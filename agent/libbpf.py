@@ -43,7 +43,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_map_update_elem": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p, c.c_uint64]),
     "bpf_map_delete_elem": (c.c_int, [c.c_int, c.c_void_p]),
     "bpf_map_get_next_key": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
-    "bpf_map_lookup_batch": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p]),
+    "bpf_map_lookup_batch": (
+        c.c_int,
+        [c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p, c.c_void_p],
+    ),
     "ring_buffer__new": (c.c_void_p, [c.c_int, _SAMPLE, c.c_void_p, c.c_void_p]),
     "ring_buffer__poll": (c.c_int, [c.c_void_p, c.c_int]),
     "ring_buffer__consume": (c.c_int, [c.c_void_p]),
@@ -120,9 +123,7 @@ class Map:
         while True:
             count.value = _BATCH
             start = None if first else c.byref(batch)
-            code = self._lib.bpf_map_lookup_batch(
-                self.fd, start, c.byref(batch), keys, values, c.byref(count), None
-            )
+            code = self._lib.bpf_map_lookup_batch(self.fd, start, c.byref(batch), keys, values, c.byref(count), None)
             failure = c.get_errno() if code else 0
             if failure not in (0, errno.ENOENT):
                 raise OSError(failure, f"bpf_map_lookup_batch: {os.strerror(failure)}")
@@ -197,7 +198,9 @@ class BpfObject:
 
     def _load_error(self, code: int) -> Exception:
         if code == errno.EPERM:
-            return SetupError("the kernel refused to load BPF programs: run as root (CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN)")
+            return SetupError(
+                "the kernel refused to load BPF programs: run as root (CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN)"
+            )
         detail = " | ".join(self.lib.messages[-3:])
         return ProbeError(f"BPF programs did not load ({os.strerror(code)}): need Linux ≥ 5.15 with BTF. {detail}")
 

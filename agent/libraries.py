@@ -59,21 +59,15 @@ def layer_paths(mounts: list[Mount], path: str) -> list[str]:
     return [os.path.join(layer, inside) for layer in _layers(mount.options)]
 
 
-def identify(path: str, tgid: int | None = None, proc: str = "/proc") -> FileId | None:
-    """Which file `path` is, as the process `tgid` sees it (or we do). None when it is not there."""
-    seen = f"{proc}/{tgid}/root{path}" if tgid else path
-    try:
-        facts = os.stat(seen)
-        with open(f"{proc}/{tgid or 'self'}/mountinfo") as stream:
-            layers = layer_paths(parse_mounts(stream.read()), os.path.realpath(path) if not tgid else path)
-    except OSError:
-        return None
+def real_file(facts: os.stat_result, layers: list[str]) -> FileId:
+    """The file behind an open one: its own numbers, or those of the first layer that has it."""
     for layer in layers:
         try:
-            facts = os.stat(layer)
-            break
+            real = os.stat(layer, follow_symlinks=False)
         except OSError:
             continue
+        if real.st_size == facts.st_size and real.st_mtime_ns == facts.st_mtime_ns:
+            return FileId(real.st_dev, real.st_ino)
     return FileId(facts.st_dev, facts.st_ino)
 
 

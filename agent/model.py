@@ -82,7 +82,9 @@ class DeviceReading:
 
     device: Device
     lost: bool = False
-    sm_activity_ratio: float | None = None  # share of SM time with work on it (GPM SM_UTIL, or utilisation before Hopper)
+    sm_activity_ratio: float | None = (
+        None  # share of SM time with work on it (GPM SM_UTIL, or utilisation before Hopper)
+    )
     sm_activity_source: str | None = None  # "gpm" | "utilization"
     memory_used_bytes: int | None = None
     memory_reserved_bytes: int | None = None

@@ -15,7 +15,7 @@ from agent.model import Device, DeviceUuid
 def visible_devices(environment: Mapping[str, str], devices: Sequence[Device]) -> tuple[DeviceUuid, ...]:
     """The process's devices in its order. An entry that names no device ends the list, as it does for CUDA.
 
-    Without CUDA_DEVICE_ORDER=PCI_BUS_ID the driver sorts by speed; for equal GPUs, the usual case, that is NVML's order.
+    Without CUDA_DEVICE_ORDER=PCI_BUS_ID the driver sorts by speed; for equal GPUs that is NVML's order.
     """
     ordered = sorted(devices, key=lambda device: device.index)
     wanted = environment.get("CUDA_VISIBLE_DEVICES")

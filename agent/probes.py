@@ -9,6 +9,7 @@ reason, for the status that people see.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,9 @@ from agent import layout
 from agent.elf import function_offsets
 from agent.errors import ProbeError
 from agent.libbpf import BpfObject, Map
-from agent.libraries import FileId, identify
+from agent.libraries import FileId, layer_paths, parse_mounts, real_file
 from agent.model import ProbeStatus
+from agent.procfs import Procfs
 from agent.symbols import PROGRAMS, SYMBOLS, Symbol
 
 _log = logging.getLogger(__name__)
@@ -43,12 +45,12 @@ class AttachedLibrary:
 class Probes:
     """Loads the object and attaches it. A context manager; leaving it takes every probe away."""
 
-    def __init__(self, object_path: Path) -> None:
+    def __init__(self, object_path: Path, proc: Procfs) -> None:
+        self._proc = proc
         self.bpf = BpfObject(object_path)
         layout.check(self.bpf)
         self._maps: dict[str, Map] = {}
         self._libraries: dict[FileId, AttachedLibrary] = {}
-        self._retired = self.map("retired")
         self.bpf.attach("process_exit")
 
     def map(self, name: str) -> Map:
@@ -57,25 +59,29 @@ class Probes:
             self._maps[name] = self.bpf.map(name, *layout.MAPS[name])
         return self._maps[name]
 
-    def ensure(self, path: str, tgid: int | None = None) -> AttachedLibrary | None:
-        """Attaches the file at `path` (as `tgid` sees it) unless it is; None when there is no such file."""
-        file = identify(path, tgid)
-        if file is None:
-            return None
-        if file not in self._libraries:
-            self._libraries[file] = self._attach(f"/proc/{tgid}/root{path}" if tgid else path)
-        return self._libraries[file]
+    def ensure(self, path: str, tgid: int | None = None) -> AttachedLibrary:
+        """Attaches the file at `path` (as `tgid` sees it) unless it is. GoneError when there is no such file."""
+        viewer = os.getpid() if tgid is None else tgid
+        descriptor = self._proc.open_inside(viewer, path)
+        try:
+            layers = layer_paths(parse_mounts(self._proc.mounts(viewer)), path)
+            file = real_file(os.fstat(descriptor), layers)
+            if file not in self._libraries:
+                self._libraries[file] = self._attach(path, f"/proc/self/fd/{descriptor}")
+            return self._libraries[file]
+        finally:
+            os.close(descriptor)
 
-    def _attach(self, path: str) -> AttachedLibrary:
+    def _attach(self, path: str, open_path: str) -> AttachedLibrary:
         library = AttachedLibrary(len(self._libraries) + 1, path)
         if library.number > _MOST_LIBRARIES:
             library.failed["*"] = f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
             return library
         try:
-            offsets = function_offsets(path, {symbol.name for symbol in SYMBOLS})
+            offsets = function_offsets(open_path, {symbol.name for symbol in SYMBOLS})
         except ProbeError as error:
             library.failed["*"] = str(error)
-            _log.warning("%s", error)
+            _log.warning("%s: %s", path, error)
             return library
         taken: set[int] = set()
         for symbol in SYMBOLS:
@@ -84,17 +90,17 @@ class Probes:
                 library.absent.append(symbol.name)
             elif offset not in taken:  # two names of one function are one probe
                 taken.add(offset)
-                self._attach_symbol(library, symbol, offset)
+                self._attach_symbol(library, open_path, symbol, offset)
         _log.info("attached %d symbols of %s", len(library.links), path)
         return library
 
-    def _attach_symbol(self, library: AttachedLibrary, symbol: Symbol, offset: int) -> None:
+    def _attach_symbol(self, library: AttachedLibrary, path: str, symbol: Symbol, offset: int) -> None:
         entry, at_return = PROGRAMS[symbol.role]
         cookie, links = symbol.cookie(library.number), []
         try:
             if at_return:  # first the return: an entry without one would wait for it
-                links.append(self.bpf.attach_uprobe(at_return, library.path, offset, cookie, at_return=True))
-            links.append(self.bpf.attach_uprobe(entry, library.path, offset, cookie, at_return=False))
+                links.append(self.bpf.attach_uprobe(at_return, path, offset, cookie, at_return=True))
+            links.append(self.bpf.attach_uprobe(entry, path, offset, cookie, at_return=False))
             library.links[symbol.name] = links
         except ProbeError as error:
             for link in links:

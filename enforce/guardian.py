@@ -25,7 +25,7 @@ from agent import layout
 from agent.clock import monotonic_ns
 from agent.libbpf import Library, Map, RingBuffer
 from agent.model import ProcessId
-from agent.procfs import process_id
+from agent.procfs import Procfs
 from enforce.release import release_all
 from enforce.resumer import Due, Resumer
 
@@ -54,7 +54,7 @@ class Settings:
 class Handles:
     """pidfds by process, so that a signal can never reach a process that took over the pid."""
 
-    def __init__(self, proc: str = "/proc") -> None:
+    def __init__(self, proc: Procfs) -> None:
         self._proc = proc
         self._fds: dict[ProcessId, int] = {}
 
@@ -65,8 +65,7 @@ class Handles:
                 handle = os.pidfd_open(process.tgid)
             except OSError:
                 return None
-            found = process_id(process.tgid)
-            if found is None or found.start_ticks & 0xFFFFFFFF != process.start_ticks & 0xFFFFFFFF:
+            if not self._proc.is_alive(process):  # the pid may have passed to another process before we opened it
                 os.close(handle)
                 return None
             self._fds[process] = handle
@@ -97,13 +96,16 @@ class Guardian:
 
     def __init__(self, settings: Settings, clock: Callable[[], int] = monotonic_ns) -> None:
         library = Library()
-        maps = {name: Map(library, fd, *layout.MAPS.get(name, (layout.U32, layout.U32))) for name, fd in settings.fds.items()}
+        maps = {
+            name: Map(library, fd, *layout.MAPS.get(name, (layout.U32, layout.U32)))
+            for name, fd in settings.fds.items()
+        }
         self._settings, self._clock = settings, clock
         self._control = maps["controls"].share(1)[0]
         self._resumes = maps["resumes"]
         self._resumer = Resumer(maps["gates"].share(layout.SLOTS), settings.hold_ns, settings.open_delay_ns)
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
-        self._handles = Handles()
+        self._handles = Handles(Procfs())
         self._agent = os.pidfd_open(settings.agent_tgid)
         self._finished = False
 

@@ -92,7 +92,7 @@ class Resumer:
             return False
         gate = self.gates[slot]
         hold = self.hold_ns * (_LONGEST_WAIT_HOLDS if gate.in_wait > 0 else 1)
-        return gate.open > 0 and now_ns - gate.last_online_ns < hold
+        return bool(gate.open > 0 and now_ns - gate.last_online_ns < hold)
 
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
         if not stop.gated:
@@ -119,8 +119,8 @@ class Resumer:
 
 
 def drain_ns(pause: Pause) -> int:
-    """How long until the launch that was stopped fits: the queue has to fall to its low water, or to what leaves room."""
+    """How long until the launch that was stopped fits: its queue falls to the low water, or to what leaves room."""
     room = max(0, pause.rule.max_queued_ns - pause.estimate_ns)
     target = min(room, int(pause.rule.max_queued_ns * _LOW_WATER))
     surplus = max(0, pause.queued_ns - target)
-    return surplus * _PPM // max(1, pause.rule.rate_ppm)
+    return int(surplus * _PPM // max(1, pause.rule.rate_ppm))

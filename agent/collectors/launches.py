@@ -28,9 +28,7 @@ class Launches:
             process = key.process.id()
             self._keys.setdefault(process, []).append(key)
             ordinal = None if key.device == DEVICE_UNKNOWN else key.device
-            yield LaunchCount(
-                process, ordinal, key.function, value.launches, value.blocks, value.threads_per_block
-            )
+            yield LaunchCount(process, ordinal, key.function, value.launches, value.blocks, value.threads_per_block)
 
     def forget(self, process: ProcessId) -> None:
         """Deletes the process's entries."""

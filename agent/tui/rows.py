@@ -25,7 +25,7 @@ USAGE: Final = (
     Column("launches", "LNCH/s", 6, 2),
 )
 ENFORCEMENT: Final = (
-    Column("latency", "LAT/TARGET", 11, 1),
+    Column("latency", "LAT/TARGET", 12, 1),
     Column("share", "SHARE", 5, 1),
     Column("paused", "PAUSED", 6, 4),
     Column("reason", "REASON", 16, 6, 80, "left"),
@@ -133,8 +133,13 @@ def _latency(seconds: float | None, target: float | None, glyphs: Glyphs) -> Tex
     if seconds is None and target is None:
         return Text(glyphs.missing)
     style = "" if seconds is None or target is None else "red" if seconds > target else "green"
-    shown, aim = (glyphs.missing if value is None else f"{value * 1e3:.3g}" for value in (seconds, target))
-    return Text(f"{shown}/{aim}ms", style=style)
+    return Text(f"{_milliseconds(seconds, glyphs)}/{_milliseconds(target, glyphs)}ms", style=style)
+
+
+def _milliseconds(seconds: float | None, glyphs: Glyphs) -> str:
+    if seconds is None:
+        return glyphs.missing
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def _usage(usage: Usage, index: str, glyphs: Glyphs) -> dict[str, Text]:

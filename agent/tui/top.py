@@ -53,12 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, latest: Latest) -> int:
     """gputop with parsed options, watching `latest`: the newest snapshot, None while there is none."""
     source = fresh(latest, options.interval)
-    return _run(options, recorded(source, options.record) if options.record else source)
+    if not options.record:
+        return _run(options, source)
+    with recorded(source, options.record) as recording:
+        return _run(options, recording)
 
 
 def replay(options: argparse.Namespace) -> int:
     """gputop with parsed options, playing --replay back at --interval."""
-    return _run(options, replayed(options.replay))
+    with replayed(options.replay) as source:
+        return _run(options, source)
 
 
 def _run(options: argparse.Namespace, source: Source) -> int:

@@ -35,7 +35,7 @@ class Pace:
         self.foreign_writes = 0
 
     def current(self, target: Target) -> Level | None:
-        """What the kernel goes by now; None where the process has no rule. Another writer's rule is counted, not fought."""
+        """What the kernel goes by now; None: no rule. Another writer's rule is counted, not fought."""
         rule = self._rules.get(ProcessKey.of(target.process))
         if rule is None:
             self._written.pop(target, None)

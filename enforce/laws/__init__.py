@@ -9,15 +9,15 @@ from typing import Any
 from enforce.laws.fixed import Fixed
 from enforce.laws.headroom import Headroom
 from enforce.model import Law
-from enforce.policy.model import OfflineRule
+from enforce.policy.model import OfflineRule, Tuning
 
 BUILTIN: tuple[type[Any], ...] = (Headroom, Fixed)
 
 
-def law_of(rule: OfflineRule) -> Law[Any]:
+def law_of(rule: OfflineRule, tuning: Tuning) -> Law[Any]:
     """The law that a rule names, with its limits."""
     for law in BUILTIN:
         if law.name == rule.law:
-            made: Law[Any] = law.of(rule)
+            made: Law[Any] = law.of(rule, tuning)
             return made
     raise KeyError(rule.law)

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from enforce.laws.headroom import DEFAULT_MAX_QUEUED_NS
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, Slo
+from enforce.policy.model import OfflineRule, Slo, Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,10 @@ class Fixed:
 
     ratio: float
     max_queued_ns: int
-    name: str = "fixed"
+    name: ClassVar[str] = "fixed"
 
     @classmethod
-    def of(cls, rule: OfflineRule) -> Fixed:
+    def of(cls, rule: OfflineRule, _tuning: Tuning) -> Fixed:
         """With the rule's share, never below its floor."""
         ratio = max(rule.limits.floor_ratio, rule.share_ratio if rule.share_ratio is not None else 1.0)
         return cls(ratio, rule.limits.max_queued_ns or DEFAULT_MAX_QUEUED_NS)

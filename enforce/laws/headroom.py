@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`headroom`: spend the SLO's slack on offline work, and no more.
 
-What an online request waits for is what offline work has queued on the device when it arrives. So the first lever is the
-bound of that queue, `max_queued`, and it follows the slack; the second, for when the shortest queue is still too long,
+What an online request waits for is what offline work has queued on the device when it arrives. So the first lever
+is the bound of that queue, `max_queued`, and it follows the slack; the second, for when the shortest queue is still too long,
 is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band (Heracles: no
 growth below 10 % slack), and after a step down the law waits until it has readings from after the step.
 
@@ -13,9 +13,10 @@ The bound is kept per device by the pace actuator from delivery-rate estimates, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, Slo
+from enforce.policy.model import OfflineRule, Slo, Tuning
 
 DEFAULT_MAX_QUEUED_NS = 2_000_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
@@ -45,13 +46,13 @@ class Headroom:
 
     floor_ratio: float
     top_queued_ns: float
-    no_data_hold_ns: int = 2_000_000_000
-    name: str = "headroom"
+    no_data_hold_ns: int
+    name: ClassVar[str] = "headroom"
 
     @classmethod
-    def of(cls, rule: OfflineRule) -> Headroom:
+    def of(cls, rule: OfflineRule, tuning: Tuning) -> Headroom:
         """With the rule's floor and upper bound of the queue."""
-        return cls(rule.limits.floor_ratio, rule.limits.max_queued_ns or TOP_QUEUED_NS)
+        return cls(rule.limits.floor_ratio, rule.limits.max_queued_ns or TOP_QUEUED_NS, tuning.no_data_hold_ns)
 
     def start(self) -> State:
         """Everything allowed, with a short queue: protection before the first reading."""
@@ -79,7 +80,7 @@ class Headroom:
         return self._grow(state, now_ns, slack)
 
     def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
-        """Hold, then release: an online side that says nothing has nothing to protect, but may come back at any time."""
+        """Hold, then release: an online side that says nothing has nothing to protect, but may come back."""
         if state.last_reading_ns is not None and now_ns - state.last_reading_ns < self.no_data_hold_ns:
             return self._answer(state, "no reading: holding")
         start = self.start()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Finding every copy of libcuda on the node: the host's, and those that containers bring.
+
+A probe on a file covers past and future processes, so what matters is to know a file before its first launch. The
+host's library is attached at start; others are found in the maps of processes as soon as NVML lists them, and by
+looking through all young processes in each round.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import logging
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.errors import GoneError, SetupError
+from agent.model import ProcessId
+from agent.probes import Probes
+from agent.procfs import Procfs
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"libcuda\.so(\.[0-9.]+)?")
+_HOST_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/run/nvidia/driver/usr/lib64",
+)
+_LOOKS = 30  # rounds in which a process without libcuda is looked at again: frameworks load it late
+
+
+def host_libraries(extra: Iterable[str]) -> list[str]:
+    """Where the node's own libcuda is: what was configured, the linker's path, the usual folders. Real paths."""
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_HOST_FOLDERS]
+    candidates = [*extra, *(f"{folder}/libcuda.so.1" for folder in folders if folder)]
+    found = ctypes.util.find_library("cuda")
+    if found and "/" in found:
+        candidates.append(found)
+    return list(dict.fromkeys(os.path.realpath(path) for path in candidates if Path(path).is_file()))
+
+
+class Discovery:
+    """Looks at processes; each is read until it has a libcuda or has gone without for long."""
+
+    def __init__(self, probes: Probes, proc: Procfs) -> None:
+        self._probes, self._proc = probes, proc
+        self._done: set[ProcessId] = set()
+        self._looks: dict[ProcessId, int] = {}
+
+    def attach_host(self, extra: Iterable[str]) -> int:
+        """Attaches the node's libraries; returns how many there are. SetupError for a configured one that is none."""
+        paths = host_libraries(extra)
+        for wanted in extra:
+            if os.path.realpath(wanted) not in paths:
+                raise SetupError(f"{wanted}: no such file; give the path of a libcuda.so.1")
+        for path in paths:
+            self._probes.ensure(path)
+        return len(paths)
+
+    def look(self, now: Iterable[int] = ()) -> None:
+        """One round over all processes. `now`: tgids that certainly use a GPU."""
+        urgent, alive = set(now), set()
+        for tgid in self._proc.tgids():
+            try:
+                process = self._proc.process_id(tgid)
+                alive.add(process)
+                if process in self._done and tgid not in urgent:
+                    continue
+                self._look_at(process)
+            except GoneError:
+                continue
+            except SetupError as error:
+                _log.warning("%s", error)
+        self._done &= alive
+        self._looks = {process: count for process, count in self._looks.items() if process in alive}
+
+    def _look_at(self, process: ProcessId) -> None:
+        libraries = self._proc.mapped(process.tgid, lambda name: _NAME.fullmatch(name) is not None)
+        for library in libraries:
+            if not library.deleted:
+                self._probes.ensure(library.path, process.tgid)
+        looks = self._looks.get(process, 0) + 1
+        self._looks[process] = looks
+        if libraries or looks >= _LOOKS:
+            self._done.add(process)
+            self._looks.pop(process, None)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`gpuwarden doctor`: what works on this machine, what does not, and what to do about it. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from agent import preflight
+from agent.discovery import Discovery, host_libraries
+from agent.errors import WardenError
+from agent.nvml import Nvml
+from agent.probes import Probes
+from agent.procfs import Procfs
+
+
+def examine(libcuda: Sequence[str], out: TextIO) -> int:
+    """Prints one line per check; returns 0 when all of them passed, 3 otherwise."""
+    checks: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("kernel and rights", _machine),
+        ("GPUs", _gpus),
+        ("libcuda", lambda: _libraries(libcuda)),
+        ("probes", lambda: _probes(libcuda)),
+    )
+    failed = 0
+    for name, check in checks:
+        try:
+            print(f"ok    {name}: {check()}", file=out)
+        except WardenError as error:
+            failed += 1
+            print(f"FAIL  {name}: {error}", file=out)
+    return 3 if failed else 0
+
+
+def _machine() -> str:
+    preflight.require_this_machine()
+    return "root, a kernel with BTF that is new enough"
+
+
+def _gpus() -> str:
+    with Nvml() as nvml:
+        names = [f"{device.index}: {device.name}" for device in nvml.devices()]
+    return ", ".join(names) or "none found: check nvidia-smi"
+
+
+def _libraries(libcuda: Sequence[str]) -> str:
+    return (
+        ", ".join(host_libraries(libcuda)) or "none on the node itself; containers' own copies are found as they start"
+    )
+
+
+def _probes(libcuda: Sequence[str]) -> str:
+    proc = Procfs()
+    with Probes(preflight.bpf_object(), proc) as probes:
+        Discovery(probes, proc).attach_host(libcuda)
+        lines = [
+            f"{library.path}: {len(library.links)} symbols attached, {len(library.absent)} not in this library"
+            + "".join(f"; {name} failed: {why}" for name, why in library.failed.items())
+            for library in probes.libraries()
+        ]
+    return "; ".join(lines) or "programs load; no library to attach to yet"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One tick's samples, indexed by what attribution asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent.errors import GoneError
+from agent.model import DeviceReading, DeviceUuid, ProcessId
+from agent.procfs import Procfs
+from agent.samples import AllocationCount, CopyCount, LaunchCount, ProcessMemory, ProcessUtilization, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`probed` are the processes that the probes see; `by_tgid` says who NVML's pids are now."""
+
+    readings: tuple[DeviceReading, ...]
+    probed: frozenset[ProcessId]
+    by_tgid: dict[int, ProcessId]
+    memory: dict[tuple[int, DeviceUuid], int]
+    utilization: dict[tuple[int, DeviceUuid], float]
+    listed: frozenset[tuple[int, DeviceUuid]]
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample], proc: Procfs) -> Evidence:
+        """Sorts the samples; asks /proc only for pids that no probe knows."""
+        readings, probed, memory, utilization, listed = [], set(), {}, {}, set()
+        for sample in samples:
+            if isinstance(sample, DeviceReading):
+                readings.append(sample)
+            elif isinstance(sample, ProcessMemory):
+                listed.add((sample.tgid, sample.device))
+                if sample.bytes is not None:
+                    memory[sample.tgid, sample.device] = sample.bytes
+            elif isinstance(sample, ProcessUtilization):
+                utilization[sample.tgid, sample.device] = sample.ratio
+            elif isinstance(sample, LaunchCount | AllocationCount | CopyCount):
+                probed.add(sample.process)
+        by_tgid = _identify({tgid for tgid, _ in listed}, probed, proc)
+        return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed))
+
+    @property
+    def processes(self) -> frozenset[ProcessId]:
+        """Everybody that anything was seen of."""
+        return self.probed | frozenset(self.by_tgid.values())
+
+    def devices_of(self, tgid: int) -> list[DeviceUuid]:
+        """Where NVML lists a process."""
+        return sorted(device for listed, device in self.listed if listed == tgid)
+
+    def tgids_on(self, device: DeviceUuid) -> list[int]:
+        """Whom NVML lists on a device."""
+        return sorted(tgid for tgid, on in self.listed if on == device)
+
+
+def _identify(tgids: set[int], probed: set[ProcessId], proc: Procfs) -> dict[int, ProcessId]:
+    """The newest process known by each pid: probes may still hold counts of a dead one whose pid is in use again."""
+    known: dict[int, ProcessId] = {}
+    for process in sorted(probed):
+        known[process.tgid] = process
+    found = {}
+    for tgid in tgids:
+        try:
+            found[tgid] = known.get(tgid) or proc.process_id(tgid)
+        except GoneError:
+            continue  # ended since NVML listed it: its memory is on the way back
+    return found

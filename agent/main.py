@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The commands, and the one place that knows both halves: observing (agent) and enforcing (enforce).
+
+Exit codes: 0 done, 1 failed, 2 wrong policy or usage, 3 the machine lacks something, 4 probes, 5 NVML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from agent import endpoint
+from agent.clock import NS_PER_SECOND
+from agent.errors import SetupError, WardenError
+
+if TYPE_CHECKING:
+    from agent.observer import Settings
+    from enforce.policy.model import Policy
+
+_log = logging.getLogger("gpuwarden")
+DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
+DEFAULT_RUN_DIR = Path("/run/gpuwarden")
+DEFAULT_LISTEN = "127.0.0.1:9837"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """`gpuwarden`."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    _end(lambda: options.act(options))
+
+
+def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
+    """`gputop`."""
+    from agent.tui import top
+
+    parser = argparse.ArgumentParser(prog="gputop", description="Who uses which GPU, by container, process or device.")
+    parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
+    top.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR, format="gputop: %(message)s")
+    _end(lambda: _gputop(options))
+
+
+def _end(act: Callable[[], int]) -> NoReturn:
+    try:
+        code = act()
+    except WardenError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+_LIBCUDA_HELP = "also watch this libcuda.so.1 (the node's own and containers' copies are found without)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpuwarden", description=(__doc__ or "").partition("\n")[2])
+    parser.add_argument("--version", action="version", version=f"gpuwarden {version('gpuwarden')}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log everything")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="the agent: observe, serve metrics, and enforce where the policy says so")
+    _run_arguments(run)
+    run.set_defaults(act=_run)
+    plan = commands.add_parser("plan", help="what the policy would do now, without doing it")
+    _run_arguments(plan)
+    plan.add_argument("--seconds", type=float, default=5.0, help="how long to watch first (%(default)s)")
+    plan.set_defaults(act=_plan)
+    check = commands.add_parser("check", help="say whether a policy file is right, and what is wrong with it")
+    check.add_argument("policy", type=Path)
+    check.set_defaults(act=_check)
+    release = commands.add_parser("release", help="resume every process that a dead agent left stopped")
+    release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
+    release.set_defaults(act=_release)
+    doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what to do about it")
+    doctor.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    doctor.set_defaults(act=_doctor)
+    demo = commands.add_parser("demo", help="the main job on a simulated GPU, in under three minutes", add_help=False)
+    demo.add_argument("rest", nargs=argparse.REMAINDER)
+    demo.set_defaults(act=_demo)
+    return parser
+
+
+_RUN_DIR_HELP = "where the socket and the ledger are (%(default)s)"
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", type=Path, help=f"the policy file ({DEFAULT_POLICY} if it exists, else observe only)"
+    )
+    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="ADDRESS:PORT", help="for /metrics (%(default)s)")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between observations (%(default)s)"
+    )
+    parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
+    parser.add_argument(
+        "--decisions", default="-", metavar="FILE", help="where decisions are written, a line of JSON each (stdout)"
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from agent.exporters import prometheus
+    from agent.observer import Observer
+
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    policy = _policy(options.policy)
+    address, port = _address(options.listen)
+    with ExitStack() as stack:
+        observer = stack.enter_context(Observer(_settings(options)))
+        server = prometheus.serve(address, port, observer.snapshot)
+        stack.callback(server.close)
+        socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock")
+        stack.callback(socket.close)
+        if policy is not None:
+            from enforce.start import Enforcement
+
+            stack.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions))
+        print("ready", file=sys.stderr, flush=True)
+        ending.wait()
+        _log.info("ending: releasing everything")
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from agent.observer import Observer
+    from enforce.start import plan
+
+    policy = _policy(options.policy)
+    if policy is None:
+        raise SetupError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
+    with Observer(_settings(options)) as observer:
+        return plan(policy, observer, options.seconds)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from enforce.check import check
+
+    return check(options.policy, sys.stdout)
+
+
+def _release(options: argparse.Namespace) -> int:
+    from enforce.release import Outcome, release_all
+
+    released = release_all(options.run_dir / "ledger.jsonl")
+    for one in released:
+        print(f"{one.entry.container}: process {one.entry.process.tgid}: {one.outcome}", one.error or "")
+    resumed = sum(one.outcome is Outcome.RESUMED for one in released)
+    print(f"{resumed} processes resumed, {len(released)} entries looked at")
+    return 0 if all(one.closed for one in released) else 1
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from agent.doctor import examine
+
+    return examine(options.libcuda, sys.stdout)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout has it beside this package
+    try:
+        demo = importlib.import_module("sim.demo")
+    except ImportError as error:
+        raise SetupError(
+            f"the demo needs the simulated GPU: run it in a checkout, or install gpuwarden-sim ({error})"
+        ) from error
+    return int(demo.main(options.rest))
+
+
+def _gputop(options: argparse.Namespace) -> int:
+    from agent.observer import Observer, Settings
+    from agent.tui import top
+
+    if options.replay:
+        return top.replay(options)
+    if endpoint.fetch(options.socket) is not None:
+        return top.run(options, lambda: endpoint.fetch(options.socket))
+    settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
+    with Observer(settings) as observer:
+        return top.run(options, observer.snapshot)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    from agent.observer import Settings
+
+    if not 0.1 <= options.interval <= 3600:
+        raise SetupError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
+    return Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
+
+
+def _policy(path: Path | None) -> Policy | None:
+    from enforce.policy.load import load
+
+    if path is None and not DEFAULT_POLICY.exists():
+        return None
+    return load(path or DEFAULT_POLICY, strict_permissions=True)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise SetupError(f"--listen {listen}: write ADDRESS:PORT, such as {DEFAULT_LISTEN}")
+    return host.strip("[]") or "127.0.0.1", int(port)

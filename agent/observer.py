@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The observing half of the agent, put together: probes, NVML, members, pipeline, and the thread that ticks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from agent import preflight
+from agent.clock import NS_PER_SECOND, monotonic_ns
+from agent.collectors import BUILTIN
+from agent.collectors.devices import Devices
+from agent.containers.index import ContainerIndex
+from agent.discovery import Discovery
+from agent.errors import SetupError
+from agent.members import Members
+from agent.model import Device, Snapshot
+from agent.nvml import Nvml
+from agent.pipeline import Pipeline
+from agent.probes import Probes
+from agent.procfs import Procfs
+from agent.samples import Collector
+from agent.watcher import Watcher
+
+_log = logging.getLogger(__name__)
+_DISCOVERY_NS = 5 * NS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`interval_ns`: how often to observe. `libcuda`: libraries to attach besides the node's own."""
+
+    interval_ns: int = NS_PER_SECOND
+    libcuda: tuple[str, ...] = ()
+
+
+class Observer:
+    """A context manager: inside it the pipeline ticks in a thread of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = ExitStack()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+        self.proc = Procfs()
+
+    def __enter__(self) -> Self:
+        preflight.require_this_machine()
+        with ExitStack() as stack:
+            nvml = stack.enter_context(Nvml())
+            if not nvml.devices():
+                raise SetupError("NVML finds no GPU: check nvidia-smi; in a container, ask for the devices")
+            self.probes = stack.enter_context(Probes(preflight.bpf_object(), self.proc))
+            self._discovery = Discovery(self.probes, self.proc)
+            self.members = Members(ContainerIndex(self.proc), self._devices_of(nvml), self.proc)
+            collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
+            self.pipeline = Pipeline(collectors, self.members, self.probes)
+            self._watcher = Watcher(self.probes, self.members.see, self.pipeline.exited)
+            self._watcher.start()
+            stack.callback(self._watcher.stop)
+            if not self._discovery.attach_host(self._settings.libcuda):
+                _log.warning("no libcuda.so.1 on this node yet: containers' own are looked for; name it with --libcuda")
+            self._discovery.look()
+            self.pipeline.tick(monotonic_ns())
+            self._thread.start()
+            stack.callback(self._stop)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def snapshot(self) -> Snapshot | None:
+        """The latest picture."""
+        return self.pipeline.snapshot
+
+    def _devices_of(self, nvml: Nvml) -> Callable[[], Sequence[Device]]:
+        def devices() -> Sequence[Device]:
+            snapshot = self.pipeline.snapshot
+            return [reading.device for reading in snapshot.devices] if snapshot else first
+
+        first = nvml.devices()
+        return devices
+
+    def _stop(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        looked = 0
+        due = monotonic_ns() + self._settings.interval_ns
+        while not self._ending.wait(max(0.0, (due - monotonic_ns()) / NS_PER_SECOND)):
+            now = monotonic_ns()
+            due = max(due + self._settings.interval_ns, now)
+            try:
+                self.pipeline.tick(now)
+                if now - looked >= _DISCOVERY_NS:
+                    looked = now
+                    self._discovery.look()
+            except Exception:  # noqa: BLE001  # a tick that fails is missing from the figures; the next one may work
+                _log.exception("a tick failed")

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One tick: collectors → identities → attribution → an immutable snapshot.
+
+Owns the state between ticks: previous counts, learned durations, running totals. One thread calls `tick`; everybody
+else reads `snapshot`. A collector that fails is reported and hides nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.attribution import Attribution, Work, add, attribute, sum_usage
+from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
+from agent.delivery import LaunchTimes
+from agent.durations import Function, SmTimes, Tick
+from agent.evidence import Evidence
+from agent.members import Members
+from agent.model import (
+    CollectorHealth,
+    ContainerKey,
+    ContainerUsage,
+    DeviceReading,
+    DeviceUuid,
+    Enforcement,
+    ProcessId,
+    ProcessUsage,
+    Snapshot,
+    Totals,
+    Unattributed,
+    Usage,
+)
+from agent.occupancy import sm_fraction
+from agent.ordinals import device_of
+from agent.probes import Probes
+from agent.samples import Collector, Delivered, Sample
+from agent.tally import Counted, Owner, ResolveDevice, Tally
+
+_log = logging.getLogger(__name__)
+_SWEEP_TICKS = 30
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """See the module."""
+
+    collectors: Sequence[Collector]
+    members: Members
+    probes: Probes | None
+    snapshot: Snapshot | None = None
+    enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
+    enforcing: bool = False
+    _tally: Tally = field(default_factory=Tally)
+    _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
+    _sm_times: dict[DeviceUuid, SmTimes] = field(default_factory=dict)
+    _totals: dict[tuple[ContainerKey, DeviceUuid], Totals] = field(default_factory=dict)
+    _rest_totals: dict[DeviceUuid, Totals] = field(default_factory=dict)
+    _last_ns: int | None = None
+
+    _exited: set[ProcessId] = field(default_factory=set)
+    _ticks: int = 0
+
+    def tick(self, now_ns: int) -> Snapshot:
+        """Observes once and publishes the snapshot."""
+        samples, health = self._collect(now_ns)
+        interval = now_ns - self._last_ns if self._last_ns is not None else 0
+        self._last_ns = now_ns
+        for sample in samples:
+            if isinstance(sample, Delivered):
+                self._launch_times.observe(sample)
+        evidence = Evidence.of(samples, self.members.proc)
+        for process in evidence.processes:
+            self.members.see(process)
+        counted = self._tally.tick(samples, self._resolver(evidence))
+        parts = [self._attribute(reading, interval, evidence, counted) for reading in evidence.readings]
+        self.snapshot = self._snapshot(now_ns, interval, parts, health)
+        self._bury(evidence)
+        return self.snapshot
+
+    def exited(self, process: ProcessId) -> None:
+        """A probe saw it die: its last figures are taken at the next tick, then it is forgotten."""
+        self._exited.add(process)
+
+    def _collect(self, now_ns: int) -> tuple[list[Sample], list[CollectorHealth]]:
+        samples: list[Sample] = []
+        health = []
+        for collector in self.collectors:
+            began, error = monotonic_ns(), None
+            try:
+                samples.extend(collector.collect(now_ns))
+            except Exception as failure:  # noqa: BLE001  # whatever one source does, the others go on; it is exported
+                error = f"{type(failure).__name__}: {failure}"
+                _log.warning("collector %s: %s", collector.name, error)
+            health.append(CollectorHealth(collector.name, (monotonic_ns() - began) / NS_PER_SECOND, error))
+        return samples, health
+
+    def _resolver(self, evidence: Evidence) -> ResolveDevice:
+        def resolve(process: ProcessId, ordinal: int | None) -> DeviceUuid | None:
+            member = self.members.get(process)
+            visible = member.visible if member else tuple(r.device.uuid for r in evidence.readings)
+            return device_of(ordinal, visible, evidence.devices_of(process.tgid))
+
+        return resolve
+
+    def _attribute(
+        self, reading: DeviceReading, interval_ns: int, evidence: Evidence, counted: Mapping[Owner, Counted]
+    ) -> tuple[Attribution, list[Work]]:
+        device = reading.device.uuid
+        here = {process: work for (process, on), work in counted.items() if on == device}
+        self._learn(reading, interval_ns, here)
+        for tgid in evidence.tgids_on(device):
+            process = evidence.by_tgid.get(tgid)
+            if process is not None:
+                here.setdefault(process, Counted())
+        work = [self._work(reading, interval_ns, process, mine, evidence) for process, mine in here.items()]
+        return attribute(reading, work, interval_ns), work
+
+    def _learn(self, reading: DeviceReading, interval_ns: int, here: Mapping[ProcessId, Counted]) -> None:
+        if reading.sm_activity_ratio is None or not interval_ns:
+            return
+        launches: dict[Function, int] = {}
+        priors: dict[Function, float] = {}
+        for process, counted in here.items():
+            mean = self._launch_times.per_launch_ns(process)
+            for function, count in counted.launches.items():
+                launches[process, function] = count
+                blocks, threads = counted.groups.get(function, (0.0, 0))
+                if mean is not None and blocks:
+                    priors[process, function] = mean * sm_fraction(blocks, threads, reading.device.sm_count)
+        tick = Tick(reading.sm_activity_ratio * interval_ns, launches)
+        self._sm_times.setdefault(reading.device.uuid, SmTimes()).observe(tick, priors)
+
+    def _work(
+        self, reading: DeviceReading, interval_ns: int, process: ProcessId, counted: Counted, evidence: Evidence
+    ) -> Work:
+        device = reading.device.uuid
+        memory = evidence.memory.get((process.tgid, device), counted.live_bytes)
+        if not interval_ns:
+            return Work(process, None, None, None, None, memory)
+        if process not in evidence.probed:  # NVML's share of time is the only thing that is known about its kernels
+            ratio = evidence.utilization.get((process.tgid, device), 0.0)
+            return Work(process, None, ratio * interval_ns, None, None, memory)
+        times = self._sm_times.get(device)
+        sm_ns = sum((times.sm_ns((process, f)) or 0.0) * n for f, n in counted.launches.items()) if times else None
+        launches = sum(counted.launches.values())
+        return Work(process, launches, sm_ns, counted.pcie_tx_bytes, counted.pcie_rx_bytes, memory)
+
+    def _snapshot(
+        self,
+        now_ns: int,
+        interval_ns: int,
+        parts: Sequence[tuple[Attribution, Sequence[Work]]],
+        health: Sequence[CollectorHealth],
+    ) -> Snapshot:
+        seconds = interval_ns / NS_PER_SECOND
+        by_process: dict[ProcessId, list[Usage]] = {}
+        rest = []
+        for attribution, work in parts:
+            for one in work:
+                usage = attribution.usage[one.process]
+                by_process.setdefault(one.process, []).append(usage)
+                self._book(one, usage, seconds)
+            rest.append(self._with_totals(attribution.unattributed, seconds))
+        return Snapshot(
+            at_ns=now_ns,
+            wall_ns=wall_ns(),
+            interval_ns=interval_ns,
+            devices=tuple(attribution.reading for attribution, _ in parts),
+            containers=self._containers(by_process),
+            processes=tuple(
+                ProcessUsage(member.process, tuple(usage))
+                for process, usage in by_process.items()
+                if (member := self.members.get(process))
+            ),
+            unattributed=tuple(rest),
+            enforcement=dict(self.enforcement),
+            enforcing=self.enforcing,
+            probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
+            collectors=tuple(health),
+            lost=self._lost(),
+        )
+
+    def _lost(self) -> dict[str, int]:
+        lost = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
+        return {**lost, "members:full": self.members.refused, "launches:no_device": self._tally.unplaced}
+
+    def _book(self, work: Work, usage: Usage, seconds: float) -> None:
+        member = self.members.get(work.process)
+        if member is not None:
+            key = (member.container.key, usage.device)
+            self._totals[key] = add(self._totals.get(key, Totals()), usage, work, seconds)
+
+    def _with_totals(self, rest: Unattributed, seconds: float) -> Unattributed:
+        before = self._rest_totals.get(rest.device, Totals())
+        totals = replace(before, sm_seconds=before.sm_seconds + (rest.sm_ratio or 0.0) * seconds)
+        self._rest_totals[rest.device] = totals
+        return replace(rest, totals=totals)
+
+    def _containers(self, by_process: Mapping[ProcessId, Sequence[Usage]]) -> tuple[ContainerUsage, ...]:
+        grouped: dict[ContainerKey, list[ProcessId]] = {}
+        containers = {}
+        for process in by_process:
+            member = self.members.get(process)
+            if member is not None:
+                grouped.setdefault(member.container.key, []).append(process)
+                containers[member.container.key] = member.container
+        return tuple(
+            ContainerUsage(
+                containers[key],
+                sum_usage([usage for process in processes for usage in by_process[process]], key, self._totals),
+                tuple(processes),
+            )
+            for key, processes in grouped.items()
+        )
+
+    def _bury(self, evidence: Evidence) -> None:
+        """Forgets the dead: those that a probe saw dying, and now and then whoever died unseen."""
+        self._ticks += 1
+        known = {member.process.id for member in self.members.all()} | evidence.probed
+        candidates = known if self._ticks % _SWEEP_TICKS == 0 else self._exited & known
+        dead = [process for process in candidates if not self.members.proc.is_alive(process)]
+        for process in dead:
+            for collector in self.collectors:
+                collector.forget(process)
+            self._tally.forget(process)
+            self._launch_times.forget(process)
+            for times in self._sm_times.values():
+                times.forget(process)
+        self.members.remove(dead)
+        self._exited = {p for p in self._exited & known if p not in dead}
+        living = {member.container.key for member in self.members.all()}
+        self._totals = {key: totals for key, totals in self._totals.items() if key[0] in living}

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What this machine must have before anything starts: each lack is one line that says what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from agent.errors import SetupError
+
+OLDEST_KERNEL = (5, 15)  # bpf_get_attach_cookie
+_BTF = Path("/sys/kernel/btf/vmlinux")
+
+
+def require_probes(uid: int, release: str, btf: Path = _BTF) -> None:
+    """SetupError unless probes can work: root, a kernel that is new enough, its types."""
+    if uid != 0:
+        raise SetupError("probes need root: run with sudo")
+    if kernel_version(release) < OLDEST_KERNEL:
+        needed = ".".join(map(str, OLDEST_KERNEL))
+        raise SetupError(f"Linux {release} is too old: probes need {needed} or later; upgrade the kernel")
+    if not btf.exists():
+        raise SetupError(
+            f"{btf} is missing: the kernel was built without CONFIG_DEBUG_INFO_BTF, or /sys is not mounted; "
+            "mount it, or use a distribution kernel (all current ones have BTF)"
+        )
+
+
+def require_this_machine() -> None:
+    """The same for here and now."""
+    require_probes(os.geteuid(), platform.release())
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """ "6.1.0-18-amd64" → (6, 1); (0, 0) for what is no release."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def bpf_object() -> Path:
+    """Where the compiled programs are: beside the source, or where a package put them."""
+    beside = Path(__file__).resolve().parent.parent / "bpf" / "build" / "gpuwarden.bpf.o"
+    candidates = [
+        Path(os.environ.get("GPUWARDEN_BPF_OBJECT", beside)),
+        beside,
+        Path("/usr/lib/gpuwarden/gpuwarden.bpf.o"),
+    ]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise SetupError(f"no BPF object found (looked at {', '.join(map(str, candidates))}): run `make bpf`, or reinstall")

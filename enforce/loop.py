@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The loop: ten times a second read, decide, write what changed, say why.
+
+It is the only place that catches everything; then it releases every throttle before it goes on. Nothing is written
+before it is in the ledger, and nothing at all with `enforce: false`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.clock import monotonic_ns, wall_ns
+from agent.collectors.deliveries import Deliveries
+from agent.delivery import LaunchTimes
+from agent.members import Members
+from agent.model import ContainerKey, ProcessId
+from agent.pipeline import Pipeline
+from enforce.decide import Decided, decide, slack_ratio
+from enforce.decisions import Decision, DecisionLog
+from enforce.holds import Holds
+from enforce.model import Reading, Signal
+from enforce.planner import changes
+from enforce.policy.model import OnlineRule, Policy, Role
+from enforce.report import PauseMeter, report
+from enforce.roster import Seat, seats
+from enforce.supervisor import Supervisor
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Loop:
+    """Everything that one decision needs. `run` is the thread."""
+
+    policy: Policy
+    pipeline: Pipeline
+    members: Members
+    signals: dict[str, Signal]
+    deliveries: Deliveries
+    holds: Holds | None  # None, as the supervisor: enforce is false
+    supervisor: Supervisor | None
+    log: DecisionLog
+    meter: PauseMeter
+    _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
+    _states: dict[ContainerKey, Any] = field(default_factory=dict)
+    failures: int = 0
+
+    def run(self, ending: threading.Event) -> None:
+        """Decides until `ending` is set, then releases everything."""
+        try:
+            while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
+                self._guarded(self.step)
+        finally:
+            self._release()
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception:  # noqa: BLE001
+            self.failures += 1
+            _log.exception("a decision failed: releasing everything")
+            self._release()
+
+    def _release(self) -> None:
+        if self.holds:
+            self.holds.release_all()
+
+    def step(self) -> None:
+        """One decision."""
+        now = monotonic_ns()
+        if self.supervisor:
+            self.supervisor.beat()
+        snapshot = self.pipeline.snapshot
+        if snapshot is None:
+            return
+        here = seats(self.policy, self.members.all(), snapshot)
+        readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
+        slots = {reading.device.uuid: reading.device.index for reading in snapshot.devices if not reading.lost}
+        decided = decide(here, readings, self._states, slots, self._launch_ns(now), self.policy.tuning, now)
+        before = {v.seat.container.key: self._states.get(v.seat.container.key) for v in decided.verdicts}
+        self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
+        if self.holds:
+            self.holds.perform(changes(decided.levels, self.holds.in_force()))
+        self._explain(decided, before)
+        self.pipeline.enforcement = report(here, readings, decided, self.meter.read(here, now))
+
+    def _read(self, seat: Seat, now_ns: int) -> Reading | None:
+        rule = seat.classification.rule
+        snapshot = self.pipeline.snapshot
+        if seat.classification.role is not Role.ONLINE or not isinstance(rule, OnlineRule) or snapshot is None:
+            return None
+        return self.signals[rule.slo.signal].read(snapshot, seat.container.key, rule.slo, now_ns)
+
+    def _launch_ns(self, now_ns: int) -> dict[ProcessId, float]:
+        for delivery in self.deliveries.collect(now_ns):
+            self._launch_times.observe(delivery)
+        alive = {member.process.id for member in self.members.all()}
+        return {p: ns for p in alive if (ns := self._launch_times.per_launch_ns(p)) is not None}
+
+    def _explain(self, decided: Decided, before: dict[ContainerKey, Any]) -> None:
+        for verdict in decided.verdicts:
+            previous = before.get(verdict.seat.container.key)
+            reading = verdict.ruler.reading
+            self.log.write(
+                Decision(
+                    wall_ns=wall_ns(),
+                    container=str(verdict.seat.container.key),
+                    device=str(verdict.ruler.device),
+                    rule=verdict.rule.name,
+                    law=verdict.rule.law,
+                    latency_ns=None if reading is None else reading.latency_ns,
+                    samples=0 if reading is None else reading.samples,
+                    quantile=verdict.ruler.slo.quantile,
+                    target_ns=verdict.ruler.slo.target_ns,
+                    slack_ratio=slack_ratio(reading, verdict.ruler.slo.target_ns),
+                    share_before=getattr(previous, "ratio", None),
+                    share_after=verdict.share.ratio,
+                    max_queued_ns=verdict.share.max_queued_ns,
+                    reason=verdict.share.reason,
+                    acted=self.supervisor is not None,
+                )
+            )

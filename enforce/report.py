@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What enforcement tells the agent's readers: per container its role, latency, share, and how much it was paused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.layout import ProcessKey
+from agent.libbpf import Map
+from agent.model import ContainerKey, Enforcement, ProcessId
+from enforce.decide import Decided
+from enforce.model import Reading
+from enforce.policy.model import OfflineRule, OnlineRule
+from enforce.roster import Seat, processes_of
+
+_WINDOW_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A container's stops: how many ever, how long ever, and the share of the last second."""
+
+    pauses: int
+    seconds: float
+    ratio: float | None
+
+
+class PauseMeter:
+    """Sums what the kernel and the guardian wrote per process; a dead process's part stays in its container's sum."""
+
+    def __init__(self, paces: Map, resumes: Map) -> None:
+        self._paces, self._resumes = paces, resumes
+        self._last: dict[ProcessId, tuple[int, int]] = {}
+        self._sums: dict[ContainerKey, tuple[int, int]] = {}
+        self._history: dict[ContainerKey, list[tuple[int, int]]] = {}
+
+    def read(self, here: Mapping[ContainerKey, Seat], now_ns: int) -> dict[ContainerKey, Paused]:
+        """Takes one reading of everybody."""
+        self._sums = {key: sums for key, sums in self._sums.items() if key in here}
+        self._history = {key: points for key, points in self._history.items() if key in here}
+        alive = {process for seat in here.values() for process in processes_of(seat)}
+        self._last = {process: last for process, last in self._last.items() if process in alive}
+        return {key: self._container(key, seat, now_ns) for key, seat in here.items()}
+
+    def _container(self, key: ContainerKey, seat: Seat, now_ns: int) -> Paused:
+        pauses, paused_ns = self._sums.get(key, (0, 0))
+        for process in processes_of(seat):
+            before = self._last.get(process, (0, 0))
+            now = self._process(process)
+            self._last[process] = now
+            pauses, paused_ns = pauses + now[0] - before[0], paused_ns + now[1] - before[1]
+        self._sums[key] = (pauses, paused_ns)
+        history = self._history.setdefault(key, [])
+        history.append((now_ns, paused_ns))
+        while len(history) > 2 and history[1][0] <= now_ns - _WINDOW_NS:
+            history.pop(0)
+        elapsed = now_ns - history[0][0]
+        ratio = min(1.0, (paused_ns - history[0][1]) / elapsed) if elapsed > 0 else None
+        return Paused(pauses, paused_ns / 1e9, ratio)
+
+    def _process(self, process: ProcessId) -> tuple[int, int]:
+        key = ProcessKey.of(process)
+        pace, resume = self._paces.get(key), self._resumes.get(key)
+        return (pace.pauses if pace else 0, resume.paused_ns if resume else 0)
+
+
+def report(
+    here: Mapping[ContainerKey, Seat],
+    readings: Mapping[ContainerKey, Reading],
+    decided: Decided,
+    paused: Mapping[ContainerKey, Paused],
+) -> dict[ContainerKey, Enforcement]:
+    """One entry per container on a GPU."""
+    verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
+    out = {}
+    for key, seat in here.items():
+        rule, reading, verdict = seat.classification.rule, readings.get(key), verdicts.get(key)
+        slo = rule.slo if isinstance(rule, OnlineRule) else None
+        latency = (reading.latency_ns or reading.recent_ns) if reading else None
+        offline = isinstance(rule, OfflineRule)
+        out[key] = Enforcement(
+            role=seat.classification.role.value,
+            rule=rule.name if rule else None,
+            latency_seconds=latency / 1e9 if latency is not None else None,
+            latency_quantile=slo.quantile if slo else None,
+            target_seconds=slo.target_ns / 1e9 if slo else None,
+            share_ratio=verdict.share.ratio if verdict else (1.0 if offline else None),
+            paused_ratio=paused[key].ratio if offline else None,
+            pauses_total=paused[key].pauses,
+            paused_seconds_total=paused[key].seconds,
+            reason=verdict.share.reason if verdict else ("no online container on its GPUs" if offline else None),
+        )
+    return out
