@@ -31,6 +31,7 @@ from agent.tui.screen import View, render
 INTERVAL_SECONDS: Final = 1.0
 SHORTEST_SECONDS: Final = 0.1
 PLAIN_WIDTH: Final = 160  # into a pipe or a file: everything, since nothing there wraps
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERVAL_HELP: Final = "seconds between ticks (%(default)s)"
 RESIZE_SECONDS: Final = 0.25  # how soon a resized terminal is redrawn
 
@@ -110,12 +111,15 @@ def _each(source: Source, once: bool, interval: float, show: Callable[[Snapshot]
 
 def _live(source: Source, interval: float, view: View, console: Console) -> None:
     first = source()  # before the screen is taken over: an error at the start stays readable
-    with Live(render(first, view, full=True), console=console, screen=True, auto_refresh=False) as live:
-        live.refresh()
+    live = Live(render(first, view, full=True), console=console, screen=True, auto_refresh=False)
+    try:  # not "with": a signal that comes while it is being entered would leave the screen taken
+        live.start(refresh=True)
         ticks = _ticks(interval, lambda seconds: _redrawing(live, seconds))
         next(ticks)
         for _ in ticks:
             live.update(render(source(), view, full=True), refresh=True)
+    finally:
+        live.stop()
 
 
 def _redrawing(live: Live, seconds: float) -> None:
@@ -159,11 +163,11 @@ def _console(no_color: bool) -> Console:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program the tidy way, through the finally blocks."""
+    """Ctrl-C, SIGTERM and SIGHUP end the program through the finally blocks, which a second one cannot break off."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, _end) for number in ENDING}
     try:
         yield
     finally:
@@ -171,7 +175,11 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _exit(number: int, _frame: Any) -> None:
+def _end(number: int, _frame: Any) -> None:
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)
 
 

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What gputop draws, at every width, with names that try to do harm."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent.errors import SetupError
+from agent.model import ContainerUsage, Enforcement, Provenance, Snapshot
+from agent.schema import loads
+from agent.tui import View, render, top
+from agent.tui.cells import ASCII, GPU_THRESHOLDS, UTF8, bar, colour, count, percent, size
+from agent.tui.columns import Column, fit
+from agent.tui.fresh import fresh
+from agent.tui.recording import EndOfRecording, recorded, replayed
+from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
+
+WIDTHS = (80, 81, 95, 96, 97, 120, 129, 130, 160, 200)
+
+
+def drawn(
+    snapshot: Snapshot, view: View = View.CONTAINER, width: int = 160, height: int = 24, full: bool = False
+) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, highlight=False)
+    with console.capture() as capture:
+        console.print(render(snapshot, view, full=full))
+    return capture.get().splitlines()
+
+
+def row(lines: list[str], name: str) -> str:
+    (line,) = (line for line in lines if line.lstrip().startswith(name))
+    return line
+
+
+@pytest.mark.parametrize("view", list(View))
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_wider_than_the_terminal(width: int, view: View) -> None:
+    lines = drawn(rich_snapshot(), view, width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) == len(drawn(rich_snapshot(), view, 200)), "something wrapped"
+
+
+@pytest.mark.parametrize("view", list(View))
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_are_shown_and_never_obeyed(width: int, view: View) -> None:
+    text = "".join(drawn(rich_snapshot(), view, width))
+    assert text.isprintable()
+    assert r"\x1b[31mevil" in text
+
+
+def test_markup_in_a_name_is_text() -> None:
+    assert "[/][bold]" in "".join(drawn(rich_snapshot(), width=200))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_container_row_has_at_least_name_device_sm_and_memory(width: int) -> None:
+    cells = row(drawn(rich_snapshot(), width=width), "trainer").split()
+    assert {"trainer", "0", "~48.0", "50.0Gi"} <= set(cells)
+
+
+def test_eighty_columns_have_room_for_what_enforcement_does() -> None:
+    lines = drawn(rich_snapshot(), width=80)
+    assert row(lines, "chat").split() == [
+        "chat",
+        "online",
+        "0",
+        "~31.0",
+        "40.0Gi",
+        "977Ki",
+        "38.1Mi",
+        "12.3k",
+        "12.3/50ms",
+        "–",
+    ]
+    assert row(lines, "trainer").split()[-1] == "62.0%"
+
+
+def test_a_wide_terminal_shows_the_reason_and_the_pod() -> None:
+    line = row(drawn(rich_snapshot(), width=200), "trainer")
+    assert "containerd/batch/train-0" in line
+    assert "35.0%" in line
+    assert "slack 75 %: growing by 2 % of the device" in line
+
+
+def test_measured_figures_have_no_tilde_and_unknown_ones_are_dashes() -> None:
+    lines = drawn(rich_snapshot(), width=200)
+    assert sum(" 1.0 " in line for line in lines if line.startswith("twin")) == 1
+    assert row(lines, "host").split() == ["host", "host", "–", "1", "–", "–", "–", "–", "–"]
+
+
+def test_without_enforcement_its_columns_are_gone() -> None:
+    lines = drawn(replace(rich_snapshot(), enforcement={}), width=80)
+    assert "CLASS" not in "".join(lines)
+    assert "RUNTIME/POD" in "".join(lines)
+
+
+def test_a_missed_target_is_red_and_a_kept_one_green() -> None:
+    def styled(latency: float) -> str:
+        console = Console(file=io.StringIO(), width=160, force_terminal=True, color_system="standard")
+        key = container("c1", "chat").key
+        said = {key: Enforcement("online", latency_seconds=latency, latency_quantile=0.99, target_seconds=0.05)}
+        with console.capture() as capture:
+            console.print(render(replace(rich_snapshot(), enforcement=said)))
+        return capture.get()
+
+    assert "\x1b[31m60/50ms" in styled(0.06).replace(" ", "")
+    assert "\x1b[32m40/50ms" in styled(0.04).replace(" ", "")
+
+
+def test_the_quantile_heads_the_latencies_only_where_they_have_one_in_common() -> None:
+    snapshot = rich_snapshot()
+    assert "p99/TARGET" in "".join(drawn(snapshot))
+    keys = list(snapshot.enforcement)
+    mixed = {
+        keys[0]: Enforcement("online", latency_quantile=0.5),
+        keys[1]: Enforcement("online", latency_quantile=0.999),
+    }
+    assert "LAT/TARGET" in "".join(drawn(replace(snapshot, enforcement=mixed)))
+    tail = {keys[0]: Enforcement("online", latency_quantile=0.999)}
+    assert "p99.9/TARGET" in "".join(drawn(replace(snapshot, enforcement=tail)))
+
+
+def test_the_footer_tells_of_losses_failures_and_xids() -> None:
+    text = "\n".join(drawn(rich_snapshot()))
+    assert "GPU 0: XID 31 (2x), XID 79 (1x)" in text
+    assert "lost events: launches:full 12" in text
+    assert "collector launches: map read failed: E2BIG" in text
+    assert "probes: 1 of 42 failed" in text
+
+
+def test_a_small_terminal_loses_rows_and_not_the_footer() -> None:
+    lines = drawn(rich_snapshot(), width=80, height=15, full=True)
+    assert len(lines) <= 15
+    assert any("more; make the terminal taller" in line for line in lines)
+    assert "probes:" in lines[-1]
+
+
+def test_an_empty_snapshot_says_what_there_is_not() -> None:
+    empty = Snapshot(0, 0, 0)
+    assert "no container uses a GPU" in "".join(drawn(empty))
+    assert "no GPU found" in "".join(drawn(empty, View.GPU))
+    assert "observing only" in drawn(empty)[0]
+
+
+def test_without_utf8_everything_is_ascii() -> None:
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding="ascii")
+    strange = ContainerUsage(container("c9", "straße-漢"), (usage(GPU_0, 0.5, 1),), ())
+    snapshot = replace(rich_snapshot(), containers=(*rich_snapshot().containers, strange))
+    for width in WIDTHS:
+        Console(file=file, width=width).print(render(snapshot))
+    file.flush()
+    assert b"stra\\xdfe" in written.getvalue()
+
+
+def test_processes_are_listed_with_their_container() -> None:
+    line = row(drawn(rich_snapshot(), View.PROCESS), "200")
+    assert line.split()[:5] == ["200", "root", "python", "train.py", "trainer"]
+
+
+def test_each_gpu_heads_its_containers_and_ends_with_what_is_unattributed() -> None:
+    lines = drawn(rich_snapshot(), View.GPU)
+    first, second = (next(i for i, line in enumerate(lines) if line.startswith(f"GPU {n} NVIDIA")) for n in (0, 1))
+    assert any(line.startswith("trainer") for line in lines[first:second])
+    assert lines[second - 1].startswith("(unattributed)")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (percent(None, UTF8), "–"),
+        (percent(0.0, UTF8), "0.0"),
+        (percent(0.4567, UTF8, Provenance.ESTIMATED), "~45.7"),
+        (percent(1.0, UTF8), "100"),
+        (size(None, UTF8), "–"),
+        (size(0, UTF8), "0"),
+        (size(999, UTF8), "999"),
+        (size(1023, UTF8), "1Ki"),
+        (size(1 << 20, UTF8), "1.0Mi"),
+        (size(150 << 20, UTF8), "150Mi"),
+        (size(1000 << 20, UTF8), "1.0Gi"),
+        (size(5 << 40, UTF8), "5.0Ti"),
+        (count(None, ASCII), "-"),
+        (count(999.4, UTF8), "999"),
+        (count(12_345, UTF8), "12.3k"),
+        (count(2e9, UTF8), "2.0G"),
+    ],
+)
+def test_figures_are_short(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_bars_and_colours_follow_nvitops_thresholds() -> None:
+    assert [colour(ratio, GPU_THRESHOLDS) for ratio in (None, 0.05, 0.10, 0.74, 0.75)] == [
+        "",
+        "green",
+        "yellow",
+        "yellow",
+        "red",
+    ]
+    assert bar(0.5, 10, GPU_THRESHOLDS, ASCII).plain == "#####....."
+    assert bar(None, 4, GPU_THRESHOLDS, ASCII).plain == "...."
+    assert bar(7.0, 4, GPU_THRESHOLDS, ASCII).plain == "####"
+
+
+def test_the_least_important_columns_go_first() -> None:
+    columns = [Column("a", "A", 5), Column("b", "B", 5, 2), Column("c", "C", 5, 1, 9)]
+    assert [column.key for column in fit(columns, 12)] == ["a", "c"]
+    assert [(column.key, column.width) for column in fit(columns, 20)] == [("a", 5), ("b", 5), ("c", 8)]
+
+
+class Latest:
+    """Snapshots as an agent publishes them, and a clock that moves when it is waited for."""
+
+    def __init__(self, *snapshots: Snapshot | None) -> None:
+        self.snapshots = list(snapshots)
+        self.at = 0.0
+
+    def __call__(self) -> Snapshot | None:
+        return self.snapshots.pop(0) if len(self.snapshots) > 1 else self.snapshots[0]
+
+    def wait(self, seconds: float) -> None:
+        self.at += seconds
+
+    def source(self) -> Callable[[], Snapshot]:
+        return fresh(self, 1.0, now=lambda: self.at, wait=self.wait)
+
+
+def at(ns: int, interval_ns: int = 1) -> Snapshot:
+    return Snapshot(ns, ns, interval_ns)
+
+
+def test_each_snapshot_is_shown_once_and_none_without_rates() -> None:
+    source = Latest(None, at(1, 0), at(2), at(2), at(2), at(3), at(4)).source()
+    assert [source().at_ns, source().at_ns, source().at_ns] == [2, 3, 4]
+
+
+def test_an_agent_that_is_stuck_is_shown_again_and_one_that_is_gone_is_an_error() -> None:
+    source = Latest(at(1)).source()
+    assert [source().at_ns, source().at_ns] == [1, 1]
+    gone = Latest(at(1), None).source()
+    gone()
+    with pytest.raises(SetupError, match="start gputop again"):
+        gone()
+
+
+def test_a_recording_plays_back_what_was_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    snapshots = iter([rich_snapshot(), at(7)])
+    with recorded(lambda: next(snapshots), file) as source:
+        assert [source(), source()] == [rich_snapshot(), at(7)]
+    with replayed(file) as played:
+        assert [played(), played()] == [rich_snapshot(), at(7)]
+        with pytest.raises(EndOfRecording):
+            played()
+
+
+def test_a_broken_recording_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    file.write_text("\n\n{}\n")
+    with pytest.raises(SetupError, match=r"gpu\.jsonl, line 3"), replayed(file) as played:
+        played()
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="cannot replay"), replayed(tmp_path / "none"):
+        pass
+    with pytest.raises(SetupError, match="cannot record"), recorded(rich_snapshot, tmp_path):
+        pass
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    top.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_once_prints_one_table_and_json_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.run(options("--once"), rich_snapshot) == 0
+    assert capsys.readouterr().out.count("GPU Warden") == 1
+    assert top.run(options("--once", "--json"), rich_snapshot) == 0
+    out = capsys.readouterr().out
+    assert loads(out) == rich_snapshot()
+    assert json.loads(out)["version"] == 1
+
+
+def test_a_replay_ends_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gpu.jsonl"
+    with recorded(rich_snapshot, file) as source:
+        source(), source()
+    assert top.replay(options("--replay", str(file), "--interval", "0.1", "--by-gpu")) == 0
+    assert capsys.readouterr().out.count("GPU Warden") == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("--interval", "0"), ("--interval", "soon"), ("--interval", "nan"), ("--by-gpu", "--by-process")]
+)
+def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options(*words)
+    assert caught.value.code == 2
