@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent import schema_reference
 from agent.model import CollectorHealth, Snapshot
 from agent.schema import VERSION, SchemaError, dumps, from_json, loads, to_json
 from tests.unit.snapshots import rich_snapshot
@@ -103,6 +105,10 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 def test_a_wrong_document_is_refused_with_the_place(change: Callable[[dict[str, Any]], object], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         from_json(broken(change))
+
+
+def test_the_committed_reference_is_the_generated_one() -> None:
+    assert (Path(__file__).parents[2] / "docs/snapshot.md").read_text() == schema_reference.reference()
 
 
 @pytest.mark.parametrize("line", ["", "{", "null", "[]", "{}", '"x"', b"\xff"])
