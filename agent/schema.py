@@ -63,17 +63,22 @@ def loads(line: str | bytes) -> Snapshot:
 
 
 def _encode(value: Any) -> Any:
+    if value is None or type(value) in (int, str, bool):
+        return value
+    if isinstance(value, float):  # JSON has no inf and nan, and neither means anything that a reader could use
+        return value if math.isfinite(value) else None
     if is_dataclass(value):
-        return {field.name: _encode(getattr(value, field.name)) for field in fields(value)}
+        return {name: _encode(getattr(value, name)) for name in _names(cast(Any, type(value)))}
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Mapping):
         return {str(key): _encode(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_encode(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no such numbers, and neither means anything that a reader could use
-    return value
+    return [_encode(item) for item in value]
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 Decoder = Callable[[Any, str], Any]

@@ -119,7 +119,7 @@ class PcieThroughput:
         api = self._calls.api
         tx = api.nvmlDeviceGetPcieThroughput(handle, api.NVML_PCIE_UTIL_TX_BYTES)
         rx = api.nvmlDeviceGetPcieThroughput(handle, api.NVML_PCIE_UTIL_RX_BYTES)
-        return float(tx) * 1024, float(rx) * 1024  # "KB/s"; NVML's other figures are in units of 1024
+        return float(tx) * 1e3, float(rx) * 1e3  # NVML says KB/s here and MiB/s in GPM: it tells them apart
 
 
 def _scalar(api: Any, field: Any) -> int | None:

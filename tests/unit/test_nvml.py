@@ -247,8 +247,8 @@ def test_throughput_is_measured_off_the_tick_where_there_is_nothing_cheaper() ->
     nvml, api, clock = session(gpu)
     (reading,) = tick(nvml, clock)
     assert reading.pcie_tx_bytes_per_second is None
-    eventually(lambda: tick(nvml, clock)[0].pcie_tx_bytes_per_second == 100 * 1024)
-    assert tick(nvml, clock)[0].pcie_rx_bytes_per_second == 200 * 1024
+    eventually(lambda: tick(nvml, clock)[0].pcie_tx_bytes_per_second == 100_000)
+    assert tick(nvml, clock)[0].pcie_rx_bytes_per_second == 200_000
     assert api.calls["nvmlDeviceGetFieldValues"] == 1
     nvml.close()
 
