@@ -13,7 +13,6 @@ import json
 import os
 import select
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,17 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from bench import cgroups
+from bench import cgroups, runc
 from bench.bundle import Mount, unmount_root, write_bundle
+from bench.runc import ContainerError
 
 __all__ = ["Container", "ContainerError", "Mount", "sweep"]
 
 STATE = Path(os.environ.get("GPUWARDEN_CONTAINERS", "/run/gpuwarden-containers"))
-_START_SECONDS = 30
-
-
-class ContainerError(Exception):
-    """runc refused; the message is its own."""
 
 
 @dataclass(slots=True)
@@ -70,7 +65,7 @@ class Container:
             _claim(folder, cgroup)
             try:
                 write_bundle(folder, args, env or {}, cgroup, mounts, overlay_lower)
-                process = _run(state, folder, output)
+                process = runc.run(state, folder, output)
                 tgid = int((folder / "pid").read_text())
                 assert process.stdin
                 return cls(name, cgroup, tgid, process.stdin, process.stdout, state, os.pidfd_open(tgid))
@@ -98,7 +93,7 @@ class Container:
         """Kills it and removes whatever it needed on the host. Doing it twice does no harm."""
         for stream in (self.stdin, self.stdout):
             if stream is not None:
-                _close(stream)
+                runc.close(stream)
         with _registry() as made:
             _remove(self.state, self.state / "containers" / self.name, made)
         if self._pidfd >= 0:
@@ -133,55 +128,16 @@ def _claim(folder: Path, cgroup: str) -> None:
     (folder / "record.json").write_text(json.dumps({"cgroup_path": cgroup, "missing": missing}))
 
 
-def _run(state: Path, folder: Path, output: Path | None) -> subprocess.Popen[str]:
-    """pivot_root is refused where / is the initial RAM disk or a plain chroot; moving the mount works there."""
-    try:
-        return _run_once(state, folder, output, [])
-    except ContainerError as error:
-        if "pivot_root" not in str(error):
-            raise
-        return _run_once(state, folder, output, ["--no-pivot"])
-
-
-def _run_once(state: Path, folder: Path, output: Path | None, options: list[str]) -> subprocess.Popen[str]:
-    command = [*_runc(state), "run", "--detach", *options, "--bundle", str(folder), "--pid-file", str(folder / "pid")]
-    log = folder / "stderr"
-    with log.open("w") as errors, (output or Path(os.devnull)).open("a") as target:
-        process = subprocess.Popen(
-            [*command, folder.name],
-            stdin=subprocess.PIPE,
-            stdout=target if output else subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for us: we stop the container
-        )
-    try:
-        if process.wait(_START_SECONDS) == 0:
-            return process
-        raise ContainerError(f"runc could not start {folder.name}: {log.read_text(errors='replace').strip()}")
-    except BaseException:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                _close(stream)
-        raise
-
-
 def _remove(state: Path, folder: Path, made: set[Path]) -> None:
     if not folder.exists():
         return
     record = json.loads((folder / "record.json").read_text())
     made.update(Path(path) for path in record["missing"])
     cgroups.empty(record["cgroup_path"])
-    subprocess.run([*_runc(state), "delete", "--force", folder.name], capture_output=True, check=False)
+    runc.delete(state, folder.name)
     unmount_root(folder)
     made.intersection_update(cgroups.remove(record["cgroup_path"], made))
     shutil.rmtree(folder)
-
-
-def _runc(state: Path) -> list[str]:
-    return ["runc", "--root", str(state / "runc")]
 
 
 @contextmanager
@@ -197,10 +153,3 @@ def _registry() -> Iterator[set[Path]]:
         finally:
             file.truncate(0)
             file.write("".join(f"{path}\n" for path in sorted(made)))
-
-
-def _close(stream: IO[str]) -> None:
-    try:
-        stream.close()
-    except BrokenPipeError:  # what was still to be written has no reader any more
-        return
