@@ -17,7 +17,7 @@ from agent.model import ProcessId
 
 Function = tuple[ProcessId, int]  # a process and a CUfunction in it
 _TICKS = 60
-_SWEEPS = 20
+_SWEEPS = 60
 _MOST_UNKNOWNS = 64
 _PRIOR_WEIGHT = 0.05
 

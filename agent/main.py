@@ -25,7 +25,7 @@ from agent.clock import NS_PER_SECOND
 from agent.errors import SetupError, WardenError
 
 if TYPE_CHECKING:
-    from agent.observer import Settings
+    from agent.observer import Observer, Settings
     from enforce.policy.model import Policy
 
 _log = logging.getLogger("gpuwarden")
@@ -123,9 +123,9 @@ def _run(options: argparse.Namespace) -> int:
     from agent.exporters import prometheus
     from agent.observer import Observer
 
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+    wake, ending, reload = threading.Event(), threading.Event(), threading.Event()
+    for number, flag in ((signal.SIGTERM, ending), (signal.SIGINT, ending), (signal.SIGHUP, reload)):
+        signal.signal(number, _setter(flag, wake))
     policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
@@ -134,14 +134,49 @@ def _run(options: argparse.Namespace) -> int:
         stack.callback(server.close)
         socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock")
         stack.callback(socket.close)
-        if policy is not None:
-            from enforce.start import Enforcement
-
-            stack.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions))
+        enforcing = stack.enter_context(ExitStack())
+        _enforce(policy, observer, options, enforcing)
         print("ready", file=sys.stderr, flush=True)
-        ending.wait()
+        while not ending.is_set():
+            wake.wait()
+            wake.clear()
+            if reload.is_set():
+                reload.clear()
+                _reload(observer, options, enforcing)
         _log.info("ending: releasing everything")
     return 0
+
+
+def _setter(*flags: threading.Event) -> Callable[[int, object], None]:
+    def set_all(_number: int, _frame: object) -> None:
+        for flag in flags:
+            flag.set()
+
+    return set_all
+
+
+def _enforce(policy: Policy | None, observer: Observer, options: argparse.Namespace, into: ExitStack) -> None:
+    from enforce.check import warnings
+    from enforce.start import Enforcement
+
+    if policy is None:
+        _log.info("no policy: observing only")
+        return
+    for warning in warnings(policy):
+        _log.warning("policy: %s", warning)
+    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions))
+
+
+def _reload(observer: Observer, options: argparse.Namespace, enforcing: ExitStack) -> None:
+    """SIGHUP: the new policy if it is right, else the old one goes on."""
+    try:
+        policy = _policy(options.policy)
+    except WardenError as error:
+        _log.error("policy not reloaded, the old one stays in force: %s", error)
+        return
+    enforcing.close()
+    _enforce(policy, observer, options, enforcing)
+    _log.info("policy reloaded")
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 """`headroom`: spend the SLO's slack on offline work, and no more.
 
 What an online request waits for is what offline work has queued on the device when it arrives. So the first lever
-is the bound of that queue, `max_queued`, and it follows the slack; the second, for when the shortest queue is still too long,
+is the bound of that queue, `max_queued`, and it follows the slack; the second, for when the shortest queue is too long,
 is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band (Heracles: no
 growth below 10 % slack), and after a step down the law waits until it has readings from after the step.
 

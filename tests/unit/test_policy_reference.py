@@ -60,5 +60,6 @@ def test_a_policy_can_name_every_signal_and_law_that_exists_and_no_other() -> No
 @pytest.mark.parametrize("law", vocabulary.LAWS)
 def test_a_law_that_a_policy_names_is_the_law_that_it_gets(law: str) -> None:
     share = "share: 30%" if law == "fixed" else "weight: 1"
-    rule = parse(f"version: 1\noffline: [{{name: t, match: {{pod: x}}, law: {law}, {share}}}]\n", "p").offline[0]
-    assert laws.law_of(rule).name == law
+    policy = parse(f"version: 1\noffline: [{{name: t, match: {{pod: x}}, law: {law}, {share}}}]\n", "p")
+    rule = policy.offline[0]
+    assert laws.law_of(rule, policy.tuning).name == law

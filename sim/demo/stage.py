@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the demo needs on the machine: the simulated GPU, two real containers, the agent. All gone when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import SetupError
+from bench.containers import Container, Mount
+
+BUILD = Path(__file__).resolve().parent.parent / "build"
+_READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where everything is."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For programs that use the simulated GPU."""
+        return {"GPUSIM_DIR": str(self.folder / "gpu"), "LD_LIBRARY_PATH": str(BUILD / "lib")}
+
+    @property
+    def socket(self) -> Path:
+        """Where the agent answers."""
+        return self.folder / "run" / "agent.sock"
+
+    def truth(self) -> list[dict[str, int]]:
+        """What really happened, per process: only the demo's figures look at it."""
+        out = subprocess.run(
+            [BUILD / "bin" / "gpusim", "truth"], env=self.environment, check=True, capture_output=True, text=True
+        )
+        return [json.loads(line) for line in out.stdout.splitlines()]
+
+    @contextmanager
+    def container(self, name: str, program: str, arguments: Sequence[str]) -> Iterator[Container]:
+        """A container that runs one of the workloads."""
+        mounts = [Mount(BUILD), Mount(self.folder, read_only=False)]
+        with Container.start(
+            name,
+            [str(BUILD / "bin" / program), *arguments],
+            self.environment,
+            cgroup_path=f"/gpuwarden-demo/{name}",
+            mounts=mounts,
+            output=self.folder / f"{name}.out",
+            state=self.folder / "containers",
+        ) as container:
+            yield container
+
+
+@contextmanager
+def simulated_gpu(stage: Stage) -> Iterator[None]:
+    """The server of the simulated GPU."""
+    (stage.folder / "gpu").mkdir(parents=True)
+    server = subprocess.Popen([BUILD / "bin" / "gpusim", "serve"], env=stage.environment, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout
+        if server.stdout.readline() != b"ready\n":
+            raise SetupError("the simulated GPU did not start: run `make sim`")
+        yield
+    finally:
+        _end(server)
+
+
+@contextmanager
+def agent(stage: Stage, policy: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent as people run it; only its paths are the demo's own."""
+    log = stage.folder / "agent.log"
+    with log.open("wb") as stderr, (stage.folder / "decisions.jsonl").open("wb") as decisions:
+        command = [sys.executable, "-m", "agent", "run", "--policy", str(policy), "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(stage.folder / "run")],
+            env={**os.environ, **stage.environment},
+            stdout=decisions,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        try:
+            _wait_until_ready(process, log)
+            yield process
+        finally:
+            _end(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while "\nready\n" not in "\n" + log.read_text():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SetupError(f"the agent did not start: {log.read_text().strip()[-2000:]}")
+        time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout:
+        process.stdout.close()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Watches the agent while a phase runs: shows gputop, and compares each tick with the truth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent import endpoint
+from agent.model import Snapshot
+from sim.demo.stage import Stage
+
+_POLL_SECONDS = 0.02
+_CONTAINERS = ("chat", "training")
+
+
+@dataclass(slots=True)
+class Watch:
+    """Collects over all phases. `pairs` are (attributed, true) SM shares, one per container and tick."""
+
+    stage: Stage
+    show: Callable[[Snapshot], None]
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    launches: dict[tuple[str, int], int] = field(default_factory=dict)  # (container, tgid) → as the agent counted
+    pauses: dict[tuple[str, int], int] = field(default_factory=dict)
+    _seen_ns: int = 0
+    _truth: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid → (when, SM ns)
+
+    def until(self, done: Callable[[], bool], deadline: float) -> None:
+        """Watches until `done`, or until the deadline (time.monotonic)."""
+        while not done() and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(_POLL_SECONDS)
+
+    def poll(self) -> None:
+        """Takes the newest snapshot in, if there is a new one."""
+        snapshot = endpoint.fetch(self.stage.socket)
+        if snapshot is None or snapshot.at_ns == self._seen_ns:
+            return
+        truth = {row["pid"]: (time.monotonic_ns(), row["sm_ns"]) for row in self.stage.truth()}
+        fresh = self._seen_ns and snapshot.at_ns - self._seen_ns < 1.5 * snapshot.interval_ns
+        self._seen_ns = snapshot.at_ns
+        for row in snapshot.containers:
+            if row.container.name in _CONTAINERS and len(row.processes) == 1:
+                self._take(snapshot, row.container.name, row.processes[0].tgid, truth, bool(fresh))
+        self._truth = truth
+        self.show(snapshot)
+
+    def _take(self, snapshot: Snapshot, name: str, tgid: int, truth: dict[int, tuple[int, int]], fresh: bool) -> None:
+        row = next(row for row in snapshot.containers if row.container.name == name)
+        self.launches[name, tgid] = sum(usage.totals.launches for usage in row.usage)
+        stance = snapshot.enforcement.get(row.container.key)
+        if stance is not None:
+            self.pauses[name, tgid] = max(self.pauses.get((name, tgid), 0), stance.pauses_total)
+        share = sum(usage.sm_ratio or 0.0 for usage in row.usage)
+        if fresh and tgid in truth and tgid in self._truth:
+            (now, sm), (then, before) = truth[tgid], self._truth[tgid]
+            self.pairs.append((share, (sm - before) / (now - then)))

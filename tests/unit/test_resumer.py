@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""When a stopped process may run again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.layout import PAUSE_GATE, PAUSE_QUEUE, RULE_GATE, RULE_PACE, SLOTS, Gate, Pause, ProcessKey, Rule
+from enforce.resumer import Resumer, drain_ns
+
+MS = 1_000_000
+HOLD = 20 * MS
+
+
+def pause(at: int, *, reason: int = PAUSE_QUEUE, queued: int = 2 * MS, rate: int = 1_000_000, tgid: int = 7) -> Pause:
+    rule = Rule(
+        flags=RULE_PACE | (RULE_GATE if reason == PAUSE_GATE else 0),
+        rate_ppm=rate,
+        max_queued_ns=2 * MS,
+        max_pause_ns=200 * MS,
+        pass_ns=10 * MS,
+    )
+    return Pause(
+        reason=reason, process=ProcessKey(tgid, 1), slot=0, at_ns=at, queued_ns=queued, estimate_ns=MS // 2, rule=rule
+    )
+
+
+def resumer() -> Resumer:
+    return Resumer([Gate() for _ in range(SLOTS)], HOLD, 200_000)
+
+
+def test_a_process_stopped_for_its_queue_runs_when_enough_has_drained() -> None:
+    it = resumer()
+    it.add(pause(1000 * MS))
+    assert it.due(1000 * MS + MS) == []
+    (due,) = it.due(1000 * MS + 2 * MS)
+    assert due.pass_until_ns == 0
+    assert it.stops == {}
+
+
+def test_a_smaller_share_drains_more_slowly() -> None:
+    assert drain_ns(pause(0, rate=500_000)) == 2 * drain_ns(pause(0, rate=1_000_000))
+
+
+def test_a_process_at_a_gate_waits_until_the_online_side_is_done() -> None:
+    it = resumer()
+    it.gates[0].open, it.gates[0].last_online_ns = 1, 1000 * MS
+    it.add(pause(1000 * MS, reason=PAUSE_GATE, queued=0))
+    assert it.due(1004 * MS) == []
+    assert it.gates[0].waiting == 1
+    it.gates[0].open, it.gates[0].last_free_ns = 0, 1005 * MS
+    assert it.due(1005 * MS) == []  # the next request may follow at once
+    assert [due.stop.process.tgid for due in it.due(1005 * MS + 300_000)] == [7]
+    assert it.gates[0].waiting == 0
+
+
+def test_an_online_side_that_went_silent_does_not_hold_the_gate() -> None:
+    it = resumer()
+    it.gates[0].open, it.gates[0].last_online_ns = 1, 1000 * MS
+    it.add(pause(1000 * MS, reason=PAUSE_GATE, queued=0))
+    assert it.due(1000 * MS + HOLD + MS) == []
+    assert len(it.due(1000 * MS + HOLD + 2 * MS)) == 1
+
+
+def test_nobody_is_stopped_longer_than_the_longest_pause_and_gets_a_pass_then() -> None:
+    it = resumer()
+    it.gates[0].open, it.gates[0].in_wait, it.gates[0].last_online_ns = 1, 1, 1000 * MS
+    it.add(pause(1000 * MS, reason=PAUSE_GATE))
+    assert it.due(1199 * MS) == []
+    (due,) = it.due(1200 * MS)
+    assert due.pass_until_ns == 1210 * MS
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 10**8)), max_size=40))
+def test_everybody_is_resumed_in_the_end(stops: list[tuple[int, bool, int]]) -> None:
+    it = resumer()
+    for tgid, gated, queued in stops:
+        it.add(pause(MS, reason=PAUSE_GATE if gated else PAUSE_QUEUE, queued=queued, tgid=tgid + 2))
+    waiting = {tgid + 2 for tgid, _, _ in stops}
+    resumed = {due.stop.process.tgid for now in range(0, 250, 7) for due in it.due(MS + now * MS)}
+    assert resumed == waiting
+    assert it.next_ns(0) is None
