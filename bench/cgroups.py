@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+PLACE = Path("/sys/fs/cgroup")
 _EMPTY_WITHIN_SECONDS = 10.0
 
 
@@ -25,6 +27,19 @@ def hierarchies() -> list[Path]:
         if separator and tail.split(" ")[0] in ("cgroup", "cgroup2") and fields[3] == "/":
             found.append(Path(fields[4]))
     return found
+
+
+def mount_if_none() -> bool:
+    """Mounts v2 where nothing mounted any cgroups (a chroot with a bare /sys); whether it did."""
+    if hierarchies():
+        return False
+    subprocess.run(["mount", "-t", "cgroup2", "cgroup2", PLACE], check=True)
+    return True
+
+
+def unmount() -> None:
+    """Undoes `mount_if_none`."""
+    subprocess.run(["umount", "--lazy", PLACE], check=True)
 
 
 def folders(path: str) -> list[Path]:

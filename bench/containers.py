@@ -62,7 +62,7 @@ class Container:
         cgroup = cgroup_path or f"/gpuwarden/{name}"
         folder = state / "containers" / name
         with _registry() as made:
-            _claim(folder, cgroup)
+            made.update(_claim(folder, cgroup))
             try:
                 write_bundle(folder, args, env or {}, cgroup, mounts, overlay_lower)
                 process = runc.run(state, folder, output)
@@ -119,13 +119,16 @@ def sweep(prefix: str = "", state: Path = STATE) -> list[str]:
     return swept
 
 
-def _claim(folder: Path, cgroup: str) -> None:
+def _claim(folder: Path, cgroup: str) -> list[Path]:
+    """Writes down what is about to be made; returns the cgroup directories among it."""
     existing = [*cgroups.folders(cgroup), *([folder] if folder.exists() else [])]
     if existing:
         raise ContainerError(f"{existing[0]} exists already: sweep() removes what an earlier run left")
     folder.mkdir(parents=True)
-    missing = [str(path) for path in cgroups.missing(cgroup)]
-    (folder / "record.json").write_text(json.dumps({"cgroup_path": cgroup, "missing": missing}))
+    missing = cgroups.missing(cgroup)
+    record = {"cgroup_path": cgroup, "missing": [str(path) for path in missing]}
+    (folder / "record.json").write_text(json.dumps(record))
+    return missing
 
 
 def _remove(state: Path, folder: Path, made: set[Path]) -> None:
@@ -142,14 +145,22 @@ def _remove(state: Path, folder: Path, made: set[Path]) -> None:
 
 @contextmanager
 def _registry() -> Iterator[set[Path]]:
-    """The cgroup directories that we made, under a lock: one for the whole machine, since containers share parents."""
+    """The cgroup directories that we made, under a lock: one for the whole machine, since containers share parents.
+
+    The mount that they are made in is also in it, where it is ours, and goes after the last of them.
+    """
     STATE.mkdir(parents=True, exist_ok=True)
     with (STATE / "cgroups").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         made = {Path(line) for line in file.read().split("\n") if line}
+        if cgroups.mount_if_none():
+            made.add(cgroups.PLACE)
         try:
             yield made
         finally:
+            if made == {cgroups.PLACE}:
+                cgroups.unmount()
+                made.clear()
             file.truncate(0)
             file.write("".join(f"{path}\n" for path in sorted(made)))
