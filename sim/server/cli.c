@@ -25,7 +25,8 @@ int cli_connect(const char *dir, uint32_t kind)
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	snprintf(address.sun_path, sizeof(address.sun_path), "%.90s/" GPUSIM_SOCKET, dir);
-	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || write(fd, &hello, sizeof(hello)) != sizeof(hello)) {
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+	    write(fd, &hello, sizeof(hello)) != sizeof(hello)) {
 		fprintf(stderr, "gpusim: no server at %s: %s\n", address.sun_path, strerror(errno));
 		exit(1);
 	}
@@ -79,9 +80,9 @@ static int truth(int fd)
 		printf("{\"pid\": %u, \"device\": %u, \"alive\": %s, \"mps\": %s, \"launches\": %lu, \"kernels\": %lu, "
 		       "\"allocations\": %lu, \"sm_ns\": %lu, \"busy_ns\": %lu, \"tx_bytes\": %lu, \"rx_bytes\": %lu, "
 		       "\"memory_bytes\": %lu, \"queued_ns\": %lu, \"queued_max_ns\": %lu}\n",
-		       t->pid, t->device, t->alive ? "true" : "false", t->mps ? "true" : "false", t->launches, t->kernels,
-		       t->allocations, t->sm_ns, t->busy_ns, t->tx_bytes, t->rx_bytes, t->memory_bytes, t->queued_ns,
-		       t->queued_max_ns);
+		       t->pid, t->device, t->alive ? "true" : "false", t->mps ? "true" : "false", t->launches,
+		       t->kernels, t->allocations, t->sm_ns, t->busy_ns, t->tx_bytes, t->rx_bytes, t->memory_bytes,
+		       t->queued_ns, t->queued_max_ns);
 	}
 	free(all);
 	return 0;
@@ -95,8 +96,10 @@ static int status(int fd)
 	for (uint32_t d = 0; d < answer.count; d++) {
 		struct device_state *s = ask(fd, &(struct query){.op = Q_DEVICE_STATE, .device = d}, &one);
 
-		printf("{\"device\": %u, \"uuid\": \"%s\", \"sms\": %u, \"at_ns\": %lu, \"sm_active_ns\": %lu, \"busy_ns\": %lu, "
-		       "\"tx_bytes\": %lu, \"rx_bytes\": %lu, \"memory_used\": %lu, \"memory_bytes\": %lu, \"lost\": %s, "
+		printf("{\"device\": %u, \"uuid\": \"%s\", \"sms\": %u, \"at_ns\": %lu, \"sm_active_ns\": %lu, "
+		       "\"busy_ns\": %lu, "
+		       "\"tx_bytes\": %lu, \"rx_bytes\": %lu, \"memory_used\": %lu, \"memory_bytes\": %lu, \"lost\": "
+		       "%s, "
 		       "\"mps\": %s}\n",
 		       d, facts[d].uuid, facts[d].sms, s->at_ns, s->sm_active_ns, s->busy_ns, s->tx_bytes, s->rx_bytes,
 		       s->memory_used, facts[d].memory_bytes, s->lost ? "true" : "false", s->mps ? "true" : "false");

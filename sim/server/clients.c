@@ -21,6 +21,7 @@
 #define CUDA_OUT_OF_MEMORY 2
 #define FIRST_ADDRESS 0x700000000000ull
 #define ALIGNMENT 512
+#define MOST_QUEUED 262144 /* operations of one client on one device; one that obeys QUEUE_DEPTH stays far below */
 
 static bool send_welcome(const struct node *node, const struct client *client, int memory)
 {
@@ -60,7 +61,7 @@ static void take_mps_limits(const struct node *node, struct client *client)
 
 bool client_begin_cuda(struct node *node, struct client *client)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = client};
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = (uintptr_t)client | OF_DOORBELL};
 	int memory = memfd_create("gpusim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	bool sent;
 
@@ -137,6 +138,15 @@ const struct model_events CLIENT_EVENTS = {on_completed, on_mark};
 
 /* ---- requests with an answer ---- */
 
+static void forget_allocation(struct node *node, struct client *client, size_t i)
+{
+	const struct allocation *gone = &client->allocations[i];
+
+	memory_give(node->model, gone->device, gone->bytes);
+	client->records[gone->device]->truth.memory_bytes -= gone->bytes;
+	client->allocations[i] = client->allocations[--client->allocation_count];
+}
+
 static int context_open(struct node *node, struct client *client, uint32_t device)
 {
 	if (client->contexts[device])
@@ -160,6 +170,9 @@ static int context_close(struct node *node, struct client *client, uint32_t devi
 			client->streams[s] = NULL;
 	context_end(client->contexts[device]);
 	client->contexts[device] = NULL;
+	for (size_t i = client->allocation_count; i-- > 0;)
+		if (client->allocations[i].device == device)
+			forget_allocation(node, client, i);
 	memory_give(node->model, device, node->config.context_bytes);
 	client->records[device]->truth.memory_bytes -= node->config.context_bytes;
 	return CUDA_OK;
@@ -167,7 +180,8 @@ static int context_close(struct node *node, struct client *client, uint32_t devi
 
 static int allocate(struct node *node, struct client *client, const struct command *command, uint64_t *address)
 {
-	uint64_t bytes = (command->a + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, limit = client->memory_limit[command->device];
+	uint64_t bytes = (command->a + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT,
+		 limit = client->memory_limit[command->device];
 	struct record *record = client->records[command->device];
 
 	if (!client->contexts[command->device] || !bytes || bytes < command->a)
@@ -192,42 +206,48 @@ static int allocate(struct node *node, struct client *client, const struct comma
 
 static int release(struct node *node, struct client *client, uint64_t address, uint64_t *bytes)
 {
-	for (size_t i = client->allocation_count; i-- > 0;) {
-		struct allocation *found = &client->allocations[i];
-
-		if (found->address != address)
-			continue;
-		*bytes = found->bytes;
-		memory_give(node->model, found->device, found->bytes);
-		client->records[found->device]->truth.memory_bytes -= found->bytes;
-		client->allocations[i] = client->allocations[--client->allocation_count];
-		return CUDA_OK;
-	}
+	for (size_t i = client->allocation_count; i-- > 0;)
+		if (client->allocations[i].address == address) {
+			*bytes = client->allocations[i].bytes;
+			forget_allocation(node, client, i);
+			return CUDA_OK;
+		}
 	return CUDA_INVALID_VALUE;
+}
+
+static void memory_info(const struct node *node, const struct client *client, uint32_t device, uint64_t values[2])
+{
+	struct device_state state;
+	uint64_t limit = client->memory_limit[device], total = node->config.memory_bytes, own = 0, left;
+
+	device_read(node->model, device, &state);
+	left = total - state.memory_used;
+	if (limit && limit < total) {
+		own = client->records[device] ? client->records[device]->truth.memory_bytes : 0;
+		total = limit;
+		left = own >= limit ? 0 : left < limit - own ? left : limit - own;
+	}
+	values[0] = left;
+	values[1] = total;
 }
 
 static void answer(struct node *node, struct client *client, const struct command *command)
 {
 	struct reply *reply = &client->shared->replies[command->reply];
-	struct device_state state;
-	uint64_t value = 0, limit = client->memory_limit[command->device], total = node->config.memory_bytes;
+	uint64_t values[2] = {0};
 	int result = CUDA_OK;
 
-	if (command->kind == CMD_CONTEXT_NEW) {
+	if (command->kind == CMD_CONTEXT_NEW)
 		result = context_open(node, client, command->device);
-	} else if (command->kind == CMD_CONTEXT_END) {
+	else if (command->kind == CMD_CONTEXT_END)
 		result = context_close(node, client, command->device);
-	} else if (command->kind == CMD_ALLOC) {
-		result = allocate(node, client, command, &value);
-		reply->values[0] = value;
-	} else if (command->kind == CMD_FREE) {
-		result = release(node, client, command->a, &value);
-		reply->values[0] = value;
-	} else {
-		device_read(node->model, command->device, &state);
-		reply->values[0] = total - state.memory_used;
-		reply->values[1] = limit && limit < total ? limit : total;
-	}
+	else if (command->kind == CMD_ALLOC)
+		result = allocate(node, client, command, &values[0]);
+	else if (command->kind == CMD_FREE)
+		result = release(node, client, command->a, &values[0]);
+	else
+		memory_info(node, client, command->device, values);
+	memcpy(reply->values, values, sizeof(values));
 	reply->result = result;
 	atomic_store(&reply->done, 1);
 	client->dirty = true;
@@ -239,7 +259,8 @@ static bool stream_open(struct client *client, const struct command *command)
 {
 	if (command->stream >= MAX_STREAMS || client->streams[command->stream] || !client->contexts[command->device])
 		return false;
-	client->streams[command->stream] = stream_new(client->contexts[command->device], command->stream);
+	client->streams[command->stream] =
+		stream_new(client->contexts[command->device], command->stream, (int)(int64_t)command->a);
 	atomic_store(&client->shared->completed[command->stream], 0);
 	return true;
 }
@@ -286,32 +307,40 @@ static bool obey(struct node *node, struct client *client, const struct command 
 	default:
 		return false;
 	}
-	if (!stream)
+	if (!stream || context_queued(stream_context(stream)) >= MOST_QUEUED)
 		return false;
 	stream_submit(stream, command, awaited);
 	return true;
 }
 
-/* The client's next command that has been published, or NULL. A head that cannot be is the end of the client. */
-static const struct command *peek(struct client *client)
+/*
+ * How far this round goes: what was published when it began. Whoever publishes without end waits for the next round, so
+ * that time and the others get on. A head that cannot be is the end of the client.
+ */
+static void look(struct client *client)
 {
 	uint64_t head;
 
 	if (!client->shared || client->doomed)
-		return NULL;
+		return;
 	head = atomic_load(&client->shared->head);
-	if (head == client->tail)
-		return NULL;
-	if (head - client->tail > RING_COMMANDS) {
+	if (head - client->tail > RING_COMMANDS)
 		client->doomed = true;
+	else
+		client->seen = head;
+}
+
+static const struct command *peek(const struct client *client)
+{
+	if (client->doomed || client->seen == client->tail)
 		return NULL;
-	}
 	return &client->shared->ring[client->tail % RING_COMMANDS];
 }
 
 static void take(struct node *node, struct client *client, uint64_t to)
 {
-	struct command command = client->shared->ring[client->tail % RING_COMMANDS]; /* a copy: the client may scribble */
+	struct command command =
+		client->shared->ring[client->tail % RING_COMMANDS]; /* a copy: the client may scribble */
 
 	if (command.at_ns > to)
 		command.at_ns = to;
@@ -341,6 +370,8 @@ static struct client *earliest_client(struct node *node, uint64_t *at_ns)
 
 void clients_run(struct node *node, uint64_t to)
 {
+	for (struct client *client = node->clients; client; client = client->next)
+		look(client);
 	for (;;) {
 		uint64_t at_ns = 0, next = model_next(node->model);
 		struct client *client = earliest_client(node, &at_ns);
@@ -356,7 +387,7 @@ void clients_run(struct node *node, uint64_t to)
 bool clients_idle(const struct node *node)
 {
 	for (struct client *client = node->clients; client; client = client->next)
-		if (peek(client))
+		if (client->shared && !client->doomed && atomic_load(&client->shared->head) != client->tail)
 			return false;
 	return true;
 }

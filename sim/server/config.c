@@ -11,7 +11,8 @@
 
 static void fail(const char *where, const char *key, const char *value)
 {
-	fprintf(stderr, "gpusim: %s: '%s = %s' is not understood; see sim/README.md for keys and units\n", where, key, value);
+	fprintf(stderr, "gpusim: %s: '%s = %s' is not understood; see sim/README.md for keys and units\n", where, key,
+		value);
 	exit(2);
 }
 
@@ -21,9 +22,18 @@ struct unit {
 };
 
 static const struct unit UNITS[] = {
-	{"KiB", 1024.0},       {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
-	{"GB/s", 1e9},	       {"TB/s", 1e12},	   {"MB/s", 1e6},	  {"ns", 1.0},
-	{"us", 1e3},	       {"ms", 1e6},	   {"s", 1e9},		  {"", 1.0},
+	{"KiB", 1024.0},
+	{"MiB", 1048576.0},
+	{"GiB", 1073741824.0},
+	{"TiB", 1099511627776.0},
+	{"GB/s", 1e9},
+	{"TB/s", 1e12},
+	{"MB/s", 1e6},
+	{"ns", 1.0},
+	{"us", 1e3},
+	{"ms", 1e6},
+	{"s", 1e9},
+	{"", 1.0},
 };
 
 static uint64_t number(const char *where, const char *key, const char *value)
@@ -105,8 +115,9 @@ static void load_file(struct config *config, const char *path)
 
 void config_load(struct config *config, const char *path)
 {
-	static const char *const KEYS[] = {"name",	     "mps",	       "gpus",		 "sms",	      "memory",
-					   "context_memory", "copy_bandwidth", "dram_bandwidth", "timeslice", "context_switch"};
+	static const char *const KEYS[] = {
+		"name",		  "mps",       "gpus",		"sms", "memory", "context_memory", "copy_bandwidth",
+		"dram_bandwidth", "timeslice", "context_switch"};
 	char variable[64];
 
 	*config = (struct config){.gpus = 1,

@@ -104,8 +104,9 @@ static void accept_client(struct node *node)
 	event.data.ptr = client;
 	if (epoll_ctl(node->epoll, EPOLL_CTL_ADD, socket, &event) < 0)
 		client->doomed = true;
-	if (client->pid_fd >= 0)
-		epoll_ctl(node->epoll, EPOLL_CTL_ADD, client->pid_fd, &event);
+	event.data.u64 |= OF_PROCESS;
+	if (client->pid_fd < 0 || epoll_ctl(node->epoll, EPOLL_CTL_ADD, client->pid_fd, &event) < 0)
+		client->doomed = true; /* it is dead already, or nobody could tell when it is */
 }
 
 static void send_output(struct node *node, struct client *client)
@@ -154,6 +155,7 @@ static void use_input(struct node *node, struct client *client)
 	} else if (client->kind == HELLO_QUERY) {
 		memcpy(&query, client->input, sizeof(query));
 		query.text[sizeof(query.text) - 1] = query.name[sizeof(query.name) - 1] = 0;
+		clients_run(node, clock_ns()); /* the answer is about now, not about when we last woke */
 		query_answer(node, client, &query);
 		send_output(node, client);
 	}
@@ -163,8 +165,8 @@ static void use_input(struct node *node, struct client *client)
 
 static void read_client(struct node *node, struct client *client)
 {
-	ssize_t got = recv(client->socket, client->input + client->input_length, sizeof(client->input) - client->input_length,
-			   MSG_DONTWAIT);
+	ssize_t got = recv(client->socket, client->input + client->input_length,
+			   sizeof(client->input) - client->input_length, MSG_DONTWAIT);
 
 	if (got == 0 || (got < 0 && errno != EAGAIN))
 		client->doomed = true;
@@ -172,14 +174,6 @@ static void read_client(struct node *node, struct client *client)
 		client->input_length += (size_t)got;
 		use_input(node, client);
 	}
-}
-
-/* A pidfd is readable once its process has ended, also while the socket is still open in a child of its. */
-static bool has_died(const struct client *client)
-{
-	struct pollfd ended = {.fd = client->pid_fd, .events = POLLIN};
-
-	return client->pid_fd >= 0 && poll(&ended, 1, 0) > 0;
 }
 
 static void serve_client(struct node *node, struct client *client, uint32_t events)
@@ -190,8 +184,17 @@ static void serve_client(struct node *node, struct client *client, uint32_t even
 		send_output(node, client);
 	if (!client->output_length)
 		read_client(node, client);
-	if (has_died(client))
+}
+
+/* A doorbell only wakes us; a pidfd is readable once its process has ended, whoever else holds the socket. */
+static void serve_ready(struct node *node, const struct epoll_event *event)
+{
+	struct client *client = (struct client *)(event->data.u64 & ~(uint64_t)OF_MASK);
+
+	if ((event->data.u64 & OF_MASK) == OF_PROCESS)
 		client->doomed = true;
+	else if ((event->data.u64 & OF_MASK) == OF_SOCKET)
+		serve_client(node, client, event->events);
 }
 
 /* ---- the loop ---- */
@@ -215,7 +218,7 @@ static void serve_events(struct node *node, int timeout)
 		else if (events[i].data.ptr == &node->timer)
 			(void)!read(node->timer, &expirations, sizeof(expirations));
 		else
-			serve_client(node, events[i].data.ptr, events[i].events);
+			serve_ready(node, &events[i]);
 	}
 }
 
@@ -270,7 +273,8 @@ static void listen_at(struct node *node, const char *dir)
 	int probe;
 
 	mkdir(dir, 0755);
-	if ((size_t)snprintf(address.sun_path, sizeof(address.sun_path), "%s/" GPUSIM_SOCKET, dir) >= sizeof(address.sun_path)) {
+	if ((size_t)snprintf(address.sun_path, sizeof(address.sun_path), "%s/" GPUSIM_SOCKET, dir) >=
+	    sizeof(address.sun_path)) {
 		fprintf(stderr, "gpusim: %s is too long for a socket's path; use a shorter --dir\n", dir);
 		exit(2);
 	}
@@ -294,7 +298,8 @@ static void open_loop(struct node *node)
 
 	node->epoll = epoll_create1(EPOLL_CLOEXEC);
 	node->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-	if (node->epoll < 0 || node->timer < 0 || epoll_ctl(node->epoll, EPOLL_CTL_ADD, node->listener, &listener) < 0 ||
+	if (node->epoll < 0 || node->timer < 0 ||
+	    epoll_ctl(node->epoll, EPOLL_CTL_ADD, node->listener, &listener) < 0 ||
 	    epoll_ctl(node->epoll, EPOLL_CTL_ADD, node->timer, &timer) < 0)
 		die("epoll");
 }

@@ -10,6 +10,12 @@
 #define COPY_LATENCY_NS 2000
 #define THREADS_PER_SM 2048
 #define BLOCKS_PER_SM 32
+/* What a client asks for is bounded here, so that no sum of times can wrap around. */
+#define LONGEST_BLOCK_NS 3600000000000ull
+#define LARGEST_COPY_BYTES (1ull << 44)
+/* Short blocks run in bunches of about this length: their number costs the server nothing, at this grain of time. */
+#define BUNCH_NS 50000
+#define STREAM_PRIORITIES 6 /* CUDA's 0 (least) to -5 */
 
 struct op {
 	struct op *next; /* in its stream */
@@ -17,7 +23,8 @@ struct op {
 	struct stream *stream;
 	struct stream *awaited;
 	struct command command;
-	uint64_t groups_left, groups_running;
+	uint64_t groups_left;
+	uint32_t running; /* SMs that hold its groups */
 	bool ready, started;
 };
 
@@ -27,6 +34,8 @@ struct stream {
 	struct op *first, *last;
 	uint64_t completed;
 	uint32_t number;
+	uint32_t awaiters; /* operations anywhere that wait for this stream */
+	int urgency; /* less is served first */
 	bool ended, blocked;
 };
 
@@ -44,6 +53,7 @@ struct context {
 	struct record *record;
 	void *owner; /* NULL: ended */
 	uint32_t cap, held, copying;
+	uint32_t queued; /* operations submitted and not completed */
 	int priority;
 };
 
@@ -82,6 +92,7 @@ struct model {
 	struct config config;
 	struct model_events events;
 	uint64_t now_ns, order;
+	int blocked; /* streams that wait for another one */
 	struct device devices[MAX_DEVICES];
 	struct record **records;
 	size_t record_count, record_room;
@@ -173,16 +184,24 @@ static void hold(struct context *context, int64_t change, uint64_t now_ns)
 
 /* ---- ready kernels ---- */
 
+/* The list is in the order of service: by urgency, then by age. */
 static void ready_add(struct device *device, struct op *op)
 {
+	struct op *previous = device->ready_last;
+
+	while (previous && previous->stream->urgency > op->stream->urgency)
+		previous = previous->ready_previous;
 	op->ready = true;
-	op->ready_next = NULL;
-	op->ready_previous = device->ready_last;
-	if (device->ready_last)
-		device->ready_last->ready_next = op;
+	op->ready_previous = previous;
+	op->ready_next = previous ? previous->ready_next : device->ready_first;
+	if (previous)
+		previous->ready_next = op;
 	else
 		device->ready_first = op;
-	device->ready_last = op;
+	if (op->ready_next)
+		op->ready_next->ready_previous = op;
+	else
+		device->ready_last = op;
 }
 
 static void ready_remove(struct device *device, struct op *op)
@@ -215,45 +234,60 @@ static uint64_t groups_of(const struct command *kernel, unsigned sms)
 
 /* ---- dispatching ---- */
 
-static void start_groups(struct device *device, struct op *op, uint32_t count, uint64_t now_ns)
+static void note_start(struct op *op, uint64_t now_ns)
 {
 	struct truth_entry *truth = &op->stream->context->record->truth;
 	uint64_t waited = now_ns - op->command.at_ns;
 
-	if (!op->started) {
-		op->started = true;
-		truth->queued_ns += waited;
-		if (waited > truth->queued_max_ns)
-			truth->queued_max_ns = waited;
-	}
-	op->groups_left -= count;
-	op->groups_running += count;
-	hold(op->stream->context, count, now_ns);
-	item_push(device, now_ns + op->command.c, ITEM_GROUPS, op, count);
+	op->started = true;
+	truth->queued_ns += waited;
+	if (waited > truth->queued_max_ns)
+		truth->queued_max_ns = waited;
+}
+
+/* How many groups each of `sms` SMs runs one after another before the next event. */
+static uint64_t bunch(const struct op *op, uint32_t sms)
+{
+	uint64_t most = BUNCH_NS / op->command.c, waves = op->groups_left / sms;
+
+	if (most > waves)
+		most = waves;
+	return most ? most : 1;
+}
+
+static void start_groups(struct device *device, struct op *op, uint32_t sms, uint64_t now_ns)
+{
+	uint64_t each = bunch(op, sms);
+
+	if (!op->started)
+		note_start(op, now_ns);
+	op->groups_left -= each * sms;
+	op->running += sms;
+	hold(op->stream->context, sms, now_ns);
+	item_push(device, now_ns + each * op->command.c, ITEM_GROUPS, op, sms);
 	if (!op->groups_left)
 		ready_remove(device, op);
 }
 
-/* Gives free SMs to the group's ready kernels: by priority, then by age; a capped context lets the next one pass. */
+/* Gives free SMs to the group's ready kernels in their order; a capped context lets the next one pass. */
 static void dispatch_group(struct device *device, struct group *group, uint64_t now_ns)
 {
 	struct op *op, *next;
 
-	for (int priority = 0; priority <= 1; priority++)
-		for (op = device->ready_first; op && device->free_sms; op = next) {
-			struct context *context = op->stream->context;
-			uint64_t count = op->groups_left;
+	for (op = device->ready_first; op && device->free_sms; op = next) {
+		struct context *context = op->stream->context;
+		uint64_t sms = op->groups_left;
 
-			next = op->ready_next;
-			if (context->group != group || context->priority != priority)
-				continue;
-			if (count > device->free_sms)
-				count = device->free_sms;
-			if (count > context->cap - context->held)
-				count = context->cap - context->held;
-			if (count)
-				start_groups(device, op, (uint32_t)count, now_ns);
-		}
+		next = op->ready_next;
+		if (context->group != group)
+			continue;
+		if (sms > device->free_sms)
+			sms = device->free_sms;
+		if (sms > context->cap - context->held)
+			sms = context->cap - context->held;
+		if (sms)
+			start_groups(device, op, (uint32_t)sms, now_ns);
+	}
 }
 
 static struct group *next_group(struct device *device, bool *active_has_work)
@@ -326,17 +360,39 @@ static void copy_queue(struct device *device, struct op *op, uint64_t now_ns)
 	}
 }
 
+static void op_free(struct op *op)
+{
+	if (op->awaited)
+		op->awaited->awaiters--;
+	free(op);
+}
+
 static void stream_pop(struct stream *stream)
 {
 	struct op *op = stream->first;
 
+	stream->context->queued--;
 	stream->completed = op->command.sequence;
 	stream->first = op->next;
 	if (!stream->first)
 		stream->last = NULL;
 	if (stream->context->owner)
-		stream->context->device->model->events.completed(stream->context->owner, stream->number, stream->completed);
-	free(op);
+		stream->context->device->model->events.completed(stream->context->owner, stream->number,
+								 stream->completed);
+	op_free(op);
+}
+
+/* One more or one less stream of a context that waits for another one. */
+static void count_blocked(struct stream *stream, bool blocked)
+{
+	if (stream->blocked != blocked)
+		stream->context->device->model->blocked += blocked ? 1 : -1;
+	stream->blocked = blocked;
+}
+
+static bool must_wait(const struct op *op)
+{
+	return op->command.kind == CMD_WAIT && op->awaited && op->awaited->completed < op->command.b;
 }
 
 /* Starts what the stream has come to; passes over whatever takes no time. */
@@ -345,7 +401,7 @@ static void stream_go(struct stream *stream, uint64_t now_ns)
 	struct device *device = stream->context->device;
 	struct op *op;
 
-	stream->blocked = false;
+	count_blocked(stream, false);
 	while ((op = stream->first) && !op->started && !op->ready) {
 		if (op->command.kind == CMD_KERNEL) {
 			ready_add(device, op);
@@ -355,8 +411,8 @@ static void stream_go(struct stream *stream, uint64_t now_ns)
 			copy_queue(device, op, now_ns);
 			return;
 		}
-		if (op->command.kind == CMD_WAIT && op->awaited && op->awaited->completed < op->command.b) {
-			stream->blocked = true;
+		if (must_wait(op)) {
+			count_blocked(stream, true);
 			return;
 		}
 		if (op->command.kind == CMD_MARK && stream->context->owner)
@@ -365,29 +421,73 @@ static void stream_go(struct stream *stream, uint64_t now_ns)
 	}
 }
 
+static void context_forget_awaited(struct context *context, struct stream *gone)
+{
+	for (struct stream *stream = context->streams; stream && gone->awaiters; stream = stream->next)
+		for (struct op *op = stream->first; op; op = op->next)
+			if (op->awaited == gone) {
+				op->awaited = NULL;
+				gone->awaiters--;
+			}
+}
+
+/* A stream goes away: whoever still waits for it, further back in a queue, has nothing to wait for. */
+static void forget_awaited(struct stream *gone)
+{
+	struct model *model = gone->context->device->model;
+
+	for (unsigned d = 0; d < model->config.gpus && gone->awaiters; d++)
+		for (struct context *c = model->devices[d].contexts; c; c = c->next)
+			context_forget_awaited(c, gone);
+}
+
+static void stream_free(struct stream *stream)
+{
+	struct stream **link = &stream->context->streams;
+
+	while (*link != stream)
+		link = &(*link)->next;
+	*link = stream->next;
+	forget_awaited(stream);
+	free(stream);
+}
+
+/* A stream that was destroyed lives until its queue is empty. */
+static void stream_free_if_over(struct stream *stream)
+{
+	if (stream->ended && !stream->first)
+		stream_free(stream);
+}
+
+static bool context_unblock(struct context *context, uint64_t now_ns)
+{
+	bool any = false;
+
+	for (struct stream *stream = context->streams, *next; stream; stream = next) {
+		next = stream->next;
+		if (!stream->blocked || must_wait(stream->first))
+			continue;
+		stream_go(stream, now_ns);
+		stream_free_if_over(stream);
+		any = true;
+	}
+	if (any)
+		dispatch(context->device, now_ns);
+	return any;
+}
+
 /* Streams of the same owner that wait for another stream look again, until none gets on. */
 static void unblock(struct model *model, const void *owner, uint64_t now_ns)
 {
-	bool again = true;
+	bool again = model->blocked > 0;
 
 	while (again) {
 		again = false;
 		for (unsigned d = 0; d < model->config.gpus; d++)
 			for (struct context *c = model->devices[d].contexts; c; c = c->next)
-				for (struct stream *s = c->owner == owner ? c->streams : NULL; s; s = s->next)
-					if (s->blocked && s->first->awaited->completed >= s->first->command.b) {
-						stream_go(s, now_ns);
-						again = true;
-					}
+				if (c->owner == owner && context_unblock(c, now_ns))
+					again = true;
 	}
-}
-
-static bool any_blocked(const struct context *context)
-{
-	for (struct stream *s = context->streams; s; s = s->next)
-		if (s->blocked)
-			return true;
-	return false;
 }
 
 static void op_done(struct op *op, uint64_t now_ns)
@@ -397,8 +497,9 @@ static void op_done(struct op *op, uint64_t now_ns)
 
 	stream_pop(stream);
 	stream_go(stream, now_ns);
-	if (context->owner && any_blocked(context))
+	if (context->owner)
 		unblock(context->device->model, context->owner, now_ns);
+	stream_free_if_over(stream);
 }
 
 /* ---- ending ---- */
@@ -418,36 +519,24 @@ static void engine_forget(struct engine *engine, const struct context *context)
 	}
 }
 
-static bool stream_drop_queue(struct stream *stream)
+static void stream_drop_queue(struct stream *stream)
 {
 	struct op *op = stream->first, *next;
 	struct op *kept = NULL;
 
+	count_blocked(stream, false);
 	for (; op; op = next) {
 		next = op->next;
 		ready_remove(stream->context->device, op);
 		op->groups_left = 0;
-		if (op == stream->first && (op->groups_running || (op->command.kind == CMD_COPY && op->started)))
+		if (op == stream->first && (op->running || (op->command.kind == CMD_COPY && op->started)))
 			kept = op;
 		else
-			free(op);
+			op_free(op);
 	}
 	stream->first = stream->last = kept;
 	if (kept)
 		kept->next = NULL;
-	stream->blocked = false;
-	return kept != NULL;
-}
-
-/* A stream goes away: whoever still waits for it, further back in a queue, has nothing to wait for. */
-static void forget_awaited(struct model *model, const struct stream *gone)
-{
-	for (unsigned d = 0; d < model->config.gpus; d++)
-		for (struct context *c = model->devices[d].contexts; c; c = c->next)
-			for (struct stream *s = c->streams; s; s = s->next)
-				for (struct op *op = s->first; op; op = op->next)
-					if (op->awaited == gone)
-						op->awaited = NULL;
 }
 
 static void context_free_if_idle(struct context *context)
@@ -462,11 +551,8 @@ static void context_free_if_idle(struct context *context)
 		link = &(*link)->next;
 	*link = context->next;
 	while ((stream = context->streams)) {
-		context->streams = stream->next;
-		forget_awaited(device->model, stream);
 		stream_drop_queue(stream);
-		free(stream->first);
-		free(stream);
+		stream_free(stream);
 	}
 	context->record->uses--;
 	if (--context->group->contexts == 0 && context->group != &device->shared) {
@@ -480,12 +566,15 @@ static void context_free_if_idle(struct context *context)
 void context_end(struct context *context)
 {
 	struct device *device = context->device;
-	uint64_t now_ns = device->model->now_ns;
+	struct model *model = device->model;
+	const void *owner = context->owner;
 
+	for (struct stream *stream = context->streams; stream; stream = stream->next)
+		if (stream->first) /* nobody is to wait for what will not happen */
+			model->events.completed(context->owner, stream->number, stream->last->command.sequence);
 	context->owner = NULL;
-	for (int e = 0; e < 2; e++) {
+	for (int e = 0; e < 2; e++)
 		engine_forget(&device->engines[e], context);
-	}
 	for (struct stream *stream = context->streams; stream; stream = stream->next) {
 		struct op *op = stream->first;
 
@@ -494,24 +583,22 @@ void context_end(struct context *context)
 		    device->engines[op->command.a].running != op)
 			op->started = false;
 		stream_drop_queue(stream);
+		forget_awaited(stream);
 	}
 	context_free_if_idle(context);
-	dispatch(device, now_ns);
+	unblock(model, owner, model->now_ns);
+	dispatch(device, model->now_ns);
 }
 
 void stream_end(struct stream *stream)
 {
 	struct context *context = stream->context;
-	struct stream **link = &context->streams;
 
 	stream->ended = true;
 	if (stream->first)
-		return; /* freed with its context: a drained stream is the normal case */
-	while (*link != stream)
-		link = &(*link)->next;
-	*link = stream->next;
-	forget_awaited(context->device->model, stream);
-	free(stream);
+		return;
+	stream_free(stream);
+	unblock(context->device->model, context->owner, context->device->model->now_ns);
 }
 
 /* ---- time ---- */
@@ -522,8 +609,8 @@ static void groups_end(const struct item *item)
 	struct context *context = op->stream->context;
 
 	hold(context, -(int64_t)item->count, item->at_ns);
-	op->groups_running -= item->count;
-	if (!op->groups_left && !op->groups_running) {
+	op->running -= item->count;
+	if (!op->groups_left && !op->running) {
 		if (context->owner)
 			context->record->truth.kernels++;
 		op_done(op, item->at_ns);
@@ -669,42 +756,63 @@ struct context *context_new(struct model *model, unsigned device_index, void *ow
 	return context;
 }
 
-struct stream *stream_new(struct context *context, uint32_t number)
+struct stream *stream_new(struct context *context, uint32_t number, int priority)
 {
 	struct stream *stream = must(calloc(1, sizeof(*stream)));
+	int rank = priority > 0 ? 0 : priority <= -STREAM_PRIORITIES ? STREAM_PRIORITIES - 1 : -priority;
 
 	stream->context = context;
 	stream->number = number;
+	stream->urgency = context->priority * STREAM_PRIORITIES + STREAM_PRIORITIES - 1 - rank;
 	stream->next = context->streams;
 	context->streams = stream;
 	return stream;
 }
 
+static void bound(struct command *command, uint64_t now_ns)
+{
+	if (command->at_ns > now_ns)
+		command->at_ns = now_ns;
+	if (command->kind == CMD_KERNEL && command->c > LONGEST_BLOCK_NS)
+		command->c = LONGEST_BLOCK_NS;
+	if (command->kind == CMD_KERNEL && command->c == 0)
+		command->c = 1;
+	if (command->kind == CMD_COPY && command->b > LARGEST_COPY_BYTES)
+		command->b = LARGEST_COPY_BYTES;
+}
+
 void stream_submit(struct stream *stream, const struct command *command, struct stream *awaited)
 {
 	struct context *context = stream->context;
+	struct model *model = context->device->model;
 	struct op *op = must(calloc(1, sizeof(*op)));
 	bool idle = !stream->first;
 
 	op->stream = stream;
 	op->command = *command;
 	op->awaited = awaited;
-	if (op->command.at_ns > context->device->model->now_ns)
-		op->command.at_ns = context->device->model->now_ns;
+	if (awaited)
+		awaited->awaiters++;
+	bound(&op->command, model->now_ns);
 	if (command->kind == CMD_KERNEL) {
-		op->groups_left = groups_of(command, context->device->model->config.sms);
+		op->groups_left = groups_of(command, model->config.sms);
 		context->record->truth.launches += command->d != 0;
 	}
+	context->queued++;
 	if (stream->last)
 		stream->last = stream->last->next = op;
 	else
 		stream->first = stream->last = op;
-	if (idle) {
-		stream_go(stream, context->device->model->now_ns);
-		if (any_blocked(context))
-			unblock(context->device->model, context->owner, context->device->model->now_ns);
-		dispatch(context->device, context->device->model->now_ns);
-	}
+	if (!idle)
+		return;
+	stream_go(stream, model->now_ns);
+	unblock(model, context->owner, model->now_ns);
+	dispatch(context->device, model->now_ns);
+}
+
+uint32_t context_queued(const struct context *context)
+{
+	return context->queued;
 }
 
 bool memory_take(struct model *model, unsigned device, uint64_t bytes)

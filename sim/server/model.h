@@ -3,8 +3,9 @@
 /*
  * The model of the GPUs: a discrete-event simulation without I/O and without a clock of its own.
  *
- * Time only moves forward, by model_advance. Kernels become groups of blocks, one group per SM; groups run to their end.
- * Contexts that do not share (no MPS) take time slices. The sum of the processes' SM time is the device's, exactly.
+ * Time only moves forward, by model_advance. Kernels become groups of blocks, one group per SM; groups run to their
+ * end. Contexts that do not share (no MPS) take time slices. The sum of the processes' SM time is the device's,
+ * exactly.
  */
 #pragma once
 #include <stdbool.h>
@@ -45,14 +46,19 @@ bool model_step(struct model *model, uint64_t to);
 void model_advance(struct model *model, uint64_t to);
 uint64_t model_now(const struct model *model);
 
-/* share_cap: SMs that it may hold at once; priority 0 is served before 1; mps: shares SMs with the other MPS contexts. */
+/* share_cap: SMs that it may hold at once; priority 0 is served before 1; mps: shares SMs with the other MPS contexts.
+ */
 struct context *context_new(struct model *model, unsigned device, void *owner, struct record *record, bool mps,
 			    unsigned percentage, int priority);
-/* Queued work vanishes, running groups finish. */
+/* Queued work vanishes and is told to be completed, running groups finish. */
 void context_end(struct context *context);
-struct stream *stream_new(struct context *context, uint32_t number);
+/* priority: as CUDA has it, 0 (least) to -5 */
+struct stream *stream_new(struct context *context, uint32_t number, int priority);
+/* Finishes what is queued, then is freed. */
 void stream_end(struct stream *stream);
 struct context *stream_context(const struct stream *stream);
+/* Operations submitted and not completed. */
+uint32_t context_queued(const struct context *context);
 void stream_submit(struct stream *stream, const struct command *command, struct stream *awaited);
 
 bool memory_take(struct model *model, unsigned device, uint64_t bytes);

@@ -63,7 +63,8 @@ static void processes(const struct node *node, struct client *client, uint32_t d
 		entries = realloc(entries, (count + 1) * sizeof(*entries));
 		if (!entries)
 			abort();
-		entries[count++] = (struct process_entry){other->pid, other->mps, other->records[device]->truth.memory_bytes};
+		entries[count++] =
+			(struct process_entry){other->pid, other->mps, other->records[device]->truth.memory_bytes};
 	}
 	reply(client, 0, entries, count, sizeof(*entries));
 	free(entries);

@@ -38,7 +38,8 @@ void samples_take(struct node *node, uint64_t now_ns)
 		if (node->drop_samples)
 			node->drop_samples--;
 		else
-			keep(&node->process_samples[record->truth.device], at_us, record->truth.pid, percent ? percent : 1);
+			keep(&node->process_samples[record->truth.device], at_us, record->truth.pid,
+			     percent ? percent : 1);
 	}
 	for (unsigned d = 0; d < node->config.gpus; d++) {
 		uint64_t busy;

@@ -12,6 +12,11 @@
 #define MOST_FAULTS 32
 #define SAMPLES 16384 /* of one device: 60 s of many processes */
 #define XIDS 256
+/* What of a client is ready: the low bits of epoll's pointer. */
+#define OF_SOCKET 0u
+#define OF_PROCESS 1u
+#define OF_DOORBELL 2u
+#define OF_MASK 3u
 
 struct allocation {
 	uint64_t address, bytes;
@@ -33,7 +38,7 @@ struct client {
 	size_t output_length, output_sent;
 	/* CUDA */
 	struct shared *shared;
-	uint64_t tail;
+	uint64_t tail, seen; /* commands taken, and published when this round began */
 	struct context *contexts[MAX_DEVICES];
 	struct record *records[MAX_DEVICES];
 	unsigned percentage;
