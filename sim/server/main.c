@@ -143,24 +143,25 @@ static bool begin(struct node *node, struct client *client)
 	return client->kind == HELLO_QUERY || client_begin_cuda(node, client);
 }
 
-static void use_input(struct node *node, struct client *client)
+/* One message from the front of the input; false when it is not all there yet. */
+static bool use_message(struct node *node, struct client *client)
 {
 	struct query query;
 	size_t wanted = client->kind ? sizeof(query) : sizeof(struct hello);
 
-	if (client->input_length < wanted)
-		return;
+	if (client->doomed || client->input_length < wanted)
+		return false;
 	if (!client->kind) {
 		client->doomed = !begin(node, client);
 	} else if (client->kind == HELLO_QUERY) {
 		memcpy(&query, client->input, sizeof(query));
 		query.text[sizeof(query.text) - 1] = query.name[sizeof(query.name) - 1] = 0;
-		clients_run(node, clock_ns()); /* the answer is about now, not about when we last woke */
 		query_answer(node, client, &query);
 		send_output(node, client);
 	}
 	client->input_length -= wanted;
 	memmove(client->input, client->input + wanted, client->input_length);
+	return true;
 }
 
 static void read_client(struct node *node, struct client *client)
@@ -172,7 +173,8 @@ static void read_client(struct node *node, struct client *client)
 		client->doomed = true;
 	if (got > 0) {
 		client->input_length += (size_t)got;
-		use_input(node, client);
+		while (use_message(node, client))
+			;
 	}
 }
 
