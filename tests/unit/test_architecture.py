@@ -61,3 +61,10 @@ def test_every_source_file_begins_with_its_licence() -> None:
 
     unlicensed = [str(path.relative_to(ROOT)) for path in SOURCES if not all(line in head(path) for line in SPDX)]
     assert not unlicensed
+
+
+def test_make_help_explains_every_target() -> None:
+    lines = (ROOT / "Makefile").read_text().split("\n")
+    phony = next(line for line in lines if line.startswith(".PHONY:")).split()[1:]
+    explained = {line.split(":")[0] for line in lines if " ## " in line}
+    assert {target for target in phony if not target.startswith("packages")} == explained
