@@ -72,7 +72,7 @@ clean: ## remove everything that was built or installed here
 
 $(VENV): pyproject.toml | packages
 	@echo "setup: installing GPU Warden and its Python packages into .venv"
-	@test -x $(BIN)/python || python3 -m venv .venv
+	@test -x $(BIN)/pip || python3 -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 

@@ -54,7 +54,7 @@ update_lists() {
 
 echo "setup: installing ${missing[*]} (log: $log)"
 # A fresh machine has no package lists, an old one stale ones, and another apt may hold the lists: three tries cure all.
-for pause_seconds in 0 10 30; do
+for pause_seconds in 0 10 60; do
 	sleep "$pause_seconds"
 	if install_missing || { echo "setup: updating the package lists"; update_lists && install_missing; }; then
 		rm -f "$log"

@@ -165,6 +165,24 @@ def test_what_a_killed_run_left_is_swept(state: Path, name: str, tmp_path: Path)
     assert_nothing_left(state, f"/gpuwarden/{name}")
 
 
+def test_nothing_is_left_when_the_caller_is_interrupted(state: Path, name: str) -> None:
+    script = f"""
+        import signal
+        from pathlib import Path
+        from bench.containers import Container
+        with Container.start({name!r}, {SLEEP!r}, state=Path({str(state)!r})):
+            print("up", flush=True)
+            signal.pause()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as caller:
+        assert caller.stdout
+        assert caller.stdout.readline() == b"up\n"
+        caller.send_signal(signal.SIGINT)
+        assert caller.wait(30) != 0
+    assert_nothing_left(state, f"/gpuwarden/{name}")
+
+
 def test_a_cgroup_that_is_in_use_is_not_taken(state: Path, name: str) -> None:
     with (
         Container.start(f"{name}-a", SLEEP, cgroup_path=f"/gpuwarden/{name}", state=state) as first,
