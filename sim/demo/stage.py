@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.errors import SetupError
 from bench.containers import Container, Mount
 
-BUILD = Path(__file__).resolve().parent.parent / "build"
+BUILD = Path(os.environ.get("GPUWARDEN_SIM_BUILD", Path(__file__).resolve().parent.parent / "build"))
 _READY_SECONDS = 60.0
 
 
