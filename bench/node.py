@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A simulated GPU node for tests and benches: the server in a folder of its own, and the programs that use it.
+
+Leaving the `with` block of `simulated_node` ends everything that was started through it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BUILD = Path(__file__).resolve().parents[1] / "sim" / "build"
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Node:
+    """A running server, and the environment in which its clients find it."""
+
+    folder: Path
+    mps: bool = False  # programs started from now on find the MPS daemon's pipe
+    _running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a program that is to use this node's GPUs."""
+        pipe = self.folder / ("mps" if self.mps else "no-mps")
+        return {
+            "GPUSIM_DIR": str(self.folder),
+            "LD_LIBRARY_PATH": str(BUILD / "lib"),
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "mps-log"),
+        }
+
+    def start(
+        self, program: str, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """One of the programs in sim/build/bin, with pipes to it. It ends with the node."""
+        environment = {**os.environ, **self.environment, **(extra or {})}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [str(BUILD / "bin" / program), *arguments], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        self._running.append(process)
+        return process
+
+    def run(
+        self, program: str, arguments: Sequence[str] = (), given: str = "", extra: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """The same, to its end."""
+        process = self.start(program, arguments, extra)
+        out, err = process.communicate(given, timeout=_PATIENCE_SECONDS * 5)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def truth(self) -> list[dict[str, Any]]:
+        """What really happened, one entry for each process on each device."""
+        return self._lines("truth")
+
+    def status(self) -> list[dict[str, Any]]:
+        """The devices as they are now."""
+        return self._lines("status")
+
+    def fault(self, *arguments: str) -> None:
+        """Throw a fault switch."""
+        done = self.run("gpusim", ["fault", *arguments])
+        assert done.returncode == 0, done.stderr
+
+    def mps_control(self, *commands: str) -> subprocess.CompletedProcess[str]:
+        """What nvidia-cuda-mps-control makes of these commands."""
+        return self.run("nvidia-cuda-mps-control", given="".join(f"{command}\n" for command in commands))
+
+    @contextmanager
+    def mps_daemon(self) -> Iterator[None]:
+        """MPS for the programs that are started inside."""
+        self.mps = True
+        # The daemon would keep pipes open that somebody reads to their end.
+        command = [str(BUILD / "bin" / "nvidia-cuda-mps-control"), "-d"]
+        subprocess.run(command, env={**os.environ, **self.environment}, check=True, timeout=_PATIENCE_SECONDS)
+        try:
+            yield
+        finally:
+            self.mps_control("quit -t 0")
+            self.mps = False
+
+    def end(self) -> None:
+        """End what still runs, the server last."""
+        for process in reversed(self._running):
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def _lines(self, command: str) -> list[dict[str, Any]]:
+        done = self.run("gpusim", [command])
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@contextmanager
+def simulated_node(folder: Path, config: Mapping[str, str] | None = None) -> Iterator[Node]:
+    """A node whose server is ready. `config`: GPUs, SMs and so on, as `gpusim serve --config` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "gpusim.conf"
+    settings.write_text("".join(f"{key} = {value}\n" for key, value in (config or {}).items()))
+    node = Node(folder)
+    server = node.start("gpusim", ["serve", "--dir", str(folder), "--config", str(settings)])
+    try:
+        assert server.stdout
+        if server.stdout.readline() != "ready\n":
+            raise RuntimeError("the simulated GPU did not start: run `make sim`, and see what it says")
+        yield node
+    finally:
+        node.end()
