@@ -57,7 +57,7 @@ bpf: $(BPF_OBJECT) ## compile the BPF programs
 sim: | packages ## compile the simulated GPU and its workloads
 	@$(MAKE) --no-print-directory -C sim
 
-bench: setup ## what the claims in the README rest on, one line each; ARGS="NAME" runs one
+bench: setup ## measure the claims of the README; ARGS="NAME" measures one, ARGS=--help lists them
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-calibration: setup ## the simulated GPU's contention against published figures

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`python -m bench [NAME …]`: measures the claims, all of them or those named. A claim is a line below and a module."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
+    "calibration": (
+        "bench.calibration",
+        "the simulated GPU's contention is of the order that was published for real ones",
+    ),
+}
+
+
+def main() -> int:
+    """0 when every claim holds."""
+    listing = "\n".join(f"  {name:<14} {claim}" for name, (_, claim) in CLAIMS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", epilog=listing, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="claims to measure (default: all)")
+    names = parser.parse_args().names or list(CLAIMS)
+    if unknown := [name for name in names if name not in CLAIMS]:
+        parser.error(f"no claim is called {unknown[0]!r}; there are: {', '.join(CLAIMS)}")
+    failed = [name for name in names if not _holds(name)]
+    print(
+        f"bench: {len(names) - len(failed)} of {len(names)} claims hold{': not ' if failed else ''}{', '.join(failed)}"
+    )
+    return 1 if failed else 0
+
+
+def _holds(name: str) -> bool:
+    module, claim = CLAIMS[name]
+    print(f"== {name}: {claim}", flush=True)
+    return int(importlib.import_module(module).main([])) == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
