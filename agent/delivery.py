@@ -4,9 +4,9 @@
 
 Between two drained waits a process launched work and then waited for it. If it launched without pause, the GPU was
 busy from the first launch to the return of the wait (less what online requests took of that time). If it was paced, we
-know what we believed to be queued when the wait began: the wait was longer or shorter than that by just what the
-estimates are off. Both are one formula, since without pauses what was charged less what is still queued is the time
-that has passed. BBR estimates a path's bandwidth from deliveries in the same way.
+know what we believed to be queued when the wait began. A longer wait: estimates that are too short have let work pile
+up since the first launch, by the difference. A shorter one: they are too long, so whatever piled up had drained at each
+pause, and only what was queued last was waited for, in proportion. BBR estimates a path's bandwidth in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.samples import Delivered
 
 _KEPT = 24
 _LOW_QUANTILE = 0.25  # contention only ever makes a delivery longer
-_EMPTY_QUEUE_CUT = 0.9  # nothing left to wait for although some was believed queued: estimates are too long
+_LARGEST_CUT = 0.3
 
 
 def delivered_ns(delivery: Delivered) -> float:
@@ -27,9 +27,9 @@ def delivered_ns(delivery: Delivered) -> float:
     if delivery.pauses == 0 or delivery.charged_ns == 0:
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns)
     waited = max(0, delivery.waited_ns - delivery.waited_busy_ns)
-    if waited < 0.25 * delivery.queued_ns:
-        return delivery.charged_ns * _EMPTY_QUEUE_CUT
-    return max(0.0, delivery.charged_ns + waited - delivery.queued_ns)
+    if waited < delivery.queued_ns:
+        return delivery.charged_ns * max(_LARGEST_CUT, waited / delivery.queued_ns)
+    return delivery.charged_ns + waited - delivery.queued_ns
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Discovery:
             except GoneError:
                 continue
             except SetupError as error:
-                _log.warning("%s", error)
+                _log.debug("%s", error)
         self._done &= alive
         self._looks = {process: count for process, count in self._looks.items() if process in alive}
 

@@ -36,7 +36,11 @@ DEFAULT_LISTEN = "127.0.0.1:9837"
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gpuwarden`."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.act is not _demo:  # the demo reads its own options
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -96,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
     doctor.set_defaults(act=_doctor)
     demo = commands.add_parser("demo", help="the main job on a simulated GPU, in under three minutes", add_help=False)
-    demo.add_argument("rest", nargs=argparse.REMAINDER)
     demo.set_defaults(act=_demo)
     return parser
 

@@ -20,7 +20,7 @@ struct process_id {
 #define DEVICE_UNKNOWN 0xffffffffu
 
 /* Attach cookie: which library, and what the symbol's arguments look like (enum shape) or do (role detail). */
-#define COOKIE_LIBRARY(cookie) ((__u32)((cookie) & 0xffff))
+#define COOKIE_LIBRARY(cookie) ((__u32)((cookie)&0xffff))
 #define COOKIE_SHAPE(cookie) ((__u32)(((cookie) >> 16) & 0xffff))
 #define COOKIE_DETAIL(cookie) ((__u32)((cookie) >> 32))
 

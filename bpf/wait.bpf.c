@@ -16,7 +16,12 @@ static __always_inline __u32 latency_bucket(__u64 ns)
 		power += (bits);                                                                                       \
 		rest >>= (bits);                                                                                       \
 	}
-	STEP(32) STEP(16) STEP(8) STEP(4) STEP(2) STEP(1)
+	STEP(32)
+	STEP(16)
+	STEP(8)
+	STEP(4)
+	STEP(2)
+	STEP(1)
 #undef STEP
 	if (ns < (1ull << LATENCY_FIRST_POWER))
 		return 0;
@@ -82,7 +87,7 @@ static __always_inline __u64 pauses_of(const struct process_id *id)
 }
 
 static __always_inline void record_delivery(const struct process_id *id, struct process *process,
-					    const struct thread *thread, __u64 now)
+					    const struct thread *thread, int is_online, __u64 now)
 {
 	__u32 zero = 0;
 	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
@@ -102,9 +107,9 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	delivery->charged_ns = process->charged_ns;
 	delivery->queued_ns = thread->wait_queued_ns;
 	delivery->waited_ns = now - thread->wait_ns;
-	delivery->waited_busy_ns = busy - thread->wait_busy_mark_ns;
+	delivery->waited_busy_ns = is_online ? 0 : busy - thread->wait_busy_mark_ns;
 	delivery->elapsed_ns = now - process->start_ns;
-	delivery->elapsed_busy_ns = busy - process->busy_mark_ns;
+	delivery->elapsed_busy_ns = is_online ? 0 : busy - process->busy_mark_ns;
 	delivery->pauses = pauses - process->pauses_mark;
 	process->pauses_mark = pauses;
 	all->count++;
@@ -158,7 +163,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 	if (ended <= 0)
 		return;
 	if (__sync_fetch_and_add(&process->open, -ended) <= ended) {
-		record_delivery(id, process, thread, now);
+		record_delivery(id, process, thread, rule && rule->role == ROLE_ONLINE, now);
 		empty_queue(id, process->slot, now);
 		process->start_ns = 0;
 	}

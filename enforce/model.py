@@ -18,6 +18,7 @@ class Reading:
     """An online latency: the SLO's quantile over its window, and the same over the last moments.
 
     `recent_ns` is what protects quickly; `latency_ns` is what the promise is about. Either may have too few samples.
+    A quantile of a second's requests is noisy: it is above `recent_low_ns` with 98 % certainty.
     """
 
     at_ns: int
@@ -25,6 +26,7 @@ class Reading:
     latency_ns: float | None
     samples: int
     recent_ns: float | None
+    recent_low_ns: float | None
     recent_samples: int
 
 

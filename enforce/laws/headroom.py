@@ -22,7 +22,7 @@ DEFAULT_MAX_QUEUED_NS = 2_000_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
 TOP_QUEUED_NS = 20_000_000
 GROW_SLACK = 0.10  # less than this: no growth
-SHRINK_SLACK = 0.03  # less than this: a little down
+SHRINK_SLACK = 0.0  # less than this, if only by what noise explains: a little down
 HOLD_NS = 1_000_000_000  # after a step down: as long as the reading's recent part
 GROW_EVERY_NS = 500_000_000
 QUEUE_GROWTH, QUEUE_TRIM, QUEUE_CUT = 1.10, 0.9, 0.5
@@ -63,21 +63,21 @@ class Headroom:
         if reading is None:
             return self._without_data(state, now_ns)
         state = replace(state, last_reading_ns=now_ns)
-        worst = max(value for value in (reading.recent_ns, reading.latency_ns, 0.0) if value is not None)
         if now_ns < state.hold_until_ns:
             return self._answer(state, "holding after a step down")
-        # The long window remembers what is already mended: only the recent part may cause another step down.
+        # The long window remembers what is already mended: only what is recent may cause another step down.
         recent = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
-        if recent is None:
+        low = reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
+        if recent is None or low is None:
             return self._answer(state, "too few requests to judge")
-        slack = (slo.target_ns - recent) / slo.target_ns
-        if slack < 0:
-            return self._step_down(state, now_ns, slack)
-        if slack < SHRINK_SLACK:
-            return self._trim(state, now_ns, slack)
-        if (slo.target_ns - worst) / slo.target_ns < GROW_SLACK:
-            return self._answer(state, f"slack {slack:.0%}: within the dead band")
-        return self._grow(state, now_ns, slack)
+        if low > slo.target_ns:
+            return self._step_down(state, now_ns, _slack(recent, slo))
+        if _slack(recent, slo) < SHRINK_SLACK:
+            return self._trim(state, now_ns, _slack(recent, slo))
+        worst = _slack(max(recent, reading.latency_ns or 0.0), slo)
+        if worst < GROW_SLACK:
+            return self._answer(state, f"slack {worst:.0%}: within the dead band")
+        return self._grow(state, now_ns, worst)
 
     def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
         """Hold, then release: an online side that says nothing has nothing to protect, but may come back."""
@@ -111,3 +111,7 @@ class Headroom:
 
     def _answer(self, state: State, reason: str) -> tuple[State, Share]:
         return state, Share(state.ratio, int(state.max_queued_ns), reason)
+
+
+def _slack(latency_ns: float, slo: Slo) -> float:
+    return (slo.target_ns - latency_ns) / slo.target_ns

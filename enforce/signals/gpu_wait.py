@@ -8,6 +8,7 @@ launch, is not in it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from enforce.model import Reading
 from enforce.policy.model import Slo
 
 RECENT_NS = 1_000_000_000
+_DEVIATIONS = 2.0
 MIN_RECENT_SAMPLES = 20
 
 ReadHistogram = Callable[[ProcessId], Counts | None]
@@ -92,5 +94,11 @@ def _reading(window: Counts, recent: Counts, slo: Slo, now_ns: int) -> Reading |
         latency_ns=quantile_ns(window, slo.quantile) if enough else None,
         samples=samples,
         recent_ns=quantile_ns(recent, slo.quantile) if enough_recent else None,
+        recent_low_ns=quantile_ns(recent, low_quantile(slo.quantile, recent_samples)) if enough_recent else None,
         recent_samples=recent_samples,
     )
+
+
+def low_quantile(quantile: float, samples: int) -> float:
+    """The lower end of a quantile's confidence interval, as a quantile of the same samples (binomial, 2 sigma)."""
+    return max(0.5, quantile - _DEVIATIONS * math.sqrt(quantile * (1 - quantile) / max(1, samples)))

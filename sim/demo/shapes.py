@@ -26,7 +26,7 @@ enforce: {enforce}
 online:
   - name: chat
     match: {{container: chat}}
-    slo: {{signal: gpu_wait, quantile: 0.99, target: 5ms, window: 10s}}
+    slo: {{signal: gpu_wait, quantile: 0.99, target: 6ms, window: 10s}}
 offline:
   - name: training
     match: {{container: training}}

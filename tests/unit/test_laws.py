@@ -19,7 +19,7 @@ latencies = st.one_of(st.none(), st.floats(1e5, 1e9))
 
 
 def reading(latency: float | None, now: int) -> Reading | None:
-    return None if latency is None else Reading(now, 0.99, latency, 500, latency, 100)
+    return None if latency is None else Reading(now, 0.99, latency, 500, latency, latency, 100)
 
 
 def play(sequence: list[float | None], state: State | None = None) -> list[Share]:
