@@ -724,7 +724,8 @@ void model_free(struct model *model)
 
 		for (struct context *context = device->contexts, *next; context; context = next) {
 			next = context->next;
-			context_end(context);
+			if (context->owner) /* else it has ended, and its last groups still run */
+				context_end(context);
 		}
 		while (device->item_count)
 			model_step(model, NEVER);
