@@ -288,7 +288,7 @@ static void write_summary(const struct options *options, const struct progress *
 {
 	double elapsed_s = (double)(clock_now_ns() - progress->started_ns) / 1e9;
 
-	fprintf(file, "{\"program\": \"offline\", \"steps\": %lu, \"kernels\": %lu, \"elapsed_seconds\": %.6f,\n",
+	fprintf(file, "{\"program\": \"offline\", \"steps\": %lu, \"kernels\": %lu, \"elapsed_seconds\": %.9f,\n",
 		progress->steps, progress->kernels, elapsed_s);
 	fprintf(file, " \"kernels_per_second\": %.6f, \"gpu_seconds_requested\": %.6f,\n",
 		(double)progress->kernels / elapsed_s, progress->gpu_seconds_requested);

@@ -242,7 +242,7 @@ static void write_summary(struct service *service, const struct outcome *outcome
 	double elapsed_s = (double)outcome->elapsed_ns / 1e9;
 
 	pthread_mutex_lock(&service->lock); /* HTTP requests may still come in */
-	fprintf(file, "{\"program\": \"online\", \"requests\": %zu, \"unserved\": %lu, \"elapsed_seconds\": %.6f,\n",
+	fprintf(file, "{\"program\": \"online\", \"requests\": %zu, \"unserved\": %lu, \"elapsed_seconds\": %.9f,\n",
 		service->latency.count, outcome->unserved, elapsed_s);
 	fprintf(file, " \"busy_ratio\": %.6f, \"started_monotonic_ns\": %lu,\n", service->busy.sum_s / elapsed_s,
 		service->started_ns);
