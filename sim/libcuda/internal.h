@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * What the files of the client library share. Exports are real functions with addresses of their own that call only
+ * hidden functions: probes on them must see each call of a program exactly once.
+ */
+#pragma once
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "protocol.h"
+
+#pragma GCC visibility push(default)
+#include "cuda.h"
+#pragma GCC visibility pop
+
+/* no_icf: two exports with equal bodies must stay two addresses. */
+#define API __attribute__((visibility("default"), noinline, no_icf)) CUresult
+/* A function and its per-thread-default-stream twin. */
+#define API2(plain, twin, parameters, call)                                                                              \
+	API plain parameters                                                                                             \
+	{                                                                                                                \
+		return call;                                                                                             \
+	}                                                                                                                \
+	API twin parameters;                                                                                             \
+	API twin parameters                                                                                              \
+	{                                                                                                                \
+		return call;                                                                                             \
+	}
+
+#define MAGIC_STREAM 0x5354524du
+#define MAGIC_MODULE 0x4d4f444cu
+#define MAGIC_FUNCTION 0x46554e43u
+#define MAGIC_EVENT 0x45564e54u
+#define MAGIC_GRAPH 0x47525048u
+#define MAGIC_EXEC 0x45584543u
+#define MAGIC_CONTEXT 0x43545854u
+
+/* ---- connection.c ---- */
+
+struct connection {
+	int socket, doorbell;
+	struct shared *shared;
+	struct welcome welcome;
+	int devices; /* visible */
+	uint32_t visible[MAX_DEVICES]; /* ordinal → the server's index */
+};
+extern struct connection connection;
+
+CUresult connection_open(void);
+/* CUDA_SUCCESS while calls can work: initialised, not a fork()ed child, the server lives. */
+CUresult ready(void);
+CUresult ready_ordinal(CUdevice device);
+const struct device_facts *facts_of(CUdevice device);
+/* Asks the socket whether the server hung up; at most every 100 ms unless `now`. */
+bool connection_alive(bool now);
+
+/* ---- ring.c ---- */
+
+/* A point in the work of a stream that stays meaningful when the stream is gone and its number used again. */
+struct point {
+	uint32_t stream;
+	uint64_t generation, sequence;
+};
+
+uint64_t clock_ns(void);
+CUresult ring_request(uint32_t kind, uint32_t device, uint64_t a, uint64_t values[2]);
+/* Appends an operation to the stream, after the waits that the legacy NULL stream's rules ask for. */
+CUresult ring_operation(struct CUstream_st *stream, uint32_t kind, const uint64_t arguments[4], struct point *at);
+CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority, struct CUstream_st **stream);
+/* The number comes back into use when the stream is drained. Frees the handle. */
+void ring_stream_end(struct CUstream_st *stream);
+/* Drains and ends all streams of the context. */
+void ring_streams_end(struct CUctx_st *context);
+struct point ring_last(struct CUstream_st *stream);
+size_t ring_points(struct CUctx_st *context, struct point *points, size_t room);
+bool point_reached(struct point point);
+CUresult point_wait(struct point point);
+CUresult point_query(struct point point);
+
+/* ---- context.c ---- */
+
+struct CUctx_st {
+	uint32_t magic;
+	_Atomic bool alive;
+	int ordinal;
+	uint32_t device; /* the server's index */
+	struct CUstream_st *null;
+	struct CUstream_st *streams; /* all, the NULL stream too; ring lock */
+};
+
+CUresult context_current(struct CUctx_st **context);
+
+/* ---- stream.c ---- */
+
+struct CUstream_st {
+	uint32_t magic, number;
+	uint64_t generation, sequence;
+	struct CUctx_st *context;
+	struct CUstream_st *next;
+	unsigned flags;
+	uint64_t waits_for_null; /* sequence of the NULL stream that this one waits for already */
+	uint64_t null_waits_for; /* sequence of this one that the NULL stream waits for already */
+	struct CUgraph_st *capture;
+};
+
+/* NULL and the special handles stand for the NULL stream of the current context. */
+CUresult stream_resolve(CUstream handle, struct CUstream_st **stream);
+/* The same for work that a capture cannot take. */
+CUresult stream_for_work(CUstream handle, struct CUstream_st **stream);
+
+/* ---- launch.c, host functions ---- */
+
+CUresult host_wait(uint32_t stream);
+bool host_pending(uint32_t stream);
+
+/* ---- module.c ---- */
+
+struct CUfunc_st {
+	uint32_t magic;
+	bool timed; /* its first parameter is its duration */
+	char *name;
+	struct CUfunc_st *next;
+};
+
+struct kernel {
+	uint64_t blocks, threads, block_ns;
+};
+
+CUresult function_check(CUfunction function);
+
+/* ---- launch.c ---- */
+
+CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *node, struct kernel *kernel);
+CUresult kernels_submit(struct CUstream_st *stream, const struct kernel *kernels, size_t count);
+
+/* ---- graph.c ---- */
+
+CUresult graph_new(CUgraph *graph);
+CUresult graph_append(CUgraph graph, const struct kernel *kernel, CUgraphNode *node);
+void graph_free(CUgraph graph);
+
+/* ---- memory.c ---- */
+
+bool is_device_address(uint64_t address);
+void memory_forget(struct CUctx_st *context);

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+#include "internal.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define UNTIMED_BLOCK_NS 1000
+#define MAX_GRID_X 0x7fffffffu
+#define MAX_GRID_YZ 65535u
+#define MAX_BLOCK 1024u
+#define MAX_BLOCK_Z 64u
+
+/* ---- kernels ---- */
+
+static const void *first_parameter(void **params, void **extra)
+{
+	if (params)
+		return params[0];
+	for (; extra && extra[0] != CU_LAUNCH_PARAM_END; extra += 2)
+		if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+			return extra[1];
+	return NULL;
+}
+
+CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *p, struct kernel *kernel)
+{
+	CUfunction function = p->func ? p->func : (CUfunction)p->kern;
+	CUresult result = function_check(function);
+	const void *duration;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!p->gridDimX || !p->gridDimY || !p->gridDimZ || p->gridDimX > MAX_GRID_X || p->gridDimY > MAX_GRID_YZ ||
+	    p->gridDimZ > MAX_GRID_YZ || !p->blockDimX || !p->blockDimY || !p->blockDimZ || p->blockDimX > MAX_BLOCK ||
+	    p->blockDimY > MAX_BLOCK || p->blockDimZ > MAX_BLOCK_Z)
+		return CUDA_ERROR_INVALID_VALUE;
+	kernel->blocks = (uint64_t)p->gridDimX * p->gridDimY * p->gridDimZ;
+	kernel->threads = (uint64_t)p->blockDimX * p->blockDimY * p->blockDimZ;
+	kernel->block_ns = UNTIMED_BLOCK_NS;
+	if (kernel->threads > MAX_BLOCK)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!function->timed)
+		return CUDA_SUCCESS;
+	duration = first_parameter(p->kernelParams, p->extra);
+	if (!duration)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(&kernel->block_ns, duration, sizeof(kernel->block_ns));
+	if (!kernel->block_ns)
+		kernel->block_ns = 1;
+	return CUDA_SUCCESS;
+}
+
+CUresult kernels_submit(struct CUstream_st *stream, const struct kernel *kernels, size_t count)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		const struct kernel *k = &kernels[i];
+
+		result = ring_operation(stream, CMD_KERNEL, (uint64_t[4]){k->blocks, k->threads, k->block_ns, i == 0}, NULL);
+	}
+	return result;
+}
+
+static CUresult launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	struct CUstream_st *stream;
+	struct kernel kernel;
+	CUresult result = stream_resolve(handle, &stream);
+
+	if (result == CUDA_SUCCESS)
+		result = kernel_of(params, &kernel);
+	if (result != CUDA_SUCCESS)
+		return result;
+	return stream->capture ? graph_append(stream->capture, &kernel, NULL) : kernels_submit(stream, &kernel, 1);
+}
+
+static CUresult launch_config(const CUlaunchConfig *c, CUfunction f, void **params, void **extra)
+{
+	CUDA_KERNEL_NODE_PARAMS node;
+
+	if (!c)
+		return CUDA_ERROR_INVALID_VALUE;
+	node = (CUDA_KERNEL_NODE_PARAMS){f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+					 c->sharedMemBytes, params, extra, NULL, NULL};
+	return launch(c->hStream, &node);
+}
+
+#define NODE(params, extra) (&(CUDA_KERNEL_NODE_PARAMS){f, gx, gy, gz, bx, by, bz, shared_bytes, params, extra, NULL, NULL})
+
+API2(cuLaunchKernel, cuLaunchKernel_ptsz,
+     (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
+      CUstream stream, void **params, void **extra),
+     launch(stream, NODE(params, extra)))
+API2(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz,
+     (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
+      CUstream stream, void **params),
+     launch(stream, NODE(params, NULL)))
+API2(cuLaunchKernelEx, cuLaunchKernelEx_ptsz,
+     (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), launch_config(config, f, params, extra))
+
+/* ---- host functions: one thread calls them in the order of submission ---- */
+
+struct host_call {
+	struct point after;
+	CUhostFn function;
+	void *argument;
+	struct host_call *next;
+};
+
+static pthread_mutex_t host_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t host_changed = PTHREAD_COND_INITIALIZER;
+static struct host_call *host_first, **host_end = &host_first;
+static bool host_thread_runs;
+static uint64_t host_asked[MAX_STREAMS], host_done[MAX_STREAMS];
+
+static void *call_host_functions(void *unused)
+{
+	pthread_mutex_lock(&host_lock);
+	for (;;) {
+		struct host_call *call = host_first;
+		CUresult result;
+
+		if (!call) {
+			pthread_cond_wait(&host_changed, &host_lock);
+			continue;
+		}
+		host_first = call->next;
+		if (!host_first)
+			host_end = &host_first;
+		pthread_mutex_unlock(&host_lock);
+		result = point_wait(call->after);
+		if (result == CUDA_SUCCESS) /* as the real driver: not called after an error of the context */
+			call->function(call->argument);
+		pthread_mutex_lock(&host_lock);
+		host_done[call->after.stream]++;
+		pthread_cond_broadcast(&host_changed);
+		free(call);
+	}
+	return unused;
+}
+
+/* With host_lock. The program's signals are not for this thread. */
+static bool host_thread_start(void)
+{
+	pthread_t thread;
+	sigset_t all, before;
+
+	if (host_thread_runs)
+		return true;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	host_thread_runs = pthread_create(&thread, NULL, call_host_functions, NULL) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (host_thread_runs)
+		pthread_detach(thread);
+	return host_thread_runs;
+}
+
+bool host_pending(uint32_t stream)
+{
+	bool pending;
+
+	pthread_mutex_lock(&host_lock);
+	pending = host_done[stream] < host_asked[stream];
+	pthread_mutex_unlock(&host_lock);
+	return pending;
+}
+
+CUresult host_wait(uint32_t stream)
+{
+	uint64_t wanted;
+
+	pthread_mutex_lock(&host_lock);
+	wanted = host_asked[stream];
+	while (host_done[stream] < wanted)
+		pthread_cond_wait(&host_changed, &host_lock);
+	pthread_mutex_unlock(&host_lock);
+	return CUDA_SUCCESS;
+}
+
+API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
+{
+	struct CUstream_st *stream;
+	struct host_call *call;
+	CUresult result = stream_for_work(handle, &stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!function)
+		return CUDA_ERROR_INVALID_VALUE;
+	call = malloc(sizeof(*call));
+	if (!call)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*call = (struct host_call){ring_last(stream), function, argument, NULL};
+	pthread_mutex_lock(&host_lock);
+	if (host_thread_start()) {
+		*host_end = call;
+		host_end = &call->next;
+		host_asked[call->after.stream]++;
+		pthread_cond_broadcast(&host_changed);
+	} else {
+		free(call);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	pthread_mutex_unlock(&host_lock);
+	return result;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+#include "internal.h"
+
+CUresult stream_resolve(CUstream handle, struct CUstream_st **stream)
+{
+	struct CUctx_st *context;
+	CUresult result = context_current(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
+		*stream = context->null;
+	else if (handle->magic == MAGIC_STREAM)
+		*stream = handle;
+	else
+		return CUDA_ERROR_INVALID_HANDLE;
+	return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult stream_for_work(CUstream handle, struct CUstream_st **stream)
+{
+	CUresult result = stream_resolve(handle, stream);
+
+	if (result == CUDA_SUCCESS && (*stream)->capture)
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return result;
+}
+
+static CUresult create(CUstream *stream, unsigned flags, int priority)
+{
+	struct CUctx_st *context;
+	CUresult result = context_current(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!stream || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+		return CUDA_ERROR_INVALID_VALUE;
+	return ring_stream_new(context, flags, priority < -5 ? -5 : priority > 0 ? 0 : priority, stream);
+}
+
+API cuStreamCreate(CUstream *stream, unsigned flags)
+{
+	return create(stream, flags, 0);
+}
+
+API cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+	return create(stream, flags, priority);
+}
+
+API cuStreamDestroy(CUstream handle)
+{
+	struct CUstream_st *stream;
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD || handle->magic != MAGIC_STREAM ||
+	    handle == handle->context->null)
+		return CUDA_ERROR_INVALID_HANDLE;
+	stream = handle;
+	if (stream->capture)
+		graph_free(stream->capture);
+	ring_stream_end(stream);
+	return CUDA_SUCCESS;
+}
+
+static CUresult synchronize(CUstream handle)
+{
+	struct CUstream_st *stream;
+	CUresult result = stream_for_work(handle, &stream);
+	uint32_t number;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	number = stream->number;
+	result = point_wait(ring_last(stream));
+	return result == CUDA_SUCCESS ? host_wait(number) : result;
+}
+
+static CUresult query(CUstream handle)
+{
+	struct CUstream_st *stream;
+	CUresult result = stream_for_work(handle, &stream);
+
+	if (result == CUDA_SUCCESS)
+		result = point_query(ring_last(stream));
+	return result == CUDA_SUCCESS && host_pending(stream->number) ? CUDA_ERROR_NOT_READY : result;
+}
+
+API2(cuStreamSynchronize, cuStreamSynchronize_ptsz, (CUstream stream), synchronize(stream))
+API2(cuStreamQuery, cuStreamQuery_ptsz, (CUstream stream), query(stream))
+
+API cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode)
+{
+	struct CUstream_st *stream;
+	CUresult result = stream_for_work(handle, &stream);
+
+	(void)mode;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (stream == stream->context->null)
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return graph_new(&stream->capture);
+}
+
+API cuStreamEndCapture(CUstream handle, CUgraph *graph)
+{
+	struct CUstream_st *stream;
+	CUresult result = stream_resolve(handle, &stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!graph || !stream->capture)
+		return CUDA_ERROR_INVALID_VALUE;
+	*graph = stream->capture;
+	stream->capture = NULL;
+	return CUDA_SUCCESS;
+}
