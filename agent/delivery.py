@@ -18,13 +18,19 @@ from agent.model import ProcessId
 from agent.samples import Delivered
 
 _KEPT = 24
-_LOW_QUANTILE = 0.25  # contention only ever makes a delivery longer
+_LOW_QUANTILE = 0.25
+_ENOUGH_PACED = 5
 _LARGEST_CUT = 0.3
+
+
+def is_paced(delivery: Delivered) -> bool:
+    """Whether the process was stopped in that stretch, so that elapsed time says nothing about the work."""
+    return delivery.pauses > 0 and delivery.charged_ns > 0
 
 
 def delivered_ns(delivery: Delivered) -> float:
     """GPU time of the work in one delivery. ns; at least 0."""
-    if delivery.pauses == 0 or delivery.charged_ns == 0:
+    if not is_paced(delivery):
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns)
     waited = max(0, delivery.waited_ns - delivery.waited_busy_ns)
     if waited < delivery.queued_ns:
@@ -34,22 +40,30 @@ def delivered_ns(delivery: Delivered) -> float:
 
 @dataclass(slots=True)
 class LaunchTimes:
-    """Mean GPU time per launch of each process, as a low quantile over its last deliveries."""
+    """Mean GPU time per launch of each process, from its last deliveries.
 
-    _recent: dict[ProcessId, deque[float]] = field(default_factory=dict)
+    Contention makes an unpaced delivery longer, never shorter, so a low quantile of those; a paced one is off to both
+    sides, so the median of those, and only of them once there are enough.
+    """
+
+    _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
 
     def observe(self, delivery: Delivered) -> None:
         """Takes one delivery in."""
         if delivery.launches > 0:
             recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
-            recent.append(delivered_ns(delivery) / delivery.launches)
+            recent.append((is_paced(delivery), delivered_ns(delivery) / delivery.launches))
 
     def per_launch_ns(self, process: ProcessId) -> float | None:
         """None before the first delivery."""
         recent = self._recent.get(process)
         if not recent:
             return None
-        return sorted(recent)[int(len(recent) * _LOW_QUANTILE)]
+        paced = sorted(value for is_paced, value in recent if is_paced)
+        if len(paced) >= _ENOUGH_PACED:
+            return paced[len(paced) // 2]
+        unpaced = sorted(value for is_paced, value in recent if not is_paced) or paced
+        return unpaced[int(len(unpaced) * _LOW_QUANTILE)]
 
     def forget(self, process: ProcessId) -> None:
         """The process is gone."""

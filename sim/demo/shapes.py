@@ -17,7 +17,7 @@ ONLINE = (
     "--threads",
     "1024",
 )
-OFFLINE = ("--kernels", "60", "--kernel-us", "500", "--blocks", "132", "--threads", "1024")
+OFFLINE = ("--kernels", "120", "--kernel-us", "250", "--blocks", "132", "--threads", "1024")
 OFFLINE_PACE = ("--host-us", "3000", "--copy-bytes", "16MiB", "--memory", "12GiB")
 
 POLICY = """\
