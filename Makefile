@@ -66,6 +66,7 @@ bench-calibration: setup ## the simulated GPU's contention against published fig
 docs: $(VENV) ## generate the reference pages in docs/ (CI fails where they are stale)
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
 	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
+	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv bpf/build sim/build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

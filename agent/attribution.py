@@ -85,6 +85,16 @@ def add(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:
     )
 
 
+def grown(totals: Totals, sm_ratio: float | None, tx: float | None, rx: float | None, seconds: float) -> Totals:
+    """Running sums after a tick of these rates; what is unknown adds nothing."""
+    return replace(
+        totals,
+        sm_seconds=totals.sm_seconds + (sm_ratio or 0.0) * seconds,
+        pcie_tx_bytes=totals.pcie_tx_bytes + round((tx or 0.0) * seconds),
+        pcie_rx_bytes=totals.pcie_rx_bytes + round((rx or 0.0) * seconds),
+    )
+
+
 def sum_usage(
     parts: Iterable[Usage], container: ContainerKey, totals: Mapping[tuple[ContainerKey, DeviceUuid], Totals]
 ) -> tuple[Usage, ...]:

@@ -6,10 +6,19 @@ Invariant: what comes out moves no cursor, hides or reorders no text and can be 
 """
 
 
-def printable(name: str) -> str:
-    """The name with controls, line breaks, invisible and bidirectional marks and broken bytes written as escapes."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in name)
+def printable(text: str, longest: int | None = None) -> str:
+    """The text with controls, line breaks, invisible and bidirectional marks and broken bytes written as escapes.
+
+    With `longest`, cut to so many characters, an ellipsis being the last.
+    """
+    if longest is not None:
+        text = text[: longest + 1]
+    safe = text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+    return safe if longest is None or len(safe) <= longest else safe[: longest - 1] + "…"
 
 
 def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as surrogateescape keeps it
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.attribution import Attribution, Work, add, attribute, sum_usage
+from agent.attribution import Attribution, Work, add, attribute, grown, sum_usage
 from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.delivery import LaunchTimes
 from agent.durations import Function, SmTimes, Tick
@@ -57,6 +57,7 @@ class Pipeline:
     _sm_times: dict[DeviceUuid, SmTimes] = field(default_factory=dict)
     _totals: dict[tuple[ContainerKey, DeviceUuid], Totals] = field(default_factory=dict)
     _rest_totals: dict[DeviceUuid, Totals] = field(default_factory=dict)
+    _device_totals: dict[DeviceUuid, Totals] = field(default_factory=dict)
     _last_ns: int | None = None
 
     _exited: set[ProcessId] = field(default_factory=set)
@@ -163,6 +164,7 @@ class Pipeline:
                 by_process.setdefault(one.process, []).append(usage)
                 self._book(one, usage, seconds)
             rest.append(self._with_totals(attribution.unattributed, seconds))
+            self._count_device(attribution.reading, sum(one.launches or 0 for one in work), seconds)
         return Snapshot(
             at_ns=now_ns,
             wall_ns=wall_ns(),
@@ -180,6 +182,7 @@ class Pipeline:
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
             collectors=tuple(health),
             lost=self._lost(),
+            device_totals=dict(self._device_totals),
         )
 
     def _lost(self) -> dict[str, int]:
@@ -194,9 +197,16 @@ class Pipeline:
 
     def _with_totals(self, rest: Unattributed, seconds: float) -> Unattributed:
         before = self._rest_totals.get(rest.device, Totals())
-        totals = replace(before, sm_seconds=before.sm_seconds + (rest.sm_ratio or 0.0) * seconds)
+        totals = grown(before, rest.sm_ratio, rest.pcie_tx_bytes_per_second, rest.pcie_rx_bytes_per_second, seconds)
         self._rest_totals[rest.device] = totals
         return replace(rest, totals=totals)
+
+    def _count_device(self, reading: DeviceReading, launches: int, seconds: float) -> None:
+        device = reading.device.uuid
+        before = self._device_totals.get(device, Totals())
+        tx, rx = reading.pcie_tx_bytes_per_second, reading.pcie_rx_bytes_per_second
+        after = grown(before, reading.sm_activity_ratio, tx, rx, seconds)
+        self._device_totals[device] = replace(after, launches=before.launches + launches)
 
     def _containers(self, by_process: Mapping[ProcessId, Sequence[Usage]]) -> tuple[ContainerUsage, ...]:
         grouped: dict[ContainerKey, list[ProcessId]] = {}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from agent import proctext
 from agent.errors import GoneError, SetupError
 from agent.model import ProcessId
+from agent.names import printable
 from agent.proctext import MappedFile, Stat
 
 LONGEST_COMMAND = 256
@@ -66,7 +67,7 @@ class Procfs:
     def command(self, tgid: int) -> str:
         """The command line, printable and bounded; "[name]" where there is none (kernel threads, zombies)."""
         line = proctext.parse_command(self._read(tgid, "cmdline", _COMMAND_BYTES), LONGEST_COMMAND)
-        return line or f"[{proctext.printable(self.stat(tgid).comm, LONGEST_COMMAND - 2)}]"
+        return line or f"[{printable(self.stat(tgid).comm, LONGEST_COMMAND - 2)}]"
 
     def user(self, tgid: int) -> str:
         """The name of the real user, its number where this machine has no name for it."""

@@ -9,13 +9,13 @@ up on terminals and in logs. Lines end at "\\n" only: splitlines() would let a n
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from agent.names import printable
+
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _DELETED = " (deleted)"
-_UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, bidirectional, lone surrogates, line separators
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,6 @@ def parse_maps(text: str, wanted: Callable[[str], bool]) -> Iterator[MappedFile]
 def strip_deleted(path: str) -> tuple[str, bool]:
     """A path as the kernel writes it, and whether what it named has been removed since."""
     return path.removesuffix(_DELETED), path.endswith(_DELETED)
-
-
-def printable(text: str, longest: int) -> str:
-    """The text without what could fool a terminal, a log or a reader; cut to `longest` characters with an ellipsis."""
-    safe = "".join(_escape(char) if unicodedata.category(char) in _UNSAFE else char for char in text[: longest + 1])
-    return safe if len(safe) <= longest else safe[: longest - 1] + "…"
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as surrogateescape keeps it
-        code -= 0xDC00
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _device(text: str) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent.errors import NvmlError
 from agent.model import ProcessId
 from agent.nvml import Nvml
 from agent.samples import ProcessMemory, ProcessUtilization, Sample
@@ -31,6 +32,8 @@ class Devices:
                 yield ProcessMemory(tgid, device.uuid, used)
             for tgid, ratio in self._nvml.process_utilization(device, [tgid for tgid, _ in listed]).items():
                 yield ProcessUtilization(tgid, device.uuid, ratio)
+        if self._nvml.problem:  # after what is known of the devices: they are lost, and this is why
+            raise NvmlError(self._nvml.problem)
 
     def forget(self, process: ProcessId) -> None:
         """Keeps nothing about processes."""

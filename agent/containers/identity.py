@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from agent.containers.patterns import MONITOR, Found, container_at, pod_uid
 from agent.model import HOST, Container, ContainerKey
-from agent.proctext import printable
+from agent.names import printable
 
 POD_UID = "io.kubernetes.pod.uid"  # the label that the kubelet itself uses
 _SHORT_ID = 12

@@ -142,7 +142,7 @@ class OfflineSection(Section):
     )
     ladder: Annotated[
         list[Annotated[str, Word(vocabulary.RUNGS, also=vocabulary.PLANNED_RUNGS)]], BeforeValidator(_not_empty)
-    ] = Field(default=["pace"], description="What may be done to it, the mildest first.")
+    ] = Field(default=["gate", "pace"], description="What may be done to it, the mildest first.")
 
 
 class TuningSection(Section):
@@ -155,7 +155,8 @@ class TuningSection(Section):
         20 * MS, description="An online request that launches nothing for so long counts as over, and the gate opens."
     )
     gate_open_delay: Annotated[int, Duration("100us", "0ms", "100ms")] = Field(
-        MS // 5, description="How long the gate stays shut after the last online request, in case another follows at once."
+        MS // 5,
+        description="How long the gate stays shut after the last online request, in case another follows at once.",
     )
     pause_window: Annotated[int, Duration("10ms", "1ms", "1s")] = Field(
         10 * MS,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from agent.containers import ContainerIndex
 from agent.errors import GoneError
 from agent.model import HOST, ProcessId
+from agent.names import printable
 from agent.procfs import Procfs
-from agent.proctext import parse_command, parse_environ, parse_maps, parse_stat, parse_status_uid, printable
+from agent.proctext import parse_command, parse_environ, parse_maps, parse_stat, parse_status_uid
 
 DOCKER = "3f29c1a7" * 8
 
