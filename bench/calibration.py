@@ -99,8 +99,8 @@ def shared(node: Node, sharing: str) -> AbstractContextManager[None]:
 
 
 def measure(settings: Settings) -> Result:
-    """Every run, one after another, each sharing on a node of its own."""
-    outcomes = []
+    """Every run, one after another, each pair on a node of its own."""
+    outcomes, loads = [], [wait_until_quiet()]
     with tempfile.TemporaryDirectory(prefix="gpuwarden-calibration-") as folder:
         with simulated_node(Path(folder) / "alone") as node:
             alone_online, alone_offline = measure_alone(node, settings)
@@ -110,8 +110,9 @@ def measure(settings: Settings) -> Result:
                 with simulated_node(node_folder) as node, shared(node, sharing):
                     pair = measure_pair(node, settings, arguments, "priority" in sharing)
                 outcomes.append(Outcome(sharing, name, *pair))
+                loads.append(os.getloadavg()[0])
                 print(outcomes[-1].line(alone_online, alone_offline[name]), flush=True)
-    return Result(alone_online, alone_offline, tuple(outcomes))
+    return Result(alone_online, alone_offline, tuple(outcomes), tuple(loads))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,10 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default 1)")
     parser.add_argument("--output", type=Path, default=REPORT, help="where to write the report")
     options = parser.parse_args(arguments)
-    load = wait_until_quiet()
     result = measure(Settings(options.requests, options.seed))
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(write_report(result, options.requests, options.seed, load))
+    options.output.write_text(write_report(result, options.requests, options.seed))
     print(f"calibration: {result.verdict()}; see {options.output}")
     return 0 if result.fits() else 1
 

@@ -70,6 +70,7 @@ class Result:
     online: Any  # alone
     offline: Mapping[str, Any]  # alone, by name
     outcomes: tuple[Outcome, ...]
+    loads: tuple[float, ...]  # of the machine over a minute: before, and after each pair
 
     def mean_p99_ratio(self, sharing: str) -> float:
         """Over the offline workloads."""
@@ -92,14 +93,17 @@ class Result:
         return f"mean p99 inflation {word} a factor of {FACTOR:g} of the published rows ({where})"
 
 
-def write_report(result: Result, requests: int, seed: int, load: float) -> str:
+def write_report(result: Result, requests: int, seed: int) -> str:
     """The whole page, in Markdown."""
     parts = [_HEAD, "", f"**{result.verdict()[0].upper()}{result.verdict()[1:]}.**", "", *_table(result), ""]
     parts += ["Alone:", "", *_alone(result), ""]
     parts += ["## What was run", "", *_shapes(), ""]
     parts += [
         f"{requests} requests in each run, Poisson arrivals with seed {seed}: every run has the same ones. "
-        f"Time slice 2 ms, context switch 50 µs, 132 SMs. Load of the machine at the start: {load:.2f}.",
+        "Time slice 2 ms, context switch 50 µs, 132 SMs. "
+        "Load of the machine over a minute, before and after each pair: "
+        + ", ".join(f"{load:.2f}" for load in result.loads)
+        + ".",
         "",
         _LIMITS,
     ]
