@@ -45,7 +45,9 @@ int process_exit(void *ctx)
 	}
 	bpf_map_delete_elem(&threads, &tid);
 	bpf_map_delete_elem(&current_context, &tid);
-	if (is_leader)
+	if (is_leader) {
 		post_event(EVENT_PROCESS_EXIT, 0, &id);
+		bpf_map_delete_elem(&processes, &id);
+	}
 	return 0;
 }

@@ -33,6 +33,7 @@ _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
 ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
 STALE_HEARTBEAT_NS = 1_000_000_000
+PRUNE_NS = 5_000_000_000
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
 
 
@@ -71,6 +72,15 @@ class Handles:
             self._fds[process] = handle
         return self._fds[process]
 
+    def prune(self) -> None:
+        """Closes the handles of processes that have ended."""
+        poll = select.poll()
+        owners = {handle: process for process, handle in self._fds.items()}
+        for handle in owners:
+            poll.register(handle, select.POLLIN)
+        for handle, _ in poll.poll(0):
+            self.drop(owners[handle])
+
     def drop(self, process: ProcessId) -> None:
         """Closes the handle."""
         handle = self._fds.pop(process, None)
@@ -108,6 +118,7 @@ class Guardian:
         self._handles = Handles(Procfs())
         self._agent = os.pidfd_open(settings.agent_tgid)
         self._finished = False
+        self._prune_ns = 0
 
     def run(self) -> None:
         """Until the agent ends or says so; then everything is released."""
@@ -146,6 +157,9 @@ class Guardian:
         self._control.lease_until_ns = now + LEASE_NS
         for due in self._resumer.due(now):
             self._resume(due)
+        if now >= self._prune_ns:
+            self._prune_ns = now + PRUNE_NS
+            self._handles.prune()
 
     def _resume_all(self) -> None:
         self._ring.consume()

@@ -8,22 +8,26 @@ import logging
 from collections.abc import Iterable
 
 from agent.clock import wall_ns
-from agent.errors import WardenError
+from agent.errors import GoneError, WardenError
+from agent.model import ProcessId
+from agent.procfs import Procfs
 from enforce.entries import Entry
 from enforce.ledger import Ledger
 from enforce.model import FULL, Actuator, Level, Target
 from enforce.planner import Change
 
 _log = logging.getLogger(__name__)
+_STOPPED = "T"
 
 
 class Holds:
     """Applies changes. A hold whose ledger entry cannot be written is not made."""
 
-    def __init__(self, actuator: Actuator, ledger: Ledger) -> None:
-        self._actuator, self._ledger = actuator, ledger
+    def __init__(self, actuator: Actuator, ledger: Ledger, proc: Procfs) -> None:
+        self._actuator, self._ledger, self._proc = actuator, ledger, proc
         self._entries: dict[Target, str] = {}
         self._targets: set[Target] = set()
+        self._leaving: dict[str, ProcessId] = {}  # released, but perhaps still stopped until the guardian gets to it
         self.refused = 0
 
     def in_force(self) -> dict[Target, Level]:
@@ -33,6 +37,7 @@ class Holds:
 
     def perform(self, changes: Iterable[Change]) -> None:
         """Writes the changes, one by one; one that fails is counted and hinders no other."""
+        self._close_left()
         for change in changes:
             try:
                 self._move(change.target, change.after)
@@ -41,7 +46,7 @@ class Holds:
                 _log.warning("%s not held: %s", change.target.process, error)
 
     def release_all(self) -> None:
-        """Nobody is held any more."""
+        """Nobody is held any more. Entries stay open until the processes are seen running, or `release_all` closes them."""
         self.perform([Change(target, FULL, FULL) for target in list(self._targets)])
 
     def _move(self, target: Target, level: Level) -> None:
@@ -55,4 +60,15 @@ class Holds:
         else:
             self._targets.add(target)
         if not level.slows and target in self._entries:
-            self._ledger.done(self._entries.pop(target))
+            self._leaving[self._entries.pop(target)] = target.process
+
+    def _close_left(self) -> None:
+        for entry, process in list(self._leaving.items()):
+            try:
+                if self._proc.is_alive(process) and self._proc.stat(process.tgid).state == _STOPPED:
+                    continue
+            except GoneError:
+                pass
+            del self._leaving[entry]
+            if entry not in self._entries.values():
+                self._ledger.done(entry)

@@ -41,7 +41,10 @@ class PauseMeter:
         self._sums = {key: sums for key, sums in self._sums.items() if key in here}
         self._history = {key: points for key, points in self._history.items() if key in here}
         alive = {process for seat in here.values() for process in processes_of(seat)}
-        self._last = {process: last for process, last in self._last.items() if process in alive}
+        for process in [process for process in self._last if process not in alive]:
+            del self._last[process]
+            self._paces.delete(ProcessKey.of(process))
+            self._resumes.delete(ProcessKey.of(process))
         return {key: self._container(key, seat, now_ns) for key, seat in here.items()}
 
     def _container(self, key: ContainerKey, seat: Seat, now_ns: int) -> Paused:

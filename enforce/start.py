@@ -56,7 +56,7 @@ class Enforcement:
                 supervisor = Supervisor(self._observer.probes, self._ledger_path, self._policy.tuning)
                 supervisor.start()
                 stack.callback(supervisor.stop)
-                holds = Holds(Pace(self._observer.probes.map("rules")), ledger)
+                holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
             loop = self._loop(log, holds, supervisor)
