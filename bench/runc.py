@@ -9,10 +9,12 @@ import subprocess
 from pathlib import Path
 from typing import IO
 
+from agent.errors import SetupError
+
 _START_SECONDS = 30
 
 
-class ContainerError(Exception):
+class ContainerError(SetupError):
     """A container cannot be started; where runc refused, the message is its own."""
 
 
