@@ -21,11 +21,6 @@ static bool same_bus_id(const char *left, const char *right)
 	       sscanf(right, "%x:%x:%x.%x", &b[0], &b[1], &b[2], &b[3]) == 4 && !memcmp(a, b, sizeof(a));
 }
 
-static bool same_uuid(const char *left, const char *right)
-{
-	return !strcasecmp(left, right);
-}
-
 static nvmlReturn_t give_handle(unsigned index, nvmlDevice_t *device)
 {
 	struct device_state state;
@@ -34,24 +29,6 @@ static nvmlReturn_t give_handle(unsigned index, nvmlDevice_t *device)
 	if (state.lost)
 		return NVML_ERROR_GPU_IS_LOST;
 	*device = session_handle(index);
-	return NVML_SUCCESS;
-}
-
-static nvmlReturn_t give_text(const char *text, char *buffer, unsigned length)
-{
-	if (!buffer)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (strlen(text) >= length)
-		return NVML_ERROR_INSUFFICIENT_SIZE;
-	strcpy(buffer, text);
-	return NVML_SUCCESS;
-}
-
-static nvmlReturn_t give(unsigned value, unsigned *to)
-{
-	if (!to)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*to = value;
 	return NVML_SUCCESS;
 }
 
@@ -75,7 +52,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
 	if (!uuid || !device)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (unsigned index = 0; index < session_device_count(); index++)
-		if (same_uuid(uuid, session_facts(index)->uuid))
+		if (!strcasecmp(uuid, session_facts(index)->uuid))
 			return give_handle(index, device);
 	return NVML_ERROR_NOT_FOUND;
 }

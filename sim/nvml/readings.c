@@ -12,14 +12,6 @@ enum {
 
 static const uint64_t RECENT_US = 2000000;
 
-static nvmlReturn_t give(unsigned value, unsigned *to)
-{
-	if (!to)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*to = value;
-	return NVML_SUCCESS;
-}
-
 /* The first version counts what the driver reserves as used; the second tells it apart. */
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {

@@ -221,3 +221,21 @@ nvmlDevice_t session_handle(unsigned index)
 {
 	return &handles[index];
 }
+
+nvmlReturn_t give(unsigned value, unsigned *to)
+{
+	if (!to)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*to = value;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t give_text(const char *text, char *buffer, unsigned length)
+{
+	if (!buffer)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (strlen(text) >= length)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	strcpy(buffer, text);
+	return NVML_SUCCESS;
+}

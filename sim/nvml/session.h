@@ -33,6 +33,10 @@ const struct device_facts *session_facts(unsigned index);
 
 nvmlDevice_t session_handle(unsigned index);
 
+/* Puts a result where the caller wants it; INVALID_ARGUMENT for nowhere, INSUFFICIENT_SIZE for too little room. */
+nvmlReturn_t give(unsigned value, unsigned *to);
+nvmlReturn_t give_text(const char *text, char *buffer, unsigned length);
+
 /* Leaves the calling function with the error, if `call` is one. */
 #define TRY(call)                                                                                                      \
 	do {                                                                                                           \

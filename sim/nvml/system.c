@@ -2,7 +2,6 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /* What NVML says about itself and the driver. */
 #include <stdio.h>
-#include <string.h>
 
 #include "session.h"
 
@@ -42,25 +41,15 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 	}
 }
 
-static nvmlReturn_t copy_text(const char *text, char *buffer, unsigned length)
-{
-	if (!buffer)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (strlen(text) >= length)
-		return NVML_ERROR_INSUFFICIENT_SIZE;
-	strcpy(buffer, text);
-	return NVML_SUCCESS;
-}
-
 EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
 {
 	TRY(session_enter(__func__));
-	return copy_text(DRIVER_VERSION, version, length);
+	return give_text(DRIVER_VERSION, version, length);
 }
 
 EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
 {
-	return copy_text(NVML_VERSION, version, length);
+	return give_text(NVML_VERSION, version, length);
 }
 
 EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
