@@ -157,9 +157,10 @@ workloads; its +173 % is 2.73 here."""
 
 _LIMITS: Final = """## How to read it, and what does not match
 
-- The shapes were picked from some fifty plausible ones (in a quick model of the same rules), and the host pauses moved
-  once after a first measurement, so that the queue is stable in every run and the ratios come near the table. So this shows that the model can be as hard on an online workload as real GPUs are, with kernels that
-  could be real ones; it does not show that it predicts a given pair. The physics of the model was not adapted.
+- The shapes were picked from some fifty plausible ones (in a quick model of the same rules), and their host pauses
+  moved once after a first measurement, so that the queue is stable in every run and the ratios come near the table. So
+  this shows that the model can be as hard on an online workload as real GPUs are, with kernels that could be real ones;
+  it does not show that it predicts a given pair. The physics of the model was not adapted.
 - The published p99 alone is near 4.1 ms for a request of about 4 ms, so its arrivals hardly queue. Ours are Poisson:
   alone already includes queueing (p99 about four times p50), and the ratios here are of a queue to a queue.
 - Time-slicing: the model never pre-empts a kernel, real GPUs do at the end of a slice. Beside long kernels the model is
