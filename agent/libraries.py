@@ -39,7 +39,7 @@ class Mount:
 def parse_mounts(text: str) -> list[Mount]:
     """The lines of a mountinfo file (proc(5)); malformed ones are skipped."""
     mounts = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         head, separator, tail = line.partition(" - ")
         fields, more = head.split(), tail.split()
         if separator and len(fields) >= 5 and len(more) >= 3:

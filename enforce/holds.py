@@ -46,7 +46,7 @@ class Holds:
                 _log.warning("%s not held: %s", change.target.process, error)
 
     def release_all(self) -> None:
-        """Nobody is held any more. Entries stay open until the processes are seen running, or `release_all` closes them."""
+        """Nobody is held any more. Entries stay open until the processes are seen running or `enforce.release` ran."""
         self.perform([Change(target, FULL, FULL) for target in list(self._targets)])
 
     def _move(self, target: Target, level: Level) -> None:

@@ -27,6 +27,7 @@ HOLD_NS = 1_000_000_000  # after a step down: as long as the reading's recent pa
 GROW_EVERY_NS = 500_000_000
 QUEUE_GROWTH, QUEUE_TRIM, QUEUE_CUT = 1.10, 0.9, 0.5
 SHARE_GROWTH, SHARE_CUT = 0.05, 0.7
+MISSES_BEFORE_CUT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class State:
     hold_until_ns: int = 0
     grow_after_ns: int = 0
     last_reading_ns: int | None = None
+    misses: int = 0  # in a row, with the shortest queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Headroom:
             return self._answer(state, "too few requests to judge")
         if low > slo.target_ns:
             return self._step_down(state, now_ns, _slack(recent, slo))
+        state = replace(state, misses=0)
         if _slack(recent, slo) < SHRINK_SLACK:
             return self._trim(state, now_ns, _slack(recent, slo))
         worst = _slack(max(recent, reading.latency_ns or 0.0), slo)
@@ -88,11 +91,14 @@ class Headroom:
 
     def _step_down(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
         held = replace(state, hold_until_ns=now_ns + HOLD_NS, grow_after_ns=now_ns + 2 * HOLD_NS)
+        missed = f"target missed by {-slack:.0%}"
         if state.max_queued_ns > MIN_QUEUED_NS:
             queued = max(MIN_QUEUED_NS, state.max_queued_ns * QUEUE_CUT)
-            return self._answer(replace(held, max_queued_ns=queued), f"target missed by {-slack:.0%}: shorter queue")
+            return self._answer(replace(held, max_queued_ns=queued, misses=0), f"{missed}: shorter queue")
+        if state.misses + 1 < MISSES_BEFORE_CUT:  # a second of noise is no reason: the queue is as short as can be
+            return self._answer(replace(held, misses=state.misses + 1), f"{missed}: watching")
         ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
-        return self._answer(replace(held, ratio=ratio), f"target missed by {-slack:.0%}: smaller share")
+        return self._answer(replace(held, ratio=ratio, misses=0), f"{missed}: smaller share")
 
     def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
         queued = max(MIN_QUEUED_NS, state.max_queued_ns * QUEUE_TRIM)

@@ -118,7 +118,7 @@ def _figures(
 ) -> Figures:
     phases = {"alone": online, "uncontrolled": both, "controlled": held}
     alone = offline.kernels_per_second or float("nan")
-    counted = {tgid: count for (_, tgid), count in watch.launches.items()}
+    counted = {tgid: count for (_, tgid), count in watch.launches.items() if tgid in truth}
     return Figures(
         gpu="simulated",
         online_p99_ms={name: round(quantile_ms(settled(o.requests), 0.99), 3) for name, o in phases.items()},

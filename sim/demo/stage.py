@@ -52,7 +52,7 @@ class Stage:
             name,
             [str(BUILD / "bin" / program), *arguments],
             self.environment,
-            cgroup_path=f"/gpuwarden-demo/{name}",
+            cgroup_path=f"/gpuwarden-demo-{os.getpid()}/{name}",  # two demos do not meet
             mounts=mounts,
             output=self.folder / f"{name}.out",
             state=self.folder / "containers",
