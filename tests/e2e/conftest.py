@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One node for all tests from outside, and one agent for those that need not end it: ending one takes ten seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from bench.containers import Container
+from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, running_node
+
+_LAST = "test_the_demo.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest last."""
+    items.sort(key=lambda item: item.path.name == _LAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Containers that keep the GPU busy: an online one, offline ones that the policy names, one that it does not."""
+
+    chat: Container
+    training: tuple[Container, ...]
+    stranger: Container
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """The simulated GPU, alone."""
+    with running_node(tmp_path_factory.mktemp("node") / "n") as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def warden(node: Node) -> Iterator[Agent]:
+    """An agent that is never ended; each test gives it the policy that it needs."""
+    with node.agent(node.policy(enforce=False), run_dir="shared") as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def busy(node: Node) -> Iterator[Busy]:
+    """Work in all of them, without end."""
+    with ExitStack() as stack:
+        chat = stack.enter_context(node.container("chat", "online", ALWAYS_BUSY))
+        training = tuple(stack.enter_context(node.container(f"training-{n}", "offline", TRAINING)) for n in range(3))
+        stranger = stack.enter_context(node.container("stranger", "offline", TRAINING))
+        yield Busy(chat, training, stranger)

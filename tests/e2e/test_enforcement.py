@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The agent as a process, real containers: who is slowed, who never is, and that only `enforce: true` does it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.layout import ROLE_OFFLINE, ROLE_ONLINE
+from enforce import ledger
+from tests.e2e.conftest import Busy
+from tests.e2e.kernel_maps import pace_of, rule_of
+from tests.e2e.node import Agent, Node, guardians, state, until
+
+WATCHED_SECONDS = 1.5
+
+
+@pytest.fixture
+def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
+    """The shared agent, enforcing: both training containers are being paused."""
+    warden.reload(node.policy(enforce=True, max_pause="100ms"))
+    until(lambda: warden.pauses(node.name("training-0")) > 0, "the first pause")
+    yield warden
+    warden.reload(node.policy(enforce=False))
+
+
+@pytest.fixture
+def deciding(node: Node, warden: Agent, busy: Busy) -> Agent:
+    """The shared agent with `enforce: false`."""
+    warden.reload(node.policy(enforce=False))
+    return warden
+
+
+def states_of(tgid: int) -> set[str]:
+    """Of all threads."""
+    return {state(int(task.name)) for task in Path(f"/proc/{tgid}/task").iterdir()}
+
+
+def seen(tgids: list[int], seconds: float = WATCHED_SECONDS) -> dict[int, set[str]]:
+    """Every state that each process's threads were seen in."""
+    found: dict[int, set[str]] = {tgid: set() for tgid in tgids}
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for tgid in tgids:
+            found[tgid] |= states_of(tgid)
+        time.sleep(0.001)
+    return found
+
+
+def lines(agent: Agent, after: int = 0) -> list[dict[str, Any]]:
+    """The decisions that are whole; each must be JSON."""
+    text = agent.decisions.read_bytes()[after:]
+    return [json.loads(line) for line in text.split(b"\n")[:-1]]
+
+
+def test_with_enforce_false_it_decides_and_logs_but_touches_nobody(node: Node, deciding: Agent, busy: Busy) -> None:
+    before = deciding.decisions.stat().st_size
+    deciding.reload(node.policy(enforce=False))
+    until(lambda: lines(deciding, before), "a decision")
+    assert all(line["acted"] is False for line in lines(deciding, before))
+    pauses = deciding.pauses(node.name("training-0"))
+    tgids = [busy.chat.tgid, busy.stranger.tgid, *(one.tgid for one in busy.training)]
+    assert not any("T" in states for states in seen(tgids).values())
+    assert [rule_of(deciding.process.pid, tgid) for tgid in tgids] == [None] * 5
+    assert ledger.read(deciding.run_dir / "ledger.jsonl") == []
+    assert guardians(deciding.run_dir) == []
+    assert deciding.pauses(node.name("training-0")) == pauses
+    assert not deciding.snapshot().enforcing
+
+
+def test_the_offline_containers_are_paused_and_each_hold_is_in_the_ledger(
+    node: Node, enforcing: Agent, busy: Busy
+) -> None:
+    before = [enforcing.pauses(node.name(f"training-{n}")) for n in range(3)]
+    until(
+        lambda: all(enforcing.pauses(node.name(f"training-{n}")) > before[n] for n in range(3)),
+        "pauses of all offline containers to grow",
+    )
+    assert all("T" in states for states in seen([one.tgid for one in busy.training]).values())
+    for one in busy.training:
+        rule = rule_of(enforcing.process.pid, one.tgid)
+        assert rule is not None
+        assert rule.role == ROLE_OFFLINE
+    held = {entry.process.tgid for entry in ledger.read(enforcing.run_dir / "ledger.jsonl")}
+    assert held == {one.tgid for one in busy.training}
+    assert enforcing.snapshot().enforcing
+
+
+def test_the_online_process_is_never_stopped_nor_even_charged(node: Node, enforcing: Agent, busy: Busy) -> None:
+    assert "T" not in seen([busy.chat.tgid])[busy.chat.tgid]
+    assert pace_of(enforcing.process.pid, busy.chat.tgid) is None
+    offline = pace_of(enforcing.process.pid, busy.training[0].tgid)
+    assert offline is not None
+    assert offline.pauses > 0
+    rule = rule_of(enforcing.process.pid, busy.chat.tgid)
+    assert rule is not None
+    assert (rule.role, rule.flags) == (ROLE_ONLINE, 0)
+    stance = enforcing.stance(node.name("chat"))
+    assert stance is not None
+    assert (stance.role, stance.pauses_total) == ("online", 0)
+
+
+def test_a_container_that_the_policy_does_not_name_is_never_touched(node: Node, enforcing: Agent, busy: Busy) -> None:
+    launches = node.truth()[busy.stranger.tgid]
+    assert "T" not in seen([busy.stranger.tgid])[busy.stranger.tgid]
+    assert rule_of(enforcing.process.pid, busy.stranger.tgid) is None
+    assert pace_of(enforcing.process.pid, busy.stranger.tgid) is None
+    until(lambda: node.truth()[busy.stranger.tgid] > launches, "launches of the unnamed container")
+
+
+def test_every_decision_is_a_line_of_json_that_says_why(node: Node, warden: Agent, busy: Busy) -> None:
+    before = warden.decisions.stat().st_size
+    warden.reload(node.policy(enforce=True))
+    until(lambda: any(line["latency_ns"] for line in lines(warden, before)), "a decision with a latency")
+    taken = lines(warden, before)
+    for line in taken:
+        assert line["acted"] is True
+        assert line["reason"]
+        assert "\n" not in line["reason"]
+        assert (line["rule"], line["law"], line["target_ns"]) == ("training", "headroom", 400_000_000)
+        assert line["container"].startswith(f"runc:/gpuwarden-e2e/training-{node.token}-")
+        assert 0 < line["share_after"] <= 1
+    assert {line["container"][-1] for line in taken} == {"0", "1", "2"}
+
+
+def test_sighup_from_false_to_true_holds_and_back_to_false_releases(node: Node, deciding: Agent, busy: Busy) -> None:
+    tgids = [one.tgid for one in busy.training]
+    deciding.reload(node.policy(enforce=True, max_pause="10s"))
+    until(lambda: all(state(tgid) == "T" for tgid in tgids), "all offline processes to be stopped", step=0.001)
+    deciding.reload(node.policy(enforce=False))
+    assert not any("T" in states for states in seen(tgids).values())
+    assert [rule_of(deciding.process.pid, tgid) for tgid in (busy.chat.tgid, *tgids)] == [None] * 4
+    assert ledger.read(deciding.run_dir / "ledger.jsonl") == []
+    assert guardians(deciding.run_dir) == []
+
+
+def test_a_wrong_policy_at_sighup_keeps_the_old_one_in_force(node: Node, enforcing: Agent, busy: Busy) -> None:
+    guardian = enforcing.guardian()
+    wrong = node.policy(enforce=False).replace("law: headroom", "law: none-such")
+    said = enforcing.reload(wrong)
+    assert "the old one stays in force" in said
+    assert f"{enforcing.policy}:10: " in said
+    assert "Traceback" not in said
+    pauses = enforcing.pauses(node.name("training-0"))
+    until(lambda: enforcing.pauses(node.name("training-0")) > pauses, "pauses under the old policy")
+    assert guardians(enforcing.run_dir) == [guardian]
+    assert enforcing.snapshot().enforcing
