@@ -60,22 +60,27 @@ class Discovery:
             self._probes.ensure(path)
         return len(paths)
 
-    def look(self, now: Iterable[int] = ()) -> None:
-        """One round over all processes. `now`: tgids that certainly use a GPU."""
-        urgent, alive = set(now), set()
+    def look(self) -> None:
+        """One round over all processes that may still bring a libcuda."""
+        alive = set()
         for tgid in self._proc.tgids():
             try:
                 process = self._proc.process_id(tgid)
-                alive.add(process)
-                if process in self._done and tgid not in urgent:
-                    continue
-                self._look_at(process)
             except GoneError:
                 continue
-            except SetupError as error:
-                _log.debug("%s", error)
+            alive.add(process)
+            if process not in self._done:
+                self.look_at([process])
         self._done &= alive
         self._looks = {process: count for process, count in self._looks.items() if process in alive}
+
+    def look_at(self, processes: Iterable[ProcessId]) -> None:
+        """Attaches what these have mapped: processes of which NVML says that they use a GPU need no second look."""
+        for process in processes:
+            try:
+                self._look_at(process)
+            except (GoneError, SetupError) as error:
+                _log.debug("%s", error)
 
     def _look_at(self, process: ProcessId) -> None:
         libraries = self._proc.mapped(process.tgid, lambda name: _NAME.fullmatch(name) is not None)

@@ -28,7 +28,7 @@ from agent.samples import Collector
 from agent.watcher import Watcher
 
 _log = logging.getLogger(__name__)
-_DISCOVERY_NS = 5 * NS_PER_SECOND
+_DISCOVERY_NS = 2 * NS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ class Observer:
             due = max(due + self._settings.interval_ns, now)
             try:
                 self.pipeline.tick(now)
+                self._discovery.look_at(self.pipeline.unprobed)
                 if now - looked >= _DISCOVERY_NS:
                     looked = now
                     self._discovery.look()

@@ -52,6 +52,7 @@ class Pipeline:
     snapshot: Snapshot | None = None
     enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
     enforcing: bool = False
+    unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
     _tally: Tally = field(default_factory=Tally)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _sm_times: dict[DeviceUuid, SmTimes] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class Pipeline:
         counted = self._tally.tick(samples, self._resolver(evidence))
         parts = [self._attribute(reading, interval, evidence, counted) for reading in evidence.readings]
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
+        self.unprobed = tuple(set(evidence.by_tgid.values()) - evidence.probed)
         self._bury(evidence)
         return self.snapshot
 
