@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
+
+import psutil
 
 from agent import preflight
 from agent.discovery import Discovery, host_libraries
@@ -22,6 +24,7 @@ def examine(libcuda: Sequence[str], out: TextIO) -> int:
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
         ("probes", lambda: _probes(libcuda)),
+        ("MPS", _mps),
     )
     failed = 0
     for name, check in checks:
@@ -60,3 +63,17 @@ def _probes(libcuda: Sequence[str]) -> str:
             for library in probes.libraries()
         ]
     return "; ".join(lines) or "programs load; no library to attach to yet"
+
+
+def _mps() -> str:
+    names = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+    found = [p.info for p in psutil.process_iter(["pid", "name", "exe"]) if _is_called(p.info, names)]
+    if not found:
+        return "not running: processes share GPUs by time slices"
+    return ", ".join(f"{info['name']} (pid {info['pid']})" for info in found)
+
+
+def _is_called(info: dict[str, Any], names: Sequence[str]) -> bool:
+    """By its file where that can be read: the kernel cuts a process's name to 15 characters."""
+    exe = str(info["exe"] or "").rpartition("/")[2]
+    return any(exe == name or (not exe and name.startswith(info["name"] or "-")) for name in names)
