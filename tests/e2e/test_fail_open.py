@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Whatever dies or hangs, every workload runs on.
+
+The offline processes meet an online side that never rests, so each stop would last ten seconds: one that ends sooner
+was ended by what is tested here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from enforce import ledger
+from tests.e2e.conftest import Busy
+from tests.e2e.node import Agent, Node, guardians, is_gone, state, until
+
+PROMISED_SECONDS = 0.1
+HANG_SECONDS = 1.5  # a heartbeat goes stale after 1 s; rounds and the last heartbeat's age come on top
+AFTERWARDS_SECONDS = 1.5
+KILLS = int(
+    os.environ.get("GPUWARDEN_E2E_KILLS", "3")
+)  # each costs the ten seconds in which the kernel takes probes away
+
+
+@pytest.fixture
+def tgids(busy: Busy) -> list[int]:
+    """The offline processes, which are stopped most of the time."""
+    return [one.tgid for one in busy.training]
+
+
+@pytest.fixture
+def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
+    """The shared agent, enforcing."""
+    warden.reload(node.policy(enforce=True, max_pause="10s"))
+    yield warden
+    warden.reload(node.policy(enforce=False))
+
+
+def all_stopped(tgids: list[int]) -> bool:
+    return all(state(tgid) == "T" for tgid in tgids)
+
+
+def until_all_stopped(tgids: list[int]) -> None:
+    until(lambda: all_stopped(tgids), "all offline processes to be stopped", step=0.001)
+
+
+def stopped_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
+    """How long after `act` the last process was still seen stopped: a slow look can only make it shorter."""
+    until_all_stopped(tgids)
+    began = time.monotonic()
+    act()
+    last = began
+    while True:
+        now = time.monotonic()
+        if not any(state(tgid) == "T" for tgid in tgids):
+            return last - began
+        last = now
+        assert now - began < 30, f"still stopped after 30 s: {tgids}"
+
+
+def assert_nobody_stops(tgids: list[int]) -> None:
+    deadline = time.monotonic() + AFTERWARDS_SECONDS
+    while time.monotonic() < deadline:
+        assert not any(state(tgid) == "T" for tgid in tgids)
+        time.sleep(0.001)
+
+
+def until_launching(node: Node, tgids: list[int]) -> None:
+    before = node.truth()
+    until(lambda: all(node.truth()[tgid] > before[tgid] for tgid in tgids), "launches of all offline processes")
+
+
+def cut_the_power(agent: Agent, tgids: list[int]) -> None:
+    """Agent and guardian die at once, while processes are stopped. The guardian is held still so that it cannot act."""
+    guardian = agent.guardian()
+    until_all_stopped(tgids)
+    os.kill(guardian, signal.SIGSTOP)
+    agent.process.kill()
+    os.kill(guardian, signal.SIGKILL)
+    until(lambda: is_gone(guardian), "the guardian to be gone")
+    agent.process.wait(timeout=120)
+    assert all_stopped(tgids)
+    assert {entry.process.tgid for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == set(tgids)
+
+
+@contextmanager
+def stopped_by_somebody_else() -> Iterator[int]:
+    process = subprocess.Popen(["sleep", "3600"])
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: state(process.pid) == "T", "the bystander to be stopped")
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("time_", range(KILLS))
+def test_after_the_agent_is_killed_every_stopped_process_runs_within_100_ms(
+    time_: int, node: Node, tgids: list[int]
+) -> None:
+    with node.agent(node.policy(enforce=True, max_pause="10s"), run_dir=f"killed-{time_}") as agent:
+        guardian = agent.guardian()
+        seconds = stopped_seconds_after(agent.process.kill, tgids)
+        print(f"released after {seconds * 1e3:.2f} ms")
+        assert_nobody_stops(tgids)
+        until(lambda: is_gone(guardian), "the guardian to end")
+        until_launching(node, tgids)
+        assert ledger.read(agent.run_dir / "ledger.jsonl") == []
+        assert seconds <= PROMISED_SECONDS
+
+
+def test_after_the_guardian_is_killed_everybody_runs_and_a_new_one_goes_on(
+    node: Node, enforcing: Agent, tgids: list[int]
+) -> None:
+    guardian = enforcing.guardian()
+    stopped_seconds_after(lambda: os.kill(guardian, signal.SIGKILL), tgids)
+    until(lambda: guardians(enforcing.run_dir), "a new guardian")
+    assert guardians(enforcing.run_dir) != [guardian]
+    until_all_stopped(tgids)
+    assert {entry.process.tgid for entry in ledger.read(enforcing.run_dir / "ledger.jsonl")} == set(tgids)
+
+
+def test_when_the_agent_hangs_everybody_runs_and_when_it_wakes_it_goes_on(
+    node: Node, enforcing: Agent, tgids: list[int]
+) -> None:
+    pauses = enforcing.pauses(node.name("training-0"))
+    try:
+        seconds = stopped_seconds_after(lambda: enforcing.process.send_signal(signal.SIGSTOP), tgids)
+        assert_nobody_stops(tgids)
+        until_launching(node, tgids)
+    finally:
+        enforcing.process.send_signal(signal.SIGCONT)
+    until_all_stopped(tgids)
+    until(lambda: enforcing.pauses(node.name("training-0")) > pauses, "pauses after waking")
+    assert {entry.process.tgid for entry in ledger.read(enforcing.run_dir / "ledger.jsonl")} == set(tgids)
+    assert seconds <= HANG_SECONDS
+
+
+def test_release_resumes_what_a_power_cut_left_stopped_and_nobody_else(node: Node, tgids: list[int]) -> None:
+    with (
+        node.agent(node.policy(enforce=True, max_pause="10s"), run_dir="cut") as agent,
+        stopped_by_somebody_else() as bystander,
+    ):
+        cut_the_power(agent, tgids)
+        done = node.run("release", "--run-dir", str(agent.run_dir))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "3 processes resumed, 3 entries looked at" in done.stdout
+        for tgid in tgids:
+            assert f"process {tgid}: resumed" in done.stdout
+        assert_nobody_stops(tgids)
+        until_launching(node, tgids)
+        assert state(bystander) == "T"
+        again = node.run("release", "--run-dir", str(agent.run_dir))
+        assert (again.returncode, again.stdout) == (0, "0 processes resumed, 0 entries looked at\n")
+
+
+def test_the_next_start_releases_what_a_power_cut_left_and_its_end_releases_everything(
+    node: Node, tgids: list[int]
+) -> None:
+    with stopped_by_somebody_else() as bystander:
+        with node.agent(node.policy(enforce=True, max_pause="10s"), run_dir="restarted") as agent:
+            cut_the_power(agent, tgids)
+        with node.agent(node.policy(enforce=False), run_dir="restarted") as agent:
+            assert "released 3 processes that an earlier agent left" in agent.log.read_text()
+            assert_nobody_stops(tgids)
+            until_launching(node, tgids)
+            agent.reload(node.policy(enforce=True, max_pause="10s"))
+            stopped_seconds_after(agent.process.terminate, tgids)
+            assert_nobody_stops(tgids)
+            assert guardians(agent.run_dir) == []
+            assert agent.process.wait(timeout=120) == 0
+            assert not agent.socket.exists()
+            assert ledger.read(agent.run_dir / "ledger.jsonl") == []
+            with socket.socket() as connection:
+                assert connection.connect_ex(("127.0.0.1", agent.port)) != 0
+        assert state(bystander) == "T"
