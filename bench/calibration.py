@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,14 +20,13 @@ from typing import Any
 
 from bench.calibration_report import PUBLISHED, Outcome, Result, write_report
 from bench.node import Node, simulated_node
+from bench.quiet import measure_undisturbed
 from bench.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE, WHISPER_LIKE
 
 REPORT = Path(__file__).parent / "results" / "calibration.md"
 OFFLINE = {"ResNet-like": RESNET_LIKE, "Whisper-like": WHISPER_LIKE}
 BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 _ALONE_SECONDS = 10.0
-_QUIET_LOAD = 0.5  # of all CPUs together; beyond that the workloads' own wake-ups are late
-_QUIET_PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +41,6 @@ class Settings:
         """Arguments of the online workload."""
         rest = ["--requests", str(self.requests), "--seconds", "1000000", "--seed", str(self.seed)]
         return [*BERT_LIKE, *BERT_RATE, *rest]
-
-
-def wait_until_quiet() -> float:
-    """The machine's load now, once it is low enough to measure or patience has run out."""
-    deadline = time.monotonic() + _QUIET_PATIENCE_SECONDS
-    while (load := os.getloadavg()[0]) > _QUIET_LOAD and time.monotonic() < deadline:
-        time.sleep(5)
-    return load
 
 
 @contextmanager
@@ -98,21 +87,29 @@ def shared(node: Node, sharing: str) -> AbstractContextManager[None]:
     return node.mps_daemon() if sharing.startswith("MPS") else nullcontext()
 
 
+def measure_sharing(folder: Path, settings: Settings, sharing: str, name: str) -> Outcome:
+    """One pair on a node of its own."""
+
+    def measure_once() -> tuple[Any, Any]:
+        own = Path(tempfile.mkdtemp(dir=folder))
+        with simulated_node(own) as node, shared(node, sharing):
+            return measure_pair(node, settings, OFFLINE[name], "priority" in sharing)
+
+    (online, offline), pressure = measure_undisturbed(measure_once)
+    return Outcome(sharing, name, online, offline, pressure)
+
+
 def measure(settings: Settings) -> Result:
-    """Every run, one after another, each pair on a node of its own."""
-    outcomes, loads = [], [wait_until_quiet()]
+    """Every run, one after another."""
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="gpuwarden-calibration-") as folder:
         with simulated_node(Path(folder) / "alone") as node:
-            alone_online, alone_offline = measure_alone(node, settings)
+            (online, offline), pressure = measure_undisturbed(lambda: measure_alone(node, settings))
         for sharing in PUBLISHED:
-            for name, arguments in OFFLINE.items():
-                node_folder = Path(folder) / f"{sharing}-{name}".replace(" ", "")
-                with simulated_node(node_folder) as node, shared(node, sharing):
-                    pair = measure_pair(node, settings, arguments, "priority" in sharing)
-                outcomes.append(Outcome(sharing, name, *pair))
-                loads.append(os.getloadavg()[0])
-                print(outcomes[-1].line(alone_online, alone_offline[name]), flush=True)
-    return Result(alone_online, alone_offline, tuple(outcomes), tuple(loads))
+            for name in OFFLINE:
+                outcomes.append(measure_sharing(Path(folder), settings, sharing, name))
+                print(outcomes[-1].line(online, offline[name]), flush=True)
+    return Result(online, offline, tuple(outcomes), pressure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

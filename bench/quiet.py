@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Whether anything else on the machine was in the way of a measurement: the share of time in which a runnable task had
+to wait for a CPU (PSI). The yardstick knows nothing of what was measured, so repeating by it favours no result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+QUIET_RATIO: Final = 0.10
+_SAMPLE_SECONDS: Final = 2.0
+_PATIENCE_SECONDS: Final = 120.0
+_TRIES: Final = 3
+
+
+def waited_us() -> int | None:
+    """How long tasks have waited for a CPU since boot; None where the kernel does not count it."""
+    try:
+        text = Path("/proc/pressure/cpu").read_text()
+    except OSError:
+        return None
+    return int(text.partition("total=")[2].split()[0])
+
+
+def timed(action: Callable[[], T]) -> tuple[T, float | None]:
+    """What it returns, and the share of its time in which somebody waited for a CPU."""
+    begun, before = time.monotonic(), waited_us()
+    result = action()
+    after = waited_us()
+    if before is None or after is None:
+        return result, None
+    return result, (after - before) / 1e6 / (time.monotonic() - begun)
+
+
+def wait_until_quiet() -> None:
+    """Return once the machine is quiet, or patience has run out."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        _, pressure = timed(lambda: time.sleep(_SAMPLE_SECONDS))
+        if pressure is None or pressure <= QUIET_RATIO / 2:
+            return
+
+
+def measure_undisturbed(action: Callable[[], T]) -> tuple[T, float | None]:
+    """The first result of at most three that nothing disturbed, else the least disturbed; and its pressure."""
+    results: list[tuple[T, float | None]] = []
+    for _ in range(_TRIES):
+        wait_until_quiet()
+        results.append(timed(action))
+        pressure = results[-1][1]
+        if pressure is None or pressure <= QUIET_RATIO:
+            return results[-1]
+    return min(results, key=lambda result: result[1] or 0.0)
