@@ -58,7 +58,7 @@ def _probes(libcuda: Sequence[str]) -> str:
     with Probes(preflight.bpf_object(), proc) as probes:
         Discovery(probes, proc).attach_host(libcuda)
         lines = [
-            f"{library.path}: {len(library.links)} symbols attached, {len(library.absent)} not in this library"
+            f"{library.path}: {len(library.attached)} symbols attached, {len(library.absent)} not in this library"
             + "".join(f"; {name} failed: {why}" for name, why in library.failed.items())
             for library in probes.libraries()
         ]

@@ -13,7 +13,7 @@ import ctypes as c
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,10 @@ PRINT_DEBUG = 2
 _PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 _SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _BATCH = 4096
+_UPROBE_MULTI = 48  # enum bpf_attach_type
+_MULTI_RETURN = 1
+_LINK_CREATE = 28  # enum bpf_cmd
+_BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine, 0)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "libbpf_set_print": (c.c_void_p, [_PRINT]),
@@ -36,6 +40,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_map__fd": (c.c_int, [c.c_void_p]),
     "bpf_map__max_entries": (c.c_uint32, [c.c_void_p]),
     "bpf_map__set_max_entries": (c.c_int, [c.c_void_p, c.c_uint32]),
+    "bpf_program__fd": (c.c_int, [c.c_void_p]),
+    "bpf_program__set_expected_attach_type": (c.c_int, [c.c_void_p, c.c_int]),
     "bpf_program__attach_uprobe_opts": (c.c_void_p, [c.c_void_p, c.c_int, c.c_char_p, c.c_size_t, c.c_void_p]),
     "bpf_program__attach": (c.c_void_p, [c.c_void_p]),
     "bpf_link__destroy": (c.c_int, [c.c_void_p]),
@@ -65,6 +71,25 @@ class _UprobeOptions(c.Structure):
         ("bpf_cookie", c.c_uint64),
         ("retprobe", c.c_bool),
         ("func_name", c.c_char_p),
+    ]
+
+
+class _UprobeMultiLink(c.Structure):
+    """The part of union bpf_attr that BPF_LINK_CREATE reads for uprobe_multi (Linux 6.6, commit 89ae89f53d20)."""
+
+    _fields_ = [
+        ("prog_fd", c.c_uint32),
+        ("target_fd", c.c_uint32),
+        ("attach_type", c.c_uint32),
+        ("flags", c.c_uint32),
+        ("path", c.c_uint64),
+        ("offsets", c.c_uint64),
+        ("ref_ctr_offsets", c.c_uint64),
+        ("cookies", c.c_uint64),
+        ("count", c.c_uint32),
+        ("multi_flags", c.c_uint32),
+        ("pid", c.c_uint32),
+        ("_pad", c.c_uint32),
     ]
 
 
@@ -181,10 +206,15 @@ class RingBuffer:
 
 
 class BpfObject:
-    """A loaded CO-RE object. A context manager: leaving it detaches every link and frees every map."""
+    """A loaded CO-RE object. A context manager: leaving it detaches every link and frees every map.
 
-    def __init__(self, path: Path, *, max_entries: dict[str, int] | None = None) -> None:
+    With `multi` the named programs are loaded for uprobe_multi links, one of which holds any number of probes: taking
+    probes away costs a grace period per link, so a hundred single ones take seconds. ProbeError before Linux 6.6.
+    """
+
+    def __init__(self, path: Path, *, max_entries: dict[str, int] | None = None, multi: Collection[str] = ()) -> None:
         self.lib = Library()
+        self._multi = bool(multi)
         if not path.is_file():
             raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
         self._object = self.lib.bpf_object__open_file(os.fsencode(path), None)
@@ -192,7 +222,10 @@ class BpfObject:
             raise ProbeError(f"{path} is not a BPF object that libbpf can open: rebuild it with `make bpf`")
         for name, entries in (max_entries or {}).items():
             self.lib.bpf_map__set_max_entries(self._map(name), entries)
+        for program in multi:
+            self.lib.bpf_program__set_expected_attach_type(self._program(program), _UPROBE_MULTI)
         self._links: set[int] = set()
+        self._link_fds: set[int] = set()
         if self.lib.bpf_object__load(self._object):
             raise self._load_error(c.get_errno())
 
@@ -233,6 +266,34 @@ class BpfObject:
         """Attaches a program where its section name says. Returns a link for `detach`."""
         return self._link(self.lib.bpf_program__attach(self._program(program)), program)
 
+    def attach_uprobes(self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool) -> None:
+        """Attaches to several (file offset, cookie) of `path`, for every process that maps it. All of them or none."""
+        if not self._multi:
+            links: list[int] = []
+            try:
+                links.extend(self.attach_uprobe(program, path, *probe, at_return=at_return) for probe in probes)
+            except ProbeError:
+                for link in links:
+                    self.detach(link)
+                raise
+            return
+        offsets = (c.c_uint64 * len(probes))(*(offset for offset, _ in probes))
+        cookies = (c.c_uint64 * len(probes))(*(cookie for _, cookie in probes))
+        name = c.create_string_buffer(os.fsencode(path))
+        request = _UprobeMultiLink(
+            prog_fd=self.lib.bpf_program__fd(self._program(program)),
+            attach_type=_UPROBE_MULTI,
+            path=c.addressof(name),
+            offsets=c.addressof(offsets),
+            cookies=c.addressof(cookies),
+            count=len(probes),
+            multi_flags=_MULTI_RETURN if at_return else 0,
+        )
+        fd = c.CDLL(None, use_errno=True).syscall(_BPF_SYSCALL, _LINK_CREATE, c.byref(request), c.sizeof(request))
+        if fd < 0:
+            raise ProbeError(f"cannot attach {program} at {len(probes)} places: {os.strerror(c.get_errno())}")
+        self._link_fds.add(fd)
+
     def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, at_return: bool) -> int:
         """Attaches to a file offset of `path`, for every process that maps the file, past and future."""
         options = _UprobeOptions(sz=c.sizeof(_UprobeOptions), bpf_cookie=cookie, retprobe=at_return)
@@ -256,6 +317,8 @@ class BpfObject:
         """Detaches everything and frees the maps that nobody else holds."""
         for link in list(self._links):
             self.detach(link)
+        while self._link_fds:
+            os.close(self._link_fds.pop())
         if self._object:
             self.lib.bpf_object__close(self._object)
             self._object = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,17 +29,17 @@ _MOST_LIBRARIES = 1023  # entries of the map `retired`; number 0 is not used
 
 @dataclass(slots=True)
 class AttachedLibrary:
-    """One file: symbol → its links, or why there are none."""
+    """One file: which symbols are attached, which it does not have, and why others failed."""
 
     number: int
     path: str
-    links: dict[str, list[int]] = field(default_factory=dict)
+    attached: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     def status(self) -> ProbeStatus:
         """The counts that are exported."""
-        return ProbeStatus(self.path, len(self.links), len(self.absent), len(self.failed))
+        return ProbeStatus(self.path, len(self.attached), len(self.absent), len(self.failed))
 
 
 class Probes:
@@ -47,7 +47,7 @@ class Probes:
 
     def __init__(self, object_path: Path, proc: Procfs) -> None:
         self._proc = proc
-        self.bpf = BpfObject(object_path)
+        self.bpf = _load(object_path)
         layout.check(self.bpf)
         self._maps: dict[str, Map] = {}
         self._libraries: dict[FileId, AttachedLibrary] = {}
@@ -83,30 +83,40 @@ class Probes:
             library.failed["*"] = str(error)
             _log.warning("%s: %s", path, error)
             return library
-        taken: set[int] = set()
+        wanted: dict[int, Symbol] = {}  # two names of one function are one probe
         for symbol in SYMBOLS:
             offset = offsets.get(symbol.name)
             if offset is None:
                 library.absent.append(symbol.name)
-            elif offset not in taken:  # two names of one function are one probe
-                taken.add(offset)
-                self._attach_symbol(library, open_path, symbol, offset)
-        _log.info("attached %d symbols of %s", len(library.links), path)
+            else:
+                wanted.setdefault(offset, symbol)
+        self._attach_all(library, open_path, wanted)
+        _log.info("attached %d symbols of %s", len(library.attached), path)
         return library
 
-    def _attach_symbol(self, library: AttachedLibrary, path: str, symbol: Symbol, offset: int) -> None:
-        entry, at_return = PROGRAMS[symbol.role]
-        cookie, links = symbol.cookie(library.number), []
+    def _attach_all(self, library: AttachedLibrary, path: str, wanted: Mapping[int, Symbol]) -> None:
+        """Returns first: an entry whose return is not watched would be waited for."""
+        for at_return in (True, False):
+            for program, symbols in _by_program(wanted, at_return).items():
+                self._attach_program(library, path, program, symbols, at_return=at_return)
+        library.attached = [symbol.name for symbol in wanted.values() if symbol.name not in library.failed]
+
+    def _attach_program(
+        self, library: AttachedLibrary, path: str, program: str, symbols: Mapping[int, Symbol], *, at_return: bool
+    ) -> None:
+        """All at once; where that is refused, one by one, to learn which it is."""
+        probes = [(offset, symbol.cookie(library.number)) for offset, symbol in symbols.items()]
         try:
-            if at_return:  # first the return: an entry without one would wait for it
-                links.append(self.bpf.attach_uprobe(at_return, path, offset, cookie, at_return=True))
-            links.append(self.bpf.attach_uprobe(entry, path, offset, cookie, at_return=False))
-            library.links[symbol.name] = links
+            self.bpf.attach_uprobes(program, path, probes, at_return=at_return)
+            return
         except ProbeError as error:
-            for link in links:
-                self.bpf.detach(link)
-            library.failed[symbol.name] = str(error)
-            _log.warning("%s", error)
+            _log.debug("%s: one by one then", error)
+        for (offset, cookie), symbol in zip(probes, symbols.values(), strict=True):
+            try:
+                self.bpf.attach_uprobes(program, path, [(offset, cookie)], at_return=at_return)
+            except ProbeError as error:
+                library.failed[symbol.name] = str(error)
+                _log.warning("%s of %s: %s", symbol.name, library.path, error)
 
     def libraries(self) -> tuple[AttachedLibrary, ...]:
         """All files seen so far."""
@@ -127,3 +137,22 @@ class Probes:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _load(path: Path) -> BpfObject:
+    """For uprobe_multi where the kernel has it (Linux ≥ 6.6), else for single uprobes."""
+    programs = {program for pair in PROGRAMS.values() for program in pair if program}
+    try:
+        return BpfObject(path, multi=programs)
+    except ProbeError as error:
+        _log.info("no uprobe_multi here, so probes are taken away more slowly: %s", error)
+        return BpfObject(path)
+
+
+def _by_program(wanted: Mapping[int, Symbol], at_return: bool) -> dict[str, dict[int, Symbol]]:
+    groups: dict[str, dict[int, Symbol]] = {}
+    for offset, symbol in wanted.items():
+        program = PROGRAMS[symbol.role][1 if at_return else 0]
+        if program is not None:
+            groups.setdefault(program, {})[offset] = symbol
+    return groups
