@@ -132,17 +132,13 @@ class Rule(c.Structure):
         ("flags", U32),
         ("rate_ppm", U64),
         ("max_queued_ns", U64),
-        ("default_estimate_ns", U64),
+        ("launch_ns", U64),
         ("max_pause_ns", U64),
         ("pass_ns", U64),
         ("slots", c.c_uint8 * ORDINALS),
         ("slot_unknown", U32),
         ("_pad", U32),
     ]
-
-
-class EstimateKey(c.Structure):
-    _fields_ = [("process", ProcessKey), ("function", U64)]
 
 
 class Pace(c.Structure):
@@ -204,13 +200,11 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "latencies": (ProcessKey, Latency),
     "delivered": (ProcessKey, Deliveries),
     "rules": (ProcessKey, Rule),
-    "estimates": (EstimateKey, U64),
     "paces": (ProcessKey, Pace),
     "resumes": (ProcessKey, Resume),
     "gates": (U32, Gate),
     "controls": (U32, Control),
     "lost": (U32, U64),
-    "retired": (U32, U32),
 }
 
 _MIRRORS: dict[str, type[c.Structure]] = {
@@ -229,7 +223,6 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "delivery": Delivery,
     "deliveries": Deliveries,
     "rule": Rule,
-    "estimate_key": EstimateKey,
     "pace": Pace,
     "resume": Resume,
     "gate": Gate,

@@ -24,7 +24,7 @@ from agent.procfs import Procfs
 from agent.symbols import PROGRAMS, SYMBOLS, Symbol
 
 _log = logging.getLogger(__name__)
-_MOST_LIBRARIES = 1023  # entries of the map `retired`; number 0 is not used
+_MOST_LIBRARIES = 1023
 
 
 @dataclass(slots=True)

@@ -94,6 +94,6 @@ int launch_enter(struct pt_regs *ctx)
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
 	open_request(process, rule, slot, now);
 	if (rule && rule->role == ROLE_OFFLINE)
-		pace_launch(&id, process, rule, slot, grid.function, now);
+		pace_launch(&id, process, rule, slot, now);
 	return 0;
 }

@@ -100,8 +100,7 @@ enum call_role { CALL_ALLOC = 1, CALL_FREE, CALL_CONTEXT };
 
 struct owner_key {
 	__u64 address; /* of the probed function in the process */
-	__u32 tgid;
-	__u32 _pad;
+	struct process_id process;
 };
 
 BOUNDED_HASH(processes, struct process_id, struct process, 16384);
@@ -117,7 +116,6 @@ BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
 LRU_HASH(contexts, struct context_key, __u32, 16384);
 LRU_HASH(current_context, __u64, struct context_stack, 16384);
 BOUNDED_HASH(rules, struct process_id, struct rule, 8192);
-BOUNDED_HASH(estimates, struct estimate_key, __u64, 65536);
 BOUNDED_HASH(paces, struct process_id, struct pace, 8192);
 BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
 SHARED_ARRAY(gates, struct gate, SLOTS);
@@ -131,14 +129,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } lost SEC(".maps");
-
-/* A libbpf library slot that user space has detached: its processes may be taken over by another probe. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1024);
-	__type(key, __u32);
-	__type(value, __u32);
-} retired SEC(".maps");
 
 /* Makes clang describe the ring buffers' records, which no map names, so that user space can check them too. */
 const struct event *described_event SEC(".data.described");
@@ -213,10 +203,9 @@ static __always_inline void *find_or_add(void *map, const void *key, const void 
  */
 static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
 {
-	struct owner_key key = {.address = bpf_get_func_ip(ctx), .tgid = bpf_get_current_pid_tgid() >> 32};
+	struct owner_key key = {.address = bpf_get_func_ip(ctx), .process = this_process()};
 	__u32 library = COOKIE_LIBRARY(cookie);
 	__u32 *owner = bpf_map_lookup_elem(&owners, &key);
-	__u32 *gone;
 
 	if (!owner) {
 		bpf_map_update_elem(&owners, &key, &library, BPF_NOEXIST);
@@ -224,11 +213,6 @@ static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
 	}
 	if (*owner == library)
 		return 0;
-	gone = bpf_map_lookup_elem(&retired, owner);
-	if (gone && *gone) {
-		*owner = library;
-		return 0;
-	}
 	count_lost(LOST_DUPLICATE);
 	return 1;
 }

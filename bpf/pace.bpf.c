@@ -115,14 +115,6 @@ static __always_inline __u64 drained_queue(const struct pace *pace, const struct
 	return gone < pace->queued_ns ? pace->queued_ns - gone : 0;
 }
 
-static __always_inline __u64 estimate_of(const struct process_id *process, const struct rule *rule, __u64 function)
-{
-	struct estimate_key key = {.process = *process, .function = function};
-	__u64 *estimate = bpf_map_lookup_elem(&estimates, &key);
-
-	return estimate ? *estimate : rule->default_estimate_ns;
-}
-
 static __always_inline int may_stop(const struct process_id *id, __u64 now)
 {
 	struct control *control = get_control();
@@ -136,12 +128,12 @@ static __always_inline int may_stop(const struct process_id *id, __u64 now)
 
 /* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
 static __always_inline void pace_launch(const struct process_id *id, struct process *process, const struct rule *rule,
-					__u32 slot, __u64 function, __u64 now)
+					__u32 slot, __u64 now)
 {
 	struct pace initial = {.updated_ns = now};
 	struct pace *pace = find_or_add(&paces, id, &initial, LOST_PROCESS);
 	struct gate *gate = gate_of(slot);
-	__u64 estimate = estimate_of(id, rule, function);
+	__u64 estimate = rule->launch_ns;
 	__u64 busy = gate ? busy_total(gate, now) : 0;
 	__u64 queued;
 	__u32 reason = 0;

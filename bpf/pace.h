@@ -34,17 +34,12 @@ struct rule {
 	__u32 flags;
 	__u64 rate_ppm; /* drain rate of the virtual queue: share × 10^6 */
 	__u64 max_queued_ns;
-	__u64 default_estimate_ns; /* for functions without an estimate */
+	__u64 launch_ns; /* estimated GPU time of one launch of this process */
 	__u64 max_pause_ns; /* longest single stop; after it the process may launch for pass_ns: the floor */
 	__u64 pass_ns;
 	__u8 slots[ORDINALS]; /* ordinal → slot of the device, SLOT_NONE where there is none */
 	__u32 slot_unknown; /* for launches whose ordinal is unknown */
 	__u32 _pad;
-};
-
-struct estimate_key {
-	struct process_id process;
-	__u64 function;
 };
 
 /* Written by the probes, one per offline process. */

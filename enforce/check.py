@@ -11,7 +11,7 @@ import os
 from typing import TextIO
 
 from agent.errors import PolicyError
-from enforce.policy import schema, vocabulary
+from enforce.policy import vocabulary
 from enforce.policy.load import load, permission_problem
 from enforce.policy.model import OfflineRule, Policy
 
@@ -61,8 +61,6 @@ def warnings(policy: Policy) -> list[str]:
             )
         if rule.match in policy.protect:
             found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")
-    if policy.tuning.pause_window_ns != schema.TuningSection.model_fields["pause_window"].default:
-        found.append("tuning.pause_window has no effect in this version: the launch budget is refilled all the time")
     for offline in policy.offline:
         found += _offline(policy, offline)
     return found

@@ -64,7 +64,7 @@ def rule_of(target: Target, level: Level) -> Rule:
         flags=(RULE_GATE if level.gate else 0) | (RULE_PACE if level.pace else 0),
         rate_ppm=int(level.share_ratio * _PPM),
         max_queued_ns=level.max_queued_ns,
-        default_estimate_ns=level.launch_ns,
+        launch_ns=level.launch_ns,
         max_pause_ns=level.max_pause_ns,
         pass_ns=int(level.max_pause_ns * level.floor_ratio),
         slot_unknown=SLOT_NONE if target.slot_unknown is None else target.slot_unknown,
@@ -82,7 +82,7 @@ def level_of(rule: Rule) -> Level:
         pace=bool(rule.flags & RULE_PACE),
         share_ratio=rule.rate_ppm / _PPM,
         max_queued_ns=rule.max_queued_ns,
-        launch_ns=rule.default_estimate_ns,
+        launch_ns=rule.launch_ns,
         max_pause_ns=rule.max_pause_ns,
         floor_ratio=rule.pass_ns / rule.max_pause_ns if rule.max_pause_ns else 0.0,
     )

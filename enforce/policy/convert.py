@@ -66,6 +66,5 @@ def _tuning(tuning: schema.TuningSection) -> model.Tuning:
         decide_interval_ns=tuning.decide_interval,
         gate_hold_ns=tuning.gate_hold,
         gate_open_delay_ns=tuning.gate_open_delay,
-        pause_window_ns=tuning.pause_window,
         no_data_hold_ns=tuning.no_data_hold,
     )

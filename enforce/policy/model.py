@@ -75,7 +75,6 @@ class Tuning:
     decide_interval_ns: int
     gate_hold_ns: int
     gate_open_delay_ns: int
-    pause_window_ns: int
     no_data_hold_ns: int
 
 

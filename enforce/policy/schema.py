@@ -158,10 +158,6 @@ class TuningSection(Section):
         MS // 5,
         description="How long the gate stays shut after the last online request, in case another follows at once.",
     )
-    pause_window: Annotated[int, Duration("10ms", "1ms", "1s")] = Field(
-        10 * MS,
-        description="The launch budget is refilled this often. No effect in this version: it is refilled all the time.",
-    )
     no_data_hold: Annotated[int, Duration("2s", "100ms", "10m")] = Field(
         2_000 * MS,
         description="Without a latency reading the share is held for so long; then offline work is released.",
