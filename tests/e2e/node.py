@@ -3,7 +3,7 @@
 """A whole node for the tests from outside: simulated GPU, real runc containers, the agent as a process of its own.
 
 Several people's nodes may share one machine, so every name in it carries a token: no policy of one matches a container
-of another. Ending an agent takes ten seconds or more (the kernel takes probes away one by one), so tests share agents.
+of another. Where the kernel has no uprobe_multi, ending an agent takes ten seconds, so tests share one where they can.
 """
 
 from __future__ import annotations
