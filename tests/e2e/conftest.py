@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One node for all tests from outside, and one agent for those that need not end it: it takes long without uprobe_multi."""
+"""One node for all tests from outside, and one agent for those that need not end it: that may take ten seconds."""
 
 from __future__ import annotations
 
