@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    _end(lambda: options.act(options))
+    _end(parser.prog, lambda: options.act(options))
 
 
 def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -58,14 +58,14 @@ def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     top.add_arguments(parser)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="gputop: %(message)s")
-    _end(lambda: _gputop(options))
+    _end(parser.prog, lambda: _gputop(options))
 
 
-def _end(act: Callable[[], int]) -> NoReturn:
+def _end(program: str, act: Callable[[], int]) -> NoReturn:
     try:
         code = act()
     except WardenError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
