@@ -27,8 +27,6 @@ HANG_SECONDS = 1.5  # a heartbeat goes stale after 1 s; rounds and the last hear
 AFTERWARDS_SECONDS = 1.5
 SETTLED_SECONDS = 0.5
 KILLS = int(os.environ.get("GPUWARDEN_E2E_KILLS", "5"))
-    os.environ.get("GPUWARDEN_E2E_KILLS", "3")
-)  # each costs the ten seconds in which the kernel takes probes away
 
 
 @pytest.fixture
