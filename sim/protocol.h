@@ -49,7 +49,8 @@ struct welcome {
 };
 
 enum command_kind {
-	CMD_KERNEL = 1, /* a = blocks, b = threads per block, c = ns per block, d = 1 for the first kernel of an API call */
+	CMD_KERNEL =
+		1, /* a = blocks, b = threads per block, c = ns per block, d = 1 for the first kernel of an API call */
 	CMD_COPY, /* a = enum copy_kind, b = bytes */
 	CMD_MARK, /* a = mark: gets the time at which the stream reached it */
 	CMD_WAIT, /* a = other stream, b = its sequence to wait for */

@@ -80,12 +80,15 @@ static void parse_pinned(const char *text, uint64_t bytes[MAX_DEVICES])
 
 static void fill_hello(struct hello *hello)
 {
-	const char *pipe_directory = getenv("CUDA_MPS_PIPE_DIRECTORY"), *percentage = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+	const char *pipe_directory = getenv("CUDA_MPS_PIPE_DIRECTORY"),
+		   *percentage = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
 	const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY");
 	char path[PATH_MAX];
 
-	*hello = (struct hello){.magic = GPUSIM_MAGIC, .version = GPUSIM_VERSION, .kind = HELLO_CUDA, .mps_priority = -1};
-	snprintf(path, sizeof(path), "%s/control", pipe_directory && *pipe_directory ? pipe_directory : "/tmp/nvidia-mps");
+	*hello = (struct hello){
+		.magic = GPUSIM_MAGIC, .version = GPUSIM_VERSION, .kind = HELLO_CUDA, .mps_priority = -1};
+	snprintf(path, sizeof(path), "%s/control",
+		 pipe_directory && *pipe_directory ? pipe_directory : "/tmp/nvidia-mps");
 	hello->mps = access(path, F_OK) == 0;
 	if (percentage && *percentage) {
 		double value = strtod(percentage, NULL);

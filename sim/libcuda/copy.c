@@ -50,8 +50,8 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, bool wait)
 
 	if (!c || __builtin_mul_overflow(c->WidthInBytes, c->Height, &bytes))
 		return CUDA_ERROR_INVALID_VALUE;
-	return copy(direction(on_device(c->dstMemoryType, c->dstDevice), on_device(c->srcMemoryType, c->srcDevice)), bytes, stream,
-		    wait);
+	return copy(direction(on_device(c->dstMemoryType, c->dstDevice), on_device(c->srcMemoryType, c->srcDevice)),
+		    bytes, stream, wait);
 }
 
 #define SYNC(kind) copy(kind, bytes, NULL, true)
@@ -91,7 +91,8 @@ API2(cuMemsetD32, cuMemsetD32_v2_ptds, (CUdeviceptr pointer, unsigned value, siz
      ((void)value, set(pointer, count, 4, NULL)))
 API2(cuMemsetD8Async, cuMemsetD8Async_ptsz, (CUdeviceptr pointer, unsigned char value, size_t count, CUstream stream),
      ((void)value, set(pointer, count, 1, stream)))
-API2(cuMemsetD16Async, cuMemsetD16Async_ptsz, (CUdeviceptr pointer, unsigned short value, size_t count, CUstream stream),
+API2(cuMemsetD16Async, cuMemsetD16Async_ptsz,
+     (CUdeviceptr pointer, unsigned short value, size_t count, CUstream stream),
      ((void)value, set(pointer, count, 2, stream)))
 API2(cuMemsetD32Async, cuMemsetD32Async_ptsz, (CUdeviceptr pointer, unsigned value, size_t count, CUstream stream),
      ((void)value, set(pointer, count, 4, stream)))

@@ -6,7 +6,10 @@ static const struct {
 	CUresult error;
 	const char *name, *text;
 } errors[] = {
-#define E(error, text) {error, #error, text}
+#define E(error, text)                                                                                                 \
+	{                                                                                                              \
+		error, #error, text                                                                                    \
+	}
 	E(CUDA_SUCCESS, "no error"),
 	E(CUDA_ERROR_INVALID_VALUE, "invalid argument"),
 	E(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),

@@ -20,15 +20,15 @@
 /* no_icf: two exports with equal bodies must stay two addresses. */
 #define API __attribute__((visibility("default"), noinline, no_icf)) CUresult
 /* A function and its per-thread-default-stream twin. */
-#define API2(plain, twin, parameters, call)                                                                              \
-	API plain parameters                                                                                             \
-	{                                                                                                                \
-		return call;                                                                                             \
-	}                                                                                                                \
-	API twin parameters;                                                                                             \
-	API twin parameters                                                                                              \
-	{                                                                                                                \
-		return call;                                                                                             \
+#define API2(plain, twin, parameters, call)                                                                            \
+	API plain parameters                                                                                           \
+	{                                                                                                              \
+		return call;                                                                                           \
+	}                                                                                                              \
+	API twin parameters;                                                                                           \
+	API twin parameters                                                                                            \
+	{                                                                                                              \
+		return call;                                                                                           \
 	}
 
 #define MAGIC_STREAM 0x5354524du

@@ -59,7 +59,8 @@ CUresult kernels_submit(struct CUstream_st *stream, const struct kernel *kernels
 	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
 		const struct kernel *k = &kernels[i];
 
-		result = ring_operation(stream, CMD_KERNEL, (uint64_t[4]){k->blocks, k->threads, k->block_ns, i == 0}, NULL);
+		result = ring_operation(stream, CMD_KERNEL, (uint64_t[4]){k->blocks, k->threads, k->block_ns, i == 0},
+					NULL);
 	}
 	return result;
 }
@@ -83,12 +84,23 @@ static CUresult launch_config(const CUlaunchConfig *c, CUfunction f, void **para
 
 	if (!c)
 		return CUDA_ERROR_INVALID_VALUE;
-	node = (CUDA_KERNEL_NODE_PARAMS){f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
-					 c->sharedMemBytes, params, extra, NULL, NULL};
+	node = (CUDA_KERNEL_NODE_PARAMS){f,
+					 c->gridDimX,
+					 c->gridDimY,
+					 c->gridDimZ,
+					 c->blockDimX,
+					 c->blockDimY,
+					 c->blockDimZ,
+					 c->sharedMemBytes,
+					 params,
+					 extra,
+					 NULL,
+					 NULL};
 	return launch(c->hStream, &node);
 }
 
-#define NODE(params, extra) (&(CUDA_KERNEL_NODE_PARAMS){f, gx, gy, gz, bx, by, bz, shared_bytes, params, extra, NULL, NULL})
+#define NODE(params, extra)                                                                                            \
+	(&(CUDA_KERNEL_NODE_PARAMS){f, gx, gy, gz, bx, by, bz, shared_bytes, params, extra, NULL, NULL})
 
 API2(cuLaunchKernel, cuLaunchKernel_ptsz,
      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
@@ -98,8 +110,8 @@ API2(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz,
      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
       CUstream stream, void **params),
      launch(stream, NODE(params, NULL)))
-API2(cuLaunchKernelEx, cuLaunchKernelEx_ptsz,
-     (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), launch_config(config, f, params, extra))
+API2(cuLaunchKernelEx, cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
+     launch_config(config, f, params, extra))
 
 /* ---- host functions: one thread calls them in the order of submission ---- */
 

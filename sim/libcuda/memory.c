@@ -239,7 +239,8 @@ API cuMemFreeHost(void *pointer)
 
 /* ---- exports: physical memory and address ranges ---- */
 
-API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
+API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
+		unsigned long long flags)
 {
 	uint64_t address;
 	CUresult result = ready();
@@ -262,7 +263,8 @@ API cuMemRelease(CUmemGenericAllocationHandle handle)
 	return give_back(handle, true);
 }
 
-API cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address, unsigned long long flags)
+API cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address,
+			unsigned long long flags)
 {
 	uint64_t step = alignment > GRANULARITY ? alignment : GRANULARITY, start, at;
 	CUresult result = ready();
@@ -289,9 +291,9 @@ static CUresult check_range(CUdeviceptr pointer, size_t bytes)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	return bytes && pointer >= FIRST_RESERVATION && pointer + bytes <= atomic_load(&next_reservation) ?
-		       CUDA_SUCCESS :
-		       CUDA_ERROR_INVALID_VALUE;
+	return bytes && pointer >= FIRST_RESERVATION && pointer + bytes <= atomic_load(&next_reservation)
+		       ? CUDA_SUCCESS
+		       : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
@@ -299,7 +301,8 @@ API cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
 	return check_range(pointer, bytes);
 }
 
-API cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+API cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+	     unsigned long long flags)
 {
 	return offset || flags || !handle ? CUDA_ERROR_INVALID_VALUE : check_range(pointer, bytes);
 }

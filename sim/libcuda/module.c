@@ -298,13 +298,16 @@ API cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction fu
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	*value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
+	*value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+		 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS	      ? 32
+								      : 0;
 	return CUDA_SUCCESS;
 }
 
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared_bytes)
 {
-	CUresult result = blocks && threads > 0 && threads <= 1024 ? function_check(function) : CUDA_ERROR_INVALID_VALUE;
+	CUresult result =
+		blocks && threads > 0 && threads <= 1024 ? function_check(function) : CUDA_ERROR_INVALID_VALUE;
 
 	(void)shared_bytes;
 	if (result == CUDA_SUCCESS)

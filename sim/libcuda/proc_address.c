@@ -80,8 +80,14 @@ static const struct entry {
 	int version;
 	void *plain, *per_thread;
 } entries[] = {
-#define E(name, version, plain) {name, version, (void *)plain, (void *)plain}
-#define P(name, version, plain, per_thread) {name, version, (void *)plain, (void *)per_thread}
+#define E(name, version, plain)                                                                                        \
+	{                                                                                                              \
+		name, version, (void *)plain, (void *)plain                                                            \
+	}
+#define P(name, version, plain, per_thread)                                                                            \
+	{                                                                                                              \
+		name, version, (void *)plain, (void *)per_thread                                                       \
+	}
 	E("cuCtxCreate", 3020, cuCtxCreate_v2),
 	E("cuCtxCreate", 11040, cuCtxCreate_v3),
 	E("cuCtxDestroy", 4000, cuCtxDestroy_v2),
@@ -190,7 +196,8 @@ static const struct entry {
 #undef P
 };
 
-static CUresult find(const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
+static CUresult find(const char *symbol, void **function, int version, cuuint64_t flags,
+		     CUdriverProcAddressQueryResult *status)
 {
 	const struct entry *best = NULL;
 	bool known = false;
@@ -208,9 +215,9 @@ static CUresult find(const char *symbol, void **function, int version, cuuint64_
 	if (best)
 		*function = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? best->per_thread : best->plain;
 	if (status)
-		*status = best ? CU_GET_PROC_ADDRESS_SUCCESS :
-			  known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT :
-				  CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+		*status = best	  ? CU_GET_PROC_ADDRESS_SUCCESS
+			  : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+				  : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 	return best ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

@@ -47,7 +47,8 @@ typedef bool condition(uint64_t a, uint64_t b, uint64_t c);
 
 static bool sequence_done(uint64_t stream, uint64_t generation, uint64_t sequence)
 {
-	return atomic_load(&connection.shared->completed[stream]) >= sequence || atomic_load(&generations[stream]) != generation;
+	return atomic_load(&connection.shared->completed[stream]) >= sequence ||
+	       atomic_load(&generations[stream]) != generation;
 }
 
 static bool ring_has_room(uint64_t head, uint64_t b, uint64_t c)
@@ -78,8 +79,9 @@ static CUresult wait_until(condition *met, uint64_t a, uint64_t b, uint64_t c)
 		atomic_fetch_add(&shared->waiters, 1);
 		atomic_thread_fence(memory_order_seq_cst);
 		if (!met(a, b, c))
-			timed_out = syscall(SYS_futex, &shared->progress, FUTEX_WAIT, progress, &patience, NULL, 0) < 0 &&
-				    errno == ETIMEDOUT;
+			timed_out =
+				syscall(SYS_futex, &shared->progress, FUTEX_WAIT, progress, &patience, NULL, 0) < 0 &&
+				errno == ETIMEDOUT;
 		atomic_fetch_sub(&shared->waiters, 1);
 		if (timed_out && !connection_alive(true))
 			return CUDA_ERROR_DEVICE_UNAVAILABLE;
@@ -224,8 +226,8 @@ static struct CUstream_st *must_wait_for(struct CUstream_st *stream)
 	if (stream != null)
 		return null->sequence > stream->waits_for_null && pending(null) ? null : NULL;
 	for (struct CUstream_st *other = stream->context->streams; other; other = other->next)
-		if (other != null && !(other->flags & CU_STREAM_NON_BLOCKING) && other->sequence > other->null_waits_for &&
-		    pending(other))
+		if (other != null && !(other->flags & CU_STREAM_NON_BLOCKING) &&
+		    other->sequence > other->null_waits_for && pending(other))
 			return other;
 	return NULL;
 }
@@ -262,8 +264,12 @@ static void put_on_stream(struct CUstream_st *stream, struct command *command)
 
 CUresult ring_operation(struct CUstream_st *stream, uint32_t kind, const uint64_t arguments[4], struct point *at)
 {
-	struct command command = {.kind = kind, .at_ns = clock_ns(), .a = arguments[0], .b = arguments[1],
-				  .c = arguments[2], .d = arguments[3]};
+	struct command command = {.kind = kind,
+				  .at_ns = clock_ns(),
+				  .a = arguments[0],
+				  .b = arguments[1],
+				  .c = arguments[2],
+				  .d = arguments[3]};
 	CUresult result = ready();
 
 	if (result != CUDA_SUCCESS)
@@ -279,7 +285,8 @@ CUresult ring_operation(struct CUstream_st *stream, uint32_t kind, const uint64_
 			put_on_stream(stream, &command);
 			break;
 		}
-		struct command wait = {.kind = CMD_WAIT, .at_ns = command.at_ns, .a = awaited->number, .b = awaited->sequence};
+		struct command wait = {
+			.kind = CMD_WAIT, .at_ns = command.at_ns, .a = awaited->number, .b = awaited->sequence};
 
 		note_wait(stream, awaited);
 		put_on_stream(stream, &wait);
@@ -366,7 +373,9 @@ static CUresult take_number(uint32_t *number)
 CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority, struct CUstream_st **out)
 {
 	struct CUstream_st *stream = calloc(1, sizeof(*stream));
-	struct command command = {.kind = CMD_STREAM_NEW, .device = context->device, .at_ns = clock_ns(),
+	struct command command = {.kind = CMD_STREAM_NEW,
+				  .device = context->device,
+				  .at_ns = clock_ns(),
 				  .a = (uint64_t)(int64_t)priority};
 	CUresult result;
 
@@ -375,8 +384,8 @@ CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority,
 	pthread_mutex_lock(&ring_lock);
 	result = take_number(&command.stream);
 	if (result == CUDA_SUCCESS) {
-		*stream = (struct CUstream_st){.magic = MAGIC_STREAM, .number = command.stream, .context = context,
-					       .flags = flags};
+		*stream = (struct CUstream_st){
+			.magic = MAGIC_STREAM, .number = command.stream, .context = context, .flags = flags};
 		/* The generation first: whoever still looks at the old stream sees it as done, then the 0. */
 		stream->generation = atomic_fetch_add(&generations[stream->number], 1) + 1;
 		atomic_store(&connection.shared->completed[stream->number], 0);
