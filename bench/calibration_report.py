@@ -174,6 +174,8 @@ _LIMITS: Final = """## How to read it, and what does not match
 - Time-slicing: the model never pre-empts a kernel, real GPUs do at the end of a slice. Beside long kernels the model is
   therefore harsher on the online side and kinder to the offline side (near 1 where the table has 0.57).
 - MPS priority is strict in the model (the online side's blocks go first whenever an SM is free) and a hint on the real
-  thing, so the model protects the online side better than the published row.
+  thing, so the model protects the online side better than the published row. That row is at the edge of the factor:
+  2.06, 1.87 and 1.99 in three runs (the first two with slightly different host pauses), and 1.59 in one in which the
+  machine was disturbed.
 - Not modelled: contention for memory bandwidth and caches, and clocks that fall with load. Kernels on different SMs do
   not slow each other down."""
