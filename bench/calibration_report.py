@@ -171,7 +171,7 @@ workloads; its +173 % is 2.73 here, and the factor is taken between such ratios.
 
 _LIMITS: Final = """## How to read it, and what does not match
 
-- The shapes were picked from some fifty plausible ones (in a quick model of the same rules), and their host pauses
+- The shapes were picked from some seventy plausible ones (in a quick model of the same rules), and their host pauses
   moved twice after measurements, so that the queue is stable in every run and the ratios come near the table. So
   this shows that the model can be as hard on an online workload as real GPUs are, with kernels that could be real ones;
   it does not show that it predicts a given pair. The physics of the model was not adapted.

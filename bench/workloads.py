@@ -3,7 +3,7 @@
 """The shapes of well-known models, as arguments of the workloads in sim/: what counts is how long kernels are, how many
 SMs they fill, and what the host does in between. Chosen for a GPU of 132 SMs.
 
-They were picked from some fifty plausible ones, and their host pauses moved twice after measurements, so that the
+They were picked from some seventy plausible ones, and their host pauses moved twice after measurements, so that the
 online queue stays stable beside each offline shape under every way of sharing and contention comes near a published
 table (bench/calibration.py). So they make a fair opponent; that the table is met is no prediction.
 """
