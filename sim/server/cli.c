@@ -24,7 +24,11 @@ int cli_connect(const char *dir, uint32_t kind)
 	struct hello hello = {.magic = GPUSIM_MAGIC, .version = GPUSIM_VERSION, .kind = kind};
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%.90s/" GPUSIM_SOCKET, dir);
+	if ((size_t)snprintf(address.sun_path, sizeof(address.sun_path), "%s/" GPUSIM_SOCKET, dir) >=
+	    sizeof(address.sun_path)) {
+		fprintf(stderr, "gpusim: the path %s is too long for a socket\n", dir);
+		exit(1);
+	}
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
 	    write(fd, &hello, sizeof(hello)) != sizeof(hello)) {
 		fprintf(stderr, "gpusim: no server at %s: %s\n", address.sun_path, strerror(errno));
