@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`gpuwarden demo`, as people run it: what it writes, and that nothing of it is left behind, Ctrl-C or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench import cgroups
+from tests.e2e.node import ROOT, is_gone, until
+
+SECONDS = "8"
+DEADLINE_SECONDS = 300.0
+
+
+@contextmanager
+def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The demo, with its temporary files in `folder`, in a process group of its own as a shell starts it."""
+    command = [sys.executable, "-m", "agent", "demo", "--seconds", SECONDS, "--plain", *arguments]
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"},
+            stdout=out,
+            stderr=err,
+            process_group=0,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=DEADLINE_SECONDS)
+
+
+def left_behind(folder: Path, pid: int) -> list[str]:
+    """Everything of a demo that is still there."""
+    found = [str(path) for path in (folder / "tmp").iterdir()]
+    found += [str(path) for path in cgroups.folders(f"/gpuwarden-demo-{pid}")]
+    found += [line for line in Path("/proc/self/mountinfo").read_text().split("\n") if str(folder) in line]
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid() and not is_gone(int(path.name)):
+            try:
+                words = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
+            if os.fsencode(folder / "tmp") in words:
+                found.append(f"process {path.name}")
+    return found
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: sockets lie below it."""
+    with tempfile.TemporaryDirectory(prefix="e2e-") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("phase", ["online alone (", "online alone, watched"])
+def test_ctrl_c_leaves_nothing_behind(phase: str, folder: Path) -> None:
+    with demo(folder) as process:
+        out = folder / "out"
+        until(lambda: phase in out.read_text() or process.poll() is not None, phase, seconds=DEADLINE_SECONDS)
+        until(lambda: any(folder.glob("tmp/*/containers/containers/chat/pid")), "the container to run")
+        now = left_behind(folder, process.pid)  # so that it would be noticed
+        assert any("cgroup" in one for one in now)
+        assert any("process" in one for one in now)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=DEADLINE_SECONDS) == 130
+    assert "Traceback" not in (folder / "err").read_text()
+    assert left_behind(folder, process.pid) == []
+
+
+def test_the_demo_writes_its_figures_and_leaves_nothing_behind(folder: Path) -> None:
+    figures_file = folder / "figures.json"
+    with demo(folder, "--json", str(figures_file)) as process:
+        code = process.wait(timeout=DEADLINE_SECONDS)
+    assert code == 0, (folder / "err").read_text()
+    assert left_behind(folder, process.pid) == []
+    figures = json.loads(figures_file.read_text())
+    assert figures["gpu"] == "simulated"
+    assert set(figures["online_p99_ms"]) == {"alone", "uncontrolled", "controlled"}
+    assert all(value > 0 for value in figures["online_p99_ms"].values())
+    assert set(figures["offline_throughput_ratio"]) == {"uncontrolled", "controlled"}
+    assert all(value > 0 for value in figures["offline_throughput_ratio"].values())
+    assert 0 < figures["left_over_ratio"] < 1
+    assert 0 <= figures["attribution_error_ratio"] < 1
+    assert figures["launches_missed"] == 0
+    assert figures["pauses"] > 0
+    assert "online p99" in (folder / "out").read_text()
