@@ -172,9 +172,11 @@ def test_each_request_is_one_latency_and_one_delivery(probes: Probes, drive: Cal
     driven.drive()
     key = layout.ProcessKey.of(driven.id)
     latency = probes.map("latencies").get(key)
+    assert latency
     assert latency.count == sum(latency.buckets) == COUNT
     assert latency.sum_ns >= COUNT * 200_000
     ring = probes.map("delivered").get(key)
+    assert ring
     assert ring.count == COUNT
     newest = list(fresh(driven.id, ring, 0))
     assert len(newest) == layout.DELIVERIES

@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * A program whose driver calls are exactly those that its arguments name:
+ *
+ *   driver [threads=T] [through=symbol|pointer] [streams=legacy|per-thread] [COUNT*]OPERATION[:ARGUMENT…] …
+ *
+ * It prints "ready" and the handles of its kernels (those of device 0, then of device 1, …), waits for a line, does all
+ * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
+ * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
+ */
+#include <cuda.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KERNELS = 8, MOST_DEVICES = 4, MOST_HELD = 64, MOST_ARGUMENTS = 3, NEWEST_VERSION = 12040, BUFFER = 1 << 20 };
+
+static const char PTX[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
+			  ".visible .entry k0(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k1(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k2(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k3(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k4(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k5(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k6(.param .u64 spin_ns) { ret; }\n"
+			  ".visible .entry k7(.param .u64 spin_ns) { ret; }\n";
+
+/* What a program compiled for per-thread default streams calls instead. */
+extern __typeof__(cuGraphLaunch) cuGraphLaunch_ptsz;
+extern __typeof__(cuLaunchCooperativeKernel) cuLaunchCooperativeKernel_ptsz;
+extern __typeof__(cuLaunchKernel) cuLaunchKernel_ptsz;
+extern __typeof__(cuLaunchKernelEx) cuLaunchKernelEx_ptsz;
+extern __typeof__(cuMemAllocAsync) cuMemAllocAsync_ptsz;
+extern __typeof__(cuMemAllocFromPoolAsync) cuMemAllocFromPoolAsync_ptsz;
+extern __typeof__(cuMemFreeAsync) cuMemFreeAsync_ptsz;
+extern __typeof__(cuMemPrefetchAsync) cuMemPrefetchAsync_ptsz;
+extern __typeof__(cuMemcpy) cuMemcpy_ptds;
+extern __typeof__(cuMemcpy2D) cuMemcpy2D_v2_ptds;
+extern __typeof__(cuMemcpy2D) cuMemcpy2DUnaligned_v2_ptds;
+extern __typeof__(cuMemcpy2DAsync) cuMemcpy2DAsync_v2_ptsz;
+extern __typeof__(cuMemcpyAsync) cuMemcpyAsync_ptsz;
+extern __typeof__(cuMemcpyDtoD) cuMemcpyDtoD_v2_ptds;
+extern __typeof__(cuMemcpyDtoDAsync) cuMemcpyDtoDAsync_v2_ptsz;
+extern __typeof__(cuMemcpyDtoH) cuMemcpyDtoH_v2_ptds;
+extern __typeof__(cuMemcpyDtoHAsync) cuMemcpyDtoHAsync_v2_ptsz;
+extern __typeof__(cuMemcpyHtoD) cuMemcpyHtoD_v2_ptds;
+extern __typeof__(cuMemcpyHtoDAsync) cuMemcpyHtoDAsync_v2_ptsz;
+extern __typeof__(cuMemcpyPeer) cuMemcpyPeer_ptds;
+extern __typeof__(cuMemcpyPeerAsync) cuMemcpyPeerAsync_ptsz;
+extern __typeof__(cuMemsetD16) cuMemsetD16_v2_ptds;
+extern __typeof__(cuMemsetD16Async) cuMemsetD16Async_ptsz;
+extern __typeof__(cuMemsetD32) cuMemsetD32_v2_ptds;
+extern __typeof__(cuMemsetD32Async) cuMemsetD32Async_ptsz;
+extern __typeof__(cuMemsetD8) cuMemsetD8_v2_ptds;
+extern __typeof__(cuMemsetD8Async) cuMemsetD8Async_ptsz;
+extern __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
+
+static bool through_pointer, per_thread;
+static int threads = 1, operation_count;
+static char **operations;
+static int devices;
+static CUcontext primary[MOST_DEVICES];
+static CUfunction kernels[MOST_DEVICES][KERNELS];
+static char host[BUFFER];
+
+static __thread CUdeviceptr held[MOST_HELD];
+static __thread int held_count;
+
+static void check(CUresult result, const char *what)
+{
+	if (result == CUDA_SUCCESS)
+		return;
+	fprintf(stderr, "driver: %s: error %d\n", what, (int)result);
+	exit(1);
+}
+
+static void *resolve(const char *name, void *symbol)
+{
+	CUdriverProcAddressQueryResult status;
+	int flags = per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_DEFAULT;
+	void *function;
+
+	if (!through_pointer)
+		return symbol;
+	check(cuGetProcAddress(name, &function, NEWEST_VERSION, flags, &status), name);
+	return function;
+}
+
+/* The name is taken before cuda.h turns it into that of the newest export. */
+#define PLAIN(name) ((__typeof__(&name))resolve(#name, (void *)name))
+#define FORM(name, twin) ((__typeof__(&name))resolve(#name, per_thread ? (void *)twin : (void *)name))
+
+struct operation {
+	const char *name;
+	unsigned long count, arguments[MOST_ARGUMENTS], grid[3], block[3];
+};
+
+static CUdeviceptr top(void)
+{
+	if (!held_count) {
+		fputs("driver: nothing is allocated\n", stderr);
+		exit(1);
+	}
+	return held[held_count - 1];
+}
+
+static void hold(CUdeviceptr pointer)
+{
+	if (held_count == MOST_HELD) {
+		fputs("driver: too much is allocated\n", stderr);
+		exit(1);
+	}
+	held[held_count++] = pointer;
+}
+
+static int device_now(void)
+{
+	CUdevice device;
+
+	check(cuCtxGetDevice(&device), "cuCtxGetDevice");
+	return device;
+}
+
+/* ---- launches: NAME:GRID:BLOCK[:KERNEL[:NANOSECONDS]] is parsed into grid, block and arguments ---- */
+
+static bool launch(const struct operation *o)
+{
+	const unsigned long *g = o->grid, *b = o->block;
+	CUlaunchConfig config = {(unsigned)g[0],
+				 (unsigned)g[1],
+				 (unsigned)g[2],
+				 (unsigned)b[0],
+				 (unsigned)b[1],
+				 (unsigned)b[2],
+				 0,
+				 NULL,
+				 NULL,
+				 0};
+	unsigned long long ns = o->arguments[1] ? o->arguments[1] : 1000;
+	void *parameters[] = {&ns};
+	CUfunction f = kernels[0][0];
+	CUresult result;
+
+	if (strncmp(o->name, "launch", 6) != 0)
+		return false;
+	f = kernels[device_now()][o->arguments[0] % KERNELS];
+	if (strcmp(o->name, "launch") == 0)
+		result = FORM(cuLaunchKernel, cuLaunchKernel_ptsz)(f, config.gridDimX, config.gridDimY, config.gridDimZ,
+								   config.blockDimX, config.blockDimY, config.blockDimZ,
+								   0, NULL, parameters, NULL);
+	else if (strcmp(o->name, "launch_cooperative") == 0)
+		result = FORM(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz)(
+			f, config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY,
+			config.blockDimZ, 0, NULL, parameters);
+	else if (strcmp(o->name, "launch_ex") == 0)
+		result = FORM(cuLaunchKernelEx, cuLaunchKernelEx_ptsz)(&config, f, parameters, NULL);
+	else
+		return false;
+	check(result, o->name);
+	return true;
+}
+
+/* graph:LAUNCHES: that many launches of a graph of three kernels */
+static bool graph(const struct operation *o)
+{
+	unsigned long long ns = 1000;
+	void *parameters[] = {&ns};
+	CUDA_KERNEL_NODE_PARAMS node = {kernels[device_now()][0], 2, 1, 1, 32, 1, 1, 0, parameters, NULL, NULL, NULL};
+	CUgraphExec exec;
+	CUgraphNode made;
+	CUgraph whole;
+
+	if (strcmp(o->name, "graph") != 0)
+		return false;
+	check(cuGraphCreate(&whole, 0), "cuGraphCreate");
+	for (int i = 0; i < 3; i++)
+		check(cuGraphAddKernelNode(&made, whole, NULL, 0, &node), "cuGraphAddKernelNode");
+	check(cuGraphInstantiate(&exec, whole, 0), "cuGraphInstantiate");
+	for (unsigned long i = 0; i < o->arguments[0]; i++)
+		check(FORM(cuGraphLaunch, cuGraphLaunch_ptsz)(exec, NULL), "cuGraphLaunch");
+	check(cuCtxSynchronize(), "cuCtxSynchronize");
+	check(cuGraphExecDestroy(exec), "cuGraphExecDestroy");
+	check(cuGraphDestroy(whole), "cuGraphDestroy");
+	return true;
+}
+
+/* ---- memory ---- */
+
+/* create:BYTES[:DEVICE]; the device's memory, whatever context is current */
+static CUresult create(CUdeviceptr *handle, const struct operation *o)
+{
+	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				    .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)o->arguments[1]}};
+
+	return PLAIN(cuMemCreate)(handle, o->arguments[0], &prop, 0);
+}
+
+static bool allocate(const struct operation *o)
+{
+	unsigned long bytes = o->arguments[0];
+	CUdeviceptr pointer;
+	size_t pitch;
+
+	if (strcmp(o->name, "alloc") == 0)
+		check(PLAIN(cuMemAlloc)(&pointer, bytes), "cuMemAlloc");
+	else if (strcmp(o->name, "alloc_managed") == 0)
+		check(PLAIN(cuMemAllocManaged)(&pointer, bytes, CU_MEM_ATTACH_GLOBAL), "cuMemAllocManaged");
+	else if (strcmp(o->name, "alloc_async") == 0)
+		check(FORM(cuMemAllocAsync, cuMemAllocAsync_ptsz)(&pointer, bytes, NULL), "cuMemAllocAsync");
+	else if (strcmp(o->name, "alloc_pool") == 0)
+		check(FORM(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz)(&pointer, bytes, NULL, NULL),
+		      "cuMemAllocFromPoolAsync");
+	else if (strcmp(o->name, "alloc_pitch") == 0)
+		check(PLAIN(cuMemAllocPitch)(&pointer, &pitch, bytes, o->arguments[1], 4), "cuMemAllocPitch");
+	else if (strcmp(o->name, "create") == 0)
+		check(create(&pointer, o), "cuMemCreate");
+	else
+		return false;
+	hold(pointer);
+	return true;
+}
+
+static bool free_or_fail(const struct operation *o)
+{
+	CUdeviceptr pointer;
+
+	if (strcmp(o->name, "alloc_too_much") == 0) {
+		if (PLAIN(cuMemAlloc)(&pointer, o->arguments[0]) == CUDA_ERROR_OUT_OF_MEMORY)
+			return true;
+		fputs("driver: there was enough memory\n", stderr);
+		exit(1);
+	}
+	if (strcmp(o->name, "free") == 0)
+		check(PLAIN(cuMemFree)(top()), "cuMemFree");
+	else if (strcmp(o->name, "free_async") == 0)
+		check(FORM(cuMemFreeAsync, cuMemFreeAsync_ptsz)(top(), NULL), "cuMemFreeAsync");
+	else if (strcmp(o->name, "release") == 0)
+		check(PLAIN(cuMemRelease)(top()), "cuMemRelease");
+	else
+		return false;
+	held_count--;
+	return true;
+}
+
+/* ---- copies, to, from and on the latest allocation ---- */
+
+static bool copy_linear(const struct operation *o)
+{
+	size_t bytes = o->arguments[0];
+	CUdeviceptr at, unified = (CUdeviceptr)(uintptr_t)host;
+	CUresult result;
+
+	if (strncmp(o->name, "copy_", 5) != 0)
+		return false;
+	at = top();
+	if (strcmp(o->name, "copy_htod") == 0)
+		result = FORM(cuMemcpyHtoD, cuMemcpyHtoD_v2_ptds)(at, host, bytes);
+	else if (strcmp(o->name, "copy_htod_async") == 0)
+		result = FORM(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2_ptsz)(at, host, bytes, NULL);
+	else if (strcmp(o->name, "copy_dtoh") == 0)
+		result = FORM(cuMemcpyDtoH, cuMemcpyDtoH_v2_ptds)(host, at, bytes);
+	else if (strcmp(o->name, "copy_dtoh_async") == 0)
+		result = FORM(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2_ptsz)(host, at, bytes, NULL);
+	else if (strcmp(o->name, "copy_dtod") == 0)
+		result = FORM(cuMemcpyDtoD, cuMemcpyDtoD_v2_ptds)(at, at + BUFFER / 2, bytes);
+	else if (strcmp(o->name, "copy_dtod_async") == 0)
+		result = FORM(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2_ptsz)(at, at + BUFFER / 2, bytes, NULL);
+	else if (strcmp(o->name, "copy_peer") == 0)
+		result = FORM(cuMemcpyPeer, cuMemcpyPeer_ptds)(at, primary[0], at + BUFFER / 2, primary[0], bytes);
+	else if (strcmp(o->name, "copy_peer_async") == 0)
+		result = FORM(cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz)(at, primary[0], at + BUFFER / 2, primary[0],
+									 bytes, NULL);
+	else if (strcmp(o->name, "copy_unified") == 0)
+		result = FORM(cuMemcpy, cuMemcpy_ptds)(at, unified, bytes);
+	else if (strcmp(o->name, "copy_unified_async") == 0)
+		result = FORM(cuMemcpyAsync, cuMemcpyAsync_ptsz)(at, unified, bytes, NULL);
+	else
+		return false;
+	check(result, o->name);
+	return true;
+}
+
+/* rect_…:WIDTH:HEIGHT */
+static bool copy_rectangle(const struct operation *o)
+{
+	CUDA_MEMCPY2D copy = {.WidthInBytes = o->arguments[0], .Height = o->arguments[1]};
+	bool to_host = strstr(o->name, "dtoh") != NULL;
+
+	if (strncmp(o->name, "rect_", 5) != 0)
+		return false;
+	copy.srcMemoryType = to_host ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+	copy.dstMemoryType = to_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+	copy.srcHost = copy.dstHost = host;
+	copy.srcDevice = copy.dstDevice = top();
+	copy.srcPitch = copy.dstPitch = o->arguments[0];
+	if (strstr(o->name, "unaligned"))
+		check(FORM(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2_ptds)(&copy), o->name);
+	else if (strstr(o->name, "async"))
+		check(FORM(cuMemcpy2DAsync, cuMemcpy2DAsync_v2_ptsz)(&copy, NULL), o->name);
+	else
+		check(FORM(cuMemcpy2D, cuMemcpy2D_v2_ptds)(&copy), o->name);
+	return true;
+}
+
+/* set8:COUNT and so on; prefetch:BYTES */
+static bool set(const struct operation *o)
+{
+	size_t count = o->arguments[0];
+	CUresult result;
+
+	if (strcmp(o->name, "set8") == 0)
+		result = FORM(cuMemsetD8, cuMemsetD8_v2_ptds)(top(), 1, count);
+	else if (strcmp(o->name, "set16") == 0)
+		result = FORM(cuMemsetD16, cuMemsetD16_v2_ptds)(top(), 1, count);
+	else if (strcmp(o->name, "set32") == 0)
+		result = FORM(cuMemsetD32, cuMemsetD32_v2_ptds)(top(), 1, count);
+	else if (strcmp(o->name, "set8_async") == 0)
+		result = FORM(cuMemsetD8Async, cuMemsetD8Async_ptsz)(top(), 1, count, NULL);
+	else if (strcmp(o->name, "set16_async") == 0)
+		result = FORM(cuMemsetD16Async, cuMemsetD16Async_ptsz)(top(), 1, count, NULL);
+	else if (strcmp(o->name, "set32_async") == 0)
+		result = FORM(cuMemsetD32Async, cuMemsetD32Async_ptsz)(top(), 1, count, NULL);
+	else if (strcmp(o->name, "prefetch") == 0)
+		result = FORM(cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz)(top(), count, 0, NULL);
+	else
+		return false;
+	check(result, o->name);
+	return true;
+}
+
+/* ---- waits and contexts ---- */
+
+static bool wait_for(const struct operation *o)
+{
+	CUevent event;
+
+	if (strcmp(o->name, "sync") == 0) {
+		check(PLAIN(cuCtxSynchronize)(), "cuCtxSynchronize");
+	} else if (strcmp(o->name, "sync_stream") == 0) {
+		check(FORM(cuStreamSynchronize, cuStreamSynchronize_ptsz)(NULL), "cuStreamSynchronize");
+	} else if (strcmp(o->name, "sync_event") == 0) {
+		check(cuEventCreate(&event, CU_EVENT_DEFAULT), "cuEventCreate");
+		check(cuEventRecord(event, NULL), "cuEventRecord");
+		check(PLAIN(cuEventSynchronize)(event), "cuEventSynchronize");
+		check(cuEventDestroy(event), "cuEventDestroy");
+	} else {
+		return false;
+	}
+	return true;
+}
+
+static bool context(const struct operation *o)
+{
+	CUcontext any, chosen = primary[o->arguments[0] % MOST_DEVICES];
+
+	if (strcmp(o->name, "set") == 0)
+		check(PLAIN(cuCtxSetCurrent)(chosen), "cuCtxSetCurrent");
+	else if (strcmp(o->name, "unset") == 0)
+		check(PLAIN(cuCtxSetCurrent)(NULL), "cuCtxSetCurrent(NULL)");
+	else if (strcmp(o->name, "push") == 0)
+		check(PLAIN(cuCtxPushCurrent)(chosen), "cuCtxPushCurrent");
+	else if (strcmp(o->name, "pop") == 0)
+		check(PLAIN(cuCtxPopCurrent)(&any), "cuCtxPopCurrent");
+	else if (strcmp(o->name, "new") == 0)
+		check(cuCtxCreate(&any, 0, (int)o->arguments[0]), "cuCtxCreate");
+	else
+		return false;
+	return true;
+}
+
+/* ---- running ---- */
+
+static void sizes(const char *text, unsigned long size[3])
+{
+	if (text && sscanf(text, "%lux%lux%lu", &size[0], &size[1], &size[2]) == 3)
+		return;
+	fputs("driver: a grid or a block is XxYxZ\n", stderr);
+	exit(2);
+}
+
+static struct operation parse(char *text)
+{
+	struct operation o = {.count = 1};
+	char *star = strchr(text, '*'), *place = NULL, *field;
+
+	if (star) {
+		o.count = strtoul(text, NULL, 10);
+		text = star + 1;
+	}
+	o.name = strtok_r(text, ":", &place);
+	if (strncmp(o.name, "launch", 6) == 0) {
+		sizes(strtok_r(NULL, ":", &place), o.grid);
+		sizes(strtok_r(NULL, ":", &place), o.block);
+	}
+	for (int i = 0; i < MOST_ARGUMENTS && (field = strtok_r(NULL, ":", &place)); i++)
+		o.arguments[i] = strtoul(field, NULL, 10);
+	return o;
+}
+
+static void *work(void *unused)
+{
+	(void)unused;
+	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
+	for (int i = 0; i < operation_count; i++) {
+		char *text = strdup(operations[i]);
+		struct operation o = parse(text);
+
+		for (unsigned long n = 0; n < o.count; n++)
+			if (!launch(&o) && !graph(&o) && !allocate(&o) && !free_or_fail(&o) && !copy_linear(&o) &&
+			    !copy_rectangle(&o) && !set(&o) && !wait_for(&o) && !context(&o)) {
+				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
+				exit(2);
+			}
+		free(text);
+	}
+	return NULL;
+}
+
+static void open_devices(void)
+{
+	char name[8];
+	CUmodule module;
+
+	check(cuInit(0), "cuInit");
+	check(cuDeviceGetCount(&devices), "cuDeviceGetCount");
+	for (int d = 0; d < devices && d < MOST_DEVICES; d++) {
+		check(cuDevicePrimaryCtxRetain(&primary[d], d), "cuDevicePrimaryCtxRetain");
+		check(cuCtxSetCurrent(primary[d]), "cuCtxSetCurrent");
+		check(cuModuleLoadData(&module, PTX), "cuModuleLoadData");
+		for (int k = 0; k < KERNELS; k++) {
+			snprintf(name, sizeof(name), "k%d", k);
+			check(cuModuleGetFunction(&kernels[d][k], module, name), "cuModuleGetFunction");
+		}
+	}
+}
+
+static void options(int argc, char **argv)
+{
+	int i = 1;
+
+	for (; i < argc; i++) {
+		if (strncmp(argv[i], "threads=", 8) == 0)
+			threads = atoi(argv[i] + 8);
+		else if (strncmp(argv[i], "through=", 8) == 0)
+			through_pointer = strcmp(argv[i] + 8, "pointer") == 0;
+		else if (strncmp(argv[i], "streams=", 8) == 0)
+			per_thread = strcmp(argv[i] + 8, "per-thread") == 0;
+		else
+			break;
+	}
+	operations = argv + i;
+	operation_count = argc - i;
+}
+
+int main(int argc, char **argv)
+{
+	pthread_t ids[64];
+
+	options(argc, argv);
+	open_devices();
+	printf("ready");
+	for (int d = 0; d < devices && d < MOST_DEVICES; d++)
+		for (int k = 0; k < KERNELS; k++)
+			printf(" %p", (void *)kernels[d][k]);
+	puts("");
+	fflush(stdout);
+	if (getchar() == EOF)
+		return 1;
+	for (int t = 0; t < threads; t++)
+		if (pthread_create(&ids[t], NULL, work, NULL) != 0)
+			return 1;
+	for (int t = 0; t < threads; t++)
+		pthread_join(ids[t], NULL);
+	puts("done");
+	fflush(stdout);
+	while (getchar() != EOF)
+		;
+	return 0;
+}
