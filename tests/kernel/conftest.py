@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The real BPF object on real uprobes; only the GPU is simulated. One node for all, probes of a test's own where it attaches."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import preflight
+from agent.probes import Probes
+from agent.procfs import Procfs
+from bench.node import BUILD, Node, simulated_node
+from tests.kernel.driven import LIBCUDA, Driver
+
+_HERE = Path(__file__).parent
+_SIM = _HERE.parents[1] / "sim"
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """driver.c, compiled against the simulated libcuda as any program is against the real one."""
+    path = tmp_path_factory.mktemp("driver") / "driver"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{_SIM / 'include'}"]
+    libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
+    subprocess.run(["gcc", *flags, str(_HERE / "driver.c"), "-o", str(path), *libraries], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Two small GPUs."""
+    with simulated_node(tmp_path_factory.mktemp("gpu"), {"gpus": "2", "memory": "2GiB"}) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def driver(program: Path, node: Node) -> Driver:
+    """For programs that do exactly what they are told."""
+    return Driver(program, node)
+
+
+@pytest.fixture
+def fresh_probes() -> Iterator[Probes]:
+    """Loaded, and attached to nothing."""
+    with Probes(preflight.bpf_object(), Procfs()) as probes:
+        yield probes
+
+
+@pytest.fixture(scope="session")
+def probes() -> Iterator[Probes]:
+    """Attached before any program starts; the tests share them, for each has processes of its own."""
+    with Probes(preflight.bpf_object(), Procfs()) as probes:
+        library = probes.ensure(str(LIBCUDA))
+        assert not library.failed
+        yield probes

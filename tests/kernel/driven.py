@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Programs whose every driver call is known (driver.c), and what the probes' maps say about them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from agent.layout import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS, MEMORY_KINDS, ProcessKey
+from agent.model import ProcessId
+from agent.probes import Probes
+from agent.procfs import Procfs
+from bench.node import BUILD, Node
+
+KERNELS = 8  # of driver.c
+LIBCUDA = BUILD / "lib" / "libcuda.so.1"
+Launched = dict[tuple[int, int], tuple[int, int, int]]
+"""(device, function) → launches, blocks, threads per block of the latest"""
+
+
+@dataclass(slots=True)
+class Driven:
+    """A driver program that is ready, and has not done anything yet."""
+
+    process: ProcessId
+    stdin: IO[str]
+    stdout: IO[str]
+    functions: tuple[int, ...]  # KERNELS for each device
+
+    @classmethod
+    def of(cls, tgid: int, stdin: IO[str], stdout: IO[str]) -> Driven:
+        """Reads that it is ready."""
+        word, *handles = stdout.readline().split() or [""]
+        assert word == "ready"
+        return cls(Procfs().process_id(tgid), stdin, stdout, tuple(int(handle, 16) for handle in handles))
+
+    def begin(self) -> None:
+        """Lets it do its operations."""
+        self.stdin.write("go\n")
+        self.stdin.flush()
+
+    def finish(self) -> None:
+        """Waits until they are done; it lives on."""
+        assert self.stdout.readline() == "done\n"
+
+    def function(self, kernel: int, device: int = 0) -> int:
+        """The handle of a kernel."""
+        return self.functions[device * KERNELS + kernel]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Starts driver programs on a simulated node."""
+
+    program: Path
+    node: Node
+
+    @contextmanager
+    def start(self, *arguments: str) -> Iterator[Driven]:
+        """One program, ready. It ends with the block."""
+        command = [str(self.program), *arguments]
+        environment = {**os.environ, **self.node.environment}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+            try:
+                assert process.stdin
+                assert process.stdout
+                yield Driven.of(process.pid, process.stdin, process.stdout)
+                process.stdin.close()
+                assert process.wait(timeout=60) == 0
+            finally:
+                process.kill()
+
+    def run(self, *arguments: str) -> Driven:
+        """The same to its end."""
+        with self.start(*arguments) as driven:
+            driven.begin()
+            driven.finish()
+        return driven
+
+
+def run_together(programs: Sequence[Driven]) -> None:
+    """Starts them all, then waits for all."""
+    for program in programs:
+        program.begin()
+    for program in programs:
+        program.finish()
+
+
+def start_all(stack: ExitStack, driver: Driver, count: int, *arguments: str) -> list[Driven]:
+    """Several of one kind."""
+    return [stack.enter_context(driver.start(*arguments)) for _ in range(count)]
+
+
+def launched(probes: Probes, process: ProcessId, name: str = "launches") -> Launched:
+    """What the map `launches` has for a process."""
+    return {
+        (key.device, key.function): (value.launches, value.blocks, value.threads_per_block)
+        for key, value in probes.map(name).items()
+        if key.process.id() == process
+    }
+
+
+def copied(probes: Probes, process: ProcessId) -> dict[tuple[int, str], tuple[int, int]]:
+    """(device, direction) → calls, bytes."""
+    return {
+        (key.device, COPY_DIRECTIONS[key.direction]): (value.calls, value.bytes)
+        for key, value in probes.map("copies").items()
+        if key.process.id() == process
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One entry of the map `memory`; `live` has the kinds that are not 0."""
+
+    live: Mapping[str, int]
+    allocations: int
+    frees: int
+    failures: int
+    peak: int
+
+
+def memory(probes: Probes, process: ProcessId) -> dict[int, Memory]:
+    """By device."""
+    found = {}
+    for key, value in probes.map("memory").items():
+        if key.process.id() == process:
+            live = {name: int(bytes_) for name, bytes_ in zip(MEMORY_KINDS, value.live_bytes, strict=True) if bytes_}
+            found[key.device] = Memory(live, value.allocations, value.frees, value.failures, value.peak_bytes)
+    return found
+
+
+def latencies(probes: Probes, process: ProcessId) -> Any:
+    """struct latency of a process, or None."""
+    return probes.map("latencies").get(ProcessKey.of(process))
+
+
+def bucket_of(ns: int) -> int:
+    """The bucket that bpf/wait.bpf.c puts a latency into, reckoned another way."""
+    power = ns.bit_length() - 1
+    sub = (ns - (1 << power)) * (1 << LATENCY_SUB_BITS) >> power
+    return (power - LATENCY_FIRST_POWER << LATENCY_SUB_BITS) + sub
+
+
+def lost(probes: Probes) -> dict[str, int]:
+    """Only what is not 0."""
+    return {name: count for name, count in probes.lost() if count}

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Every launch is counted, once, with its grid, for its process, device and function."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from agent.layout import DEVICE_UNKNOWN
+from agent.probes import Probes
+from tests.kernel.driven import LIBCUDA, Driven, Driver, Launched, launched, lost, run_together, start_all
+
+PROCESSES, THREADS, LAUNCHES = 5, 3, 23
+BLOCKS, BLOCK_THREADS = 3 * 5 * 7, 2 * 11 * 13
+GRID = "3x5x7:2x11x13"
+THROUGH = pytest.mark.parametrize("through", ["symbol", "pointer"])
+STREAMS = pytest.mark.parametrize("streams", ["legacy", "per-thread"])
+
+
+def programs(stack: ExitStack, driver: Driver, through: str) -> list[Driven]:
+    operation = f"{LAUNCHES}*launch:{GRID}"
+    return start_all(stack, driver, PROCESSES, f"threads={THREADS}", f"through={through}", operation)
+
+
+def exactly(driven: Driven, device: int) -> Launched:
+    count = THREADS * LAUNCHES
+    return {(device, driven.function(0)): (count, count * BLOCKS, BLOCK_THREADS)}
+
+
+@THROUGH
+def test_every_launch_of_processes_that_started_before_the_probes_is_counted_once(
+    driver: Driver, fresh_probes: Probes, through: str
+) -> None:
+    with ExitStack() as stack:
+        running = programs(stack, driver, through)
+        fresh_probes.ensure(str(LIBCUDA))
+        run_together(running)
+        for driven in running:  # their contexts were made unseen: which device it is, NVML has to say
+            assert launched(fresh_probes, driven.process) == exactly(driven, DEVICE_UNKNOWN)
+    assert not lost(fresh_probes)
+
+
+@THROUGH
+def test_every_launch_of_processes_that_start_after_the_probes_is_counted_once(
+    driver: Driver, fresh_probes: Probes, through: str
+) -> None:
+    fresh_probes.ensure(str(LIBCUDA))
+    with ExitStack() as stack:
+        running = programs(stack, driver, through)
+        run_together(running)
+        for driven in running:
+            assert launched(fresh_probes, driven.process) == exactly(driven, 0)
+    assert not lost(fresh_probes)
+
+
+@STREAMS
+@THROUGH
+@pytest.mark.parametrize("kind", ["launch", "launch_ex", "launch_cooperative"])
+def test_every_kind_of_launch_is_counted_once_with_its_grid(
+    driver: Driver, probes: Probes, kind: str, through: str, streams: str
+) -> None:
+    operation = f"{LAUNCHES}*{kind}:{GRID}:2"
+    driven = driver.run(f"threads={THREADS}", f"through={through}", f"streams={streams}", operation)
+    count = THREADS * LAUNCHES
+    assert launched(probes, driven.process) == {(0, driven.function(2)): (count, count * BLOCKS, BLOCK_THREADS)}
+
+
+@STREAMS
+@THROUGH
+def test_a_graph_is_one_launch_each_time(driver: Driver, probes: Probes, through: str, streams: str) -> None:
+    driven = driver.run(f"through={through}", f"streams={streams}", "graph:17")
+    ((device, executable), counts), *others = launched(probes, driven.process).items()
+    assert not others
+    assert device == 0
+    assert executable not in driven.functions
+    assert counts == (17, 0, 0)
+
+
+def test_functions_are_told_apart(driver: Driver, probes: Probes) -> None:
+    wanted = {0: (2, 3), 1: (3, 5), 5: (7, 11)}
+    operations = [f"{count}*launch:{blocks}x1x1:32x1x1:{kernel}" for kernel, (count, blocks) in wanted.items()]
+    driven = driver.run(*operations)
+    assert launched(probes, driven.process) == {
+        (0, driven.function(kernel)): (count, count * blocks, 32) for kernel, (count, blocks) in wanted.items()
+    }
+
+
+def test_a_grid_larger_than_32_bits_is_counted_whole(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("launch:2147483647x3x1:1024x1x1:0:1")
+    assert launched(probes, driven.process) == {(0, driven.function(0)): (1, 2147483647 * 3, 1024)}
+
+
+def test_launches_go_to_the_device_that_is_current(driver: Driver, probes: Probes) -> None:
+    one = "launch:1x1x1:32x1x1"
+    driven = driver.run(
+        f"2*{one}",  # on 0
+        "set:1",
+        f"3*{one}",
+        "push:0",
+        f"5*{one}",
+        "push:1",
+        f"7*{one}",
+        "pop",
+        f"11*{one}",  # on 0 again
+        "pop",
+        f"13*{one}",  # on 1 again
+        "set:0",
+        f"17*{one}",
+    )
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(0, driven.function(0)): 2 + 5 + 11 + 17, (1, driven.function(0, device=1)): 3 + 7 + 13}
+
+
+def test_a_context_of_its_own_is_on_the_device_that_it_was_made_for(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("new:1", "3*launch:1x1x1:32x1x1", "pop", "5*launch:1x1x1:32x1x1")
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(0, driven.function(0)): 5, (1, driven.function(0, device=1)): 3}
+
+
+def test_setting_no_context_uncovers_the_one_below(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("push:1", "unset", "3*launch:1x1x1:32x1x1")
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(0, driven.function(0)): 3}
+
+
+def test_threads_have_devices_of_their_own(driver: Driver, probes: Probes) -> None:
+    operations = ("launch:1x1x1:32x1x1", "set:1", "launch:1x1x1:32x1x1")
+    driven = driver.run("threads=7", *operations)
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(0, driven.function(0)): 7, (1, driven.function(0, device=1)): 7}
