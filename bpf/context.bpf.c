@@ -48,8 +48,10 @@ int context_enter(struct pt_regs *ctx)
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
+	if (shape == CONTEXT_SET && !call.a)
+		shape = CONTEXT_POP; /* as the driver: uncovers the one below */
 	if (shape == CONTEXT_SET || shape == CONTEXT_PUSH) {
-		make_current(shape, call.a ? device_of(call.a) : DEVICE_UNKNOWN);
+		make_current(shape, device_of(call.a));
 		return 0;
 	}
 	if (shape == CONTEXT_POP) {
