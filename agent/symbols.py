@@ -39,7 +39,7 @@ PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
 }
 
 _LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH = 1, 2, 3
-_ALLOC_POINTER_SIZE, _ALLOC_PITCH, _FREE_POINTER = 1, 2, 3
+_ALLOC_POINTER_SIZE, _ALLOC_PITCH, _FREE_POINTER, _ALLOC_PHYSICAL = range(1, 5)
 _PLAIN, _MANAGED, _POOL, _VIRTUAL = range(4)
 _BYTES_3, _BYTES_5, _2D, _ELEMENTS_1, _ELEMENTS_2, _ELEMENTS_4, _BYTES_2 = range(1, 8)
 _TO_DEVICE, _TO_HOST, _ON_DEVICE, _UNKNOWN, _MEMSET = range(5)
@@ -87,7 +87,7 @@ def _memory() -> Iterator[Symbol]:
     yield Symbol("cuMemAllocManaged", Role.ALLOC, _ALLOC_POINTER_SIZE, _MANAGED)
     yield from _streams("cuMemAllocAsync", Role.ALLOC, _ALLOC_POINTER_SIZE, _POOL)
     yield from _streams("cuMemAllocFromPoolAsync", Role.ALLOC, _ALLOC_POINTER_SIZE, _POOL)
-    yield Symbol("cuMemCreate", Role.ALLOC, _ALLOC_POINTER_SIZE, _VIRTUAL)
+    yield Symbol("cuMemCreate", Role.ALLOC, _ALLOC_PHYSICAL, _VIRTUAL)
     yield Symbol("cuMemFree_v2", Role.FREE, _FREE_POINTER)
     yield from _streams("cuMemFreeAsync", Role.FREE, _FREE_POINTER)
     yield Symbol("cuMemRelease", Role.FREE, _FREE_POINTER)

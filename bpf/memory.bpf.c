@@ -64,15 +64,30 @@ int memory_enter(struct pt_regs *ctx)
 		return 0;
 	find_process(&id, cookie);
 	key.role = shape == FREE_POINTER ? CALL_FREE : CALL_ALLOC;
-	if (shape == ALLOC_PITCH) { /* the pitch is known at return; keep its address and the height */
-		struct call_key pitch = {.pid_tgid = key.pid_tgid, .role = CALL_ALLOC | 0x100};
-		struct call height = {.a = arguments.fourth};
+	if (shape == ALLOC_PITCH || shape == ALLOC_PHYSICAL) { /* one more argument: the height, the property */
+		struct call_key more_key = {.pid_tgid = key.pid_tgid, .role = CALL_ALLOC | 0x100};
+		struct call more = {.a = shape == ALLOC_PITCH ? arguments.fourth : arguments.third};
 
-		bpf_map_update_elem(&calls, &pitch, &height, BPF_ANY);
+		if (bpf_map_update_elem(&calls, &more_key, &more, BPF_ANY))
+			count_lost(LOST_CALL);
 	}
 	if (bpf_map_update_elem(&calls, &key, &call, BPF_ANY))
 		count_lost(LOST_CALL);
 	return 0;
+}
+
+/* False when the allocation is not on a device at all. */
+static __always_inline int find_location(const struct call *property, __u32 *device)
+{
+	struct location location = {};
+
+	*device = DEVICE_UNKNOWN;
+	if (!property || bpf_probe_read_user(&location, sizeof(location), (void *)property->a + LOCATION_OFFSET)) {
+		count_lost(LOST_USER_READ);
+		return 1;
+	}
+	*device = location.id;
+	return location.type == LOCATION_DEVICE;
 }
 
 SEC("uretprobe")
@@ -80,17 +95,22 @@ int memory_alloc_return(struct pt_regs *ctx)
 {
 	struct process_id id = this_process();
 	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = CALL_ALLOC};
-	struct call_key pitch_key = {.pid_tgid = key.pid_tgid, .role = CALL_ALLOC | 0x100};
+	struct call_key more_key = {.pid_tgid = key.pid_tgid, .role = CALL_ALLOC | 0x100};
 	struct call *call = bpf_map_lookup_elem(&calls, &key);
-	struct call *height;
+	struct call *more;
 	struct memory_value *value;
 	__u64 pointer = 0, bytes;
+	__u32 device = current_device(), shape;
 
 	if (!call)
 		return 0;
 	bytes = call->b;
+	shape = COOKIE_SHAPE(call->c);
+	more = bpf_map_lookup_elem(&calls, &more_key);
+	if (shape == ALLOC_PHYSICAL && !find_location(more, &device))
+		goto out;
 	if (PT_REGS_RC(ctx) != 0) {
-		value = memory_of(&id, current_device());
+		value = memory_of(&id, device);
 		if (value)
 			__sync_fetch_and_add(&value->failures, 1);
 		goto out;
@@ -99,15 +119,14 @@ int memory_alloc_return(struct pt_regs *ctx)
 		count_lost(LOST_USER_READ);
 		goto out;
 	}
-	if (COOKIE_SHAPE(call->c) == ALLOC_PITCH) {
-		height = bpf_map_lookup_elem(&calls, &pitch_key);
-		if (!height || bpf_probe_read_user(&bytes, sizeof(bytes), (void *)call->b)) {
+	if (shape == ALLOC_PITCH) { /* known only now, and written where the second argument points */
+		if (!more || bpf_probe_read_user(&bytes, sizeof(bytes), (void *)call->b)) {
 			count_lost(LOST_USER_READ);
 			goto out;
 		}
-		bytes *= height->a;
+		bytes *= more->a;
 	}
-	add_allocation(&id, pointer, bytes, COOKIE_DETAIL(call->c), current_device());
+	add_allocation(&id, pointer, bytes, COOKIE_DETAIL(call->c), device);
 out:
 	bpf_map_delete_elem(&calls, &key);
 	return 0;

@@ -16,6 +16,15 @@ enum memory_shape {
 	ALLOC_POINTER_SIZE = 1, /* (out pointer, bytes, …) */
 	ALLOC_PITCH, /* (out pointer, out pitch, width, height, …) */
 	FREE_POINTER, /* (pointer, …) */
+	ALLOC_PHYSICAL, /* (out handle, bytes, const CUmemAllocationProp *, …): the property names the device */
+};
+
+#define LOCATION_OFFSET 8 /* of `location` in CUmemAllocationProp */
+#define LOCATION_DEVICE 1
+
+struct location { /* CUmemLocation */
+	__u32 type;
+	__u32 id;
 };
 
 struct allocation_key {
