@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Live bytes by kind, and bytes copied by direction: exactly what the program allocated, freed and copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.probes import Probes
+from tests.kernel.driven import Driver, Memory, copied, lost, memory
+
+MIB = 1 << 20
+THROUGH = pytest.mark.parametrize("through", ["symbol", "pointer"])
+STREAMS = pytest.mark.parametrize("streams", ["legacy", "per-thread"])
+COPIES = {  # operation → direction, bytes for an argument of one
+    "copy_htod": ("host_to_device", 1),
+    "copy_htod_async": ("host_to_device", 1),
+    "copy_dtoh": ("device_to_host", 1),
+    "copy_dtoh_async": ("device_to_host", 1),
+    "copy_dtod": ("device_to_device", 1),
+    "copy_dtod_async": ("device_to_device", 1),
+    "copy_peer": ("device_to_device", 1),
+    "copy_peer_async": ("device_to_device", 1),
+    "copy_unified": ("unknown", 1),
+    "copy_unified_async": ("unknown", 1),
+    "prefetch": ("unknown", 1),
+    "set8": ("memset", 1),
+    "set8_async": ("memset", 1),
+    "set16": ("memset", 2),
+    "set16_async": ("memset", 2),
+    "set32": ("memset", 4),
+    "set32_async": ("memset", 4),
+}
+RECTANGLES = {
+    "rect_htod": "host_to_device",
+    "rect_htod_async": "host_to_device",
+    "rect_dtoh": "device_to_host",
+    "rect_dtoh_async": "device_to_host",
+    "rect_htod_unaligned": "host_to_device",
+}
+
+
+@STREAMS
+@THROUGH
+@pytest.mark.parametrize(
+    ("allocate", "free", "kind"),
+    [
+        ("alloc", "free", "plain"),
+        ("alloc_managed", "free", "managed"),
+        ("alloc_async", "free_async", "pool"),
+        ("alloc_pool", "free_async", "pool"),
+        ("create", "release", "virtual"),
+    ],
+)
+def test_live_bytes_are_what_was_allocated_and_not_freed(
+    driver: Driver, probes: Probes, allocate: str, free: str, kind: str, through: str, streams: str
+) -> None:
+    sizes = (2 * MIB, 4 * MIB, 10 * MIB, 6 * MIB)
+    driven = driver.run(
+        f"through={through}", f"streams={streams}", *(f"{allocate}:{size}" for size in sizes), f"2*{free}"
+    )
+    assert memory(probes, driven.process) == {
+        0: Memory({kind: sizes[0] + sizes[1]}, allocations=4, frees=2, failures=0, peak=sum(sizes))
+    }
+
+
+def test_a_pitched_allocation_counts_with_its_padding(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("alloc_pitch:1000:7")
+    assert memory(probes, driven.process)[0].live == {"plain": 1024 * 7}
+
+
+def test_everything_freed_leaves_nothing_live(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("threads=3", "alloc:1000", "alloc_managed:3000", "alloc_async:7000", "free_async", "free", "free")
+    assert memory(probes, driven.process)[0].live == {}
+    assert memory(probes, driven.process)[0].frees == 9
+
+
+def test_what_did_not_fit_counts_as_a_failure_and_not_as_memory(driver: Driver, probes: Probes) -> None:
+    driven = driver.run(f"alloc:{MIB}", f"5*alloc_too_much:{4096 * MIB}")
+    assert memory(probes, driven.process) == {
+        0: Memory({"plain": MIB}, allocations=1, frees=0, failures=5, peak=MIB)
+    }
+
+
+def test_each_device_has_its_own_memory(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("alloc:1000", "set:1", "alloc:3000", "alloc:5000", "set:0", "free")  # frees the 5000 on 1
+    found = memory(probes, driven.process)
+    assert {device: entry.live for device, entry in found.items()} == {0: {"plain": 1000}, 1: {"plain": 3000}}
+
+
+def test_physical_memory_is_on_the_device_that_was_asked_for(driver: Driver, probes: Probes) -> None:
+    driven = driver.run(f"create:{2 * MIB}:1", f"create:{4 * MIB}:0")
+    found = memory(probes, driven.process)
+    assert {device: entry.live for device, entry in found.items()} == {
+        0: {"virtual": 4 * MIB},
+        1: {"virtual": 2 * MIB},
+    }
+
+
+@STREAMS
+@THROUGH
+def test_copies_are_counted_by_direction_with_their_bytes(
+    driver: Driver, probes: Probes, through: str, streams: str
+) -> None:
+    wanted: dict[tuple[int, str], tuple[int, int]] = {}
+    operations = [f"alloc:{MIB}"]
+    for number, (name, (direction, width)) in enumerate(COPIES.items()):
+        calls, size = number + 2, 1009 + 16 * number
+        operations.append(f"{calls}*{name}:{size}")
+        before = wanted.get((0, direction), (0, 0))
+        wanted[0, direction] = before[0] + calls, before[1] + calls * size * width
+    for number, (name, direction) in enumerate(RECTANGLES.items()):
+        calls, width, height = number + 2, 101 + number, 13 + number
+        operations.append(f"{calls}*{name}:{width}:{height}")
+        before = wanted[0, direction]
+        wanted[0, direction] = before[0] + calls, before[1] + calls * width * height
+    driven = driver.run(f"through={through}", f"streams={streams}", *operations)
+    assert copied(probes, driven.process) == wanted
+
+
+def test_copies_go_to_the_device_that_is_current(driver: Driver, probes: Probes) -> None:
+    driven = driver.run(f"alloc:{MIB}", "2*copy_htod:1009", "set:1", f"alloc:{MIB}", "3*copy_htod:2003")
+    assert copied(probes, driven.process) == {
+        (0, "host_to_device"): (2, 2 * 1009),
+        (1, "host_to_device"): (3, 3 * 2003),
+    }
+
+
+def test_nothing_was_lost_on_the_way(probes: Probes) -> None:
+    assert not lost(probes)
