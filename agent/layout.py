@@ -194,6 +194,7 @@ class Pause(c.Structure):
 
 MAPS: dict[str, tuple[Any, Any]] = {
     "launches": (LaunchKey, LaunchValue),
+    "other_launches": (LaunchKey, LaunchValue),
     "memory": (MemoryKey, MemoryValue),
     "allocations": (AllocationKey, Allocation),
     "copies": (CopyKey, CopyValue),

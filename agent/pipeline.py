@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.attribution import Attribution, Work, add, attribute, grown, sum_usage
 from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
-from agent.delivery import LaunchTimes
+from agent.delivery import BusyTimes, LaunchTimes
 from agent.durations import Function, SmTimes, Tick
 from agent.evidence import Evidence
 from agent.members import Members
@@ -40,6 +40,7 @@ from agent.tally import Counted, Owner, ResolveDevice, Tally
 
 _log = logging.getLogger(__name__)
 _SWEEP_TICKS = 30
+_MOST_TIME_IN_TURNS = 1.05  # more, and processes run side by side (MPS): NVML's time shares overlap
 
 
 @dataclass(slots=True)
@@ -61,11 +62,14 @@ class Pipeline:
     _device_totals: dict[DeviceUuid, Totals] = field(default_factory=dict)
     _last_ns: int | None = None
 
+    _busy_times: BusyTimes = field(default_factory=BusyTimes)
     _exited: set[ProcessId] = field(default_factory=set)
+    _probed: frozenset[ProcessId] = frozenset()
     _ticks: int = 0
 
     def tick(self, now_ns: int) -> Snapshot:
         """Observes once and publishes the snapshot."""
+        dead = self._find_dead()  # before the samples are taken, so that these hold all that the dead ever did
         samples, health = self._collect(now_ns)
         interval = now_ns - self._last_ns if self._last_ns is not None else 0
         self._last_ns = now_ns
@@ -79,7 +83,7 @@ class Pipeline:
         parts = [self._attribute(reading, interval, evidence, counted) for reading in evidence.readings]
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
         self.unprobed = tuple(set(evidence.by_tgid.values()) - evidence.probed)
-        self._bury(evidence)
+        self._bury(dead, evidence.probed)
         return self.snapshot
 
     def exited(self, process: ProcessId) -> None:
@@ -112,7 +116,7 @@ class Pipeline:
     ) -> tuple[Attribution, list[Work]]:
         device = reading.device.uuid
         here = {process: work for (process, on), work in counted.items() if on == device}
-        self._learn(reading, interval_ns, here)
+        self._learn(reading, interval_ns, here, evidence)
         for tgid in evidence.tgids_on(device):
             process = evidence.by_tgid.get(tgid)
             if process is not None:
@@ -120,13 +124,19 @@ class Pipeline:
         work = [self._work(reading, interval_ns, process, mine, evidence) for process, mine in here.items()]
         return attribute(reading, work, interval_ns), work
 
-    def _learn(self, reading: DeviceReading, interval_ns: int, here: Mapping[ProcessId, Counted]) -> None:
+    def _learn(
+        self, reading: DeviceReading, interval_ns: int, here: Mapping[ProcessId, Counted], evidence: Evidence
+    ) -> None:
         if reading.sm_activity_ratio is None or not interval_ns:
             return
         launches: dict[Function, int] = {}
         priors: dict[Function, float] = {}
+        utilization = {p: evidence.utilization.get((p.tgid, reading.device.uuid)) for p in here}
+        take_turns = sum(ratio or 0.0 for ratio in utilization.values()) <= _MOST_TIME_IN_TURNS
         for process, counted in here.items():
-            mean = self._launch_times.per_launch_ns(process)
+            busy_ns = None if (ratio := utilization[process]) is None else ratio * interval_ns
+            self._busy_times.observe(process, sum(counted.launches.values()), busy_ns if take_turns else None)
+            mean = self._busy_times.per_launch_ns(process) or self._launch_times.per_launch_ns(process)
             for function, count in counted.launches.items():
                 launches[process, function] = count
                 blocks, threads = counted.groups.get(function, (0.0, 0))
@@ -227,20 +237,26 @@ class Pipeline:
             for key, processes in grouped.items()
         )
 
-    def _bury(self, evidence: Evidence) -> None:
-        """Forgets the dead: those that a probe saw dying, and now and then whoever died unseen."""
+    def _find_dead(self) -> list[ProcessId]:
+        """Those that a probe saw dying, and now and then whoever died unseen."""
         self._ticks += 1
-        known = {member.process.id for member in self.members.all()} | evidence.probed
+        known = {member.process.id for member in self.members.all()} | self._probed
         candidates = known if self._ticks % _SWEEP_TICKS == 0 else self._exited & known
-        dead = [process for process in candidates if not self.members.proc.is_alive(process)]
+        self._exited &= known
+        return [process for process in candidates if not self.members.proc.is_alive(process)]
+
+    def _bury(self, dead: Sequence[ProcessId], probed: frozenset[ProcessId]) -> None:
+        """Forgets the dead; their last figures are in the snapshot that was just published."""
         for process in dead:
             for collector in self.collectors:
                 collector.forget(process)
             self._tally.forget(process)
             self._launch_times.forget(process)
+            self._busy_times.forget(process)
             for times in self._sm_times.values():
                 times.forget(process)
         self.members.remove(dead)
-        self._exited = {p for p in self._exited & known if p not in dead}
+        self._exited.difference_update(dead)
+        self._probed = probed.difference(dead)
         living = {member.container.key for member in self.members.all()}
         self._totals = {key: totals for key, totals in self._totals.items() if key[0] in living}

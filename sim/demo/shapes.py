@@ -4,21 +4,11 @@
 
 from __future__ import annotations
 
-RATE_PER_SECOND = 125  # × 4 ms of GPU time: half of the device
-ONLINE = (
-    "--rate",
-    str(RATE_PER_SECOND),
-    "--kernels",
-    "20",
-    "--kernel-us",
-    "200",
-    "--blocks",
-    "132",
-    "--threads",
-    "1024",
-)
-OFFLINE = ("--kernels", "120", "--kernel-us", "250", "--blocks", "132", "--threads", "1024")
-OFFLINE_PACE = ("--host-us", "3000", "--copy-bytes", "16MiB", "--memory", "12GiB")
+from bench.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE
+
+ONLINE = (*BERT_RATE, *BERT_LIKE)
+OFFLINE = RESNET_LIKE
+OFFLINE_PACE = ("--copy-bytes", "2MiB", "--memory", "12GiB")
 
 POLICY = """\
 version: 1

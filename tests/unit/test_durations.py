@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.delivery import LaunchTimes, delivered_ns
+from agent.delivery import BusyTimes, LaunchTimes, delivered_ns
 from agent.durations import SmTimes, Tick, solve
 from agent.model import ProcessId
 from agent.occupancy import sm_fraction
@@ -90,3 +90,12 @@ def test_a_process_that_never_waited_has_no_duration() -> None:
 )
 def test_a_launch_keeps_as_many_sms_busy_as_it_has_blocks_for(blocks: int, threads: int, fraction: float) -> None:
     assert sm_fraction(blocks, threads, 132) == pytest.approx(fraction)
+
+
+def test_busy_time_over_launches_needs_a_few_ticks_and_skips_missing_samples() -> None:
+    times = BusyTimes()
+    for busy in (500.0, None, 700.0):
+        times.observe(A[0], 10, busy)
+    assert times.per_launch_ns(A[0]) is None
+    times.observe(A[0], 10, 600.0)
+    assert times.per_launch_ns(A[0]) == 60
