@@ -26,7 +26,7 @@ struct process_id {
 
 /* Why something was not recorded; an index of the map `lost`. */
 enum lost {
-	LOST_LAUNCH_FUNCTION, /* `launches` full: counted under function 0 instead */
+	LOST_LAUNCH_FUNCTION, /* `launches` full: counted in `other_launches` instead, without its function */
 	LOST_LAUNCH, /* not even that: a launch is missing */
 	LOST_PROCESS, /* `processes` full */
 	LOST_THREAD, /* `threads` full */

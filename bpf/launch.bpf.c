@@ -61,7 +61,7 @@ static __always_inline void count_launch(const struct process_id *id, __u32 devi
 
 	if (!value) {
 		key.function = 0;
-		value = find_or_add(&launches, &key, &initial, LOST_LAUNCH);
+		value = find_or_add(&other_launches, &key, &initial, LOST_LAUNCH);
 	}
 	if (!value)
 		return;

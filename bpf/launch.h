@@ -14,7 +14,7 @@ struct launch_key {
 	struct process_id process;
 	__u32 device; /* the process's own ordinal */
 	__u32 _pad;
-	__u64 function; /* CUfunction or CUgraphExec; 0: any, when the map was full */
+	__u64 function; /* CUfunction or CUgraphExec; 0 in `other_launches`: any, while `launches` was full */
 };
 
 struct launch_value {

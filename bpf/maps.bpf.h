@@ -108,6 +108,7 @@ LRU_HASH(threads, __u64, struct thread, 16384);
 LRU_HASH(calls, struct call_key, struct call, 16384);
 LRU_HASH(owners, struct owner_key, __u32, 16384);
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
+BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
 BOUNDED_HASH(memory, struct memory_key, struct memory_value, 8192);
 BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 131072);
 BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The real BPF object on real uprobes; only the GPU is simulated. One node for all, probes of a test's own where it attaches."""
+"""The real BPF object on real uprobes; only the GPU is simulated. One node for all tests."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from agent import preflight
 from agent.probes import Probes
 from agent.procfs import Procfs
 from bench.node import BUILD, Node, simulated_node
-from tests.kernel.driven import LIBCUDA, Driver
+from tests.kernel.driven import Driver
 
 _HERE = Path(__file__).parent
 _SIM = _HERE.parents[1] / "sim"
@@ -38,9 +39,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="session")
-def driver(program: Path, node: Node) -> Driver:
+def driver(program: Path, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """For programs that do exactly what they are told."""
-    return Driver(program, node)
+    libcuda = tmp_path_factory.mktemp("lib") / "libcuda.so.1"
+    shutil.copyfile(BUILD / "lib" / "libcuda.so.1", libcuda)
+    return Driver(program, node, libcuda)
 
 
 @pytest.fixture
@@ -51,9 +54,9 @@ def fresh_probes() -> Iterator[Probes]:
 
 
 @pytest.fixture(scope="session")
-def probes() -> Iterator[Probes]:
+def probes(driver: Driver) -> Iterator[Probes]:
     """Attached before any program starts; the tests share them, for each has processes of its own."""
     with Probes(preflight.bpf_object(), Procfs()) as probes:
-        library = probes.ensure(str(LIBCUDA))
+        library = probes.ensure(str(driver.libcuda))
         assert not library.failed
         yield probes

@@ -16,10 +16,9 @@ from agent.layout import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS,
 from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
-from bench.node import BUILD, Node
+from bench.node import Node
 
 KERNELS = 8  # of driver.c
-LIBCUDA = BUILD / "lib" / "libcuda.so.1"
 Launched = dict[tuple[int, int], tuple[int, int, int]]
 """(device, function) → launches, blocks, threads per block of the latest"""
 
@@ -56,16 +55,17 @@ class Driven:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Starts driver programs on a simulated node."""
+    """Starts driver programs on a simulated node. `libcuda` is a copy that no other program on the machine uses."""
 
     program: Path
     node: Node
+    libcuda: Path
 
     @contextmanager
     def start(self, *arguments: str) -> Iterator[Driven]:
         """One program, ready. It ends with the block."""
         command = [str(self.program), *arguments]
-        environment = {**os.environ, **self.node.environment}
+        environment = {**os.environ, **self.node.environment, "LD_LIBRARY_PATH": str(self.libcuda.parent)}
         pipe = subprocess.PIPE
         with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
             try:

@@ -18,7 +18,6 @@ import pytest
 from agent import layout, libraries, preflight
 from agent.collectors.deliveries import fresh
 from agent.errors import ProbeError
-from agent.libbpf import BpfObject
 from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
@@ -189,22 +188,6 @@ def test_launches_go_to_the_device_whose_context_is_current(probes: Probes, driv
     driven.drive()
     by_device = {key.device: value.launches for key, value in entries(probes, "launches", driven.id)}
     assert by_device == {0: 2 * THREADS * COUNT, 1: 2 * THREADS * COUNT}
-
-
-def test_a_full_map_loses_no_launch(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "agent.probes.BpfObject", lambda path, **more: BpfObject(path, max_entries={"launches": 1}, **more)
-    )
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
-        probes.ensure(str(LIBCUDA))
-        first, second = drive(1, COUNT, "launch"), drive(1, COUNT, "launch")
-        first.drive()
-        second.drive()
-        lost = dict(probes.lost())
-        assert counted(probes, first.id)[0] == COUNT
-        assert counted(probes, second.id)[0] + lost["launch"] == COUNT
-        assert lost["launch"] == COUNT
-        assert lost["launch_function"] == COUNT
 
 
 def test_a_struct_that_changed_is_noticed_at_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from agent.layout import DEVICE_UNKNOWN
 from agent.probes import Probes
-from tests.kernel.driven import LIBCUDA, Driven, Driver, Launched, launched, lost, run_together, start_all
+from tests.kernel.driven import Driven, Driver, Launched, launched, lost, run_together, start_all
 
 PROCESSES, THREADS, LAUNCHES = 5, 3, 23
 BLOCKS, BLOCK_THREADS = 3 * 5 * 7, 2 * 11 * 13
@@ -35,7 +35,7 @@ def test_every_launch_of_processes_that_started_before_the_probes_is_counted_onc
 ) -> None:
     with ExitStack() as stack:
         running = programs(stack, driver, through)
-        fresh_probes.ensure(str(LIBCUDA))
+        fresh_probes.ensure(str(driver.libcuda))
         run_together(running)
         for driven in running:  # their contexts were made unseen: which device it is, NVML has to say
             assert launched(fresh_probes, driven.process) == exactly(driven, DEVICE_UNKNOWN)
@@ -46,7 +46,7 @@ def test_every_launch_of_processes_that_started_before_the_probes_is_counted_onc
 def test_every_launch_of_processes_that_start_after_the_probes_is_counted_once(
     driver: Driver, fresh_probes: Probes, through: str
 ) -> None:
-    fresh_probes.ensure(str(LIBCUDA))
+    fresh_probes.ensure(str(driver.libcuda))
     with ExitStack() as stack:
         running = programs(stack, driver, through)
         run_together(running)

@@ -70,16 +70,16 @@ def test_a_pitched_allocation_counts_with_its_padding(driver: Driver, probes: Pr
 
 
 def test_everything_freed_leaves_nothing_live(driver: Driver, probes: Probes) -> None:
-    driven = driver.run("threads=3", "alloc:1000", "alloc_managed:3000", "alloc_async:7000", "free_async", "free", "free")
+    driven = driver.run(
+        "threads=3", "alloc:1000", "alloc_managed:3000", "alloc_async:7000", "free_async", "free", "free"
+    )
     assert memory(probes, driven.process)[0].live == {}
     assert memory(probes, driven.process)[0].frees == 9
 
 
 def test_what_did_not_fit_counts_as_a_failure_and_not_as_memory(driver: Driver, probes: Probes) -> None:
     driven = driver.run(f"alloc:{MIB}", f"5*alloc_too_much:{4096 * MIB}")
-    assert memory(probes, driven.process) == {
-        0: Memory({"plain": MIB}, allocations=1, frees=0, failures=5, peak=MIB)
-    }
+    assert memory(probes, driven.process) == {0: Memory({"plain": MIB}, allocations=1, frees=0, failures=5, peak=MIB)}
 
 
 def test_each_device_has_its_own_memory(driver: Driver, probes: Probes) -> None:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A map that is full loses detail, says so, and loses no launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from agent import preflight
+from agent import probes as agent_probes
+from agent.collectors.launches import Launches
+from agent.libbpf import BpfObject
+from agent.probes import Probes
+from agent.procfs import Procfs
+from tests.kernel.driven import Driver, launched, lost
+
+ROOM = 3
+GRID = "2x1x1:32x1x1"
+
+
+@pytest.fixture
+def cramped_probes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
+    """With a map `launches` of three entries."""
+    monkeypatch.setattr(agent_probes, "BpfObject", partial(BpfObject, max_entries={"launches": ROOM}))
+    with Probes(preflight.bpf_object(), Procfs()) as probes:
+        probes.ensure(str(driver.libcuda))
+        yield probes
+
+
+def test_a_full_map_of_launches_loses_none(driver: Driver, cramped_probes: Probes) -> None:
+    first = driver.run(*(f"{kernel + 2}*launch:{GRID}:{kernel}" for kernel in range(5)))
+    second = driver.run(f"23*launch:{GRID}:1")  # the map was full before it came
+    assert launched(cramped_probes, first.process) == {
+        (0, first.function(kernel)): (kernel + 2, 2 * (kernel + 2), 32) for kernel in range(ROOM)
+    }
+    assert launched(cramped_probes, first.process, "other_launches") == {(0, 0): (5 + 6, 2 * (5 + 6), 32)}
+    assert launched(cramped_probes, second.process, "other_launches") == {(0, 0): (23, 46, 32)}
+    assert lost(cramped_probes) == {"launch_function": 5 + 6 + 23}
+
+
+def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, cramped_probes: Probes) -> None:
+    driven = driver.run(*(f"launch:{GRID}:{kernel}" for kernel in range(5)))
+    collector = Launches(cramped_probes)
+    counts = {sample.function: sample.launches for sample in collector.collect(0) if sample.process == driven.process}
+    assert counts == {0: 2, **{driven.function(kernel): 1 for kernel in range(ROOM)}}
+    collector.forget(driven.process)
+    assert not list(collector.collect(0))
