@@ -132,11 +132,15 @@ def _run(options: argparse.Namespace) -> int:
     policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
-        observer = stack.enter_context(Observer(_settings(options)))
-        server = prometheus.serve(address, port, observer.snapshot)
+        observer = Observer(_settings(options))
+        server = prometheus.serve(address, port, observer.snapshot)  # first what can be refused for little
         stack.callback(server.close)
         socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock")
         stack.callback(socket.close)
+        stack.enter_context(observer)
+        _log.info(
+            "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
+        )
         enforcing = stack.enter_context(ExitStack())
         _enforce(policy, observer, options, enforcing)
         print("ready", file=sys.stderr, flush=True)

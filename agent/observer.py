@@ -47,6 +47,7 @@ class Observer:
         self._stack = ExitStack()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+        self._ticking: Pipeline | None = None
         self.proc = Procfs()
 
     def __enter__(self) -> Self:
@@ -67,6 +68,7 @@ class Observer:
                 _log.warning("no libcuda.so.1 on this node yet: containers' own are looked for; name it with --libcuda")
             self._discovery.look()
             self.pipeline.tick(monotonic_ns())
+            self._ticking = self.pipeline
             self._thread.start()
             stack.callback(self._stop)
             self._stack = stack.pop_all()
@@ -76,8 +78,8 @@ class Observer:
         self._stack.close()
 
     def snapshot(self) -> Snapshot | None:
-        """The latest picture."""
-        return self.pipeline.snapshot
+        """The latest picture; None before the first."""
+        return self._ticking.snapshot if self._ticking else None
 
     def _devices_of(self, nvml: Nvml) -> Callable[[], Sequence[Device]]:
         def devices() -> Sequence[Device]:

@@ -172,6 +172,7 @@ class Guardian:
         key = layout.ProcessKey.of(process)
         record = self._resumes.get(key) or layout.Resume()
         record.pass_until_ns = due.pass_until_ns
+        record.stopped_at_ns = 0
         record.paused_ns += max(0, self._clock() - due.stop.at_ns)
         record.resumes += 1
         if resume_process(self._handles, process):
@@ -181,6 +182,9 @@ class Guardian:
         pause = layout.Pause.from_buffer_copy(record)
         if pause.kind == layout.PAUSE_STOPPED:
             self._resumer.add(pause)
+            stopped = self._resumes.get(pause.process) or layout.Resume()
+            stopped.stopped_at_ns = pause.at_ns
+            self._resumes.put(pause.process, stopped)
         elif pause.kind == layout.PAUSE_AGENT_EXIT:
             self._finished = True
 

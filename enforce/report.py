@@ -51,7 +51,7 @@ class PauseMeter:
         pauses, paused_ns = self._sums.get(key, (0, 0))
         for process in processes_of(seat):
             before = self._last.get(process, (0, 0))
-            now = self._process(process)
+            now = self._process(process, now_ns)
             self._last[process] = now
             pauses, paused_ns = pauses + now[0] - before[0], paused_ns + now[1] - before[1]
         self._sums[key] = (pauses, paused_ns)
@@ -63,10 +63,14 @@ class PauseMeter:
         ratio = min(1.0, (paused_ns - history[0][1]) / elapsed) if elapsed > 0 else None
         return Paused(pauses, paused_ns / 1e9, ratio)
 
-    def _process(self, process: ProcessId) -> tuple[int, int]:
+    def _process(self, process: ProcessId, now_ns: int) -> tuple[int, int]:
+        """Pauses and paused ns so far, the stop that it is in included."""
         key = ProcessKey.of(process)
         pace, resume = self._paces.get(key), self._resumes.get(key)
-        return (pace.pauses if pace else 0, resume.paused_ns if resume else 0)
+        if resume is None:
+            return (pace.pauses if pace else 0, 0)
+        going_on = max(0, now_ns - resume.stopped_at_ns) if resume.stopped_at_ns else 0
+        return (pace.pauses if pace else 0, resume.paused_ns + going_on)
 
 
 def report(

@@ -39,9 +39,10 @@ class Stage:
 
     def truth(self) -> list[dict[str, int]]:
         """What really happened, per process: only the demo's figures look at it."""
-        out = subprocess.run(
-            [BUILD / "bin" / "gpusim", "truth"], env=self.environment, check=True, capture_output=True, text=True
-        )
+        command = [str(BUILD / "bin" / "gpusim"), "truth"]
+        out = subprocess.run(command, env=self.environment, check=False, capture_output=True, text=True)
+        if out.returncode:
+            raise SetupError(f"the simulated GPU does not answer: {out.stderr.strip()}")
         return [json.loads(line) for line in out.stdout.splitlines()]
 
     @contextmanager
