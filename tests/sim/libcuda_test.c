@@ -1,0 +1,718 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * The client library through its exports, against a server with two GPUs of 4 SMs and 2 GiB. `libcuda_test` lists the
+ * tests, `libcuda_test NAME` runs one; the server's pid is in $SERVER_PID.
+ */
+#include <cuda.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { DEADLINE_S = 60, QUEUE_DEPTH = 1024, GPUS = 2, UUID_ROOM = 48 };
+
+static const size_t MIB = 1 << 20;
+static const unsigned long long MS = 1000000;
+static const char PTX[] = ".visible .entry spin(.param .u64 spin_ns) { ret; }\n.visible .entry plain() { ret; }\n";
+
+#define CHECK(condition)                                                                                               \
+	do {                                                                                                           \
+		if (!(condition)) {                                                                                    \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                        \
+			_exit(1);                                                                                      \
+		}                                                                                                      \
+	} while (0)
+#define OK(call) CHECK((call) == CUDA_SUCCESS)
+#define MUCH_LIKE(value, wanted) ((value) > (wanted)-0.001f && (value) < (wanted) + 0.001f)
+
+static CUcontext contexts[GPUS];
+static CUfunction spin;
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void nap(void)
+{
+	nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void begin(void)
+{
+	CUmodule module;
+
+	OK(cuInit(0));
+	OK(cuDevicePrimaryCtxRetain(&contexts[0], 0));
+	OK(cuCtxSetCurrent(contexts[0]));
+	OK(cuModuleLoadData(&module, PTX));
+	OK(cuModuleGetFunction(&spin, module, "spin"));
+}
+
+static CUstream new_stream(unsigned flags)
+{
+	CUstream stream;
+
+	OK(cuStreamCreate(&stream, flags));
+	return stream;
+}
+
+static CUevent new_event(CUstream stream)
+{
+	CUevent event;
+
+	OK(cuEventCreate(&event, CU_EVENT_DEFAULT));
+	OK(cuEventRecord(event, stream));
+	return event;
+}
+
+static float between(CUevent first, CUevent second)
+{
+	float ms;
+
+	OK(cuEventElapsedTime(&ms, first, second));
+	return ms;
+}
+
+static CUresult try_launch(CUstream stream, unsigned long long ns)
+{
+	void *parameters[] = {&ns};
+
+	return cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
+}
+
+static void launch(CUstream stream, unsigned long long ns)
+{
+	OK(try_launch(stream, ns));
+}
+
+static size_t free_bytes(void)
+{
+	size_t left, total;
+
+	OK(cuMemGetInfo(&left, &total));
+	return left;
+}
+
+/* Processes must be made before cuInit: a child cannot use its parent's GPU. */
+static pid_t child(void (*run)(void))
+{
+	pid_t pid = fork();
+
+	CHECK(pid >= 0);
+	if (pid)
+		return pid;
+	alarm(DEADLINE_S);
+	run();
+	_exit(0);
+}
+
+static void expect_end(pid_t pid)
+{
+	int status;
+
+	CHECK(waitpid(pid, &status, 0) == pid);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* ---- streams and events ---- */
+
+static void a_full_queue_blocks_and_goes_on(void)
+{
+	CUstream stream;
+	CUevent first_done;
+	uint64_t began;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	began = now_ns();
+	launch(stream, 1000 * MS);
+	first_done = new_event(stream);
+	for (int i = 2; i < QUEUE_DEPTH; i++)
+		launch(stream, 1000);
+	CHECK(cuEventQuery(first_done) == CUDA_ERROR_NOT_READY); /* so many fit while the first one runs */
+	launch(stream, 1000);
+	CHECK(now_ns() - began >= 1000 * MS); /* and no more */
+	for (int i = 0; i < 2 * QUEUE_DEPTH; i++)
+		launch(stream, 1000);
+	OK(cuStreamSynchronize(stream));
+	OK(cuStreamQuery(stream));
+}
+
+static void a_full_queue_blocks_no_other_stream(void)
+{
+	CUstream full, other;
+	CUevent first_done;
+
+	begin();
+	full = new_stream(CU_STREAM_NON_BLOCKING);
+	other = new_stream(CU_STREAM_NON_BLOCKING);
+	launch(full, 1000 * MS);
+	first_done = new_event(full);
+	for (int i = 2; i < QUEUE_DEPTH; i++)
+		launch(full, 1000);
+	launch(other, 1000);
+	OK(cuStreamSynchronize(other));
+	CHECK(cuEventQuery(first_done) == CUDA_ERROR_NOT_READY);
+}
+
+static int order[100];
+static _Atomic int order_count;
+
+static void CUDAAPI note_order(void *place)
+{
+	order[atomic_fetch_add(&order_count, 1)] = *(int *)place;
+}
+
+static void a_stream_keeps_its_order(void)
+{
+	static int places[100];
+	CUstream stream;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	for (int i = 0; i < 100; i++) {
+		places[i] = i;
+		launch(stream, (unsigned)(100 - i) * 1000);
+		OK(cuLaunchHostFunc(stream, note_order, &places[i]));
+	}
+	OK(cuStreamSynchronize(stream));
+	CHECK(atomic_load(&order_count) == 100);
+	for (int i = 0; i < 100; i++)
+		CHECK(order[i] == i);
+}
+
+static void synchronizing_returns_when_the_work_is_done(void)
+{
+	CUstream stream;
+	uint64_t began;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	began = now_ns();
+	launch(stream, 50 * MS);
+	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
+	OK(cuStreamSynchronize(stream));
+	CHECK(now_ns() - began >= 50 * MS);
+	OK(cuStreamQuery(stream));
+	OK(cuStreamSynchronize(stream));
+	launch(stream, 20 * MS);
+	launch(NULL, 10 * MS);
+	OK(cuCtxSynchronize());
+	OK(cuStreamQuery(stream));
+	OK(cuStreamQuery(NULL));
+}
+
+static void events_tell_the_time_that_work_took(void)
+{
+	CUdeviceptr memory;
+	CUevent at[4], never;
+	CUstream stream;
+	float ms;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuMemAlloc(&memory, 32 * MIB));
+	launch(stream, 300 * MS); /* while it runs, all the rest gets into the queue */
+	at[0] = new_event(stream);
+	launch(stream, 3 * MS);
+	at[1] = new_event(stream);
+	launch(stream, 7 * MS);
+	at[2] = new_event(stream);
+	OK(cuMemcpyHtoDAsync(memory, PTX, 25000000, stream));
+	at[3] = new_event(stream);
+	CHECK(cuEventQuery(at[0]) == CUDA_ERROR_NOT_READY);
+	CHECK(cuEventElapsedTime(&ms, at[0], at[1]) == CUDA_ERROR_NOT_READY);
+	OK(cuEventSynchronize(at[3]));
+	CHECK(MUCH_LIKE(between(at[0], at[1]), 3.0f));
+	CHECK(MUCH_LIKE(between(at[1], at[2]), 7.0f));
+	CHECK(MUCH_LIKE(between(at[2], at[3]), 1.002f)); /* 25 MB at 25 GB/s, and 2 µs */
+	CHECK(MUCH_LIKE(between(at[2], at[0]), -10.0f));
+	OK(cuEventCreate(&never, CU_EVENT_DEFAULT));
+	CHECK(cuEventElapsedTime(&ms, at[0], never) == CUDA_ERROR_INVALID_HANDLE);
+	OK(cuEventSynchronize(never));
+}
+
+static void a_stream_waits_for_an_event_of_another(void)
+{
+	CUstream first, second;
+	CUevent produced, consumed;
+
+	begin();
+	first = new_stream(CU_STREAM_NON_BLOCKING);
+	second = new_stream(CU_STREAM_NON_BLOCKING);
+	launch(first, 100 * MS);
+	produced = new_event(first);
+	OK(cuStreamWaitEvent(second, produced, 0));
+	launch(second, 5 * MS);
+	consumed = new_event(second);
+	OK(cuStreamSynchronize(second));
+	CHECK(MUCH_LIKE(between(produced, consumed), 5.0f));
+}
+
+static void the_null_stream_waits_for_the_others_and_they_for_it(void)
+{
+	CUstream blocking, free_running;
+	CUevent before, within, after, beside;
+
+	begin();
+	blocking = new_stream(CU_STREAM_DEFAULT);
+	free_running = new_stream(CU_STREAM_NON_BLOCKING);
+	launch(blocking, 300 * MS);
+	before = new_event(blocking);
+	launch(NULL, 20 * MS);
+	within = new_event(NULL);
+	launch(blocking, 5 * MS);
+	after = new_event(blocking);
+	launch(free_running, MS);
+	beside = new_event(free_running);
+	OK(cuCtxSynchronize());
+	CHECK(MUCH_LIKE(between(before, within), 20.0f));
+	CHECK(MUCH_LIKE(between(within, after), 5.0f));
+	CHECK(between(beside, before) > 0);
+}
+
+/* ---- processes ---- */
+
+static void a_forked_child_is_not_initialized(void)
+{
+	CUdeviceptr memory, mine;
+	CUstream stream;
+	CUcontext context;
+	pid_t pid;
+	int count;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuMemAlloc(&memory, MIB));
+	launch(stream, 200 * MS);
+	pid = fork();
+	if (pid == 0) {
+		alarm(DEADLINE_S);
+		CHECK(cuInit(0) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuDeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuCtxSetCurrent(contexts[0]) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(try_launch(stream, 1000) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(try_launch(NULL, 1000) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuStreamDestroy(stream) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuCtxSynchronize() == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuMemAlloc(&mine, MIB) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuMemFree(memory) == CUDA_ERROR_NOT_INITIALIZED);
+		CHECK(cuMemcpyHtoD(memory, PTX, 16) == CUDA_ERROR_NOT_INITIALIZED);
+		_exit(0);
+	}
+	expect_end(pid);
+	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY || cuStreamQuery(stream) == CUDA_SUCCESS);
+	launch(stream, 1000); /* and the parent never noticed */
+	OK(cuStreamSynchronize(stream));
+	OK(cuMemFree(memory));
+}
+
+static int told[2];
+
+static void tell(void)
+{
+	CHECK(write(told[1], "", 1) == 1);
+}
+
+static void hear(void)
+{
+	char byte;
+
+	CHECK(read(told[0], &byte, 1) == 1);
+}
+
+static void fill_and_wait(void)
+{
+	CUdeviceptr memory;
+
+	begin();
+	OK(cuMemAlloc(&memory, 1024 * MIB));
+	launch(NULL, 20 * MS);
+	tell();
+	for (;;)
+		launch(NULL, 1000);
+}
+
+static void expect_memory_back(size_t before)
+{
+	while (free_bytes() != before)
+		nap(); /* SIGALRM ends it */
+}
+
+static void a_killed_process_gives_its_memory_back(void)
+{
+	size_t before;
+	pid_t pid;
+
+	CHECK(pipe(told) == 0);
+	pid = child(fill_and_wait);
+	hear();
+	begin();
+	CHECK(free_bytes() < 1024 * MIB);
+	CHECK(kill(pid, SIGKILL) == 0);
+	CHECK(waitpid(pid, NULL, 0) == pid);
+	before = 2048 * MIB - 300 * MIB; /* all but our own context */
+	expect_memory_back(before);
+	launch(NULL, 1000);
+	OK(cuCtxSynchronize());
+}
+
+static void leave_a_child_behind(void)
+{
+	CUdeviceptr memory;
+
+	begin();
+	OK(cuMemAlloc(&memory, 1024 * MIB));
+	if (fork() == 0) {
+		alarm(DEADLINE_S);
+		tell();
+		pause();
+	}
+	pause();
+}
+
+static void a_killed_process_gives_its_memory_back_although_its_child_lives(void)
+{
+	pid_t pid;
+
+	CHECK(pipe(told) == 0);
+	pid = child(leave_a_child_behind);
+	CHECK(setpgid(pid, pid) == 0);
+	hear();
+	begin();
+	CHECK(kill(pid, SIGKILL) == 0);
+	CHECK(waitpid(pid, NULL, 0) == pid);
+	expect_memory_back(2048 * MIB - 300 * MIB);
+	CHECK(kill(-pid, 0) == 0); /* the child is still there */
+	CHECK(kill(-pid, SIGKILL) == 0);
+}
+
+static void work_without_end(void)
+{
+	CUdeviceptr memory;
+
+	begin();
+	tell();
+	for (;;) {
+		OK(cuMemAlloc(&memory, MIB));
+		for (int i = 0; i < 300; i++)
+			launch(NULL, 20000);
+		OK(cuMemFree(memory));
+	}
+}
+
+static void a_stopped_process_holds_up_nobody(void)
+{
+	pid_t pid;
+	int status;
+
+	CHECK(pipe(told) == 0);
+	pid = child(work_without_end);
+	hear();
+	begin();
+	for (int round = 0; round < 40; round++) {
+		CUdeviceptr memory;
+
+		CHECK(kill(pid, SIGSTOP) == 0);
+		CHECK(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+		OK(cuMemAlloc(&memory, MIB));
+		for (int i = 0; i < 20; i++)
+			launch(NULL, 1000);
+		OK(cuCtxSynchronize()); /* behind what the stopped one has queued, and no longer */
+		OK(cuMemFree(memory));
+		CHECK(kill(pid, SIGCONT) == 0);
+		nanosleep(&(struct timespec){.tv_nsec = 100000 + 37000 * round},
+			  NULL); /* another instruction each time */
+	}
+	CHECK(waitpid(pid, &status, WNOHANG) == 0); /* nor did it fail itself */
+	CHECK(kill(pid, SIGKILL) == 0);
+	CHECK(waitpid(pid, NULL, 0) == pid);
+}
+
+/* ---- a server that dies ---- */
+
+static _Atomic int blocked;
+static CUstream long_stream, full_stream;
+
+static void *wait_for_long_work(void *unused)
+{
+	OK(cuCtxSetCurrent(contexts[0]));
+	atomic_fetch_add(&blocked, 1);
+	CHECK(cuStreamSynchronize(long_stream) != CUDA_SUCCESS);
+	return unused;
+}
+
+static void *launch_until_it_fails(void *unused)
+{
+	OK(cuCtxSetCurrent(contexts[0]));
+	atomic_fetch_add(&blocked, 1);
+	while (try_launch(full_stream, 3600000 * MS) == CUDA_SUCCESS)
+		;
+	return unused;
+}
+
+static void *allocate_until_it_fails(void *unused)
+{
+	CUdeviceptr memory;
+
+	OK(cuCtxSetCurrent(contexts[0]));
+	atomic_fetch_add(&blocked, 1);
+	while (cuMemAlloc(&memory, MIB) == CUDA_SUCCESS && cuMemFree(memory) == CUDA_SUCCESS)
+		;
+	return unused;
+}
+
+static void calls_fail_when_the_server_is_gone(void)
+{
+	void *(*const work[])(void *) = {wait_for_long_work, launch_until_it_fails, allocate_until_it_fails};
+	const char *server = getenv("SERVER_PID");
+	CUdeviceptr memory, other;
+	pthread_t threads[3];
+
+	CHECK(server);
+	begin();
+	OK(cuMemAlloc(&memory, MIB));
+	long_stream = new_stream(CU_STREAM_NON_BLOCKING);
+	full_stream = new_stream(CU_STREAM_NON_BLOCKING);
+	launch(long_stream, 3600000 * MS);
+	for (int i = 0; i < 3; i++)
+		CHECK(pthread_create(&threads[i], NULL, work[i], NULL) == 0);
+	while (atomic_load(&blocked) < 3)
+		nap();
+	for (int i = 0; i < 50; i++)
+		nap(); /* likely in the middle of their calls; right whether or not */
+	CHECK(kill(atoi(server), SIGKILL) == 0);
+	for (int i = 0; i < 3; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(cuMemAlloc(&other, MIB) != CUDA_SUCCESS);
+	CHECK(cuMemFree(memory) != CUDA_SUCCESS);
+	CHECK(try_launch(NULL, 1000) != CUDA_SUCCESS);
+	CHECK(cuMemcpyHtoD(memory, PTX, 16) != CUDA_SUCCESS);
+	CHECK(cuStreamSynchronize(long_stream) != CUDA_SUCCESS);
+	CHECK(cuStreamQuery(long_stream) != CUDA_SUCCESS);
+	CHECK(cuCtxSynchronize() != CUDA_SUCCESS);
+	CHECK(cuInit(0) != CUDA_SUCCESS);
+}
+
+/* ---- memory and devices ---- */
+
+static void memory_runs_out_and_comes_back(void)
+{
+	CUdeviceptr memory[8], more;
+	size_t before;
+	int count = 0;
+
+	begin();
+	before = free_bytes();
+	while (cuMemAlloc(&memory[count], 512 * MIB) == CUDA_SUCCESS)
+		count++;
+	CHECK(count == 3); /* of 2 GiB, less our own context */
+	CHECK(cuMemAlloc(&more, 512 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(free_bytes() == before - 3 * 512 * MIB);
+	OK(cuMemAlloc(&more, MIB)); /* what fits is still given */
+	OK(cuMemFree(more));
+	while (count)
+		OK(cuMemFree(memory[--count]));
+	CHECK(free_bytes() == before);
+	CHECK(cuMemFree(memory[0]) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void contexts_give_their_memory_back(void)
+{
+	CUdeviceptr memory;
+	CUcontext context;
+	size_t before;
+
+	begin();
+	before = free_bytes();
+	OK(cuDevicePrimaryCtxRetain(&contexts[1], 1));
+	OK(cuCtxCreate(&context, 0, 0));
+	OK(cuMemAlloc(&memory, 100 * MIB));
+	CHECK(free_bytes() == before - 100 * MIB); /* a process pays for its context once */
+	OK(cuCtxDestroy(context));
+	CHECK(free_bytes() == before);
+	OK(cuCtxSetCurrent(contexts[1]));
+	CHECK(free_bytes() == 2048 * MIB - 300 * MIB);
+}
+
+static char uuids[GPUS][UUID_ROOM];
+
+static void read_uuid(CUdevice device, char text[UUID_ROOM])
+{
+	CUuuid uuid;
+	char *to = text + sprintf(text, "GPU-");
+
+	OK(cuDeviceGetUuid(&uuid, device));
+	for (int i = 0; i < 16; i++)
+		to += sprintf(to, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+			      (unsigned char)uuid.bytes[i]);
+}
+
+static const char *visible;
+static int wanted[GPUS], wanted_count;
+
+static void see_what_is_wanted(void)
+{
+	char text[UUID_ROOM];
+	int count = 0;
+
+	setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+	CHECK(cuInit(0) == (wanted_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE));
+	if (!wanted_count)
+		return;
+	OK(cuDeviceGetCount(&count));
+	CHECK(count == wanted_count);
+	for (int i = 0; i < count; i++) {
+		read_uuid(i, text);
+		CHECK(strcmp(text, uuids[wanted[i]]) == 0);
+	}
+}
+
+static void expect_visible(const char *list, int count, int first, int second)
+{
+	visible = list;
+	wanted_count = count;
+	wanted[0] = first;
+	wanted[1] = second;
+	expect_end(child(see_what_is_wanted));
+}
+
+static void read_uuids(void)
+{
+	int count;
+
+	OK(cuInit(0));
+	OK(cuDeviceGetCount(&count));
+	CHECK(count == GPUS);
+	for (int d = 0; d < GPUS; d++) {
+		read_uuid(d, uuids[d]);
+		CHECK(write(told[1], uuids[d], sizeof(uuids[d])) == sizeof(uuids[d]));
+	}
+}
+
+static void visible_devices_are_those_of_the_environment(void)
+{
+	pid_t pid;
+
+	CHECK(pipe(told) == 0);
+	unsetenv("CUDA_VISIBLE_DEVICES");
+	pid = child(read_uuids);
+	for (int d = 0; d < GPUS; d++)
+		CHECK(read(told[0], uuids[d], sizeof(uuids[d])) == sizeof(uuids[d]));
+	expect_end(pid);
+	CHECK(strcmp(uuids[0], uuids[1]) != 0);
+	expect_visible("0,1", 2, 0, 1);
+	expect_visible("1,0", 2, 1, 0);
+	expect_visible("1", 1, 1, 0);
+	expect_visible(uuids[1], 1, 1, 0);
+	expect_visible("0,7,1", 1, 0, 0); /* nothing after one that does not exist */
+	expect_visible("", 0, 0, 0);
+	expect_visible("-1", 0, 0, 0);
+	expect_visible("nonsense", 0, 0, 0);
+}
+
+static void work_on_one_device_leaves_the_other_alone(void)
+{
+	CUdeviceptr memory;
+	CUstream far;
+
+	begin();
+	OK(cuDevicePrimaryCtxRetain(&contexts[1], 1));
+	OK(cuCtxPushCurrent(contexts[1]));
+	far = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuMemAlloc(&memory, 1024 * MIB));
+	launch(far, 3600000 * MS);
+	OK(cuCtxPopCurrent(NULL));
+	CHECK(free_bytes() == 2048 * MIB - 300 * MIB);
+	launch(NULL, 1000);
+	OK(cuCtxSynchronize());
+	CHECK(cuStreamQuery(far) == CUDA_ERROR_NOT_READY);
+}
+
+/* ---- mistakes ---- */
+
+static void mistakes_are_errors(void)
+{
+	CUdeviceptr memory;
+	CUfunction function;
+	CUcontext context;
+	CUmodule module;
+	int count;
+
+	CHECK(cuDeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED);
+	CHECK(cuMemAlloc(&memory, MIB) == CUDA_ERROR_NOT_INITIALIZED);
+	CHECK(cuInit(1) == CUDA_ERROR_INVALID_VALUE);
+	OK(cuInit(0));
+	CHECK(cuMemAlloc(&memory, MIB) == CUDA_ERROR_INVALID_CONTEXT);
+	CHECK(cuDevicePrimaryCtxRetain(&context, GPUS) == CUDA_ERROR_INVALID_DEVICE);
+	begin();
+	CHECK(cuMemAlloc(&memory, 0) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuMemFree(12345) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_HANDLE);
+	CHECK(cuLaunchKernel(spin, 0, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuLaunchKernel(spin, 1, 1, 1, 1025, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuModuleLoadData(&module, "\x7f"
+					"ELF") == CUDA_ERROR_INVALID_PTX);
+	OK(cuModuleLoadData(&module, PTX));
+	CHECK(cuModuleGetFunction(&function, module, "absent") == CUDA_ERROR_NOT_FOUND);
+	OK(cuCtxSynchronize());
+}
+
+struct test {
+	const char *name;
+	void (*run)(void);
+};
+
+#define TEST(name)                                                                                                     \
+	{                                                                                                              \
+#name, name                                                                                            \
+	}
+
+static const struct test TESTS[] = {
+	TEST(a_full_queue_blocks_and_goes_on),
+	TEST(a_full_queue_blocks_no_other_stream),
+	TEST(a_stream_keeps_its_order),
+	TEST(synchronizing_returns_when_the_work_is_done),
+	TEST(events_tell_the_time_that_work_took),
+	TEST(a_stream_waits_for_an_event_of_another),
+	TEST(the_null_stream_waits_for_the_others_and_they_for_it),
+	TEST(a_forked_child_is_not_initialized),
+	TEST(a_killed_process_gives_its_memory_back),
+	TEST(a_killed_process_gives_its_memory_back_although_its_child_lives),
+	TEST(a_stopped_process_holds_up_nobody),
+	TEST(calls_fail_when_the_server_is_gone),
+	TEST(memory_runs_out_and_comes_back),
+	TEST(contexts_give_their_memory_back),
+	TEST(visible_devices_are_those_of_the_environment),
+	TEST(work_on_one_device_leaves_the_other_alone),
+	TEST(mistakes_are_errors),
+};
+
+int main(int argc, char **argv)
+{
+	alarm(DEADLINE_S); /* nothing may hang */
+	for (size_t i = 0; i < sizeof(TESTS) / sizeof(TESTS[0]); i++) {
+		if (argc == 1)
+			puts(TESTS[i].name);
+		else if (strcmp(argv[1], TESTS[i].name) == 0) {
+			TESTS[i].run();
+			return 0;
+		}
+	}
+	return argc == 1 ? 0 : 2;
+}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The client library keeps the driver's promises, each a function in libcuda_test.c; its exports are fit for probes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.node import BUILD
+
+_HERE = Path(__file__).parent
+_SIM = _HERE.parents[1] / "sim"
+_LIBCUDA = BUILD / "lib" / "libcuda.so.1"
+_NAMES = re.findall(r"^\s*TEST\((\w+)\)", (_HERE / "libcuda_test.c").read_text(), re.MULTILINE)
+_KILLS_THE_SERVER = "calls_fail_when_the_server_is_gone"
+_NEWEST = 13000
+_PER_THREAD = 2
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("libcuda") / "libcuda_test"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{_SIM / 'include'}"]
+    libraries = [f"-L{_LIBCUDA.parent}", "-lcuda", "-lpthread"]
+    subprocess.run(["gcc", *flags, str(_HERE / "libcuda_test.c"), "-o", str(path), *libraries], check=True)
+    return path
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    settings = {"GPUSIM_GPUS": "2", "GPUSIM_SMS": "4", "GPUSIM_MEMORY": "2GiB"}
+    command = [str(BUILD / "bin" / "gpusim"), "serve", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, **settings}, text=True, stdout=subprocess.PIPE) as server:
+        assert server.stdout
+        assert server.stdout.readline() == "ready\n"
+        yield server
+        if server.poll() is None:
+            server.terminate()
+        server.wait(timeout=30)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_of_libcuda(program: Path, server: subprocess.Popen[str], tmp_path: Path, name: str) -> None:
+    client = {
+        "GPUSIM_DIR": str(tmp_path),
+        "LD_LIBRARY_PATH": str(_LIBCUDA.parent),
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "no-mps"),
+        "SERVER_PID": str(server.pid),
+    }
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    command = [str(program), name]
+    done = subprocess.run(command, env={**inherited, **client}, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    if name == _KILLS_THE_SERVER:
+        assert server.wait(timeout=30) == -signal.SIGKILL
+    else:
+        server.terminate()
+        assert server.wait(timeout=30) == 0
+
+
+def test_every_test_of_libcuda_is_known_to_pytest(program: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(_LIBCUDA.parent)}
+    listed = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert listed.stdout.split() == _NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """The names that the library exports and where each lies in memory; and its two ways of asking for them."""
+
+    addresses: dict[str, int]
+    library: ctypes.CDLL
+
+    def ask(self, name: str, version: int, flags: int) -> int | None:
+        """What cuGetProcAddress_v2 says; checks that the first form says the same."""
+        old, new, status = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(-1)
+        text, wide = name.encode(), ctypes.c_uint64(flags)
+        first = self.library.cuGetProcAddress(text, ctypes.byref(old), version, wide)
+        second = self.library.cuGetProcAddress_v2(text, ctypes.byref(new), version, wide, ctypes.byref(status))
+        assert (first, old.value) == (second, new.value)
+        assert (status.value == 0) == (second == 0) == (new.value is not None)
+        return new.value
+
+
+@pytest.fixture(scope="module")
+def exports() -> Exports:
+    listed = subprocess.run(["nm", "-D", "--defined-only", _LIBCUDA], capture_output=True, text=True, check=True)
+    names = [line.split()[2] for line in listed.stdout.splitlines() if line.split()[1] == "T"]
+    library = ctypes.CDLL(str(_LIBCUDA))
+    found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
+    return Exports(found, library)
+
+
+def base(name: str) -> str:
+    """The name that programs ask for."""
+    return re.sub(r"(_v\d+)?(_ptsz|_ptds)?$", "", name)
+
+
+def versions() -> list[int]:
+    """All versions of CUDA in which the driver changed a function."""
+    text = (_SIM / "libcuda" / "proc_address.c").read_text()
+    return sorted({int(version) for version in re.findall(r'[EP]\("\w+", (\d+),', text)})
+
+
+def test_no_two_exports_share_an_address(exports: Exports) -> None:
+    assert len(exports.addresses) > 100
+    assert all(name.startswith("cu") for name in exports.addresses)
+    assert len(set(exports.addresses.values())) == len(exports.addresses)
+
+
+def test_every_export_can_be_had_from_cu_get_proc_address_and_only_exports(exports: Exports) -> None:
+    names = {address: name for name, address in exports.addresses.items()}
+    had = set()
+    for wanted in sorted({base(name) for name in exports.addresses}):
+        for version in versions():
+            for flags in (0, _PER_THREAD):
+                address = exports.ask(wanted, version, flags)
+                if address is not None:
+                    assert base(names[address]).startswith(wanted)  # cuGraphInstantiate…WithFlags
+                    had.add(names[address])
+    assert had == set(exports.addresses)
+
+
+def test_per_thread_streams_are_given_to_those_that_ask_for_them(exports: Exports) -> None:
+    names = {address: name for name, address in exports.addresses.items()}
+    twins = {base(name): name for name in exports.addresses if name.endswith(("_ptsz", "_ptds"))}
+    assert len(twins) > 25
+    for wanted in sorted({base(name) for name in exports.addresses}):
+        plain, own = exports.ask(wanted, _NEWEST, 0), exports.ask(wanted, _NEWEST, _PER_THREAD)
+        assert plain is not None
+        assert own is not None
+        assert not names[plain].endswith(("_ptsz", "_ptds"))
+        if wanted in twins:
+            assert names[own] == twins[wanted]
+        else:
+            assert own == plain
+
+
+def test_what_does_not_exist_is_not_given(exports: Exports) -> None:
+    assert exports.ask("cuNothing", _NEWEST, 0) is None
+    assert exports.ask("cuMemAlloc_v2", _NEWEST, 0) is None  # programs ask for the name without its version
+    assert exports.ask("cuLaunchKernelEx", 11050, 0) is None  # too old for it
