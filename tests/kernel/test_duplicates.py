@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A file that was taken for two files is probed twice, and everything is counted once all the same."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from agent.libraries import FileId
+from agent.probes import Probes
+from tests.kernel.driven import Driver, Memory, copied, latencies, launched, lost, memory
+
+OPERATIONS = (
+    "3*alloc:1048576",
+    "alloc_too_much:1099511627776",
+    "free",
+    *("23*launch:3x5x7:32x1x1", "2*copy_htod_async:1009", "sync") * 4,
+    "new:1",
+    "7*launch:2x1x1:32x1x1",
+    "copy_dtoh:2003",
+)
+
+
+@pytest.fixture
+def doubled_probes(driver: Driver, fresh_probes: Probes, monkeypatch: pytest.MonkeyPatch) -> Probes:
+    """Attached three times to one file, each time as if it were another."""
+    numbers = count()
+    monkeypatch.setattr("agent.probes.real_file", lambda *_: FileId(0, next(numbers)))
+    for _ in range(3):
+        assert not fresh_probes.ensure(str(driver.libcuda)).failed
+    assert len(fresh_probes.libraries()) == 3
+    return fresh_probes
+
+
+@pytest.mark.parametrize("through", ["symbol", "pointer"])
+@pytest.mark.parametrize("streams", ["legacy", "per-thread"])
+def test_what_is_probed_three_times_is_counted_once(
+    driver: Driver, doubled_probes: Probes, through: str, streams: str
+) -> None:
+    driven = driver.run(f"through={through}", f"streams={streams}", *OPERATIONS)
+    process, mib = driven.process, 1 << 20
+    assert launched(doubled_probes, process) == {
+        (0, driven.function(0)): (4 * 23, 4 * 23 * 105, 32),
+        (1, driven.function(0, device=1)): (7, 14, 32),
+    }
+    assert memory(doubled_probes, process) == {0: Memory({"plain": 2 * mib}, 3, 1, failures=1, peak=3 * mib)}
+    assert copied(doubled_probes, process) == {
+        (0, "host_to_device"): (8, 8 * 1009),
+        (1, "device_to_host"): (1, 2003),
+    }
+    assert latencies(doubled_probes, process).count == 4 + 1
+    found = lost(doubled_probes)
+    assert found.pop("duplicate") > 0
+    assert not found
