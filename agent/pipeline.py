@@ -66,6 +66,7 @@ class Pipeline:
     _exited: set[ProcessId] = field(default_factory=set)
     _probed: frozenset[ProcessId] = frozenset()
     _ticks: int = 0
+    _orphaned: int = 0
 
     def tick(self, now_ns: int) -> Snapshot:
         """Observes once and publishes the snapshot."""
@@ -121,7 +122,12 @@ class Pipeline:
             process = evidence.by_tgid.get(tgid)
             if process is not None:
                 here.setdefault(process, Counted())
-        work = [self._work(reading, interval_ns, process, mine, evidence) for process, mine in here.items()]
+        work = []
+        for process, mine in here.items():
+            if self.members.get(process) is not None:
+                work.append(self._work(reading, interval_ns, process, mine, evidence))
+            else:  # gone before anybody could read whose it was: what it did stays unattributed
+                self._orphaned += sum(mine.launches.values())
         return attribute(reading, work, interval_ns), work
 
     def _learn(
@@ -199,7 +205,12 @@ class Pipeline:
 
     def _lost(self) -> dict[str, int]:
         lost = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
-        return {**lost, "members:full": self.members.refused, "launches:no_device": self._tally.unplaced}
+        return {
+            **lost,
+            "members:full": self.members.refused,
+            "launches:no_device": self._tally.unplaced,
+            "launches:no_container": self._orphaned,
+        }
 
     def _book(self, work: Work, usage: Usage, seconds: float) -> None:
         member = self.members.get(work.process)
