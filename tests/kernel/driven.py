@@ -142,11 +142,15 @@ def latencies(probes: Probes, process: ProcessId) -> Any:
     return probes.map("latencies").get(ProcessKey.of(process))
 
 
-def bucket_of(ns: int) -> int:
-    """The bucket that bpf/wait.bpf.c puts a latency into, reckoned another way."""
-    power = ns.bit_length() - 1
-    sub = (ns - (1 << power)) * (1 << LATENCY_SUB_BITS) >> power
-    return (power - LATENCY_FIRST_POWER << LATENCY_SUB_BITS) + sub
+def bounds(found: Any) -> tuple[int, int]:
+    """Between which sums the latencies lie, by their buckets."""
+    least = most = 0
+    for bucket, count in enumerate(found.buckets):
+        power, sub = divmod(bucket, 1 << LATENCY_SUB_BITS)
+        width = 1 << power + LATENCY_FIRST_POWER - LATENCY_SUB_BITS
+        least += count * width * ((1 << LATENCY_SUB_BITS) + sub)
+        most += count * width * ((1 << LATENCY_SUB_BITS) + sub + 1)
+    return least, most
 
 
 def lost(probes: Probes) -> dict[str, int]:

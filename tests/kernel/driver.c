@@ -234,6 +234,12 @@ static bool free_or_fail(const struct operation *o)
 		fputs("driver: there was enough memory\n", stderr);
 		exit(1);
 	}
+	if (strcmp(o->name, "release_wrong") == 0) { /* what is no handle */
+		if (PLAIN(cuMemRelease)(top()) != CUDA_SUCCESS)
+			return true;
+		fputs("driver: that was a handle\n", stderr);
+		exit(1);
+	}
 	if (strcmp(o->name, "free") == 0)
 		check(PLAIN(cuMemFree)(top()), "cuMemFree");
 	else if (strcmp(o->name, "free_async") == 0)

@@ -82,6 +82,11 @@ def test_what_did_not_fit_counts_as_a_failure_and_not_as_memory(driver: Driver, 
     assert memory(probes, driven.process) == {0: Memory({"plain": MIB}, allocations=1, frees=0, failures=5, peak=MIB)}
 
 
+def test_a_free_that_fails_frees_nothing(driver: Driver, probes: Probes) -> None:
+    driven = driver.run(f"alloc:{MIB}", "release_wrong")
+    assert memory(probes, driven.process)[0].live == {"plain": MIB}
+
+
 def test_each_device_has_its_own_memory(driver: Driver, probes: Probes) -> None:
     driven = driver.run("alloc:1000", "set:1", "alloc:3000", "alloc:5000", "set:0", "free")  # frees the 5000 on 1
     found = memory(probes, driven.process)
