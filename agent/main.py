@@ -123,9 +123,11 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from agent import preflight
     from agent.exporters import prometheus
     from agent.observer import Observer
 
+    preflight.require_this_machine()
     wake, ending, reload = threading.Event(), threading.Event(), threading.Event()
     for number, flag in ((signal.SIGTERM, ending), (signal.SIGINT, ending), (signal.SIGHUP, reload)):
         signal.signal(number, _setter(flag, wake))
