@@ -204,7 +204,8 @@ static __always_inline void *find_or_add(void *map, const void *key, const void 
  */
 static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
 {
-	struct owner_key key = {.address = bpf_get_func_ip(ctx), .process = this_process()};
+	/* not bpf_get_func_ip(), which answers 0 for single uprobes before Linux 6.6 */
+	struct owner_key key = {.address = PT_REGS_IP(ctx), .process = this_process()};
 	__u32 library = COOKIE_LIBRARY(cookie);
 	__u32 *owner = bpf_map_lookup_elem(&owners, &key);
 
