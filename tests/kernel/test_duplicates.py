@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A file that was taken for two files is probed twice, and everything is counted once all the same."""
+"""Everything is counted once however it is probed: a file taken for several, a kernel without uprobe_multi."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
+from agent import preflight
+from agent.libbpf import BpfObject
 from agent.libraries import FileId
+from agent.model import ProcessId
 from agent.probes import Probes
+from agent.procfs import Procfs
 from tests.kernel.driven import Driver, Memory, copied, latencies, launched, lost, memory
 
 OPERATIONS = (
@@ -34,23 +40,47 @@ def doubled_probes(driver: Driver, fresh_probes: Probes, monkeypatch: pytest.Mon
     return fresh_probes
 
 
+@pytest.fixture
+def single_probes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
+    """Attached one by one, as before Linux 6.6. Taking them away takes ten seconds."""
+
+    def load(path: Path, **_: object) -> BpfObject:
+        return BpfObject(path)
+
+    monkeypatch.setattr("agent.probes.BpfObject", load)
+    with Probes(preflight.bpf_object(), Procfs()) as probes:
+        assert not probes.ensure(str(driver.libcuda)).failed
+        yield probes
+
+
+def check(probes: Probes, process: ProcessId, functions: tuple[int, int]) -> None:
+    """That they have exactly OPERATIONS; `functions`: of device 0 and 1."""
+    mib = 1 << 20
+    assert launched(probes, process) == {
+        (0, functions[0]): (4 * 23, 4 * 23 * 105, 32),
+        (1, functions[1]): (7, 14, 32),
+    }
+    assert memory(probes, process) == {0: Memory({"plain": 2 * mib}, 3, 1, failures=1, peak=3 * mib)}
+    assert copied(probes, process) == {
+        (0, "host_to_device"): (8, 8 * 1009),
+        (1, "device_to_host"): (1, 2003),
+    }
+    assert latencies(probes, process).count == 4 + 1
+
+
 @pytest.mark.parametrize("through", ["symbol", "pointer"])
 @pytest.mark.parametrize("streams", ["legacy", "per-thread"])
 def test_what_is_probed_three_times_is_counted_once(
     driver: Driver, doubled_probes: Probes, through: str, streams: str
 ) -> None:
     driven = driver.run(f"through={through}", f"streams={streams}", *OPERATIONS)
-    process, mib = driven.process, 1 << 20
-    assert launched(doubled_probes, process) == {
-        (0, driven.function(0)): (4 * 23, 4 * 23 * 105, 32),
-        (1, driven.function(0, device=1)): (7, 14, 32),
-    }
-    assert memory(doubled_probes, process) == {0: Memory({"plain": 2 * mib}, 3, 1, failures=1, peak=3 * mib)}
-    assert copied(doubled_probes, process) == {
-        (0, "host_to_device"): (8, 8 * 1009),
-        (1, "device_to_host"): (1, 2003),
-    }
-    assert latencies(doubled_probes, process).count == 4 + 1
+    check(doubled_probes, driven.process, (driven.function(0), driven.function(0, device=1)))
     found = lost(doubled_probes)
     assert found.pop("duplicate") > 0
     assert not found
+
+
+def test_single_uprobes_count_the_same(driver: Driver, single_probes: Probes) -> None:
+    driven = driver.run(*OPERATIONS)
+    check(single_probes, driven.process, (driven.function(0), driven.function(0, device=1)))
+    assert not lost(single_probes)
