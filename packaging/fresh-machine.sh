@@ -18,7 +18,7 @@ make_system() { # $1: where
 		/etc/apt/sources.list 2>/dev/null | head -n 1 || true)
 	echo "fresh-machine: making a minimal Debian ($suite) in $1"
 	debootstrap --variant=minbase --include=git,make,python3,ca-certificates "$suite" "$1.partial" \
-		"${mirror:-http://deb.debian.org/debian}" >"$1.log" 2>&1 || { tail -n 5 "$1.log" >&2; die "debootstrap failed: $1.log"; }
+		${mirror:+"$mirror"} >"$1.log" 2>&1 || { tail -n 5 "$1.log" >&2; die "debootstrap failed: $1.log"; }
 	mv "$1.partial" "$1"
 }
 
