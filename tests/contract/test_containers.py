@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,15 @@ def test_a_container_is_found_from_the_host(state: Path, name: str, cgroup: str,
     with Container.start(name, SLEEP, cgroup_path=path, state=state) as container:
         it = ContainerIndex().container_of(PROC.process_id(container.tgid))
         assert (it.runtime, it.id, it.cgroup, it.labels.get(POD_UID)) == (runtime, full_id, path, pod)
-        assert PROC.command(container.tgid) == "sleep 1000"
+        assert command_after_exec(container.tgid) == "sleep 1000"
+
+
+def command_after_exec(tgid: int) -> str:
+    """runc returns while its process becomes ours; for a moment that has no command line."""
+    deadline = time.monotonic() + 20
+    while (command := PROC.command(tgid)) != "sleep 1000" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return command
 
 
 def test_without_a_runtimes_path_it_is_plain_runc(state: Path, name: str) -> None:
