@@ -55,6 +55,10 @@ class LaunchTimes:
             recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
             recent.append((is_paced(delivery), delivered_ns(delivery) / delivery.launches))
 
+    def processes(self) -> frozenset[ProcessId]:
+        """Everybody that something is kept about."""
+        return frozenset(self._recent)
+
     def per_launch_ns(self, process: ProcessId) -> float | None:
         """None before the first delivery."""
         recent = self._recent.get(process)

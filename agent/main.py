@@ -196,7 +196,7 @@ def _plan(options: argparse.Namespace) -> int:
     if policy is None:
         raise SetupError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
     with Observer(_settings(options)) as observer:
-        return plan(policy, observer, options.seconds)
+        return plan(policy, observer, options.run_dir, options.seconds)
 
 
 def _check(options: argparse.Namespace) -> int:

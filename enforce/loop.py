@@ -48,6 +48,7 @@ class Loop:
     meter: PauseMeter
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
+    _present: frozenset[ContainerKey] = frozenset()
     failures: int = 0
 
     def run(self, ending: threading.Event) -> None:
@@ -79,6 +80,9 @@ class Loop:
         if snapshot is None:
             return
         here = seats(self.policy, self.members.all(), snapshot)
+        for signal in self.signals.values():
+            signal.forget(self._present - here.keys())
+        self._present = frozenset(here)
         readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
         slots = {reading.device.uuid: reading.device.index for reading in snapshot.devices if not reading.lost}
         decided = decide(here, readings, self._states, slots, self._launch_ns(now), self.policy.tuning, now)
@@ -100,6 +104,8 @@ class Loop:
         for delivery in self.deliveries.collect(now_ns):
             self._launch_times.observe(delivery)
         alive = {member.process.id for member in self.members.all()}
+        for process in self._launch_times.processes() - alive:
+            self._launch_times.forget(process)
         return {p: ns for p in alive if (ns := self._launch_times.per_launch_ns(p)) is not None}
 
     def _explain(self, decided: Decided, before: dict[ContainerKey, Any]) -> None:

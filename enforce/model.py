@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -88,6 +89,10 @@ class Signal(Protocol):
 
     def read(self, snapshot: Snapshot, container: ContainerKey, slo: Slo, now_ns: int) -> Reading | None:
         """None: no data, never 0."""
+        ...
+
+    def forget(self, containers: Iterable[ContainerKey]) -> None:
+        """Drops what is kept about containers that are gone."""
         ...
 
 

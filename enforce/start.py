@@ -31,7 +31,6 @@ from enforce.signals.gpu_wait import GpuWait, ReadHistogram
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
-DEFAULT_RUN_DIR = Path("/run/gpuwarden")
 
 
 class Enforcement:
@@ -97,9 +96,9 @@ def _histograms(observer: Observer) -> ReadHistogram:
     return read
 
 
-def plan(policy: Policy, observer: Observer, seconds: float) -> int:
+def plan(policy: Policy, observer: Observer, run_dir: Path, seconds: float) -> int:
     """Watches for a while, then prints what would be done: one line of JSON per container."""
-    with Enforcement(replace(policy, enforce=False), observer, DEFAULT_RUN_DIR, decisions=""):
+    with Enforcement(replace(policy, enforce=False), observer, run_dir, decisions=""):
         time.sleep(seconds)
         snapshot = observer.snapshot()
     if snapshot is None:

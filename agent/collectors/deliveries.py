@@ -29,10 +29,11 @@ class Deliveries:
 
     def collect(self, now_ns: int) -> Iterable[Delivered]:
         """The deliveries since the previous call, at most 16 per process."""
+        before, self._seen = self._seen, {}  # whoever left the map is forgotten with it
         for key, ring in self._map.items():
             process = key.id()
-            yield from fresh(process, ring, self._seen.get(process, 0))
             self._seen[process] = ring.count
+            yield from fresh(process, ring, before.get(process, 0))
 
     def forget(self, process: ProcessId) -> None:
         """Deletes the process's ring and its latency histogram."""
