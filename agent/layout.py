@@ -18,11 +18,13 @@ from agent.model import ProcessId
 U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
 DEVICE_UNKNOWN = 0xFFFFFFFF
 SLOTS, ORDINALS, SLOT_NONE = 16, 16, 0xFF
-MEMORY_KINDS = ("plain", "managed", "pool", "virtual")
+MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned", "spare_6", "spare_7")
+PINNED = MEMORY_KINDS.index("pinned")
 COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device", "unknown", "memset")
 LATENCY_FIRST_POWER, LATENCY_SUB_BITS, LATENCY_POWERS = 10, 5, 27
 LATENCY_BUCKETS = LATENCY_POWERS << LATENCY_SUB_BITS
 DELIVERIES = 16
+DELIVERED_FUNCTIONS = 8
 LOST = (
     "launch_function",
     "launch",
@@ -36,8 +38,13 @@ LOST = (
     "event",
     "user_read",
     "duplicate",
+    "graph",
+    "name",
+    "batch",
 )
-EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT = 1, 2, 3
+EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC = 1, 2, 3, 4
+CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, LONGEST_NAME = 6, 96, 16, 256
+NAME_FUNCTION, NAME_ALIAS = 1, 2
 ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
 RULE_PACE, RULE_GATE = 1, 2
 PAUSE_QUEUE, PAUSE_GATE = 1, 2
@@ -63,20 +70,58 @@ class Event(c.Structure):
     _fields_ = [("kind", U32), ("library", U32), ("process", ProcessKey), ("at_ns", U64)]
 
 
+class CgroupPath(c.Structure):
+    _fields_ = [("parts", (c.c_char * CGROUP_NAME) * CGROUP_LEVELS)]
+
+    def text(self) -> str:
+        """The path below the hierarchy's root; what lies deeper than is kept begins in the middle."""
+        parts = [bytes(part.value).decode(errors="surrogateescape") for part in self.parts]
+        return "/" + "/".join(part for part in reversed(parts) if part)
+
+
+class Seen(c.Structure):
+    _fields_ = [
+        ("event", Event),
+        ("uid", U32),
+        ("_pad", U32),
+        ("command", c.c_char * COMMAND_NAME),
+        ("unified", CgroupPath),
+        ("legacy", CgroupPath),
+    ]
+
+
+class Name(c.Structure):
+    _fields_ = [
+        ("kind", U32),
+        ("length", U32),
+        ("process", ProcessKey),
+        ("function", U64),
+        ("other", U64),
+        ("text", c.c_char * LONGEST_NAME),
+    ]
+
+
 class LaunchKey(c.Structure):
     _fields_ = [("process", ProcessKey), ("device", U32), ("_pad", U32), ("function", U64)]
 
 
 class LaunchValue(c.Structure):
-    _fields_ = [("launches", U64), ("blocks", U64), ("last_ns", U64), ("threads_per_block", U32), ("_pad", U32)]
+    _fields_ = [
+        ("launches", U64),
+        ("kernels", U64),
+        ("blocks", U64),
+        ("last_ns", U64),
+        ("threads_per_block", U32),
+        ("_pad", U32),
+    ]
 
 
 class AllocationKey(c.Structure):
-    _fields_ = [("process", ProcessKey), ("pointer", U64)]
+    _fields_ = [("process", ProcessKey), ("space", U32), ("_pad", U32), ("pointer", U64)]
 
 
 class Allocation(c.Structure):
-    _fields_ = [("bytes", U64), ("at_ns", U64), ("device", U32), ("kind", U32)]
+    _fields_ = [("bytes", U64), ("at_ns", U64), ("context", U64), ("device", U32), ("kind", U32)]
 
 
 class MemoryKey(c.Structure):
@@ -105,20 +150,30 @@ class Latency(c.Structure):
     _fields_ = [("sum_ns", U64), ("count", U64), ("buckets", U32 * LATENCY_BUCKETS)]
 
 
+class OrdinalKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("ordinal", U32)]
+
+
+class Uuid(c.Structure):
+    _fields_ = [("bytes", c.c_uint8 * 16)]
+
+
+class DeliveredFunction(c.Structure):
+    _fields_ = [("function", U64), ("launches", U64)]
+
+
 class Delivery(c.Structure):
     _fields_ = [
-        (name, U64)
-        for name in (
-            "at_ns",
-            "launches",
-            "charged_ns",
-            "queued_ns",
-            "waited_ns",
-            "waited_busy_ns",
-            "elapsed_ns",
-            "elapsed_busy_ns",
-            "pauses",
-        )
+        ("at_ns", U64),
+        ("launches", U64),
+        ("charged_ns", U64),
+        ("queued_ns", U64),
+        ("waited_ns", U64),
+        ("waited_busy_ns", U64),
+        ("elapsed_ns", U64),
+        ("elapsed_busy_ns", U64),
+        ("pauses", U64),
+        ("functions", DeliveredFunction * DELIVERED_FUNCTIONS),
     ]
 
 
@@ -200,6 +255,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "copies": (CopyKey, CopyValue),
     "latencies": (ProcessKey, Latency),
     "delivered": (ProcessKey, Deliveries),
+    "uuids": (OrdinalKey, Uuid),
     "rules": (ProcessKey, Rule),
     "paces": (ProcessKey, Pace),
     "resumes": (ProcessKey, Resume),
@@ -212,6 +268,12 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "process_id": ProcessKey,
     "event": Event,
     "pause": Pause,
+    "cgroup_path": CgroupPath,
+    "seen": Seen,
+    "name": Name,
+    "ordinal_key": OrdinalKey,
+    "uuid": Uuid,
+    "delivered_function": DeliveredFunction,
     "launch_key": LaunchKey,
     "launch_value": LaunchValue,
     "allocation_key": AllocationKey,

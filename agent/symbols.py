@@ -3,13 +3,15 @@
 """The driver API symbols that are probed: a table of name, role, argument shape and detail.
 
 Symbols are data: one BPF program per shape serves them all, and shape and detail travel in the attach cookie. The
-un-versioned forms of calls that have a `_v2` take 32-bit device pointers and are used by nobody; they are left out.
-Shapes are the enums of bpf/launch.h, memory.h, copy.h, context.h. Source: CUDA driver API reference 12 and 13.
+un-versioned forms of calls that have a `_v2` take 32-bit sizes and device pointers (CUDA 3.1 and before): `narrow`.
+Shapes are the enums of bpf/*.h. Source: CUDA driver API reference 11 to 13; suffixes `_ptds` and `_ptsz` are what
+programs call that were compiled for per-thread default streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,32 +20,49 @@ class Role(StrEnum):
     """What a symbol does for us; decides which programs are attached at its entry and its return."""
 
     LAUNCH = "launch"
+    LAUNCH_MANY = "launch_many"
+    GRAPH = "graph"
     ALLOC = "alloc"
     FREE = "free"
     COPY = "copy"
-    COPY_WAIT = "copy_wait"  # a copy that returns when it is done: also a wait
+    COPY_LATE = "copy_late"  # its direction is known at its return
+    COPY_WAIT = "copy_wait"  # returns when the data has arrived: also a wait
     WAIT = "wait"
+    QUERY = "query"  # asked in a loop: a wait
     CONTEXT = "context"
-    CONTEXT_MADE = "context_made"  # its result is an out-parameter, so the return matters
+    NAME = "name"
 
 
-PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
+PROGRAMS: dict[Role, tuple[str | None, str | None]] = {  # entry, return
     Role.LAUNCH: ("launch_enter", None),
+    Role.LAUNCH_MANY: ("launch_many_enter", None),
+    Role.GRAPH: ("graph_enter", "graph_return"),
     Role.ALLOC: ("memory_enter", "memory_alloc_return"),
     Role.FREE: ("memory_enter", "memory_free_return"),
     Role.COPY: ("copy_enter", None),
-    Role.COPY_WAIT: ("copy_wait_enter", "wait_return"),
+    Role.COPY_LATE: ("copy_enter", "copy_return"),
+    Role.COPY_WAIT: ("copy_wait_enter", "copy_wait_return"),
     Role.WAIT: ("wait_enter", "wait_return"),
-    Role.CONTEXT: ("context_enter", None),
-    Role.CONTEXT_MADE: ("context_enter", "context_return"),
+    Role.QUERY: (None, "query_return"),
+    Role.CONTEXT: ("context_enter", "context_return"),
+    Role.NAME: ("name_enter", "name_return"),
 }
 
-_LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH = 1, 2, 3
-_ALLOC_POINTER_SIZE, _ALLOC_PITCH, _FREE_POINTER, _ALLOC_PHYSICAL = range(1, 5)
-_PLAIN, _MANAGED, _POOL, _VIRTUAL = range(4)
-_BYTES_3, _BYTES_5, _2D, _ELEMENTS_1, _ELEMENTS_2, _ELEMENTS_4, _BYTES_2 = range(1, 8)
+_LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH, _LAUNCH_LEGACY_1, _LAUNCH_LEGACY_3, _LAUNCH_MANY = range(1, 7)
+_GRAPH_CREATE, _ADD_KERNEL, _ADD_MEMCPY, _ADD_MEMSET, _ADD_CHILD, _ADD_NODE, _ADD_NODE_6 = range(1, 8)
+_GRAPH_CLONE, _GRAPH_INSTANTIATE, _GRAPH_DESTROY, _CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END = range(8, 14)
+_POINTER_SIZE, _PITCH, _PHYSICAL, _ARRAY, _ARRAY_3D, _MIPMAP, _REGISTER, _FREE = range(1, 9)
+_PLAIN, _MANAGED, _POOL, _VIRTUAL, _ARRAYS, _PINNED = range(6)
+_MEMORY_NARROW = 1 << 8
+_BYTES_2, _BYTES_3, _BYTES_4, _BYTES_5, _2D, _2D_NARROW, _3D, _3D_NARROW = range(1, 9)
+_ELEMENTS, _ELEMENTS_2D, _UNIFIED, _BATCH, _PREFETCH, _PREFETCH_2 = range(9, 15)
 _TO_DEVICE, _TO_HOST, _ON_DEVICE, _UNKNOWN, _MEMSET = range(5)
+_COPY_NARROW = 1 << 16
 _RETAIN, _CREATE_3, _CREATE_5, _CREATE_4, _SET, _PUSH, _POP = range(1, 8)
+_CTX_DESTROY, _RELEASE, _RESET, _UUID, _UUID_2 = range(8, 13)
+_NAME_GET, _NAME_OF_KERNEL, _NAME_TOLD = range(1, 4)
+
+_STREAM, _BLOCKING = "_ptsz", "_ptds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,67 +79,199 @@ class Symbol:
         return library | self.shape << 16 | self.detail << 32
 
 
-def _table() -> Iterator[Symbol]:
+def _twice(name: str, suffix: str, role: Role, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
+    """A call, and its form for per-thread default streams."""
+    yield Symbol(name, role, shape, detail)
+    yield Symbol(name + suffix, role, shape, detail)
+
+
+def _launches() -> Iterator[Symbol]:
     for name, shape in (
         ("cuLaunchKernel", _LAUNCH_ARGUMENTS),
         ("cuLaunchCooperativeKernel", _LAUNCH_ARGUMENTS),
         ("cuLaunchKernelEx", _LAUNCH_CONFIG),
         ("cuGraphLaunch", _LAUNCH_GRAPH),
     ):
-        yield from _streams(name, Role.LAUNCH, shape)
-    yield from _memory()
-    yield from _copies()
-    yield from (Symbol("cuCtxSynchronize", Role.WAIT), Symbol("cuCtxSynchronize_v2", Role.WAIT))
-    yield from _streams("cuStreamSynchronize", Role.WAIT)
-    yield Symbol("cuEventSynchronize", Role.WAIT)
-    yield Symbol("cuDevicePrimaryCtxRetain", Role.CONTEXT_MADE, _RETAIN)
-    for suffix, shape in (("_v2", _CREATE_3), ("_v3", _CREATE_5), ("_v4", _CREATE_4)):
-        yield Symbol(f"cuCtxCreate{suffix}", Role.CONTEXT_MADE, shape)
-    yield Symbol("cuCtxSetCurrent", Role.CONTEXT, _SET)
-    yield Symbol("cuCtxPushCurrent_v2", Role.CONTEXT, _PUSH)
-    yield Symbol("cuCtxPopCurrent_v2", Role.CONTEXT, _POP)
+        yield from _twice(name, _STREAM, Role.LAUNCH, shape)
+    yield Symbol("cuLaunchCooperativeKernelMultiDevice", Role.LAUNCH_MANY, _LAUNCH_MANY)
+    yield Symbol("cuLaunch", Role.LAUNCH, _LAUNCH_LEGACY_1)
+    yield Symbol("cuLaunchGrid", Role.LAUNCH, _LAUNCH_LEGACY_3)
+    yield Symbol("cuLaunchGridAsync", Role.LAUNCH, _LAUNCH_LEGACY_3)
+
+
+def _graphs() -> Iterator[Symbol]:
+    for name, shape in (
+        ("cuGraphCreate", _GRAPH_CREATE),
+        ("cuGraphAddKernelNode", _ADD_KERNEL),
+        ("cuGraphAddKernelNode_v2", _ADD_KERNEL),
+        ("cuGraphAddMemcpyNode", _ADD_MEMCPY),
+        ("cuGraphAddMemsetNode", _ADD_MEMSET),
+        ("cuGraphAddChildGraphNode", _ADD_CHILD),
+        ("cuGraphAddNode", _ADD_NODE),
+        ("cuGraphAddNode_v2", _ADD_NODE_6),
+        ("cuGraphClone", _GRAPH_CLONE),
+        ("cuGraphInstantiate", _GRAPH_INSTANTIATE),
+        ("cuGraphInstantiate_v2", _GRAPH_INSTANTIATE),
+        ("cuGraphInstantiateWithFlags", _GRAPH_INSTANTIATE),
+        ("cuGraphDestroy", _GRAPH_DESTROY),
+        ("cuGraphExecDestroy", _GRAPH_DESTROY),
+    ):
+        yield Symbol(name, Role.GRAPH, shape)
+    for name, shape in (
+        ("cuGraphInstantiateWithParams", _GRAPH_INSTANTIATE),
+        ("cuStreamBeginCapture", _CAPTURE_BEGIN),
+        ("cuStreamBeginCapture_v2", _CAPTURE_BEGIN),
+        ("cuStreamBeginCaptureToGraph", _CAPTURE_BEGIN_TO),
+        ("cuStreamEndCapture", _CAPTURE_END),
+    ):
+        yield from _twice(name, _STREAM, Role.GRAPH, shape)
 
 
 def _memory() -> Iterator[Symbol]:
-    yield Symbol("cuMemAlloc_v2", Role.ALLOC, _ALLOC_POINTER_SIZE, _PLAIN)
-    yield Symbol("cuMemAllocPitch_v2", Role.ALLOC, _ALLOC_PITCH, _PLAIN)
-    yield Symbol("cuMemAllocManaged", Role.ALLOC, _ALLOC_POINTER_SIZE, _MANAGED)
-    yield from _streams("cuMemAllocAsync", Role.ALLOC, _ALLOC_POINTER_SIZE, _POOL)
-    yield from _streams("cuMemAllocFromPoolAsync", Role.ALLOC, _ALLOC_POINTER_SIZE, _POOL)
-    yield Symbol("cuMemCreate", Role.ALLOC, _ALLOC_PHYSICAL, _VIRTUAL)
-    yield Symbol("cuMemFree_v2", Role.FREE, _FREE_POINTER)
-    yield from _streams("cuMemFreeAsync", Role.FREE, _FREE_POINTER)
-    yield Symbol("cuMemRelease", Role.FREE, _FREE_POINTER)
+    yield from _allocations()
+    yield Symbol("cuMemFree", Role.FREE, _FREE, _PLAIN | _MEMORY_NARROW)
+    yield Symbol("cuMemFree_v2", Role.FREE, _FREE, _PLAIN)
+    yield from _twice("cuMemFreeAsync", _STREAM, Role.FREE, _FREE, _POOL)
+    yield Symbol("cuMemRelease", Role.FREE, _FREE, _VIRTUAL)
+    yield Symbol("cuArrayDestroy", Role.FREE, _FREE, _ARRAYS)
+    yield Symbol("cuMipmappedArrayDestroy", Role.FREE, _FREE, _ARRAYS)
+    yield Symbol("cuMemFreeHost", Role.FREE, _FREE, _PINNED)
+    yield Symbol("cuMemHostUnregister", Role.FREE, _FREE, _PINNED)
+
+
+def _allocations() -> Iterator[Symbol]:
+    for name, shape, kind in (
+        ("cuMemAlloc", _POINTER_SIZE, _PLAIN),
+        ("cuMemAllocPitch", _PITCH, _PLAIN),
+        ("cuMemAllocHost", _POINTER_SIZE, _PINNED),
+        ("cuArrayCreate", _ARRAY, _ARRAYS),
+        ("cuArray3DCreate", _ARRAY_3D, _ARRAYS),
+    ):
+        yield Symbol(name, Role.ALLOC, shape, kind | _MEMORY_NARROW)
+        yield Symbol(f"{name}_v2", Role.ALLOC, shape, kind)
+    for name, shape, kind in (
+        ("cuMemAllocManaged", _POINTER_SIZE, _MANAGED),
+        ("cuMemCreate", _PHYSICAL, _VIRTUAL),
+        ("cuMipmappedArrayCreate", _MIPMAP, _ARRAYS),
+        ("cuMemHostAlloc", _POINTER_SIZE, _PINNED),
+        ("cuMemHostRegister", _REGISTER, _PINNED),
+        ("cuMemHostRegister_v2", _REGISTER, _PINNED),
+    ):
+        yield Symbol(name, Role.ALLOC, shape, kind)
+    yield from _twice("cuMemAllocAsync", _STREAM, Role.ALLOC, _POINTER_SIZE, _POOL)
+    yield from _twice("cuMemAllocFromPoolAsync", _STREAM, Role.ALLOC, _POINTER_SIZE, _POOL)
 
 
 def _copies() -> Iterator[Symbol]:
-    for direction, detail in (("HtoD", _TO_DEVICE), ("DtoH", _TO_HOST), ("DtoD", _ON_DEVICE)):
-        yield from _streams(f"cuMemcpy{direction}Async_v2", Role.COPY, _BYTES_3, detail)
-        role = Role.COPY if detail == _ON_DEVICE else Role.COPY_WAIT  # device to device returns at once
-        yield from _blocking(f"cuMemcpy{direction}_v2", role, _BYTES_3, detail)
-    yield from _streams("cuMemcpyAsync", Role.COPY, _BYTES_3, _UNKNOWN)
-    yield from _blocking("cuMemcpy", Role.COPY_WAIT, _BYTES_3, _UNKNOWN)
-    yield from _streams("cuMemcpyPeerAsync", Role.COPY, _BYTES_5, _ON_DEVICE)
-    yield from _blocking("cuMemcpyPeer", Role.COPY, _BYTES_5, _ON_DEVICE)
-    yield from _streams("cuMemcpy2DAsync_v2", Role.COPY, _2D, _UNKNOWN)
-    yield from _blocking("cuMemcpy2D_v2", Role.COPY_WAIT, _2D, _UNKNOWN)
-    yield from _blocking("cuMemcpy2DUnaligned_v2", Role.COPY_WAIT, _2D, _UNKNOWN)
-    yield from _streams("cuMemPrefetchAsync", Role.COPY, _BYTES_2, _UNKNOWN)
-    for bits, shape in ((8, _ELEMENTS_1), (16, _ELEMENTS_2), (32, _ELEMENTS_4)):
-        yield from _blocking(f"cuMemsetD{bits}_v2", Role.COPY, shape, _MEMSET)
-        yield from _streams(f"cuMemsetD{bits}Async", Role.COPY, shape, _MEMSET)
+    for name, shape, direction in (
+        ("HtoD", _BYTES_3, _TO_DEVICE),
+        ("DtoH", _BYTES_3, _TO_HOST),
+        ("DtoD", _BYTES_3, _ON_DEVICE),
+        ("HtoA", _BYTES_4, _TO_DEVICE),
+        ("AtoH", _BYTES_4, _TO_HOST),
+        ("DtoA", _BYTES_4, _ON_DEVICE),
+        ("AtoD", _BYTES_4, _ON_DEVICE),
+        ("AtoA", _BYTES_5, _ON_DEVICE),
+    ):
+        blocks = Role.COPY if direction == _ON_DEVICE else Role.COPY_WAIT  # device to device returns at once
+        yield from _since_3_2(f"cuMemcpy{name}", _BLOCKING, blocks, shape, direction)
+        if name not in ("DtoA", "AtoD", "AtoA"):
+            yield from _since_3_2(f"cuMemcpy{name}Async", _STREAM, Role.COPY, shape, direction)
+    yield from _twice("cuMemcpy", _BLOCKING, Role.COPY_WAIT, _UNIFIED, _UNKNOWN)
+    yield from _twice("cuMemcpyAsync", _STREAM, Role.COPY_LATE, _UNIFIED, _UNKNOWN)
+    yield from _twice("cuMemcpyPeer", _BLOCKING, Role.COPY, _BYTES_5, _ON_DEVICE)
+    yield from _twice("cuMemcpyPeerAsync", _STREAM, Role.COPY, _BYTES_5, _ON_DEVICE)
+    yield from _twice("cuMemcpyBatchAsync", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
+    yield from _twice("cuMemcpyBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
+    yield from _twice("cuMemPrefetchAsync", _STREAM, Role.COPY, _PREFETCH, _TO_DEVICE)
+    yield from _twice("cuMemPrefetchAsync_v2", _STREAM, Role.COPY, _PREFETCH_2, _TO_DEVICE)
+    yield from _rectangles()
+    yield from _memsets()
 
 
-def _streams(name: str, role: Role, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
-    """A call on a stream, and its per-thread-default-stream form."""
-    yield Symbol(name, role, shape, detail)
-    yield Symbol(f"{name}_ptsz", role, shape, detail)
+def _since_3_2(name: str, suffix: str, role: Role, shape: int, detail: int) -> Iterator[Symbol]:
+    yield Symbol(name, role, shape, detail | _COPY_NARROW)
+    yield from _twice(f"{name}_v2", suffix, role, shape, detail)
 
 
-def _blocking(name: str, role: Role, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
-    """A call without a stream argument, and its per-thread-default-stream form."""
-    yield Symbol(name, role, shape, detail)
-    yield Symbol(f"{name}_ptds", role, shape, detail)
+def _rectangles() -> Iterator[Symbol]:
+    for name, suffix, role, wide, narrow in (
+        ("cuMemcpy2D", _BLOCKING, Role.COPY_WAIT, _2D, _2D_NARROW),
+        ("cuMemcpy2DUnaligned", _BLOCKING, Role.COPY_WAIT, _2D, _2D_NARROW),
+        ("cuMemcpy2DAsync", _STREAM, Role.COPY_LATE, _2D, _2D_NARROW),
+        ("cuMemcpy3D", _BLOCKING, Role.COPY_WAIT, _3D, _3D_NARROW),
+        ("cuMemcpy3DAsync", _STREAM, Role.COPY_LATE, _3D, _3D_NARROW),
+    ):
+        yield Symbol(name, role, narrow, _UNKNOWN)
+        yield from _twice(f"{name}_v2", suffix, role, wide, _UNKNOWN)
+    yield from _twice("cuMemcpy3DPeer", _BLOCKING, Role.COPY_WAIT, _3D, _UNKNOWN)
+    yield from _twice("cuMemcpy3DPeerAsync", _STREAM, Role.COPY_LATE, _3D, _UNKNOWN)
 
 
-SYMBOLS: tuple[Symbol, ...] = tuple(_table())
+def _memsets() -> Iterator[Symbol]:
+    for bits in (8, 16, 32):
+        for name, shape in ((f"cuMemsetD{bits}", _ELEMENTS), (f"cuMemsetD2D{bits}", _ELEMENTS_2D)):
+            detail = _MEMSET | bits // 8 << 8
+            yield from _since_3_2(name, _BLOCKING, Role.COPY, shape, detail)
+            yield from _twice(f"{name}Async", _STREAM, Role.COPY, shape, detail)
+
+
+def _contexts() -> Iterator[Symbol]:
+    for name, shape in (
+        ("cuDevicePrimaryCtxRetain", _RETAIN),
+        ("cuDevicePrimaryCtxRelease", _RELEASE),
+        ("cuDevicePrimaryCtxRelease_v2", _RELEASE),
+        ("cuDevicePrimaryCtxReset", _RESET),
+        ("cuDevicePrimaryCtxReset_v2", _RESET),
+        ("cuCtxCreate", _CREATE_3),
+        ("cuCtxCreate_v2", _CREATE_3),
+        ("cuCtxCreate_v3", _CREATE_5),
+        ("cuCtxCreate_v4", _CREATE_4),
+        ("cuCtxSetCurrent", _SET),
+        ("cuCtxPushCurrent", _PUSH),
+        ("cuCtxPushCurrent_v2", _PUSH),
+        ("cuCtxPopCurrent", _POP),
+        ("cuCtxPopCurrent_v2", _POP),
+        ("cuCtxDestroy", _CTX_DESTROY),
+        ("cuCtxDestroy_v2", _CTX_DESTROY),
+        ("cuDeviceGetUuid", _UUID),
+        ("cuDeviceGetUuid_v2", _UUID_2),
+    ):
+        yield Symbol(name, Role.CONTEXT, shape)
+
+
+def _waits() -> Iterator[Symbol]:
+    yield Symbol("cuCtxSynchronize", Role.WAIT)
+    yield Symbol("cuCtxSynchronize_v2", Role.WAIT)
+    yield from _twice("cuStreamSynchronize", _STREAM, Role.WAIT)
+    yield Symbol("cuEventSynchronize", Role.WAIT)
+    yield from _twice("cuStreamQuery", _STREAM, Role.QUERY)
+    yield Symbol("cuEventQuery", Role.QUERY)
+
+
+def _names() -> Iterator[Symbol]:
+    yield Symbol("cuModuleGetFunction", Role.NAME, _NAME_GET)
+    yield Symbol("cuLibraryGetKernel", Role.NAME, _NAME_GET)
+    yield Symbol("cuKernelGetFunction", Role.NAME, _NAME_OF_KERNEL)
+    yield Symbol("cuFuncGetName", Role.NAME, _NAME_TOLD)
+    yield Symbol("cuKernelGetName", Role.NAME, _NAME_TOLD)
+
+
+SYMBOLS: tuple[Symbol, ...] = (
+    *_launches(),
+    *_graphs(),
+    *_memory(),
+    *_copies(),
+    *_contexts(),
+    *_waits(),
+    *_names(),
+)
+
+_VERSION = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
+_BASES = frozenset(_VERSION.sub("", symbol.name) for symbol in SYMBOLS)
+_NAMES = frozenset(symbol.name for symbol in SYMBOLS)
+
+
+def unknown_versions(exports: Collection[str]) -> list[str]:
+    """Exports that look like newer versions of probed calls: their arguments are not known here, so nothing sees them."""
+    return sorted(name for name in exports if name not in _NAMES and _VERSION.sub("", name) in _BASES)

@@ -38,6 +38,9 @@ enum lost {
 	LOST_EVENT, /* a ring buffer was full */
 	LOST_USER_READ, /* an argument in user memory could not be read */
 	LOST_DUPLICATE, /* a second probe fired for one call: dropped on purpose */
+	LOST_GRAPH, /* launch of a graph that was made before the probes were there: counted as one kernel */
+	LOST_NAME, /* the ring `names` was full */
+	LOST_BATCH, /* copies of a batch beyond the first MOST_OF_BATCH */
 	LOST_REASONS,
 };
 
@@ -46,6 +49,7 @@ enum event_kind {
 	EVENT_PROCESS_SEEN = 1,
 	EVENT_PROCESS_EXIT,
 	EVENT_GUARDIAN_EXIT,
+	EVENT_PROCESS_EXEC, /* the same process, another program: what it held on the devices is gone */
 };
 
 struct event {
@@ -53,4 +57,40 @@ struct event {
 	__u32 library;
 	struct process_id process;
 	__u64 at_ns;
+};
+
+#define CGROUP_LEVELS 6
+#define CGROUP_NAME 96
+#define COMMAND_NAME 16
+
+/* The lowest parts of a cgroup's path, the innermost first; "" above the root. */
+struct cgroup_path {
+	char parts[CGROUP_LEVELS][CGROUP_NAME];
+};
+
+/* EVENT_PROCESS_SEEN: enough to say whose a process is that ends before anybody can read /proc. */
+struct seen {
+	struct event event;
+	__u32 uid;
+	__u32 _pad;
+	char command[COMMAND_NAME];
+	struct cgroup_path unified; /* cgroup v2 */
+	struct cgroup_path legacy; /* cgroup v1, where the memory controller is */
+};
+
+/* Ring buffer `names` (for the agent): what a function handle is called. */
+#define LONGEST_NAME 256
+
+enum name_kind {
+	NAME_FUNCTION = 1,
+	NAME_ALIAS, /* `function` is the CUfunction of the CUkernel `other` */
+};
+
+struct name {
+	__u32 kind;
+	__u32 length; /* of text, with its NUL */
+	struct process_id process;
+	__u64 function;
+	__u64 other;
+	char text[LONGEST_NAME];
 };

@@ -1,98 +1,206 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
-#include "maps.bpf.h"
+#include "memory.bpf.h"
+#include "process.bpf.h"
 
-/* The ordinal of the device that this thread works on. */
+/* What is on top of this thread's stack of contexts. */
+static __always_inline struct current current_context(void)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	struct context_stack *stack = bpf_map_lookup_elem(&context_stacks, &tid);
+	struct current unknown = {.device = DEVICE_UNKNOWN};
+
+	if (!stack || stack->depth == 0 || stack->depth > CONTEXT_DEPTH)
+		return unknown;
+	return stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
+}
+
 static __always_inline __u32 current_device(void)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct context_stack *stack = bpf_map_lookup_elem(&current_context, &tid);
-
-	if (!stack || stack->depth == 0)
-		return DEVICE_UNKNOWN;
-	return stack->devices[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
+	return current_context().device;
 }
 
-static __always_inline __u32 device_of(__u64 context)
+static __always_inline struct context *find_context(const struct process_id *id, __u64 handle)
 {
-	struct context_key key = {.process = this_process(), .context = context};
-	__u32 *device = bpf_map_lookup_elem(&contexts, &key);
+	struct context_key key = {.process = *id, .context = handle};
 
-	return device ? *device : DEVICE_UNKNOWN;
+	return bpf_map_lookup_elem(&contexts, &key);
 }
 
-static __always_inline void make_current(__u32 shape, __u32 device)
+static __always_inline void put_context(const struct process_id *id, __u64 handle, const struct context *context)
+{
+	struct context_key key = {.process = *id, .context = handle};
+
+	bpf_map_update_elem(&contexts, &key, context, BPF_ANY);
+}
+
+static __always_inline struct context_stack *own_stack(void)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
-	struct context_stack empty = {};
-	struct context_stack *stack = find_or_add(&current_context, &tid, &empty, LOST_THREAD);
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+
+	return blank ? find_or_add(&context_stacks, &tid, &blank->stack, LOST_THREAD) : NULL;
+}
+
+static __always_inline void push_context(const struct process_id *id, __u64 handle)
+{
+	struct context *context = find_context(id, handle);
+	struct context_stack *stack = own_stack();
+	struct current *entry;
 
 	if (!stack)
 		return;
-	if (shape == CONTEXT_SET && stack->depth > 0)
+	stack->depth++;
+	if (stack->depth > CONTEXT_DEPTH)
+		return;
+	entry = &stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
+	entry->context = handle;
+	entry->device = context ? context->device : DEVICE_UNKNOWN;
+}
+
+static __always_inline void pop_context(void)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	struct context_stack *stack = bpf_map_lookup_elem(&context_stacks, &tid);
+
+	if (stack && stack->depth > 0)
 		stack->depth--;
-	if (stack->depth < CONTEXT_DEPTH)
-		stack->depth++;
-	stack->devices[(stack->depth - 1) & (CONTEXT_DEPTH - 1)] = device;
+}
+
+/* A context is made, and becomes current. */
+static __always_inline void create_context(const struct process_id *id, __u64 handle, __u32 device)
+{
+	struct context made = {.device = device};
+
+	put_context(id, handle, &made);
+	push_context(id, handle);
+}
+
+static __always_inline void retain_primary(const struct process_id *id, __u64 handle, __u32 device)
+{
+	struct context made = {.device = device};
+	struct context *known = find_context(id, device);
+	struct context primary = {.primary = handle, .device = device, .users = 1};
+
+	put_context(id, handle, &made);
+	if (known && known->primary == handle)
+		__sync_fetch_and_add(&known->users, 1);
+	else
+		put_context(id, device, &primary);
+}
+
+static __always_inline void end_context(const struct process_id *id, __u64 handle)
+{
+	struct context_key key = {.process = *id, .context = handle};
+
+	remove_allocations(id, handle);
+	bpf_map_delete_elem(&contexts, &key);
+}
+
+static __always_inline void release_primary(const struct process_id *id, __u32 device, int all)
+{
+	struct context_key key = {.process = *id, .context = device};
+	struct context *primary = bpf_map_lookup_elem(&contexts, &key);
+	__u64 handle;
+
+	if (!primary || !primary->users)
+		return; /* retained before the probes were there */
+	primary->users = all ? 0 : primary->users - 1;
+	handle = primary->primary;
+	if (primary->users)
+		return;
+	remove_allocations(id, handle);
+	bpf_map_delete_elem(&contexts, &key); /* its handle stays known: a thread may have it current, and retain it again */
+}
+
+static __always_inline void learn_uuid(const struct process_id *id, __u64 address, __u32 ordinal, __u64 flags)
+{
+	struct ordinal_key key = {.process = *id, .ordinal = ordinal};
+	struct uuid uuid;
+
+	if (bpf_probe_read_user(&uuid, sizeof(uuid), (void *)address))
+		count_lost(LOST_USER_READ);
+	else
+		bpf_map_update_elem(&uuids, &key, &uuid, flags);
+}
+
+static __always_inline __u64 device_argument(__u32 shape, const struct arguments *arguments)
+{
+	switch (shape) {
+	case CONTEXT_CREATE_3:
+		return arguments->third;
+	case CONTEXT_CREATE_4:
+		return arguments->fourth;
+	case CONTEXT_CREATE_5:
+		return arguments->fifth;
+	}
+	return arguments->second;
 }
 
 SEC("uprobe")
 int context_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u32 shape = COOKIE_SHAPE(cookie);
-	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = CALL_CONTEXT};
+	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {.a = arguments.first, .c = shape};
+	struct call call = {.a = arguments.first,
+			    .b = device_argument(COOKIE_SHAPE(cookie), &arguments),
+			    .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
-	if (shape == CONTEXT_SET && !call.a)
-		shape = CONTEXT_POP; /* as the driver: uncovers the one below */
-	if (shape == CONTEXT_SET || shape == CONTEXT_PUSH) {
-		make_current(shape, device_of(call.a));
-		return 0;
-	}
-	if (shape == CONTEXT_POP) {
-		struct context_stack *stack = bpf_map_lookup_elem(&current_context, &key.pid_tgid);
-
-		if (stack && stack->depth > 0)
-			stack->depth--;
-		return 0;
-	}
-	if (shape == CONTEXT_RETAIN)
-		call.b = arguments.second;
-	else if (shape == CONTEXT_CREATE_3)
-		call.b = arguments.third;
-	else if (shape == CONTEXT_CREATE_4)
-		call.b = arguments.fourth;
-	else
-		call.b = arguments.fifth;
-	if (bpf_map_update_elem(&calls, &key, &call, BPF_ANY))
-		count_lost(LOST_CALL);
+	find_process(&id, cookie);
+	keep_call(CALL_CONTEXT, &call);
 	return 0;
 }
 
 SEC("uretprobe")
 int context_return(struct pt_regs *ctx)
 {
-	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = CALL_CONTEXT};
-	struct call *call = bpf_map_lookup_elem(&calls, &key);
-	struct context_key made = {.process = this_process()};
-	__u32 device;
+	struct process_id id = this_process();
+	struct call call;
+	__u32 shape;
 
-	if (!call)
+	if (!take_call(CALL_CONTEXT, &call) || PT_REGS_RC(ctx) != 0)
 		return 0;
-	device = call->b;
-	if (PT_REGS_RC(ctx) == 0) {
-		if (bpf_probe_read_user(&made.context, sizeof(made.context), (void *)call->a))
-			count_lost(LOST_USER_READ);
-		else
-			bpf_map_update_elem(&contexts, &made, &device, BPF_ANY);
-		if (call->c != CONTEXT_RETAIN)
-			make_current(CONTEXT_PUSH, device);
+	shape = COOKIE_SHAPE(call.cookie);
+	switch (shape) {
+	case CONTEXT_RETAIN:
+		retain_primary(&id, read_result(call.a), call.b);
+		break;
+	case CONTEXT_CREATE_3:
+	case CONTEXT_CREATE_4:
+	case CONTEXT_CREATE_5:
+		create_context(&id, read_result(call.a), call.b);
+		break;
+	case CONTEXT_SET: /* as the driver: in the place of what is on top; NULL uncovers what lies below */
+		pop_context();
+		if (call.a)
+			push_context(&id, call.a);
+		break;
+	case CONTEXT_PUSH:
+		push_context(&id, call.a);
+		break;
+	case CONTEXT_POP:
+		pop_context();
+		break;
+	case CONTEXT_DESTROY:
+		if (current_context().context == call.a)
+			pop_context();
+		end_context(&id, call.a);
+		break;
+	case CONTEXT_RELEASE:
+	case CONTEXT_RESET:
+		release_primary(&id, call.a, shape == CONTEXT_RESET);
+		break;
+	case CONTEXT_UUID:
+		learn_uuid(&id, call.a, call.b, BPF_NOEXIST);
+		break;
+	case CONTEXT_UUID_2:
+		learn_uuid(&id, call.a, call.b, BPF_ANY);
+		break;
 	}
-	bpf_map_delete_elem(&calls, &key);
 	return 0;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Which device a thread launches on: contexts by ordinal, the current one per thread as a small stack. */
+/* Which device a thread works on: contexts by ordinal, the current one per thread as a stack; ordinals by UUID. */
 #pragma once
 #include "abi.h"
 
-#define CONTEXT_DEPTH 8
+#define CONTEXT_DEPTH 8 /* what lies deeper is DEVICE_UNKNOWN while it is on top */
 
 enum context_shape {
 	CONTEXT_RETAIN = 1, /* (out context, device) */
@@ -14,14 +14,42 @@ enum context_shape {
 	CONTEXT_SET, /* (context) */
 	CONTEXT_PUSH,
 	CONTEXT_POP,
+	CONTEXT_DESTROY, /* (context) */
+	CONTEXT_RELEASE, /* (device): the last one destroys the primary context */
+	CONTEXT_RESET, /* (device) */
+	CONTEXT_UUID, /* (out uuid, device) */
+	CONTEXT_UUID_2, /* the same, and right for MIG instances */
 };
 
+/* `context` is a CUcontext; a device's ordinal instead finds its primary context. */
 struct context_key {
 	struct process_id process;
 	__u64 context;
 };
 
+struct context {
+	__u64 primary; /* of an ordinal: its primary context's handle */
+	__u32 device;
+	__u32 users; /* of a primary context: how often it was retained and not released */
+};
+
+struct current {
+	__u64 context;
+	__u32 device;
+	__u32 _pad;
+};
+
 struct context_stack {
-	__u32 depth;
-	__u32 devices[CONTEXT_DEPTH];
+	__u32 depth; /* may be more than are kept */
+	__u32 _pad;
+	struct current entries[CONTEXT_DEPTH];
+};
+
+struct ordinal_key {
+	struct process_id process;
+	__u32 ordinal;
+};
+
+struct uuid {
+	__u8 bytes[16];
 };

@@ -7,11 +7,13 @@
 #include "maps.bpf.h"
 
 #include "context.bpf.c"
-#include "pace.bpf.c"
-#include "wait.bpf.c"
-#include "launch.bpf.c"
-#include "memory.bpf.c"
 #include "copy.bpf.c"
 #include "exit.bpf.c"
+#include "graph.bpf.c"
+#include "launch.bpf.c"
+#include "memory.bpf.c"
+#include "name.bpf.c"
+#include "pace.bpf.c"
+#include "wait.bpf.c"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

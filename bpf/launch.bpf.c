@@ -1,55 +1,73 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
-#include "maps.bpf.h"
 #include "context.bpf.c"
+#include "copy.bpf.h"
+#include "graph.bpf.h"
+#include "process.bpf.h"
 #include "wait.bpf.c"
 
 struct launch_config { /* the head of CUlaunchConfig */
 	__u32 grid[3];
 	__u32 block[3];
+	__u32 shared_bytes, _pad;
+	__u64 stream;
 };
 
+struct launch_parameters { /* CUDA_LAUNCH_PARAMS */
+	__u64 function;
+	__u32 grid[3];
+	__u32 block[3];
+	__u32 shared_bytes, _pad;
+	__u64 stream, parameters;
+};
+
+/* One launch, whatever call it came by. */
 struct grid {
 	__u64 function;
+	__u64 kernels;
 	__u64 blocks;
 	__u32 threads_per_block;
+	__u32 _pad;
+	__u64 stream;
 };
 
-/* y × z of a block: arguments six and seven of cuLaunchKernel. */
-static __always_inline __u32 block_rows(struct pt_regs *ctx)
+static __always_inline void read_config(struct grid *grid, __u64 address)
 {
-#if defined(__TARGET_ARCH_x86)
-	__u32 z = 1;
+	struct launch_config config = {};
 
-	if (bpf_probe_read_user(&z, sizeof(z), (void *)(PT_REGS_SP(ctx) + 8)))
+	if (bpf_probe_read_user(&config, sizeof(config), (void *)address))
 		count_lost(LOST_USER_READ);
-	return (__u32)ctx->r9 * z;
-#elif defined(__TARGET_ARCH_arm64)
-	struct user_pt_regs *regs = (void *)ctx;
-
-	return (__u32)regs->regs[5] * (__u32)regs->regs[6];
-#endif
+	grid->blocks = (__u64)config.grid[0] * config.grid[1] * config.grid[2];
+	grid->threads_per_block = config.block[0] * config.block[1] * config.block[2];
+	grid->stream = config.stream;
 }
 
 /* Arguments that cannot be read leave zeroes: the launch is counted all the same. */
 static __always_inline void read_grid(struct pt_regs *ctx, __u32 shape, struct grid *grid)
 {
 	struct arguments arguments = read_arguments(ctx);
-	struct launch_config config = {};
 
-	if (shape == LAUNCH_ARGUMENTS) {
-		grid->function = arguments.first;
+	grid->function = arguments.first;
+	grid->kernels = 1;
+	switch (shape) {
+	case LAUNCH_ARGUMENTS:
 		grid->blocks = (__u64)(__u32)arguments.second * (__u32)arguments.third * (__u32)arguments.fourth;
-		grid->threads_per_block = (__u32)arguments.fifth * block_rows(ctx);
-	} else if (shape == LAUNCH_CONFIG) {
+		grid->threads_per_block = (__u32)arguments.fifth * (__u32)ARGUMENT_6(ctx) * (__u32)ARGUMENT_7(ctx);
+		break;
+	case LAUNCH_CONFIG:
 		grid->function = arguments.second;
-		if (bpf_probe_read_user(&config, sizeof(config), (void *)arguments.first))
-			count_lost(LOST_USER_READ);
-		grid->blocks = (__u64)config.grid[0] * config.grid[1] * config.grid[2];
-		grid->threads_per_block = config.block[0] * config.block[1] * config.block[2];
-	} else {
-		grid->function = arguments.first;
+		read_config(grid, arguments.first);
+		break;
+	case LAUNCH_GRAPH:
+		grid->stream = arguments.second;
+		break;
+	case LAUNCH_LEGACY_1: /* its block was set beforehand: threads_per_block stays unknown */
+		grid->blocks = 1;
+		break;
+	case LAUNCH_LEGACY_3:
+		grid->blocks = (__u64)(__u32)arguments.second * (__u32)arguments.third;
+		break;
 	}
 }
 
@@ -66,34 +84,114 @@ static __always_inline void count_launch(const struct process_id *id, __u32 devi
 	if (!value)
 		return;
 	__sync_fetch_and_add(&value->launches, 1);
+	__sync_fetch_and_add(&value->kernels, grid->kernels);
 	__sync_fetch_and_add(&value->blocks, grid->blocks);
 	value->last_ns = now;
 	value->threads_per_block = grid->threads_per_block;
+}
+
+/* A graph's launch does what the graph holds. */
+static __always_inline void replay_graph(const struct process_id *id, __u32 device, struct grid *grid)
+{
+	struct graph *graph = find_graph(id, grid->function);
+
+	if (!graph) {
+		count_lost(LOST_GRAPH);
+		return;
+	}
+	grid->kernels = graph->kernels;
+	grid->blocks = graph->blocks;
+	grid->threads_per_block = graph->threads_per_block;
+	for (__u32 i = 0; i < COPY_DIRECTIONS; i++)
+		if (graph->copies[i])
+			book_copies(id, device, i, graph->bytes[i], graph->copies[i]);
+}
+
+/* True when the launch does not run now, but becomes part of a graph. */
+static __always_inline int capture_launch(struct pt_regs *ctx, const struct process_id *id,
+					  const struct process *process, __u32 shape, const struct grid *grid)
+{
+	struct graph *capture, *child;
+
+	if (process->captures <= 0)
+		return 0;
+	capture = find_capture(id, process, shape == LAUNCH_ARGUMENTS ? ARGUMENT_9(ctx) : grid->stream);
+	if (!capture)
+		return 0;
+	child = shape == LAUNCH_GRAPH ? find_graph(id, grid->function) : NULL;
+	if (child)
+		add_graph(capture, child);
+	else
+		add_kernels(capture, 1, grid->blocks, grid->threads_per_block);
+	return 1;
+}
+
+static __always_inline void enter_launch(const struct process_id *id, struct process *process, __u32 device,
+					 const struct grid *grid)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct rule *rule;
+	__u32 slot;
+
+	count_launch(id, device, grid, now);
+	if (!process)
+		return;
+	rule = bpf_map_lookup_elem(&rules, id);
+	slot = rule ? slot_of(rule, device) : SLOT_NONE;
+	open_request(process, rule, slot, grid->function, now);
+	if (rule && rule->role == ROLE_OFFLINE)
+		pace_launch(id, process, rule, slot, now);
 }
 
 SEC("uprobe")
 int launch_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u64 now = bpf_ktime_get_ns();
+	__u32 shape = COOKIE_SHAPE(cookie);
 	struct process_id id = this_process();
 	struct grid grid = {};
 	struct process *process;
-	struct rule *rule;
-	__u32 device, slot;
+	__u32 device;
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
-	device = current_device();
-	read_grid(ctx, COOKIE_SHAPE(cookie), &grid);
-	count_launch(&id, device, &grid, now);
 	process = find_process(&id, cookie);
-	if (!process)
+	read_grid(ctx, shape, &grid);
+	if (process && capture_launch(ctx, &id, process, shape, &grid))
 		return 0;
-	rule = bpf_map_lookup_elem(&rules, &id);
-	slot = rule ? slot_of(rule, device) : SLOT_NONE;
-	open_request(process, rule, slot, now);
-	if (rule && rule->role == ROLE_OFFLINE)
-		pace_launch(&id, process, rule, slot, now);
+	device = current_device();
+	if (shape == LAUNCH_GRAPH)
+		replay_graph(&id, device, &grid);
+	enter_launch(&id, process, device, &grid);
+	return 0;
+}
+
+/* One kernel on each of several devices; which they are only the streams know, so the ordinal stays unknown. */
+SEC("uprobe")
+int launch_many_enter(struct pt_regs *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct process_id id = this_process();
+	struct arguments arguments = read_arguments(ctx);
+	__u32 count = arguments.second, device;
+	struct process *process;
+
+	if (is_duplicate(ctx, cookie))
+		return 0;
+	process = find_process(&id, cookie);
+	device = count == 1 ? current_device() : DEVICE_UNKNOWN;
+	for (__u32 i = 0; i < MOST_OF_MANY; i++) {
+		struct launch_parameters one = {};
+		struct grid grid = {.kernels = 1};
+
+		if (i >= count)
+			break;
+		if (bpf_probe_read_user(&one, sizeof(one), (void *)arguments.first + i * sizeof(one)))
+			count_lost(LOST_USER_READ);
+		grid.function = one.function;
+		grid.blocks = (__u64)one.grid[0] * one.grid[1] * one.grid[2];
+		grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
+		enter_launch(&id, process, device, &grid);
+	}
 	return 0;
 }

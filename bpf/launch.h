@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Launches: how often each function was launched on each device, and how many blocks that was. */
+/* Launches: how often each function was launched on each device, how many kernels and blocks that was. */
 #pragma once
 #include "abi.h"
 
 enum launch_shape {
-	LAUNCH_ARGUMENTS = 1, /* (f, gx, gy, gz, bx, by, bz, …) */
+	LAUNCH_ARGUMENTS = 1, /* (f, gx, gy, gz, bx, by, bz, shared, stream, …) */
 	LAUNCH_CONFIG, /* (const CUlaunchConfig *, f, …) */
-	LAUNCH_GRAPH, /* (graph exec, stream): one launch, its kernels unknown here */
+	LAUNCH_GRAPH, /* (graph exec, stream): as many kernels as the graph has */
+	LAUNCH_LEGACY_1, /* cuLaunch (f): one block */
+	LAUNCH_LEGACY_3, /* cuLaunchGrid (f, width, height) */
+	LAUNCH_MANY, /* cuLaunchCooperativeKernelMultiDevice (const CUDA_LAUNCH_PARAMS *, count, …) */
 };
+
+#define MOST_OF_MANY 16
 
 struct launch_key {
 	struct process_id process;
@@ -18,7 +23,8 @@ struct launch_key {
 };
 
 struct launch_value {
-	__u64 launches;
+	__u64 launches; /* calls */
+	__u64 kernels; /* a graph's launch is as many as it has kernel nodes */
 	__u64 blocks;
 	__u64 last_ns;
 	__u32 threads_per_block; /* of the latest launch */

@@ -11,6 +11,7 @@
 #include "abi.h"
 #include "context.h"
 #include "copy.h"
+#include "graph.h"
 #include "launch.h"
 #include "memory.h"
 #include "pace.h"
@@ -20,11 +21,15 @@
 #define NS_PER_TICK 10000000ull /* USER_HZ is 100 on every architecture that we build for */
 #define PPM 1000000ull
 
-/* The two fields that identify a process; CO-RE finds them in the running kernel's task_struct. */
+#define CO_RE __attribute__((preserve_access_index))
+
+/* The fields that identify a process and its cgroups; CO-RE finds them in the running kernel's types. */
+struct css_set;
 struct task_struct {
 	struct task_struct *group_leader;
 	__u64 start_boottime; /* Linux 5.5: was real_start_time */
-} __attribute__((preserve_access_index));
+	struct css_set *cgroups;
+} CO_RE;
 
 #define BOUNDED_HASH(name, key_type, value_type, entries)                                                              \
 	struct {                                                                                                       \
@@ -70,6 +75,8 @@ struct process {
 	__s64 open; /* threads with launches that they have not waited for */
 	__u32 epoch; /* +1 when a wait drains every thread's work */
 	__u32 slot; /* of the latest launch */
+	__s64 captures; /* streams that are being captured */
+	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */
 };
 
 /* One thread's own request. */
@@ -81,6 +88,9 @@ struct thread {
 	__u32 epoch;
 	__u16 open;
 	__u16 in_gate; /* counted in its gate's in_wait */
+	__u64 captured_stream;
+	__u32 capturing; /* captured_stream is being captured by this thread */
+	__u32 spins; /* its wait is a loop of queries */
 };
 
 /* A call between its entry and its return. */
@@ -88,6 +98,8 @@ struct call {
 	__u64 a;
 	__u64 b;
 	__u64 c;
+	__u64 d;
+	__u64 cookie;
 };
 
 struct call_key {
@@ -96,7 +108,7 @@ struct call_key {
 	__u32 _pad;
 };
 
-enum call_role { CALL_ALLOC = 1, CALL_FREE, CALL_CONTEXT };
+enum call_role { CALL_MEMORY = 1, CALL_CONTEXT, CALL_GRAPH, CALL_COPY, CALL_NAME, CALL_ROLES };
 
 struct owner_key {
 	__u64 address; /* of the probed function in the process */
@@ -104,8 +116,8 @@ struct owner_key {
 };
 
 BOUNDED_HASH(processes, struct process_id, struct process, 16384);
-LRU_HASH(threads, __u64, struct thread, 16384);
-LRU_HASH(calls, struct call_key, struct call, 16384);
+BOUNDED_HASH(threads, __u64, struct thread, 16384);
+BOUNDED_HASH(calls, struct call_key, struct call, 16384);
 LRU_HASH(owners, struct owner_key, __u32, 16384);
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
 BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
@@ -114,14 +126,18 @@ BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 131072);
 BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);
 BOUNDED_HASH(latencies, struct process_id, struct latency, 4096);
 BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
-LRU_HASH(contexts, struct context_key, __u32, 16384);
-LRU_HASH(current_context, __u64, struct context_stack, 16384);
+LRU_HASH(contexts, struct context_key, struct context, 8192);
+BOUNDED_HASH(context_stacks, __u64, struct context_stack, 16384);
+LRU_HASH(uuids, struct ordinal_key, struct uuid, 4096);
+LRU_HASH(graphs, struct graph_key, struct graph, 8192);
+LRU_HASH(captures, struct graph_key, struct graph, 256);
 BOUNDED_HASH(rules, struct process_id, struct rule, 8192);
 BOUNDED_HASH(paces, struct process_id, struct pace, 8192);
 BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
-RING(events, 256 * 1024);
+RING(events, 1024 * 1024);
+RING(names, 2 * 1024 * 1024);
 RING(pauses, 256 * 1024);
 
 struct {
@@ -134,11 +150,15 @@ struct {
 /* Makes clang describe the ring buffers' records, which no map names, so that user space can check them too. */
 const struct event *described_event SEC(".data.described");
 const struct pause *described_pause SEC(".data.described");
+const struct seen *described_seen SEC(".data.described");
+const struct name *described_name SEC(".data.described");
 
 /* Zeroes that do not fit the stack. */
 struct blank {
 	struct latency latency;
 	struct deliveries deliveries;
+	struct process process;
+	struct context_stack stack;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -172,6 +192,58 @@ static __always_inline void count_lost(__u32 reason)
 
 	if (count)
 		(*count)++;
+}
+
+/* Arguments beyond the fifth: in registers up to the sixth (x86-64) or the eighth (arm64), then on the stack. */
+static __always_inline __u64 stack_argument(struct pt_regs *ctx, __u32 offset)
+{
+	__u64 value = 0;
+
+	if (bpf_probe_read_user(&value, sizeof(value), (void *)(PT_REGS_SP(ctx) + offset)))
+		count_lost(LOST_USER_READ);
+	return value;
+}
+
+#if defined(__TARGET_ARCH_x86)
+#define ARGUMENT_6(ctx) ((ctx)->r9)
+#define ARGUMENT_7(ctx) stack_argument(ctx, 8) /* above the return address */
+#define ARGUMENT_9(ctx) stack_argument(ctx, 24)
+#elif defined(__TARGET_ARCH_arm64)
+#define ARGUMENT_6(ctx) (((struct user_pt_regs *)(ctx))->regs[5])
+#define ARGUMENT_7(ctx) (((struct user_pt_regs *)(ctx))->regs[6])
+#define ARGUMENT_9(ctx) stack_argument(ctx, 0)
+#endif
+
+/* Remembers a call's arguments until its return. */
+static __always_inline void keep_call(__u32 role, const struct call *call)
+{
+	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = role};
+
+	if (bpf_map_update_elem(&calls, &key, call, BPF_ANY))
+		count_lost(LOST_CALL);
+}
+
+/* Takes them back: 0 when there are none. */
+static __always_inline int take_call(__u32 role, struct call *call)
+{
+	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = role};
+	struct call *kept = bpf_map_lookup_elem(&calls, &key);
+
+	if (!kept)
+		return 0;
+	*call = *kept;
+	bpf_map_delete_elem(&calls, &key);
+	return 1;
+}
+
+/* What the call wrote where `address` points; 0 when that cannot be read. */
+static __always_inline __u64 read_result(__u64 address)
+{
+	__u64 value = 0;
+
+	if (bpf_probe_read_user(&value, sizeof(value), (void *)address))
+		count_lost(LOST_USER_READ);
+	return value;
 }
 
 static __always_inline struct process_id this_process(void)
@@ -225,19 +297,4 @@ static __always_inline void post_event(__u32 kind, __u32 library, const struct p
 
 	if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
 		count_lost(LOST_EVENT);
-}
-
-static __always_inline struct process *find_process(const struct process_id *id, __u64 cookie)
-{
-	struct process initial = {};
-	struct process *process = bpf_map_lookup_elem(&processes, id);
-
-	if (process)
-		return process;
-	initial.first_seen_ns = bpf_ktime_get_ns();
-	initial.slot = SLOT_NONE;
-	process = find_or_add(&processes, id, &initial, LOST_PROCESS);
-	if (process)
-		post_event(EVENT_PROCESS_SEEN, COOKIE_LIBRARY(cookie), id);
-	return process;
 }

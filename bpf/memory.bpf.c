@@ -1,148 +1,205 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
-#include "maps.bpf.h"
+#include "context.bpf.c"
+#include "memory.bpf.h"
+#include "process.bpf.h"
 
-static __always_inline struct memory_value *memory_of(const struct process_id *id, __u32 device)
+struct array_descriptor { /* CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR, as if all were the latter */
+	__u64 width, height, depth;
+	__u32 format, channels, flags;
+};
+
+#define ARRAY_LAYERED 1
+
+static __always_inline __u32 space_of(__u32 kind)
 {
-	struct memory_key key = {.process = *id, .device = device};
-	struct memory_value initial = {};
-
-	return find_or_add(&memory, &key, &initial, LOST_MEMORY);
+	if (kind == MEMORY_VIRTUAL)
+		return SPACE_HANDLE;
+	if (kind == MEMORY_ARRAY)
+		return SPACE_ARRAY;
+	return kind == MEMORY_PINNED ? SPACE_HOST : SPACE_ADDRESS;
 }
 
-static __always_inline void add_allocation(struct process_id *id, __u64 pointer, __u64 bytes, __u32 kind, __u32 device)
+/* Reads `count` numbers of 4 or 8 bytes. */
+static __always_inline int read_sizes(struct array_descriptor *to, __u64 address, __u32 count, int narrow, __u64 *end)
 {
-	struct allocation_key key = {.process = *id, .pointer = pointer};
-	struct allocation allocation = {
-		.bytes = bytes, .at_ns = bpf_ktime_get_ns(), .device = device, .kind = kind & (MEMORY_KINDS - 1)};
-	struct memory_value *value = memory_of(id, device);
-	__u64 live = 0;
+	__u32 narrows[3] = {};
+	__u64 wides[3] = {};
+	__u32 bytes = count * (narrow ? 4 : 8);
 
-	if (bpf_map_update_elem(&allocations, &key, &allocation, BPF_ANY)) {
-		count_lost(LOST_ALLOCATION);
-		return;
+	if (narrow) {
+		if (bpf_probe_read_user(narrows, count == 3 ? 12 : 8, (void *)address))
+			return 0;
+		to->width = narrows[0];
+		to->height = narrows[1];
+		to->depth = narrows[2];
+	} else {
+		if (bpf_probe_read_user(wides, count == 3 ? 24 : 16, (void *)address))
+			return 0;
+		to->width = wides[0];
+		to->height = wides[1];
+		to->depth = wides[2];
 	}
-	if (!value)
-		return;
-	__sync_fetch_and_add(&value->allocations, 1);
-	__sync_fetch_and_add(&value->live_bytes[kind & (MEMORY_KINDS - 1)], bytes);
-#pragma unroll
-	for (int i = 0; i < MEMORY_KINDS; i++)
-		live += value->live_bytes[i];
-	if (live > value->peak_bytes)
-		value->peak_bytes = live;
+	*end = address + bytes;
+	return 1;
 }
 
-static __always_inline void remove_allocation(struct process_id *id, __u64 pointer)
+static __always_inline int read_array(struct array_descriptor *to, __u64 address, __u32 shape, int narrow)
 {
-	struct allocation_key key = {.process = *id, .pointer = pointer};
-	struct allocation *allocation = bpf_map_lookup_elem(&allocations, &key);
-	struct memory_value *value;
+	__u32 rest[3] = {};
+	__u64 end;
 
-	if (!allocation)
-		return; /* made before the probes were there */
-	value = memory_of(id, allocation->device);
-	if (value) {
-		__sync_fetch_and_add(&value->frees, 1);
-		__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], -allocation->bytes);
+	if (!read_sizes(to, address, shape == ALLOC_ARRAY ? 2 : 3, narrow, &end))
+		return 0;
+	if (bpf_probe_read_user(rest, shape == ALLOC_ARRAY ? 8 : 12, (void *)end))
+		return 0;
+	to->format = rest[0];
+	to->channels = rest[1];
+	to->flags = rest[2];
+	return 1;
+}
+
+/* CUarray_format: the low bits say the kind of number, of which these have one, two or four bytes. */
+static __always_inline __u32 format_bytes(__u32 format)
+{
+	switch (format) {
+	case 0x01: /* UNSIGNED_INT8 */
+	case 0x08: /* SIGNED_INT8 */
+		return 1;
+	case 0x02: /* UNSIGNED_INT16 */
+	case 0x09: /* SIGNED_INT16 */
+	case 0x10: /* HALF */
+		return 2;
 	}
-	bpf_map_delete_elem(&allocations, &key);
+	return 4; /* UNSIGNED_INT32, SIGNED_INT32, FLOAT; compressed formats are smaller */
+}
+
+static __always_inline __u64 at_least_1(__u64 value)
+{
+	return value ? value : 1;
+}
+
+#define MOST_LEVELS 20 /* of a mipmap: an array is at most 2^17 wide */
+
+static __always_inline __u64 array_bytes(const struct array_descriptor *a, __u32 levels)
+{
+	__u64 width = a->width, height = at_least_1(a->height), depth = at_least_1(a->depth), elements = 0;
+
+	for (__u32 level = 0; level < MOST_LEVELS; level++) {
+		if (level >= levels)
+			break;
+		elements += width * height * depth;
+		width = at_least_1(width >> 1);
+		height = at_least_1(height >> 1);
+		if (!(a->flags & ARRAY_LAYERED))
+			depth = at_least_1(depth >> 1);
+	}
+	return elements * a->channels * format_bytes(a->format);
 }
 
 SEC("uprobe")
 int memory_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u32 shape = COOKIE_SHAPE(cookie);
 	struct process_id id = this_process();
-	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid()};
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {.a = arguments.first, .b = arguments.second, .c = cookie};
+	__u32 shape = COOKIE_SHAPE(cookie);
+	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
 	find_process(&id, cookie);
-	key.role = shape == FREE_POINTER ? CALL_FREE : CALL_ALLOC;
-	if (shape == ALLOC_PITCH || shape == ALLOC_PHYSICAL) { /* one more argument: the height, the property */
-		struct call_key more_key = {.pid_tgid = key.pid_tgid, .role = CALL_ALLOC | 0x100};
-		struct call more = {.a = shape == ALLOC_PITCH ? arguments.fourth : arguments.third};
-
-		if (bpf_map_update_elem(&calls, &more_key, &more, BPF_ANY))
-			count_lost(LOST_CALL);
-	}
-	if (bpf_map_update_elem(&calls, &key, &call, BPF_ANY))
-		count_lost(LOST_CALL);
+	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
+	keep_call(CALL_MEMORY, &call);
 	return 0;
 }
 
 /* False when the allocation is not on a device at all. */
-static __always_inline int find_location(const struct call *property, __u32 *device)
+static __always_inline int find_location(const struct call *call, __u32 *device)
 {
 	struct location location = {};
 
-	*device = DEVICE_UNKNOWN;
-	if (!property || bpf_probe_read_user(&location, sizeof(location), (void *)property->a + LOCATION_OFFSET)) {
+	if (bpf_probe_read_user(&location, sizeof(location), (void *)call->c + LOCATION_OFFSET)) {
 		count_lost(LOST_USER_READ);
+		*device = DEVICE_UNKNOWN;
 		return 1;
 	}
 	*device = location.id;
 	return location.type == LOCATION_DEVICE;
 }
 
+static __always_inline __u64 allocated_bytes(const struct call *call, int narrow)
+{
+	struct array_descriptor array = {};
+	__u32 shape = COOKIE_SHAPE(call->cookie);
+
+	switch (shape) {
+	case ALLOC_PITCH: /* known only now, and written where the second argument points */
+		return (read_result(call->b) & (narrow ? 0xffffffff : ~0ull)) *
+		       (narrow ? (__u32)call->c : call->c);
+	case ALLOC_ARRAY:
+	case ALLOC_ARRAY_3D:
+	case ALLOC_MIPMAP:
+		if (!read_array(&array, call->b, shape, narrow)) {
+			count_lost(LOST_USER_READ);
+			return 0;
+		}
+		return array_bytes(&array, shape == ALLOC_MIPMAP ? (__u32)call->c : 1);
+	}
+	return narrow ? (__u32)call->b : call->b;
+}
+
 SEC("uretprobe")
 int memory_alloc_return(struct pt_regs *ctx)
 {
-	struct process_id id = this_process();
-	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = CALL_ALLOC};
-	struct call_key more_key = {.pid_tgid = key.pid_tgid, .role = CALL_ALLOC | 0x100};
-	struct call *call = bpf_map_lookup_elem(&calls, &key);
-	struct call *more;
+	struct current current = current_context();
+	struct allocation_key key = {.process = this_process()};
+	struct allocation allocation = {.device = current.device, .context = current.context};
 	struct memory_value *value;
-	__u64 pointer = 0, bytes;
-	__u32 device = current_device(), shape;
+	struct call call;
+	__u32 shape, detail;
+	int narrow;
 
-	if (!call)
+	if (!take_call(CALL_MEMORY, &call))
 		return 0;
-	bytes = call->b;
-	shape = COOKIE_SHAPE(call->c);
-	more = bpf_map_lookup_elem(&calls, &more_key);
-	if (shape == ALLOC_PHYSICAL && !find_location(more, &device))
-		goto out;
+	shape = COOKIE_SHAPE(call.cookie);
+	detail = COOKIE_DETAIL(call.cookie);
+	narrow = MEMORY_IS_NARROW(detail);
+	allocation.kind = MEMORY_KIND(detail);
+	key.space = space_of(allocation.kind);
+	if (shape == ALLOC_PHYSICAL) {
+		allocation.context = 0;
+		if (!find_location(&call, &allocation.device))
+			return 0;
+	}
 	if (PT_REGS_RC(ctx) != 0) {
-		value = memory_of(&id, device);
+		value = memory_of(&key.process, allocation.device);
 		if (value)
 			__sync_fetch_and_add(&value->failures, 1);
-		goto out;
+		return 0;
 	}
-	if (bpf_probe_read_user(&pointer, sizeof(pointer), (void *)call->a)) {
-		count_lost(LOST_USER_READ);
-		goto out;
-	}
-	if (shape == ALLOC_PITCH) { /* known only now, and written where the second argument points */
-		if (!more || bpf_probe_read_user(&bytes, sizeof(bytes), (void *)call->b)) {
-			count_lost(LOST_USER_READ);
-			goto out;
-		}
-		bytes *= more->a;
-	}
-	add_allocation(&id, pointer, bytes, COOKIE_DETAIL(call->c), device);
-out:
-	bpf_map_delete_elem(&calls, &key);
+	key.pointer = shape == ALLOC_REGISTER ? call.a : read_result(call.a);
+	if (narrow && key.space == SPACE_ADDRESS)
+		key.pointer = (__u32)key.pointer;
+	allocation.bytes = allocated_bytes(&call, narrow);
+	allocation.at_ns = bpf_ktime_get_ns();
+	add_allocation(&key, &allocation);
 	return 0;
 }
 
 SEC("uretprobe")
 int memory_free_return(struct pt_regs *ctx)
 {
-	struct process_id id = this_process();
-	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = CALL_FREE};
-	struct call *call = bpf_map_lookup_elem(&calls, &key);
+	struct allocation_key key = {.process = this_process()};
+	struct call call;
+	__u32 detail;
 
-	if (!call)
+	if (!take_call(CALL_MEMORY, &call) || PT_REGS_RC(ctx) != 0)
 		return 0;
-	if (PT_REGS_RC(ctx) == 0)
-		remove_allocation(&id, call->a);
-	bpf_map_delete_elem(&calls, &key);
+	detail = COOKIE_DETAIL(call.cookie);
+	key.space = space_of(MEMORY_KIND(detail));
+	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)call.a : call.a;
+	remove_allocation(&key);
 	return 0;
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Device memory by the calls that succeeded: what is live, per process, device and kind. */
+/*
+ * Memory by the calls that succeeded: what is live, per process, device and kind. What a context held goes with it.
+ * Sizes are those that were asked for; what the driver rounds them up to is NVML's to say.
+ */
 #pragma once
 #include "abi.h"
 
@@ -9,15 +12,27 @@ enum memory_kind {
 	MEMORY_MANAGED,
 	MEMORY_POOL,
 	MEMORY_VIRTUAL, /* cuMemCreate */
+	MEMORY_ARRAY,
+	MEMORY_PINNED, /* host memory: not in peak_bytes */
+	MEMORY_SPARE_6,
+	MEMORY_SPARE_7,
 	MEMORY_KINDS,
 };
 
 enum memory_shape {
 	ALLOC_POINTER_SIZE = 1, /* (out pointer, bytes, …) */
 	ALLOC_PITCH, /* (out pointer, out pitch, width, height, …) */
-	FREE_POINTER, /* (pointer, …) */
 	ALLOC_PHYSICAL, /* (out handle, bytes, const CUmemAllocationProp *, …): the property names the device */
+	ALLOC_ARRAY, /* (out array, const CUDA_ARRAY_DESCRIPTOR *) */
+	ALLOC_ARRAY_3D, /* (out array, const CUDA_ARRAY3D_DESCRIPTOR *) */
+	ALLOC_MIPMAP, /* (out array, const CUDA_ARRAY3D_DESCRIPTOR *, levels) */
+	ALLOC_REGISTER, /* (pointer, bytes, …) */
+	FREE_POINTER, /* (pointer, …) */
 };
+
+/* The cookie's detail: kind, and whether sizes and device pointers have 32 bits (calls of CUDA 3.1 and before). */
+#define MEMORY_KIND(detail) ((detail) & (MEMORY_KINDS - 1))
+#define MEMORY_IS_NARROW(detail) (((detail) >> 8) & 1)
 
 #define LOCATION_OFFSET 8 /* of `location` in CUmemAllocationProp */
 #define LOCATION_DEVICE 1
@@ -27,14 +42,20 @@ struct location { /* CUmemLocation */
 	__u32 id;
 };
 
+/* Handles of physical memory and arrays may be numerically equal to device addresses: each has a space of its own. */
+enum memory_space { SPACE_ADDRESS, SPACE_HANDLE, SPACE_ARRAY, SPACE_HOST };
+
 struct allocation_key {
 	struct process_id process;
+	__u32 space;
+	__u32 _pad;
 	__u64 pointer;
 };
 
 struct allocation {
 	__u64 bytes;
 	__u64 at_ns;
+	__u64 context; /* 0: of no context, or of one that was made before the probes were there */
 	__u32 device;
 	__u32 kind;
 };

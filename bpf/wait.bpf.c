@@ -3,6 +3,7 @@
 #pragma once
 #include "maps.bpf.h"
 #include "pace.bpf.c"
+#include "process.bpf.h"
 
 static __always_inline __u32 latency_bucket(__u64 ns)
 {
@@ -47,14 +48,51 @@ static __always_inline void record_latency(const struct process_id *id, __u64 ns
 	__sync_fetch_and_add(&latency->buckets[bucket], 1);
 }
 
+/* Counts a launch among those of the stretch that a delivery will tell of. */
+static __always_inline void note_function(struct process *process, __u64 function)
+{
+#pragma unroll
+	for (int i = 0; i < DELIVERED_FUNCTIONS; i++) {
+		struct delivered_function *one = &process->functions[i];
+
+		if (one->launches && one->function != function)
+			continue;
+		one->function = function;
+		one->launches++;
+		return;
+	}
+}
+
+static __always_inline void forget_functions(struct process *process)
+{
+#pragma unroll
+	for (int i = 0; i < DELIVERED_FUNCTIONS; i++)
+		process->functions[i].launches = 0;
+}
+
+static __always_inline void end_spin(struct process *process, struct thread *thread)
+{
+	if (!thread->spins)
+		return;
+	thread->spins = 0;
+	thread->wait_ns = 0;
+	if (thread->in_gate) {
+		thread->in_gate = 0;
+		count_waiting(process->slot, -1);
+	}
+}
+
 /* Bookkeeping of requests at a launch: opens the thread's and the process's. */
-static __always_inline void open_request(struct process *process, const struct rule *rule, __u32 slot, __u64 now)
+static __always_inline void open_request(struct process *process, const struct rule *rule, __u32 slot, __u64 function,
+					 __u64 now)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
 	struct thread initial = {};
 	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
 	struct gate *gate;
 
+	if (thread)
+		end_spin(process, thread); /* it asked, and went on without waiting */
 	process->last_launch_ns = now;
 	process->slot = slot;
 	if (process->start_ns == 0) {
@@ -62,8 +100,10 @@ static __always_inline void open_request(struct process *process, const struct r
 		process->busy_mark_ns = busy_total_of(slot, now);
 		process->launches = 0;
 		process->charged_ns = 0;
+		forget_functions(process);
 	}
 	process->launches++;
+	note_function(process, function);
 	if (thread && !(thread->open && thread->epoch == process->epoch)) {
 		thread->open = 1;
 		thread->epoch = process->epoch;
@@ -112,6 +152,7 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	delivery->elapsed_busy_ns = is_online ? 0 : busy - process->busy_mark_ns;
 	delivery->pauses = pauses - process->pauses_mark;
 	process->pauses_mark = pauses;
+	__builtin_memcpy(delivery->functions, process->functions, sizeof(delivery->functions));
 	all->count++;
 }
 
@@ -188,6 +229,7 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 	if (succeeded && process->open > 0)
 		end_requests(id, process, thread, rule);
 	thread->wait_ns = 0;
+	thread->spins = 0;
 }
 
 SEC("uprobe")
@@ -213,5 +255,33 @@ int wait_return(struct pt_regs *ctx)
 
 	if (process)
 		end_wait(&id, process, PT_REGS_RC(ctx) == 0);
+	return 0;
+}
+
+#define NOT_READY 600 /* CUDA_ERROR_NOT_READY */
+
+/*
+ * cuStreamQuery and cuEventQuery: asked over and over they are a wait, which ends when the answer is yes. A yes to the
+ * first question says nothing: an allocator looks through old events in this way, while newer work runs.
+ */
+SEC("uretprobe")
+int query_return(struct pt_regs *ctx)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	struct process_id id = this_process();
+	struct process *process = bpf_map_lookup_elem(&processes, &id);
+	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	__u64 answer = PT_REGS_RC(ctx);
+
+	if (!process || process->open <= 0)
+		return 0;
+	if ((__u32)answer == NOT_READY && !(thread && thread->wait_ns)) {
+		begin_wait(&id, process);
+		thread = bpf_map_lookup_elem(&threads, &tid);
+		if (thread)
+			thread->spins = 1;
+	} else if ((__u32)answer == 0 && thread && thread->spins) {
+		end_wait(&id, process, 1);
+	}
 	return 0;
 }

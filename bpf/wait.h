@@ -20,6 +20,12 @@ struct latency {
 };
 
 #define DELIVERIES 16
+#define DELIVERED_FUNCTIONS 8
+
+struct delivered_function {
+	__u64 function;
+	__u64 launches;
+};
 
 struct delivery {
 	__u64 at_ns; /* when the wait returned */
@@ -31,6 +37,7 @@ struct delivery {
 	__u64 elapsed_ns; /* first launch to return of the wait … */
 	__u64 elapsed_busy_ns; /* … of which an online request was running */
 	__u64 pauses; /* stops in that stretch */
+	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* the first ones; the others are only in `launches` */
 };
 
 struct deliveries {

@@ -107,6 +107,12 @@ def launched(probes: Probes, process: ProcessId, name: str = "launches") -> Laun
     }
 
 
+def kernels(probes: Probes, process: ProcessId) -> int:
+    """How many kernels ran in all, by the map `launches`."""
+    counts = probes.map("launches").items()
+    return sum(int(value.kernels) for key, value in counts if key.process.id() == process)
+
+
 def copied(probes: Probes, process: ProcessId) -> dict[tuple[int, str], tuple[int, int]]:
     """(device, direction) → calls, bytes."""
     return {

@@ -468,6 +468,7 @@ int main(int argc, char **argv)
 
 	options(argc, argv);
 	open_devices();
+	memset(host, 1, sizeof(host)); /* as data that a program copies was written before */
 	printf("ready");
 	for (int d = 0; d < devices && d < MOST_DEVICES; d++)
 		for (int k = 0; k < KERNELS; k++)

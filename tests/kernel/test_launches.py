@@ -10,7 +10,7 @@ import pytest
 
 from agent.layout import DEVICE_UNKNOWN
 from agent.probes import Probes
-from tests.kernel.driven import Driven, Driver, Launched, launched, lost, run_together, start_all
+from tests.kernel.driven import Driven, Driver, Launched, kernels, launched, lost, run_together, start_all
 
 PROCESSES, THREADS, LAUNCHES = 5, 3, 23
 BLOCKS, BLOCK_THREADS = 3 * 5 * 7, 2 * 11 * 13
@@ -69,13 +69,14 @@ def test_every_kind_of_launch_is_counted_once_with_its_grid(
 
 @STREAMS
 @THROUGH
-def test_a_graph_is_one_launch_each_time(driver: Driver, probes: Probes, through: str, streams: str) -> None:
+def test_a_graph_counts_its_kernel_nodes_at_each_launch(driver: Driver, probes: Probes, through: str, streams: str) -> None:
     driven = driver.run(f"through={through}", f"streams={streams}", "graph:17")
     ((device, executable), counts), *others = launched(probes, driven.process).items()
     assert not others
     assert device == 0
     assert executable not in driven.functions
-    assert counts == (17, 0, 0)
+    assert counts == (17, 17 * 3 * 2, 32)
+    assert kernels(probes, driven.process) == 17 * 3
 
 
 def test_functions_are_told_apart(driver: Driver, probes: Probes) -> None:

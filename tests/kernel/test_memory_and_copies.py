@@ -21,9 +21,9 @@ COPIES = {  # operation → direction, bytes for an argument of one
     "copy_dtod_async": ("device_to_device", 1),
     "copy_peer": ("device_to_device", 1),
     "copy_peer_async": ("device_to_device", 1),
-    "copy_unified": ("unknown", 1),
-    "copy_unified_async": ("unknown", 1),
-    "prefetch": ("unknown", 1),
+    "copy_unified": ("host_to_device", 1),
+    "copy_unified_async": ("host_to_device", 1),
+    "prefetch": ("host_to_device", 1),
     "set8": ("memset", 1),
     "set8_async": ("memset", 1),
     "set16": ("memset", 2),
@@ -117,7 +117,7 @@ def test_copies_are_counted_by_direction_with_their_bytes(
     for number, (name, direction) in enumerate(RECTANGLES.items()):
         calls, width, height = number + 2, 101 + number, 13 + number
         operations.append(f"{calls}*{name}:{width}:{height}")
-        before = wanted[0, direction]
+        before = wanted.get((0, direction), (0, 0))
         wanted[0, direction] = before[0] + calls, before[1] + calls * width * height
     driven = driver.run(f"through={through}", f"streams={streams}", *operations)
     assert copied(probes, driven.process) == wanted

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// SPDX-FileCopyrightText: The GPU Warden authors
+/* What function handles are called, as the program asks the driver for them. */
+#pragma once
+#include "process.bpf.h"
+
+enum name_shape {
+	NAME_GET = 1, /* cuModuleGetFunction, cuLibraryGetKernel (out handle, module, name) */
+	NAME_OF_KERNEL, /* cuKernelGetFunction (out function, kernel) */
+	NAME_TOLD, /* cuFuncGetName, cuKernelGetName (out name, handle) */
+};
+
+SEC("uprobe")
+int name_enter(struct pt_regs *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct process_id id = this_process();
+	struct arguments arguments = read_arguments(ctx);
+	struct call call = {
+		.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
+
+	if (is_duplicate(ctx, cookie))
+		return 0;
+	find_process(&id, cookie);
+	keep_call(CALL_NAME, &call);
+	return 0;
+}
+
+static __always_inline void post_text(struct name *name, __u64 address)
+{
+	long length = bpf_probe_read_user_str(name->text, sizeof(name->text), (void *)address);
+
+	if (length < 0) {
+		count_lost(LOST_USER_READ);
+		bpf_ringbuf_discard(name, 0);
+		return;
+	}
+	name->length = length;
+	bpf_ringbuf_submit(name, 0);
+}
+
+SEC("uretprobe")
+int name_return(struct pt_regs *ctx)
+{
+	struct name *name;
+	struct call call;
+	__u32 shape;
+
+	if (!take_call(CALL_NAME, &call) || PT_REGS_RC(ctx) != 0)
+		return 0;
+	shape = COOKIE_SHAPE(call.cookie);
+	name = bpf_ringbuf_reserve(&names, sizeof(struct name), 0);
+	if (!name) {
+		count_lost(LOST_NAME);
+		return 0;
+	}
+	name->process = this_process();
+	name->kind = shape == NAME_OF_KERNEL ? NAME_ALIAS : NAME_FUNCTION;
+	name->length = 0;
+	name->function = shape == NAME_TOLD ? call.b : read_result(call.a);
+	name->other = shape == NAME_OF_KERNEL ? call.b : 0;
+	if (shape == NAME_OF_KERNEL)
+		bpf_ringbuf_submit(name, 0);
+	else
+		post_text(name, shape == NAME_TOLD ? read_result(call.a) : call.c);
+	return 0;
+}
