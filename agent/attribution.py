@@ -9,12 +9,11 @@ device's activity, split by each process's estimated SM time; what no known proc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from agent.clock import NS_PER_SECOND
 from agent.model import (
-    ContainerKey,
     DeviceReading,
     DeviceUuid,
     ProcessId,
@@ -32,11 +31,15 @@ class Work:
     """What one process did on one device in the tick."""
 
     process: ProcessId
-    launches: int | None  # None: no probe sees this process
+    launches: int | None  # kernels; None: no probe sees this process
     sm_ns: float | None  # estimated SM time, ns of the whole device
     pcie_tx_bytes: int | None
     pcie_rx_bytes: int | None
     memory_bytes: int | None
+    sm_error_ns: float | None = None
+    memory_peak_bytes: int | None = None
+    memory_by_kind: Mapping[str, int] = field(default_factory=dict)
+    memory_by_age: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,25 @@ class Attribution:
 
 
 def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int) -> Attribution:
-    """Splits a device among the processes that worked on it."""
+    """Splits a device among the processes that worked on it.
+
+    SM time is measured where one process alone is on the device, so that what the device did is what it did.
+    """
     seconds = interval_ns / NS_PER_SECOND
     sm = split_activity(reading.sm_activity_ratio, {w.process: _ratio(w.sm_ns, interval_ns) for w in work})
+    alone = len(work) == 1 and reading.sm_activity_ratio is not None and sm[work[0].process] is not None
+    if alone and work[0].launches:
+        sm = {work[0].process: reading.sm_activity_ratio}
+    error = _device_error(reading, sm.values())
     reading = _reconcile(reading, work, seconds)
     usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
+    for w in work:
+        if alone:
+            usage[w.process] = replace(usage[w.process], sm_provenance=Provenance.MEASURED, sm_error_ratio=0.0)
+        elif sm[w.process] is not None:
+            own = _ratio(w.sm_error_ns, interval_ns)
+            known = None if own is None else min(1.0, (own * own + error * error) ** 0.5)
+            usage[w.process] = replace(usage[w.process], sm_error_ratio=known)
     return Attribution(reading, usage, _remainder(reading, usage.values()))
 
 
@@ -95,9 +112,7 @@ def grown(totals: Totals, sm_ratio: float | None, tx: float | None, rx: float | 
     )
 
 
-def sum_usage(
-    parts: Iterable[Usage], container: ContainerKey, totals: Mapping[tuple[ContainerKey, DeviceUuid], Totals]
-) -> tuple[Usage, ...]:
+def sum_usage(parts: Iterable[Usage], totals: Mapping[DeviceUuid, Totals]) -> tuple[Usage, ...]:
     """A container's use per device out of its processes'. What no process knows stays unknown."""
     by_device: dict[DeviceUuid, list[Usage]] = {}
     for part in parts:
@@ -106,15 +121,49 @@ def sum_usage(
         Usage(
             device=device,
             sm_ratio=_sum(row.sm_ratio for row in rows),
-            sm_provenance=next((row.sm_provenance for row in rows if row.sm_provenance), None),
+            sm_provenance=_weakest(row.sm_provenance for row in rows),
             memory_bytes=_sum(row.memory_bytes for row in rows),
             pcie_tx_bytes_per_second=_sum(row.pcie_tx_bytes_per_second for row in rows),
             pcie_rx_bytes_per_second=_sum(row.pcie_rx_bytes_per_second for row in rows),
             launches_per_second=_sum(row.launches_per_second for row in rows),
-            totals=totals.get((container, device), Totals()),
+            totals=totals.get(device, Totals()),
+            sm_error_ratio=_error(rows),
+            memory_peak_bytes=_sum(row.memory_peak_bytes for row in rows),
+            memory_by_kind=_sum_by_name(row.memory_by_kind for row in rows),
+            memory_by_age=_sum_by_name(row.memory_by_age for row in rows),
         )
         for device, rows in by_device.items()
     )
+
+
+def _weakest(values: Iterable[Provenance | None]) -> Provenance | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Provenance.ESTIMATED if Provenance.ESTIMATED in known else Provenance.MEASURED
+
+
+def _error(rows: Sequence[Usage]) -> float | None:
+    """Errors of one device's processes are against each other, so a container's is at most their sum."""
+    errors = [row.sm_error_ratio for row in rows if row.sm_ratio is not None]
+    if not errors or None in errors:
+        return None
+    return min(1.0, sum(error or 0.0 for error in errors))
+
+
+def _sum_by_name(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0) + value
+    return sums
+
+
+def _device_error(reading: DeviceReading, parts: Iterable[float | None]) -> float:
+    """What the estimates together miss, as one of them may miss all of it."""
+    if reading.sm_activity_ratio is None:
+        return 0.0
+    return abs(reading.sm_activity_ratio - sum(part or 0.0 for part in parts))
 
 
 def _sum(values: Iterable[N | None]) -> N | None:
@@ -139,6 +188,9 @@ def _usage(reading: DeviceReading, work: Work, sm_ratio: float | None, seconds: 
         pcie_tx_bytes_per_second=_rate(work.pcie_tx_bytes, seconds),
         pcie_rx_bytes_per_second=_rate(work.pcie_rx_bytes, seconds),
         launches_per_second=_rate(work.launches, seconds),
+        memory_peak_bytes=work.memory_peak_bytes,
+        memory_by_kind=work.memory_by_kind,
+        memory_by_age=work.memory_by_age,
     )
 
 

@@ -3,8 +3,8 @@
 """Finding every copy of libcuda on the node: the host's, and those that containers bring.
 
 A probe on a file covers past and future processes, so what matters is to know a file before its first launch. The
-host's library is attached at start; others are found in the maps of processes as soon as NVML lists them, and by
-looking through all young processes in each round.
+host's library is attached at start, and looked for again in each round, since a driver upgrade replaces it; others are
+found in the maps of processes as soon as NVML lists them, and by looking through all young processes in each round.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _HOST_FOLDERS = (
     "/usr/lib64",
     "/run/nvidia/driver/usr/lib64",
 )
+_TIDY_ROUNDS = 30
+_MOST_IDLE = 64  # copies that are kept attached though nobody may map them: the next container may
 _LOOKS = 30  # rounds in which a process without libcuda is looked at again: frameworks load it late
 
 
@@ -49,6 +51,9 @@ class Discovery:
         self._probes, self._proc = probes, proc
         self._done: set[ProcessId] = set()
         self._looks: dict[ProcessId, int] = {}
+        self._extra: tuple[str, ...] = ()
+        self._host: set[int] = set()  # numbers of the host's own libraries now
+        self._rounds = 0
 
     def attach_host(self, extra: Iterable[str]) -> int:
         """Attaches the node's libraries; returns how many there are. SetupError for a configured one that is none."""
@@ -56,12 +61,26 @@ class Discovery:
         for wanted in extra:
             if os.path.realpath(wanted) not in paths:
                 raise SetupError(f"{wanted}: no such file; give the path of a libcuda.so.1")
-        for path in paths:
-            self._probes.ensure(path)
+        self._extra = tuple(extra)
+        self._host = {self._probes.ensure(path).number for path in paths}
         return len(paths)
 
+    def _attach_host_again(self) -> None:
+        """Where the library was replaced, the new file; one that is being written is looked at in the next round."""
+        numbers = set()
+        for path in host_libraries(self._extra):
+            try:
+                numbers.add(self._probes.ensure(path).number)
+            except (GoneError, SetupError) as error:
+                _log.debug("%s", error)
+        self._host = numbers
+
     def look(self) -> None:
-        """One round over all processes that may still bring a libcuda."""
+        """One round: the host's libraries, and all processes that may still bring another."""
+        self._attach_host_again()
+        self._rounds += 1
+        if self._rounds % _TIDY_ROUNDS == 0:
+            self._tidy()
         alive = set()
         for tgid in self._proc.tgids():
             try:
@@ -85,10 +104,29 @@ class Discovery:
     def _look_at(self, process: ProcessId) -> None:
         libraries = self._proc.mapped(process.tgid, lambda name: _NAME.fullmatch(name) is not None)
         for library in libraries:
-            if not library.deleted:
+            if library.deleted:
+                self._probes.ensure_mapped(library.path, process.tgid)
+            else:
                 self._probes.ensure(library.path, process.tgid)
         looks = self._looks.get(process, 0) + 1
         self._looks[process] = looks
         if libraries or looks >= _LOOKS:
             self._done.add(process)
             self._looks.pop(process, None)
+
+    def _tidy(self) -> None:
+        """Takes the probes off files that nobody maps any more, when there are many: containers bring them and go."""
+        idle = [library for library in self._probes.libraries() if library.number not in self._host]
+        if len(idle) <= _MOST_IDLE:
+            return
+        mapped = set()
+        for tgid in self._proc.tgids():
+            try:
+                found = self._proc.mapped(tgid, lambda name: _NAME.fullmatch(name) is not None)
+            except (GoneError, SetupError):
+                continue
+            mapped.update(file.inode for file in found)
+        unused = [library for library in idle if library.inode not in mapped]
+        for library in unused[: len(idle) - _MOST_IDLE]:
+            _log.info("%s: nobody maps it any more, taking its probes away", library.path)
+            self._probes.drop(library)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from typing import Any
 
 from elftools.common.exceptions import ELFError
@@ -17,29 +16,28 @@ from agent.errors import ProbeError
 _LARGEST_BYTES = 1 << 30
 
 
-def function_offsets(path: str, names: Collection[str]) -> dict[str, int]:
-    """File offsets of those `names` that the library defines. ProbeError when it is no readable ELF library."""
+def exported_functions(path: str, prefix: str) -> dict[str, int]:
+    """File offsets of the functions so named that the library defines. ProbeError when it is no readable ELF library."""
     with open(path, "rb") as stream:
         if os.fstat(stream.fileno()).st_size > _LARGEST_BYTES:
             raise ProbeError(f"{path} is larger than any libcuda: not probed")
         try:
             elf = ELFFile(stream)
-            addresses = _addresses(elf, names)
+            addresses = _addresses(elf, prefix)
             segments: list[Any] = [s.header for s in elf.iter_segments() if s.header.p_type == "PT_LOAD"]
         except (ELFError, ValueError, KeyError, OverflowError, UnicodeDecodeError) as error:
             raise ProbeError(f"{path} is not an ELF library that can be probed: {error}") from error
     return {name: offset for name, at in addresses.items() if (offset := _file_offset(segments, at)) is not None}
 
 
-def _addresses(elf: ELFFile, names: Collection[str]) -> dict[str, int]:
+def _addresses(elf: ELFFile, prefix: str) -> dict[str, int]:
     section = elf.get_section_by_name(".dynsym")
     if not isinstance(section, SymbolTableSection):
         return {}
-    wanted = set(names)
     return {
         symbol.name: symbol["st_value"]
         for symbol in section.iter_symbols()
-        if symbol.name in wanted and symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_shndx"] != "SHN_UNDEF"
+        if symbol.name.startswith(prefix) and symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_shndx"] != "SHN_UNDEF"
     }
 
 

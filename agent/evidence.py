@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent.errors import GoneError
 from agent.model import DeviceReading, DeviceUuid, ProcessId
 from agent.procfs import Procfs
-from agent.samples import AllocationCount, CopyCount, LaunchCount, ProcessMemory, ProcessUtilization, Sample
+from agent.samples import OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,12 @@ class Evidence:
     memory: dict[tuple[int, DeviceUuid], int]
     utilization: dict[tuple[int, DeviceUuid], float]
     listed: frozenset[tuple[int, DeviceUuid]]
+    told: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver told the process
 
     @classmethod
     def of(cls, samples: Iterable[Sample], proc: Procfs) -> Evidence:
         """Sorts the samples; asks /proc only for pids that no probe knows."""
-        readings, probed, memory, utilization, listed = [], set(), {}, {}, set()
+        readings, probed, memory, utilization, listed, uuids = [], set(), {}, {}, set(), []
         for sample in samples:
             if isinstance(sample, DeviceReading):
                 readings.append(sample)
@@ -37,10 +38,14 @@ class Evidence:
                     memory[sample.tgid, sample.device] = sample.bytes
             elif isinstance(sample, ProcessUtilization):
                 utilization[sample.tgid, sample.device] = sample.ratio
-            elif isinstance(sample, LaunchCount | AllocationCount | CopyCount):
+            elif isinstance(sample, Probed):
                 probed.add(sample.process)
+            elif isinstance(sample, OrdinalUuid):
+                uuids.append(sample)
         by_tgid = _identify({tgid for tgid, _ in listed}, probed, proc)
-        return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed))
+        known = {bare_uuid(reading.device.uuid): reading.device.uuid for reading in readings}
+        told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
+        return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed), told)
 
     @property
     def processes(self) -> frozenset[ProcessId]:
@@ -54,6 +59,11 @@ class Evidence:
     def tgids_on(self, device: DeviceUuid) -> list[int]:
         """Whom NVML lists on a device."""
         return sorted(tgid for tgid, on in self.listed if on == device)
+
+
+def bare_uuid(uuid: DeviceUuid) -> str:
+    """The 32 hexadecimal digits of "GPU-…" or "MIG-…"."""
+    return uuid.partition("-")[2].replace("-", "").lower()
 
 
 def _identify(tgids: set[int], probed: set[ProcessId], proc: Procfs) -> dict[int, ProcessId]:

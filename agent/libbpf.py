@@ -14,6 +14,7 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -143,6 +144,22 @@ class Map:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, copied in batches. Entries that come or go meanwhile may or may not be among them."""
+        for keys, values, count in self._batches():
+            for index in range(count):
+                yield self._key.from_buffer_copy(keys[index]), self._value.from_buffer_copy(values[index])
+
+    def raw(self) -> Iterator[tuple[memoryview, memoryview]]:
+        """The same as bytes, a batch at a time: for maps that are too large for an object per entry.
+
+        Valid until the next step; of keys' and of values' size times the number of entries.
+        """
+        for keys, values, count in self._batches():
+            yield (
+                memoryview(keys).cast("B")[: count * c.sizeof(self._key)],
+                memoryview(values).cast("B")[: count * c.sizeof(self._value)],
+            )
+
+    def _batches(self) -> Iterator[tuple[Any, Any, int]]:
         keys, values = (self._key * _BATCH)(), (self._value * _BATCH)()
         batch, count, first = c.c_uint64(), c.c_uint32(), True
         while True:
@@ -152,8 +169,7 @@ class Map:
             failure = c.get_errno() if code else 0
             if failure not in (0, errno.ENOENT):
                 raise OSError(failure, f"bpf_map_lookup_batch: {os.strerror(failure)}")
-            for index in range(count.value):
-                yield self._key.from_buffer_copy(keys[index]), self._value.from_buffer_copy(values[index])
+            yield keys, values, count.value
             if failure == errno.ENOENT:
                 return
             first = False
@@ -205,6 +221,14 @@ class RingBuffer:
             self._ring = None
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Probes that are attached together: one of libbpf's links, or the descriptor of one that we made ourselves."""
+
+    handle: int
+    is_descriptor: bool = False
+
+
 class BpfObject:
     """A loaded CO-RE object. A context manager: leaving it detaches every link and frees every map.
 
@@ -224,8 +248,7 @@ class BpfObject:
             self.lib.bpf_map__set_max_entries(self._map(name), entries)
         for program in multi:
             self.lib.bpf_program__set_expected_attach_type(self._program(program), _UPROBE_MULTI)
-        self._links: set[int] = set()
-        self._link_fds: set[int] = set()
+        self._links: set[Link] = set()
         if self.lib.bpf_object__load(self._object):
             raise self._load_error(c.get_errno())
 
@@ -262,21 +285,26 @@ class BpfObject:
             raise ProbeError(f"the BPF object has no program {name}: rebuild it with `make bpf`")
         return int(found)
 
-    def attach(self, program: str) -> int:
+    def attach(self, program: str) -> Link:
         """Attaches a program where its section name says. Returns a link for `detach`."""
         return self._link(self.lib.bpf_program__attach(self._program(program)), program)
 
-    def attach_uprobes(self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool) -> None:
+    def attach_uprobes(
+        self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool
+    ) -> list[Link]:
         """Attaches to several (file offset, cookie) of `path`, for every process that maps it. All of them or none."""
-        if not self._multi:
-            links: list[int] = []
-            try:
-                links.extend(self.attach_uprobe(program, path, *probe, at_return=at_return) for probe in probes)
-            except ProbeError:
-                for link in links:
-                    self.detach(link)
-                raise
-            return
+        if self._multi:
+            return [self._attach_multi(program, path, probes, at_return=at_return)]
+        links: list[Link] = []
+        try:
+            links.extend(self.attach_uprobe(program, path, *probe, at_return=at_return) for probe in probes)
+        except ProbeError:
+            for link in links:
+                self.detach(link)
+            raise
+        return links
+
+    def _attach_multi(self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool) -> Link:
         offsets = (c.c_uint64 * len(probes))(*(offset for offset, _ in probes))
         cookies = (c.c_uint64 * len(probes))(*(cookie for _, cookie in probes))
         name = c.create_string_buffer(os.fsencode(path))
@@ -292,9 +320,11 @@ class BpfObject:
         fd = c.CDLL(None, use_errno=True).syscall(_BPF_SYSCALL, _LINK_CREATE, c.byref(request), c.sizeof(request))
         if fd < 0:
             raise ProbeError(f"cannot attach {program} at {len(probes)} places: {os.strerror(c.get_errno())}")
-        self._link_fds.add(fd)
+        link = Link(fd, is_descriptor=True)
+        self._links.add(link)
+        return link
 
-    def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, at_return: bool) -> int:
+    def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, at_return: bool) -> Link:
         """Attaches to a file offset of `path`, for every process that maps the file, past and future."""
         options = _UprobeOptions(sz=c.sizeof(_UprobeOptions), bpf_cookie=cookie, retprobe=at_return)
         link = self.lib.bpf_program__attach_uprobe_opts(
@@ -302,23 +332,25 @@ class BpfObject:
         )
         return self._link(link, f"{program} at {path}+{offset:#x}")
 
-    def _link(self, link: int | None, what: str) -> int:
-        if not link:
+    def _link(self, handle: int | None, what: str) -> Link:
+        if not handle:
             raise ProbeError(f"cannot attach {what}: {os.strerror(c.get_errno())}")
+        link = Link(handle)
         self._links.add(link)
         return link
 
-    def detach(self, link: int) -> None:
+    def detach(self, link: Link) -> None:
         """Takes a probe away. Slow (an RCU grace period): not for the hot path."""
         self._links.discard(link)
-        self.lib.bpf_link__destroy(link)
+        if link.is_descriptor:
+            os.close(link.handle)
+        else:
+            self.lib.bpf_link__destroy(link.handle)
 
     def close(self) -> None:
         """Detaches everything and frees the maps that nobody else holds."""
         for link in list(self._links):
             self.detach(link)
-        while self._link_fds:
-            os.close(self._link_fds.pop())
         if self._object:
             self.lib.bpf_object__close(self._object)
             self._object = None

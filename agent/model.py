@@ -103,7 +103,7 @@ class Totals:
     """Monotonic sums since the agent first saw the owner. What Prometheus counters are made of."""
 
     sm_seconds: float = 0.0  # SM time ÷ number of SMs: 1.0 is one whole device for one second
-    launches: int = 0
+    launches: int = 0  # kernels: a graph's launch counts as many as it has kernel nodes
     pcie_tx_bytes: int = 0
     pcie_rx_bytes: int = 0
 
@@ -120,6 +120,22 @@ class Usage:
     pcie_rx_bytes_per_second: float | None
     launches_per_second: float | None
     totals: Totals = Totals()
+    sm_error_ratio: float | None = None  # how far off sm_ratio may be, ±; as it is estimated itself
+    memory_peak_bytes: int | None = None  # most that was allocated at once, by the calls that the probes saw
+    memory_by_kind: Mapping[str, int] = field(default_factory=dict)  # live, by those calls; "pinned" is host memory
+    memory_by_age: Mapping[str, int] = field(default_factory=dict)  # live device memory; a leak grows old
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionUsage:
+    """A kernel function (or graph) of a container on one device during the tick."""
+
+    name: str  # as the program asked the driver for it; "" while nobody has
+    device: DeviceUuid
+    launches_per_second: float  # kernels
+    sm_ratio: float | None
+    gpu_seconds_per_launch: float | None  # estimated, of the SMs that it keeps busy
+    is_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +157,7 @@ class ContainerUsage:
     container: Container
     usage: tuple[Usage, ...]
     processes: tuple[ProcessId, ...]
+    functions: tuple[FunctionUsage, ...] = ()  # those with the most SM time
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +185,25 @@ class Enforcement:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeCounts:
+    """Symbols of one role in one library."""
+
+    attached: int = 0
+    absent: int = 0  # the library has none such
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeStatus:
-    """One library's probes: role → how many symbols are attached, absent from the library, or failed."""
+    """One library's probes: how many symbols are attached, absent from the library, or failed, and why."""
 
     library: str
     attached: int
     absent: int
     failed: int
+    roles: Mapping[str, ProbeCounts] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)  # symbol → why
+    unknown_versions: tuple[str, ...] = ()  # exports that look like newer versions of probed calls: not seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +232,5 @@ class Snapshot:
     collectors: tuple[CollectorHealth, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)  # "map:reason" → events dropped since start
     device_totals: Mapping[DeviceUuid, Totals] = field(default_factory=dict)
+    ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
+    held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them

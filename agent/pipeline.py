@@ -9,15 +9,17 @@ else reads `snapshot`. A collector that fails is reported and hides nothing else
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from agent.attribution import Attribution, Work, add, attribute, grown, sum_usage
+from agent.attribution import Attribution, Work, attribute, sum_usage
+from agent.books import Books
 from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
-from agent.delivery import BusyTimes, LaunchTimes
-from agent.durations import Function, SmTimes, Tick
 from agent.evidence import Evidence
-from agent.members import Members
+from agent.function_names import FunctionNames
+from agent.function_times import FunctionTimes, observe_all
+from agent.kernels import FunctionWork, top_functions, weights
+from agent.members import Member, Members, Told
 from agent.model import (
     CollectorHealth,
     ContainerKey,
@@ -28,19 +30,28 @@ from agent.model import (
     ProcessId,
     ProcessUsage,
     Snapshot,
-    Totals,
-    Unattributed,
     Usage,
 )
-from agent.occupancy import sm_fraction
 from agent.ordinals import device_of
 from agent.probes import Probes
-from agent.samples import Collector, Delivered, Sample
+from agent.samples import AGES_SECONDS, Collector, Delivered, Sample
+from agent.sm_time import Estimate, SmTime, Tick
 from agent.tally import Counted, Owner, ResolveDevice, Tally
 
 _log = logging.getLogger(__name__)
 _SWEEP_TICKS = 30
 _MOST_TIME_IN_TURNS = 1.05  # more, and processes run side by side (MPS): NVML's time shares overlap
+_MPS_SERVER = "nvidia-cuda-mps-server"
+_AGES = (*(f"under_{seconds}_seconds" for seconds in AGES_SECONDS), "older")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One device's tick."""
+
+    attribution: Attribution
+    work: Sequence[Work]
+    functions: Mapping[ProcessId, Sequence[FunctionWork]]
 
 
 @dataclass(slots=True)
@@ -50,19 +61,18 @@ class Pipeline:
     collectors: Sequence[Collector]
     members: Members
     probes: Probes | None
+    names: FunctionNames = field(default_factory=FunctionNames)
     snapshot: Snapshot | None = None
     enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
     enforcing: bool = False
     unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
+    losses: Callable[[], Mapping[str, int]] = dict  # "source:reason" → count, of others than the pipeline
+    held: Callable[[], tuple[ContainerUsage, ...]] = tuple  # devices assigned to containers
+    books: Books = field(default_factory=Books)
     _tally: Tally = field(default_factory=Tally)
-    _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
-    _sm_times: dict[DeviceUuid, SmTimes] = field(default_factory=dict)
-    _totals: dict[tuple[ContainerKey, DeviceUuid], Totals] = field(default_factory=dict)
-    _rest_totals: dict[DeviceUuid, Totals] = field(default_factory=dict)
-    _device_totals: dict[DeviceUuid, Totals] = field(default_factory=dict)
+    _times: FunctionTimes = field(default_factory=FunctionTimes)
+    _sm_time: dict[DeviceUuid, SmTime] = field(default_factory=dict)
     _last_ns: int | None = None
-
-    _busy_times: BusyTimes = field(default_factory=BusyTimes)
     _exited: set[ProcessId] = field(default_factory=set)
     _probed: frozenset[ProcessId] = frozenset()
     _ticks: int = 0
@@ -74,22 +84,29 @@ class Pipeline:
         samples, health = self._collect(now_ns)
         interval = now_ns - self._last_ns if self._last_ns is not None else 0
         self._last_ns = now_ns
-        for sample in samples:
-            if isinstance(sample, Delivered):
-                self._launch_times.observe(sample)
+        observe_all(self._times, (sample for sample in samples if isinstance(sample, Delivered)))
         evidence = Evidence.of(samples, self.members.proc)
         for process in evidence.processes:
             self.members.see(process)
+        self.members.refresh()
         counted = self._tally.tick(samples, self._resolver(evidence))
         parts = [self._attribute(reading, interval, evidence, counted) for reading in evidence.readings]
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
         self.unprobed = tuple(set(evidence.by_tgid.values()) - evidence.probed)
-        self._bury(dead, evidence.probed)
+        self._bury(dead, evidence.probed, now_ns)
         return self.snapshot
+
+    def seen(self, told: Told) -> None:
+        """A probe saw its first call."""
+        self.members.see(told.process, told)
 
     def exited(self, process: ProcessId) -> None:
         """A probe saw it die: its last figures are taken at the next tick, then it is forgotten."""
         self._exited.add(process)
+
+    def replaced(self, process: ProcessId) -> None:
+        """It runs another program: what it is called has changed."""
+        self.members.renew(process)
 
     def _collect(self, now_ns: int) -> tuple[list[Sample], list[CollectorHealth]]:
         samples: list[Sample] = []
@@ -105,90 +122,101 @@ class Pipeline:
         return samples, health
 
     def _resolver(self, evidence: Evidence) -> ResolveDevice:
+        everything = tuple(reading.device.uuid for reading in evidence.readings)
+
         def resolve(process: ProcessId, ordinal: int | None) -> DeviceUuid | None:
+            told = None if ordinal is None else evidence.told.get((process, ordinal))
+            if told is not None:
+                return told
             member = self.members.get(process)
-            visible = member.visible if member else tuple(r.device.uuid for r in evidence.readings)
-            return device_of(ordinal, visible, evidence.devices_of(process.tgid))
+            return device_of(ordinal, member.visible if member else everything, evidence.devices_of(process.tgid))
 
         return resolve
 
     def _attribute(
         self, reading: DeviceReading, interval_ns: int, evidence: Evidence, counted: Mapping[Owner, Counted]
-    ) -> tuple[Attribution, list[Work]]:
+    ) -> _Part:
         device = reading.device.uuid
         here = {process: work for (process, on), work in counted.items() if on == device}
-        self._learn(reading, interval_ns, here, evidence)
+        estimates = self._estimate(reading, interval_ns, here, evidence, counted)
         for tgid in evidence.tgids_on(device):
             process = evidence.by_tgid.get(tgid)
             if process is not None:
                 here.setdefault(process, Counted())
         work = []
         for process, mine in here.items():
-            if self.members.get(process) is not None:
-                work.append(self._work(reading, interval_ns, process, mine, evidence))
+            member = self.members.get(process)
+            if member is not None:
+                work.append(_work(reading, interval_ns, member, mine, estimates.get(process), evidence))
             else:  # gone before anybody could read whose it was: what it did stays unattributed
-                self._orphaned += sum(mine.launches.values())
-        return attribute(reading, work, interval_ns), work
+                self._orphaned += mine.kernels
+        attribution = attribute(reading, work, interval_ns)
+        functions = {p: self._functions(attribution, p, mine) for p, mine in here.items() if mine.functions}
+        return _Part(attribution, work, functions)
 
-    def _learn(
-        self, reading: DeviceReading, interval_ns: int, here: Mapping[ProcessId, Counted], evidence: Evidence
-    ) -> None:
-        if reading.sm_activity_ratio is None or not interval_ns:
-            return
-        launches: dict[Function, int] = {}
-        priors: dict[Function, float] = {}
-        utilization = {p: evidence.utilization.get((p.tgid, reading.device.uuid)) for p in here}
-        take_turns = sum(ratio or 0.0 for ratio in utilization.values()) <= _MOST_TIME_IN_TURNS
-        for process, counted in here.items():
-            busy_ns = None if (ratio := utilization[process]) is None else ratio * interval_ns
-            self._busy_times.observe(process, sum(counted.launches.values()), busy_ns if take_turns else None)
-            mean = self._busy_times.per_launch_ns(process) or self._launch_times.per_launch_ns(process)
-            for function, count in counted.launches.items():
-                launches[process, function] = count
-                blocks, threads = counted.groups.get(function, (0.0, 0))
-                if mean is not None and blocks:
-                    priors[process, function] = mean * sm_fraction(blocks, threads, reading.device.sm_count)
-        tick = Tick(reading.sm_activity_ratio * interval_ns, launches)
-        self._sm_times.setdefault(reading.device.uuid, SmTimes()).observe(tick, priors)
+    def _estimate(
+        self,
+        reading: DeviceReading,
+        interval_ns: int,
+        here: Mapping[ProcessId, Counted],
+        evidence: Evidence,
+        counted: Mapping[Owner, Counted],
+    ) -> Mapping[ProcessId, Estimate]:
+        device, activity = reading.device.uuid, reading.sm_activity_ratio
+        busy = {p: r for p in here if (r := evidence.utilization.get((p.tgid, device))) is not None}
+        devices: dict[ProcessId, set[DeviceUuid]] = {}
+        for process, on in counted:
+            devices.setdefault(process, set()).add(on)
+        tick = Tick(
+            interval_ns=interval_ns,
+            activity_ns=None if activity is None else activity * interval_ns,
+            is_share_of_sms=reading.sm_activity_source != "utilization",
+            sm_count=reading.device.sm_count,
+            work={process: mine.functions for process, mine in here.items()},
+            busy_ns={p: r * interval_ns for p, r in busy.items()} if sum(busy.values()) <= _MOST_TIME_IN_TURNS else {},
+            sm_limits={p: member.sm_limit for p in here if (member := self.members.get(p))},
+            on_many_devices=[process for process, on in devices.items() if len(on) > 1],
+        )
+        return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)
 
-    def _work(
-        self, reading: DeviceReading, interval_ns: int, process: ProcessId, counted: Counted, evidence: Evidence
-    ) -> Work:
-        device = reading.device.uuid
-        memory = evidence.memory.get((process.tgid, device), counted.live_bytes)
-        if not interval_ns:
-            return Work(process, None, None, None, None, memory)
-        if process not in evidence.probed:  # NVML's share of time is the only thing that is known about its kernels
-            ratio = evidence.utilization.get((process.tgid, device), 0.0)
-            return Work(process, None, ratio * interval_ns, None, None, memory)
-        times = self._sm_times.get(device)
-        sm_ns = sum((times.sm_ns((process, f)) or 0.0) * n for f, n in counted.launches.items()) if times else None
-        launches = sum(counted.launches.values())
-        return Work(process, launches, sm_ns, counted.pcie_tx_bytes, counted.pcie_rx_bytes, memory)
+    def _functions(self, attribution: Attribution, process: ProcessId, counted: Counted) -> list[FunctionWork]:
+        device = attribution.reading.device.uuid
+        usage = attribution.usage.get(process)
+        gpu_ns = {function: self._sm_time[device].gpu_ns(process, function) for function in counted.functions}
+        parts = weights(gpu_ns, {function: one.launches for function, one in counted.functions.items()})
+        return [
+            FunctionWork(
+                device,
+                self.names.name(process, function),
+                one.launches,
+                one.kernels,
+                parts[function],
+                usage.sm_ratio if usage else None,
+                gpu_ns[function],
+            )
+            for function, one in counted.functions.items()
+        ]
 
     def _snapshot(
-        self,
-        now_ns: int,
-        interval_ns: int,
-        parts: Sequence[tuple[Attribution, Sequence[Work]]],
-        health: Sequence[CollectorHealth],
+        self, now_ns: int, interval_ns: int, parts: Sequence[_Part], health: Sequence[CollectorHealth]
     ) -> Snapshot:
         seconds = interval_ns / NS_PER_SECOND
         by_process: dict[ProcessId, list[Usage]] = {}
         rest = []
-        for attribution, work in parts:
-            for one in work:
-                usage = attribution.usage[one.process]
+        for part in parts:
+            for one in part.work:
+                usage = part.attribution.usage[one.process]
                 by_process.setdefault(one.process, []).append(usage)
-                self._book(one, usage, seconds)
-            rest.append(self._with_totals(attribution.unattributed, seconds))
-            self._count_device(attribution.reading, sum(one.launches or 0 for one in work), seconds)
+                if (member := self.members.get(one.process)) is not None:
+                    self.books.book(member.container, one, usage, seconds)
+            rest.append(self.books.rest(part.attribution.unattributed, seconds))
+            self.books.count_device(part.attribution, sum(one.launches or 0 for one in part.work), seconds)
         return Snapshot(
             at_ns=now_ns,
             wall_ns=wall_ns(),
             interval_ns=interval_ns,
-            devices=tuple(attribution.reading for attribution, _ in parts),
-            containers=self._containers(by_process),
+            devices=tuple(part.attribution.reading for part in parts),
+            containers=self._containers(by_process, parts, seconds),
             processes=tuple(
                 ProcessUsage(member.process, tuple(usage))
                 for process, usage in by_process.items()
@@ -200,38 +228,26 @@ class Pipeline:
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
             collectors=tuple(health),
             lost=self._lost(),
-            device_totals=dict(self._device_totals),
+            device_totals=dict(self.books.devices),
+            ended=self.books.ended(now_ns),
+            held=self.held(),
         )
 
     def _lost(self) -> dict[str, int]:
         lost = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
         return {
             **lost,
+            **self.losses(),
             "members:full": self.members.refused,
+            "names:full": self.names.refused,
+            "ended:unscraped": self.books.dropped,
             "launches:no_device": self._tally.unplaced,
             "launches:no_container": self._orphaned,
         }
 
-    def _book(self, work: Work, usage: Usage, seconds: float) -> None:
-        member = self.members.get(work.process)
-        if member is not None:
-            key = (member.container.key, usage.device)
-            self._totals[key] = add(self._totals.get(key, Totals()), usage, work, seconds)
-
-    def _with_totals(self, rest: Unattributed, seconds: float) -> Unattributed:
-        before = self._rest_totals.get(rest.device, Totals())
-        totals = grown(before, rest.sm_ratio, rest.pcie_tx_bytes_per_second, rest.pcie_rx_bytes_per_second, seconds)
-        self._rest_totals[rest.device] = totals
-        return replace(rest, totals=totals)
-
-    def _count_device(self, reading: DeviceReading, launches: int, seconds: float) -> None:
-        device = reading.device.uuid
-        before = self._device_totals.get(device, Totals())
-        tx, rx = reading.pcie_tx_bytes_per_second, reading.pcie_rx_bytes_per_second
-        after = grown(before, reading.sm_activity_ratio, tx, rx, seconds)
-        self._device_totals[device] = replace(after, launches=before.launches + launches)
-
-    def _containers(self, by_process: Mapping[ProcessId, Sequence[Usage]]) -> tuple[ContainerUsage, ...]:
+    def _containers(
+        self, by_process: Mapping[ProcessId, Sequence[Usage]], parts: Iterable[_Part], seconds: float
+    ) -> tuple[ContainerUsage, ...]:
         grouped: dict[ContainerKey, list[ProcessId]] = {}
         containers = {}
         for process in by_process:
@@ -239,11 +255,16 @@ class Pipeline:
             if member is not None:
                 grouped.setdefault(member.container.key, []).append(process)
                 containers[member.container.key] = member.container
+        functions: dict[ProcessId, list[FunctionWork]] = {}
+        for part in parts:
+            for process, work in part.functions.items():
+                functions.setdefault(process, []).extend(work)
         return tuple(
             ContainerUsage(
                 containers[key],
-                sum_usage([usage for process in processes for usage in by_process[process]], key, self._totals),
+                sum_usage([usage for process in processes for usage in by_process[process]], self.books.of(key)),
                 tuple(processes),
+                top_functions((one for process in processes for one in functions.get(process, ())), seconds),
             )
             for key, processes in grouped.items()
         )
@@ -256,18 +277,66 @@ class Pipeline:
         self._exited &= known
         return [process for process in candidates if not self.members.proc.is_alive(process)]
 
-    def _bury(self, dead: Sequence[ProcessId], probed: frozenset[ProcessId]) -> None:
+    def _bury(self, dead: Collection[ProcessId], probed: frozenset[ProcessId], now_ns: int) -> None:
         """Forgets the dead; their last figures are in the snapshot that was just published."""
-        for process in dead:
+        before = {member.container.key: member.container for member in self.members.all()}
+        if dead:
             for collector in self.collectors:
-                collector.forget(process)
-            self._tally.forget(process)
-            self._launch_times.forget(process)
-            self._busy_times.forget(process)
-            for times in self._sm_times.values():
-                times.forget(process)
-        self.members.remove(dead)
-        self._exited.difference_update(dead)
+                collector.forget(dead)
+            self._tally.forget(dead)
+            self._times.forget(dead)
+            self.names.forget(dead)
+            for sm_time in self._sm_time.values():
+                sm_time.forget(dead)
+            self.members.remove(dead)
+            self._exited.difference_update(dead)
         self._probed = probed.difference(dead)
         living = {member.container.key for member in self.members.all()}
-        self._totals = {key: totals for key, totals in self._totals.items() if key[0] in living}
+        self.books.end((container for key, container in before.items() if key not in living), now_ns)
+        if self._ticks % _SWEEP_TICKS == 0:
+            self.names.retain({member.process.id for member in self.members.all()} | self._probed)
+
+
+def _work(
+    reading: DeviceReading,
+    interval_ns: int,
+    member: Member,
+    counted: Counted,
+    estimate: Estimate | None,
+    evidence: Evidence,
+) -> Work:
+    process, device = member.process.id, reading.device.uuid
+    live = counted.live_bytes
+    on_device = None if live is None else sum(size for kind, size in live.items() if kind != "pinned")
+    memory = evidence.memory.get((process.tgid, device), on_device)
+    kinds = {
+        "memory_peak_bytes": counted.peak_bytes or None,
+        "memory_by_kind": live or {},
+        "memory_by_age": dict(zip(_AGES, counted.live_by_age, strict=False)),
+    }
+    if not interval_ns:
+        return Work(process, None, None, None, None, memory, **kinds)  # type: ignore[arg-type]
+    if process not in evidence.probed:  # NVML's share of time is the only thing that is known about its kernels
+        ratio = _told_ratio(reading, member, evidence)
+        return Work(process, None, None if ratio is None else ratio * interval_ns, None, None, memory)
+    if estimate is None:
+        estimate = Estimate(0.0, 0.0)
+    return Work(
+        process,
+        counted.kernels,
+        estimate.sm_ns,
+        counted.pcie_tx_bytes,
+        counted.pcie_rx_bytes,
+        memory,
+        estimate.error_ns,
+        **kinds,  # type: ignore[arg-type]
+    )
+
+
+def _told_ratio(reading: DeviceReading, member: Member, evidence: Evidence) -> float | None:
+    """NVML leaves out who did nothing. Some drivers credit the MPS server with what its clients did: not to it."""
+    if member.process.command.split(" ")[0].rpartition("/")[2] == _MPS_SERVER:
+        return 0.0
+    if reading.device.parent is not None:
+        return None  # no utilisation by process on MIG
+    return evidence.utilization.get((member.process.id.tgid, reading.device.uuid), 0.0)

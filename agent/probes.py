@@ -8,6 +8,7 @@ reason, for the status that people see.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -15,16 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import layout
-from agent.elf import function_offsets
+from agent.elf import exported_functions
 from agent.errors import ProbeError
-from agent.libbpf import BpfObject, Map
+from agent.libbpf import BpfObject, Link, Map
 from agent.libraries import FileId, layer_paths, parse_mounts, real_file
-from agent.model import ProbeStatus
+from agent.model import ProbeCounts, ProbeStatus
 from agent.procfs import Procfs
-from agent.symbols import PROGRAMS, SYMBOLS, Symbol
+from agent.symbols import PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
 
 _log = logging.getLogger(__name__)
 _MOST_LIBRARIES = 1023
+_LIBRARY_NUMBERS = 1 << 16  # what the cookie has room for
 
 
 @dataclass(slots=True)
@@ -36,10 +38,32 @@ class AttachedLibrary:
     attached: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    unknown_versions: list[str] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    version: tuple[int, int] = (0, 0)  # size and time of the last change
+    inode: int = 0
 
     def status(self) -> ProbeStatus:
-        """The counts that are exported."""
-        return ProbeStatus(self.path, len(self.attached), len(self.absent), len(self.failed))
+        """What is exported."""
+        return ProbeStatus(
+            self.path,
+            len(self.attached),
+            len(self.absent),
+            len(self.failed),
+            self._roles(),
+            dict(self.failed),
+            tuple(self.unknown_versions),
+        )
+
+    def _roles(self) -> dict[str, ProbeCounts]:
+        attached, absent = set(self.attached), set(self.absent)
+        counts = {}
+        for role in Role:
+            names = {symbol.name for symbol in SYMBOLS if symbol.role is role}
+            counts[role.value] = ProbeCounts(
+                len(names & attached), len(names & absent), len(names & self.failed.keys())
+            )
+        return counts
 
 
 class Probes:
@@ -52,6 +76,8 @@ class Probes:
         self._maps: dict[str, Map] = {}
         self._libraries: dict[FileId, AttachedLibrary] = {}
         self.bpf.attach("process_exit")
+        self.bpf.attach("process_exec")
+        self._numbers = itertools.count(1)
 
     def map(self, name: str) -> Map:
         """The map `name` with the types of agent/layout.py."""
@@ -65,24 +91,50 @@ class Probes:
         descriptor = self._proc.open_inside(viewer, path)
         try:
             layers = layer_paths(parse_mounts(self._proc.mounts(viewer)), path)
-            file = real_file(os.fstat(descriptor), layers)
-            if file not in self._libraries:
-                self._libraries[file] = self._attach(path, f"/proc/self/fd/{descriptor}")
-            return self._libraries[file]
+            facts = os.fstat(descriptor)
+            return self._ensure(path, descriptor, real_file(facts, layers), facts)
         finally:
             os.close(descriptor)
 
+    def ensure_mapped(self, path: str, tgid: int) -> AttachedLibrary:
+        """The same for a file that `tgid` has mapped and that was deleted or replaced since."""
+        descriptor = self._proc.open_mapped(tgid, path)
+        try:
+            facts = os.fstat(descriptor)
+            return self._ensure(path, descriptor, FileId(facts.st_dev, facts.st_ino), facts)
+        finally:
+            os.close(descriptor)
+
+    def _ensure(self, path: str, descriptor: int, file: FileId, facts: os.stat_result) -> AttachedLibrary:
+        version = (facts.st_size, facts.st_mtime_ns)
+        known = self._libraries.get(file)
+        if known is not None and known.version != version:  # written over in place: other functions at these offsets
+            _log.warning("%s was replaced in place: attaching anew", path)
+            self.drop(known)
+            known = None
+        if known is None:
+            known = self._libraries[file] = self._attach(path, f"/proc/self/fd/{descriptor}")
+            known.version, known.inode = version, file.inode
+        return known
+
+    def drop(self, library: AttachedLibrary) -> None:
+        """Takes the probes of a file away that is gone and that nobody maps any more."""
+        for link in library.links:
+            self.bpf.detach(link)
+        self._libraries = {file: known for file, known in self._libraries.items() if known is not library}
+
     def _attach(self, path: str, open_path: str) -> AttachedLibrary:
-        library = AttachedLibrary(len(self._libraries) + 1, path)
-        if library.number > _MOST_LIBRARIES:
+        library = AttachedLibrary(next(self._numbers) % _LIBRARY_NUMBERS, path)
+        if len(self._libraries) >= _MOST_LIBRARIES:
             library.failed["*"] = f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
             return library
         try:
-            offsets = function_offsets(open_path, {symbol.name for symbol in SYMBOLS})
+            offsets = exported_functions(open_path, "cu")
         except ProbeError as error:
             library.failed["*"] = str(error)
             _log.warning("%s: %s", path, error)
             return library
+        library.unknown_versions = unknown_versions(offsets.keys())
         wanted: dict[int, Symbol] = {}  # two names of one function are one probe
         for symbol in SYMBOLS:
             offset = offsets.get(symbol.name)
@@ -107,13 +159,13 @@ class Probes:
         """All at once; where that is refused, one by one, to learn which it is."""
         probes = [(offset, symbol.cookie(library.number)) for offset, symbol in symbols.items()]
         try:
-            self.bpf.attach_uprobes(program, path, probes, at_return=at_return)
+            library.links += self.bpf.attach_uprobes(program, path, probes, at_return=at_return)
             return
         except ProbeError as error:
             _log.debug("%s: one by one then", error)
         for (offset, cookie), symbol in zip(probes, symbols.values(), strict=True):
             try:
-                self.bpf.attach_uprobes(program, path, [(offset, cookie)], at_return=at_return)
+                library.links += self.bpf.attach_uprobes(program, path, [(offset, cookie)], at_return=at_return)
             except ProbeError as error:
                 library.failed[symbol.name] = str(error)
                 _log.warning("%s of %s: %s", symbol.name, library.path, error)

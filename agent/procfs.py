@@ -111,6 +111,18 @@ class Procfs:
         finally:
             os.close(root)
 
+    def open_mapped(self, tgid: int, path: str) -> int:
+        """A descriptor of a file that the process has mapped and that was deleted since; the caller closes it."""
+        folder = f"{self.root}/{tgid}/map_files"
+        try:
+            for name in os.listdir(folder):
+                link = os.path.join(folder, name)
+                if os.readlink(link) == path + proctext.DELETED:
+                    return _regular(os.open(link, os.O_RDONLY | os.O_CLOEXEC), path)
+        except OSError as error:
+            raise _translated(error, f"mapped files of process {tgid}") from error
+        raise GoneError(f"process {tgid} does not map {path} any more")
+
     def _read(self, tgid: int, name: str, most_bytes: int) -> str:
         try:
             with open(f"{self.root}/{tgid}/{name}", "rb", buffering=0) as stream:

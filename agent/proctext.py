@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agent.names import printable
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_DELETED = " (deleted)"
+DELETED = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def parse_maps(text: str, wanted: Callable[[str], bool]) -> Iterator[MappedFile]
 
 def strip_deleted(path: str) -> tuple[str, bool]:
     """A path as the kernel writes it, and whether what it named has been removed since."""
-    return path.removesuffix(_DELETED), path.endswith(_DELETED)
+    return path.removesuffix(DELETED), path.endswith(DELETED)
 
 
 def _device(text: str) -> int:

@@ -4,34 +4,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.model import DeviceReading, DeviceUuid, ProcessId
+
+AGES_SECONDS: Final = (60, 600, 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The probes see this process: what it has no other sample for, it did not do."""
+
+    process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchCount:
-    """Launches of one function by one process. `ordinal` is the process's own device number; None: not known."""
+    """Launches of one function by one process; given when they changed.
+
+    `ordinal` is the process's own device number, None: not known. A graph is a function whose launches are several
+    kernels each.
+    """
 
     process: ProcessId
     ordinal: int | None
     function: int
     launches: int
+    kernels: int
     blocks: int
     threads_per_block: int
 
 
 @dataclass(frozen=True, slots=True)
+class OrdinalUuid:
+    """The driver told the process which device its ordinal is. `uuid` is 16 bytes."""
+
+    process: ProcessId
+    ordinal: int
+    uuid: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationCount:
-    """Live device memory by the calls that succeeded since the probes were there."""
+    """Live memory by the calls that succeeded since the probes were there. `pinned` is host memory."""
 
     process: ProcessId
     ordinal: int | None
-    live_bytes: int
+    live_bytes: Mapping[str, int]  # by kind (agent.layout.MEMORY_KINDS)
     peak_bytes: int
     failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveByAge:
+    """Live device memory by how long ago it was allocated: bytes younger than each of AGES_SECONDS, and the rest."""
+
+    process: ProcessId
+    ordinal: int | None
+    bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +91,7 @@ class Delivered:
     elapsed_ns: int
     elapsed_busy_ns: int
     pauses: int
+    functions: tuple[tuple[int, int], ...] = ()  # (function, launches), at most 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +112,18 @@ class ProcessUtilization:
     ratio: float
 
 
-Sample = LaunchCount | AllocationCount | CopyCount | Delivered | ProcessMemory | ProcessUtilization | DeviceReading
+Sample = (
+    Probed
+    | LaunchCount
+    | OrdinalUuid
+    | AllocationCount
+    | LiveByAge
+    | CopyCount
+    | Delivered
+    | ProcessMemory
+    | ProcessUtilization
+    | DeviceReading
+)
 
 
 class Collector(Protocol):
@@ -91,6 +135,6 @@ class Collector(Protocol):
         """Everything known now. Raises only when nothing at all could be read."""
         ...
 
-    def forget(self, process: ProcessId) -> None:
-        """The process is gone and accounted for: drop what is kept about it."""
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """They are gone and accounted for: drop what is kept about them."""
         ...

@@ -8,38 +8,54 @@ Keeps the previous count of everything, so its size follows the kernel's maps, w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from agent.durations import Function
 from agent.model import DeviceUuid, ProcessId
-from agent.samples import AllocationCount, CopyCount, LaunchCount, Sample
+from agent.samples import AllocationCount, CopyCount, LaunchCount, LiveByAge, Sample
 
 Owner = tuple[ProcessId, DeviceUuid]
 ResolveDevice = Callable[[ProcessId, int | None], DeviceUuid | None]
 
 
 @dataclass(slots=True)
+class Launched:
+    """Launches of one function in a tick."""
+
+    launches: int = 0
+    kernels: int = 0
+    blocks: int = 0
+    threads_per_block: int = 0
+
+
+@dataclass(slots=True)
 class Counted:
     """One process's counted work on one device in a tick."""
 
-    launches: dict[int, int] = field(default_factory=dict)  # by function
-    groups: dict[int, tuple[float, int]] = field(default_factory=dict)  # function → (blocks per launch, threads each)
+    functions: dict[int, Launched] = field(default_factory=dict)
     pcie_tx_bytes: int = 0
     pcie_rx_bytes: int = 0
-    live_bytes: int | None = None
+    live_bytes: dict[str, int] | None = None  # by kind; None: nothing was seen allocated
+    peak_bytes: int = 0
+    live_by_age: tuple[int, ...] = ()
 
-    def functions(self, process: ProcessId) -> Mapping[Function, int]:
-        """Launches by (process, function)."""
-        return {(process, function): count for function, count in self.launches.items()}
+    @property
+    def launches(self) -> int:
+        """Calls."""
+        return sum(one.launches for one in self.functions.values())
+
+    @property
+    def kernels(self) -> int:
+        """Kernels, of which a graph's launch is several."""
+        return sum(one.kernels for one in self.functions.values())
 
 
 class Tally:
     """Turns each tick's samples into differences."""
 
     def __init__(self) -> None:
-        self._launches: dict[tuple[ProcessId, int | None, int], tuple[int, int]] = {}
-        self._copies: dict[tuple[ProcessId, int | None, str], int] = {}
+        self._launches: dict[ProcessId, dict[tuple[int | None, int], tuple[int, int, int]]] = defaultdict(dict)
+        self._copies: dict[ProcessId, dict[tuple[int | None, str], int]] = defaultdict(dict)
         self.unplaced = 0  # launches whose device nobody can tell
 
     def tick(self, samples: Iterable[Sample], resolve: ResolveDevice) -> dict[Owner, Counted]:
@@ -47,45 +63,61 @@ class Tally:
         work: dict[Owner, Counted] = defaultdict(Counted)
         for sample in samples:
             if isinstance(sample, LaunchCount):
-                self._launch(sample, resolve(sample.process, sample.ordinal), work)
+                self._launch(sample, resolve, work)
             elif isinstance(sample, CopyCount):
-                self._copy(sample, resolve(sample.process, sample.ordinal), work)
+                self._copy(sample, resolve, work)
             elif isinstance(sample, AllocationCount):
-                device = resolve(sample.process, sample.ordinal)
-                if device is not None:
-                    counted = work[sample.process, device]
-                    counted.live_bytes = (counted.live_bytes or 0) + sample.live_bytes
+                self._allocation(sample, resolve, work)
+            elif isinstance(sample, LiveByAge) and (device := resolve(sample.process, sample.ordinal)) is not None:
+                counted = work[sample.process, device]
+                known = counted.live_by_age or (0,) * len(sample.bytes)
+                counted.live_by_age = tuple(a + b for a, b in zip(known, sample.bytes, strict=True))
         return dict(work)
 
-    def forget(self, process: ProcessId) -> None:
-        """The process is gone."""
-        self._launches = {key: value for key, value in self._launches.items() if key[0] != process}
-        self._copies = {key: value for key, value in self._copies.items() if key[0] != process}
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """They are gone."""
+        for process in processes:
+            self._launches.pop(process, None)
+            self._copies.pop(process, None)
 
-    def _launch(self, sample: LaunchCount, device: DeviceUuid | None, work: dict[Owner, Counted]) -> None:
-        key = (sample.process, sample.ordinal, sample.function)
-        launches, blocks = self._launches.get(key, (0, 0))
-        self._launches[key] = (sample.launches, sample.blocks)
+    def _launch(self, sample: LaunchCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
+        known = self._launches[sample.process]
+        key = (sample.ordinal, sample.function)
+        launches, kernels, blocks = known.get(key, (0, 0, 0))
+        known[key] = (sample.launches, sample.kernels, sample.blocks)
         new = sample.launches - launches
         if new <= 0:
-            if device is not None:
-                work[sample.process, device].launches.setdefault(sample.function, 0)
             return
+        device = resolve(sample.process, sample.ordinal)
         if device is None:
-            self.unplaced += new
+            self.unplaced += sample.kernels - kernels
             return
-        counted = work[sample.process, device]
-        counted.launches[sample.function] = counted.launches.get(sample.function, 0) + new
-        counted.groups[sample.function] = ((sample.blocks - blocks) / new, sample.threads_per_block)
+        one = work[sample.process, device].functions.setdefault(sample.function, Launched())
+        one.launches += new
+        one.kernels += sample.kernels - kernels
+        one.blocks += sample.blocks - blocks
+        one.threads_per_block = sample.threads_per_block
 
-    def _copy(self, sample: CopyCount, device: DeviceUuid | None, work: dict[Owner, Counted]) -> None:
-        key = (sample.process, sample.ordinal, sample.direction)
-        new = sample.bytes - self._copies.get(key, 0)
-        self._copies[key] = sample.bytes
-        if device is None or new <= 0:
+    def _copy(self, sample: CopyCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
+        known = self._copies[sample.process]
+        key = (sample.ordinal, sample.direction)
+        new = sample.bytes - known.get(key, 0)
+        known[key] = sample.bytes
+        device = resolve(sample.process, sample.ordinal) if new > 0 else None
+        if device is None:
             return
         counted = work[sample.process, device]
         if sample.direction == "device_to_host":
             counted.pcie_tx_bytes += new
         elif sample.direction == "host_to_device":
             counted.pcie_rx_bytes += new
+
+    def _allocation(self, sample: AllocationCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
+        device = resolve(sample.process, sample.ordinal)
+        if device is None:
+            return
+        counted = work[sample.process, device]
+        live = counted.live_bytes = counted.live_bytes or {}
+        for kind, size in sample.live_bytes.items():
+            live[kind] = live.get(kind, 0) + size
+        counted.peak_bytes += sample.peak_bytes

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The thread that hears of processes as they appear and die, from the probes' ring buffer."""
+"""The thread that hears of processes as they appear and die, and of kernel names, from the probes' ring buffers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import logging
 import select
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from agent import layout
+from agent.function_names import FunctionNames
 from agent.libbpf import RingBuffer
+from agent.members import Told
 from agent.model import ProcessId
 from agent.probes import Probes
 
@@ -18,14 +21,31 @@ _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 0.5
 
 
-class Watcher:
-    """Calls `seen` and `exited` from its own thread, between `start` and `stop`."""
+class Listener(Protocol):
+    """Who wants to know. Called from the watcher's thread."""
 
-    def __init__(
-        self, probes: Probes, seen: Callable[[ProcessId], object], exited: Callable[[ProcessId], object]
-    ) -> None:
-        self._seen, self._exited = seen, exited
-        self._ring = RingBuffer(probes.bpf.lib, probes.bpf.map_fd("events"), self._receive)
+    def seen(self, told: Told) -> object:
+        """A process made its first call."""
+        ...
+
+    def exited(self, process: ProcessId) -> object:
+        """A process died."""
+        ...
+
+    def replaced(self, process: ProcessId) -> object:
+        """A process runs another program now."""
+        ...
+
+
+class Watcher:
+    """Calls the listener and fills `names` from its own thread, between `start` and `stop`."""
+
+    def __init__(self, probes: Probes, listener: Listener, names: FunctionNames) -> None:
+        self._listener, self._names = listener, names
+        self._rings = [
+            RingBuffer(probes.bpf.lib, probes.bpf.map_fd(name), self._guarded(receive))
+            for name, receive in (("events", self._event), ("names", self._name))
+        ]
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
@@ -37,20 +57,42 @@ class Watcher:
         """Stops listening."""
         self._ending.set()
         self._thread.join()
-        self._ring.close()
+        for ring in self._rings:
+            ring.close()
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            select.select([self._ring.epoll_fd], [], [], _ROUND_SECONDS)
-            self._ring.consume()
+            select.select([ring.epoll_fd for ring in self._rings], [], [], _ROUND_SECONDS)
+            for ring in self._rings:
+                ring.consume()
 
-    def _receive(self, record: bytes) -> None:
+    def _guarded(self, receive: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        def guarded(record: bytes) -> None:
+            try:
+                receive(record)
+            except Exception:  # noqa: BLE001  # called from C, which cannot pass it on
+                _log.exception("a record of %d bytes", len(record))
+
+        return guarded
+
+    def _event(self, record: bytes) -> None:
         event = layout.Event.from_buffer_copy(record)
-        process = event.process.id()
-        try:
-            if event.kind == layout.EVENT_PROCESS_SEEN:
-                self._seen(process)
-            elif event.kind == layout.EVENT_PROCESS_EXIT:
-                self._exited(process)
-        except Exception:  # noqa: BLE001  # called from C, which cannot pass it on
-            _log.exception("process %s", process)
+        if event.kind == layout.EVENT_PROCESS_SEEN:
+            self._listener.seen(_told(layout.Seen.from_buffer_copy(record)))
+        elif event.kind == layout.EVENT_PROCESS_EXIT:
+            self._listener.exited(event.process.id())
+        elif event.kind == layout.EVENT_PROCESS_EXEC:
+            self._listener.replaced(event.process.id())
+
+    def _name(self, record: bytes) -> None:
+        name = layout.Name.from_buffer_copy(record)
+        if name.kind == layout.NAME_ALIAS:
+            self._names.alias(name.process.id(), name.function, name.other)
+        else:
+            text = name.text.decode(errors="backslashreplace")
+            self._names.learn(name.process.id(), name.function, text)
+
+
+def _told(seen: layout.Seen) -> Told:
+    comm = seen.command.decode(errors="surrogateescape")
+    return Told(seen.event.process.id(), comm, seen.uid, (seen.unified.text(), seen.legacy.text()))

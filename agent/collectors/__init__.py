@@ -6,5 +6,6 @@ from agent.collectors.allocations import Allocations
 from agent.collectors.copies import Copies
 from agent.collectors.deliveries import Deliveries
 from agent.collectors.launches import Launches
+from agent.collectors.uuids import Uuids
 
-BUILTIN = (Launches, Allocations, Copies, Deliveries)
+BUILTIN = (Launches, Allocations, Copies, Deliveries, Uuids)

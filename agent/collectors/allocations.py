@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Live device memory per process, out of the map `memory`."""
+"""Live memory per process, out of the maps `memory` (the sums) and `allocations` (each one, for its age)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import struct
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Final
 
-from agent.layout import DEVICE_UNKNOWN, MemoryKey
+from agent.clock import NS_PER_SECOND
+from agent.layout import DEVICE_UNKNOWN, MEMORY_KINDS, PINNED, Allocation, AllocationKey, MemoryKey
 from agent.model import ProcessId
 from agent.probes import Probes
-from agent.samples import AllocationCount
+from agent.samples import AGES_SECONDS, AllocationCount, LiveByAge, Probed
+
+_KEY: Final = struct.Struct("=IIIxxxxQ")
+_VALUE: Final = struct.Struct("=QQQII")
+_AGES_EVERY_NS: Final = 30 * NS_PER_SECOND  # a hundred thousand allocations take a while to look through
+assert _KEY.size == ctypes.sizeof(AllocationKey)
+assert _VALUE.size == ctypes.sizeof(Allocation)
 
 
 class Allocations:
-    """Reads the sums; the single allocations stay in the kernel."""
+    """Reads the sums at every tick, the ages now and then."""
 
     name = "allocations"
 
@@ -21,24 +33,49 @@ class Allocations:
         self._sums = probes.map("memory")
         self._single = probes.map("allocations")
         self._keys: dict[ProcessId, list[MemoryKey]] = {}
+        self._ages: tuple[LiveByAge, ...] = ()
+        self._ages_ns = -_AGES_EVERY_NS
 
-    def collect(self, now_ns: int) -> Iterable[AllocationCount]:
-        """One sample per (process, device)."""
+    def collect(self, now_ns: int) -> Iterable[Probed | AllocationCount | LiveByAge]:
+        """One sample per (process, device), and the ages of the last look at them."""
         self._keys = {}
         for key, value in self._sums.items():
             process = key.process.id()
             self._keys.setdefault(process, []).append(key)
-            ordinal = None if key.device == DEVICE_UNKNOWN else key.device
-            yield AllocationCount(process, ordinal, sum(value.live_bytes), value.peak_bytes, value.failures)
+            live = {kind: size for kind, size in zip(MEMORY_KINDS, value.live_bytes, strict=True) if size}
+            yield Probed(process)
+            yield AllocationCount(process, _ordinal(key.device), live, value.peak_bytes, value.failures)
+        if now_ns - self._ages_ns >= _AGES_EVERY_NS:
+            self._ages, self._ages_ns = tuple(self._by_age(now_ns)), now_ns
+        yield from self._ages
 
-    def forget(self, process: ProcessId) -> None:
-        """Deletes the process's sums, and the allocations that it did not live to free."""
+    def _by_age(self, now_ns: int) -> Iterable[LiveByAge]:
+        bounds = [seconds * NS_PER_SECOND for seconds in AGES_SECONDS]
+        found: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
+        for keys, values in self._single.raw():
+            for (tgid, start, _, _), (size, at_ns, _, device, kind) in zip(
+                _KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True
+            ):
+                if kind != PINNED:
+                    found[tgid, start, device][bisect_right(bounds, now_ns - at_ns)] += size
+        for (tgid, start, device), sizes in found.items():
+            yield LiveByAge(ProcessId(tgid, start), _ordinal(device), tuple(sizes))
+
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Deletes the processes' sums, and the allocations that they did not live to free."""
         live = 0
-        for key in self._keys.pop(process, ()):
-            sums = self._sums.get(key)
-            live += sum(sums.live_bytes) if sums else 0
-            self._sums.delete(key)
-        if live:
-            for key, _ in list(self._single.items()):
-                if key.process.id() == process:
-                    self._single.delete(key)
+        for process in processes:
+            for key in self._keys.pop(process, ()):
+                sums = self._sums.get(key)
+                live += sum(sums.live_bytes) if sums else 0
+                self._sums.delete(key)
+        if not live:
+            return
+        dead = {(process.tgid, process.start_ticks) for process in processes}
+        for key, _ in list(self._single.items()):
+            if (key.process.tgid, key.process.start_ticks) in dead:
+                self._single.delete(key)
+
+
+def _ordinal(device: int) -> int | None:
+    return None if device == DEVICE_UNKNOWN else device

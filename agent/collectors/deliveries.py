@@ -8,7 +8,7 @@ not seen, which a sample may miss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent.layout import DELIVERIES, ProcessKey
 from agent.layout import Deliveries as Ring
@@ -35,11 +35,12 @@ class Deliveries:
             self._seen[process] = ring.count
             yield from fresh(process, ring, before.get(process, 0))
 
-    def forget(self, process: ProcessId) -> None:
-        """Deletes the process's ring and its latency histogram."""
-        self._seen.pop(process, None)
-        self._map.delete(ProcessKey.of(process))
-        self._latencies.delete(ProcessKey.of(process))
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Deletes their rings and latency histograms."""
+        for process in processes:
+            self._seen.pop(process, None)
+            self._map.delete(ProcessKey.of(process))
+            self._latencies.delete(ProcessKey.of(process))
 
 
 def fresh(process: ProcessId, ring: Ring, seen: int) -> Iterable[Delivered]:
@@ -57,4 +58,5 @@ def fresh(process: ProcessId, ring: Ring, seen: int) -> Iterable[Delivered]:
             entry.elapsed_ns,
             entry.elapsed_busy_ns,
             entry.pauses,
+            tuple((one.function, one.launches) for one in entry.functions if one.launches),
         )

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent.errors import NvmlError
 from agent.model import ProcessId
@@ -35,5 +35,5 @@ class Devices:
         if self._nvml.problem:  # after what is known of the devices: they are lost, and this is why
             raise NvmlError(self._nvml.problem)
 
-    def forget(self, process: ProcessId) -> None:
+    def forget(self, processes: Collection[ProcessId]) -> None:
         """Keeps nothing about processes."""

@@ -2,40 +2,63 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Launches per process, device and function, out of the map `launches`.
 
-While that is full, launches are counted in `other_launches`, under function 0: detail is lost, no launch is.
+While that is full, launches are counted in `other_launches`, under function 0: detail is lost, no launch is. A node may
+have 50,000 functions of which a few run: only entries that changed since the last read become objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import struct
+from collections.abc import Collection, Iterable
+from typing import Final
 
-from agent.layout import DEVICE_UNKNOWN, LaunchKey
+from agent.clock import NS_PER_SECOND
+from agent.layout import DEVICE_UNKNOWN, LaunchKey, LaunchValue
 from agent.libbpf import Map
 from agent.model import ProcessId
 from agent.probes import Probes
-from agent.samples import LaunchCount
+from agent.samples import LaunchCount, Probed
+
+_KEY: Final = struct.Struct("=IIIxxxxQ")
+_VALUE: Final = struct.Struct("=QQQQIxxxx")
+_MARGIN_NS: Final = NS_PER_SECOND  # a launch is stamped as it enters the probe, and counted a moment later
+assert _KEY.size == ctypes.sizeof(LaunchKey)
+assert _VALUE.size == ctypes.sizeof(LaunchValue)
 
 
 class Launches:
-    """Reads both maps whole; remembers the keys so that a dead process can be taken out of them."""
+    """Reads both maps whole; remembers the keys of each process so that a dead one can be taken out of them."""
 
     name = "launches"
 
     def __init__(self, probes: Probes) -> None:
         self._maps = (probes.map("launches"), probes.map("other_launches"))
-        self._keys: dict[ProcessId, list[tuple[Map, LaunchKey]]] = {}
+        self._keys: dict[ProcessId, dict[tuple[int, int], Map]] = {}
+        self._read_ns = 0
 
-    def collect(self, now_ns: int) -> Iterable[LaunchCount]:
-        """One sample per (process, device, function)."""
-        self._keys = {}
+    def collect(self, now_ns: int) -> Iterable[Probed | LaunchCount]:
+        """One sample per process, and one per (process, device, function) that may have changed."""
+        stale_ns, self._read_ns = self._read_ns - _MARGIN_NS, now_ns
+        processes = {}
         for counts in self._maps:
-            for key, value in counts.items():
-                process = key.process.id()
-                self._keys.setdefault(process, []).append((counts, key))
-                ordinal = None if key.device == DEVICE_UNKNOWN else key.device
-                yield LaunchCount(process, ordinal, key.function, value.launches, value.blocks, value.threads_per_block)
+            for keys, values in counts.raw():
+                for (tgid, start, device, function), value in zip(
+                    _KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True
+                ):
+                    process = processes.get((tgid, start))
+                    if process is None:
+                        process = processes[tgid, start] = ProcessId(tgid, start)
+                        yield Probed(process)
+                    launches, kernels, blocks, last_ns, threads = value
+                    if last_ns < stale_ns:
+                        continue
+                    self._keys.setdefault(process, {})[device, function] = counts
+                    ordinal = None if device == DEVICE_UNKNOWN else device
+                    yield LaunchCount(process, ordinal, function, launches, kernels, blocks, threads)
 
-    def forget(self, process: ProcessId) -> None:
-        """Deletes the process's entries."""
-        for counts, key in self._keys.pop(process, ()):
-            counts.delete(key)
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Deletes their entries."""
+        for process in processes:
+            for (device, function), counts in self._keys.pop(process, {}).items():
+                counts.delete(LaunchKey((process.tgid, process.start_ticks & 0xFFFFFFFF), device, 0, function))
