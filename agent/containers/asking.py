@@ -50,8 +50,10 @@ T = TypeVar("T")
 class Asked(Generic[S]):
     """One socket. `ask` belongs to one thread; `close` and `counts` to anybody."""
 
-    def __init__(self, socket: Socket, open_source: Callable[[str], S], limit_ns: int = LIMIT_NS) -> None:
-        self.socket = socket
+    def __init__(
+        self, socket: Socket, open_source: Callable[[str], S], limit_ns: int, clock: Callable[[], int] = monotonic_ns
+    ) -> None:
+        self.socket, self._clock = socket, clock
         self._open_source, self._limit_ns = open_source, limit_ns
         self._breaker = Breaker()
         self._lock = threading.Lock()
@@ -63,14 +65,14 @@ class Asked(Generic[S]):
         """The answer, if there is one. `question` gets the source and the time until which it may take."""
         if not self.socket.present():
             return Outcome.ABSENT, None
-        if not self._breaker.allows(monotonic_ns()):
+        if not self._breaker.allows(self._clock()):
             return Outcome.HELD_BACK, None
         outcome, answer = self._asked(question)
         self._counts[outcome] += 1
         if outcome in (Outcome.FOUND, Outcome.UNKNOWN):
             self._breaker.succeeded()
         else:
-            self._breaker.failed(monotonic_ns())
+            self._breaker.failed(self._clock())
         return outcome, answer
 
     def counts(self) -> Mapping[Outcome, int]:

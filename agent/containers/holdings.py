@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,13 +50,15 @@ def _open(path: str) -> Kubelet:
 class Holdings:
     """`poll` belongs to one thread, `held` to anybody."""
 
-    def __init__(self, sockets: Iterable[Socket], limit_ns: int) -> None:
-        self.asked = tuple(Asked(socket, _open, limit_ns) for socket in sockets)
+    def __init__(self, sockets: Iterable[Socket], limit_ns: int, clock: Callable[[], int]) -> None:
+        self.asked = tuple(Asked(socket, _open, limit_ns, clock) for socket in sockets)
+        self._clock = clock
         self.due_ns = 0
         self._latest: tuple[int, Held] | None = None
 
-    def poll(self, now_ns: int) -> None:
+    def poll(self) -> None:
         """Asks when it is time to."""
+        now_ns = self._clock()
         if now_ns < self.due_ns:
             return
         self.due_ns = now_ns + INTERVAL_NS
@@ -67,7 +69,7 @@ class Holdings:
             if outcome is not Outcome.ABSENT:
                 return
 
-    def held(self, now_ns: int) -> Held | None:
+    def held(self) -> Held | None:
         """By device; None when nobody has said so lately."""
         latest = self._latest
-        return latest[1] if latest and now_ns - latest[0] <= _VALID_NS else None
+        return latest[1] if latest and self._clock() - latest[0] <= _VALID_NS else None

@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
@@ -31,12 +31,21 @@ _GRACE_SECONDS = 1.0
 
 
 class Naming:
-    """A context manager: inside it the thread runs. The other methods are for any thread."""
+    """A context manager: inside it the thread runs. The other methods are for any thread.
 
-    def __init__(self, sockets: Iterable[Socket] = BUILTIN, limit_ns: int = LIMIT_NS) -> None:
+    `clock`: by which is waited between questions; how long one takes is always by the real one.
+    """
+
+    def __init__(
+        self,
+        sockets: Iterable[Socket] = BUILTIN,
+        limit_ns: int = LIMIT_NS,
+        clock: Callable[[], int] = monotonic_ns,
+    ) -> None:
         sockets = tuple(sockets)
-        self._asked = tuple(Asked(it, KINDS[it.kind].open, limit_ns) for it in sockets if it.kind in KINDS)
-        self._holdings = Holdings([it for it in sockets if it.kind == KUBELET], limit_ns)
+        self._clock = clock
+        self._asked = tuple(Asked(it, KINDS[it.kind].open, limit_ns, clock) for it in sockets if it.kind in KINDS)
+        self._holdings = Holdings([it for it in sockets if it.kind == KUBELET], limit_ns, clock)
         self._everybody: tuple[Asked[Any], ...] = (*self._asked, *self._holdings.asked)
         self._remembered = Remembered()
         self._waiting: OrderedDict[ContainerKey, Container] = OrderedDict()
@@ -68,13 +77,13 @@ class Naming:
             known = self._remembered.named(container)
             if known is not None:
                 return known
-            if container.key not in self._waiting and self._remembered.due(container, monotonic_ns()):
+            if container.key not in self._waiting and self._remembered.due(container, self._clock()):
                 self._queue(container)
         return container
 
     def held(self) -> Held | None:
         """Which containers each device was given to; None while no kubelet says so."""
-        return self._holdings.held(monotonic_ns())
+        return self._holdings.held()
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """(source, outcome) → how often, since the start."""
@@ -94,9 +103,9 @@ class Naming:
 
     def _run(self) -> None:
         while True:
-            self._holdings.poll(monotonic_ns())
+            self._holdings.poll()
             with self._changed:
-                while not (self._ending or self._waiting) and (left_ns := self._holdings.due_ns - monotonic_ns()) > 0:
+                while not (self._ending or self._waiting) and (left_ns := self._holdings.due_ns - self._clock()) > 0:
                     self._changed.wait(left_ns / NS_PER_SECOND)
                 if self._ending:
                     return
@@ -108,7 +117,7 @@ class Naming:
         with self._changed:
             self._waiting.pop(container.key, None)
             if names is None:
-                self._remembered.miss(container, monotonic_ns(), everybody_asked)
+                self._remembered.miss(container, self._clock(), everybody_asked)
             else:
                 self._remembered.learn(container, names)
 
