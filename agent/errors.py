@@ -7,6 +7,8 @@ WardenError            one line that says what to do; the command line prints it
 ├── ProbeError         a BPF object or a probe could not be loaded or attached
 ├── NvmlError          NVML refused a call that the agent cannot do without
 ├── PolicyError        the policy file is wrong; carries every mistake, not just the first
+├── SourceError        a runtime's socket failed, or what it said cannot be true
+│   └── SourceTimeoutError  it did not answer in time
 └── GoneError          the process or device acted on no longer exists
 """
 
@@ -43,6 +45,14 @@ class PolicyError(WardenError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class SourceError(WardenError):
+    """A container runtime's or the kubelet's socket failed or lied; it is asked again later."""
+
+
+class SourceTimeoutError(SourceError):
+    """The socket did not answer in time."""
 
 
 class GoneError(WardenError):

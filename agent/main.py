@@ -75,6 +75,7 @@ def _end(program: str, act: Callable[[], int]) -> NoReturn:
     sys.exit(code)
 
 
+_NAMES_HELP = "also ask this socket for containers' names; KIND: docker, podman, cri, containerd, kubelet"
 _LIBCUDA_HELP = "also watch this libcuda.so.1 (the node's own and containers' copies are found without)"
 
 
@@ -116,6 +117,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=float, default=1.0, metavar="S", help="seconds between observations (%(default)s)"
     )
     parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    parser.add_argument("--names", action="append", default=[], metavar="KIND=SOCKET", help=_NAMES_HELP)
     parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     parser.add_argument(
         "--decisions", default="-", metavar="FILE", help="where decisions are written, a line of JSON each (stdout)"
@@ -251,7 +253,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
     if not 0.1 <= options.interval <= 3600:
         raise SetupError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
-    return Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
+    return Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda), tuple(options.names))
 
 
 def _policy(path: Path | None) -> Policy | None:

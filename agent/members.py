@@ -3,20 +3,22 @@
 """The processes that use a GPU, each with its container and the devices that it can see.
 
 Written by the agent's threads (a probe saw a process, NVML listed one), read by all: `all()` hands out an immutable
-picture. A process stays until `remove`, so that its last figures can still be booked to its container.
+picture. A process stays until `remove`, so that its last figures can still be booked to its container. Containers are
+under the names that are known by now, as of the last `refresh`; their keys never change.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.containers.index import ContainerIndex
 from agent.errors import GoneError
 from agent.model import Container, Device, DeviceUuid, Process, ProcessId
+from agent.names import printable
 from agent.ordinals import visible_devices
-from agent.procfs import Procfs
+from agent.procfs import LONGEST_COMMAND, Procfs, user_name
 
 _MOST = 16384
 
@@ -30,11 +32,31 @@ class Member:
     visible: tuple[DeviceUuid, ...]
 
 
-class Members:
-    """The registry."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A process as the kernel saw it while it lived; for when /proc has nothing any more."""
 
-    def __init__(self, index: ContainerIndex, devices: Callable[[], Sequence[Device]], proc: Procfs) -> None:
-        self._index, self._devices, self.proc = index, devices, proc
+    process: ProcessId
+    comm: str
+    uid: int
+    cgroup_paths: tuple[str, ...]  # the v2 one, then one of v1
+
+
+def _as_it_is(container: Container) -> Container:
+    return container
+
+
+class Members:
+    """The registry. `named` gives a container under the names that are known by now, at once."""
+
+    def __init__(
+        self,
+        index: ContainerIndex,
+        devices: Callable[[], Sequence[Device]],
+        proc: Procfs,
+        named: Callable[[Container], Container] = _as_it_is,
+    ) -> None:
+        self._index, self._devices, self.proc, self._named = index, devices, proc, named
         self._lock = threading.Lock()
         self._members: dict[ProcessId, Member] = {}
         self._all: tuple[Member, ...] = ()
@@ -48,8 +70,8 @@ class Members:
         """None: never seen, or gone before it could be read."""
         return self._members.get(process)
 
-    def see(self, process: ProcessId) -> Member | None:
-        """Makes a process known. None when it is gone already, or when there are too many."""
+    def see(self, process: ProcessId, told: Told | None = None) -> Member | None:
+        """Makes a process known. None when it is gone already and nobody told about it, or when there are too many."""
         with self._lock:
             known = self._members.get(process)
             if known is not None:
@@ -57,11 +79,23 @@ class Members:
             if len(self._members) >= _MOST:
                 self.refused += 1
                 return None
-            member = self._read(process)
+            member = self._read(process) or (self._believed(told) if told else None)
             if member is not None:
                 self._members[process] = member
                 self._all = tuple(self._members.values())
             return member
+
+    def refresh(self) -> None:
+        """Takes up the names that became known since. No I/O; costs little where nothing changed."""
+        with self._lock:
+            changed = {}
+            for process, member in self._members.items():
+                container = self._named(member.container)
+                if container is not member.container:
+                    changed[process] = replace(member, container=container)
+            if changed:
+                self._members.update(changed)
+                self._all = tuple(self._members.values())
 
     def remove(self, processes: Iterable[ProcessId]) -> None:
         """They are gone and accounted for."""
@@ -82,4 +116,12 @@ class Members:
                 return None
         except GoneError:
             return None
-        return Member(made, container, visible_devices(environment, self._devices()))
+        return Member(made, self._named(container), visible_devices(environment, self._devices()))
+
+    def _believed(self, told: Told) -> Member:
+        """Its environment went with it: which devices it saw is known only where there is just one."""
+        container = self._index.container_of(told.process, told.cgroup_paths or ("/",))
+        command = f"[{printable(told.comm, LONGEST_COMMAND - 2)}]"
+        made = Process(told.process, command, user_name(told.uid), container.key)
+        devices = self._devices()
+        return Member(made, self._named(container), (devices[0].uuid,) if len(devices) == 1 else ())

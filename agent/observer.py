@@ -16,6 +16,8 @@ from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.collectors import BUILTIN
 from agent.collectors.devices import Devices
 from agent.containers.index import ContainerIndex
+from agent.containers.naming import Naming
+from agent.containers.sources import sockets
 from agent.discovery import Discovery
 from agent.errors import SetupError
 from agent.members import Members
@@ -33,10 +35,14 @@ _DISCOVERY_NS = 2 * NS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`interval_ns`: how often to observe. `libcuda`: libraries to attach besides the node's own."""
+    """`interval_ns`: how often to observe. `libcuda`: libraries to attach besides the node's own.
+
+    `sockets`: where to ask for containers' names besides the usual places, as KIND=PATH.
+    """
 
     interval_ns: int = NS_PER_SECOND
     libcuda: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
 
 
 class Observer:
@@ -58,7 +64,9 @@ class Observer:
                 raise SetupError("NVML finds no GPU: check nvidia-smi; in a container, ask for the devices")
             self.probes = stack.enter_context(Probes(preflight.bpf_object(), self.proc))
             self._discovery = Discovery(self.probes, self.proc)
-            self.members = Members(ContainerIndex(self.proc), self._devices_of(nvml), self.proc)
+            self.naming = stack.enter_context(Naming(sockets(self._settings.sockets)))
+            index = ContainerIndex(self.proc)
+            self.members = Members(index, self._devices_of(nvml), self.proc, self.naming.named)
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
             self.pipeline = Pipeline(collectors, self.members, self.probes)
             self._watcher = Watcher(self.probes, self.members.see, self.pipeline.exited)
@@ -100,6 +108,7 @@ class Observer:
             now = monotonic_ns()
             due = max(due + self._settings.interval_ns, now)
             try:
+                self.members.refresh()
                 self.pipeline.tick(now)
                 self._discovery.look_at(self.pipeline.unprobed)
                 if now - looked >= _DISCOVERY_NS:

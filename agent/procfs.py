@@ -74,7 +74,7 @@ class Procfs:
         uid = proctext.parse_status_uid(self._read(tgid, "status", _SMALL_BYTES))
         if uid is None:
             raise GoneError(f"process {tgid} ended while its user was read")
-        return _user_name(uid)
+        return user_name(uid)
 
     def environ(self, tgid: int, names: Collection[str]) -> dict[str, str]:
         """Those of the variables that the process was started with."""
@@ -167,7 +167,8 @@ def _translated(error: OSError, what: str) -> GoneError | SetupError:
 
 
 @functools.lru_cache(maxsize=1024)
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Its number where this machine has no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -10,6 +10,7 @@ systemd leaves most lines at "/". So what looks like a container wins over what 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from agent.containers.identity import names_container
 from agent.proctext import strip_deleted
@@ -31,6 +32,13 @@ def parse_cgroup(text: str) -> str:
     # Without systemd a runtime joins every controller; a path in just one of them is somebody's resource limit.
     most_common = Counter(legacy.values()).most_common(1)
     return most_common[0][0] if most_common else "/"
+
+
+def told_path(paths: Iterable[str]) -> str:
+    """The same for paths that the kernel told, the v2 one first."""
+    normal = [_normal(path) for path in paths]
+    telling = (path for path in normal if names_container(path))
+    return next(telling, None) or next((path for path in normal if path != "/"), "/")
 
 
 def _paths(text: str) -> tuple[str, dict[str, str]]:

@@ -10,9 +10,9 @@ the one that was asked for longest ago is dropped first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from agent.containers.cgroup import parse_cgroup
+from agent.containers.cgroup import parse_cgroup, told_path
 from agent.containers.identity import identify
 from agent.errors import GoneError
 from agent.model import HOST, Container, ProcessId
@@ -30,11 +30,15 @@ class ContainerIndex:
         self._known: OrderedDict[ProcessId, Container] = OrderedDict()
         self._init_path = self._path_of_init()
 
-    def container_of(self, process: ProcessId) -> Container:
-        """Where it belongs; known until forgotten, even after its death. GoneError when it ended first."""
+    def container_of(self, process: ProcessId, told: Sequence[str] = ()) -> Container:
+        """Where it belongs; known until forgotten, even after its death.
+
+        `told`: its cgroups' paths as the kernel saw them, for when it ended first. GoneError when it did and there are
+        none.
+        """
         known = self._known.get(process)
         if known is None:
-            known = self._known[process] = self._look_up(process)
+            known = self._known[process] = self._look_up(process, told)
             if len(self._known) > self._most_processes:
                 self._known.popitem(last=False)
         self._known.move_to_end(process)
@@ -48,7 +52,15 @@ class ContainerIndex:
     def __len__(self) -> int:
         return len(self._known)
 
-    def _look_up(self, process: ProcessId) -> Container:
+    def _look_up(self, process: ProcessId, told: Sequence[str]) -> Container:
+        try:
+            return self._read(process)
+        except GoneError:
+            if not told:
+                raise
+            return identify(told_path(told), self._init_path)
+
+    def _read(self, process: ProcessId) -> Container:
         text = self._procfs.cgroup(process.tgid)
         # Asked after reading, so the text cannot be that of a later process under the same pid.
         now = self._procfs.stat(process.tgid)

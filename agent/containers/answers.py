@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What a runtime says about a container, made fit to be kept and shown.
+
+Invariant: whatever a container calls itself, what is kept is printable and at most ~20 KiB, and neither its key nor
+anything else that its cgroup tells changes. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.model import Container
+from agent.names import printable
+
+CONTAINER_NAME = "io.kubernetes.container.name"  # the labels that the kubelet gives, to the runtime, each container
+POD_NAME = "io.kubernetes.pod.name"
+POD_NAMESPACE = "io.kubernetes.pod.namespace"
+_MOST_LABELS, _LONGEST_LABEL, _MOST_LABEL_CHARACTERS = 64, 256, 16_384
+LONGEST_NAME = 253  # of a pod; Docker's and Podman's have no limit of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How people call a container. Empty and None: the runtime does not say."""
+
+    name: str = ""
+    pod: str | None = None
+    namespace: str | None = None
+    image: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def bounded(said: Names) -> Names:
+    """The same within our limits, as text that cannot harm who reads it."""
+    return Names(
+        printable(said.name, LONGEST_NAME),
+        _text(said.pod, LONGEST_NAME),
+        _text(said.namespace, LONGEST_NAME),
+        _text(said.image, _LONGEST_LABEL),
+        _labels(said.labels),
+    )
+
+
+def applied(names: Names, container: Container) -> Container:
+    """The container under its names. Its cgroup has the last word on the labels that it gave."""
+    return dataclasses.replace(
+        container,
+        name=names.name or container.name,
+        pod=names.pod,
+        namespace=names.namespace,
+        image=names.image,
+        labels={**names.labels, **container.labels},
+    )
+
+
+def _text(said: str | None, longest: int) -> str | None:
+    return printable(said, longest) if said else None
+
+
+def _labels(said: Mapping[str, str]) -> dict[str, str]:
+    """The first of them by name: the same ones each time. A name that is too long is no name; a value is cut."""
+    kept: dict[str, str] = {}
+    left = _MOST_LABEL_CHARACTERS
+    for key in sorted(said):
+        if not key or len(key) > _LONGEST_LABEL:
+            continue
+        name, value = printable(key), printable(said[key], _LONGEST_LABEL)
+        left -= len(name) + len(value)
+        if left < 0 or len(kept) >= _MOST_LABELS:
+            break
+        kept[name] = value
+    return kept

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Servers on UNIX sockets that behave as no runtime should, and the clock that their tests turn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from agent.clock import monotonic_ns
+
+Behaviour = Callable[[socket.socket], None]
+
+
+class Clock:
+    """Real time, and what was added to it."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def __call__(self) -> int:
+        return monotonic_ns() + self.ahead_ns
+
+
+@contextlib.contextmanager
+def listening(path: Path, behave: Behaviour) -> Iterator[list[socket.socket]]:
+    """Whoever connects is behaved to, each in a thread; the connections so far."""
+    met: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        acceptor = threading.Thread(target=_accept, args=(server, behave, met, threads))
+        acceptor.start()
+        try:
+            yield met
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            acceptor.join()
+            for connected in met:
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+            for connected in met:
+                connected.close()
+            path.unlink()
+
+
+def _accept(
+    server: socket.socket, behave: Behaviour, met: list[socket.socket], threads: list[threading.Thread]
+) -> None:
+    with contextlib.suppress(OSError):  # shut down: the test is over
+        while True:
+            connected, _ = server.accept()
+            met.append(connected)
+            threads.append(threading.Thread(target=_behave, args=(behave, connected)))
+            threads[-1].start()
+
+
+def _behave(behave: Behaviour, connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side went away
+        behave(connected)
+
+
+def hang(connected: socket.socket) -> None:
+    """Takes everything, says nothing."""
+    while connected.recv(1 << 16):
+        pass
+
+
+def saying(said: bytes) -> Behaviour:
+    """That, to whatever it is asked, and the end."""
+
+    def say(connected: socket.socket) -> None:
+        connected.recv(1 << 16)
+        connected.sendall(said)
+        connected.shutdown(socket.SHUT_WR)
+
+    return say
+
+
+def endlessly(head: bytes, tail: bytes) -> Behaviour:
+    """`head`, and then `tail` again and again."""
+
+    def say(connected: socket.socket) -> None:
+        connected.recv(1 << 16)
+        connected.sendall(head)
+        for _ in itertools.count():
+            connected.sendall(tail)
+
+    return say
+
+
+def dripping(said: bytes, pause: threading.Event) -> Behaviour:
+    """A byte at a time, until `pause` is set: never long enough without one for a plain time limit."""
+
+    def drip(connected: socket.socket) -> None:
+        connected.recv(1 << 16)
+        for byte in itertools.cycle(said):
+            connected.sendall(bytes([byte]))
+            if pause.wait(0.02):
+                return
+
+    return drip
+
+
+def ok(body: bytes) -> bytes:
+    """An HTTP answer."""
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+Methods = Mapping[str, Callable[[bytes], bytes]]
+
+
+@contextlib.contextmanager
+def serving(path: Path, methods: Methods) -> Iterator[None]:
+    """A real gRPC server of these methods ("/service/Method"), on bytes."""
+
+    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+            method = methods.get(details.method)
+            return grpc.unary_unary_rpc_method_handler(lambda request, _: method(request)) if method else None
+
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[Handler()])
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
+        path.unlink(missing_ok=True)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A runtime's socket that is missing, hangs or lies: nobody waits for it or believes it, and it is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cri_api.v1 import api_pb2 as v1
+from cri_api.v1alpha2 import api_pb2 as v1alpha2
+
+from agent.clock import NS_PER_SECOND
+from agent.containers.identity import identify
+from agent.containers.naming import Naming
+from agent.containers.sources import KINDS, KUBELET, Socket
+from agent.model import Container
+from tests.contract.daemons import wait_until
+from tests.contract.pretenders import Clock, Methods, dripping, endlessly, hang, listening, ok, saying, serving
+
+SHORT_NS = NS_PER_SECOND // 5
+LONG_NS = 3600 * NS_PER_SECOND
+MINUTE_NS = 60 * NS_PER_SECOND
+KINDS_OF_SOCKETS = pytest.mark.parametrize("kind", sorted(KINDS))
+
+
+def docker_container() -> Container:
+    return identify(f"/docker/{secrets.token_hex(32)}")
+
+
+def inspected(container_id: str, **more: object) -> bytes:
+    return ok(
+        json.dumps({"Id": container_id, "Name": "/web", "Config": {"Image": "nginx", "Labels": {}}, **more}).encode()
+    )
+
+
+def outcome_of(kind: str, path: Path, limit_ns: int = SHORT_NS) -> dict[tuple[str, str], int]:
+    """What became of one question that has no answer."""
+    it = docker_container()
+    with Naming([Socket(kind, str(path))], limit_ns) as naming:
+        assert naming.named(it) is it
+        wait_until(lambda: bool(naming.counts()))
+        assert naming.named(it) is it
+        return dict(naming.counts())
+
+
+@KINDS_OF_SOCKETS
+def test_a_socket_that_hangs_is_a_timeout(tmp_path: Path, kind: str) -> None:
+    with listening(tmp_path / "s", hang):
+        assert outcome_of(kind, tmp_path / "s") == {(kind, "timeout"): 1}
+
+
+@KINDS_OF_SOCKETS
+def test_a_service_that_is_closed_ends_its_thread_even_while_a_socket_hangs(tmp_path: Path, kind: str) -> None:
+    with listening(tmp_path / "s", hang) as met:
+        with Naming([Socket(kind, str(tmp_path / "s"))], LONG_NS) as naming:
+            naming.named(docker_container())
+            wait_until(lambda: bool(met))
+        assert not naming._thread.is_alive()
+
+
+def test_a_kubelet_that_hangs_holds_up_neither_names_nor_the_end(tmp_path: Path) -> None:
+    with listening(tmp_path / "s", hang) as met:
+        with Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS) as naming:
+            wait_until(lambda: bool(met))
+            assert naming.held() is None
+        assert not naming._thread.is_alive()
+
+
+@KINDS_OF_SOCKETS
+@pytest.mark.parametrize("said", [b"", b"garbage\r\n\r\n", secrets.token_bytes(5000), b"\0" * 5000])
+def test_garbage_is_an_error(tmp_path: Path, kind: str, said: bytes) -> None:
+    with listening(tmp_path / "s", saying(said)):
+        assert outcome_of(kind, tmp_path / "s", LONG_NS) == {(kind, "error"): 1}
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"null", b"17", b'"text"', b"[" * 200_000, b'{"Id": 7}', b"{}", b"\xff\xfe", b'{"Config": 3}']
+)
+def test_an_answer_that_is_no_container_is_an_error(tmp_path: Path, body: bytes) -> None:
+    with listening(tmp_path / "s", saying(ok(body))):
+        assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
+
+
+def test_another_containers_answer_is_not_believed(tmp_path: Path) -> None:
+    with listening(tmp_path / "s", saying(inspected(docker_container().id))):
+        assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"]
+)
+def test_an_endless_answer_is_cut_off(tmp_path: Path, head: bytes) -> None:
+    with listening(tmp_path / "s", endlessly(head, b"1000\r\n" + b"x" * 0x1000 + b"\r\n")):
+        assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
+
+
+def test_endless_headers_are_cut_off(tmp_path: Path) -> None:
+    with listening(tmp_path / "s", endlessly(b"HTTP/1.1 200 OK\r\n", b"X-More: yes\r\n")):
+        assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n", b"x"])
+def test_an_answer_that_drips_is_a_timeout(tmp_path: Path, said: bytes) -> None:
+    over = threading.Event()
+    with listening(tmp_path / "s", dripping(said, over)):
+        assert outcome_of("docker", tmp_path / "s") == {("docker", "timeout"): 1}
+        over.set()
+
+
+def test_a_file_that_is_no_socket_is_not_asked(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("")
+    assert not Socket("docker", str(tmp_path / "s")).present()
+
+
+def test_a_socket_that_nobody_listens_on_is_an_error(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+    for kind in KINDS:
+        assert outcome_of(kind, tmp_path / "s", LONG_NS) == {(kind, "error"): 1}
+
+
+@KINDS_OF_SOCKETS
+def test_a_socket_that_fails_is_left_alone_for_a_while(tmp_path: Path, kind: str) -> None:
+    clock = Clock()
+    with listening(tmp_path / "s", saying(b"")), Naming([Socket(kind, str(tmp_path / "s"))], LONG_NS, clock) as naming:
+        first = docker_container()
+        naming.named(first)
+        wait_until(lambda: naming.counts() == {(kind, "error"): 1})
+        for _ in range(100):
+            naming.named(docker_container())
+        wait_until(lambda: not naming._waiting)
+        clock.ahead_ns += MINUTE_NS
+        naming.named(first)
+        wait_until(lambda: naming.counts() == {(kind, "error"): 2})
+
+
+def test_what_a_broken_socket_kept_from_us_is_learnt_when_it_works_again(tmp_path: Path) -> None:
+    clock, it = Clock(), docker_container()
+    with Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS, clock) as naming:
+        with listening(tmp_path / "s", saying(b"")):
+            naming.named(it)
+            wait_until(lambda: naming.counts() == {("docker", "error"): 1})
+        clock.ahead_ns += MINUTE_NS
+        with listening(tmp_path / "s", saying(inspected(it.id))):
+            wait_until(lambda: naming.named(it) is not it)
+        assert naming.named(it).name == "web"
+
+
+def test_a_socket_that_appears_later_is_found(tmp_path: Path) -> None:
+    clock, it = Clock(), docker_container()
+    with Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS, clock) as naming:
+        naming.named(it)
+        wait_until(lambda: not naming._waiting)
+        clock.ahead_ns += MINUTE_NS
+        with listening(tmp_path / "s", saying(inspected(it.id))):
+            wait_until(lambda: naming.named(it) is not it)
+
+
+def test_a_socket_is_asked_one_thing_at_a_time(tmp_path: Path) -> None:
+    under_way: list[str] = []
+    at_once: list[int] = []
+
+    def watch(connected: socket.socket) -> None:
+        asked = connected.recv(1 << 16).split()[1].decode().split("/")[2]
+        under_way.append(asked)
+        connected.settimeout(0.002)
+        with contextlib.suppress(TimeoutError):  # long enough for another question to come in
+            connected.recv(1)
+        at_once.append(len(under_way))
+        under_way.remove(asked)
+        connected.sendall(inspected(asked))
+
+    containers = [docker_container() for _ in range(50)]
+    with listening(tmp_path / "s", watch), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
+        wait_until(lambda: all(naming.named(it) is not it for it in containers))
+    assert at_once == [1] * 50
+
+
+def test_a_container_of_many_and_long_labels_is_kept_within_bounds(tmp_path: Path) -> None:
+    it = docker_container()
+    labels = {f"label-{number:05}": "long" * 500 for number in range(400)} | {"\x1b[2J": "\u202e", "x" * 999: ""}
+    said = inspected(it.id, Name="/" + "n" * 5000, Config={"Image": "i" * 5000, "Labels": labels})
+    with listening(tmp_path / "s", saying(said)), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
+        wait_until(lambda: naming.named(it) is not it)
+        named = naming.named(it)
+    assert len(named.name) <= 253
+    assert named.image is not None
+    assert len(named.image) <= 256
+    assert 0 < len(named.labels) <= 64
+    assert all(key.isprintable() and value.isprintable() for key, value in named.labels.items())
+    assert sum(len(key) + len(value) for key, value in named.labels.items()) <= 16_384
+
+
+def always(said: bytes) -> Callable[[bytes], bytes]:
+    return lambda _: said
+
+
+def cri_methods(version: str, container: bytes, pod: bytes, status: bytes) -> Methods:
+    methods = {"ListContainers": container, "ListPodSandbox": pod, "ContainerStatus": status}
+    return {f"/{version}.RuntimeService/{name}": always(said) for name, said in methods.items()}
+
+
+def cri_answers(api: Any, container_id: str, pod_id: str = "pod1") -> tuple[bytes, bytes, bytes]:
+    """What a sound server says to ListContainers, ListPodSandbox and ContainerStatus."""
+    metadata = api.ContainerMetadata(name="server")
+    container = api.Container(id=container_id, pod_sandbox_id="pod1", metadata=metadata)
+    pod = api.PodSandbox(id=pod_id, metadata=api.PodSandboxMetadata(name="chat-0", namespace="serving"))
+    status = api.ContainerStatus(id=container_id, image=api.ImageSpec(image="nginx:1"))
+    answers = (
+        api.ListContainersResponse(containers=[container]),
+        api.ListPodSandboxResponse(items=[pod]),
+        api.ContainerStatusResponse(status=status),
+    )
+    first, second, third = (answer.SerializeToString() for answer in answers)
+    return first, second, third
+
+
+@pytest.mark.parametrize(("version", "api"), [("runtime.v1", v1), ("runtime.v1alpha2", v1alpha2)])
+def test_both_versions_of_cri_are_understood(tmp_path: Path, version: str, api: Any) -> None:
+    it = docker_container()
+    methods = cri_methods(version, *cri_answers(api, it.id))
+    with serving(tmp_path / "s", methods), Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS) as naming:
+        wait_until(lambda: naming.named(it) is not it)
+        named = naming.named(it)
+    assert (named.name, named.pod, named.namespace, named.image) == ("server", "chat-0", "serving", "nginx:1")
+
+
+def test_a_server_without_cri_knows_nobody(tmp_path: Path) -> None:
+    with serving(tmp_path / "s", {}):
+        assert outcome_of("cri", tmp_path / "s", LONG_NS) == {("cri", "unknown"): 1}
+        assert outcome_of("containerd", tmp_path / "s", LONG_NS) == {("containerd", "unknown"): 1}
+
+
+STRANGER = cri_answers(v1, "b" * 64)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        STRANGER,
+        (b"\xff\xff\xff", b"", b""),
+        (v1.ListContainersResponse(containers=[v1.Container(id="x" * (2 << 20))]).SerializeToString(), b"", b""),
+    ],
+)
+def test_a_cri_server_that_lies_is_not_believed(tmp_path: Path, said: tuple[bytes, bytes, bytes]) -> None:
+    with serving(tmp_path / "s", cri_methods("runtime.v1", *said)):
+        assert outcome_of("cri", tmp_path / "s", LONG_NS) == {("cri", "error"): 1}
+
+
+def test_a_container_in_a_pod_that_is_another_or_none_is_not_believed(tmp_path: Path) -> None:
+    it = docker_container()
+    sound = cri_answers(v1, it.id)
+    for pod in (b"", cri_answers(v1, it.id, pod_id="pod2")[1]):
+        methods = cri_methods("runtime.v1", sound[0], pod, sound[2])
+        with serving(tmp_path / "s", methods), Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS) as naming:
+            naming.named(it)
+            wait_until(lambda: naming.counts() == {("cri", "error"): 1})
+
+
+def test_a_cri_server_that_hangs_in_a_call_is_a_timeout(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def wait(_: bytes) -> bytes:
+        over.wait()
+        return b""
+
+    with serving(tmp_path / "s", {"/runtime.v1.RuntimeService/ListContainers": wait}):
+        assert outcome_of("cri", tmp_path / "s") == {("cri", "timeout"): 1}
+        over.set()
