@@ -20,7 +20,6 @@ from agent.samples import Delivered
 _KEPT = 24
 _LOW_QUANTILE = 0.25
 _ENOUGH_PACED = 5
-_TICKS, _ENOUGH_TICKS = 20, 3
 _LARGEST_CUT = 0.3
 
 
@@ -69,33 +68,6 @@ class LaunchTimes:
             return paced[len(paced) // 2]
         unpaced = sorted(value for is_paced, value in recent if not is_paced) or paced
         return unpaced[int(len(unpaced) * _LOW_QUANTILE)]
-
-    def forget(self, process: ProcessId) -> None:
-        """The process is gone."""
-        self._recent.pop(process, None)
-
-
-@dataclass(slots=True)
-class BusyTimes:
-    """Mean GPU time per launch by NVML's word: the share of time in which the process had work on the device.
-
-    Right while processes take turns, contention or not; where they run side by side their times overlap, and nothing
-    should be observed. A tick without a sample, which NVML leaves out now and then, says nothing.
-    """
-
-    _recent: dict[ProcessId, deque[tuple[int, float]]] = field(default_factory=dict)
-
-    def observe(self, process: ProcessId, launches: int, busy_ns: float | None) -> None:
-        """One tick of one process; `busy_ns` None: not told."""
-        if busy_ns is not None and launches:
-            self._recent.setdefault(process, deque(maxlen=_TICKS)).append((launches, busy_ns))
-
-    def per_launch_ns(self, process: ProcessId) -> float | None:
-        """None before there are a few ticks: one sample is of another second than the launches beside it."""
-        recent = self._recent.get(process, ())
-        if len(recent) < _ENOUGH_TICKS:
-            return None
-        return sum(busy for _, busy in recent) / sum(launches for launches, _ in recent)
 
     def forget(self, process: ProcessId) -> None:
         """The process is gone."""

@@ -119,7 +119,7 @@ class Discovery:
         idle = [library for library in self._probes.libraries() if library.number not in self._host]
         if len(idle) <= _MOST_IDLE:
             return
-        mapped = set()
+        mapped: set[int] = set()
         for tgid in self._proc.tgids():
             try:
                 found = self._proc.mapped(tgid, lambda name: _NAME.fullmatch(name) is not None)

@@ -8,6 +8,7 @@ watcher's thread, read by the observing one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 
 from agent.model import ProcessId
@@ -15,6 +16,7 @@ from agent.names import printable
 
 _MOST = 100_000  # handles
 LONGEST = 255  # characters
+_SLACK = 1024
 
 
 class FunctionNames:
@@ -24,6 +26,7 @@ class FunctionNames:
         self._most, self._count = most, 0
         self._names: dict[ProcessId, dict[int, str]] = {}
         self._texts: dict[str, str] = {}
+        self._lock = threading.Lock()
         self.refused = 0
 
     def __len__(self) -> int:
@@ -31,15 +34,16 @@ class FunctionNames:
 
     def learn(self, process: ProcessId, function: int, name: str) -> None:
         """The handle has this name now; modules come and go, and so do handles."""
-        names = self._names.get(process)
-        if names is None or function not in names:
-            if self._count >= self._most:
-                self.refused += 1
-                return
-            self._count += 1
-            names = self._names.setdefault(process, {})
         text = printable(name, LONGEST)
-        names[function] = self._texts.setdefault(text, text)
+        with self._lock:
+            names = self._names.get(process)
+            if names is None or function not in names:
+                if self._count >= self._most:
+                    self.refused += 1
+                    return
+                self._count += 1
+                names = self._names.setdefault(process, {})
+            names[function] = self._texts.setdefault(text, text)
 
     def alias(self, process: ProcessId, function: int, other: int) -> None:
         """`function` is called what `other` is."""
@@ -53,7 +57,12 @@ class FunctionNames:
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """They are gone."""
-        for process in processes:
-            self._count -= len(self._names.pop(process, ()))
-        if not self._count:
-            self._texts.clear()
+        with self._lock:
+            for process in processes:
+                self._count -= len(self._names.pop(process, ()))
+            if len(self._texts) > 2 * self._count + _SLACK:
+                self._texts = {text: text for names in self._names.values() for text in names.values()}
+
+    def retain(self, processes: Collection[ProcessId]) -> None:
+        """Forgets everybody else: a name may have come in after its process had been forgotten."""
+        self.forget([process for process in list(self._names) if process not in processes])

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Non-negative least squares with priors, and how sure the answer is. Pure.
 
-argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so coordinate
-descent on the normal equations (Franc, Hlaváč and Navara, 2005) and a Cholesky-free inverse are quick enough.
+argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so
+coordinate descent on the normal equations (Franc, Hlaváč and Navara, 2005) and a plain inverse are quick enough.
 """
 
 from __future__ import annotations

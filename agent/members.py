@@ -10,17 +10,18 @@ under the names that are known by now, as of the last `refresh`; their keys neve
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.containers.index import ContainerIndex
 from agent.errors import GoneError
 from agent.model import Container, Device, DeviceUuid, Process, ProcessId
 from agent.names import printable
-from agent.ordinals import visible_devices
+from agent.ordinals import VARIABLES, visible_devices
 from agent.procfs import LONGEST_COMMAND, Procfs, user_name
 
 _MOST = 16384
+_MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Member:
     process: Process
     container: Container
     visible: tuple[DeviceUuid, ...]
+    sm_limit: float = 1.0  # share of the SMs that it may use as an MPS client
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,15 @@ class Members:
                 self._all = tuple(self._members.values())
             return member
 
+    def renew(self, process: ProcessId) -> None:
+        """It runs another program now: reads anew what is shown of it. Its container stays."""
+        with self._lock:
+            known = self._members.get(process)
+            member = self._read(process) if known else None
+            if known and member:
+                self._members[process] = replace(member, container=known.container)
+                self._all = tuple(self._members.values())
+
     def refresh(self) -> None:
         """Takes up the names that became known since. No I/O; costs little where nothing changed."""
         with self._lock:
@@ -110,13 +121,15 @@ class Members:
         tgid = process.tgid
         try:
             container = self._index.container_of(process)
-            environment = self.proc.environ(tgid, ("CUDA_VISIBLE_DEVICES",))
+            environment = self.proc.environ(tgid, (*VARIABLES, _MPS_PERCENTAGE))
+            exposed = self.proc.gpu_minors(tgid)
             made = Process(process, self.proc.command(tgid), self.proc.user(tgid), container.key)
             if self.proc.process_id(tgid) != process:
                 return None
         except GoneError:
             return None
-        return Member(made, self._named(container), visible_devices(environment, self._devices()))
+        visible = visible_devices(environment, self._devices(), exposed)
+        return Member(made, self._named(container), visible, _sm_limit(environment))
 
     def _believed(self, told: Told) -> Member:
         """Its environment went with it: which devices it saw is known only where there is just one."""
@@ -125,3 +138,12 @@ class Members:
         made = Process(told.process, command, user_name(told.uid), container.key)
         devices = self._devices()
         return Member(made, self._named(container), (devices[0].uuid,) if len(devices) == 1 else ())
+
+
+def _sm_limit(environment: Mapping[str, str]) -> float:
+    """1 where nothing, or nothing that MPS would accept, is set."""
+    try:
+        percentage = float(environment.get(_MPS_PERCENTAGE, "100"))
+    except ValueError:
+        return 1.0
+    return percentage / 100 if 0 < percentage <= 100 else 1.0

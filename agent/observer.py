@@ -20,6 +20,7 @@ from agent.containers.naming import Naming
 from agent.containers.sources import sockets
 from agent.discovery import Discovery
 from agent.errors import SetupError
+from agent.function_names import FunctionNames
 from agent.members import Members
 from agent.model import Device, Snapshot
 from agent.nvml import Nvml
@@ -68,8 +69,9 @@ class Observer:
             index = ContainerIndex(self.proc)
             self.members = Members(index, self._devices_of(nvml), self.proc, self.naming.named)
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
-            self.pipeline = Pipeline(collectors, self.members, self.probes)
-            self._watcher = Watcher(self.probes, self.members.see, self.pipeline.exited)
+            names = FunctionNames()
+            self.pipeline = Pipeline(collectors, self.members, self.probes, names)
+            self._watcher = Watcher(self.probes, self.pipeline, names)
             self._watcher.start()
             stack.callback(self._watcher.stop)
             if not self._discovery.attach_host(self._settings.libcuda):
@@ -108,7 +110,6 @@ class Observer:
             now = monotonic_ns()
             due = max(due + self._settings.interval_ns, now)
             try:
-                self.members.refresh()
                 self.pipeline.tick(now)
                 self._discovery.look_at(self.pipeline.unprobed)
                 if now - looked >= _DISCOVERY_NS:

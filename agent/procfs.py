@@ -111,6 +111,14 @@ class Procfs:
         finally:
             os.close(root)
 
+    def gpu_minors(self, tgid: int) -> frozenset[int] | None:
+        """N of each /dev/nvidiaN that the process sees; None where there is none at all, so that it says nothing."""
+        try:
+            names = os.listdir(f"{self.root}/{tgid}/root/dev")
+        except OSError:
+            return None
+        return frozenset(int(name[6:]) for name in names if name.startswith("nvidia") and name[6:].isdecimal()) or None
+
     def open_mapped(self, tgid: int, path: str) -> int:
         """A descriptor of a file that the process has mapped and that was deleted since; the caller closes it."""
         folder = f"{self.root}/{tgid}/map_files"

@@ -273,5 +273,5 @@ _NAMES = frozenset(symbol.name for symbol in SYMBOLS)
 
 
 def unknown_versions(exports: Collection[str]) -> list[str]:
-    """Exports that look like newer versions of probed calls: their arguments are not known here, so nothing sees them."""
+    """Exports that look like newer versions of probed calls: their arguments are not known, so nothing sees them."""
     return sorted(name for name in exports if name not in _NAMES and _VERSION.sub("", name) in _BASES)

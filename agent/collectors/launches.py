@@ -40,7 +40,7 @@ class Launches:
     def collect(self, now_ns: int) -> Iterable[Probed | LaunchCount]:
         """One sample per process, and one per (process, device, function) that may have changed."""
         stale_ns, self._read_ns = self._read_ns - _MARGIN_NS, now_ns
-        processes = {}
+        processes: dict[tuple[int, int], ProcessId] = {}
         for counts in self._maps:
             for keys, values in counts.raw():
                 for (tgid, start, device, function), value in zip(
