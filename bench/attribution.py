@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.errors import WardenError
+from bench.attribution_agent import Agents
 from bench.attribution_errors import (
     MOST_MEAN,
     MOST_WORST,
@@ -35,7 +37,6 @@ from bench.attribution_errors import (
     unattributed,
 )
 from bench.attribution_run import Times, record
-from bench.attribution_stage import Agents
 from bench.quiet import timed
 from bench.scenarios import KINDS, Scenario, scenario
 
@@ -44,15 +45,15 @@ Grouping = Callable[[Recording, Mapping[Owner, float]], Mapping[Owner, float]]
 
 def rows_of(scenario: Scenario, recording: Recording) -> list[dict[str, Any]]:
     """A row per method; jobs once more, each for itself, as `…-each`."""
-    groupings: dict[str, Grouping] = {scenario.kind: by_tenant}
+    groupings: dict[str, tuple[Grouping, set[str]]] = {scenario.kind: (by_tenant, {t.name for t in scenario.tenants})}
     if any(tenant.jobs for tenant in scenario.tenants):
-        groupings[f"{scenario.kind}-each"] = by_job
+        groupings[f"{scenario.kind}-each"] = (by_job, {life.id for life in recording.lives})
     truth = true_seconds(recording)
     rows = []
-    for name, grouping in groupings.items():
+    for name, (grouping, names) in groupings.items():
         true = grouping(recording, truth)
         for method, seconds in SECONDS.items():
-            found = errors(true, grouping(recording, seconds(recording)))
+            found = errors(true, grouping(recording, seconds(recording)), names)
             rows.append(_row(scenario, name, method, found, len({owner.name for owner in true}), recording))
     return rows
 
@@ -162,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """1 when gpuwarden misses its bounds in any scenario."""
     options = _parser().parse_args(arguments)
     console = Console()
+    console.width = max(console.width, 100)  # a log has no width of its own
     try:
         rows = measure(options, console)
     except WardenError as error:
@@ -177,4 +179,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken away
     sys.exit(main())

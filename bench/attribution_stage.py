@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a run needs on the machine: cgroups that look like Docker's, the workloads in them, and the real agent."""
+"""The containers of a run: cgroups that look like Docker's, and the workloads in them.
+
+No runtime: a container of 300 ms would be mostly that. All that attribution knows of a container is its cgroup.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.errors import SetupError
-from agent.main import DEFAULT_POLICY
 from bench import cgroups
 from bench.attribution_errors import Life
 from bench.node import BUILD, Node
 from bench.scenarios import Tenant
 
-_ROOT = Path(__file__).resolve().parents[1]
-_READY_SECONDS = 60.0
 _NOT_FOR_US = ("cpuset", "cpu", "cpuacct")  # v1 controllers in which a fresh cgroup takes no process, or slows it
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
 
@@ -42,7 +42,7 @@ class Containers:
     node: Node
     folder: Path
     path: str
-    ending: threading.Event = field(default_factory=threading.Event)
+    _ending: threading.Event = field(default_factory=threading.Event)
     _lives: dict[str, Life] = field(default_factory=dict)
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -73,16 +73,24 @@ class Containers:
         return name, process
 
     def one_after_another(self, tenant: Tenant) -> None:
-        """Jobs: each in a container of its own, the next when the last has ended. Until `ending`."""
-        while not self.ending.is_set():
+        """Jobs: each in a container of its own, the next when the last has ended. Until `end`."""
+        while not self._ending.is_set():
             name, process = self.start(tenant)
             process.wait()
             with self._lock:
                 self._lives[name] = replace(self._lives[name], end_ns=time.monotonic_ns())
                 del self._running[name]
             cgroups.remove(f"{self.path}/{name}", ())
-            if process.returncode and not self.ending.is_set():
+            if process.returncode and not self._ending.is_set():
                 return  # `require_alive` says why
+
+    def end(self) -> None:
+        """Kill everybody, and start nobody any more."""
+        self._ending.set()
+        with self._lock:
+            for process in self._running.values():
+                process.kill()
+                process.wait()
 
     def require_alive(self, tenant: Tenant) -> None:
         """SetupError when it ended by itself, with what it said."""
@@ -99,23 +107,19 @@ def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[C
     """Everybody at work. All of it is gone after the block."""
     folder.mkdir()
     containers = Containers(node, folder, f"/gpuwarden-bench-{os.getpid()}/docker")
-    with _cgroup(containers.path):
-        threads = []
-        for tenant in tenants:
-            if tenant.jobs:
-                threads.append(threading.Thread(target=containers.one_after_another, args=(tenant,)))
-                threads[-1].start()
-            else:
-                containers.start(tenant)
+    with _cgroup(containers.path), ThreadPoolExecutor(len(tenants)) as pool:
+        following = []
         try:
+            for tenant in tenants:
+                if tenant.jobs:
+                    following.append(pool.submit(containers.one_after_another, tenant))
+                else:
+                    containers.start(tenant)
             yield containers
         finally:
-            containers.ending.set()
-            for process in list(containers._running.values()):  # noqa: SLF001
-                process.kill()
-                process.wait()
-            for thread in threads:
-                thread.join()
+            containers.end()
+        for future in following:
+            future.result()  # raises what went wrong in it
 
 
 @contextmanager
@@ -134,50 +138,3 @@ def _cgroup(path: str) -> Iterator[None]:
 def _environment(tenant: Tenant) -> dict[str, str]:
     percentage = {} if tenant.percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(tenant.percentage)}
     return percentage | ({} if tenant.visible is None else {"CUDA_VISIBLE_DEVICES": tenant.visible})
-
-
-@dataclass(slots=True)
-class Agents:
-    """The agents of a run of the bench. One that is told to end takes seconds, in which the next is at work already."""
-
-    _ending: ExitStack = field(default_factory=ExitStack)
-
-    @contextmanager
-    def observing(self, node: Node, run_dir: Path) -> Iterator[Path]:
-        """`gpuwarden run`, ready; the socket on which it answers."""
-        if DEFAULT_POLICY.exists():
-            raise SetupError(f"{DEFAULT_POLICY} would have the agent enforce: move it away for the measurement")
-        run_dir.mkdir()
-        command = [sys.executable, "-m", "agent", "run", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
-        with (run_dir / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=_ROOT, env={**os.environ, **node.environment}, stdout=log, stderr=log
-            )
-        self._ending.callback(_reap, process)
-        try:
-            _wait_until_ready(process, run_dir / "log")
-            yield run_dir / "agent.sock"
-        finally:
-            process.terminate()
-
-    def __enter__(self) -> Agents:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.close()
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=_READY_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while "\nready\n" not in "\n" + log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SetupError(f"the agent did not start: {log.read_text().strip()[-2000:]}")
-        time.sleep(0.05)

@@ -48,7 +48,7 @@ def scenario(kind: str, seed: int) -> Scenario:
 def _loads(random: Random, count: int, sharers: int) -> list[Demand]:
     """What each of `count` tenants asks for; together between a half of the device and more than there is."""
     parts = [random.uniform(0.3, 1.0) for _ in range(count)]
-    together = random.uniform(0.5, 1.5)
+    together = random.uniform(0.6, 1.7)
     return [Demand(together * part / sum(parts), sharers) for part in parts]
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 SHORTEST_US: Final = 20.0
 LONGEST_US: Final = 5000.0
-MOST_LAUNCHES_PER_SECOND: Final = 8000  # of all that share a node: more, and two cores cannot keep up
+MOST_LAUNCHES_PER_SECOND: Final = 12000  # of all that share a node: more, and two cores cannot keep up
 _SMS = 132
 _THREADS_PER_SM = 2048
 _FOR_EVER = ("--seconds", "100000")
@@ -72,7 +72,7 @@ def jobs(random: Random, demand: Demand) -> tuple[str, ...]:
 def _kernel(random: Random, functions: int | None, shortest_us: float, longest_us: float) -> Kernel:
     threads = random.choice([256, 512, 1024])
     wave = _SMS * (_THREADS_PER_SM // threads)
-    blocks = round(_log_uniform(random, 16, 4 * wave))
+    blocks = round(_log_uniform(random, 24, 4 * wave))
     waves = math.ceil(blocks / wave)
     launch_us = _log_uniform(random, shortest_us, longest_us)
     shape = ("--kernel-us", f"{launch_us / waves:.1f}", "--blocks", str(blocks), "--threads", str(threads))
