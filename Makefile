@@ -18,7 +18,7 @@ BPF_ARCH_aarch64 := arm64
 BPF_OBJECT := bpf/build/gpuwarden.bpf.o
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf sim fmt bench bench-calibration docs clean
+.PHONY: help packages packages-test setup demo test lint type bpf sim fmt bench bench-attribution bench-calibration docs clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -59,6 +59,9 @@ sim: | packages ## compile the simulated GPU and its workloads
 
 bench: setup ## measure the claims of the README; ARGS="NAME" measures one, ARGS=--help lists them
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-attribution: setup ## each container's share of a GPU against the truth; ARGS="--json FILE --seed N --scenarios A,B -v"
+	@$(BIN)/python -m bench.attribution $(ARGS)
 
 bench-calibration: setup ## the simulated GPU's contention against published figures
 	@$(BIN)/python -m bench.calibration $(ARGS)

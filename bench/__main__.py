@@ -9,6 +9,7 @@ import importlib
 import sys
 
 CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
+    "attribution": ("bench.attribution", "the agent knows who used how much of a GPU, better than NVML alone"),
     "calibration": (
         "bench.calibration",
         "the simulated GPU's contention is of the order that was published for real ones",

@@ -17,38 +17,39 @@ enum {
 static const uint64_t SHORT_SPIN_NS = 1000000;
 static const uint64_t LONG_SPIN_NS = 3000000;
 
+static const char HEAD_PTX[] = ".version 6.0\n"
+			       ".target sm_50\n"
+			       ".address_size 64\n"
+			       ".visible .global .align 8 .u64 spin_sink;\n";
+
 /*
  * The chain of dependent multiplications can neither be vectorised nor computed in closed form, and the store that
  * all but never happens keeps the compiler from dropping the loop.
  */
-static const char SPIN_PTX[] = ".version 6.0\n"
-			       ".target sm_50\n"
-			       ".address_size 64\n"
-			       ".visible .global .align 8 .u64 spin_sink;\n"
-			       ".visible .entry spin(\n"
+static const char SPIN_PTX[] = ".visible .entry %s(\n"
 			       "	.param .u64 spin_ns,\n"
 			       "	.param .u64 spin_iterations_per_us\n"
 			       ")\n"
 			       "{\n"
-			       "	.reg .pred %p<3>;\n"
-			       "	.reg .b32 %r<2>;\n"
-			       "	.reg .b64 %rd<6>;\n"
-			       "	ld.param.u64 %rd1, [spin_ns];\n"
-			       "	ld.param.u64 %rd2, [spin_iterations_per_us];\n"
-			       "	mul.lo.u64 %rd3, %rd1, %rd2;\n"
-			       "	div.u64 %rd3, %rd3, 1000;\n"
-			       "	mov.u32 %r1, %tid.x;\n"
-			       "	cvt.u64.u32 %rd4, %r1;\n"
+			       "	.reg .pred %%p<3>;\n"
+			       "	.reg .b32 %%r<2>;\n"
+			       "	.reg .b64 %%rd<6>;\n"
+			       "	ld.param.u64 %%rd1, [spin_ns];\n"
+			       "	ld.param.u64 %%rd2, [spin_iterations_per_us];\n"
+			       "	mul.lo.u64 %%rd3, %%rd1, %%rd2;\n"
+			       "	div.u64 %%rd3, %%rd3, 1000;\n"
+			       "	mov.u32 %%r1, %%tid.x;\n"
+			       "	cvt.u64.u32 %%rd4, %%r1;\n"
 			       "SPIN:\n"
-			       "	setp.eq.u64 %p1, %rd3, 0;\n"
-			       "	@%p1 bra DONE;\n"
-			       "	mad.lo.u64 %rd4, %rd4, 6364136223846793005, 1442695040888963407;\n"
-			       "	sub.u64 %rd3, %rd3, 1;\n"
+			       "	setp.eq.u64 %%p1, %%rd3, 0;\n"
+			       "	@%%p1 bra DONE;\n"
+			       "	mad.lo.u64 %%rd4, %%rd4, 6364136223846793005, 1442695040888963407;\n"
+			       "	sub.u64 %%rd3, %%rd3, 1;\n"
 			       "	bra.uni SPIN;\n"
 			       "DONE:\n"
-			       "	setp.eq.u64 %p2, %rd4, 0;\n"
-			       "	mov.u64 %rd5, spin_sink;\n"
-			       "	@%p2 st.global.u64 [%rd5], %rd4;\n"
+			       "	setp.eq.u64 %%p2, %%rd4, 0;\n"
+			       "	mov.u64 %%rd5, spin_sink;\n"
+			       "	@%%p2 st.global.u64 [%%rd5], %%rd4;\n"
 			       "	ret;\n"
 			       "}\n";
 
@@ -64,7 +65,39 @@ void cuda_check(CUresult result, const char *what)
 	exit(1);
 }
 
-void gpu_open(struct gpu *gpu, int ordinal)
+static const char *name_of(unsigned function, char *name, size_t room)
+{
+	snprintf(name, room, function ? "spin_%u" : "spin", function);
+	return name;
+}
+
+static char *spin_module(unsigned functions)
+{
+	char *text = NULL, name[32];
+	size_t length = 0;
+	FILE *file = open_memstream(&text, &length);
+
+	if (!file)
+		abort();
+	fputs(HEAD_PTX, file);
+	for (unsigned i = 0; i < functions; i++)
+		fprintf(file, SPIN_PTX, name_of(i, name, sizeof(name)));
+	fclose(file);
+	return text;
+}
+
+static void load_kernels(struct gpu *gpu, unsigned functions)
+{
+	char *text = spin_module(functions), name[32];
+
+	cuda_check(cuModuleLoadData(&gpu->module, text), "cuModuleLoadData");
+	free(text);
+	for (unsigned i = 0; i < functions; i++)
+		cuda_check(cuModuleGetFunction(&gpu->spin[i], gpu->module, name_of(i, name, sizeof(name))),
+			   "cuModuleGetFunction");
+}
+
+void gpu_open(struct gpu *gpu, int ordinal, unsigned functions)
 {
 	CUdevice device;
 	int sm_count = 0;
@@ -75,8 +108,7 @@ void gpu_open(struct gpu *gpu, int ordinal)
 		   "cuDeviceGetAttribute");
 	cuda_check(cuDevicePrimaryCtxRetain(&gpu->context, device), "cuDevicePrimaryCtxRetain");
 	cuda_check(cuCtxSetCurrent(gpu->context), "cuCtxSetCurrent");
-	cuda_check(cuModuleLoadData(&gpu->module, SPIN_PTX), "cuModuleLoadData");
-	cuda_check(cuModuleGetFunction(&gpu->spin, gpu->module, "spin"), "cuModuleGetFunction");
+	load_kernels(gpu, functions);
 	cuda_check(cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 	gpu->sm_count = (unsigned)sm_count;
 	gpu->iterations_per_us = FIRST_GUESS_PER_US;
@@ -104,7 +136,7 @@ static uint64_t timed_spin_ns(const struct gpu *gpu, struct shape shape, uint64_
 {
 	uint64_t started_ns = clock_now_ns();
 
-	gpu_spin(gpu, shape, spin_ns);
+	gpu_spin(gpu, 0, shape, spin_ns);
 	gpu_wait(gpu);
 	return clock_now_ns() - started_ns;
 }
@@ -136,13 +168,30 @@ void gpu_calibrate(struct gpu *gpu, struct shape shape)
 		gpu->iterations_per_us = 1;
 }
 
-void gpu_spin(const struct gpu *gpu, struct shape shape, uint64_t ns)
+void gpu_spin(const struct gpu *gpu, unsigned function, struct shape shape, uint64_t ns)
 {
 	uint64_t iterations_per_us = gpu->iterations_per_us;
 	void *parameters[] = {&ns, &iterations_per_us};
 
-	cuda_check(cuLaunchKernel(gpu->spin, shape.blocks, 1, 1, shape.threads, 1, 1, 0, gpu->stream, parameters, NULL),
+	cuda_check(cuLaunchKernel(gpu->spin[function], shape.blocks, 1, 1, shape.threads, 1, 1, 0, gpu->stream,
+				  parameters, NULL),
 		   "cuLaunchKernel");
+}
+
+void gpu_begin_graph(const struct gpu *gpu)
+{
+	cuda_check(cuStreamBeginCapture(gpu->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
+}
+
+CUgraphExec gpu_end_graph(const struct gpu *gpu)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+
+	cuda_check(cuStreamEndCapture(gpu->stream, &graph), "cuStreamEndCapture");
+	cuda_check(cuGraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiateWithFlags");
+	cuda_check(cuGraphDestroy(graph), "cuGraphDestroy");
+	return exec;
 }
 
 void gpu_wait(const struct gpu *gpu)

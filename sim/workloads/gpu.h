@@ -11,6 +11,8 @@
 
 #include <cuda.h>
 
+enum { MOST_FUNCTIONS = 64 };
+
 struct shape {
 	unsigned blocks;
 	unsigned threads; /* per block */
@@ -19,7 +21,7 @@ struct shape {
 struct gpu {
 	CUcontext context;
 	CUmodule module;
-	CUfunction spin;
+	CUfunction spin[MOST_FUNCTIONS]; /* all the same but for their names */
 	CUstream stream;
 	unsigned sm_count;
 	uint64_t iterations_per_us; /* of the spin kernel's loop, for one shape */
@@ -28,14 +30,18 @@ struct gpu {
 /* Ends the program with what failed and CUDA's name for why, unless `result` is CUDA_SUCCESS. */
 void cuda_check(CUresult result, const char *what);
 
-/* Makes the device's primary context current and loads the kernel. */
-void gpu_open(struct gpu *gpu, int ordinal);
+/* Makes the device's primary context current and loads so many kernels. */
+void gpu_open(struct gpu *gpu, int ordinal, unsigned functions);
 
 /* Measures the loop for one wave of this shape. The device should be idle: what else runs is taken for a slow clock. */
 void gpu_calibrate(struct gpu *gpu, struct shape shape);
 
 /* Launches blocks that each spin for `ns`. Returns as soon as the launch is queued. The context must be current. */
-void gpu_spin(const struct gpu *gpu, struct shape shape, uint64_t ns);
+void gpu_spin(const struct gpu *gpu, unsigned function, struct shape shape, uint64_t ns);
+
+/* What is launched in between becomes a graph instead. */
+void gpu_begin_graph(const struct gpu *gpu);
+CUgraphExec gpu_end_graph(const struct gpu *gpu);
 
 /* How often the device's SMs have to be filled to run all blocks: the launch lasts so many times the block's time. */
 unsigned gpu_waves(const struct gpu *gpu, struct shape shape);

@@ -14,18 +14,21 @@
 #include "arrivals.h"
 #include "clock.h"
 #include "gpu.h"
+#include "kernels.h"
 #include "options.h"
 #include "stopping.h"
 
 enum {
 	MOST_DEVICES = 64,
 	MOST_DEPTH = 4096,
+	MOST_IN_GRAPH = 10000,
 };
 
 struct options {
-	unsigned kernels, depth; /* depth 0: only the driver's own queue holds us back */
-	double kernel_us, jitter_ratio, host_us, seconds;
-	struct shape shape;
+	unsigned launches, depth; /* depth 0: only the driver's own queue holds us back */
+	unsigned graph; /* kernels per launch; 0: no graph */
+	struct kernels kernels;
+	double host_us, seconds;
 	uint64_t copy_bytes, memory_bytes, seed, steps, iterations_per_us;
 	int devices[MOST_DEVICES];
 	unsigned device_count;
@@ -39,6 +42,8 @@ struct worker { /* one device's part of every step */
 	void *batch;
 	CUevent in_flight[MOST_DEPTH]; /* a ring: launch n is followed by event n modulo depth */
 	uint64_t launched;
+	CUgraphExec graph; /* NULL: launch by launch */
+	uint64_t graph_ns; /* what its kernels take, one after another */
 };
 
 struct progress {
@@ -50,10 +55,9 @@ struct progress {
 static const char USAGE[] =
 	"usage: offline [options]\n"
 	"  --kernels N          launches per step and device (default 100)\n"
-	"  --kernel-us U        length of each (default 500)\n"
-	"  --jitter R           each length is off by up to this ratio, 0 to 1 (default 0)\n"
-	"  --seed N             of the jitter (default 1)\n"
-	"  --blocks B --threads T    of each launch (default 132 × 1024)\n"
+	"  --kernel-us U        length of each (default 500)\n" KERNELS_USAGE
+	"  --seed N             of the kernels (default 1)\n"
+	"  --graph K            each launch is a CUDA graph of K kernels, which do not drift\n"
 	"  --copy-bytes N       copied to the device per step (default 0)\n"
 	"  --host-us U          CPU-side pause after each step (default 0)\n"
 	"  --depth N            wait for launch n - N before launching n (default: the driver's own limit)\n"
@@ -107,6 +111,9 @@ static void parse_run(struct options *options, int letter)
 	case 'N':
 		options->never_sync = true;
 		break;
+	case 'g':
+		options->graph = (unsigned)option_count("--graph", optarg, 1, MOST_IN_GRAPH);
+		break;
 	}
 }
 
@@ -114,22 +121,10 @@ static void parse_option(struct options *options, int letter)
 {
 	switch (letter) {
 	case 'k':
-		options->kernels = (unsigned)option_count("--kernels", optarg, 1, 1000000);
-		break;
-	case 'u':
-		options->kernel_us = option_number("--kernel-us", optarg, 0, 1e9);
-		break;
-	case 'J':
-		options->jitter_ratio = option_number("--jitter", optarg, 0, 1);
+		options->launches = (unsigned)option_count("--kernels", optarg, 1, 1000000);
 		break;
 	case 's':
 		options->seed = option_count("--seed", optarg, 0, UINT64_MAX);
-		break;
-	case 'b':
-		options->shape.blocks = (unsigned)option_count("--blocks", optarg, 1, INT32_MAX);
-		break;
-	case 't':
-		options->shape.threads = (unsigned)option_count("--threads", optarg, 1, 1024);
 		break;
 	case 'c':
 		options->copy_bytes = option_bytes("--copy-bytes", optarg);
@@ -141,7 +136,8 @@ static void parse_option(struct options *options, int letter)
 		options->depth = (unsigned)option_count("--depth", optarg, 1, MOST_DEPTH);
 		break;
 	default:
-		parse_run(options, letter);
+		if (!kernels_option(&options->kernels, letter, optarg))
+			parse_run(options, letter);
 	}
 }
 
@@ -149,11 +145,9 @@ static void parse(struct options *options, int argc, char **argv)
 {
 	static const struct option LONG[] = {
 		{"kernels", required_argument, NULL, 'k'},
-		{"kernel-us", required_argument, NULL, 'u'},
-		{"jitter", required_argument, NULL, 'J'},
+		KERNELS_LONG_OPTIONS,
 		{"seed", required_argument, NULL, 's'},
-		{"blocks", required_argument, NULL, 'b'},
-		{"threads", required_argument, NULL, 't'},
+		{"graph", required_argument, NULL, 'g'},
 		{"copy-bytes", required_argument, NULL, 'c'},
 		{"host-us", required_argument, NULL, 'H'},
 		{"depth", required_argument, NULL, 'D'},
@@ -184,9 +178,26 @@ static void parse(struct options *options, int argc, char **argv)
 	}
 }
 
-static void open_worker(struct worker *worker, const struct options *options, int ordinal)
+static uint64_t kernel_length_ns(const struct worker *worker, struct kernel kernel)
 {
-	gpu_open(&worker->gpu, ordinal);
+	return kernel.ns * gpu_waves(&worker->gpu, kernel.shape);
+}
+
+static void record_graph(struct worker *worker, struct options *options)
+{
+	gpu_begin_graph(&worker->gpu);
+	for (unsigned i = 0; i < options->graph; i++) {
+		struct kernel kernel = kernels_next(&options->kernels);
+
+		gpu_spin(&worker->gpu, kernel.function, kernel.shape, kernel.ns);
+		worker->graph_ns += kernel_length_ns(worker, kernel);
+	}
+	worker->graph = gpu_end_graph(&worker->gpu);
+}
+
+static void open_worker(struct worker *worker, struct options *options, int ordinal)
+{
+	gpu_open(&worker->gpu, ordinal, options->kernels.functions);
 	if (options->memory_bytes)
 		cuda_check(cuMemAlloc(&worker->memory, options->memory_bytes), "cuMemAlloc");
 	if (options->copy_bytes) {
@@ -199,7 +210,9 @@ static void open_worker(struct worker *worker, const struct options *options, in
 	if (options->iterations_per_us)
 		worker->gpu.iterations_per_us = options->iterations_per_us;
 	else
-		gpu_calibrate(&worker->gpu, options->shape);
+		gpu_calibrate(&worker->gpu, options->kernels.shape);
+	if (options->graph)
+		record_graph(worker, options);
 }
 
 static void report(const struct options *options, struct progress *progress)
@@ -216,23 +229,36 @@ static void report(const struct options *options, struct progress *progress)
 	progress->next_report_ns = now_ns + NS_PER_SECOND;
 }
 
-static void launch(struct worker *worker, const struct options *options, uint64_t ns)
+/* One kernel or one graph; returns what it takes on a device of its own. */
+static uint64_t submit(struct worker *worker, struct options *options)
+{
+	struct kernel kernel;
+
+	if (worker->graph) {
+		cuda_check(cuGraphLaunch(worker->graph, worker->gpu.stream), "cuGraphLaunch");
+		return worker->graph_ns;
+	}
+	kernel = kernels_next(&options->kernels);
+	gpu_spin(&worker->gpu, kernel.function, kernel.shape, kernel.ns);
+	return kernel_length_ns(worker, kernel);
+}
+
+static uint64_t launch(struct worker *worker, struct options *options)
 {
 	CUevent *slot = options->depth ? &worker->in_flight[worker->launched % options->depth] : NULL;
+	uint64_t ns;
 
 	if (slot && worker->launched >= options->depth)
 		cuda_check(cuEventSynchronize(*slot), "cuEventSynchronize");
-	gpu_spin(&worker->gpu, options->shape, ns);
+	ns = submit(worker, options);
 	if (slot)
 		cuda_check(cuEventRecord(*slot, worker->gpu.stream), "cuEventRecord");
 	worker->launched++;
+	return ns;
 }
 
-static void launch_step(struct worker *worker, const struct options *options, struct progress *progress,
-			uint64_t *random)
+static void launch_step(struct worker *worker, struct options *options, struct progress *progress)
 {
-	unsigned waves = gpu_waves(&worker->gpu, options->shape);
-
 	cuda_check(cuCtxSetCurrent(worker->gpu.context), "cuCtxSetCurrent");
 	if (options->copy_bytes) {
 		cuda_check(cuMemcpyHtoDAsync(worker->batch_on_device, worker->batch, options->copy_bytes,
@@ -240,13 +266,9 @@ static void launch_step(struct worker *worker, const struct options *options, st
 			   "cuMemcpyHtoDAsync");
 		progress->copies++;
 	}
-	for (unsigned kernel = 0; kernel < options->kernels && !stop_asked; kernel++) {
-		double off_ratio = options->jitter_ratio * (2 * random_uniform(random) - 1);
-		uint64_t ns = (uint64_t)(options->kernel_us * 1e3 * (1 + off_ratio));
-
-		launch(worker, options, ns);
-		progress->kernels++;
-		progress->gpu_seconds_requested += (double)ns * waves / 1e9;
+	for (unsigned i = 0; i < options->launches && !stop_asked; i++) {
+		progress->gpu_seconds_requested += (double)launch(worker, options) / 1e9;
+		progress->kernels += options->graph ? options->graph : 1;
 		report(options, progress);
 	}
 }
@@ -267,13 +289,11 @@ static bool is_over(const struct options *options, const struct progress *progre
 	       (options->steps && progress->steps >= options->steps);
 }
 
-static void train(struct worker *workers, const struct options *options, struct progress *progress)
+static void train(struct worker *workers, struct options *options, struct progress *progress)
 {
-	uint64_t random = options->seed;
-
 	while (!is_over(options, progress)) {
 		for (unsigned device = 0; device < options->device_count; device++)
-			launch_step(&workers[device], options, progress, &random);
+			launch_step(&workers[device], options, progress);
 		if (!options->never_sync)
 			wait_for_all(workers, options);
 		progress->steps++;
@@ -300,9 +320,8 @@ static void write_summary(const struct options *options, const struct progress *
 int main(int argc, char **argv)
 {
 	struct options options = {
-		.kernels = 100,
-		.kernel_us = 500,
-		.shape = {.blocks = 132, .threads = 1024},
+		.launches = 100,
+		.kernels = KERNELS_DEFAULT(500),
 		.seconds = 10,
 		.seed = 1,
 		.device_count = 1,
@@ -321,11 +340,12 @@ int main(int argc, char **argv)
 	workers = calloc(options.device_count, sizeof(*workers));
 	if (!workers)
 		return 1;
+	kernels_start(&options.kernels, options.seed);
 	for (unsigned device = 0; device < options.device_count; device++)
 		open_worker(&workers[device], &options, options.devices[device]);
 	printf("ready\n");
 	fflush(stdout);
-	progress.started_ns = clock_now_ns();
+	progress.started_ns = options.kernels.started_ns = clock_now_ns();
 	progress.next_report_ns = progress.started_ns + NS_PER_SECOND;
 	train(workers, &options, &progress);
 	write_summary(&options, &progress, summary);

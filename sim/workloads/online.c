@@ -36,14 +36,13 @@ struct outcome {
 static const char USAGE[] =
 	"usage: online [options]\n"
 	"  --rate R             Poisson arrivals per second (default 125; 0: none, HTTP only)\n"
-	"  --seed N             of the arrivals (default 1)\n"
+	"  --seed N             of the arrivals and the kernels (default 1)\n"
 	"  --trace FILE         arrivals from a file instead: seconds since the start, one per line\n"
 	"  --requests N         end after N requests\n"
 	"  --seconds S          no arrivals after S seconds (default 10)\n"
 	"  --drain-seconds S    then serve what has arrived for at most S more (default 30)\n"
 	"  --kernels N          launches per request (default 40)\n"
-	"  --kernel-us U        length of each (default 100)\n"
-	"  --blocks B --threads T    of each launch (default 132 × 1024)\n"
+	"  --kernel-us U        length of each (default 100)\n" KERNELS_USAGE
 	"  --copy-bytes N       copied back per request (default 0)\n"
 	"  --graph              launch a request's kernels as one CUDA graph\n"
 	"  --device N           CUDA ordinal (default 0)\n"
@@ -105,16 +104,7 @@ static void parse_option(struct options *options, int letter)
 
 	switch (letter) {
 	case 'k':
-		request->kernels = (unsigned)option_count("--kernels", optarg, 1, 1000000);
-		break;
-	case 'u':
-		request->kernel_ns = (uint64_t)(option_number("--kernel-us", optarg, 0, 1e9) * 1e3);
-		break;
-	case 'b':
-		request->shape.blocks = (unsigned)option_count("--blocks", optarg, 1, INT32_MAX);
-		break;
-	case 't':
-		request->shape.threads = (unsigned)option_count("--threads", optarg, 1, 1024);
+		request->launches = (unsigned)option_count("--kernels", optarg, 1, 1000000);
 		break;
 	case 'c':
 		request->copy_bytes = option_bytes("--copy-bytes", optarg);
@@ -126,7 +116,8 @@ static void parse_option(struct options *options, int letter)
 		options->iterations_per_us = option_count("--iterations-per-us", optarg, 1, 1000000);
 		break;
 	default:
-		parse_load(options, letter);
+		if (!kernels_option(&request->kernels, letter, optarg))
+			parse_load(options, letter);
 	}
 }
 
@@ -140,9 +131,7 @@ static void parse(struct options *options, int argc, char **argv)
 		{"seconds", required_argument, NULL, 'S'},
 		{"drain-seconds", required_argument, NULL, 'D'},
 		{"kernels", required_argument, NULL, 'k'},
-		{"kernel-us", required_argument, NULL, 'u'},
-		{"blocks", required_argument, NULL, 'b'},
-		{"threads", required_argument, NULL, 't'},
+		KERNELS_LONG_OPTIONS,
 		{"copy-bytes", required_argument, NULL, 'c'},
 		{"graph", no_argument, NULL, 'g'},
 		{"device", required_argument, NULL, 'd'},
@@ -258,7 +247,7 @@ static void write_summary(struct service *service, const struct outcome *outcome
 int main(int argc, char **argv)
 {
 	struct options options = {
-		.request = {.kernels = 40, .kernel_ns = 100000, .shape = {.blocks = 132, .threads = 1024}},
+		.request = {.launches = 40, .kernels = KERNELS_DEFAULT(100)},
 		.rate_per_second = 125,
 		.seconds = 10,
 		.drain_seconds = 30,
@@ -279,6 +268,7 @@ int main(int argc, char **argv)
 		arrivals_poisson(&arrivals, options.rate_per_second, options.seed);
 	if (options.json)
 		summary = open_for_writing(options.json);
+	kernels_start(&options.request.kernels, options.seed);
 	service_open(&service, &options.request, options.device, options.iterations_per_us);
 	service.log = options.log ? open_for_writing(options.log) : NULL;
 	service.started_ns = clock_now_ns();
@@ -288,7 +278,7 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	if (!options.start_now)
 		wait_for_the_start();
-	service.started_ns = clock_now_ns();
+	service.started_ns = service.request.kernels.started_ns = clock_now_ns();
 	outcome = serve(&service, &options, &arrivals);
 	write_summary(&service, &outcome, summary);
 	return ferror(summary) ? 1 : 0;

@@ -4,22 +4,20 @@
 
 #include "clock.h"
 
-static void launch_kernels(const struct service *service)
+static void launch_kernels(struct service *service)
 {
-	for (unsigned kernel = 0; kernel < service->request.kernels; kernel++)
-		gpu_spin(&service->gpu, service->request.shape, service->request.kernel_ns);
+	for (unsigned launch = 0; launch < service->request.launches; launch++) {
+		struct kernel kernel = kernels_next(&service->request.kernels);
+
+		gpu_spin(&service->gpu, kernel.function, kernel.shape, kernel.ns);
+	}
 }
 
 static void record_graph(struct service *service)
 {
-	CUgraph graph;
-
-	cuda_check(cuStreamBeginCapture(service->gpu.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-		   "cuStreamBeginCapture");
+	gpu_begin_graph(&service->gpu);
 	launch_kernels(service);
-	cuda_check(cuStreamEndCapture(service->gpu.stream, &graph), "cuStreamEndCapture");
-	cuda_check(cuGraphInstantiateWithFlags(&service->graph, graph, 0), "cuGraphInstantiateWithFlags");
-	cuda_check(cuGraphDestroy(graph), "cuGraphDestroy");
+	service->graph = gpu_end_graph(&service->gpu);
 }
 
 void service_open(struct service *service, const struct request *request, int device, uint64_t iterations_per_us)
@@ -29,7 +27,7 @@ void service_open(struct service *service, const struct request *request, int de
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.turn = PTHREAD_COND_INITIALIZER,
 	};
-	gpu_open(&service->gpu, device);
+	gpu_open(&service->gpu, device, request->kernels.functions);
 	if (request->copy_bytes) {
 		cuda_check(cuMemAlloc(&service->answer_on_device, request->copy_bytes), "cuMemAlloc");
 		cuda_check(cuMemAllocHost(&service->answer, request->copy_bytes), "cuMemAllocHost");
@@ -37,7 +35,7 @@ void service_open(struct service *service, const struct request *request, int de
 	if (iterations_per_us)
 		service->gpu.iterations_per_us = iterations_per_us;
 	else
-		gpu_calibrate(&service->gpu, request->shape);
+		gpu_calibrate(&service->gpu, request->kernels.shape);
 	if (request->graph)
 		record_graph(service);
 }
@@ -54,7 +52,7 @@ static void wait_for_turn(struct service *service)
 	pthread_mutex_unlock(&service->lock);
 }
 
-static void run(const struct service *service)
+static void run(struct service *service)
 {
 	const struct request *request = &service->request;
 

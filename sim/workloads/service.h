@@ -13,12 +13,12 @@
 #include <stdio.h>
 
 #include "gpu.h"
+#include "kernels.h"
 #include "latencies.h"
 
 struct request {
-	unsigned kernels;
-	uint64_t kernel_ns;
-	struct shape shape;
+	unsigned launches;
+	struct kernels kernels;
 	uint64_t copy_bytes; /* device to host, after the kernels */
 	bool graph; /* the kernels are one CUDA graph */
 };

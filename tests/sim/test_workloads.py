@@ -197,6 +197,41 @@ def test_jitter_changes_lengths_and_repeats_with_the_seed(node: Node) -> None:
     assert once == pytest.approx(100 * 50e-6, rel=0.5)
 
 
+def test_functions_differ_in_length_and_repeat_with_the_seed(node: Node) -> None:
+    steady = ["--steps", "2", "--kernels", "50", "--kernel-us", "50", "--functions", "6"]
+    once, again, other = (run_offline(node, *steady, "--seed", seed)["gpu_seconds_requested"] for seed in "112")
+    assert once == again != other
+    assert 100 * 50e-6 / 3 <= once <= 100 * 50e-6 * 3
+
+
+def test_online_too_launches_several_functions(node: Node) -> None:
+    process = node.start("online", [*ARRIVALS, "--functions", "4", "--jitter", "0.2"])
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    (truth,) = [entry for entry in node.truth() if entry["pid"] == process.pid]
+    assert truth["launches"] == 40 * 3 + CALIBRATION_LAUNCHES
+
+
+def test_a_launch_of_a_graph_is_all_its_kernels(node: Node) -> None:
+    arguments = ["--steps", "4", "--kernels", "2", "--graph", "7", "--kernel-us", "100", "--iterations-per-us", "100"]
+    process = node.start("offline", arguments)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    figures = json.loads(out.removeprefix("ready\n"))
+    (truth,) = [entry for entry in node.truth() if entry["pid"] == process.pid]
+    assert (truth["launches"], truth["kernels"]) == (4 * 2, 4 * 2 * 7)
+    assert figures["kernels"] == 4 * 2 * 7
+    assert figures["gpu_seconds_requested"] == pytest.approx(4 * 2 * 7 * 100e-6)
+
+
+@pytest.mark.parametrize("way", [[], ["--drift-jumps"]])
+def test_drift_makes_kernels_longer_with_time(node: Node, way: list[str]) -> None:
+    arguments = ["--seconds", "1", "--kernels", "1", "--kernel-us", "1000", "--drift", "3", "--drift-seconds", "0.5"]
+    figures = run_offline(node, *arguments, *way)
+    mean_us = figures["gpu_seconds_requested"] / figures["kernels"] * 1e6
+    assert 1050 < mean_us < 2950  # neither its first length all the time nor its last
+
+
 def test_a_host_pause_is_not_gpu_work(node: Node) -> None:
     figures = run_offline(node, "--steps", "10", "--kernels", "1", "--kernel-us", "10", "--host-us", "20000")
     assert figures["elapsed_seconds"] >= 0.2
@@ -255,6 +290,9 @@ def test_sigterm_ends_offline_with_its_summary(node: Node) -> None:
         ("offline", ["--memory", "10GB"], "--memory"),
         ("offline", ["--devices", "0,x"], "--devices"),
         ("offline", ["--jitter", "2"], "--jitter"),
+        ("offline", ["--functions", "65"], "--functions"),
+        ("offline", ["--drift", "0"], "--drift"),
+        ("online", ["--drift-seconds", "0"], "--drift-seconds"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(node: Node, program: str, arguments: list[str], says: str) -> None:

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The containers of a run: cgroups that look like Docker's, and the workloads in them.
+
+No runtime: a container of 300 ms would be mostly that. All that attribution knows of a container is its cgroup.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agent.errors import SetupError
+from bench import cgroups
+from bench.attribution_errors import Life
+from bench.node import BUILD, Node
+from bench.scenarios import Tenant
+
+_NOT_FOR_US = ("cpuset", "cpu", "cpuacct")  # v1 controllers in which a fresh cgroup takes no process, or slows it
+_ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
+
+
+def hierarchy() -> Path:
+    """Where the containers' cgroups are made: v2 where there is one."""
+    found = cgroups.hierarchies()
+    unified = [root for root in found if (root / "cgroup.controllers").exists()]
+    return [*unified, *(root for root in found if root.name not in _NOT_FOR_US)][0]
+
+
+@dataclass(slots=True)
+class Containers:
+    """The tenants' containers. `lives` grows as they start and end; several threads write it."""
+
+    node: Node
+    folder: Path
+    path: str
+    _ending: threading.Event = field(default_factory=threading.Event)
+    _lives: dict[str, Life] = field(default_factory=dict)
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lives(self) -> list[Life]:
+        """Everybody who was started so far."""
+        with self._lock:
+            return list(self._lives.values())
+
+    def start(self, tenant: Tenant) -> tuple[str, subprocess.Popen[bytes]]:
+        """One container; returns its id."""
+        name = uuid.uuid4().hex * 2
+        cgroup = hierarchy() / self.path.lstrip("/") / name
+        cgroup.mkdir(parents=True)
+        program = str(BUILD / "bin" / tenant.program)
+        environment = {**os.environ, **self.node.environment, **_environment(tenant)}
+        with (self.folder / f"{tenant.name}.err").open("ab") as stderr:
+            process = subprocess.Popen(
+                ["sh", "-c", _ENTER, str(cgroup), program, *tenant.arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+        with self._lock:
+            self._lives[name] = Life(tenant.name, name, process.pid, time.monotonic_ns())
+            self._running[name] = process
+        return name, process
+
+    def one_after_another(self, tenant: Tenant) -> None:
+        """Jobs: each in a container of its own, the next when the last has ended. Until `end`."""
+        while not self._ending.is_set():
+            name, process = self.start(tenant)
+            process.wait()
+            with self._lock:
+                self._lives[name] = replace(self._lives[name], end_ns=time.monotonic_ns())
+                del self._running[name]
+            cgroups.remove(f"{self.path}/{name}", ())
+            if process.returncode and not self._ending.is_set():
+                return  # `require_alive` says why
+
+    def end(self) -> None:
+        """Kill everybody, and start nobody any more."""
+        self._ending.set()
+        with self._lock:
+            for process in self._running.values():
+                process.kill()
+                process.wait()
+
+    def require_alive(self, tenant: Tenant) -> None:
+        """SetupError when it ended by itself, with what it said."""
+        words = (self.folder / f"{tenant.name}.err").read_text().strip()
+        with self._lock:
+            ids = {life.id for life in self._lives.values() if life.name == tenant.name}
+            alive = any(self._running[i].poll() is None for i in ids & self._running.keys())
+        if words or not (alive or tenant.jobs):
+            raise SetupError(f"{tenant.name} ({tenant.program} {' '.join(tenant.arguments)}) failed: {words}")
+
+
+@contextmanager
+def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[Containers]:
+    """Everybody at work. All of it is gone after the block."""
+    folder.mkdir()
+    containers = Containers(node, folder, f"/gpuwarden-bench-{os.getpid()}/docker")
+    with _cgroup(containers.path), ThreadPoolExecutor(len(tenants)) as pool:
+        following = []
+        try:
+            for tenant in tenants:
+                if tenant.jobs:
+                    following.append(pool.submit(containers.one_after_another, tenant))
+                else:
+                    containers.start(tenant)
+            yield containers
+        finally:
+            containers.end()
+        for future in following:
+            future.result()  # raises what went wrong in it
+
+
+@contextmanager
+def _cgroup(path: str) -> Iterator[None]:
+    mounted = cgroups.mount_if_none()
+    made = cgroups.missing(path)
+    try:
+        yield
+    finally:
+        cgroups.empty(path)
+        cgroups.remove(path, made)
+        if mounted:
+            cgroups.unmount()
+
+
+def _environment(tenant: Tenant) -> dict[str, str]:
+    percentage = {} if tenant.percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(tenant.percentage)}
+    return percentage | ({} if tenant.visible is None else {"CUDA_VISIBLE_DEVICES": tenant.visible})

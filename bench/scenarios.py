@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who shares which GPUs, as pure data out of a kind and a seed: what attribution is measured on.
+
+The same kind and seed give the same scenario on every machine, and any seed gives a plausible one: so nobody can have
+tuned anything to the scenarios of a seed that was not known then. Launches are few enough for two cores to simulate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from types import MappingProxyType
+from typing import Final
+
+from bench.scenarios_load import Demand, batch, jobs, service
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One container: a workload of sim/ and its arguments; with `jobs` ever new containers, one after another."""
+
+    name: str
+    program: str
+    arguments: tuple[str, ...]
+    percentage: int | None = None  # of the SMs, under MPS
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    jobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run of it needs."""
+
+    kind: str
+    seed: int
+    gpus: int
+    mps: bool
+    tenants: tuple[Tenant, ...]
+
+
+def scenario(kind: str, seed: int) -> Scenario:
+    """KeyError when there is no such kind."""
+    return KINDS[kind](kind, seed, Random(f"{kind}/{seed}"))
+
+
+def _loads(random: Random, count: int, sharers: int) -> list[Demand]:
+    """What each of `count` tenants asks for; together between a half of the device and more than there is."""
+    parts = [random.uniform(0.3, 1.0) for _ in range(count)]
+    together = random.uniform(0.6, 1.7)
+    return [Demand(together * part / sum(parts), sharers) for part in parts]
+
+
+def _some(random: Random, name: str, demand: Demand, percentage: int | None = None) -> Tenant:
+    """A batch or a service, by chance."""
+    if random.random() < 0.5:
+        return Tenant(f"batch-{name}", "offline", batch(random, demand), percentage)
+    return Tenant(f"service-{name}", "online", service(random, demand), percentage)
+
+
+def _time_sliced(kind: str, seed: int, random: Random) -> Scenario:
+    one, other = _loads(random, 2, 2)
+    tenants = (
+        Tenant("batch", "offline", batch(random, one)),
+        _some(random, "other", other),
+    )
+    return Scenario(kind, seed, 1, False, tenants)
+
+
+def _mps(count: int) -> Callable[[str, int, Random], Scenario]:
+    def make(kind: str, seed: int, random: Random) -> Scenario:
+        demands = _loads(random, count, count)
+        percentages = [random.randint(100 // count // 2, min(100, 200 // count)) for _ in demands]
+        tenants = [
+            _some(random, str(i), demand, p) for i, (demand, p) in enumerate(zip(demands, percentages, strict=True))
+        ]
+        return Scenario(kind, seed, 1, True, tuple(tenants))
+
+    return make
+
+
+def _graphs(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 3)
+    mps = random.random() < 0.5
+    tenants = (
+        Tenant("graphs-batch", "offline", batch(random, one, graph=True)),
+        Tenant("graphs-service", "online", service(random, two, graph=True)),
+        Tenant("batch", "offline", batch(random, three)),
+    )
+    return Scenario(kind, seed, 1, mps, tenants)
+
+
+def _drift(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 3)
+    slowly = ("--drift", _factor(random), "--drift-seconds", f"{random.uniform(20, 60):.1f}")
+    suddenly = ("--drift", _factor(random), "--drift-seconds", f"{random.uniform(6, 15):.1f}", "--drift-jumps")
+    tenants = (
+        Tenant("drifting", "offline", batch(random, one) + slowly),
+        Tenant("jumping", "offline", batch(random, two) + suddenly),
+        Tenant("steady", "online", service(random, three)),
+    )
+    return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
+
+
+def _factor(random: Random) -> str:
+    return f"{random.choice([random.uniform(0.3, 0.6), random.uniform(1.6, 3.0)]):.2f}"
+
+
+def _never_waits(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 3)
+    if random.random() < 0.5:  # it launches whenever the driver lets it
+        one = Demand(1.0, one.sharers)
+    tenants = (
+        Tenant("never-waits", "offline", (*batch(random, one), "--never-sync")),
+        Tenant("service", "online", service(random, two)),
+        Tenant("batch", "offline", batch(random, three)),
+    )
+    return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
+
+
+def _two_gpus(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 4)
+    devices = random.choice(["0,1", "1,0", "0,0,1", "0,1,1"])  # twice the same: two streams, and more work there
+    tenants = (
+        Tenant("both", "offline", (*batch(random, one), "--devices", devices)),
+        Tenant("second", "offline", batch(random, two), visible="1"),
+        Tenant("first", "online", service(random, three)),
+    )
+    return Scenario(kind, seed, 2, False, tenants)
+
+
+def _short_jobs(kind: str, seed: int, random: Random) -> Scenario:
+    one, two, three = _loads(random, 3, 3)
+    tenants = (
+        Tenant("jobs-a", "offline", jobs(random, one), jobs=True),
+        Tenant("jobs-b", "offline", jobs(random, two), jobs=True),
+        Tenant("service", "online", service(random, three)),
+    )
+    return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
+
+
+def _functions(kind: str, seed: int, random: Random) -> Scenario:
+    demands = [Demand(demand.ratio / 2, 3) for demand in _loads(random, 3, 3)]  # the device idles at times
+    tenants = (
+        Tenant("batch-a", "offline", batch(random, demands[0], functions=random.randint(6, 40))),
+        Tenant("batch-b", "offline", batch(random, demands[1], functions=random.randint(6, 40))),
+        Tenant("service", "online", service(random, demands[2], functions=random.randint(6, 40))),
+    )
+    return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
+
+
+KINDS: Final[Mapping[str, Callable[[str, int, Random], Scenario]]] = MappingProxyType(
+    {
+        "time-sliced-2": _time_sliced,
+        "mps-2": _mps(2),
+        "mps-4": _mps(4),
+        "mps-8": _mps(8),
+        "graphs": _graphs,
+        "drift": _drift,
+        "never-waits": _never_waits,
+        "two-gpus": _two_gpus,
+        "short-jobs": _short_jobs,
+        "many-functions": _functions,
+    }
+)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The attribution bench, a short run of it: real agent, real NVML, and shares that add up to the device's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench import attribution, cgroups
+from bench.attribution_agent import Agents
+from bench.attribution_errors import by_tenant, gpuwarden_seconds, leak, true_seconds, unattributed
+from bench.attribution_run import Times, record
+from bench.scenarios import Scenario, Tenant
+
+STEADY = ("--kernels", "20", "--kernel-us", "400", "--host-us", "8000", "--seconds", "100000")
+JOB = ("--kernels", "5", "--kernel-us", "500", "--iterations-per-us", "100", "--seconds", "0.3")
+
+
+def test_the_rows_are_what_was_promised(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    status = attribution.main(
+        ["--scenarios", "time-sliced-2", "--seed", "3", "--warm-up", "2", "--seconds", "3", "--json", str(file)]
+    )
+    rows = json.loads(file.read_text())
+    assert [row["method"] for row in rows] == ["gpuwarden", "nvml", "equal_split"]
+    for row in rows:
+        assert set(row) == {
+            "scenario",
+            "method",
+            "mean_abs_error",
+            "worst_container_error",
+            "seed",
+            "containers",
+            "seconds",
+        }
+        assert (row["scenario"], row["seed"], row["containers"]) == ("time-sliced-2", 3, 2)
+        assert 0 < row["mean_abs_error"] <= row["worst_container_error"] <= 1
+    assert status == int(any(attribution.misses(row) for row in rows))
+
+
+def test_shares_add_up_to_the_device_and_everything_is_gone_afterwards(tmp_path: Path) -> None:
+    tenants = (Tenant("steady", "offline", STEADY), Tenant("jobs", "offline", JOB, jobs=True))
+    with Agents() as agents:
+        recording = record(Scenario("made-up", 1, 1, False, tenants), Times(2, 4), tmp_path / "run", agents)
+    true = by_tenant(recording, true_seconds(recording))
+    assert {owner.name for owner in true} == {"steady", "jobs"}
+    assert sum(life.name == "jobs" for life in recording.lives) > 5
+    assert all(share > 0.05 for share in true.values())
+    activity = [s.devices[0].sm_activity_ratio or 0.0 for s in recording.measured]
+    assert sum(true.values()) == pytest.approx(sum(activity) / len(activity), abs=0.03)
+    assert leak(recording) == pytest.approx(0, abs=1e-9)
+    told = by_tenant(recording, gpuwarden_seconds(recording))
+    assert sum(told.values()) + unattributed(recording) == pytest.approx(sum(activity) / len(activity), abs=0.03)
+    assert not cgroups.folders(f"/gpuwarden-bench-{os.getpid()}")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The yardstick for attribution: known recordings in, known errors out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.model import (
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    Device,
+    DeviceReading,
+    DeviceUuid,
+    Provenance,
+    Snapshot,
+    Totals,
+    Unattributed,
+    Usage,
+)
+from bench.attribution_errors import (
+    Life,
+    Owner,
+    Recording,
+    TruthSample,
+    by_job,
+    by_tenant,
+    equal_split_seconds,
+    errors,
+    gpuwarden_seconds,
+    interpolate,
+    leak,
+    nvml_seconds,
+    true_seconds,
+    unattributed,
+)
+from bench.attribution_nvml import Listing, parse
+
+S = 1_000_000_000
+GPU = DeviceUuid("GPU-0")
+WALL_NS = 1000 * S  # CLOCK_REALTIME − CLOCK_MONOTONIC
+
+
+def usage(container: str, ratio: float, total: float) -> ContainerUsage:
+    mine = Usage(GPU, ratio, Provenance.ESTIMATED, None, None, None, None, Totals(total))
+    return ContainerUsage(Container(ContainerKey(container), container, "docker", id=container), (mine,), ())
+
+
+def snapshot(at_s: int, activity: float, *containers: ContainerUsage) -> Snapshot:
+    device = Device(0, GPU, "GPU", "", 132, None)
+    rest = activity - sum(row.usage[0].sm_ratio or 0.0 for row in containers)
+    return Snapshot(
+        at_ns=at_s * S,
+        wall_ns=at_s * S + WALL_NS,
+        interval_ns=S,
+        devices=(DeviceReading(device, sm_activity_ratio=activity),),
+        containers=containers,
+        unattributed=(Unattributed(GPU, rest, None, None, None),),
+    )
+
+
+def sample(at_s: float, a: float, b: float) -> TruthSample:
+    return TruthSample(round(at_s * S), {(1, 0): round(a * S), (2, 0): round(b * S)})
+
+
+def listing(at_s: float, tgids: tuple[int, ...], *samples: tuple[int, float]) -> Listing:
+    stamps = tuple((round((at_s * S + WALL_NS) / 1000), tgid, ratio) for tgid, ratio in samples)
+    return Listing(round(at_s * S), 0, tgids, stamps)
+
+
+@pytest.fixture
+def recording() -> Recording:
+    """Two seconds in which "a" really had half of the device and "b" a quarter; "b" came and went in the first."""
+    return Recording(
+        lives=(Life("web", "a", 1, 0), Life("job", "b", 2, 10 * S, round(10.5 * S))),
+        snapshots=(
+            snapshot(10, 0.5, usage("a", 0.5, 7.0)),
+            snapshot(11, 1.0, usage("a", 0.4, 7.4), usage("b", 0.5, 0.5)),
+            snapshot(12, 0.5, usage("a", 0.4, 7.8)),
+        ),
+        truth=(sample(9.9, 1.0, 0.0), sample(10.1, 1.1, 0.0), sample(11, 1.55, 0.5), sample(12.5, 2.3, 0.5)),
+        listings=(listing(11.1, (1, 2), (1, 0.9), (2, 0.4)), listing(12.1, (1,), (1, 0.8))),
+        begin_ns=10 * S,
+        end_ns=12 * S,
+    )
+
+
+def test_the_truth_is_interpolated_to_the_window(recording: Recording) -> None:
+    assert true_seconds(recording) == pytest.approx({Owner("a", 0): 1.0, Owner("b", 0): 0.5})
+
+
+def test_between_samples_is_a_straight_line_and_beyond_them_the_nearest() -> None:
+    series = [(10, 1.0), (20, 3.0)]
+    assert [interpolate(series, at) for at in (5, 10, 15, 20, 99)] == [1.0, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_gpuwarden_is_the_growth_of_totals_also_of_containers_that_are_gone(recording: Recording) -> None:
+    assert gpuwarden_seconds(recording) == pytest.approx({Owner("a", 0): 0.8, Owner("b", 0): 0.5})
+
+
+def test_nvml_is_the_utilisation_of_samples_within_the_window(recording: Recording) -> None:
+    assert nvml_seconds(recording) == pytest.approx({Owner("a", 0): 0.9, Owner("b", 0): 0.4})
+
+
+def test_equal_split_divides_each_second_by_who_is_there(recording: Recording) -> None:
+    assert equal_split_seconds(recording) == pytest.approx({Owner("a", 0): 1.0, Owner("b", 0): 0.5})
+
+
+def test_shares_are_of_the_window_and_by_tenant(recording: Recording) -> None:
+    assert by_tenant(recording, true_seconds(recording)) == pytest.approx({Owner("web", 0): 0.5, Owner("job", 0): 0.25})
+
+
+def test_a_job_is_measured_over_its_own_time_but_at_least_a_tick(recording: Recording) -> None:
+    assert by_job(recording, true_seconds(recording)) == pytest.approx({Owner("b", 0): 0.5})
+
+
+def test_errors_count_who_was_missed_and_who_was_blamed_but_no_strangers() -> None:
+    truth = {Owner("a", 0): 0.5, Owner("b", 0): 0.2}
+    estimates = {Owner("a", 0): 0.4, Owner("c", 0): 0.3, Owner("host", 0): 0.1}
+    found = errors(truth, estimates, {"a", "b", "c"})
+    assert (found.mean_abs, found.worst) == pytest.approx((0.2, 0.3))
+    assert not found.fits
+
+
+def test_a_run_in_which_nobody_used_a_gpu_is_no_perfect_run() -> None:
+    with pytest.raises(ValueError, match="no container"):
+        errors({}, {}, {"a"})
+
+
+def test_what_nobody_got_and_what_does_not_add_up_is_seen(recording: Recording) -> None:
+    assert unattributed(recording) == pytest.approx((0.1 + 0.1) / 2)
+    assert leak(recording) == pytest.approx(0, abs=1e-12)
+    last = recording.snapshots[-1]
+    wrong = replace(last, unattributed=(replace(last.unattributed[0], sm_ratio=0.3),))
+    assert leak(replace(recording, snapshots=(*recording.snapshots[:-1], wrong))) == pytest.approx(0.2)
+
+
+def test_a_listing_that_was_cut_off_is_left_out() -> None:
+    line = '{"at_ns": 5, "device": 0, "tgids": [1], "samples": [[7, 1, 0.5]]}\n'
+    assert parse(line + line[:20]) == [Listing(5, 0, (1,), ((7, 1, 0.5),))]
