@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Running totals per container and device, and the last figures of containers that ended.
 
-A container that lived between two ticks has totals like any other, and they stay until somebody scraped them: at least
-`_KEPT_NS`, so that every one of several scrapers comes by, and never longer than `_LONGEST_NS`. Bounded: the oldest goes
-first, and is counted.
+A container that lived between two ticks has totals like any other, and they stay until somebody scraped them: at
+least `_KEPT_NS`, so that every one of several scrapers comes by, and never longer than `_LONGEST_NS`. Bounded: the
+oldest goes first, and is counted.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _LARGEST_BYTES = 1 << 30
 
 
 def exported_functions(path: str, prefix: str) -> dict[str, int]:
-    """File offsets of the functions so named that the library defines. ProbeError when it is no readable ELF library."""
+    """File offsets of the functions so named that the library has. ProbeError when it is no readable ELF library."""
     with open(path, "rb") as stream:
         if os.fstat(stream.fileno()).st_size > _LARGEST_BYTES:
             raise ProbeError(f"{path} is larger than any libcuda: not probed")
@@ -37,7 +37,9 @@ def _addresses(elf: ELFFile, prefix: str) -> dict[str, int]:
     return {
         symbol.name: symbol["st_value"]
         for symbol in section.iter_symbols()
-        if symbol.name.startswith(prefix) and symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_shndx"] != "SHN_UNDEF"
+        if symbol.name.startswith(prefix)
+        and symbol["st_info"]["type"] == "STT_FUNC"
+        and symbol["st_shndx"] != "SHN_UNDEF"
     }
 
 

@@ -52,7 +52,7 @@ class FunctionNames:
             self.learn(process, function, name)
 
     def name(self, process: ProcessId, function: int) -> str:
-        """"" where nobody has told."""
+        """ "" where nobody has told."""
         return self._names.get(process, {}).get(function, "")
 
     def forget(self, processes: Collection[ProcessId]) -> None:

@@ -137,7 +137,9 @@ def _run(options: argparse.Namespace) -> int:
     address, port = _address(options.listen)
     with ExitStack() as stack:
         observer = Observer(_settings(options))
-        server = prometheus.serve(address, port, observer.snapshot)  # first what can be refused for little
+        server = prometheus.serve(
+            address, port, observer.snapshot, observer.served
+        )  # first what can be refused for little
         stack.callback(server.close)
         socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock")
         stack.callback(socket.close)

@@ -235,5 +235,7 @@ class Snapshot:
     collectors: tuple[CollectorHealth, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)  # "map:reason" → events dropped since start
     device_totals: Mapping[DeviceUuid, Totals] = field(default_factory=dict)
+    nvml_errors: Mapping[str, int] = field(default_factory=dict)  # "call:error" → times since start
+    name_lookups: Mapping[str, int] = field(default_factory=dict)  # "source:outcome" → times since start
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
     held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them

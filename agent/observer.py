@@ -70,7 +70,15 @@ class Observer:
             self.members = Members(index, self._devices_of(nvml), self.proc, self.naming.named)
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
             names = FunctionNames()
-            self.pipeline = Pipeline(collectors, self.members, self.probes, names)
+            self.pipeline = Pipeline(
+                collectors,
+                self.members,
+                self.probes,
+                names,
+                nvml_errors=lambda: nvml.errors,
+                name_lookups=self.naming.counts,
+                held=self.naming.held,
+            )
             self._watcher = Watcher(self.probes, self.pipeline, names)
             self._watcher.start()
             stack.callback(self._watcher.stop)
@@ -90,6 +98,11 @@ class Observer:
     def snapshot(self) -> Snapshot | None:
         """The latest picture; None before the first."""
         return self._ticking.snapshot if self._ticking else None
+
+    def served(self, snapshot: Snapshot) -> None:
+        """A scraper has this snapshot now: what had ended by then need not be kept for it."""
+        if self._ticking:
+            self._ticking.books.scraped(snapshot.ended)
 
     def _devices_of(self, nvml: Nvml) -> Callable[[], Sequence[Device]]:
         def devices() -> Sequence[Device]:

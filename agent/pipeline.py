@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from agent.attribution import Attribution, Work, attribute, sum_usage
 from agent.books import Books
 from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
+from agent.containers.holdings import Held, holders
 from agent.evidence import Evidence
 from agent.function_names import FunctionNames
 from agent.function_times import FunctionTimes, observe_all
@@ -40,7 +41,6 @@ from agent.tally import Counted, Owner, ResolveDevice, Tally
 
 _log = logging.getLogger(__name__)
 _SWEEP_TICKS = 30
-_MOST_TIME_IN_TURNS = 1.05  # more, and processes run side by side (MPS): NVML's time shares overlap
 _MPS_SERVER = "nvidia-cuda-mps-server"
 _AGES = (*(f"under_{seconds}_seconds" for seconds in AGES_SECONDS), "older")
 
@@ -66,8 +66,9 @@ class Pipeline:
     enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
     enforcing: bool = False
     unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
-    losses: Callable[[], Mapping[str, int]] = dict  # "source:reason" → count, of others than the pipeline
-    held: Callable[[], tuple[ContainerUsage, ...]] = tuple  # devices assigned to containers
+    nvml_errors: Callable[[], Mapping[str, int]] = dict
+    name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict
+    held: Callable[[], Held | None] = lambda: None
     books: Books = field(default_factory=Books)
     _tally: Tally = field(default_factory=Tally)
     _times: FunctionTimes = field(default_factory=FunctionTimes)
@@ -173,7 +174,7 @@ class Pipeline:
             is_share_of_sms=reading.sm_activity_source != "utilization",
             sm_count=reading.device.sm_count,
             work={process: mine.functions for process, mine in here.items()},
-            busy_ns={p: r * interval_ns for p, r in busy.items()} if sum(busy.values()) <= _MOST_TIME_IN_TURNS else {},
+            busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
             sm_limits={p: member.sm_limit for p in here if (member := self.members.get(p))},
             on_many_devices=[process for process, on in devices.items() if len(on) > 1],
         )
@@ -230,14 +231,15 @@ class Pipeline:
             lost=self._lost(),
             device_totals=dict(self.books.devices),
             ended=self.books.ended(now_ns),
-            held=self.held(),
+            held=holders(self.held() or {}),
+            nvml_errors=dict(self.nvml_errors()),
+            name_lookups={f"{source}:{outcome}": n for (source, outcome), n in self.name_lookups().items()},
         )
 
     def _lost(self) -> dict[str, int]:
         lost = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
         return {
             **lost,
-            **self.losses(),
             "members:full": self.members.refused,
             "names:full": self.names.refused,
             "ended:unscraped": self.books.dropped,

@@ -23,22 +23,23 @@ from agent.tally import Launched
 
 _TICKS = 40
 _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
-_DEVICE_ERROR = 0.02  # of a tick: its activity is read a little before or after the counts
-_QUEUE_ERROR = 0.1  # of the activity: what was launched in one tick may run in the next
-_TURNS_SIGMA = 0.06
+_LEAST_ERROR, _FIRST_ERROR = 0.005, 0.05  # of a tick: what was launched in one may run in the next
+_TOLD_SIGMA = 0.06
 _LEAST_SIGMA, _MOST_SIGMA = 0.10, 0.7
+_CROWD_SIGMA = 0.5
 _MANY_DEVICES_SIGMA = 0.5
 _MOST_UNKNOWNS = 48
 _UNIT_NS = 10_000.0  # so that the unknowns of functions without a duration are of the order of 1
 _BUSY_MEMORY = 0.8
 _ENOUGH_BUSY = 2.0  # ticks
+_ENOUGH_ROWS = 5
 
 Unit = tuple[ProcessId, int]  # a process's factor (function 0), or a function's duration
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick of one device. Times in ns; `busy_ns`: NVML's, empty while processes run side by side."""
+    """One tick of one device. Times in ns; `busy_ns`: NVML's, in which it had work on the device."""
 
     interval_ns: int
     activity_ns: float | None  # SM time of the whole device
@@ -60,9 +61,31 @@ class Estimate:
 
 @dataclass(slots=True)
 class _Busy:
+    """NVML's time of a process against what its deliveries say and against its launches, over the last ticks."""
+
     told: float = 0.0
     believed: float = 0.0
+    launches: float = 0.0
     ticks: float = 0.0
+
+    def observe(self, believed: float, launches: int, told: float | None) -> None:
+        """A tick without a sample, which NVML leaves out now and then, says nothing."""
+        if told is None or not launches:
+            return
+        self.told = self.told * _BUSY_MEMORY + told
+        self.believed = self.believed * _BUSY_MEMORY + believed
+        self.launches = self.launches * _BUSY_MEMORY + launches
+        self.ticks = self.ticks * _BUSY_MEMORY + 1
+
+    @property
+    def is_known(self) -> bool:
+        return self.ticks >= _ENOUGH_BUSY
+
+    def scale(self) -> float:
+        return self.told / self.believed if self.is_known and self.believed > 0 else 1.0
+
+    def per_launch_ns(self) -> float | None:
+        return self.told / self.launches if self.is_known else None
 
 
 @dataclass(slots=True)
@@ -73,24 +96,27 @@ class SmTime:
     _rows: deque[tuple[dict[Unit, float], float, float]] = field(default_factory=lambda: deque(maxlen=_TICKS))
     _factors: dict[Unit, float] = field(default_factory=dict)
     _busy: dict[ProcessId, _Busy] = field(default_factory=dict)
+    _error: float = _FIRST_ERROR
+    _crowd: float = 1.0  # what the device did ÷ what its processes seem to have done, at most 1
 
     def observe(self, tick: Tick) -> dict[ProcessId, Estimate]:
         """Learns from a tick, and splits it."""
         own = {process: self._own(tick, process, work) for process, work in tick.work.items() if work}
         if tick.activity_ns is not None and tick.interval_ns:
             coefficients = {unit: value for units in own.values() for unit, value in units.items()}
-            error = _DEVICE_ERROR * tick.interval_ns + _QUEUE_ERROR * tick.activity_ns
-            self._rows.append((coefficients, tick.activity_ns, error))
+            self._rows.append((coefficients, tick.activity_ns, float(tick.interval_ns)))
+            self._compare_all()
         sigmas = self._solve(tick)
         return {process: self._estimate(process, units, sigmas) for process, units in own.items()}
 
     def gpu_ns(self, process: ProcessId, function: int) -> float | None:
         """GPU time per launch, of the SMs that the function keeps busy; None while nothing tells."""
-        own = self.times.per_launch_ns(process, function)
-        if own is None:
+        own, busy = self.times.per_launch_ns(process, function), self._busy.get(process, _Busy())
+        duration = busy.per_launch_ns() if own is None else own * busy.scale()
+        if duration is None:
             factor = self._factors.get((process, function))
             return None if factor is None else factor * _UNIT_NS
-        return own * self._scale(process) * self._factors.get((process, 0), 1.0)
+        return duration * self._factors.get((process, 0), 1.0)
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """They are gone; the ticks that they were in grow old by themselves."""
@@ -102,43 +128,38 @@ class SmTime:
 
     def _own(self, tick: Tick, process: ProcessId, work: Mapping[int, Launched]) -> dict[Unit, float]:
         """What the process seems to have done: ns per unknown, each of which is 1 where that is right."""
+        busy = self._busy.setdefault(process, _Busy())
+        durations = {function: self.times.per_launch_ns(process, function) for function in work}
+        believed = sum(one.launches * (durations[function] or 0.0) for function, one in work.items())
+        busy.observe(believed, sum(one.launches for one in work.values()), tick.busy_ns.get(process))
         units: dict[Unit, float] = {}
-        believed = 0.0
         for function, one in work.items():
             fraction = _fraction(tick, process, one)
-            duration = self.times.per_launch_ns(process, function)
+            own = durations[function]
+            duration = busy.per_launch_ns() if own is None else own * busy.scale()
             if duration is None:
                 units[process, function or -1] = one.launches * fraction * _UNIT_NS
             else:
-                believed += one.launches * duration
                 units[process, 0] = units.get((process, 0), 0.0) + one.launches * duration * fraction
-        self._compare(process, believed, tick.busy_ns.get(process))
-        if (process, 0) in units:
-            units[process, 0] *= self._scale(process)
         return units
 
-    def _compare(self, process: ProcessId, believed: float, told: float | None) -> None:
-        busy = self._busy.setdefault(process, _Busy())
-        if told is None or believed <= 0:
-            return
-        busy.told = busy.told * _BUSY_MEMORY + told
-        busy.believed = busy.believed * _BUSY_MEMORY + believed
-        busy.ticks = busy.ticks * _BUSY_MEMORY + 1
-
-    def _scale(self, process: ProcessId) -> float:
-        """NVML's time against that which the deliveries say."""
-        busy = self._busy.get(process)
-        if busy is None or busy.ticks < _ENOUGH_BUSY or busy.believed <= 0:
-            return 1.0
-        return busy.told / busy.believed
+    def _compare_all(self) -> None:
+        """Side by side each is slowed by the others, so that all seem to have done more than there was."""
+        seen = seemed = 0.0
+        for coefficients, activity, _ in self._rows:
+            if all(not function for _, function in coefficients):
+                seen = seen * _FORGETTING + activity
+                seemed = seemed * _FORGETTING + sum(coefficients.values())
+        self._crowd = min(1.0, seen / seemed) if seemed else 1.0
 
     def _sigma(self, tick: Tick, process: ProcessId) -> float:
-        if process in tick.busy_ns and self._scale(process) != 1.0:
-            return _TURNS_SIGMA
+        crowded = _CROWD_SIGMA * (1 - self._crowd)
+        if process in self._busy and self._busy[process].is_known:
+            return _TOLD_SIGMA + crowded
         if process in tick.on_many_devices:
             return _MANY_DEVICES_SIGMA
         spread = self.times.spread(process)
-        return _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread)
+        return _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + crowded)
 
     def _solve(self, tick: Tick) -> dict[Unit, float]:
         """Learns the factors; returns how sure each is."""
@@ -148,19 +169,35 @@ class SmTime:
                 weights[unit] = weights.get(unit, 0.0) + value
         units = sorted(weights, key=lambda unit: -weights[unit])[:_MOST_UNKNOWNS]
         unknowns = [
-            Unknown(1.0, self._sigma(tick, process)) if not function else Unknown(self._factors.get(unit, 0.0), None)
+            Unknown(self._crowd, self._sigma(tick, unit[0]))
+            if not unit[1]
+            else Unknown(self._factors.get(unit, 0.0), None)
             for unit in units
-            for process, function in (unit,)
         ]
         rows = []
         age = 1.0
-        for coefficients, seen, error in reversed(self._rows):
+        for coefficients, seen, interval in reversed(self._rows):
             kept = sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items() if u not in weights)
-            rows.append(Row([coefficients.get(unit, 0.0) for unit in units], seen - kept, age / error**2))
+            weight = age / (self._error * interval) ** 2
+            rows.append(Row([coefficients.get(unit, 0.0) for unit in units], seen - kept, weight))
             age *= _FORGETTING
         values, sigmas = solve(unknowns, rows)
         self._factors = dict(zip(units, values, strict=True))
+        self._error = self._residual()
         return dict(zip(units, sigmas, strict=True))
+
+    def _residual(self) -> float:
+        """How far off the ticks are with these factors: root mean square, of a tick."""
+        total = square = 0.0
+        age = 1.0
+        for coefficients, seen, interval in reversed(self._rows):
+            off = (seen - sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items())) / interval
+            square += age * off * off
+            total += age
+            age *= _FORGETTING
+        if len(self._rows) < _ENOUGH_ROWS:
+            return _FIRST_ERROR
+        return max(_LEAST_ERROR, (square / total) ** 0.5)
 
     def _estimate(self, process: ProcessId, units: Mapping[Unit, float], sigmas: Mapping[Unit, float]) -> Estimate:
         sm_ns = sum(value * self._factors.get(unit, 1.0) for unit, value in units.items())

@@ -11,7 +11,7 @@ from typing import Protocol
 from agent.clock import NS_PER_SECOND
 from agent.containers.asking import Asked, Outcome
 from agent.containers.sources import Socket
-from agent.model import DeviceUuid
+from agent.model import Container, ContainerKey, ContainerUsage, DeviceUuid, Usage
 
 INTERVAL_NS = 30 * NS_PER_SECOND
 _VALID_NS = 120 * NS_PER_SECOND
@@ -73,3 +73,20 @@ class Holdings:
         """By device; None when nobody has said so lately."""
         latest = self._latest
         return latest[1] if latest and self._clock() - latest[0] <= _VALID_NS else None
+
+
+def holders(held: Held) -> tuple[ContainerUsage, ...]:
+    """The same by container, with devices of which nothing but that is known."""
+    devices: dict[Holder, list[DeviceUuid]] = {}
+    for device, containers in held.items():
+        for holder in containers:
+            devices.setdefault(holder, []).append(device)
+    return tuple(
+        ContainerUsage(_container(holder), tuple(Usage(it, None, None, None, None, None, None) for it in uuids), ())
+        for holder, uuids in devices.items()
+    )
+
+
+def _container(holder: Holder) -> Container:
+    key = ContainerKey(f"pod:{holder.namespace}/{holder.pod}/{holder.name}")
+    return Container(key, holder.name, "kubelet", pod=holder.pod, namespace=holder.namespace)

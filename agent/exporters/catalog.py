@@ -34,11 +34,30 @@ CATALOG: Final = (
     # What each container has of each device.
     Metric("gpuwarden_container_sm_ratio", "gauge", USE, "Share of the device's SM time that the container had."),
     Metric("gpuwarden_container_sm_estimated", "gauge", USE, "1 if the SM figures are worked out, 0 if measured."),
+    Metric("gpuwarden_container_sm_error_ratio", "gauge", USE, "How far off the SM ratio may be, ±; itself estimated."),
     Metric("gpuwarden_container_sm_seconds_total", "counter", USE, "SM time in seconds of one whole device."),
     Metric("gpuwarden_container_memory_bytes", "gauge", USE, "Device memory in use."),
+    Metric(
+        "gpuwarden_container_memory_peak_bytes",
+        "gauge",
+        USE,
+        "Most device memory that its processes of now had allocated at once, each for itself.",
+    ),
+    Metric(
+        "gpuwarden_container_allocated_bytes",
+        "gauge",
+        (*USE, "kind"),
+        "Live memory by the driver calls that made it; pinned is host memory.",
+    ),
+    Metric(
+        "gpuwarden_container_allocated_by_age_bytes",
+        "gauge",
+        (*USE, "age"),
+        "Live device memory by how long ago it was allocated: what leaks grows old.",
+    ),
     Metric("gpuwarden_container_pcie_transmit_bytes_total", "counter", USE, "Bytes copied from device to host."),
     Metric("gpuwarden_container_pcie_receive_bytes_total", "counter", USE, "Bytes copied from host to device."),
-    Metric("gpuwarden_container_launches_total", "counter", USE, "Kernel and graph launches."),
+    Metric("gpuwarden_container_launches_total", "counter", USE, "Kernels launched; a graph counts its kernel nodes."),
     # What no container is known to have caused: device minus all containers.
     Metric("gpuwarden_unattributed_sm_ratio", "gauge", DEVICE, "SM time of no known container, as a share of all."),
     Metric("gpuwarden_unattributed_sm_seconds_total", "counter", DEVICE, "SM time of no known container."),
@@ -46,7 +65,18 @@ CATALOG: Final = (
     Metric("gpuwarden_unattributed_pcie_transmit_bytes_total", "counter", DEVICE, "Other bytes from device to host."),
     Metric("gpuwarden_unattributed_pcie_receive_bytes_total", "counter", DEVICE, "Other bytes from host to device."),
     # The devices.
-    Metric("gpuwarden_device_info", "gauge", (*DEVICE, "model_name"), "Always 1; names the device's model."),
+    Metric(
+        "gpuwarden_device_info",
+        "gauge",
+        (*DEVICE, "model_name", "parent", "mig_profile"),
+        "Always 1; names the device's model, and of a MIG instance its GPU's UUID and profile.",
+    ),
+    Metric(
+        "gpuwarden_device_held_info",
+        "gauge",
+        USE,
+        "Always 1; the kubelet gave the device to this container, whether it runs anything or not.",
+    ),
     Metric("gpuwarden_device_lost", "gauge", DEVICE, "1 while the GPU does not answer (fallen off the bus)."),
     Metric("gpuwarden_device_sms", "gauge", DEVICE, "Streaming multiprocessors of the device."),
     Metric("gpuwarden_device_sm_ratio", "gauge", (*DEVICE, "source"), "SM activity; what it means is in the source."),
@@ -86,8 +116,27 @@ CATALOG: Final = (
     Metric(
         "gpuwarden_probe_symbols",
         "gauge",
-        ("library", "state"),
+        ("library", "role", "state"),
         "Probed symbols of a library: attached, absent (the library has none such) or failed.",
+    ),
+    Metric(
+        "gpuwarden_probe_failure_info",
+        "gauge",
+        ("library", "symbol", "reason"),
+        "Always 1; a symbol that could not be attached, and why.",
+    ),
+    Metric(
+        "gpuwarden_probe_unknown_exports",
+        "gauge",
+        ("library",),
+        "Exports that look like newer versions of probed calls, which nothing sees; doctor names them.",
+    ),
+    Metric("gpuwarden_nvml_errors_total", "counter", ("call", "error"), "NVML calls that failed or are not supported."),
+    Metric(
+        "gpuwarden_name_lookups_total",
+        "counter",
+        ("source", "outcome"),
+        "Containers that were asked for at a runtime's socket, by what came of it.",
     ),
     Metric("gpuwarden_events_lost_total", "counter", ("source", "reason"), "Events that were lost, by map and reason."),
 )

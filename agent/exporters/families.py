@@ -17,6 +17,7 @@ from agent.model import (
     Device,
     DeviceReading,
     Enforcement,
+    ProbeStatus,
     Provenance,
     Snapshot,
     Totals,
@@ -39,11 +40,16 @@ def rows(snapshot: Snapshot) -> Iterator[Row]:
 
 def _all(snapshot: Snapshot) -> Iterator[Candidate]:
     devices = {reading.device.uuid: device_labels(reading.device) for reading in snapshot.devices}
-    containers = container_labels(used.container for used in snapshot.containers)
-    for used in snapshot.containers:
+    everybody = (*snapshot.containers, *snapshot.ended)
+    containers = container_labels(used.container for used in (*everybody, *snapshot.held))
+    for used in everybody:
         for usage in used.usage:
             if usage.device in devices:
                 yield from _usage(usage, containers[used.container.key] + devices[usage.device])
+    for used in snapshot.held:
+        for usage in used.usage:
+            if usage.device in devices:
+                yield "device_held_info", containers[used.container.key] + devices[usage.device], 1
     for rest in snapshot.unattributed:
         if rest.device in devices:
             yield from _unattributed(rest, devices[rest.device])
@@ -63,7 +69,13 @@ def _usage(usage: Usage, labels: Labels) -> Iterator[Candidate]:
     estimated = None if usage.sm_provenance is None else usage.sm_provenance is Provenance.ESTIMATED
     yield "container_sm_ratio", labels, usage.sm_ratio
     yield "container_sm_estimated", labels, estimated
+    yield "container_sm_error_ratio", labels, usage.sm_error_ratio
     yield "container_memory_bytes", labels, usage.memory_bytes
+    yield "container_memory_peak_bytes", labels, usage.memory_peak_bytes
+    for kind, size in usage.memory_by_kind.items():
+        yield "container_allocated_bytes", (*labels, text(kind)), size
+    for age, size in usage.memory_by_age.items():
+        yield "container_allocated_by_age_bytes", (*labels, text(age)), size
     yield "container_launches_total", labels, _counter(totals.launches, usage.launches_per_second)
     yield from _flows("container", labels, totals, usage)
 
@@ -83,7 +95,7 @@ def _flows(owner: str, labels: Labels, totals: Totals, rate: Usage | Unattribute
 
 def _device(reading: DeviceReading, labels: Labels) -> Iterator[Candidate]:
     device: Device = reading.device
-    yield "device_info", (*labels, text(device.name)), 1
+    yield "device_info", (*labels, text(device.name), text(device.parent), text(device.mig_profile)), 1
     yield "device_lost", labels, reading.lost
     yield "device_sms", labels, device.sm_count
     yield "device_sm_ratio", (*labels, text(reading.sm_activity_source)), reading.sm_activity_ratio
@@ -129,11 +141,25 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
         yield "collector_success", (text(health.name),), health.error is None
         yield "collector_duration_seconds", (text(health.name),), health.duration_seconds
     for probe in snapshot.probes:
-        for state, count in (("attached", probe.attached), ("absent", probe.absent), ("failed", probe.failed)):
-            yield "probe_symbols", (library_path(probe.library), state), count
+        yield from _probe(probe, library_path(probe.library))
+    for call, count in snapshot.nvml_errors.items():
+        name, _, error = call.partition(":")
+        yield "nvml_errors_total", (text(name), text(error)), count
+    for lookup, count in snapshot.name_lookups.items():
+        name, _, outcome = lookup.partition(":")
+        yield "name_lookups_total", (text(name), text(outcome)), count
     for source, count in snapshot.lost.items():
         name, _, reason = source.partition(":")
         yield "events_lost_total", (text(name), text(reason)), count
+
+
+def _probe(probe: ProbeStatus, library: str) -> Iterator[Candidate]:
+    for role, counts in probe.roles.items():
+        for state, count in (("attached", counts.attached), ("absent", counts.absent), ("failed", counts.failed)):
+            yield "probe_symbols", (library, text(role), state), count
+    for symbol, reason in probe.failures.items():
+        yield "probe_failure_info", (library, text(symbol), text(reason)), 1
+    yield "probe_unknown_exports", (library,), len(probe.unknown_versions)
 
 
 def _counter(total: float, rate: float | None) -> float | None:

@@ -28,13 +28,18 @@ PORT: Final = 9837
 
 Family = GaugeMetricFamily | CounterMetricFamily
 GetSnapshot = Callable[[], Snapshot | None]
+Served = Callable[[Snapshot], None]
+
+
+def ignore(_: Snapshot) -> None:
+    """For whoever need not know what was scraped."""
 
 
 class SnapshotCollector(Collector):
-    """Metrics of the newest snapshot; only the build's before the first one."""
+    """Metrics of the newest snapshot; only the build's before the first one. `served` is told what somebody has now."""
 
-    def __init__(self, get_snapshot: GetSnapshot) -> None:
-        self._get_snapshot = get_snapshot
+    def __init__(self, get_snapshot: GetSnapshot, served: Served) -> None:
+        self._get_snapshot, self._served = get_snapshot, served
 
     def describe(self) -> Iterator[Family]:
         """Names without values, so that registering takes no snapshot."""
@@ -48,6 +53,7 @@ class SnapshotCollector(Collector):
         if snapshot is not None:
             for (name, labels), value in _added_up(snapshot).items():
                 families[name].add_metric(labels, value)
+            self._served(snapshot)
         return (family for family in families.values() if family.samples)
 
 
@@ -70,10 +76,10 @@ class Server:
         self._server.server_close()
 
 
-def registry(get_snapshot: GetSnapshot) -> prometheus_client.CollectorRegistry:
+def registry(get_snapshot: GetSnapshot, served: Served = ignore) -> prometheus_client.CollectorRegistry:
     """A registry with nothing in it but the snapshot."""
     made = prometheus_client.CollectorRegistry()
-    made.register(SnapshotCollector(get_snapshot))
+    made.register(SnapshotCollector(get_snapshot, served))
     return made
 
 
@@ -82,10 +88,10 @@ def render(snapshot: Snapshot | None) -> str:
     return prometheus_client.generate_latest(registry(lambda: snapshot)).decode()
 
 
-def serve(address: str, port: int, get_snapshot: GetSnapshot) -> Server:
+def serve(address: str, port: int, get_snapshot: GetSnapshot, served: Served = ignore) -> Server:
     """Serve /metrics on a thread of its own. SetupError when the port cannot be had."""
     try:
-        server, _ = prometheus_client.start_http_server(port, address, registry(get_snapshot))
+        server, _ = prometheus_client.start_http_server(port, address, registry(get_snapshot, served))
     except OSError as error:
         raise SetupError(
             f"cannot serve metrics on {address}:{port} ({error.strerror or error}): "

@@ -15,6 +15,7 @@ from agent.collectors.launches import Launches
 from agent.libbpf import BpfObject
 from agent.probes import Probes
 from agent.procfs import Procfs
+from agent.samples import LaunchCount
 from tests.kernel.driven import Driver, launched, lost
 
 ROOM = 3
@@ -44,7 +45,8 @@ def test_a_full_map_of_launches_loses_none(driver: Driver, cramped_probes: Probe
 def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, cramped_probes: Probes) -> None:
     driven = driver.run(*(f"launch:{GRID}:{kernel}" for kernel in range(5)))
     collector = Launches(cramped_probes)
-    counts = {sample.function: sample.launches for sample in collector.collect(0) if sample.process == driven.process}
+    samples = [sample for sample in collector.collect(0) if isinstance(sample, LaunchCount)]
+    counts = {sample.function: sample.launches for sample in samples if sample.process == driven.process}
     assert counts == {0: 2, **{driven.function(kernel): 1 for kernel in range(ROOM)}}
-    collector.forget(driven.process)
+    collector.forget([driven.process])
     assert not list(collector.collect(0))
