@@ -36,7 +36,7 @@ EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 
 EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	if (!types)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*types = NVML_EVENT_TYPE_XID_CRITICAL_ERROR;
@@ -73,7 +73,7 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
 {
 	unsigned index;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	if (!set)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (types & ~(unsigned long long)NVML_EVENT_TYPE_XID_CRITICAL_ERROR)

@@ -10,15 +10,16 @@
 
 #include "server.h"
 
-static const char USAGE[] = "usage: gpusim serve [--dir DIR] [--config FILE]\n"
-			    "       gpusim status | truth                      (JSON, one line per device or process)\n"
-			    "       gpusim fault lose|restore DEVICE\n"
-			    "       gpusim fault xid DEVICE NUMBER [PID]\n"
-			    "       gpusim fault drop-samples COUNT\n"
-			    "       gpusim fault unsupported|supported NVML-FUNCTION\n"
-			    "       gpusim fault driver-unload|driver-load\n"
-			    "       gpusim fault mig GPU PROFILES|off          (3g.40gb,2g.20gb; '': in MIG mode, nothing made)\n"
-			    "The server is found by $GPUSIM_DIR (default " GPUSIM_DEFAULT_DIR ").\n";
+static const char USAGE[] =
+	"usage: gpusim serve [--dir DIR] [--config FILE]\n"
+	"       gpusim status | truth                      (JSON, one line per device or process)\n"
+	"       gpusim fault lose|restore DEVICE\n"
+	"       gpusim fault xid DEVICE NUMBER [PID]\n"
+	"       gpusim fault drop-samples COUNT\n"
+	"       gpusim fault unsupported|supported NVML-FUNCTION\n"
+	"       gpusim fault driver-unload|driver-load\n"
+	"       gpusim fault mig GPU PROFILES|off          (3g.40gb,2g.20gb; '': in MIG mode, nothing made)\n"
+	"The server is found by $GPUSIM_DIR (default " GPUSIM_DEFAULT_DIR ").\n";
 
 int cli_connect(const char *dir, uint32_t kind)
 {
@@ -105,13 +106,15 @@ static int status(int fd)
 		if (!facts[d].present)
 			continue;
 		s = ask(fd, &(struct query){.op = Q_DEVICE_STATE, .device = d}, &one);
-		printf("{\"device\": %u, \"gpu\": %u, \"uuid\": \"%s\", \"sms\": %u, \"at_ns\": %lu, \"sm_active_ns\": %lu, "
+		printf("{\"device\": %u, \"gpu\": %u, \"uuid\": \"%s\", \"sms\": %u, \"at_ns\": %lu, \"sm_active_ns\": "
+		       "%lu, "
 		       "\"busy_ns\": %lu, "
 		       "\"tx_bytes\": %lu, \"rx_bytes\": %lu, \"memory_used\": %lu, \"memory_bytes\": %lu, \"lost\": "
 		       "%s, "
 		       "\"mps\": %s}\n",
-		       d, facts[d].gpu, facts[d].uuid, facts[d].sms, s->at_ns, s->sm_active_ns, s->busy_ns, s->tx_bytes, s->rx_bytes,
-		       s->memory_used, facts[d].memory_bytes, s->lost ? "true" : "false", s->mps ? "true" : "false");
+		       d, facts[d].gpu, facts[d].uuid, facts[d].sms, s->at_ns, s->sm_active_ns, s->busy_ns, s->tx_bytes,
+		       s->rx_bytes, s->memory_used, facts[d].memory_bytes, s->lost ? "true" : "false",
+		       s->mps ? "true" : "false");
 		free(s);
 	}
 	free(facts);

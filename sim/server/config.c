@@ -146,8 +146,9 @@ bool mig_parse(const char *text, uint64_t memory_bytes, struct mig_profile profi
 		struct mig_profile *profile = &profiles[count];
 		int length = 0;
 
-		if (count == MAX_INSTANCES || sscanf(text, "%1ug.%4ugb%n", &profile->slices, &profile->gigabytes, &length) != 2 ||
-		    !length || !mig_sms(profile->slices, 132) || !profile->gigabytes)
+		if (count == MAX_INSTANCES ||
+		    sscanf(text, "%1ug.%4ugb%n", &profile->slices, &profile->gigabytes, &length) != 2 || !length ||
+		    !mig_sms(profile->slices, 132) || !profile->gigabytes)
 			return false;
 		slices += profile->slices;
 		gigabytes += profile->gigabytes;
@@ -225,8 +226,9 @@ static bool sms_fit(const struct config *config)
 void config_load(struct config *config, const char *path)
 {
 	static const char *const KEYS[] = {
-		"name", "mps", "mps_credits", "old_process_utilization", "mig", "gpus", "sms", "memory", "context_memory",
-		"copy_bandwidth", "dram_bandwidth", "timeslice", "context_switch"};
+		"name",		  "mps",       "mps_credits",	"old_process_utilization", "mig",
+		"gpus",		  "sms",       "memory",	"context_memory",	   "copy_bandwidth",
+		"dram_bandwidth", "timeslice", "context_switch"};
 	char variable[64];
 
 	*config = (struct config){.gpus = 1,
@@ -253,8 +255,9 @@ void config_load(struct config *config, const char *path)
 		exit(2);
 	}
 	if (!mig_fits(config)) {
-		fprintf(stderr, "gpusim: the MIG instances need a GPU that is there, 7 slices and its memory at most, and %d "
-				"devices in all\n",
+		fprintf(stderr,
+			"gpusim: the MIG instances need a GPU that is there, 7 slices and its memory at most, and %d "
+			"devices in all\n",
 			MAX_DEVICES);
 		exit(2);
 	}

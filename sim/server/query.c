@@ -165,7 +165,6 @@ static void unload(struct node *node)
 		if (other->kind == HELLO_CUDA || other->kind == HELLO_NVML)
 			other->doomed = true;
 	samples_forget(node);
-	node->xid_count = 0;
 	node->unloaded = true;
 }
 

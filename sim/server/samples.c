@@ -24,7 +24,8 @@ struct second {
 	bool mps[MAX_DEVICES]; /* MPS clients were busy */
 };
 
-static void keep_process(struct node *node, const struct second *second, unsigned device, uint32_t pid, uint64_t busy_ns)
+static void keep_process(struct node *node, const struct second *second, unsigned device, uint32_t pid,
+			 uint64_t busy_ns)
 {
 	uint32_t percent = (uint32_t)((busy_ns * 100 + second->elapsed_ns / 2) / second->elapsed_ns);
 
