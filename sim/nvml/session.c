@@ -10,6 +10,8 @@ struct nvmlDevice_st {
 	char unused; /* a handle is only ever an address */
 };
 
+static const uint32_t UNKNOWN = UINT32_MAX;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned initialised;
 static int connection = -1;
@@ -18,7 +20,7 @@ static bool unloaded; /* the server went away while NVML was initialised; only a
 static struct nvmlDevice_st handles[MAX_DEVICES];
 static struct device_facts facts[MAX_DEVICES];
 static unsigned device_count, gpu_count;
-static uint32_t generation;
+static uint32_t generation; /* of the facts, by the server's count */
 
 static void disconnect(void)
 {
@@ -121,6 +123,7 @@ static nvmlReturn_t start_locked(void)
 
 	if (!initialised) {
 		unloaded = false;
+		generation = UNKNOWN;
 		disconnect();
 		result = load_devices();
 	}
