@@ -86,14 +86,20 @@ class Split:
 
     def walk(self, now_ns: int) -> None:
         """Notice what has come and gone on a GPU that is there. Raises DeviceLostError or NvmlDownError."""
-        mode = self._calls.try_call(self._gpu.device.uuid, "nvmlDeviceGetMigMode", self._gpu.handle)
+        uuid = self._gpu.device.uuid
+        mode = self._calls.try_call(uuid, "nvmlDeviceGetMigMode", self._gpu.handle)
+        if mode is None and self._calls.supports(uuid, "nvmlDeviceGetMigMode"):
+            return  # no answer this time: nothing is known to have changed
         on = mode is not None and mode[0] == self._calls.api.NVML_DEVICE_MIG_ENABLE
         changed = self._gpu.become_split(on)
         if not on and not self._instances:
             return
         if changed or self._is_due(now_ns):
-            self._walked_ns = now_ns
-            self._keep(self._present() if on else {})
+            failures = self._calls.errors.total()
+            present = self._present() if on else {}
+            complete = self._calls.errors.total() == failures
+            self._walked_ns = now_ns if complete else None
+            self._keep(present, complete)
 
     def _is_due(self, now_ns: int) -> bool:
         if self._walked_ns is None or any(instance.lost for instance in self._instances.values()):
@@ -113,8 +119,8 @@ class Split:
                 found[DeviceUuid(uuid)] = (position, handle)
         return found
 
-    def _keep(self, present: dict[DeviceUuid, tuple[int, Any]]) -> None:
-        for uuid in self._instances.keys() - present.keys():
+    def _keep(self, present: dict[DeviceUuid, tuple[int, Any]], complete: bool) -> None:
+        for uuid in self._instances.keys() - present.keys() if complete else ():
             self._instances.pop(uuid).lose()
         for uuid, (position, handle) in present.items():
             instance = self._instances.get(uuid)
