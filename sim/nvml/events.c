@@ -84,6 +84,22 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
 	return NVML_SUCCESS;
 }
 
+/* An instance's event comes from its GPU, and says which instance it was. */
+static bool is_for(nvmlEventSet_t set, const struct xid_event *event, nvmlEventData_t *data)
+{
+	const struct device_facts *facts;
+
+	if (event->device >= session_total_count())
+		return false;
+	facts = session_facts(event->device);
+	if (!set->registered[facts->gpu])
+		return false;
+	*data = (nvmlEventData_t){session_handle(facts->gpu), NVML_EVENT_TYPE_XID_CRITICAL_ERROR, event->xid,
+				  facts->is_instance ? facts->gpu_instance : NVML_NO_INSTANCE,
+				  facts->is_instance ? facts->compute_instance : NVML_NO_INSTANCE};
+	return true;
+}
+
 /* NOT_FOUND: nothing new. */
 static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
@@ -94,11 +110,8 @@ static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 	TRY(events_after(set->after, &events, &count));
 	for (unsigned at = 0; at < count && result != NVML_SUCCESS; at++) {
 		set->after = events[at].sequence;
-		if (events[at].device >= MAX_DEVICES || !set->registered[events[at].device])
-			continue;
-		*data = (nvmlEventData_t){session_handle(events[at].device), NVML_EVENT_TYPE_XID_CRITICAL_ERROR,
-					  events[at].xid, NVML_NO_INSTANCE, NVML_NO_INSTANCE};
-		result = NVML_SUCCESS;
+		if (is_for(set, &events[at], data))
+			result = NVML_SUCCESS;
 	}
 	free(events);
 	return result;

@@ -93,7 +93,8 @@ def test_an_instances_work_is_seen_on_that_instance_only(node: Node, nvml: Nvml)
     process = start(node, two, "--memory", "3GiB", "--host-us", "0")
     _, idle, busy, _, other = until(nvml, lambda r: (r[2].sm_activity_ratio or 0) > 0.1)
     assert busy.sm_activity_source == "gpm"
-    assert busy.sm_activity_ratio == pytest.approx(0.5, abs=0.1)  # 16 blocks on 32 SMs, most of the time
+    assert busy.sm_activity_ratio is not None
+    assert busy.sm_activity_ratio <= 0.505, "16 blocks have half of its 32 SMs at most"
     assert (idle.sm_activity_ratio, other.sm_activity_ratio) == (0.0, 0.0)
     assert busy.memory_used_bytes is not None
     assert busy.memory_used_bytes >= 3 * GIB
@@ -119,11 +120,12 @@ def test_a_gpu_in_mig_mode_keeps_power_and_pcie_and_leaves_sms_and_memory_to_its
     assert nvml.process_utilization(gpu) == {}
 
 
-def test_an_xid_of_the_gpu_is_counted_on_the_gpu(node: Node, nvml: Nvml) -> None:
+def test_xids_of_a_gpu_and_of_its_instances_are_counted_on_the_gpu(node: Node, nvml: Nvml) -> None:
     readings(nvml)
-    node.fault("xid", "0", "94")
-    gpu, three, *_ = until(nvml, lambda r: sum(r[0].xid_counts.values()) > 0)
-    assert gpu.xid_counts == {94: 1}
+    node.fault("xid", "0", "79")
+    node.fault("xid", "2", "94")  # its first instance
+    gpu, three, *_ = until(nvml, lambda r: sum(r[0].xid_counts.values()) > 1)
+    assert gpu.xid_counts == {79: 1, 94: 1}
     assert three.xid_counts == {}
 
 

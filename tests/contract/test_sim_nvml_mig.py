@@ -199,6 +199,16 @@ def test_gpm_measures_one_instance_against_its_own_sms(node: Node, gpu: Any) -> 
             pynvml.nvmlGpmSampleFree(sample)
 
 
+def test_an_xid_of_an_instance_comes_from_its_gpu(node: Node, gpu: Any) -> None:
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(gpu, pynvml.nvmlEventTypeXidCriticalError, events)
+    node.fault("xid", "3", "94")  # the second instance
+    data = pynvml.nvmlEventSetWait(events, 1000)
+    assert (data.eventData, data.gpuInstanceId, data.computeInstanceId) == (94, 3, 0)
+    assert pynvml.nvmlDeviceGetUUID(data.device) == pynvml.nvmlDeviceGetUUID(gpu)
+    pynvml.nvmlEventSetFree(events)
+
+
 def test_a_layout_can_change_while_nothing_runs(node: Node, gpu: Any) -> None:
     three, *_ = instances(gpu)
     process = start(node, CUDA_VISIBLE_DEVICES=pynvml.nvmlDeviceGetUUID(three))

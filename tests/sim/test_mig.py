@@ -123,6 +123,38 @@ def test_work_on_one_instance_does_not_delay_that_on_another(node: Node) -> None
         assert by_index[entry["device"]]["gpu"] == 1
 
 
+def test_a_program_that_came_before_its_instance_went_gets_an_error(node: Node) -> None:
+    script = """
+import ctypes, sys
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+print("ready", flush=True)
+sys.stdin.readline()
+print(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+"""
+    command = [sys.executable, "-c", script]
+    pipe, environment = subprocess.PIPE, {**node.environment, "CUDA_VISIBLE_DEVICES": THREE}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "ready\n"
+        node.fault("mig", "1", "off")
+        answer, _ = program.communicate("go\n", timeout=30)
+    assert answer == "100\n", "CUDA_ERROR_NO_DEVICE"
+
+
+def test_mps_clients_of_an_instance_share_that_instance(node: Node) -> None:
+    work = ["--seconds", "1", "--kernels", "20", "--kernel-us", "500", "--blocks", "1000", "--host-us", "0"]
+    with node.mps_daemon():
+        limits = {"CUDA_VISIBLE_DEVICES": TWO, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+        running = [node.start("offline", work, limits) for _ in range(2)]
+        for process in running:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+    for entry in node.truth():
+        assert (entry["device"], entry["mps"]) == (3, True)
+        assert 0.2 < entry["sm_ns"] / entry["busy_ns"] <= 0.2501, "8 of 32 SMs, whatever the other one does"
+
+
 def test_the_memory_of_an_instance_is_its_own(node: Node) -> None:
     steps = ["--steps", "1", "--memory", "30GiB"]
     assert node.run("offline", steps, extra={"CUDA_VISIBLE_DEVICES": THREE}).returncode == 0
