@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.collectors.devices import Devices
 from agent.model import Device, DeviceReading
 from agent.nvml import Nvml
+from agent.samples import ProcessMemory, ProcessUtilization
 from bench.node import BUILD, Node, simulated_node
 
 GIB = 1 << 30
@@ -205,3 +207,13 @@ def test_a_reloaded_driver_finds_the_instances_again(node: Node, nvml: Nvml, clo
     found = until(nvml, lambda r: all(reading.sm_activity_ratio is not None for reading in r[1:]))
     assert tuple(reading.device for reading in found) == before
     assert not nvml.problem
+
+
+def test_the_collector_tells_of_a_process_on_its_instance_and_not_on_the_gpu(node: Node, nvml: Nvml) -> None:
+    gpu, _, two, _, _ = nvml.devices()
+    process = start(node, two)
+    samples = list(Devices(nvml).collect(time.monotonic_ns()))
+    memory = [sample for sample in samples if isinstance(sample, ProcessMemory)]
+    assert [(sample.tgid, sample.device) for sample in memory] == [(process.pid, two.uuid)]
+    assert [sample.device for sample in samples if isinstance(sample, DeviceReading)] == list(nvml.devices())
+    assert gpu.uuid not in {sample.device for sample in samples if isinstance(sample, ProcessUtilization)}
