@@ -74,9 +74,9 @@ class Device:
     pci_bus_id: str
     sm_count: int | None
     memory_total_bytes: int | None
-    parent: DeviceUuid | None = None  # of a MIG instance: the GPU that it is a part of
-    mig_profile: str | None = None  # such as "3g.40gb"
-    minor: int | None = None  # N of its /dev/nvidiaN
+    parent: DeviceUuid | None = None  # of a MIG instance: the GPU, whose index, bus id and minor number it shares
+    mig_profile: str | None = None  # "3g.40gb"
+    minor: int | None = None  # N of /dev/nvidiaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,27 +18,36 @@
 #define GPUSIM_DEFAULT_DIR "/run/gpusim"
 #define GPUSIM_SOCKET "gpusim.sock"
 
-#define MAX_DEVICES 16
+#define MAX_GPUS 16
+#define MAX_DEVICES 32 /* GPUs first, then every MIG instance that there has ever been */
+#define MAX_INSTANCES 7 /* of one GPU */
 #define MAX_STREAMS 1024 /* of one client, on all devices together */
 #define MAX_MARKS 4096
 #define MAX_REPLIES 64
 #define RING_COMMANDS 8192
 #define QUEUE_DEPTH 1024 /* operations that one stream holds before a launch blocks, as on the real driver */
 
-enum hello_kind { HELLO_CUDA = 1, HELLO_QUERY };
+enum hello_kind { HELLO_CUDA = 1, HELLO_QUERY, HELLO_NVML /* a query client that needs the driver */ };
+enum graphics { GRAPHICS_NONE, GRAPHICS_ONLY, GRAPHICS_TOO /* and computes */ };
 
 struct hello {
 	uint32_t magic, version, kind;
 	uint32_t mps; /* CUDA: the control pipe of an MPS daemon is where the environment says */
 	int32_t mps_percentage; /* CUDA_MPS_ACTIVE_THREAD_PERCENTAGE; 0: not set */
 	int32_t mps_priority; /* CUDA_MPS_CLIENT_PRIORITY: 0 normal, 1 below normal; -1: not set */
+	uint32_t graphics, _pad; /* GPUSIM_GRAPHICS */
 	uint64_t mps_pinned_bytes[MAX_DEVICES]; /* CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; 0: not set */
 };
 
 struct device_facts {
 	uint32_t index, sms;
 	uint64_t memory_bytes, copy_bytes_per_second;
-	char uuid[48]; /* "GPU-…" */
+	uint32_t mig_mode; /* of a GPU: it is split, and only its instances can be used */
+	uint32_t is_instance, present; /* 0: an instance that there was */
+	uint32_t gpu; /* index of the GPU that this is, or is a part of */
+	uint32_t position; /* of an instance: NVML's index of it */
+	uint32_t gpu_instance, compute_instance, slices;
+	char uuid[48]; /* "GPU-…", "MIG-…" */
 	char name[64];
 	char pci_bus_id[32]; /* "00000000:01:00.0" */
 };
@@ -105,7 +114,7 @@ enum query_op {
 	Q_DEVICE_SAMPLES, /* device, a = since (wall µs) → util_sample with pid 0 */
 	Q_XIDS, /* a = after this sequence → xid_event */
 	Q_FAULT, /* text: lose, restore, drop-samples (a = how many), xid (a = number, b = pid), unsupported, supported
-		    (name = NVML function) */
+		    (name = NVML function), driver-unload, driver-load, mig (name = profiles, or off) */
 	Q_UNSUPPORTED, /* name → count 1 if the NVML function is switched to NOT_SUPPORTED */
 	Q_TRUTH, /* → truth_entry */
 	Q_MPS_STATUS, /* → mps_status */
@@ -136,10 +145,13 @@ struct device_state {
 	uint64_t memory_used, memory_reserved;
 	uint32_t sm_clock_mhz, power_mw, power_limit_mw, temperature_c;
 	uint32_t lost, mps;
+	uint32_t generation; /* changes with the facts */
+	uint32_t old_process_utilization;
 };
 
 struct process_entry {
 	uint32_t pid, mps;
+	uint32_t graphics, device; /* of a GPU in MIG mode: the instance */
 	uint64_t used_bytes;
 };
 

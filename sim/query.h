@@ -48,10 +48,9 @@ static inline bool query_receive(int fd, void *bytes, size_t length)
 }
 
 /* A connection to the server in $GPUSIM_DIR, or -1 when there is none. */
-static inline int query_connect(void)
+static inline int query_connect_as(uint32_t kind)
 {
-	struct hello hello = {
-		.magic = GPUSIM_MAGIC, .version = GPUSIM_VERSION, .kind = HELLO_QUERY, .mps_priority = -1};
+	struct hello hello = {.magic = GPUSIM_MAGIC, .version = GPUSIM_VERSION, .kind = kind, .mps_priority = -1};
 	struct sockaddr_un name = {.sun_family = AF_UNIX};
 	const char *dir = getenv("GPUSIM_DIR");
 	int fd, length;
@@ -68,6 +67,11 @@ static inline int query_connect(void)
 		return -1;
 	}
 	return fd;
+}
+
+static inline int query_connect(void)
+{
+	return query_connect_as(HELLO_QUERY);
 }
 
 /*

@@ -23,8 +23,8 @@ from agent.model import Device, DeviceReading, DeviceUuid
 from agent.nvml import library
 from agent.nvml.calls import Calls, DeviceLostError, NvmlDownError
 from agent.nvml.device import Gpu, describe
+from agent.nvml.mig import Split
 from agent.nvml.pcie import PcieThroughput
-from agent.nvml.processes import running
 from agent.nvml.xid import XidEvents
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class Nvml:
         self._calls = Calls(library.binding() if api is None else api)
         self._monotonic_ns, self._wall_ns = monotonic_ns, wall_ns
         self._gpus: dict[DeviceUuid, Gpu] = {}
+        self._splits: dict[DeviceUuid, Split] = {}
         self._xids = XidEvents(self._calls)
         self._throughput = PcieThroughput(self._calls)
         self._up = False
@@ -78,16 +79,22 @@ class Nvml:
         self._up = False
 
     def devices(self) -> tuple[Device, ...]:
-        """Every device seen so far, lost ones too, in NVML's order. Starts NVML again where that is needed."""
+        """Every GPU seen so far, lost ones too, in NVML's order, the MIG instances of each behind it.
+
+        Starts NVML again where that is needed.
+        """
         self._revive()
         if self._up:
             self._attempt(self._scan)
-        known = (gpu.device for gpu in self._gpus.values())
-        return tuple(sorted(known, key=lambda device: (device.index, device.uuid)))
+        now_ns = self._monotonic_ns()
+        for gpu in self._gpus.values():
+            if not gpu.lost:
+                self._ask(gpu, lambda it: self._splits[it.device.uuid].walk(now_ns))
+        return tuple(gpu.device for gpu in self._known())
 
     def read(self, device: Device) -> DeviceReading:
         """One tick of one device; `lost` when it is gone."""
-        gpu = self._gpus.get(device.uuid)
+        gpu = self._get(device)
         reading = self._ask(gpu, lambda it: it.read(self._throughput, self._monotonic_ns(), self._wall_ns() // 1000))
         if self._up:
             self._attempt(lambda: self._xids.poll(self._wall_ns()))
@@ -99,14 +106,25 @@ class Nvml:
 
     def processes(self, device: Device) -> list[tuple[int, int | None]]:
         """(tgid, used bytes) of each process on the device; empty for a lost one. Host pids."""
-        gpu = self._gpus.get(device.uuid)
-        return self._ask(gpu, lambda it: running(self._calls, it.device.uuid, it.handle)) or []
+        return self._ask(self._get(device), lambda it: it.processes()) or []
 
     def process_utilization(self, device: Device, listed: Collection[int] | None = None) -> dict[int, float]:
         """tgid → share of time with its kernels running, since the previous call. `listed`: tgids of `processes`."""
         tgids = {tgid for tgid, _ in self.processes(device)} if listed is None else listed
         wall_us = self._wall_ns() // 1000
-        return self._ask(self._gpus.get(device.uuid), lambda it: it.utilization.read(it.handle, tgids, wall_us)) or {}
+        return self._ask(self._get(device), lambda it: it.process_utilization(tgids, wall_us)) or {}
+
+    def _known(self) -> list[Gpu]:
+        found: list[Gpu] = []
+        for gpu in sorted(self._gpus.values(), key=lambda gpu: (gpu.device.index, gpu.device.uuid)):
+            found += [gpu, *self._splits[gpu.device.uuid].instances()]
+        return found
+
+    def _get(self, device: Device) -> Gpu | None:
+        if device.parent is None:
+            return self._gpus.get(device.uuid)
+        split = self._splits.get(device.parent)
+        return None if split is None else split.instance(device.uuid)
 
     def _ask(self, gpu: Gpu | None, question: Callable[[Gpu], T]) -> T | None:
         if gpu is None or not self._up:
@@ -122,7 +140,7 @@ class Nvml:
         return None
 
     def _find(self, gpu: Gpu) -> bool:
-        if gpu.find():
+        if gpu.find() and gpu.reports_xids:
             self._xids.register(gpu.device.uuid, gpu.handle)
         return not gpu.lost
 
@@ -144,6 +162,7 @@ class Nvml:
             gpu = self._gpus.get(device.uuid)
             if gpu is None:
                 gpu = self._gpus[device.uuid] = Gpu(self._calls, device, handle)
+                self._splits[device.uuid] = Split(self._calls, gpu)
             gpu.device, gpu.handle = device, handle
             self._xids.register(uuid, handle)
         except DeviceLostError:
@@ -180,7 +199,7 @@ class Nvml:
     def _release(self) -> None:
         self._throughput.close()
         self._quietly(self._xids.close)
-        for gpu in self._gpus.values():
+        for gpu in self._known():
             self._quietly(gpu.lose)
         self._calls.forget("")
 

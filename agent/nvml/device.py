@@ -8,13 +8,14 @@ again by its UUID, since handles and indices do not survive.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Any, ClassVar, Final
 
 from agent.model import Device, DeviceReading, DeviceUuid
 from agent.nvml.calls import Calls, DeviceLostError
 from agent.nvml.gpm import Gpm, GpmReading
 from agent.nvml.pcie import PcieCounters, PcieRates, PcieThroughput
-from agent.nvml.processes import ProcessUtilization
+from agent.nvml.processes import ProcessUtilization, running
 
 MHZ: Final = 1_000_000
 # Cores per SM by compute capability (CUDA programming guide, "arithmetic instructions"); newer ones have 128 so far.
@@ -24,9 +25,12 @@ CORES_PER_SM: Final = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 6
 class Gpu:
     """State that readings of one device need between ticks."""
 
+    reports_xids: ClassVar[bool] = True
+
     def __init__(self, calls: Calls, device: Device, handle: Any) -> None:
         self._calls, self.device, self.handle = calls, device, handle
-        self.utilization = ProcessUtilization(calls, device.uuid)
+        self._utilization = ProcessUtilization(calls, device.uuid)
+        self._split = False  # in MIG mode: SM activity, memory and processes are those of its instances
         self._gpm = Gpm(calls, device.uuid)
         self._pcie = PcieCounters(calls, device.uuid)
         self._samples_since_us: int | None = None
@@ -43,6 +47,15 @@ class Gpu:
         self._pcie = PcieCounters(self._calls, self.device.uuid)
         self._calls.forget(self.device.uuid)
 
+    def become_split(self, split: bool) -> bool:
+        """Whether MIG mode is on. True when that is news: then what is supported is another question."""
+        if split == self._split:
+            return False
+        self._split = split
+        self._gpm.close()
+        self._calls.forget(self.device.uuid)
+        return True
+
     def find(self) -> bool:
         """Look for a lost device by its UUID."""
         try:
@@ -55,9 +68,9 @@ class Gpu:
 
     def read(self, throughput: PcieThroughput, now_ns: int, wall_us: int) -> DeviceReading:
         """One tick of this device. Raises DeviceLostError or NvmlDownError."""
-        gpm = self._gpm.read(self.handle, now_ns)
-        activity, source = self._activity(gpm, wall_us)
-        used, reserved = self._memory()
+        gpm = None if self._split else self._gpm.read(self.handle, now_ns)
+        activity, source = (None, None) if self._split else self._activity(gpm, wall_us)
+        used, reserved = (None, None) if self._split else self._memory()
         rates = self._rates(gpm, throughput, now_ns)
         api = self._calls.api
         limit = self._first(("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"))
@@ -75,6 +88,14 @@ class Gpu:
             power_limit_watts=_scaled(limit, 1e-3),
             temperature_celsius=_scaled(self._first(temperature, api.NVML_TEMPERATURE_GPU), 1),
         )
+
+    def processes(self) -> list[tuple[int, int | None]]:
+        """(tgid, used bytes) of each process. Raises DeviceLostError or NvmlDownError."""
+        return [] if self._split else running(self._calls, self.device.uuid, self.handle)
+
+    def process_utilization(self, listed: Collection[int], wall_us: int) -> dict[int, float]:
+        """tgid → share of time since the previous call. Raises DeviceLostError or NvmlDownError."""
+        return {} if self._split else self._utilization.read(self.handle, listed, wall_us)
 
     def _first(self, names: tuple[str, ...], *arguments: Any) -> Any | None:
         return self._calls.first(self.device.uuid, names, self.handle, *arguments)
@@ -112,7 +133,7 @@ class Gpu:
             return counted
         if gpm is not None and gpm.pcie_tx_bytes_per_second is not None:
             return PcieRates(gpm.pcie_tx_bytes_per_second, gpm.pcie_rx_bytes_per_second)
-        if counted is not None or self._gpm.supported(self.handle):
+        if counted is not None or (not self._split and self._gpm.supported(self.handle)):
             return counted or PcieRates()
         return throughput.read(self.device.uuid, self.handle) or PcieRates()
 
@@ -124,23 +145,22 @@ def describe(calls: Calls, index: int, uuid: str, handle: Any) -> Device:
     return Device(
         index=index,
         uuid=DeviceUuid(uuid),
-        name=_text(calls.try_call(uuid, "nvmlDeviceGetName", handle)) or "unknown GPU",
-        pci_bus_id=_text(None if pci is None else pci.busId) or "",
+        name=as_text(calls.try_call(uuid, "nvmlDeviceGetName", handle)) or "unknown GPU",
+        pci_bus_id=as_text(None if pci is None else pci.busId) or "",
         sm_count=_sm_count(calls, uuid, handle),
         memory_total_bytes=None if memory is None else int(memory.total),
+        minor=calls.try_call(uuid, "nvmlDeviceGetMinorNumber", handle),
     )
 
 
 def _sm_count(calls: Calls, uuid: str, handle: Any) -> int | None:
-    attributes = calls.try_call(uuid, "nvmlDeviceGetAttributes", handle)  # answered for MIG devices only
-    if attributes is not None and attributes.multiprocessorCount > 0:
-        return int(attributes.multiprocessorCount)
     cores = calls.try_call(uuid, "nvmlDeviceGetNumGpuCores", handle)
     capability = calls.try_call(uuid, "nvmlDeviceGetCudaComputeCapability", handle)
     return None if cores is None or capability is None else int(cores) // CORES_PER_SM.get(tuple(capability), 128)
 
 
-def _text(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
+    """Older bindings give bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -29,10 +29,11 @@ class GpmReading:
 
 
 class Gpm:
-    """The GPM samples of one device."""
+    """The GPM samples of one device, or of one instance of a GPU in MIG mode."""
 
-    def __init__(self, calls: Calls, owner: str) -> None:
+    def __init__(self, calls: Calls, owner: str, instance: int | None = None) -> None:
         self._calls, self._owner = calls, owner
+        self._instance = instance  # of a GPU in MIG mode; the handle is the GPU's all the same
         self._samples: list[Any] = []
         self._taken_ns: int | None = None
         self._last: GpmReading | None = None
@@ -44,8 +45,8 @@ class Gpm:
             self._checked = True
             answer = self._calls.try_call(self._owner, "nvmlGpmQueryDeviceSupport", handle)
             if answer is None or not answer.isSupportedDevice:
-                self._calls.refuse(self._owner, "nvmlGpmSampleGet")
-        return self._calls.supports(self._owner, "nvmlGpmSampleGet")
+                self._calls.refuse(self._owner, self._get)
+        return self._calls.supports(self._owner, self._get)
 
     def read(self, handle: Any, now_ns: int) -> GpmReading | None:
         """Averages since the previous call; None on the first one and where GPM is missing."""
@@ -76,9 +77,18 @@ class Gpm:
         return True
 
     def _take(self, slot: int, handle: Any, now_ns: int) -> bool:
-        taken = self._calls.try_call(self._owner, "nvmlGpmSampleGet", handle, self._samples[slot])
+        taken = self._sample(handle, self._samples[slot])
         self._taken_ns = None if taken is None else now_ns
         return taken is not None
+
+    def _sample(self, handle: Any, sample: Any) -> Any | None:
+        if self._instance is None:
+            return self._calls.try_call(self._owner, self._get, handle, sample)
+        return self._calls.try_call(self._owner, self._get, handle, self._instance, sample)
+
+    @property
+    def _get(self) -> str:
+        return "nvmlGpmSampleGet" if self._instance is None else "nvmlGpmMigSampleGet"
 
     def _compare(self) -> GpmReading | None:
         api = self._calls.api

@@ -82,7 +82,7 @@ static void fill_hello(struct hello *hello)
 {
 	const char *pipe_directory = getenv("CUDA_MPS_PIPE_DIRECTORY"),
 		   *percentage = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
-	const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY");
+	const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY"), *graphics = getenv("GPUSIM_GRAPHICS");
 	char path[PATH_MAX];
 
 	*hello = (struct hello){
@@ -95,57 +95,159 @@ static void fill_hello(struct hello *hello)
 
 		hello->mps_percentage = value > 100 ? 100 : value > 0 && value < 1 ? 1 : value > 0 ? (int32_t)value : 0;
 	}
+	hello->graphics = !graphics || strcmp(graphics, "0") == 0 ? GRAPHICS_NONE
+			  : strcmp(graphics, "both") == 0	  ? GRAPHICS_TOO
+								  : GRAPHICS_ONLY;
 	if (priority && *priority)
 		hello->mps_priority = (int32_t)strtol(priority, NULL, 10);
 	parse_pinned(getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), hello->mps_pinned_bytes);
 }
 
-static int find_visible(const char *entry, const struct welcome *welcome)
-{
-	char *end;
-	int found = -1;
-	unsigned long index;
+/* ---- which devices the program sees ---- */
 
-	if (strncasecmp(entry, "GPU-", 4) == 0) {
-		for (uint32_t i = 0; i < welcome->devices; i++)
-			if (strncasecmp(welcome->facts[i].uuid, entry, strlen(entry)) == 0) {
-				if (found >= 0)
-					return -1; /* ambiguous */
-				found = (int)i;
-			}
-		return found;
+struct order {
+	uint32_t gpus[MAX_GPUS];
+	uint32_t count;
+};
+
+/* The order that plain numbers count in: the fastest first (the driver's default), or that of the bus. */
+static void order_gpus(const struct welcome *welcome, struct order *order)
+{
+	const char *wanted = getenv("CUDA_DEVICE_ORDER");
+	bool by_bus = wanted && strcasecmp(wanted, "PCI_BUS_ID") == 0;
+
+	order->count = 0;
+	for (uint32_t i = 0; i < welcome->devices && order->count < MAX_GPUS; i++) {
+		uint32_t at = order->count++;
+
+		if (welcome->facts[i].is_instance) {
+			order->count--;
+			continue;
+		}
+		while (!by_bus && at && welcome->facts[order->gpus[at - 1]].sms < welcome->facts[i].sms) {
+			order->gpus[at] = order->gpus[at - 1];
+			at--;
+		}
+		order->gpus[at] = i;
 	}
-	index = strtoul(entry, &end, 10);
-	return end == entry || *end || *entry == '-' || index >= welcome->devices ? -1 : (int)index;
 }
 
-static bool already_visible(int device)
+/* What stands for a GPU: itself, or the first of its instances. -1: it is split into none. */
+static int usable(const struct welcome *welcome, uint32_t gpu)
+{
+	int first = -1;
+
+	if (!welcome->facts[gpu].mig_mode)
+		return (int)gpu;
+	for (uint32_t i = 0; i < welcome->devices; i++) {
+		const struct device_facts *facts = &welcome->facts[i];
+
+		if (facts->is_instance && facts->present && facts->gpu == gpu &&
+		    (first < 0 || facts->position < welcome->facts[first].position))
+			first = (int)i;
+	}
+	return first;
+}
+
+/* A GPU's UUID may be cut short while only one begins so, an instance's may not. */
+static int find_uuid(const char *entry, const struct welcome *welcome)
+{
+	bool instance = strncasecmp(entry, "MIG-", 4) == 0;
+	int found = -1;
+
+	for (uint32_t i = 0; i < welcome->devices; i++) {
+		const struct device_facts *facts = &welcome->facts[i];
+
+		if (!facts->present || strncasecmp(facts->uuid, entry, strlen(entry)) != 0 ||
+		    (instance && strlen(facts->uuid) != strlen(entry)))
+			continue;
+		if (found >= 0)
+			return -1;
+		found = (int)i;
+	}
+	return found;
+}
+
+/* "MIG-GPU-…/1/0", as drivers before 470 wrote it. */
+static int find_numbered(const char *entry, const struct welcome *welcome)
+{
+	unsigned gpu_instance, compute_instance;
+	char uuid[48];
+
+	if (sscanf(entry, "MIG-%47[^/]/%u/%u", uuid, &gpu_instance, &compute_instance) != 3)
+		return -1;
+	for (uint32_t i = 0; i < welcome->devices; i++) {
+		const struct device_facts *facts = &welcome->facts[i];
+
+		if (facts->is_instance && facts->present && facts->gpu_instance == gpu_instance &&
+		    facts->compute_instance == compute_instance &&
+		    strcasecmp(welcome->facts[facts->gpu].uuid, uuid) == 0)
+			return (int)i;
+	}
+	return -1;
+}
+
+static int find_visible(const char *entry, const struct welcome *welcome, const struct order *order)
+{
+	char *end;
+	int found;
+	unsigned long index;
+
+	if (strncasecmp(entry, "MIG-GPU-", 8) == 0)
+		return find_numbered(entry, welcome);
+	if (strncasecmp(entry, "MIG-", 4) == 0)
+		return find_uuid(entry, welcome);
+	if (strncasecmp(entry, "GPU-", 4) == 0) {
+		found = find_uuid(entry, welcome);
+		return found < 0 ? -1 : usable(welcome, (uint32_t)found);
+	}
+	index = strtoul(entry, &end, 10);
+	if (end == entry || *end || *entry == '-' || index >= order->count)
+		return -1;
+	return usable(welcome, order->gpus[index]);
+}
+
+static bool add_visible(int device)
 {
 	for (int i = 0; i < connection.devices; i++)
 		if (connection.visible[i] == (uint32_t)device)
-			return true;
-	return false;
+			return false;
+	connection.visible[connection.devices++] = (uint32_t)device;
+	return true;
+}
+
+/* A process sees one instance at most, and no whole GPU beside it. */
+static void keep_first_instance(const struct welcome *welcome)
+{
+	for (int i = 0; i < connection.devices; i++)
+		if (welcome->facts[connection.visible[i]].is_instance) {
+			connection.visible[0] = connection.visible[i];
+			connection.devices = 1;
+		}
 }
 
 static void choose_visible(const struct welcome *welcome)
 {
 	const char *list = getenv("CUDA_VISIBLE_DEVICES");
 	char copy[1024], *place = NULL;
+	struct order order;
 
+	order_gpus(welcome, &order);
 	connection.devices = 0;
-	if (!list) {
-		for (uint32_t i = 0; i < welcome->devices; i++)
-			connection.visible[connection.devices++] = i;
-		return;
-	}
-	snprintf(copy, sizeof(copy), "%s", list);
-	for (char *entry = strtok_r(copy, ", ", &place); entry; entry = strtok_r(NULL, ", ", &place)) {
-		int device = find_visible(entry, welcome);
+	for (uint32_t i = 0; !list && i < order.count; i++) {
+		int device = usable(welcome, order.gpus[i]);
 
-		if (device < 0 || already_visible(device))
-			return;
-		connection.visible[connection.devices++] = (uint32_t)device;
+		if (device >= 0)
+			add_visible(device);
 	}
+	snprintf(copy, sizeof(copy), "%s", list ? list : "");
+	for (char *entry = strtok_r(copy, ", ", &place); entry; entry = strtok_r(NULL, ", ", &place)) {
+		int device = find_visible(entry, welcome, &order);
+
+		if (device < 0 || !add_visible(device))
+			break;
+	}
+	keep_first_instance(welcome);
 }
 
 /* ---- handshake ---- */

@@ -66,17 +66,21 @@ static int hex_digit(char c)
 	return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-static CUresult uuid_of(CUuuid *uuid, CUdevice device)
+static CUresult uuid_of(CUuuid *uuid, CUdevice device, bool of_instance)
 {
 	CUresult result = ready_ordinal(device);
+	const struct device_facts *facts;
 	int digits = 0;
 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!uuid)
 		return CUDA_ERROR_INVALID_VALUE;
+	facts = facts_of(device);
+	if (!of_instance)
+		facts = &connection.welcome.facts[facts->gpu];
 	memset(uuid, 0, sizeof(*uuid));
-	for (const char *c = facts_of(device)->uuid + 4; *c && digits < 32; c++) {
+	for (const char *c = facts->uuid + 4; *c && digits < 32; c++) {
 		int value = hex_digit(*c);
 
 		if (value < 0)
@@ -89,14 +93,15 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 
 API cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
-	return uuid_of(uuid, device);
+	return uuid_of(uuid, device, true);
 }
 
 #undef cuDeviceGetUuid
 API cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
+/* The first version knows nothing of MIG. */
 API cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-	return uuid_of(uuid, device);
+	return uuid_of(uuid, device, false);
 }
 
 struct pci_address {

@@ -48,11 +48,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *
 
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
+	struct device_state state;
+
 	TRY(session_enter(__func__));
 	if (!uuid || !device)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	for (unsigned index = 0; index < session_device_count(); index++)
-		if (!strcasecmp(uuid, session_facts(index)->uuid))
+	TRY(session_state(0, &state)); /* what there is may have changed */
+	for (unsigned index = 0; index < session_total_count(); index++)
+		if (session_facts(index)->present && !strcasecmp(uuid, session_facts(index)->uuid))
 			return give_handle(index, device);
 	return NVML_ERROR_NOT_FOUND;
 }
@@ -89,14 +92,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *to)
 	unsigned index;
 
 	ENTER_DEVICE(device, &index, NULL);
-	return give(index, to);
+	return give(session_facts(index)->is_instance ? session_facts(index)->position : index, to);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor)
 {
 	unsigned index;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	return give(index, minor);
 }
 
@@ -105,7 +108,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
 	unsigned index, function;
 	const char *bus_id;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	if (!pci)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*pci = (nvmlPciInfo_t){.pciDeviceId = 0x233510de, .pciSubSystemId = 0x18be10de};
@@ -122,13 +125,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *core
 {
 	unsigned index;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	return give(session_facts(index)->sms * CORES_PER_SM, cores);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	if (!major || !minor)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*major = 9;
@@ -138,45 +141,18 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int 
 
 EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *architecture)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	return give(NVML_DEVICE_ARCH_HOPPER, architecture);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	return give(NVML_FEATURE_ENABLED, mode);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	return give(NVML_COMPUTEMODE_DEFAULT, mode);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
-{
-	ENTER_DEVICE(device, NULL, NULL);
-	TRY(give(NVML_DEVICE_MIG_DISABLE, current));
-	return give(NVML_DEVICE_MIG_DISABLE, pending);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
-{
-	ENTER_DEVICE(device, NULL, NULL);
-	return give(0, count);
-}
-
-EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_mig)
-{
-	ENTER_DEVICE(device, NULL, NULL);
-	return give(0, is_mig);
-}
-
-/* Answered for MIG devices only. */
-EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, void *attributes)
-{
-	(void)attributes;
-	ENTER_DEVICE(device, NULL, NULL);
-	return NVML_ERROR_NOT_SUPPORTED;
 }

@@ -36,7 +36,7 @@ EXPORT nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 
 EXPORT nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	if (!types)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*types = NVML_EVENT_TYPE_XID_CRITICAL_ERROR;
@@ -73,7 +73,7 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
 {
 	unsigned index;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	if (!set)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (types & ~(unsigned long long)NVML_EVENT_TYPE_XID_CRITICAL_ERROR)
@@ -82,6 +82,22 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
 		TRY(skip_past(set));
 	set->registered[index] = types != 0;
 	return NVML_SUCCESS;
+}
+
+/* An instance's event comes from its GPU, and says which instance it was. */
+static bool is_for(nvmlEventSet_t set, const struct xid_event *event, nvmlEventData_t *data)
+{
+	const struct device_facts *facts;
+
+	if (event->device >= session_total_count())
+		return false;
+	facts = session_facts(event->device);
+	if (!set->registered[facts->gpu])
+		return false;
+	*data = (nvmlEventData_t){session_handle(facts->gpu), NVML_EVENT_TYPE_XID_CRITICAL_ERROR, event->xid,
+				  facts->is_instance ? facts->gpu_instance : NVML_NO_INSTANCE,
+				  facts->is_instance ? facts->compute_instance : NVML_NO_INSTANCE};
+	return true;
 }
 
 /* NOT_FOUND: nothing new. */
@@ -94,11 +110,8 @@ static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 	TRY(events_after(set->after, &events, &count));
 	for (unsigned at = 0; at < count && result != NVML_SUCCESS; at++) {
 		set->after = events[at].sequence;
-		if (events[at].device >= MAX_DEVICES || !set->registered[events[at].device])
-			continue;
-		*data = (nvmlEventData_t){session_handle(events[at].device), NVML_EVENT_TYPE_XID_CRITICAL_ERROR,
-					  events[at].xid, NVML_NO_INSTANCE, NVML_NO_INSTANCE};
-		result = NVML_SUCCESS;
+		if (is_for(set, &events[at], data))
+			result = NVML_SUCCESS;
 	}
 	free(events);
 	return result;

@@ -27,7 +27,7 @@ enum metric {
 
 EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	if (!support)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (support->version != NVML_GPM_SUPPORT_VERSION)
@@ -61,19 +61,32 @@ EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample
 	struct device_state state;
 	unsigned index;
 
-	ENTER_DEVICE(device, &index, &state);
+	ENTER_GPU(device, &index, &state);
 	if (!sample)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*sample = (struct nvmlGpmSample_st){index, state};
 	return NVML_SUCCESS;
 }
 
+/* `device` is the GPU. */
 EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned instance, nvmlGpmSample_t sample)
 {
-	(void)instance;
-	(void)sample;
-	ENTER_DEVICE(device, NULL, NULL);
-	return NVML_ERROR_NOT_SUPPORTED;
+	struct device_state state;
+	unsigned gpu;
+
+	ENTER_GPU(device, &gpu, NULL);
+	if (!sample)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned index = session_device_count(); index < session_total_count(); index++) {
+		const struct device_facts *facts = session_facts(index);
+
+		if (!facts->present || facts->gpu != gpu || facts->gpu_instance != instance)
+			continue;
+		TRY(session_state(index, &state));
+		*sample = (struct nvmlGpmSample_st){index, state};
+		return NVML_SUCCESS;
+	}
+	return session_facts(gpu)->mig_mode ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
 }
 
 static void set(nvmlGpmMetric_t *metric, double value, const char *short_name, const char *long_name, const char *unit)

@@ -42,6 +42,7 @@ enum {
 	NVML_COMPUTEMODE_DEFAULT = 0,
 	NVML_DEVICE_ARCH_HOPPER = 9,
 	NVML_DEVICE_MIG_DISABLE = 0,
+	NVML_DEVICE_MIG_ENABLE = 1,
 	NVML_EVENT_TYPE_XID_CRITICAL_ERROR = 8,
 	NVML_GPM_METRICS_GET_VERSION = 1,
 	NVML_GPM_SUPPORT_VERSION = 1,
@@ -150,6 +151,13 @@ typedef struct {
 	nvmlGpmMetric_t metrics[];
 } nvmlGpmMetricsGet_t;
 
+typedef struct {
+	unsigned multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount,
+		sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+	unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
+
+_Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "as the real one");
 _Static_assert(sizeof(nvmlPciInfo_t) == 68, "as the real one");
 _Static_assert(sizeof(nvmlMemory_v2_t) == 0x28, "as the real one");
 _Static_assert(sizeof(nvmlProcessUtilizationSample_t) == 32, "as the real one");

@@ -21,7 +21,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned co
 	unsigned index;
 	uint64_t bytes;
 
-	ENTER_DEVICE(device, &index, &from);
+	ENTER_GPU(device, &index, &from);
 	if (!kilobytes_per_second || counter > NVML_PCIE_UTIL_RX_BYTES)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	while (nanosleep(&window, &window) < 0 && errno == EINTR)
@@ -41,7 +41,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	if (count <= 0 || !values)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (int at = 0; at < count; at++) {

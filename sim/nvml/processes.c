@@ -9,14 +9,25 @@
 enum process_list {
 	COMPUTE,
 	MPS_COMPUTE,
-	GRAPHICS, /* always empty: nothing here draws */
+	GRAPHICS, /* those that say so by GPUSIM_GRAPHICS */
 };
 
 static const unsigned SPARE_SAMPLES = 16; /* a caller asks for the size first; more may come before it asks again */
 
 static bool belongs(const struct process_entry *process, enum process_list list)
 {
-	return list == (process->mps ? MPS_COMPUTE : COMPUTE);
+	if (list == GRAPHICS)
+		return process->graphics != GRAPHICS_NONE;
+	return process->graphics != GRAPHICS_ONLY && list == (process->mps ? MPS_COMPUTE : COMPUTE);
+}
+
+static nvmlProcessInfo_t describe(const struct process_entry *process)
+{
+	const struct device_facts *facts = session_facts(process->device);
+
+	return (nvmlProcessInfo_t){process->pid, process->used_bytes,
+				   facts->is_instance ? facts->gpu_instance : NVML_NO_INSTANCE,
+				   facts->is_instance ? facts->compute_instance : NVML_NO_INSTANCE};
 }
 
 static nvmlReturn_t list_processes(unsigned index, enum process_list list, unsigned *count, nvmlProcessInfo_t *to)
@@ -34,8 +45,7 @@ static nvmlReturn_t list_processes(unsigned index, enum process_list list, unsig
 		if (!belongs(&processes[at], list))
 			continue;
 		if (to && *count < room)
-			to[*count] = (nvmlProcessInfo_t){processes[at].pid, processes[at].used_bytes, NVML_NO_INSTANCE,
-							 NVML_NO_INSTANCE};
+			to[*count] = describe(&processes[at]);
 		++*count;
 	}
 	free(items);
@@ -93,6 +103,8 @@ static nvmlReturn_t utilization(unsigned index, uint64_t since_us, struct util_s
 	struct answer answer;
 	void *items;
 
+	if (session_facts(index)->mig_mode)
+		return NVML_ERROR_NOT_SUPPORTED;
 	TRY(session_ask(&query, &answer, &items));
 	*samples = items;
 	*count = answer.count;
@@ -103,11 +115,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
 						    unsigned *count, unsigned long long since_us)
 {
 	struct util_sample *samples;
+	struct device_state state;
 	unsigned index, have, room;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, &state);
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!state.old_process_utilization)
+		return NVML_ERROR_NOT_FOUND; /* as the real one on Blackwell, however busy it is */
 	TRY(utilization(index, since_us, &samples, &have));
 	room = to ? *count : 0;
 	for (unsigned at = 0; have <= room && at < have; at++)
@@ -123,7 +138,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
 	struct util_sample *samples;
 	unsigned index, have, room;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	if (!info)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (info->version != NVML_STRUCT_VERSION(*info, 1))

@@ -48,7 +48,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned clock, 
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	if (clock >= NVML_CLOCK_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return give(clock == NVML_CLOCK_MEM ? MEMORY_CLOCK_MHZ : state.sm_clock_mhz, mhz);
@@ -56,7 +56,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned clock, 
 
 EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned clock, unsigned *mhz)
 {
-	ENTER_DEVICE(device, NULL, NULL);
+	ENTER_GPU(device, NULL, NULL);
 	if (clock >= NVML_CLOCK_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return give(clock == NVML_CLOCK_MEM ? MEMORY_CLOCK_MHZ : MAX_SM_CLOCK_MHZ, mhz);
@@ -66,7 +66,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milli
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	return give(state.power_mw, milliwatts);
 }
 
@@ -74,7 +74,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigne
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	return give(state.power_limit_mw, milliwatts);
 }
 
@@ -82,7 +82,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsig
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	return give(state.power_limit_mw, milliwatts);
 }
 
@@ -90,7 +90,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned senso
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	if (sensor != NVML_TEMPERATURE_GPU)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return give(state.temperature_c, celsius);
@@ -100,7 +100,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperatu
 {
 	struct device_state state;
 
-	ENTER_DEVICE(device, NULL, &state);
+	ENTER_GPU(device, NULL, &state);
 	if (!temperature || temperature->sensorType != NVML_TEMPERATURE_GPU)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (temperature->version != NVML_STRUCT_VERSION(*temperature, 1))
@@ -128,9 +128,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtili
 	struct util_sample *samples;
 	unsigned index, count;
 
-	ENTER_DEVICE(device, &index, &state);
+	ENTER_GPU(device, &index, &state);
 	if (!rates)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (session_facts(index)->mig_mode)
+		return NVML_ERROR_NOT_SUPPORTED;
 	TRY(device_samples(index, state.wall_us > RECENT_US ? state.wall_us - RECENT_US : 0, &samples, &count));
 	*rates = (nvmlUtilization_t){.gpu = count ? samples[count - 1].percent : 0};
 	free(samples);
@@ -144,10 +146,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned kind, uns
 	unsigned index, have;
 	nvmlReturn_t result = NVML_SUCCESS;
 
-	ENTER_DEVICE(device, &index, NULL);
+	ENTER_GPU(device, &index, NULL);
 	if (!value_type || !count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (kind != NVML_GPU_UTILIZATION_SAMPLES)
+	if (kind != NVML_GPU_UTILIZATION_SAMPLES || session_facts(index)->mig_mode)
 		return NVML_ERROR_NOT_SUPPORTED;
 	TRY(device_samples(index, since_us, &samples, &have));
 	*value_type = NVML_VALUE_TYPE_UNSIGNED_INT;

@@ -10,6 +10,8 @@ struct nvmlDevice_st {
 	char unused; /* a handle is only ever an address */
 };
 
+static const uint32_t UNKNOWN = UINT32_MAX;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned initialised;
 static int connection = -1;
@@ -17,7 +19,8 @@ static pid_t connected_as;
 static bool unloaded; /* the server went away while NVML was initialised; only a new start helps, as on the real one */
 static struct nvmlDevice_st handles[MAX_DEVICES];
 static struct device_facts facts[MAX_DEVICES];
-static unsigned device_count;
+static unsigned device_count, gpu_count;
+static uint32_t generation; /* of the facts, by the server's count */
 
 static void disconnect(void)
 {
@@ -31,7 +34,7 @@ static bool connected(void)
 	if (connection >= 0 && connected_as == getpid())
 		return true;
 	disconnect(); /* a forked child must not share its parent's conversation */
-	connection = query_connect();
+	connection = query_connect_as(HELLO_NVML);
 	connected_as = getpid();
 	return connection >= 0;
 }
@@ -108,6 +111,9 @@ static nvmlReturn_t load_devices(void)
 	if (items)
 		memcpy(facts, items, device_count * sizeof(*facts));
 	free(items);
+	gpu_count = 0;
+	while (gpu_count < device_count && !facts[gpu_count].is_instance)
+		gpu_count++;
 	return NVML_SUCCESS;
 }
 
@@ -117,6 +123,7 @@ static nvmlReturn_t start_locked(void)
 
 	if (!initialised) {
 		unloaded = false;
+		generation = UNKNOWN;
 		disconnect();
 		result = load_devices();
 	}
@@ -182,11 +189,26 @@ nvmlReturn_t session_enter(const char *function)
 	return ready ? check_switched_on(function) : NVML_ERROR_UNINITIALIZED;
 }
 
+/* Somebody has split or joined a GPU: learn of it. An index never becomes another device. */
+static nvmlReturn_t keep_up(uint32_t now)
+{
+	nvmlReturn_t result = NVML_SUCCESS;
+
+	pthread_mutex_lock(&lock);
+	if (now != generation)
+		result = load_devices();
+	if (result == NVML_SUCCESS)
+		generation = now;
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
 nvmlReturn_t session_state(unsigned index, struct device_state *state)
 {
 	struct query query = {.op = Q_DEVICE_STATE, .device = index};
 
-	return session_ask_one(&query, state, sizeof(*state));
+	TRY(session_ask_one(&query, state, sizeof(*state)));
+	return keep_up(state->generation);
 }
 
 nvmlReturn_t session_enter_device(const char *function, nvmlDevice_t device, unsigned *index,
@@ -200,6 +222,8 @@ nvmlReturn_t session_enter_device(const char *function, nvmlDevice_t device, uns
 	TRY(session_state((unsigned)(device - handles), &present));
 	if (present.lost)
 		return NVML_ERROR_GPU_IS_LOST;
+	if (!facts[device - handles].present)
+		return NVML_ERROR_NOT_FOUND;
 	if (index)
 		*index = (unsigned)(device - handles);
 	if (state)
@@ -207,7 +231,24 @@ nvmlReturn_t session_enter_device(const char *function, nvmlDevice_t device, uns
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t session_enter_gpu(const char *function, nvmlDevice_t device, unsigned *index, struct device_state *state)
+{
+	unsigned at;
+
+	TRY(session_enter_device(function, device, &at, state));
+	if (facts[at].is_instance)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (index)
+		*index = at;
+	return NVML_SUCCESS;
+}
+
 unsigned session_device_count(void)
+{
+	return gpu_count;
+}
+
+unsigned session_total_count(void)
 {
 	return device_count;
 }

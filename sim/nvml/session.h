@@ -20,13 +20,21 @@ nvmlReturn_t session_ask_one(const struct query *query, void *item, size_t bytes
 /* Checks that concern no device. `function` is the exported name. */
 nvmlReturn_t session_enter(const char *function);
 
-/* Checks the handle too, and gives the device's index and present state (either may be NULL). */
+/*
+ * Checks the handle too, and gives the device's index and present state (either may be NULL). A handle of an instance
+ * that is gone is NOT_FOUND.
+ */
 nvmlReturn_t session_enter_device(const char *function, nvmlDevice_t device, unsigned *index,
 				  struct device_state *state);
 
+/* The same for what is answered about whole GPUs only. */
+nvmlReturn_t session_enter_gpu(const char *function, nvmlDevice_t device, unsigned *index, struct device_state *state);
+
 nvmlReturn_t session_state(unsigned index, struct device_state *state);
 
+/* GPUs; their instances have the indices behind them, up to session_total_count(). */
 unsigned session_device_count(void);
+unsigned session_total_count(void);
 
 /* What does not change about a device. The index has been checked. */
 const struct device_facts *session_facts(unsigned index);
@@ -47,3 +55,4 @@ nvmlReturn_t give_text(const char *text, char *buffer, unsigned length);
 
 /* How most calls about one device begin. */
 #define ENTER_DEVICE(device, index, state) TRY(session_enter_device(__func__, device, index, state))
+#define ENTER_GPU(device, index, state) TRY(session_enter_gpu(__func__, device, index, state))

@@ -10,13 +10,16 @@
 
 #include "server.h"
 
-static const char USAGE[] = "usage: gpusim serve [--dir DIR] [--config FILE]\n"
-			    "       gpusim status | truth                      (JSON, one line per device or process)\n"
-			    "       gpusim fault lose|restore DEVICE\n"
-			    "       gpusim fault xid DEVICE NUMBER [PID]\n"
-			    "       gpusim fault drop-samples COUNT\n"
-			    "       gpusim fault unsupported|supported NVML-FUNCTION\n"
-			    "The server is found by $GPUSIM_DIR (default " GPUSIM_DEFAULT_DIR ").\n";
+static const char USAGE[] =
+	"usage: gpusim serve [--dir DIR] [--config FILE]\n"
+	"       gpusim status | truth                      (JSON, one line per device or process)\n"
+	"       gpusim fault lose|restore DEVICE\n"
+	"       gpusim fault xid DEVICE NUMBER [PID]\n"
+	"       gpusim fault drop-samples COUNT\n"
+	"       gpusim fault unsupported|supported NVML-FUNCTION\n"
+	"       gpusim fault driver-unload|driver-load\n"
+	"       gpusim fault mig GPU PROFILES|off          (3g.40gb,2g.20gb; '': in MIG mode, nothing made)\n"
+	"The server is found by $GPUSIM_DIR (default " GPUSIM_DEFAULT_DIR ").\n";
 
 int cli_connect(const char *dir, uint32_t kind)
 {
@@ -98,15 +101,20 @@ static int status(int fd)
 	struct device_facts *facts = ask(fd, &(struct query){.op = Q_DEVICES}, &answer);
 
 	for (uint32_t d = 0; d < answer.count; d++) {
-		struct device_state *s = ask(fd, &(struct query){.op = Q_DEVICE_STATE, .device = d}, &one);
+		struct device_state *s;
 
-		printf("{\"device\": %u, \"uuid\": \"%s\", \"sms\": %u, \"at_ns\": %lu, \"sm_active_ns\": %lu, "
+		if (!facts[d].present)
+			continue;
+		s = ask(fd, &(struct query){.op = Q_DEVICE_STATE, .device = d}, &one);
+		printf("{\"device\": %u, \"gpu\": %u, \"uuid\": \"%s\", \"sms\": %u, \"at_ns\": %lu, \"sm_active_ns\": "
+		       "%lu, "
 		       "\"busy_ns\": %lu, "
 		       "\"tx_bytes\": %lu, \"rx_bytes\": %lu, \"memory_used\": %lu, \"memory_bytes\": %lu, \"lost\": "
 		       "%s, "
 		       "\"mps\": %s}\n",
-		       d, facts[d].uuid, facts[d].sms, s->at_ns, s->sm_active_ns, s->busy_ns, s->tx_bytes, s->rx_bytes,
-		       s->memory_used, facts[d].memory_bytes, s->lost ? "true" : "false", s->mps ? "true" : "false");
+		       d, facts[d].gpu, facts[d].uuid, facts[d].sms, s->at_ns, s->sm_active_ns, s->busy_ns, s->tx_bytes,
+		       s->rx_bytes, s->memory_used, facts[d].memory_bytes, s->lost ? "true" : "false",
+		       s->mps ? "true" : "false");
 		free(s);
 	}
 	free(facts);
@@ -124,7 +132,9 @@ static int fault(int fd, int argc, char **argv)
 	} else if (strcmp(argv[0], "unsupported") == 0 || strcmp(argv[0], "supported") == 0) {
 		snprintf(query.name, sizeof(query.name), "%s", argv[1]);
 	} else {
-		query.device = (uint32_t)strtoul(argv[1], NULL, 10);
+		query.device = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 0;
+		if (strcmp(argv[0], "mig") == 0 && argc > 2)
+			snprintf(query.name, sizeof(query.name), "%s", argv[2]);
 		query.a = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
 		query.b = argc > 3 ? strtoull(argv[3], NULL, 10) : 0;
 	}
@@ -140,7 +150,7 @@ int cli(int argc, char **argv)
 		return truth(cli_connect(dir, HELLO_QUERY));
 	if (argc == 2 && strcmp(argv[1], "status") == 0)
 		return status(cli_connect(dir, HELLO_QUERY));
-	if (argc >= 4 && strcmp(argv[1], "fault") == 0)
+	if (argc >= (argc > 2 && strncmp(argv[2], "driver-", 7) == 0 ? 3 : 4) && strcmp(argv[1], "fault") == 0)
 		return fault(cli_connect(dir, HELLO_QUERY), argc - 2, argv + 2);
 	fputs(USAGE, stderr);
 	return 2;

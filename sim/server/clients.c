@@ -19,13 +19,14 @@
 #define CUDA_OK 0
 #define CUDA_INVALID_VALUE 1
 #define CUDA_OUT_OF_MEMORY 2
+#define CUDA_NO_DEVICE 100
 #define FIRST_ADDRESS 0x700000000000ull
 #define ALIGNMENT 512
 #define MOST_QUEUED 262144 /* operations of one client on one device; one that obeys QUEUE_DEPTH stays far below */
 
 static bool send_welcome(const struct node *node, const struct client *client, int memory)
 {
-	struct welcome welcome = {.magic = GPUSIM_MAGIC, .devices = node->config.gpus};
+	struct welcome welcome = {.magic = GPUSIM_MAGIC, .devices = device_count(node->model)};
 	char control[CMSG_SPACE(2 * sizeof(int))] = {0};
 	struct iovec part = {&welcome, sizeof(welcome)};
 	struct msghdr message = {
@@ -95,7 +96,7 @@ static void wake(struct shared *shared)
 
 void client_end_cuda(struct node *node, struct client *client)
 {
-	for (unsigned d = 0; d < node->config.gpus; d++) {
+	for (unsigned d = 0; d < device_count(node->model); d++) {
 		if (client->contexts[d])
 			context_end(client->contexts[d]);
 		if (client->records[d])
@@ -151,6 +152,8 @@ static int context_open(struct node *node, struct client *client, uint32_t devic
 {
 	if (client->contexts[device])
 		return CUDA_OK;
+	if (!node->facts[device].present || node->facts[device].mig_mode)
+		return CUDA_NO_DEVICE; /* it was split or reconfigured after the client came */
 	if (!memory_take(node->model, device, node->config.context_bytes))
 		return CUDA_OUT_OF_MEMORY;
 	if (!client->records[device])
@@ -218,7 +221,7 @@ static int release(struct node *node, struct client *client, uint64_t address, u
 static void memory_info(const struct node *node, const struct client *client, uint32_t device, uint64_t values[2])
 {
 	struct device_state state;
-	uint64_t limit = client->memory_limit[device], total = node->config.memory_bytes, own = 0, left;
+	uint64_t limit = client->memory_limit[device], total = node->facts[device].memory_bytes, own = 0, left;
 
 	device_read(node->model, device, &state);
 	left = total - state.memory_used;
@@ -271,7 +274,7 @@ static bool obey(struct node *node, struct client *client, const struct command 
 	struct stream *stream = command->stream < MAX_STREAMS ? client->streams[command->stream] : NULL;
 	struct stream *awaited = NULL;
 
-	if (command->device >= node->config.gpus || command->reply >= MAX_REPLIES)
+	if (command->device >= device_count(node->model) || command->reply >= MAX_REPLIES)
 		return false;
 	switch (command->kind) {
 	case CMD_STREAM_NEW:

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../protocol.h"
-
 static void fail(const char *where, const char *key, const char *value)
 {
 	fprintf(stderr, "gpusim: %s: '%s = %s' is not understood; see sim/README.md for keys and units\n", where, key,
@@ -49,18 +47,63 @@ static uint64_t number(const char *where, const char *key, const char *value)
 	return 0;
 }
 
+static int either(const char *where, const char *key, const char *value, const char *yes, const char *no)
+{
+	if (strcmp(value, yes) && strcmp(value, no))
+		fail(where, key, value);
+	return strcmp(value, yes) == 0;
+}
+
+/* "132" for all, or "132,66": each GPU's own. */
+static void set_sms(struct config *config, const char *where, const char *value)
+{
+	char copy[256], *place = NULL, *part;
+	unsigned gpu = 0;
+
+	snprintf(copy, sizeof(copy), "%s", value);
+	memset(config->gpu_sms, 0, sizeof(config->gpu_sms));
+	part = strtok_r(copy, ", ", &place);
+	config->sms = (unsigned)number(where, "sms", part ? part : value);
+	for (; part; part = strtok_r(NULL, ", ", &place)) {
+		if (gpu == MAX_GPUS)
+			fail(where, "sms", value);
+		config->gpu_sms[gpu++] = (unsigned)number(where, "sms", part);
+	}
+	if (gpu == 1)
+		config->gpu_sms[0] = 0;
+}
+
+/* "0:3g.40gb,2g.20gb;1:7g.80gb"; whether it fits is looked at when the memory is known. */
+static void set_mig(struct config *config, const char *where, const char *value)
+{
+	char copy[256], *place = NULL, *end;
+
+	snprintf(copy, sizeof(copy), "%s", value);
+	for (char *part = strtok_r(copy, "; ", &place); part; part = strtok_r(NULL, "; ", &place)) {
+		unsigned long gpu = strtoul(part, &end, 10);
+
+		if (end == part || *end != ':' || gpu >= MAX_GPUS || !mig_parse(end + 1, UINT64_MAX, config->mig[gpu]))
+			fail(where, "mig", value);
+		config->mig_mode[gpu] = 1;
+	}
+}
+
 static void set(struct config *config, const char *where, const char *key, const char *value)
 {
 	if (strcmp(key, "name") == 0)
 		snprintf(config->name, sizeof(config->name), "%s", value);
-	else if (strcmp(key, "mps") == 0 && strcmp(value, "on") == 0)
-		config->mps = 1;
-	else if (strcmp(key, "mps") == 0 && strcmp(value, "off") == 0)
-		config->mps = 0;
+	else if (strcmp(key, "mps") == 0)
+		config->mps = either(where, key, value, "on", "off");
+	else if (strcmp(key, "mps_credits") == 0)
+		config->mps_credits_server = either(where, key, value, "server", "client");
+	else if (strcmp(key, "old_process_utilization") == 0)
+		config->old_process_utilization_off = either(where, key, value, "off", "on");
+	else if (strcmp(key, "mig") == 0)
+		set_mig(config, where, value);
 	else if (strcmp(key, "gpus") == 0)
 		config->gpus = (unsigned)number(where, key, value);
 	else if (strcmp(key, "sms") == 0)
-		config->sms = (unsigned)number(where, key, value);
+		set_sms(config, where, value);
 	else if (strcmp(key, "memory") == 0)
 		config->memory_bytes = number(where, key, value);
 	else if (strcmp(key, "context_memory") == 0)
@@ -75,6 +118,65 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->switch_ns = number(where, key, value);
 	else
 		fail(where, key, value);
+}
+
+/* ---- MIG ---- */
+
+/* How many of a Hopper's 132 SMs so many of its slices have. */
+static const struct {
+	unsigned slices, sms;
+} MIG_SIZES[] = {{1, 16}, {2, 32}, {3, 60}, {4, 64}, {7, 132}};
+
+unsigned mig_sms(unsigned slices, unsigned gpu_sms)
+{
+	unsigned sms = 0;
+
+	for (size_t i = 0; i < sizeof(MIG_SIZES) / sizeof(MIG_SIZES[0]); i++)
+		if (MIG_SIZES[i].slices == slices)
+			sms = MIG_SIZES[i].sms * gpu_sms / 132;
+	return sms;
+}
+
+bool mig_parse(const char *text, uint64_t memory_bytes, struct mig_profile profiles[MAX_INSTANCES])
+{
+	unsigned slices = 0, gigabytes = 0, count = 0;
+
+	memset(profiles, 0, MAX_INSTANCES * sizeof(*profiles));
+	while (*text) {
+		struct mig_profile *profile = &profiles[count];
+		int length = 0;
+
+		if (count == MAX_INSTANCES ||
+		    sscanf(text, "%1ug.%4ugb%n", &profile->slices, &profile->gigabytes, &length) != 2 || !length ||
+		    !mig_sms(profile->slices, 132) || !profile->gigabytes)
+			return false;
+		slices += profile->slices;
+		gigabytes += profile->gigabytes;
+		text += length;
+		if (*text && (*text++ != ',' || !*text))
+			return false;
+		count++;
+	}
+	return slices <= 7 && (uint64_t)gigabytes <= memory_bytes >> 30;
+}
+
+static bool mig_fits(const struct config *config)
+{
+	unsigned instances = 0;
+
+	for (unsigned gpu = 0; gpu < MAX_GPUS; gpu++) {
+		uint64_t gigabytes = 0;
+
+		if (config->mig_mode[gpu] && gpu >= config->gpus)
+			return false;
+		for (unsigned i = 0; i < MAX_INSTANCES; i++) {
+			gigabytes += config->mig[gpu][i].gigabytes;
+			instances += config->mig[gpu][i].slices > 0;
+		}
+		if (gigabytes > config->memory_bytes >> 30)
+			return false;
+	}
+	return config->gpus + instances <= MAX_DEVICES;
 }
 
 static char *trim(char *text)
@@ -113,10 +215,19 @@ static void load_file(struct config *config, const char *path)
 	fclose(file);
 }
 
+static bool sms_fit(const struct config *config)
+{
+	for (unsigned gpu = 0; gpu < MAX_GPUS; gpu++)
+		if (config->gpu_sms[gpu] > 1024)
+			return false;
+	return config->sms >= 1 && config->sms <= 1024;
+}
+
 void config_load(struct config *config, const char *path)
 {
 	static const char *const KEYS[] = {
-		"name",		  "mps",       "gpus",		"sms", "memory", "context_memory", "copy_bandwidth",
+		"name",		  "mps",       "mps_credits",	"old_process_utilization", "mig",
+		"gpus",		  "sms",       "memory",	"context_memory",	   "copy_bandwidth",
 		"dram_bandwidth", "timeslice", "context_switch"};
 	char variable[64];
 
@@ -138,9 +249,16 @@ void config_load(struct config *config, const char *path)
 		if (getenv(variable))
 			set(config, variable, KEYS[i], getenv(variable));
 	}
-	if (config->gpus < 1 || config->gpus > MAX_DEVICES || config->sms < 1 || config->sms > 1024 ||
-	    !config->copy_bytes_per_second || !config->dram_bytes_per_second) {
-		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms and bandwidths above 0\n", MAX_DEVICES);
+	if (config->gpus < 1 || config->gpus > MAX_GPUS || !sms_fit(config) || !config->copy_bytes_per_second ||
+	    !config->dram_bytes_per_second) {
+		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms and bandwidths above 0\n", MAX_GPUS);
+		exit(2);
+	}
+	if (!mig_fits(config)) {
+		fprintf(stderr,
+			"gpusim: the MIG instances need a GPU that is there, 7 slices and its memory at most, and %d "
+			"devices in all\n",
+			MAX_DEVICES);
 		exit(2);
 	}
 }

@@ -137,10 +137,12 @@ static bool begin(struct node *node, struct client *client)
 	memcpy(&client->hello, client->input, sizeof(client->hello));
 	if (client->hello.magic != GPUSIM_MAGIC || client->hello.version != GPUSIM_VERSION)
 		return false;
-	if (client->hello.kind != HELLO_CUDA && client->hello.kind != HELLO_QUERY)
+	if (client->hello.kind < HELLO_CUDA || client->hello.kind > HELLO_NVML)
+		return false;
+	if (node->unloaded && client->hello.kind != HELLO_QUERY)
 		return false;
 	client->kind = client->hello.kind;
-	return client->kind == HELLO_QUERY || client_begin_cuda(node, client);
+	return client->kind != HELLO_CUDA || client_begin_cuda(node, client);
 }
 
 /* One message from the front of the input; false when it is not all there yet. */
@@ -153,7 +155,7 @@ static bool use_message(struct node *node, struct client *client)
 		return false;
 	if (!client->kind) {
 		client->doomed = !begin(node, client);
-	} else if (client->kind == HELLO_QUERY) {
+	} else if (client->kind != HELLO_CUDA) {
 		memcpy(&query, client->input, sizeof(query));
 		query.text[sizeof(query.text) - 1] = query.name[sizeof(query.name) - 1] = 0;
 		clients_run(node, clock_ns()); /* the answer is about now, not about when we last woke */
@@ -261,13 +263,18 @@ static void make_facts(struct node *node)
 		struct device_facts *facts = &node->facts[d];
 
 		*facts = (struct device_facts){.index = d,
-					       .sms = node->config.sms,
+					       .gpu = d,
+					       .present = 1,
+					       .sms = device_sms(node->model, d),
 					       .memory_bytes = node->config.memory_bytes,
 					       .copy_bytes_per_second = node->config.copy_bytes_per_second};
 		snprintf(facts->uuid, sizeof(facts->uuid), "GPU-%08x-51a1-4000-8000-%012x", 0x5e1f0000u + d, d + 1);
 		snprintf(facts->name, sizeof(facts->name), "%s", node->config.name);
 		snprintf(facts->pci_bus_id, sizeof(facts->pci_bus_id), "00000000:%02X:00.0", d + 1);
 	}
+	for (unsigned gpu = 0; gpu < node->config.gpus; gpu++)
+		if (node->config.mig_mode[gpu])
+			mig_split(node, gpu, true, node->config.mig[gpu]);
 }
 
 static void listen_at(struct node *node, const char *dir)
@@ -328,9 +335,9 @@ static int serve(const char *dir, const char *config)
 	sigaction(SIGTERM, &on_end, NULL);
 	sigaction(SIGINT, &on_end, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	make_facts(node);
 	node->mps = (struct mps){.running = node->config.mps, .default_percentage = 100, .percentage = 100};
 	node->model = model_new(&node->config, &CLIENT_EVENTS);
+	make_facts(node);
 	listen_at(node, dir);
 	open_loop(node);
 	hurry();

@@ -74,7 +74,8 @@ struct engine {
 
 struct device {
 	struct model *model;
-	unsigned index;
+	unsigned index, sms;
+	uint64_t memory_bytes, dram_bytes_per_second;
 	struct context *contexts;
 	struct group shared; /* of the MPS clients */
 	struct group *active;
@@ -93,6 +94,7 @@ struct model {
 	struct model_events events;
 	uint64_t now_ns, order;
 	int blocked; /* streams that wait for another one */
+	unsigned device_count;
 	struct device devices[MAX_DEVICES];
 	struct record **records;
 	size_t record_count, record_room;
@@ -161,7 +163,7 @@ static void record_update(struct record *record, uint64_t now_ns)
 
 static void device_update(struct device *device, uint64_t now_ns)
 {
-	uint32_t held = device->model->config.sms - device->free_sms;
+	uint32_t held = device->sms - device->free_sms;
 	uint64_t elapsed = now_ns - device->since_ns;
 
 	device->sm_ns += elapsed * held;
@@ -333,7 +335,7 @@ static void copy_start(struct device *device, struct op *op, uint64_t now_ns)
 {
 	const struct config *config = &device->model->config;
 	bool engine = op->command.a <= COPY_D2H;
-	double rate = (double)(engine ? config->copy_bytes_per_second : config->dram_bytes_per_second);
+	double rate = (double)(engine ? config->copy_bytes_per_second : device->dram_bytes_per_second);
 
 	op->stream->context->copying++;
 	item_push(device, now_ns + COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / rate), ITEM_COPY, op, 0);
@@ -436,7 +438,7 @@ static void forget_awaited(struct stream *gone)
 {
 	struct model *model = gone->context->device->model;
 
-	for (unsigned d = 0; d < model->config.gpus && gone->awaiters; d++)
+	for (unsigned d = 0; d < model->device_count && gone->awaiters; d++)
 		for (struct context *c = model->devices[d].contexts; c; c = c->next)
 			context_forget_awaited(c, gone);
 }
@@ -483,7 +485,7 @@ static void unblock(struct model *model, const void *owner, uint64_t now_ns)
 
 	while (again) {
 		again = false;
-		for (unsigned d = 0; d < model->config.gpus; d++)
+		for (unsigned d = 0; d < model->device_count; d++)
 			for (struct context *c = model->devices[d].contexts; c; c = c->next)
 				if (c->owner == owner && context_unblock(c, now_ns))
 					again = true;
@@ -650,7 +652,7 @@ static struct device *earliest(const struct model *model)
 {
 	struct device *best = NULL;
 
-	for (unsigned d = 0; d < model->config.gpus; d++) {
+	for (unsigned d = 0; d < model->device_count; d++) {
 		const struct device *device = &model->devices[d];
 
 		if (device->item_count && (!best || before(&device->items[0], &best->items[0])))
@@ -709,17 +711,46 @@ struct model *model_new(const struct config *config, const struct model_events *
 
 	model->config = *config;
 	model->events = *events;
-	for (unsigned d = 0; d < config->gpus; d++) {
-		model->devices[d].model = model;
-		model->devices[d].index = d;
-		model->devices[d].free_sms = config->sms;
-	}
+	for (unsigned d = 0; d < config->gpus; d++)
+		device_add(model, config->gpu_sms[d] ? config->gpu_sms[d] : config->sms, config->memory_bytes);
 	return model;
+}
+
+unsigned device_add(struct model *model, unsigned sms, uint64_t memory_bytes)
+{
+	const struct config *config = &model->config;
+	struct device *device = &model->devices[model->device_count];
+	double part = config->memory_bytes ? (double)memory_bytes / (double)config->memory_bytes : 1;
+
+	device->model = model;
+	device->index = model->device_count;
+	device->sms = device->free_sms = sms;
+	device->memory_bytes = memory_bytes;
+	device->dram_bytes_per_second = (uint64_t)(part * (double)config->dram_bytes_per_second);
+	if (!device->dram_bytes_per_second)
+		device->dram_bytes_per_second = 1;
+	device->since_ns = model->now_ns;
+	return model->device_count++;
+}
+
+unsigned device_count(const struct model *model)
+{
+	return model->device_count;
+}
+
+unsigned device_sms(const struct model *model, unsigned device)
+{
+	return model->devices[device].sms;
+}
+
+bool device_idle(const struct model *model, unsigned device)
+{
+	return !model->devices[device].contexts;
 }
 
 void model_free(struct model *model)
 {
-	for (unsigned d = 0; d < model->config.gpus; d++) {
+	for (unsigned d = 0; d < model->device_count; d++) {
 		struct device *device = &model->devices[d];
 
 		for (struct context *context = device->contexts, *next; context; context = next) {
@@ -742,7 +773,7 @@ struct context *context_new(struct model *model, unsigned device_index, void *ow
 {
 	struct device *device = &model->devices[device_index];
 	struct context *context = must(calloc(1, sizeof(*context)));
-	unsigned sms = model->config.sms;
+	unsigned sms = device->sms;
 
 	context->device = device;
 	context->owner = owner;
@@ -796,7 +827,7 @@ void stream_submit(struct stream *stream, const struct command *command, struct 
 		awaited->awaiters++;
 	bound(&op->command, model->now_ns);
 	if (command->kind == CMD_KERNEL) {
-		op->groups_left = groups_of(command, model->config.sms);
+		op->groups_left = groups_of(command, context->device->sms);
 		context->record->truth.launches += command->d != 0;
 	}
 	context->queued++;
@@ -818,7 +849,7 @@ uint32_t context_queued(const struct context *context)
 
 bool memory_take(struct model *model, unsigned device, uint64_t bytes)
 {
-	if (bytes > model->config.memory_bytes - model->devices[device].memory_used)
+	if (bytes > model->devices[device].memory_bytes - model->devices[device].memory_used)
 		return false;
 	model->devices[device].memory_used += bytes;
 	return true;
@@ -834,7 +865,7 @@ void memory_give(struct model *model, unsigned device, uint64_t bytes)
 const struct record *record_read(struct model *model, struct record *record)
 {
 	record_update(record, model->now_ns);
-	record->truth.sm_ns = record->sm_ns / model->config.sms;
+	record->truth.sm_ns = record->sm_ns / record->sms;
 	return record;
 }
 
@@ -844,7 +875,7 @@ void device_read(struct model *model, unsigned index, struct device_state *state
 
 	device_update(device, model->now_ns);
 	state->at_ns = model->now_ns;
-	state->sm_active_ns = device->sm_ns / model->config.sms;
+	state->sm_active_ns = device->sm_ns / device->sms;
 	state->busy_ns = device->busy_ns;
 	state->tx_bytes = device->tx_bytes;
 	state->rx_bytes = device->rx_bytes;
@@ -872,6 +903,7 @@ struct record *record_new(struct model *model, unsigned device, uint32_t pid, bo
 	struct record *record = must(calloc(1, sizeof(*record)));
 
 	forget_oldest_dead(model);
+	record->sms = model->devices[device].sms;
 	record->truth.pid = pid;
 	record->truth.device = device;
 	record->truth.alive = 1;

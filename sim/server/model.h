@@ -24,6 +24,7 @@ struct model;
 struct record {
 	struct truth_entry truth;
 	uint32_t held; /* SMs now */
+	uint32_t sms; /* of the device */
 	uint32_t uses; /* contexts that count into it */
 	uint64_t since_ns; /* when held last changed */
 	uint64_t sm_ns; /* ∫ held */
@@ -35,7 +36,14 @@ struct model_events { /* called while time advances */
 	void (*mark)(void *owner, uint32_t mark, uint64_t at_ns);
 };
 
+/* As many devices as config->gpus says, each whole. */
 struct model *model_new(const struct config *config, const struct model_events *events);
+/* One more device (an instance of a GPU), idle and empty; MAX_DEVICES at most. */
+unsigned device_add(struct model *model, unsigned sms, uint64_t memory_bytes);
+unsigned device_count(const struct model *model);
+unsigned device_sms(const struct model *model, unsigned device);
+/* No context is there, nor anything left of one. */
+bool device_idle(const struct model *model, unsigned device);
 void model_free(struct model *model);
 
 /* Earliest thing to happen; UINT64_MAX: nothing. */

@@ -33,41 +33,78 @@ static void reply(struct client *client, uint32_t status, const void *items, siz
 	put(client, items, count * item_bytes);
 }
 
+/* A GPU in MIG mode shows the sum of its instances. */
+void device_state_of(const struct node *node, unsigned device, struct device_state *state)
+{
+	*state = (struct device_state){0};
+	device_read(node->model, device, state);
+	if (!node->facts[device].is_instance)
+		mig_sum(node, device, state);
+}
+
 static void device_state(const struct node *node, struct client *client, uint32_t device)
 {
-	struct device_state state = {0};
+	struct device_state state;
 	struct timespec now;
 	double load = node->load[device];
 
-	device_read(node->model, device, &state);
+	device_state_of(node, device, &state);
 	clock_gettime(CLOCK_REALTIME, &now);
 	state.wall_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
-	state.memory_reserved = RESERVED_BYTES < node->config.memory_bytes / 8 ? RESERVED_BYTES : 0;
+	state.memory_reserved = RESERVED_BYTES < node->facts[device].memory_bytes / 8 ? RESERVED_BYTES : 0;
 	state.sm_clock_mhz = load > 0 ? BUSY_MHZ : IDLE_MHZ;
 	state.power_mw = IDLE_MW + (uint32_t)(load * (LIMIT_MW - IDLE_MW) * 0.85);
 	state.power_limit_mw = LIMIT_MW;
 	state.temperature_c = 34 + (uint32_t)(load * 38);
-	state.lost = node->lost[device];
+	state.lost = node->lost[node->facts[device].gpu];
 	state.mps = node->mps.running;
+	state.generation = node->generation;
+	state.old_process_utilization = !node->config.old_process_utilization_off;
 	reply(client, 0, &state, 1, sizeof(state));
 }
 
-static void processes(const struct node *node, struct client *client, uint32_t device)
+struct process_list {
+	struct process_entry *entries;
+	size_t count;
+};
+
+static void list(struct process_list *all, struct process_entry entry)
 {
-	struct process_entry *entries = NULL;
-	size_t count = 0;
+	all->entries = realloc(all->entries, (all->count + 1) * sizeof(entry));
+	if (!all->entries)
+		abort();
+	all->entries[all->count++] = entry;
+}
+
+static void list_device(const struct node *node, struct process_list *all, uint32_t device)
+{
+	bool any_mps = false;
 
 	for (struct client *other = node->clients; other; other = other->next) {
 		if (!other->contexts[device])
 			continue;
-		entries = realloc(entries, (count + 1) * sizeof(*entries));
-		if (!entries)
-			abort();
-		entries[count++] =
-			(struct process_entry){other->pid, other->mps, other->records[device]->truth.memory_bytes};
+		any_mps |= other->mps;
+		list(all, (struct process_entry){.pid = other->pid,
+						 .mps = other->mps,
+						 .graphics = other->hello.graphics,
+						 .device = device,
+						 .used_bytes = other->records[device]->truth.memory_bytes});
 	}
-	reply(client, 0, entries, count, sizeof(*entries));
-	free(entries);
+	if (any_mps && node->config.mps_credits_server)
+		list(all, (struct process_entry){.pid = (uint32_t)getpid(), .device = device});
+}
+
+/* Of a GPU in MIG mode: those on its instances. */
+static void processes(const struct node *node, struct client *client, uint32_t device)
+{
+	struct process_list all = {0};
+
+	list_device(node, &all, device);
+	for (uint32_t d = node->config.gpus; d < device_count(node->model) && device < node->config.gpus; d++)
+		if (node->facts[d].gpu == device)
+			list_device(node, &all, d);
+	reply(client, 0, all.entries, all.count, sizeof(*all.entries));
+	free(all.entries);
 }
 
 static void sample_list(struct client *client, const struct samples *samples, uint64_t since_us)
@@ -121,10 +158,36 @@ static bool switch_unsupported(struct node *node, const char *name, bool on)
 	return true;
 }
 
+/* Whoever used the driver is thrown out, as when it crashes or is forced out. */
+static void unload(struct node *node)
+{
+	for (struct client *other = node->clients; other; other = other->next)
+		if (other->kind == HELLO_CUDA || other->kind == HELLO_NVML)
+			other->doomed = true;
+	samples_forget(node);
+	node->unloaded = true;
+}
+
+static uint32_t split(struct node *node, const struct query *query)
+{
+	struct mig_profile profiles[MAX_INSTANCES] = {0};
+	bool mode = strcmp(query->name, "off") != 0;
+
+	if (mode && !mig_parse(query->name, node->config.memory_bytes, profiles))
+		return EINVAL;
+	return mig_split(node, query->device, mode, profiles);
+}
+
 static uint32_t fault(struct node *node, const struct query *query)
 {
 	if (strcmp(query->text, "lose") == 0 || strcmp(query->text, "restore") == 0)
-		node->lost[query->device] = query->text[0] == 'l';
+		node->lost[node->facts[query->device].gpu] = query->text[0] == 'l';
+	else if (strcmp(query->text, "driver-unload") == 0)
+		unload(node);
+	else if (strcmp(query->text, "driver-load") == 0)
+		node->unloaded = false;
+	else if (strcmp(query->text, "mig") == 0)
+		return split(node, query);
 	else if (strcmp(query->text, "drop-samples") == 0)
 		node->drop_samples = query->a;
 	else if (strcmp(query->text, "unsupported") == 0 || strcmp(query->text, "supported") == 0)
@@ -196,7 +259,7 @@ static void mps_clients(const struct node *node, struct client *client)
 	size_t count = 0;
 
 	for (struct client *other = node->clients; other; other = other->next)
-		for (uint32_t d = 0; d < node->config.gpus && other->mps; d++) {
+		for (uint32_t d = 0; d < device_count(node->model) && other->mps; d++) {
 			if (!other->contexts[d])
 				continue;
 			found = realloc(found, (count + 1) * sizeof(*found));
@@ -220,13 +283,13 @@ static uint32_t mps_terminate(struct node *node, uint64_t id)
 
 void query_answer(struct node *node, struct client *client, const struct query *query)
 {
-	if (query->device >= node->config.gpus) {
+	if (query->device >= device_count(node->model)) {
 		reply(client, ENODEV, NULL, 0, 0);
 		return;
 	}
 	switch (query->op) {
 	case Q_DEVICES:
-		reply(client, 0, node->facts, node->config.gpus, sizeof(node->facts[0]));
+		reply(client, 0, node->facts, device_count(node->model), sizeof(node->facts[0]));
 		return;
 	case Q_DEVICE_STATE:
 		device_state(node, client, query->device);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 #include <time.h>
+#include <unistd.h>
 
 #include "server.h"
 
@@ -17,38 +18,73 @@ static void keep(struct samples *samples, uint64_t at_us, uint32_t pid, uint32_t
 	samples->ring[samples->count++ % SAMPLES] = (struct util_sample){at_us, pid, percent};
 }
 
+struct second {
+	uint64_t elapsed_ns, at_us;
+	uint64_t alone_ns[MAX_DEVICES]; /* busy with processes that are no MPS clients */
+	bool mps[MAX_DEVICES]; /* MPS clients were busy */
+};
+
+static void keep_process(struct node *node, const struct second *second, unsigned device, uint32_t pid,
+			 uint64_t busy_ns)
+{
+	uint32_t percent = (uint32_t)((busy_ns * 100 + second->elapsed_ns / 2) / second->elapsed_ns);
+
+	if (node->drop_samples)
+		node->drop_samples--;
+	else
+		keep(&node->process_samples[device], second->at_us, pid, percent ? percent : 1);
+}
+
+static void sample_processes(struct node *node, struct second *second)
+{
+	size_t count;
+	struct record **all = records(node->model, &count);
+
+	for (size_t i = 0; i < count; i++) {
+		const struct truth_entry *truth = &record_read(node->model, all[i])->truth;
+		uint64_t busy = truth->busy_ns - all[i]->sampled_busy_ns;
+
+		all[i]->sampled_busy_ns = truth->busy_ns;
+		if (!truth->mps)
+			second->alone_ns[truth->device] += busy;
+		else if (busy)
+			second->mps[truth->device] = true;
+		if (busy && truth->alive && !(truth->mps && node->config.mps_credits_server))
+			keep_process(node, second, truth->device, truth->pid, busy);
+	}
+}
+
+/* Contexts that do not share take turns: what is left of the device's busy time is the MPS clients'. */
+static void sample_mps_server(struct node *node, const struct second *second, unsigned device, uint64_t busy_ns)
+{
+	if (node->config.mps_credits_server && second->mps[device] && busy_ns > second->alone_ns[device])
+		keep_process(node, second, device, (uint32_t)getpid(), busy_ns - second->alone_ns[device]);
+}
+
 /* NVML's utilisation is a share of time: the part of the second in which any of the process's kernels ran. */
 void samples_take(struct node *node, uint64_t now_ns)
 {
-	uint64_t elapsed = now_ns - node->sampled_ns, at_us = wall_us();
-	size_t count;
-	struct record **all = records(node->model, &count);
+	struct second second = {.elapsed_ns = now_ns - node->sampled_ns, .at_us = wall_us()};
 	struct device_state state;
 
-	if (!elapsed)
+	if (!second.elapsed_ns)
 		return;
-	for (size_t i = 0; i < count; i++) {
-		const struct record *record = record_read(node->model, all[i]);
-		uint64_t busy = record->truth.busy_ns - record->sampled_busy_ns;
-		uint32_t percent = (uint32_t)((busy * 100 + elapsed / 2) / elapsed);
-
-		all[i]->sampled_busy_ns = record->truth.busy_ns;
-		if (!busy || !record->truth.alive)
-			continue;
-		if (node->drop_samples)
-			node->drop_samples--;
-		else
-			keep(&node->process_samples[record->truth.device], at_us, record->truth.pid,
-			     percent ? percent : 1);
-	}
-	for (unsigned d = 0; d < node->config.gpus; d++) {
+	sample_processes(node, &second);
+	for (unsigned d = 0; d < device_count(node->model); d++) {
 		uint64_t busy;
 
-		device_read(node->model, d, &state);
+		device_state_of(node, d, &state);
 		busy = state.busy_ns - node->device_sampled_busy_ns[d];
 		node->device_sampled_busy_ns[d] = state.busy_ns;
-		node->load[d] = (double)busy / (double)elapsed;
-		keep(&node->device_samples[d], at_us, 0, (uint32_t)(node->load[d] * 100 + 0.5));
+		node->load[d] = (double)busy / (double)second.elapsed_ns;
+		keep(&node->device_samples[d], second.at_us, 0, (uint32_t)(node->load[d] * 100 + 0.5));
+		sample_mps_server(node, &second, d, busy);
 	}
 	node->sampled_ns = now_ns;
+}
+
+void samples_forget(struct node *node)
+{
+	for (unsigned d = 0; d < MAX_DEVICES; d++)
+		node->process_samples[d].count = node->device_samples[d].count = 0;
 }

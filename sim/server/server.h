@@ -67,7 +67,9 @@ struct node {
 	struct client *clients;
 	struct mps mps;
 	struct device_facts facts[MAX_DEVICES];
-	bool lost[MAX_DEVICES];
+	uint32_t generation; /* of the facts */
+	bool unloaded; /* the driver */
+	bool lost[MAX_GPUS];
 	uint64_t drop_samples;
 	char unsupported[MOST_FAULTS][96];
 	size_t unsupported_count;
@@ -95,8 +97,14 @@ extern const struct model_events CLIENT_EVENTS;
 /* query.c */
 void query_answer(struct node *node, struct client *client, const struct query *query);
 
+/* mig.c: 0 or an errno; EBUSY while anything runs on the GPU or its instances */
+uint32_t mig_split(struct node *node, unsigned gpu, bool mode, const struct mig_profile profiles[MAX_INSTANCES]);
+void mig_sum(const struct node *node, unsigned gpu, struct device_state *state);
+void device_state_of(const struct node *node, unsigned device, struct device_state *state);
+
 /* samples.c: once a second, what NVML would have sampled */
 void samples_take(struct node *node, uint64_t now_ns);
+void samples_forget(struct node *node);
 
 /* cli.c */
 int cli(int argc, char **argv);

@@ -680,6 +680,61 @@ static void random_work_conserves_sm_time_and_completes(void)
 	model = NULL;
 }
 
+static void an_added_device_has_sms_and_memory_of_its_own(void)
+{
+	struct device_state state;
+	struct client *whole, *part;
+	unsigned device;
+
+	begin(shape(8));
+	device = device_add(model, 2, 1 << 20);
+	CHECK_EQUAL(device, 1);
+	CHECK_EQUAL(device_count(model), 2);
+	CHECK(device_idle(model, device));
+	whole = join();
+	part = join_as(device, false, 0, 0);
+	CHECK(!device_idle(model, device));
+	warm(whole);
+	warm(part);
+	whole->record->sm_ns = part->record->sm_ns = 0;
+	launch(whole, 0, 16, MS); /* two blocks fit on an SM: one wave */
+	launch(part, 0, 16, MS); /* four */
+	run_all();
+	CHECK_EQUAL(sm_time(whole), 8 * MS);
+	CHECK_EQUAL(sm_time(part), 8 * MS);
+	record_read(model, part->record);
+	CHECK_EQUAL(part->record->truth.sm_ns, 4 * MS); /* of its two SMs */
+	device_read(model, device, &state);
+	CHECK(state.sm_active_ns >= 4 * MS);
+	CHECK(memory_take(model, device, 1 << 20));
+	CHECK(!memory_take(model, device, 1));
+	CHECK(memory_take(model, 0, 1 << 20));
+	memory_give(model, device, 1 << 20);
+	memory_give(model, 0, 1 << 20);
+}
+
+static void an_added_device_takes_no_turns_with_the_others(void)
+{
+	struct client *whole, *part;
+	uint64_t begun;
+
+	begin(shape(8));
+	part = join_as(device_add(model, 2, 1 << 20), false, 0, 0);
+	whole = join();
+	warm(whole);
+	warm(part);
+	begun = model_now(model);
+	for (int i = 0; i < 10; i++) {
+		launch(whole, 0, 16, MS);
+		launch(part, 0, 4, MS);
+	}
+	mark(whole, 0, 1);
+	mark(part, 0, 1);
+	run_all();
+	CHECK_EQUAL(whole->marks[1] - begun, 10 * MS);
+	CHECK_EQUAL(part->marks[1] - begun, 10 * MS);
+}
+
 #define TEST(name)                                                                                                     \
 	{                                                                                                              \
 #name, name                                                                                            \
@@ -713,6 +768,8 @@ static const struct {
 	TEST(a_destroyed_stream_finishes_its_work),
 	TEST(short_blocks_cost_few_events_and_the_same_time),
 	TEST(absurd_lengths_do_not_turn_time_around),
+	TEST(an_added_device_has_sms_and_memory_of_its_own),
+	TEST(an_added_device_takes_no_turns_with_the_others),
 	TEST(random_work_conserves_sm_time_and_completes),
 };
 

@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 
 MIB = 1 << 20
+INSTANCES = 10  # handles: generation, position + 1 of an instance (0: the GPU), GPU
 
 
 @dataclass
@@ -32,6 +33,15 @@ class FakeGpu:
     graphics: list[tuple[int, int | None]] = field(default_factory=list)
     mps: list[tuple[int, int | None]] = field(default_factory=list)
     process_samples: list[tuple[int, int, int]] = field(default_factory=list)  # pid, µs, smUtil
+    mig: bool | None = None  # None: this GPU knows no MIG
+    instances: list[FakeInstance | None] = field(default_factory=list)  # by position, with gaps
+
+
+@dataclass
+class FakeInstance(FakeGpu):
+    slices: tuple[int, int] = (3, 3)  # of the GPU instance, of the compute instance
+    number: int = 1  # of the GPU instance
+    name: str = "Fake H200 MIG 3g.71gb"
 
 
 class FakeNvml:
@@ -79,9 +89,23 @@ class FakeNvml:
         generation, index = divmod(handle, 100)
         if generation != self.generation:
             self._fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        gpu = self.gpus[index]
+        gpu = self.gpus[index % INSTANCES]
         if gpu.lost:
             self._fail(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return gpu if index < INSTANCES else self._instance(gpu, index // INSTANCES - 1)
+
+    def _instance(self, gpu: FakeGpu, position: int) -> FakeInstance:
+        found = gpu.instances[position] if gpu.mig and position < len(gpu.instances) else None
+        if found is None:
+            self._fail(pynvml.NVML_ERROR_NOT_FOUND)
+        assert found
+        return found
+
+    def _known_instance(self, handle: int) -> FakeInstance:
+        gpu = self._gpu(handle)
+        if not isinstance(gpu, FakeInstance):
+            self._fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        assert isinstance(gpu, FakeInstance)
         return gpu
 
     def _handle(self, gpu: FakeGpu) -> int:
@@ -106,14 +130,56 @@ class FakeNvml:
         for gpu in self.gpus:
             if gpu.uuid == uuid:
                 return self._handle(gpu)
+            for position, instance in enumerate(gpu.instances if gpu.mig else ()):
+                if instance is not None and instance.uuid == uuid:
+                    return self._handle(gpu) + (position + 1) * INSTANCES
         return int(self._fail(pynvml.NVML_ERROR_NOT_FOUND))
 
     def _nvmlDeviceGetUUID(self, handle: int) -> str:
         return self._gpu(handle).uuid
 
     def _nvmlDeviceGetName(self, handle: int) -> str:
-        self._gpu(handle)
-        return "Fake H200"
+        gpu = self._gpu(handle)
+        return gpu.name if isinstance(gpu, FakeInstance) else "Fake H200"
+
+    def _nvmlDeviceGetMinorNumber(self, handle: int) -> int:
+        return self.gpus.index(self._gpu(handle))
+
+    def _nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        mode = self._gpu(handle).mig
+        if mode is None:
+            self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(bool(mode))] * 2
+
+    def _nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7 if self._gpu(handle).mig else 0
+
+    def _nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, position: int) -> int:
+        gpu = self._gpu(handle)
+        if not gpu.mig:
+            self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._instance(gpu, position)
+        return handle + (position + 1) * INSTANCES
+
+    def _nvmlDeviceGetAttributes(self, handle: int) -> Any:
+        instance = self._known_instance(handle)
+        whole, part = instance.slices
+        return SimpleNamespace(
+            multiprocessorCount=16 * part,
+            gpuInstanceSliceCount=whole,
+            computeInstanceSliceCount=part,
+            memorySizeMB=whole * 18 * 1024,
+        )
+
+    def _nvmlDeviceGetGpuInstanceId(self, handle: int) -> int:
+        return self._known_instance(handle).number
+
+    def _nvmlGpmMigSampleGet(self, handle: int, number: int, sample: Any) -> Any:
+        for instance in self._gpu(handle).instances:
+            if instance is not None and instance.number == number:
+                self._gpm_percent = instance.sm_percent
+                return sample
+        return self._fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def _nvmlDeviceGetPciInfo(self, handle: int) -> Any:
         return SimpleNamespace(busId=f"00000000:{self.gpus.index(self._gpu(handle)):02X}:00.0".encode())
@@ -157,7 +223,10 @@ class FakeNvml:
         return 1, [SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=value)) for at, value in new]
 
     def _nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=self._gpu(handle).utilization)
+        gpu = self._gpu(handle)
+        if gpu.mig:
+            self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=gpu.utilization)
 
     def _nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> Any:
         gpu = self._gpu(handle)
