@@ -43,7 +43,9 @@ class Evidence:
             elif isinstance(sample, OrdinalUuid):
                 uuids.append(sample)
         by_tgid = _identify({tgid for tgid, _ in listed}, probed, proc)
-        known = {bare_uuid(reading.device.uuid): reading.device.uuid for reading in readings}
+        split = {reading.device.parent for reading in readings}  # their UUID does not say which instance is meant
+        uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
+        known = {bare_uuid(uuid): uuid for uuid in uuids_of}
         told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
         return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed), told)
 

@@ -20,49 +20,48 @@ def visible_devices(
     """The process's devices in its order; empty when that cannot be told from outside.
 
     `exposed` are the minor numbers of /dev/nvidiaN that the process sees, None for all of them: in a container
-    numbering begins with the first that it was given. Without CUDA_DEVICE_ORDER=PCI_BUS_ID the driver sorts by speed, which is
-    NVML's order as long as all are equal. An entry that names no device ends the list, as it does for CUDA. Of MIG
-    instances a process can use only one, and by default which one is the driver's choice.
+    numbering begins with the first that it was given. Without CUDA_DEVICE_ORDER=PCI_BUS_ID the driver puts the fastest
+    first, which is NVML's order as long as all are equal. An entry that names no device ends the list, as it does for
+    CUDA. Of MIG instances a process has just one, and which one is the driver's choice unless it is named.
     """
-    split = {device.parent for device in devices if device.parent is not None}
-    usable = sorted((d for d in devices if d.uuid not in split and _is_exposed(d, devices, exposed)), key=_order)
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
-    if wanted is not None and not any(word.strip().isdigit() for word in wanted.split(",")):
-        return _list(wanted, usable)
-    mixed = len({device.name for device in usable}) > 1
-    if split or (mixed and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"):
-        return (usable[0].uuid,) if len(usable) == 1 else ()
-    return tuple(device.uuid for device in usable) if wanted is None else _list(wanted, usable)
+    instances = [device for device in devices if device.parent is not None]
+    named = next((one.uuid for one in instances if wanted and wanted.split(",")[0].strip() == one.uuid), None)
+    if named is not None:
+        return (named,)
+    gpus = sorted((d for d in devices if d.parent is None and _is_exposed(d, exposed)), key=_order)
+    by_number = wanted is None or any(word.strip().isdigit() for word in wanted.split(","))
+    if by_number and len({gpu.name for gpu in gpus}) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return ()
+    found = [gpu.uuid for gpu in gpus] if wanted is None else _list(wanted, gpus)
+    split = {device.parent for device in instances}
+    return () if split.intersection(found) else tuple(found)
 
 
 def _order(device: Device) -> tuple[str, int]:
     return device.pci_bus_id, device.index
 
 
-def _is_exposed(device: Device, devices: Sequence[Device], exposed: Collection[int] | None) -> bool:
-    if exposed is None:
-        return True
-    if device.parent is not None:
-        device = next((one for one in devices if one.uuid == device.parent), device)
-    return device.minor is None or device.minor in exposed
+def _is_exposed(device: Device, exposed: Collection[int] | None) -> bool:
+    return exposed is None or device.minor is None or device.minor in exposed
 
 
-def _list(wanted: str, usable: Sequence[Device]) -> tuple[DeviceUuid, ...]:
+def _list(wanted: str, gpus: Sequence[Device]) -> list[DeviceUuid]:
     found: list[DeviceUuid] = []
     for word in (part.strip() for part in wanted.split(",")):
-        device = _named(word, usable)
+        device = _named(word, gpus)
         if device is None:
             break
         found.append(device)
-    return tuple(found)
+    return found
 
 
-def _named(word: str, ordered: Sequence[Device]) -> DeviceUuid | None:
+def _named(word: str, gpus: Sequence[Device]) -> DeviceUuid | None:
     if word.isdigit():
-        return ordered[int(word)].uuid if int(word) < len(ordered) else None
-    if not word.startswith(("GPU-", "MIG-")):
+        return gpus[int(word)].uuid if int(word) < len(gpus) else None
+    if not word.startswith("GPU-"):
         return None
-    matches = [device.uuid for device in ordered if device.uuid.startswith(word)]
+    matches = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(word)]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -11,6 +11,7 @@ functions are unknowns themselves, for which only the device's activity speaks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -197,7 +198,7 @@ class SmTime:
             age *= _FORGETTING
         if len(self._rows) < _ENOUGH_ROWS:
             return _FIRST_ERROR
-        return max(_LEAST_ERROR, (square / total) ** 0.5)
+        return max(_LEAST_ERROR, math.sqrt(square / total))
 
     def _estimate(self, process: ProcessId, units: Mapping[Unit, float], sigmas: Mapping[Unit, float]) -> Estimate:
         sm_ns = sum(value * self._factors.get(unit, 1.0) for unit, value in units.items())

@@ -8,14 +8,17 @@ be a claim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.clock import NS_PER_SECOND
 from agent.exporters.labels import Labels, container_labels, device_labels, library_path, text
 from agent.model import (
+    ContainerKey,
+    ContainerUsage,
     Device,
     DeviceReading,
+    DeviceUuid,
     Enforcement,
     ProbeStatus,
     Provenance,
@@ -42,14 +45,10 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
     devices = {reading.device.uuid: device_labels(reading.device) for reading in snapshot.devices}
     everybody = (*snapshot.containers, *snapshot.ended)
     containers = container_labels(used.container for used in (*everybody, *snapshot.held))
-    for used in everybody:
-        for usage in used.usage:
-            if usage.device in devices:
-                yield from _usage(usage, containers[used.container.key] + devices[usage.device])
-    for used in snapshot.held:
-        for usage in used.usage:
-            if usage.device in devices:
-                yield "device_held_info", containers[used.container.key] + devices[usage.device], 1
+    for container, usage in _known_uses(everybody, devices):
+        yield from _usage(usage, containers[container] + devices[usage.device])
+    for container, usage in _known_uses(snapshot.held, devices):
+        yield "device_held_info", containers[container] + devices[usage.device], 1
     for rest in snapshot.unattributed:
         if rest.device in devices:
             yield from _unattributed(rest, devices[rest.device])
@@ -62,6 +61,13 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
         if key in containers:
             yield from _enforcement(enforcement, containers[key])
     yield from _agent(snapshot)
+
+
+def _known_uses(
+    containers: Iterable[ContainerUsage], devices: Mapping[DeviceUuid, Labels]
+) -> Iterator[tuple[ContainerKey, Usage]]:
+    for used in containers:
+        yield from ((used.container.key, usage) for usage in used.usage if usage.device in devices)
 
 
 def _usage(usage: Usage, labels: Labels) -> Iterator[Candidate]:
