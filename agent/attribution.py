@@ -54,12 +54,12 @@ class Attribution:
 def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int) -> Attribution:
     """Splits a device among the processes that worked on it.
 
-    SM time is measured where one process alone is on the device, so that what the device did is what it did.
+    SM time is measured where one process alone is on the device: then what the device did is what it did.
     """
     seconds = interval_ns / NS_PER_SECOND
     sm = split_activity(reading.sm_activity_ratio, {w.process: _ratio(w.sm_ns, interval_ns) for w in work})
-    alone = len(work) == 1 and reading.sm_activity_ratio is not None and sm[work[0].process] is not None
-    if alone and work[0].launches:
+    alone = len(work) == 1 and interval_ns > 0 and reading.sm_activity_ratio is not None
+    if alone:
         sm = {work[0].process: reading.sm_activity_ratio}
     error = _device_error(reading, sm.values())
     reading = _reconcile(reading, work, seconds)
@@ -72,6 +72,18 @@ def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int) ->
             known = None if own is None else min(1.0, (own * own + error * error) ** 0.5)
             usage[w.process] = replace(usage[w.process], sm_error_ratio=known)
     return Attribution(reading, usage, _remainder(reading, usage.values()))
+
+
+def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> Attribution:
+    """A GPU that is split into MIG instances has their PCIe traffic: what is known of it is not unattributed."""
+    rows = [usage for instance in instances for usage in instance.usage.values()]
+    rest = whole.unattributed
+    rest = replace(
+        rest,
+        pcie_tx_bytes_per_second=_rest(rest.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows)),
+        pcie_rx_bytes_per_second=_rest(rest.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows)),
+    )
+    return replace(whole, unattributed=rest)
 
 
 def split_activity(

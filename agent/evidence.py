@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent.errors import GoneError
 from agent.model import DeviceReading, DeviceUuid, ProcessId
 from agent.procfs import Procfs
-from agent.samples import OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
+from agent.samples import CountedSince, OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,13 @@ class Evidence:
     utilization: dict[tuple[int, DeviceUuid], float]
     listed: frozenset[tuple[int, DeviceUuid]]
     told: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver told the process
+    counted_ns: int | None = None  # how long launches were counted for
 
     @classmethod
     def of(cls, samples: Iterable[Sample], proc: Procfs) -> Evidence:
         """Sorts the samples; asks /proc only for pids that no probe knows."""
         readings, probed, memory, utilization, listed, uuids = [], set(), {}, {}, set(), []
+        counted_ns = None
         for sample in samples:
             if isinstance(sample, DeviceReading):
                 readings.append(sample)
@@ -42,12 +44,14 @@ class Evidence:
                 probed.add(sample.process)
             elif isinstance(sample, OrdinalUuid):
                 uuids.append(sample)
+            elif isinstance(sample, CountedSince):
+                counted_ns = sample.at_ns - sample.before_ns
         by_tgid = _identify({tgid for tgid, _ in listed}, probed, proc)
         split = {reading.device.parent for reading in readings}  # their UUID does not say which instance is meant
         uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
         known = {bare_uuid(uuid): uuid for uuid in uuids_of}
         told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
-        return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed), told)
+        return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed), told, counted_ns)
 
     @property
     def processes(self) -> frozenset[ProcessId]:

@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Non-negative least squares with priors, and how sure the answer is. Pure.
 
-argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so
-coordinate descent on the normal equations (Franc, Hlaváč and Navara, 2005) and a plain inverse are quick enough.
+argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so the normal
+equations are solved outright; those that come out negative are held at 0 and the rest is solved again, as in Lawson and
+Hanson's active set method (Solving Least Squares Problems, 1974).
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SWEEPS = 200
-_CLOSE = 1e-6
-_MOST_INVERTED = 24
+_SINGULAR = 1e-10  # of the diagonal: an unknown that others stand for as well keeps its prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,45 +49,54 @@ def solve(unknowns: Sequence[Unknown], rows: Sequence[Row]) -> tuple[list[float]
         if unknown.sigma:
             normal[j][j] += 1 / unknown.sigma**2
             right[j] += unknown.prior / unknown.sigma**2
-    values = _descend(normal, right, [max(0.0, unknown.prior) for unknown in unknowns])
-    return values, [variance**0.5 for variance in _variances(normal)]
+    return _active_set(normal, right, [max(0.0, unknown.prior) for unknown in unknowns])
 
 
-def _descend(normal: list[list[float]], right: list[float], values: list[float]) -> list[float]:
-    size = len(values)
-    for _ in range(_SWEEPS):
-        largest = 0.0
-        for j in range(size):
-            diagonal = normal[j][j]
-            if diagonal <= 0:
-                continue
-            line = normal[j]
-            gradient = right[j] - sum(line[k] * values[k] for k in range(size))
-            new = max(0.0, values[j] + gradient / diagonal)
-            largest = max(largest, abs(new - values[j]) / (abs(new) + abs(values[j]) + 1e-30))
-            values[j] = new
-        if largest < _CLOSE:
+def _active_set(normal: list[list[float]], right: list[float], priors: list[float]) -> tuple[list[float], list[float]]:
+    free = [j for j in range(len(priors)) if normal[j][j] > 0]
+    values = list(priors)
+    sigmas = [float("inf")] * len(priors)
+    for j in free:
+        values[j] = 0.0
+        sigmas[j] = normal[j][j] ** -0.5
+    while free:
+        solved, variances = _invert(normal, right, free, priors)
+        if min(solved) >= 0:
+            for j, value, variance in zip(free, solved, variances, strict=True):
+                values[j], sigmas[j] = value, variance**0.5
             break
-    return values
+        free = [j for j, value in zip(free, solved, strict=True) if value > 0]
+    return values, sigmas
 
 
-def _variances(normal: list[list[float]]) -> list[float]:
-    """The diagonal of the inverse; of a large system its lower bound."""
-    size = len(normal)
-    if size > _MOST_INVERTED:
-        return [1 / line[j] if line[j] > 0 else float("inf") for j, line in enumerate(normal)]
-    scale = [line[j] ** -0.5 if line[j] > 0 else 0.0 for j, line in enumerate(normal)]
-    work = [[normal[i][j] * scale[i] * scale[j] + (1e-9 if i == j else 0) for j in range(size)] for i in range(size)]
-    inverse = [[float(i == j) for j in range(size)] for i in range(size)]
+def _invert(
+    normal: list[list[float]], right: list[float], free: list[int], priors: list[float]
+) -> tuple[list[float], list[float]]:
+    """Solution and variances of the free unknowns, by Gauss and Jordan on the scaled matrix."""
+    scale = [normal[j][j] ** -0.5 for j in free]
+    size = len(free)
+    work = [
+        [normal[a][b] * scale[i] * scale[k] for k, b in enumerate(free)] + [float(i == k) for k in range(size)]
+        for i, a in enumerate(free)
+    ]
+    dropped = set()
     for i in range(size):
         pivot = work[i][i]
-        if pivot <= 1e-12:
+        if pivot <= _SINGULAR:
+            dropped.add(i)
             continue
-        work[i] = [value / pivot for value in work[i]]
-        inverse[i] = [value / pivot for value in inverse[i]]
+        row = work[i] = [value / pivot for value in work[i]]
         for k in range(size):
             factor = work[k][i]
             if k != i and factor:
-                work[k] = [a - factor * b for a, b in zip(work[k], work[i], strict=True)]
-                inverse[k] = [a - factor * b for a, b in zip(inverse[k], inverse[i], strict=True)]
-    return [max(0.0, inverse[j][j]) * scale[j] ** 2 if scale[j] else float("inf") for j in range(size)]
+                work[k] = [a - factor * b for a, b in zip(work[k], row, strict=True)]
+    scaled = [right[j] * scale[i] for i, j in enumerate(free)]
+    solved, variances = [], []
+    for i, j in enumerate(free):
+        if i in dropped:
+            solved.append(priors[j])
+            variances.append(float("inf"))
+            continue
+        solved.append(sum(work[i][size + k] * scaled[k] for k in range(size)) * scale[i])
+        variances.append(max(0.0, work[i][size + i]) * scale[i] ** 2)
+    return solved, variances

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from agent.attribution import Attribution, Work, attribute, sum_usage
+from agent.attribution import Attribution, Work, attribute, sum_usage, without_instances
 from agent.books import Books
 from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.containers.holdings import Held, holders
@@ -91,7 +91,7 @@ class Pipeline:
             self.members.see(process)
         self.members.refresh()
         counted = self._tally.tick(samples, self._resolver(evidence))
-        parts = [self._attribute(reading, interval, evidence, counted) for reading in evidence.readings]
+        parts = _on_the_whole([self._attribute(reading, interval, evidence, counted) for reading in evidence.readings])
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
         self.unprobed = tuple(set(evidence.by_tgid.values()) - evidence.probed)
         self._bury(dead, evidence.probed, now_ns)
@@ -170,6 +170,7 @@ class Pipeline:
             devices.setdefault(process, set()).add(on)
         tick = Tick(
             interval_ns=interval_ns,
+            counted_ns=evidence.counted_ns or interval_ns,
             activity_ns=None if activity is None else activity * interval_ns,
             is_share_of_sms=reading.sm_activity_source != "utilization",
             sm_count=reading.device.sm_count,
@@ -297,6 +298,21 @@ class Pipeline:
         self.books.end((container for key, container in before.items() if key not in living), now_ns)
         if self._ticks % _SWEEP_TICKS == 0:
             self.names.retain({member.process.id for member in self.members.all()} | self._probed)
+
+
+def _on_the_whole(parts: Sequence[_Part]) -> list[_Part]:
+    """Where a GPU is split into MIG instances, its own part without what they did."""
+    instances: dict[DeviceUuid, list[Attribution]] = {}
+    for part in parts:
+        parent = part.attribution.reading.device.parent
+        if parent is not None:
+            instances.setdefault(parent, []).append(part.attribution)
+    return [
+        replace(part, attribution=without_instances(part.attribution, instances[uuid]))
+        if (uuid := part.attribution.reading.device.uuid) in instances
+        else part
+        for part in parts
+    ]
 
 
 def _work(

@@ -21,6 +21,14 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class CountedSince:
+    """When launches were counted, and when the time before: a busy machine is late with either. ns, CLOCK_MONOTONIC."""
+
+    at_ns: int
+    before_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchCount:
     """Launches of one function by one process; given when they changed.
 
@@ -114,6 +122,7 @@ class ProcessUtilization:
 
 Sample = (
     Probed
+    | CountedSince
     | LaunchCount
     | OrdinalUuid
     | AllocationCount

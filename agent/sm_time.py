@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.function_times import FunctionTimes
@@ -28,7 +28,6 @@ _LEAST_ERROR, _FIRST_ERROR = 0.005, 0.05  # of a tick: what was launched in one 
 _TOLD_SIGMA = 0.06
 _LEAST_SIGMA, _MOST_SIGMA = 0.10, 0.7
 _CROWD_SIGMA = 0.5
-_MANY_DEVICES_SIGMA = 0.5
 _MOST_UNKNOWNS = 48
 _UNIT_NS = 10_000.0  # so that the unknowns of functions without a duration are of the order of 1
 _BUSY_MEMORY = 0.8
@@ -36,13 +35,18 @@ _ENOUGH_BUSY = 2.0  # ticks
 _ENOUGH_ROWS = 5
 
 Unit = tuple[ProcessId, int]  # a process's factor (function 0), or a function's duration
+_Row = tuple[Mapping[Unit, float], float, float]  # what each seems to have done, what the device did, length; ns
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick of one device. Times in ns; `busy_ns`: NVML's, in which it had work on the device."""
+    """One tick of one device. Times in ns; `busy_ns`: NVML's, in which it had work on the device.
+
+    `counted_ns`: how long launches were counted for; activity and shares of time are of `interval_ns`.
+    """
 
     interval_ns: int
+    counted_ns: int
     activity_ns: float | None  # SM time of the whole device
     is_share_of_sms: bool  # False: `activity` is a share of time, as GPUs before Hopper tell it
     sm_count: int | None
@@ -69,7 +73,7 @@ class _Busy:
     launches: float = 0.0
     ticks: float = 0.0
 
-    def observe(self, believed: float, launches: int, told: float | None) -> None:
+    def observe(self, believed: float, launches: float, told: float | None) -> None:
         """A tick without a sample, which NVML leaves out now and then, says nothing."""
         if told is None or not launches:
             return
@@ -94,7 +98,7 @@ class SmTime:
     """One device."""
 
     times: FunctionTimes
-    _rows: deque[tuple[dict[Unit, float], float, float]] = field(default_factory=lambda: deque(maxlen=_TICKS))
+    _rows: deque[_Row] = field(default_factory=lambda: deque(maxlen=_TICKS))
     _factors: dict[Unit, float] = field(default_factory=dict)
     _busy: dict[ProcessId, _Busy] = field(default_factory=dict)
     _error: float = _FIRST_ERROR
@@ -106,9 +110,8 @@ class SmTime:
         if tick.activity_ns is not None and tick.interval_ns:
             coefficients = {unit: value for units in own.values() for unit, value in units.items()}
             self._rows.append((coefficients, tick.activity_ns, float(tick.interval_ns)))
-            self._compare_all()
         sigmas = self._solve(tick)
-        return {process: self._estimate(process, units, sigmas) for process, units in own.items()}
+        return {process: self._estimate(process, self._scaled(units), sigmas) for process, units in own.items()}
 
     def gpu_ns(self, process: ProcessId, function: int) -> float | None:
         """GPU time per launch, of the SMs that the function keeps busy; None while nothing tells."""
@@ -120,34 +123,52 @@ class SmTime:
         return duration * self._factors.get((process, 0), 1.0)
 
     def forget(self, processes: Collection[ProcessId]) -> None:
-        """They are gone; the ticks that they were in grow old by themselves."""
+        """They are gone; in the ticks that are kept, what they are believed to have done is settled."""
         gone = set(processes)
-        for unit in [unit for unit in self._factors if unit[0] in gone]:
-            del self._factors[unit]
+        self._rows = deque((self._without(gone, row) for row in self._rows), maxlen=_TICKS)
+        self._factors = {unit: factor for unit, factor in self._factors.items() if unit[0] not in gone}
         for process in gone:
             self._busy.pop(process, None)
+
+    def _without(self, gone: Collection[ProcessId], row: _Row) -> _Row:
+        coefficients, seen, interval = row
+        if not any(process in gone for process, _ in coefficients):
+            return row
+        scaled = self._scaled(coefficients)
+        did = sum(value * self._factors.get(unit, 1.0) for unit, value in scaled.items() if unit[0] in gone)
+        kept = {unit: value for unit, value in coefficients.items() if unit[0] not in gone}
+        return kept, max(0.0, seen - did), interval
 
     def _own(self, tick: Tick, process: ProcessId, work: Mapping[int, Launched]) -> dict[Unit, float]:
         """What the process seems to have done: ns per unknown, each of which is 1 where that is right."""
         busy = self._busy.setdefault(process, _Busy())
-        durations = {function: self.times.per_launch_ns(process, function) for function in work}
+        durations = {function: self._duration(tick, process, function) for function in work}
         believed = sum(one.launches * (durations[function] or 0.0) for function, one in work.items())
-        busy.observe(believed, sum(one.launches for one in work.values()), tick.busy_ns.get(process))
+        rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
+        busy.observe(believed * rate, rate * sum(one.launches for one in work.values()), tick.busy_ns.get(process))
         units: dict[Unit, float] = {}
         for function, one in work.items():
-            fraction = _fraction(tick, process, one)
+            fraction = _fraction(tick, process, one) * rate
             own = durations[function]
-            duration = busy.per_launch_ns() if own is None else own * busy.scale()
+            duration = busy.per_launch_ns() if own is None else own
             if duration is None:
                 units[process, function or -1] = one.launches * fraction * _UNIT_NS
             else:
                 units[process, 0] = units.get((process, 0), 0.0) + one.launches * duration * fraction
         return units
 
-    def _compare_all(self) -> None:
+    def _duration(self, tick: Tick, process: ProcessId, function: int) -> float | None:
+        """By the process's waits. One that works on several devices waits for the slowest of them: that says little."""
+        return None if process in tick.on_many_devices else self.times.per_launch_ns(process, function)
+
+    def _scaled(self, coefficients: Mapping[Unit, float]) -> dict[Unit, float]:
+        """With what NVML says by now: the waits of all ticks that are looked at were as long for the same reason."""
+        return {unit: v if unit[1] else v * self._busy[unit[0]].scale() for unit, v in coefficients.items()}
+
+    def _compare_all(self, rows: Sequence[_Row]) -> None:
         """Side by side each is slowed by the others, so that all seem to have done more than there was."""
         seen = seemed = 0.0
-        for coefficients, activity, _ in self._rows:
+        for coefficients, activity, _ in rows:
             if all(not function for _, function in coefficients):
                 seen = seen * _FORGETTING + activity
                 seemed = seemed * _FORGETTING + sum(coefficients.values())
@@ -157,15 +178,15 @@ class SmTime:
         crowded = _CROWD_SIGMA * (1 - self._crowd)
         if process in self._busy and self._busy[process].is_known:
             return _TOLD_SIGMA + crowded
-        if process in tick.on_many_devices:
-            return _MANY_DEVICES_SIGMA
         spread = self.times.spread(process)
         return _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + crowded)
 
     def _solve(self, tick: Tick) -> dict[Unit, float]:
         """Learns the factors; returns how sure each is."""
+        scaled = [(self._scaled(coefficients), seen, interval) for coefficients, seen, interval in self._rows]
+        self._compare_all(scaled)
         weights: dict[Unit, float] = {}
-        for coefficients, _, _ in self._rows:
+        for coefficients, _, _ in scaled:
             for unit, value in coefficients.items():
                 weights[unit] = weights.get(unit, 0.0) + value
         units = sorted(weights, key=lambda unit: -weights[unit])[:_MOST_UNKNOWNS]
@@ -177,26 +198,26 @@ class SmTime:
         ]
         rows = []
         age = 1.0
-        for coefficients, seen, interval in reversed(self._rows):
+        for coefficients, seen, interval in reversed(scaled):
             kept = sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items() if u not in weights)
             weight = age / (self._error * interval) ** 2
             rows.append(Row([coefficients.get(unit, 0.0) for unit in units], seen - kept, weight))
             age *= _FORGETTING
         values, sigmas = solve(unknowns, rows)
         self._factors = dict(zip(units, values, strict=True))
-        self._error = self._residual()
+        self._error = self._residual(scaled)
         return dict(zip(units, sigmas, strict=True))
 
-    def _residual(self) -> float:
+    def _residual(self, rows: Sequence[_Row]) -> float:
         """How far off the ticks are with these factors: root mean square, of a tick."""
         total = square = 0.0
         age = 1.0
-        for coefficients, seen, interval in reversed(self._rows):
+        for coefficients, seen, interval in reversed(rows):
             off = (seen - sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items())) / interval
             square += age * off * off
             total += age
             age *= _FORGETTING
-        if len(self._rows) < _ENOUGH_ROWS:
+        if len(rows) < _ENOUGH_ROWS:
             return _FIRST_ERROR
         return max(_LEAST_ERROR, math.sqrt(square / total))
 

@@ -18,7 +18,7 @@ from agent.clock import monotonic_ns, wall_ns
 from agent.collectors.deliveries import Deliveries
 from agent.delivery import LaunchTimes
 from agent.members import Members
-from agent.model import ContainerKey, ProcessId
+from agent.model import ContainerKey, DeviceUuid, ProcessId
 from agent.pipeline import Pipeline
 from enforce.decide import Decided, decide, slack_ratio
 from enforce.decisions import Decision, DecisionLog
@@ -49,6 +49,7 @@ class Loop:
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
     _present: frozenset[ContainerKey] = frozenset()
+    _slots: dict[DeviceUuid, int] = field(default_factory=dict)  # a device keeps its own while the agent runs
     failures: int = 0
 
     def run(self, ending: threading.Event) -> None:
@@ -84,7 +85,11 @@ class Loop:
             signal.forget(self._present - here.keys())
         self._present = frozenset(here)
         readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
-        slots = {reading.device.uuid: reading.device.index for reading in snapshot.devices if not reading.lost}
+        slots = {
+            reading.device.uuid: self._slots.setdefault(reading.device.uuid, len(self._slots))
+            for reading in snapshot.devices
+            if not reading.lost
+        }
         decided = decide(here, readings, self._states, slots, self._launch_ns(now), self.policy.tuning, now)
         before = {v.seat.container.key: self._states.get(v.seat.container.key) for v in decided.verdicts}
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}

@@ -13,12 +13,12 @@ import struct
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from agent.clock import NS_PER_SECOND
+from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.layout import DEVICE_UNKNOWN, LaunchKey, LaunchValue
 from agent.libbpf import Map
 from agent.model import ProcessId
 from agent.probes import Probes
-from agent.samples import LaunchCount, Probed
+from agent.samples import CountedSince, LaunchCount, Probed
 
 _KEY: Final = struct.Struct("=IIIxxxxQ")
 _VALUE: Final = struct.Struct("=QQQQIxxxx")
@@ -37,9 +37,12 @@ class Launches:
         self._keys: dict[ProcessId, dict[tuple[int, int], Map]] = {}
         self._read_ns = 0
 
-    def collect(self, now_ns: int) -> Iterable[Probed | LaunchCount]:
+    def collect(self, now_ns: int) -> Iterable[Probed | CountedSince | LaunchCount]:
         """One sample per process, and one per (process, device, function) that may have changed."""
-        stale_ns, self._read_ns = self._read_ns - _MARGIN_NS, now_ns
+        before_ns, self._read_ns = self._read_ns, monotonic_ns()
+        stale_ns = before_ns - _MARGIN_NS
+        if before_ns:
+            yield CountedSince(self._read_ns, before_ns)
         processes: dict[tuple[int, int], ProcessId] = {}
         for counts in self._maps:
             for keys, values in counts.raw():

@@ -69,7 +69,9 @@ def test_every_kind_of_launch_is_counted_once_with_its_grid(
 
 @STREAMS
 @THROUGH
-def test_a_graph_counts_its_kernel_nodes_at_each_launch(driver: Driver, probes: Probes, through: str, streams: str) -> None:
+def test_a_graph_counts_its_kernel_nodes_at_each_launch(
+    driver: Driver, probes: Probes, through: str, streams: str
+) -> None:
     driven = driver.run(f"through={through}", f"streams={streams}", "graph:17")
     ((device, executable), counts), *others = launched(probes, driven.process).items()
     assert not others

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""How long a process's work takes, by its own waits."""
+
+from __future__ import annotations
+
+from agent.delivery import LaunchTimes, delivered_ns
+from agent.model import ProcessId
+from tests.unit.deliveries import delivery
+
+A = ProcessId(10, 1)
+
+
+def test_without_pauses_the_work_took_as_long_as_it_took() -> None:
+    assert delivered_ns(delivery(launches=10, elapsed_ns=5_000, elapsed_busy_ns=1_000)) == 4_000
+
+
+def test_a_wait_longer_than_what_was_queued_means_longer_kernels() -> None:
+    seen = delivery(launches=10, charged_ns=1_000, queued_ns=300, waited_ns=800, elapsed_ns=9_000, pauses=3)
+    assert delivered_ns(seen) == 1_500
+
+
+def test_an_empty_queue_at_the_wait_means_shorter_kernels() -> None:
+    seen = delivery(launches=10, charged_ns=1_000, queued_ns=300, waited_ns=0, elapsed_ns=9_000, pauses=3)
+    assert delivered_ns(seen) < 1_000
+
+
+def test_contention_does_not_count_as_work() -> None:
+    times = LaunchTimes()
+    for elapsed in [1000] * 8 + [5000] * 8:
+        times.observe(delivery(launches=10, elapsed_ns=elapsed))
+    assert times.per_launch_ns(A) == 100
+
+
+def test_a_process_that_never_waited_has_no_duration() -> None:
+    assert LaunchTimes().per_launch_ns(A) is None

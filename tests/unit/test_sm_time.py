@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""SM time per process, out of launches, deliveries, NVML's shares of time and the device's activity."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from agent.function_times import FunctionTimes
+from agent.model import ProcessId
+from agent.samples import Delivered
+from agent.sm_time import Estimate, SmTime, Tick
+from agent.tally import Launched
+from tests.unit.deliveries import A
+
+B, C = ProcessId(11, 1), ProcessId(12, 1)
+SECOND = 1_000_000_000
+FULL = 132  # blocks: one on every SM
+
+
+def launched(count: int, blocks: int = FULL) -> Launched:
+    return Launched(count, count, count * blocks, 1024)
+
+
+def tick(
+    activity: float | None,
+    work: Mapping[ProcessId, Mapping[int, Launched]],
+    busy: Mapping[ProcessId, float] | None = None,
+    limits: Mapping[ProcessId, float] | None = None,
+) -> Tick:
+    told = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
+    return Tick(SECOND, SECOND, None if activity is None else activity * SECOND, True, 132, work, told, limits or {})
+
+
+def waited(process: ProcessId, launches: int, elapsed_ns: int) -> Delivered:
+    return Delivered(process, 0, launches, 0, 0, 0, 0, elapsed_ns, 0, 0, ((1, launches),))
+
+
+def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
+    return estimates[process].sm_ns / SECOND
+
+
+def test_waits_tell_how_long_functions_take() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 10_000_000))
+    device = SmTime(times)
+    for _ in range(5):
+        estimates = device.observe(tick(0.2, {A: {1: launched(200)}}))
+    assert ratio(estimates, A) == pytest.approx(0.2, rel=0.02)
+    assert device.gpu_ns(A, 1) == pytest.approx(1_000_000, rel=0.05)
+
+
+def test_a_small_grid_keeps_only_its_blocks_busy() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 10_000_000))
+    estimates = SmTime(times).observe(tick(None, {A: {1: launched(500, blocks=33)}}))
+    assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
+
+
+def test_a_share_of_the_sms_under_mps_is_the_most_that_a_grid_takes() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 10_000_000))
+    estimates = SmTime(times).observe(tick(None, {A: {1: launched(500, blocks=10 * FULL)}}, limits={A: 0.25}))
+    assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
+
+
+def test_nvml_says_what_waits_under_contention_cannot() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 40_000_000))  # four times as long as by itself
+        times.observe(waited(B, 10, 20_000_000))  # twice
+    device = SmTime(times)
+    for _ in range(10):
+        work = {A: {1: launched(250)}, B: {1: launched(700)}}
+        estimates = device.observe(tick(0.95, work, busy={A: 0.25, B: 0.7}))
+    assert ratio(estimates, A) == pytest.approx(0.25, abs=0.01)
+    assert ratio(estimates, B) == pytest.approx(0.70, abs=0.02)
+
+
+def test_who_never_waits_is_found_by_what_the_others_leave() -> None:
+    rng, times = random.Random(3), FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 5_000_000))
+    device = SmTime(times)
+    for _ in range(40):
+        a, b = rng.randrange(200, 800), rng.randrange(100, 300)
+        activity = (a * 500_000 + b * 2_000_000) / SECOND
+        estimates = device.observe(tick(activity, {A: {1: launched(a)}, B: {7: launched(b)}}))
+    assert ratio(estimates, B) == pytest.approx(b * 2_000_000 / SECOND, rel=0.05)
+    assert device.gpu_ns(B, 7) == pytest.approx(2_000_000, rel=0.05)
+
+
+def test_durations_that_drift_are_followed() -> None:
+    rng, device = random.Random(4), SmTime(FunctionTimes())
+    for step in range(80):
+        a, b = rng.randrange(200, 600), rng.randrange(100, 300)
+        each = 500_000 * (1 + step / 40)
+        estimates = device.observe(
+            tick((a * each + b * 1_000_000) / SECOND, {A: {1: launched(a)}, B: {2: launched(b)}})
+        )
+    assert ratio(estimates, A) == pytest.approx(a * each / SECOND, rel=0.1)
+
+
+def test_side_by_side_what_everybody_seems_to_do_is_cut_to_what_there_was() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 20_000_000))
+        times.observe(waited(B, 10, 20_000_000))
+    device = SmTime(times)
+    for _ in range(10):
+        estimates = device.observe(tick(1.0, {A: {1: launched(500)}, B: {1: launched(500)}}))
+    assert ratio(estimates, A) + ratio(estimates, B) == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_error_says_who_is_doubtful() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(waited(A, 10, 10_000_000))
+    device = SmTime(times)
+    for _ in range(10):  # always the same mix: nothing tells B's functions apart
+        estimates = device.observe(tick(0.5, {A: {1: launched(200)}, B: {1: launched(10), 2: launched(10)}}))
+    a, b = estimates[A].error_ns, estimates[B].error_ns
+    assert a is not None
+    assert b is None or b > a
+
+
+def test_without_any_reading_the_waits_alone_decide_and_nothing_is_known_of_who_has_none() -> None:
+    times = FunctionTimes()
+    times.observe(waited(A, 10, 10_000_000))
+    device = SmTime(times)
+    estimates = device.observe(tick(None, {A: {1: launched(100)}, C: {1: launched(5)}}))
+    assert ratio(estimates, A) == pytest.approx(0.1)
+    assert estimates[C].error_ns is None
+
+
+def test_the_forgotten_leave_nothing() -> None:
+    device = SmTime(FunctionTimes())
+    device.observe(tick(0.5, {A: {1: launched(10)}}))
+    device.forget([A])
+    assert device.gpu_ns(A, 1) is None
