@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SECONDS_PER_HOUR = 3600
+GIB = 1 << 30
 
 
 class Kind(StrEnum):
@@ -55,6 +56,11 @@ class Amounts:
         self.pcie_tx_bytes += more.pcie_tx_bytes
         self.pcie_rx_bytes += more.pcie_rx_bytes
         self.launches += more.launches
+
+    @property
+    def gib_hours(self) -> float:
+        """Memory × time as people count it."""
+        return self.memory_byte_seconds / (GIB * SECONDS_PER_HOUR)
 
     def __bool__(self) -> bool:
         return bool(

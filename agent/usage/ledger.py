@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from agent.clock import wall_ns
 from agent.errors import SetupError
@@ -21,10 +23,10 @@ from agent.model import Container, Device, Snapshot
 from agent.usage.amounts import SECONDS_PER_HOUR, Amounts, Row, hour_of
 from agent.usage.meter import Meter
 from agent.usage.store import MOST_ROWS, Batch, Store
+from agent.usage.tables import DAYS
 
 _log = logging.getLogger(__name__)
 FLUSH_SECONDS: Final = 10.0
-DAYS: Final = 90
 MOST_WAITING: Final = 100_000  # rows: a day of 100 containers on 8 devices with the disk full is 19,200
 
 
@@ -164,3 +166,27 @@ class Ledger:
             return
         self._dropped_rows += self._store.prune(hour - self._days * 24 * SECONDS_PER_HOUR)
         self._pruned_hour = hour
+
+
+class Source(Protocol):
+    """Who ticks: the observer."""
+
+    on_tick: list[Callable[[Snapshot], None]]
+    losses: Callable[[], Mapping[str, int]]
+
+
+def keep(source: Source, file: str, days: int, until: ExitStack) -> None:
+    """Books every tick of the source. A file that cannot be had is a warning: observing goes on without a ledger."""
+    if not 1 <= days <= 36_500:
+        raise SetupError(f"--usage-days {days}: give days between 1 and 36500")
+    if file == "off":
+        return
+    try:
+        ledger = until.enter_context(Ledger(Path(file), days))
+    except SetupError as error:
+        _log.warning("no usage ledger is kept: %s", error)
+        source.losses = lambda: {"usage:unusable_file": 1}
+        return
+    source.losses = ledger.losses
+    source.on_tick.append(ledger.record)
+    _log.info("usage ledger in %s: gpuwarden report reads it", file)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The reading side of the ledger's file: sums over hours, grouped as asked. Never writes, and never makes the agent wait.
+"""The reading side of the ledger's file: sums over hours, grouped as asked. It never writes and never blocks the agent.
 
 Invariant: Σ rows = total, whatever the grouping; what no container is known to have caused is a row like any other.
 """

@@ -3,8 +3,8 @@
 """The writing side of the ledger's file: SQLite, one row per hour, owner and device.
 
 Invariants: amounts are added, so that an agent started again in mid-hour goes on with the same row; the newest names of
-an owner win; a batch is written whole or not at all; the file keeps `most_rows` at most. The write-ahead log lets others
-read meanwhile, and survives SIGKILL and power cuts (these may cost the last commits, never older ones).
+an owner win; a batch is written whole or not at all; the file keeps `most_rows` at most. The write-ahead log lets
+others read meanwhile, and survives SIGKILL and power cuts (these may cost the last commits, never older ones).
 """
 
 from __future__ import annotations

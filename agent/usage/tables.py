@@ -14,6 +14,7 @@ from typing import Final
 from agent.errors import SetupError
 
 DEFAULT_FILE: Final = Path("/var/lib/gpuwarden/usage.sqlite")
+DAYS: Final = 90  # how long rows are kept
 APPLICATION_ID: Final = 0x67707577  # "gpuw"
 MIGRATIONS: Final = (  # one that was released never changes: add another
     (
