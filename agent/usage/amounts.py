@@ -23,6 +23,8 @@ class Kind(StrEnum):
     UNATTRIBUTED = "unattributed"
     DEVICE = "device"  # of the whole device: never added to the others
 
+    __hash__ = str.__hash__  # Enum's own is written in Python, and every row of every tick is hashed
+
 
 class Booking(NamedTuple):
     """Whose use of which device; a tuple because one is hashed per container and device in every tick."""

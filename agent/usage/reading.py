@@ -80,7 +80,8 @@ def read(path: Path, since: int, until: int, by: Sequence[By]) -> Report:
     """The use in the hours that begin in [since, until). SetupError when there is no ledger to read."""
     with closing(_open(path)) as db:
         try:
-            check_version(db, path)
+            if not check_version(db, path):
+                raise SetupError(f"{path} is empty: the agent has not begun to write it; wait, or see the agent's log")
             db.execute("BEGIN")  # one state of the file for all that follows
             report = Report(since, until, *_hours(db, since, until), _dropped(db))
             for group, amounts in _sums(db, since, until, by):

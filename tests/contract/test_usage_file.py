@@ -69,17 +69,20 @@ def launches(count: int, wall_ns: int = 0) -> Snapshot:
 
 def test_a_killed_writer_leaves_whole_batches_that_a_reader_saw_grow(path: Path, writer: subprocess.Popen[str]) -> None:
     assert writer.stdout is not None
-    seen, deadline = 0, time.monotonic() + 30
-    while seen < 3 and time.monotonic() < deadline:
-        before = everything(path).total.launches if path.exists() and path.stat().st_size else 0
+    assert writer.stdout.readline(), "it began"
+    seen = [everything(path).total.launches]
+    deadline = time.monotonic() + 30
+    while len(seen) < 4 and time.monotonic() < deadline:
         assert writer.stdout.readline()
-        seen += everything(path).total.launches > before if path.stat().st_size else 0
-    assert seen == 3
+        if (now := everything(path).total.launches) != seen[-1]:
+            seen.append(now)
+    assert len(seen) == 4
+    assert seen == sorted(seen)
     writer.kill()
     said = [int(line) for line in writer.stdout]
     writer.wait()
     total = everything(path).total
-    assert total.launches > 0
+    assert total.launches >= seen[-1], "what a reader saw was lost"
     assert total.launches <= max(said, default=1 << 60) + 1000
     assert (total.sm_seconds, total.pcie_tx_bytes, total.pcie_rx_bytes) == (
         total.launches / 4,
@@ -109,7 +112,7 @@ def test_the_file_is_readable_by_its_group_only_whatever_the_umask(tmp_path: Pat
 
 def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
     path.write_bytes(b"what somebody else wrote\n" * 100)
-    with pytest.raises(SetupError, match="no usage ledger.*move it away"):
+    with pytest.raises(SetupError, match=r"no usage ledger.*move it away"):
         Ledger(path)
     with pytest.raises(SetupError, match="no usage ledger"):
         everything(path)
@@ -129,7 +132,7 @@ def test_a_newer_file_is_refused_by_writer_and_reader(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     for use in (Ledger, everything):
-        with pytest.raises(SetupError, match="newer gpuwarden.*move the file away"):
+        with pytest.raises(SetupError, match=r"newer gpuwarden.*move the file away"):
             use(path)
 
 
@@ -143,6 +146,12 @@ def test_a_file_of_an_older_version_is_migrated_and_keeps_its_rows(path: Path, m
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (len(more),)
         assert db.execute("SELECT launches, watt_hours FROM usage").fetchall() == [(5, None)]
+
+
+def test_a_file_that_nobody_began_to_write_is_an_error_that_says_so(path: Path) -> None:
+    path.touch()
+    with pytest.raises(SetupError, match="is empty"):
+        everything(path)
 
 
 def test_no_file_is_an_error_that_says_who_writes_it(path: Path) -> None:
