@@ -214,6 +214,7 @@ LIVES = st.lists(
         st.booleans(),  # had ended and been forgotten before this tick
     ),
     max_size=6,
+    unique_by=lambda life: (life[0].key, life[1]),
 )
 ACTS = st.sampled_from(["tick", "tick", "tick", "absent", "flush", "restart"])
 STEPS = st.lists(st.tuples(ACTS, st.integers(0, 3), LIVES), max_size=12)
@@ -238,7 +239,7 @@ class Truth:
         for owner, on, (tx, launches, rx, gib), anew in lives:
             key = (str(owner.key), on)
             more = Amounts(launches / 64, 0.0, tx, rx, launches)
-            if anew and key not in memory and launches < self.books.get(key, Amounts()).launches:
+            if anew and launches < self.books.get(key, Amounts()).launches:
                 del self.books[key]
             self.books.setdefault(key, Amounts()).add(more)
             memory[key] = gib * GIB
