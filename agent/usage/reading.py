@@ -96,11 +96,15 @@ def read(path: Path, since: int, until: int, by: Sequence[By]) -> Report:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    if not path.exists():
+    try:
+        path.stat()
+    except FileNotFoundError as error:
         raise SetupError(
             f"no usage ledger at {path}: the agent writes it (gpuwarden run --usage {path}); "
-            "name another with --usage FILE, and read the default one as root or as its group"
-        )
+            "if it writes another one, name that with --usage FILE"
+        ) from error
+    except OSError as error:
+        raise unusable(path, error) from error
     if not os.access(path, os.R_OK):
         raise SetupError(f"may not read the usage ledger {path}: run as root or as its group")
     # Without an agent there is no log beside the file, and whoever may not write there could not make one.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -157,6 +158,45 @@ def test_a_file_that_nobody_began_to_write_is_an_error_that_says_so(path: Path) 
 def test_no_file_is_an_error_that_says_who_writes_it(path: Path) -> None:
     with pytest.raises(SetupError, match="the agent writes it"):
         everything(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+@pytest.mark.parametrize("agent_runs", [True, False])
+def test_the_group_may_read_whether_or_not_the_agent_runs_and_others_may_not(agent_runs: bool) -> None:
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "kept" / "usage.sqlite"
+        with ExitStack() as running:
+            ledger = running.enter_context(Ledger(path))
+            ledger.record(launches(5))
+            assert ledger.flush()
+            if not agent_runs:
+                running.close()
+            for kept in (path.parent, *path.parent.iterdir()):
+                os.chown(kept, 0, 4242)
+            assert as_somebody(path, 4242) == "5 launches"
+            assert as_somebody(path, 4243).startswith("may not use the usage ledger")
+
+
+def as_somebody(path: Path, group: int) -> str:
+    """What a reader of this group gets, in a child of its own."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(group)
+            os.setuid(65534)
+            said = f"{everything(path).total.launches} launches"
+        except Exception as error:  # noqa: BLE001  # whatever it is, the parent is to see it
+            said = str(error)
+        os.write(writes, said.encode())
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
 
 
 def test_a_link_is_not_followed(path: Path, tmp_path: Path) -> None:
