@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING, NoReturn
 from agent import endpoint
 from agent.clock import NS_PER_SECOND
 from agent.errors import SetupError, WardenError
+from agent.usage.report import add_arguments, report
+from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
     from agent.observer import Observer, Settings
@@ -91,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     _run_arguments(plan)
     plan.add_argument("--seconds", type=float, default=5.0, help="how long to watch first (%(default)s)")
     plan.set_defaults(act=_plan)
+    reporting = commands.add_parser("report", help="who used how much, hour by hour, out of the usage ledger")
+    add_arguments(reporting)
+    reporting.set_defaults(act=_report)
     check = commands.add_parser("check", help="say whether a policy file is right, and what is wrong with it")
     check.add_argument("policy", type=Path)
     check.set_defaults(act=_check)
@@ -120,6 +126,10 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--names", action="append", default=[], metavar="KIND=SOCKET", help=_NAMES_HELP)
     parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     parser.add_argument(
+        "--usage", default=str(DEFAULT_FILE), metavar="FILE", help="the usage ledger, or off (%(default)s)"
+    )
+    parser.add_argument("--usage-days", type=int, default=DAYS, metavar="N", help="how long it keeps (%(default)s)")
+    parser.add_argument(
         "--decisions", default="-", metavar="FILE", help="where decisions are written, a line of JSON each (stdout)"
     )
 
@@ -128,6 +138,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent import preflight
     from agent.exporters import prometheus
     from agent.observer import Observer
+    from agent.usage.ledger import keep
 
     preflight.require_this_machine()
     wake, ending, reload = threading.Event(), threading.Event(), threading.Event()
@@ -143,6 +154,7 @@ def _run(options: argparse.Namespace) -> int:
         stack.callback(server.close)
         socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock")
         stack.callback(socket.close)
+        keep(observer, options.usage, options.usage_days, stack)
         stack.enter_context(observer)
         _log.info(
             "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
@@ -218,6 +230,10 @@ def _release(options: argparse.Namespace) -> int:
     resumed = sum(one.outcome is Outcome.RESUMED for one in released)
     print(f"{resumed} processes resumed, {len(released)} entries looked at")
     return 0 if all(one.closed for one in released) else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    return report(options, datetime.now().astimezone(), sys.stdout)
 
 
 def _doctor(options: argparse.Namespace) -> int:

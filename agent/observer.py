@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from agent import preflight
@@ -56,6 +56,9 @@ class Observer:
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
         self._ticking: Pipeline | None = None
         self.proc = Procfs()
+        self.on_tick: list[Callable[[Snapshot], None]] = []  # called with every snapshot, on the observing thread
+        self.losses: Callable[[], Mapping[str, int]] = dict  # what other parts lost, for Snapshot.lost
+        self.failed_calls = 0  # of on_tick
 
     def __enter__(self) -> Self:
         preflight.require_this_machine()
@@ -85,7 +88,7 @@ class Observer:
             if not self._discovery.attach_host(self._settings.libcuda):
                 _log.warning("no libcuda.so.1 on this node yet: containers' own are looked for; name it with --libcuda")
             self._discovery.look()
-            self.pipeline.tick(monotonic_ns())
+            self._tick(monotonic_ns())
             self._ticking = self.pipeline
             self._thread.start()
             stack.callback(self._stop)
@@ -112,6 +115,18 @@ class Observer:
         first = nvml.devices()
         return devices
 
+    def _tick(self, now_ns: int) -> None:
+        seen = self.pipeline.tick(now_ns)
+        snapshot = replace(seen, lost={**seen.lost, **self.losses(), "ticks:failed_calls": self.failed_calls})
+        self.pipeline.snapshot = snapshot
+        for call in self.on_tick:
+            try:
+                call(snapshot)
+            except Exception:  # noqa: BLE001  # whoever listens must not stop the observing
+                if not self.failed_calls:
+                    _log.exception("a listener failed; further failures are only counted")
+                self.failed_calls += 1
+
     def _stop(self) -> None:
         self._ending.set()
         self._thread.join()
@@ -123,7 +138,7 @@ class Observer:
             now = monotonic_ns()
             due = max(due + self._settings.interval_ns, now)
             try:
-                self.pipeline.tick(now)
+                self._tick(now)
                 self._discovery.look_at(self.pipeline.unprobed)
                 if now - looked >= _DISCOVERY_NS:
                     looked = now

@@ -82,7 +82,7 @@ def agent(stage: Stage, policy: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as stderr, (stage.folder / "decisions.jsonl").open("wb") as decisions:
         command = [sys.executable, "-m", "agent", "run", "--policy", str(policy), "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(
-            [*command, "--run-dir", str(stage.folder / "run")],
+            [*command, "--run-dir", str(stage.folder / "run"), "--usage", str(stage.folder / "usage.sqlite")],
             env={**os.environ, **stage.environment},
             stdout=decisions,
             stderr=stderr,

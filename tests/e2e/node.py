@@ -152,6 +152,11 @@ class Node:
         return Stage(self.folder)
 
     @property
+    def ledger(self) -> tuple[str, str]:
+        """Agents on the simulated GPU book nothing in the machine's own ledger."""
+        return ("--usage", str(self.folder / "usage.sqlite"))
+
+    @property
     def environment(self) -> dict[str, str]:
         """For programs that use the simulated GPU."""
         return {**os.environ, **self.stage.environment}
@@ -209,7 +214,7 @@ class Node:
         log, decisions = self.folder / f"{run_dir}.log", self.folder / f"{run_dir}.decisions"
         port = endpoint_port()
         given = ["--policy", str(path)] if path else []
-        command = self.command("run", *given, "--run-dir", str(self.folder / run_dir), *extra)
+        command = self.command("run", *given, "--run-dir", str(self.folder / run_dir), *self.ledger, *extra)
         with log.open("wb") as stderr, decisions.open("ab") as stdout:
             process = subprocess.Popen(
                 [*command, "--listen", f"127.0.0.1:{port}"],

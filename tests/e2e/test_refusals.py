@@ -62,7 +62,7 @@ def refusal(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 def start(folder: Path, *arguments: str) -> list[str]:
     """`gpuwarden run` where it disturbs nobody."""
-    return [*AGENT, "run", "--run-dir", str(folder / "run"), "--listen", "127.0.0.1:0", *arguments]
+    return [*AGENT, "run", "--run-dir", str(folder / "run"), "--listen", "127.0.0.1:0", "--usage", "off", *arguments]
 
 
 def test_without_root_it_says_to_use_sudo(node: Node, tmp_path: Path) -> None:

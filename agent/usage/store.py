@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The writing side of the ledger's file: SQLite, one row per hour, owner and device.
+
+Invariants: amounts are added, so that an agent started again in mid-hour goes on with the same row; the newest names of
+an owner win; a batch is written whole or not at all; the file keeps `most_rows` at most. The write-ahead log lets
+others read meanwhile, and survives SIGKILL and power cuts (these may cost the last commits, never older ones).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.errors import SetupError
+from agent.model import Container, Device
+from agent.usage.amounts import Amounts, Kind, Row
+from agent.usage.tables import APPLICATION_ID, MIGRATIONS, check_version, unusable
+
+MOST_ROWS: Final = 2_000_000  # 100 containers on 8 devices each fill that in 104 days
+_LONGEST_TEXT: Final = 1024
+_ADD_OWNER: Final = "INSERT OR IGNORE INTO owner (kind, key) VALUES (?, ?)"
+_ADD_DEVICE: Final = "INSERT OR IGNORE INTO device (uuid) VALUES (?)"
+_NAME_OWNER: Final = """
+    INSERT INTO owner (kind, key, name, pod, namespace, image, runtime) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (kind, key) DO UPDATE SET name = excluded.name, runtime = excluded.runtime,
+        pod = coalesce(excluded.pod, pod), namespace = coalesce(excluded.namespace, namespace),
+        image = coalesce(excluded.image, image)
+"""
+_NAME_DEVICE: Final = """
+    INSERT INTO device (uuid, number, name) VALUES (?, ?, ?)
+    ON CONFLICT (uuid) DO UPDATE SET number = excluded.number, name = excluded.name
+"""
+_ADD_USAGE: Final = """
+    INSERT INTO usage VALUES (?, (SELECT id FROM owner WHERE kind = ? AND key = ?),
+        (SELECT id FROM device WHERE uuid = ?), ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET sm_seconds = sm_seconds + excluded.sm_seconds,
+        memory_byte_seconds = memory_byte_seconds + excluded.memory_byte_seconds,
+        pcie_tx_bytes = pcie_tx_bytes + excluded.pcie_tx_bytes, pcie_rx_bytes = pcie_rx_bytes + excluded.pcie_rx_bytes,
+        launches = launches + excluded.launches
+"""
+# Whole hours go, so that an hour that is still there adds up.
+_DROP_OLDEST: Final = "DELETE FROM usage WHERE hour <= (SELECT hour FROM usage ORDER BY hour LIMIT 1 OFFSET ?)"
+_ADD_NOTE: Final = "INSERT INTO note VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one flush writes. Whoever has rows is named, by key and by UUID, as far as their names are known."""
+
+    rows: Mapping[Row, Amounts]
+    containers: Mapping[str, Container]
+    devices: Mapping[str, Device]
+
+
+class Store:
+    """Used by one thread at a time. SetupError: it cannot be opened; sqlite3.Error: it cannot be written now."""
+
+    def __init__(self, path: Path, most_rows: int = MOST_ROWS) -> None:
+        self._path, self._most_rows = path, most_rows
+        try:
+            _create(path)
+            self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise unusable(path, error) from error
+        try:
+            self._prepare(path)
+        except (SetupError, sqlite3.Error) as error:
+            self._db.close()
+            raise error if isinstance(error, SetupError) else unusable(path, error) from error
+        self._inode = os.stat(path).st_ino
+
+    def close(self) -> None:
+        """Folds the write-ahead log into the file."""
+        self._db.close()
+
+    def is_moved(self) -> bool:
+        """Whether somebody moved the file away or deleted it: what is written now nobody would find."""
+        try:
+            return os.stat(self._path).st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def add(self, batch: Batch) -> None:
+        """Adds everything, or nothing and raises sqlite3.Error."""
+        with self._transaction():
+            self._db.executemany(_NAME_OWNER, map(_owner, batch.containers.values()))
+            self._db.executemany(_NAME_DEVICE, ((d.uuid, d.index, _text(d.name)) for d in batch.devices.values()))
+            bookings = {row.booking for row in batch.rows}
+            self._db.executemany(_ADD_OWNER, {(one.kind, _text(one.owner)) for one in bookings})
+            self._db.executemany(_ADD_DEVICE, {(one.device,) for one in bookings})
+            self._db.executemany(_ADD_USAGE, (_values(row, amounts) for row, amounts in batch.rows.items()))
+
+    def prune(self, before_hour: int) -> int:
+        """Deletes what is older, then the oldest hours until the rows fit. Returns how many rows that bound cost."""
+        with self._transaction():
+            self._db.execute("DELETE FROM usage WHERE hour < ?", (before_hour,))
+            (rows,) = self._db.execute("SELECT count(*) FROM usage").fetchone()
+            over = rows - self._most_rows
+            dropped = self._db.execute(_DROP_OLDEST, (over - 1,)).rowcount if over > 0 else 0
+            if dropped:
+                self._db.execute(_ADD_NOTE, ("dropped_rows", dropped))
+            self._db.execute("DELETE FROM owner WHERE NOT EXISTS (SELECT 1 FROM usage WHERE owner = owner.id)")
+        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        return dropped
+
+    def _prepare(self, path: Path) -> None:
+        if not check_version(self._db, path):
+            self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # pruned pages go back to the file system
+        (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise SetupError(f"{path}: its file system keeps no write-ahead log: name a local file with --usage FILE")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA journal_size_limit = 4194304").fetchone()
+        with self._transaction():
+            for step in MIGRATIONS[check_version(self._db, path) :]:
+                for statement in step:
+                    self._db.execute(statement)
+            self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # some errors (a full disk) end it by themselves
+                self._db.execute("ROLLBACK")
+            raise
+
+
+def _create(path: Path) -> None:
+    """The directory and the file, so that it, and the log that SQLite puts beside it, are ours and the group's."""
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        if os.fstat(descriptor).st_size == 0:
+            os.fchmod(descriptor, 0o640)  # whatever the umask says
+    finally:
+        os.close(descriptor)
+
+
+def _owner(container: Container) -> tuple[str | None, ...]:
+    return (Kind.CONTAINER, *map(_text, (container.key, container.name, container.pod, container.namespace)),
+            _text(container.image), container.runtime)  # fmt: skip
+
+
+def _values(row: Row, amounts: Amounts) -> tuple[int | float | str | None, ...]:
+    kind, owner, device = row.booking
+    sums = (amounts.sm_seconds, amounts.memory_byte_seconds)
+    return (row.hour, kind, _text(owner), device, *sums, amounts.pcie_tx_bytes, amounts.pcie_rx_bytes, amounts.launches)
+
+
+def _text(name: str | None) -> str | None:
+    """A name from outside as SQLite can store it: bytes that were no UTF-8 are written as escapes."""
+    return None if name is None else name[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
