@@ -51,7 +51,8 @@ class Evidence:
         uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
         known = {bare_uuid(uuid): uuid for uuid in uuids_of}
         told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
-        return cls(tuple(readings), frozenset(probed), by_tgid, memory, utilization, frozenset(listed), told, counted_ns)
+        parts = (by_tgid, memory, utilization, frozenset(listed), told, counted_ns)
+        return cls(tuple(readings), frozenset(probed), *parts)
 
     @property
     def processes(self) -> frozenset[ProcessId]:

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Non-negative least squares with priors, and how sure the answer is. Pure.
 
-argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so the normal
-equations are solved outright; those that come out negative are held at 0 and the rest is solved again, as in Lawson and
-Hanson's active set method (Solving Least Squares Problems, 1974).
+argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so the
+normal equations are solved outright; those that come out negative are held at 0 and the rest is solved again, as in
+Lawson and Hanson's active set method (Solving Least Squares Problems, 1974).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from agent import preflight
@@ -59,6 +59,7 @@ class Observer:
         self.on_tick: list[Callable[[Snapshot], None]] = []  # called with every snapshot, on the observing thread
         self.losses: Callable[[], Mapping[str, int]] = dict  # what other parts lost, for Snapshot.lost
         self.failed_calls = 0  # of on_tick
+        self.failed_ticks = 0
 
     def __enter__(self) -> Self:
         preflight.require_this_machine()
@@ -81,6 +82,7 @@ class Observer:
                 nvml_errors=lambda: nvml.errors,
                 name_lookups=self.naming.counts,
                 held=self.naming.held,
+                losses=self._losses,
             )
             self._watcher = Watcher(self.probes, self.pipeline, names)
             self._watcher.start()
@@ -115,10 +117,11 @@ class Observer:
         first = nvml.devices()
         return devices
 
+    def _losses(self) -> dict[str, int]:
+        return {**self.losses(), "ticks:failed_calls": self.failed_calls, "ticks:failed": self.failed_ticks}
+
     def _tick(self, now_ns: int) -> None:
-        seen = self.pipeline.tick(now_ns)
-        snapshot = replace(seen, lost={**seen.lost, **self.losses(), "ticks:failed_calls": self.failed_calls})
-        self.pipeline.snapshot = snapshot
+        snapshot = self.pipeline.tick(now_ns)
         for call in self.on_tick:
             try:
                 call(snapshot)
@@ -144,4 +147,5 @@ class Observer:
                     looked = now
                     self._discovery.look()
             except Exception:  # noqa: BLE001  # a tick that fails is missing from the figures; the next one may work
+                self.failed_ticks += 1
                 _log.exception("a tick failed")

@@ -69,6 +69,7 @@ class Pipeline:
     nvml_errors: Callable[[], Mapping[str, int]] = dict
     name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict
     held: Callable[[], Held | None] = lambda: None
+    losses: Callable[[], Mapping[str, int]] = dict  # "source:reason" → count, of other parts of the agent
     books: Books = field(default_factory=Books)
     _tally: Tally = field(default_factory=Tally)
     _times: FunctionTimes = field(default_factory=FunctionTimes)
@@ -241,6 +242,7 @@ class Pipeline:
         lost = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
         return {
             **lost,
+            **self.losses(),
             "members:full": self.members.refused,
             "names:full": self.names.refused,
             "ended:unscraped": self.books.dropped,

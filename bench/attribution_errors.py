@@ -135,7 +135,7 @@ def gpuwarden_seconds(recording: Recording) -> dict[Owner, float]:
 
 def _totals(snapshot: Snapshot) -> dict[Owner, float]:
     index = {reading.device.uuid: reading.device.index for reading in snapshot.devices}
-    ended: Sequence[ContainerUsage] = getattr(snapshot, "ended", ())
+    ended: Sequence[ContainerUsage] = snapshot.ended
     return {
         Owner(row.container.id or row.container.name, index[usage.device]): usage.totals.sm_seconds
         for row in (*ended, *snapshot.containers)

@@ -122,7 +122,7 @@ class Ledger:
     def _note_names(self, snapshot: Snapshot) -> None:
         """Names may come later than the first rows: pods are looked up while the container already works."""
         known, self._containers = self._containers, {}
-        for used in (*snapshot.containers, *getattr(snapshot, "ended", ())):
+        for used in (*snapshot.containers, *snapshot.ended):
             container = used.container
             self._containers[container.key] = container
             before = known.get(container.key)

@@ -85,7 +85,7 @@ class Meter:
 
 
 def _ended(snapshot: Snapshot) -> tuple[ContainerUsage, ...]:
-    ended: tuple[ContainerUsage, ...] = getattr(snapshot, "ended", ())
+    ended: tuple[ContainerUsage, ...] = snapshot.ended
     return ended
 
 

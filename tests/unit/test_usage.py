@@ -109,7 +109,7 @@ class WithEnded(Snapshot):
 
 
 def ended(snapshot: Snapshot, *gone: ContainerUsage) -> Snapshot:
-    return WithEnded(0, snapshot.wall_ns, snapshot.interval_ns, containers=snapshot.containers, ended=gone)
+    return Snapshot(0, snapshot.wall_ns, snapshot.interval_ns, containers=snapshot.containers, ended=gone)
 
 
 def test_final_totals_of_an_ended_container_count_once_and_a_new_life_counts_from_zero() -> None:
