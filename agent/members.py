@@ -88,11 +88,13 @@ class Members:
     def refresh(self) -> None:
         """Takes up the names that became known since. No I/O; costs little where nothing changed."""
         with self._lock:
-            changed = {}
-            for process, member in self._members.items():
-                container = self._named(member.container)
-                if container is not member.container:
-                    changed[process] = replace(member, container=container)
+            containers = {member.container.key: member.container for member in self._members.values()}
+            named = {key: self._named(container) for key, container in containers.items()}
+            changed = {
+                process: replace(member, container=container)
+                for process, member in self._members.items()
+                if (container := named[member.container.key]) is not member.container
+            }
             if changed:
                 self._members.update(changed)
                 self._all = tuple(self._members.values())
