@@ -85,7 +85,7 @@ def test_part_of_an_id_is_nobodys_name(kubelet: Kubelet, pod: Pod) -> None:
 def test_a_container_that_containerd_runs_without_kubernetes_gets_its_names(kubelet: Kubelet) -> None:
     full_id = secrets.token_hex(32)
     cgroup = f"/system.slice/nerdctl-{full_id}.scope"
-    labels = ["--label", "nerdctl/name=trainer", "--label", "team=vision"]
+    labels = ["--label", "nerdctl/name=trainer", "--label", "team=vision", "--label", "io.kubernetes.pod.name=chat-0"]
     kubelet.ctr("default", "run", "-d", "--snapshotter", "native", "--cgroup", cgroup, *labels, IMAGE, full_id)
     try:
         it = identify(cgroup)
@@ -93,7 +93,7 @@ def test_a_container_that_containerd_runs_without_kubernetes_gets_its_names(kube
             wait_until(lambda: naming.named(it) is not it)
             named = naming.named(it)
         assert (named.name, named.image, named.labels["team"]) == ("trainer", IMAGE, "vision")
-        assert (named.pod, named.namespace) == (None, None)
+        assert (named.pod, named.namespace, named.labels.get("io.kubernetes.pod.name")) == (None, None, None)
     finally:
         kubelet.ctr("default", "task", "kill", "-s", "KILL", full_id)
         wait_until(lambda: "STOPPED" in kubelet.ctr("default", "task", "list"))

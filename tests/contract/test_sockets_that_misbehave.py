@@ -184,6 +184,17 @@ def test_a_socket_is_asked_one_thing_at_a_time(tmp_path: Path) -> None:
     assert at_once == [1] * 50
 
 
+def test_docker_under_kubernetes_tells_of_pods(tmp_path: Path) -> None:
+    it = identify(f"/kubepods/pod8dbc5577-d0e2-4706-8787-57d52c03ddf2/{secrets.token_hex(32)}")
+    labels = {"container.name": "server", "pod.name": "chat-0", "pod.namespace": "serving"}
+    config = {"Image": "nginx", "Labels": {f"io.kubernetes.{key}": value for key, value in labels.items()}}
+    said = inspected(it.id, Name="/k8s_server_chat-0_serving_8dbc5577_0", Config=config)
+    with listening(tmp_path / "s", saying(said)), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
+        wait_until(lambda: naming.named(it) is not it)
+        named = naming.named(it)
+    assert (named.name, named.pod, named.namespace) == ("server", "chat-0", "serving")
+
+
 def test_a_container_of_many_and_long_labels_is_kept_within_bounds(tmp_path: Path) -> None:
     it = docker_container()
     labels = {f"label-{number:05}": "long" * 500 for number in range(400)} | {"\x1b[2J": "\u202e", "x" * 999: ""}
@@ -231,6 +242,18 @@ def test_both_versions_of_cri_are_understood(tmp_path: Path, version: str, api: 
         wait_until(lambda: naming.named(it) is not it)
         named = naming.named(it)
     assert (named.name, named.pod, named.namespace, named.image) == ("server", "chat-0", "serving", "nginx:1")
+
+
+def test_a_runtime_that_was_restarted_is_found_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS, clock) as naming:
+        for _ in range(3):
+            it = docker_container()
+            with serving(tmp_path / "s", cri_methods("runtime.v1", *cri_answers(v1, it.id))):
+                naming.named(it)
+                wait_until(lambda: not naming._waiting)
+                clock.ahead_ns += MINUTE_NS  # the connection to the one before may have been the first to be tried
+                wait_until(lambda it=it: naming.named(it) is not it)  # type: ignore[misc]
 
 
 def test_a_server_without_cri_knows_nobody(tmp_path: Path) -> None:
