@@ -56,7 +56,7 @@ class Members:
         proc: Procfs,
         named: Callable[[Container], Container] = _as_it_is,
     ) -> None:
-        self._index, self._devices, self.proc, self._named = index, devices, proc, named
+        self._index, self._devices, self.proc, self.named = index, devices, proc, named
         self._lock = threading.Lock()
         self._members: dict[ProcessId, Member] = {}
         self._all: tuple[Member, ...] = ()
@@ -89,7 +89,7 @@ class Members:
         """Takes up the names that became known since. No I/O; costs little where nothing changed."""
         with self._lock:
             containers = {member.container.key: member.container for member in self._members.values()}
-            named = {key: self._named(container) for key, container in containers.items()}
+            named = {key: self.named(container) for key, container in containers.items()}
             changed = {
                 process: replace(member, container=container)
                 for process, member in self._members.items()
@@ -118,7 +118,7 @@ class Members:
                 return None
         except GoneError:
             return None
-        return Member(made, self._named(container), visible_devices(environment, self._devices()))
+        return Member(made, self.named(container), visible_devices(environment, self._devices()))
 
     def _believed(self, told: Told) -> Member:
         """Its environment went with it: which devices it saw is known only where there is just one."""
@@ -126,4 +126,4 @@ class Members:
         command = f"[{printable(told.comm, LONGEST_COMMAND - 2)}]"
         made = Process(told.process, command, user_name(told.uid), container.key)
         devices = self._devices()
-        return Member(made, self._named(container), (devices[0].uuid,) if len(devices) == 1 else ())
+        return Member(made, self.named(container), (devices[0].uuid,) if len(devices) == 1 else ())

@@ -89,7 +89,8 @@ def test_a_container_that_containerd_runs_without_kubernetes_gets_its_names(kube
     kubelet.ctr("default", "run", "-d", "--snapshotter", "native", "--cgroup", cgroup, *labels, IMAGE, full_id)
     try:
         it = identify(cgroup)
-        with Naming([Socket("cri", str(kubelet.socket)), Socket("containerd", str(kubelet.socket))]) as naming:
+        sockets = [Socket(kind, str(kubelet.socket)) for kind in ("cri", "containerd")]
+        with Naming(sockets, 10 * NS_PER_SECOND) as naming:
             wait_until(lambda: naming.named(it) is not it)
             named = naming.named(it)
         assert (named.name, named.image, named.labels["team"]) == ("trainer", IMAGE, "vision")
