@@ -4,18 +4,22 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.clock import NS_PER_SECOND
 from agent.containers.answers import Names, applied, bounded
+from agent.containers.asking import Asked, Outcome
 from agent.containers.breaker import Breaker
 from agent.containers.identity import POD_UID, identify
 from agent.containers.naming import Naming
 from agent.containers.remembered import Remembered
 from agent.containers.sources import BUILTIN, KINDS, KUBELET, Socket, sockets
-from agent.errors import SetupError
+from agent.errors import SetupError, SourceError, SourceTimeoutError
 from agent.model import Container
 
 A = "3f29c1a7" * 8
@@ -83,6 +87,49 @@ def test_a_socket_is_left_alone_ever_longer_and_forgiven_at_once() -> None:
     assert breaker.allows(0)
     breaker.failed(0)
     assert breaker.allows(NS_PER_SECOND)
+
+
+class Nothing:
+    """A source that is only opened and closed."""
+
+    def __init__(self, path: str) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("complaint", "outcome"),
+    [
+        (SourceTimeoutError("late"), Outcome.TIMEOUT),
+        (SourceError("broken"), Outcome.ERROR),
+        (ZeroDivisionError("nobody thought of it"), Outcome.ERROR),
+    ],
+)
+def test_every_question_ends_in_an_outcome_that_is_counted(
+    tmp_path: Path, complaint: Exception, outcome: Outcome
+) -> None:
+    def fail(source: Nothing, deadline_ns: int) -> Names:
+        raise complaint
+
+    now = 0
+    with socket.socket(socket.AF_UNIX) as server:
+        asked = Asked(Socket("docker", str(tmp_path / "s")), Nothing, NS_PER_SECOND, lambda: now)
+        assert asked.ask(fail) == (Outcome.ABSENT, None)
+        server.bind(str(tmp_path / "s"))
+        assert asked.ask(fail) == (outcome, None)
+        assert asked.ask(fail) == (Outcome.HELD_BACK, None)
+        now = NS_PER_SECOND
+        assert asked.ask(lambda source, deadline_ns: Names("web")) == (Outcome.FOUND, Names("web"))
+        assert asked.ask(lambda source, deadline_ns: None) == (Outcome.UNKNOWN, None)
+    assert {key: count for key, count in asked.counts().items() if count} == {
+        outcome: 1,
+        Outcome.FOUND: 1,
+        Outcome.UNKNOWN: 1,
+    }
+    asked.close()
+    assert asked.ask(lambda source, deadline_ns: Names("web")) == (Outcome.ERROR, None)
 
 
 def test_the_cgroup_has_the_last_word_on_the_pod() -> None:
