@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import psutil
 
 from agent import preflight
+from agent.containers.sources import BUILTIN
 from agent.discovery import Discovery, host_libraries
 from agent.errors import WardenError
 from agent.nvml import Nvml
@@ -25,6 +26,7 @@ def examine(libcuda: Sequence[str], out: TextIO) -> int:
         ("libcuda", lambda: _libraries(libcuda)),
         ("probes", lambda: _probes(libcuda)),
         ("MPS", _mps),
+        ("containers' names", _names),
     )
     failed = 0
     for name, check in checks:
@@ -63,6 +65,11 @@ def _probes(libcuda: Sequence[str]) -> str:
             for library in probes.libraries()
         ]
     return "; ".join(lines) or "programs load; no library to attach to yet"
+
+
+def _names() -> str:
+    here = [f"{socket.kind} at {socket.path}" for socket in BUILTIN if socket.present()]
+    return ", ".join(here) or "no socket in the usual places: name it with gpuwarden run --names KIND=SOCKET"
 
 
 def _mps() -> str:

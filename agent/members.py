@@ -58,7 +58,7 @@ class Members:
         proc: Procfs,
         named: Callable[[Container], Container] = _as_it_is,
     ) -> None:
-        self._index, self._devices, self.proc, self._named = index, devices, proc, named
+        self._index, self._devices, self.proc, self.named = index, devices, proc, named
         self._lock = threading.Lock()
         self._members: dict[ProcessId, Member] = {}
         self._all: tuple[Member, ...] = ()
@@ -99,11 +99,13 @@ class Members:
     def refresh(self) -> None:
         """Takes up the names that became known since. No I/O; costs little where nothing changed."""
         with self._lock:
-            changed = {}
-            for process, member in self._members.items():
-                container = self._named(member.container)
-                if container is not member.container:
-                    changed[process] = replace(member, container=container)
+            containers = {member.container.key: member.container for member in self._members.values()}
+            named = {key: self.named(container) for key, container in containers.items()}
+            changed = {
+                process: replace(member, container=container)
+                for process, member in self._members.items()
+                if (container := named[member.container.key]) is not member.container
+            }
             if changed:
                 self._members.update(changed)
                 self._all = tuple(self._members.values())
@@ -129,7 +131,7 @@ class Members:
         except GoneError:
             return None
         visible = visible_devices(environment, self._devices(), exposed)
-        return Member(made, self._named(container), visible, _sm_limit(environment))
+        return Member(made, self.named(container), visible, _sm_limit(environment))
 
     def _believed(self, told: Told) -> Member:
         """Its environment went with it: which devices it saw is known only where there is just one."""
@@ -137,7 +139,7 @@ class Members:
         command = f"[{printable(told.comm, LONGEST_COMMAND - 2)}]"
         made = Process(told.process, command, user_name(told.uid), container.key)
         devices = self._devices()
-        return Member(made, self._named(container), (devices[0].uuid,) if len(devices) == 1 else ())
+        return Member(made, self.named(container), (devices[0].uuid,) if len(devices) == 1 else ())
 
 
 def _sm_limit(environment: Mapping[str, str]) -> float:

@@ -20,6 +20,7 @@ from agent.function_times import FunctionTimes
 from agent.least_squares import Row, Unknown, solve
 from agent.model import ProcessId
 from agent.occupancy import sm_fraction
+from agent.sharing import fitted
 from agent.tally import Launched
 
 _TICKS = 40
@@ -27,7 +28,7 @@ _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
 _LEAST_ERROR, _FIRST_ERROR = 0.005, 0.05  # of a tick: what was launched in one may run in the next
 _TOLD_SIGMA = 0.06
 _LEAST_SIGMA, _MOST_SIGMA = 0.10, 0.7
-_CROWD_SIGMA = 0.5
+_CROWD_SIGMA = 0.3
 _MOST_UNKNOWNS = 48
 _UNIT_NS = 10_000.0  # so that the unknowns of functions without a duration are of the order of 1
 _BUSY_MEMORY = 0.8
@@ -72,6 +73,7 @@ class _Busy:
     believed: float = 0.0
     launches: float = 0.0
     ticks: float = 0.0
+    fraction: float = 1.0  # of the SMs that its work of the last tick would keep busy by itself
 
     def observe(self, believed: float, launches: float, told: float | None) -> None:
         """A tick without a sample, which NVML leaves out now and then, says nothing."""
@@ -102,7 +104,9 @@ class SmTime:
     _factors: dict[Unit, float] = field(default_factory=dict)
     _busy: dict[ProcessId, _Busy] = field(default_factory=dict)
     _error: float = _FIRST_ERROR
-    _crowd: float = 1.0  # what the device did ÷ what its processes seem to have done, at most 1
+    _demands: dict[ProcessId, tuple[float, float]] = field(default_factory=dict)  # seeming shares of time, of SM time
+    _activity: float | None = None
+    _parts: dict[ProcessId, float] = field(default_factory=dict)  # of its demand that each seems to get
 
     def observe(self, tick: Tick) -> dict[ProcessId, Estimate]:
         """Learns from a tick, and splits it."""
@@ -110,6 +114,7 @@ class SmTime:
         if tick.activity_ns is not None and tick.interval_ns:
             coefficients = {unit: value for units in own.values() for unit, value in units.items()}
             self._rows.append((coefficients, tick.activity_ns, float(tick.interval_ns)))
+            self._share(tick, own)
         sigmas = self._solve(tick)
         return {process: self._estimate(process, self._scaled(units), sigmas) for process, units in own.items()}
 
@@ -129,6 +134,7 @@ class SmTime:
         self._factors = {unit: factor for unit, factor in self._factors.items() if unit[0] not in gone}
         for process in gone:
             self._busy.pop(process, None)
+            self._demands.pop(process, None)
 
     def _without(self, gone: Collection[ProcessId], row: _Row) -> _Row:
         coefficients, seen, interval = row
@@ -147,6 +153,7 @@ class SmTime:
         rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
         busy.observe(believed * rate, rate * sum(one.launches for one in work.values()), tick.busy_ns.get(process))
         units: dict[Unit, float] = {}
+        spent = 0.0
         for function, one in work.items():
             fraction = _fraction(tick, process, one) * rate
             own = durations[function]
@@ -155,6 +162,9 @@ class SmTime:
                 units[process, function or -1] = one.launches * fraction * _UNIT_NS
             else:
                 units[process, 0] = units.get((process, 0), 0.0) + one.launches * duration * fraction
+                spent += one.launches * duration * rate
+        if spent:
+            busy.fraction = units[process, 0] / spent
         return units
 
     def _duration(self, tick: Tick, process: ProcessId, function: int) -> float | None:
@@ -165,37 +175,44 @@ class SmTime:
         """With what NVML says by now: the waits of all ticks that are looked at were as long for the same reason."""
         return {unit: v if unit[1] else v * self._busy[unit[0]].scale() for unit, v in coefficients.items()}
 
-    def _compare_all(self, rows: Sequence[_Row]) -> None:
+    def _share(self, tick: Tick, own: Mapping[ProcessId, Mapping[Unit, float]]) -> None:
         """Side by side each is slowed by the others, so that all seem to have done more than there was."""
-        seen = seemed = 0.0
-        for coefficients, activity, _ in rows:
-            if all(not function for _, function in coefficients):
-                seen = seen * _FORGETTING + activity
-                seemed = seemed * _FORGETTING + sum(coefficients.values())
-        self._crowd = min(1.0, seen / seemed) if seemed else 1.0
+        seconds = float(tick.interval_ns)
+        for process, units in own.items():
+            sms = units.get((process, 0), 0.0) * self._busy[process].scale() / seconds
+            time = sms / self._busy[process].fraction
+            before = self._demands.get(process, (time, sms))
+            self._demands[process] = (_mix(before[0], time), _mix(before[1], sms))
+        for process in self._demands.keys() - own.keys():
+            self._demands[process] = (_mix(self._demands[process][0], 0.0), _mix(self._demands[process][1], 0.0))
+        unknown = (v * self._factors.get(u, 0.0) for units in own.values() for u, v in units.items() if u[1])
+        activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / seconds
+        self._activity = activity if self._activity is None else _mix(self._activity, activity)
+        demands = {p: (time, sms / time) for p, (time, sms) in self._demands.items() if time > 0}
+        self._parts = fitted(demands, self._activity)
 
     def _sigma(self, tick: Tick, process: ProcessId) -> float:
-        crowded = _CROWD_SIGMA * (1 - self._crowd)
+        crowded = _CROWD_SIGMA * (1 - self._parts.get(process, 1.0))
         if process in self._busy and self._busy[process].is_known:
             return _TOLD_SIGMA + crowded
         spread = self.times.spread(process)
         return _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + crowded)
 
+    def _before(self, tick: Tick, unit: Unit) -> Unknown:
+        process, function = unit
+        if function:
+            return Unknown(self._factors.get(unit, 0.0), None)
+        return Unknown(self._parts.get(process, 1.0), self._sigma(tick, process))
+
     def _solve(self, tick: Tick) -> dict[Unit, float]:
         """Learns the factors; returns how sure each is."""
         scaled = [(self._scaled(coefficients), seen, interval) for coefficients, seen, interval in self._rows]
-        self._compare_all(scaled)
         weights: dict[Unit, float] = {}
         for coefficients, _, _ in scaled:
             for unit, value in coefficients.items():
                 weights[unit] = weights.get(unit, 0.0) + value
         units = sorted(weights, key=lambda unit: -weights[unit])[:_MOST_UNKNOWNS]
-        unknowns = [
-            Unknown(self._crowd, self._sigma(tick, unit[0]))
-            if not unit[1]
-            else Unknown(self._factors.get(unit, 0.0), None)
-            for unit in units
-        ]
+        unknowns = [self._before(tick, unit) for unit in units]
         rows = []
         age = 1.0
         for coefficients, seen, interval in reversed(scaled):
@@ -228,6 +245,10 @@ class SmTime:
             return Estimate(sm_ns, None)
         errors = (value * (sigmas[unit] or 0.0) for unit, value in units.items())
         return Estimate(sm_ns, sum(error * error for error in errors) ** 0.5)
+
+
+def _mix(before: float, now: float) -> float:
+    return before * _FORGETTING + now * (1 - _FORGETTING)
 
 
 def _fraction(tick: Tick, process: ProcessId, one: Launched) -> float:

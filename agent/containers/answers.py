@@ -18,6 +18,7 @@ from agent.names import printable
 CONTAINER_NAME = "io.kubernetes.container.name"  # the labels that the kubelet gives, to the runtime, each container
 POD_NAME = "io.kubernetes.pod.name"
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
+_KUBELETS = "io.kubernetes."
 _MOST_LABELS, _LONGEST_LABEL, _MOST_LABEL_CHARACTERS = 64, 256, 16_384
 LONGEST_NAME = 253  # of a pod; Docker's and Podman's have no limit of their own
 
@@ -42,6 +43,11 @@ def bounded(said: Names) -> Names:
         _text(said.image, _LONGEST_LABEL),
         _labels(said.labels),
     )
+
+
+def own_labels(said: Mapping[str, str]) -> dict[str, str]:
+    """Of a container in no pod: who may start one may give it any label, but not pass it off as a pod's."""
+    return {key: value for key, value in said.items() if not key.startswith(_KUBELETS)}
 
 
 def applied(names: Names, container: Container) -> Container:

@@ -8,16 +8,19 @@ the next call rather than by gRPC's own, slower, back-off.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.containers.messages import message
 from agent.errors import SourceError, SourceTimeoutError
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it writes a line of its own when a runtime is restarted
+import grpc
 
 MOST_BYTES = 1 << 20  # of an answer
 

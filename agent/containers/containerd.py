@@ -8,7 +8,7 @@ The namespaces of Kubernetes and Docker are theirs to explain.
 
 from __future__ import annotations
 
-from agent.containers.answers import Names
+from agent.containers.answers import Names, own_labels
 from agent.containers.channel import Channel, UnansweredError
 from agent.containers.messages import message
 from agent.errors import SourceError
@@ -55,4 +55,4 @@ class Containerd:
             return None
         if said.id != wanted:
             raise SourceError(f"{self.path}: asked for {wanted}, told about another")
-        return Names(name=said.labels.get(_NAME, ""), image=said.image, labels=dict(said.labels))
+        return Names(name=said.labels.get(_NAME, ""), image=said.image, labels=own_labels(said.labels))

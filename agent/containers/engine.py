@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent.containers.answers import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, Names
+from agent.containers.answers import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, Names, own_labels
 from agent.containers.identity import POD_UID
 from agent.containers.unixhttp import UnixHttp
 from agent.errors import SourceError
@@ -65,5 +65,5 @@ def _names(said: Mapping[str, Any], in_pod: bool) -> Names:
         pod=labels.get(POD_NAME) if in_pod else None,
         namespace=labels.get(POD_NAMESPACE) if in_pod else None,
         image=image if isinstance(image, str) else None,
-        labels=labels,
+        labels=labels if in_pod else own_labels(labels),
     )

@@ -127,11 +127,15 @@ class Naming:
         for asked in self._likeliest_first(container):
             if self._ending:
                 return None, False
-            outcome, names = asked.ask(lambda source, deadline_ns: source.look_up(container, deadline_ns))
+            outcome, names = asked.ask(lambda source, deadline_ns: _bounded(source.look_up(container, deadline_ns)))
             if names is not None:
-                return bounded(names), True
+                return names, True
             everybody = everybody and outcome in (Outcome.UNKNOWN, Outcome.ABSENT)
         return None, everybody
 
     def _likeliest_first(self, container: Container) -> list[Asked[Source]]:
         return sorted(self._asked, key=lambda it: container.runtime not in KINDS[it.socket.kind].runtimes)
+
+
+def _bounded(names: Names | None) -> Names | None:
+    return bounded(names) if names else None

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from agent.model import HOST, Container
 
 Patterns = tuple[str, ...]
+_ID_CHARACTERS = 64  # what Docker, Podman, containerd and CRI-O give is that long, and is nobody's choice
 _UNIT_SUFFIXES = (".service", ".scope", ".slice")
 
 
@@ -60,7 +61,7 @@ class Match:
         return (
             _any(self.namespace, (it.namespace,))
             and _any(self.pod, (it.pod,))
-            and _any(self.container, (it.name,))
+            and _any(self.container, names_of(it))
             and _any(self.image, (it.image,))
             and _any(self.unit, units_of(it))
             and _any(self.cgroup, (it.cgroup,))
@@ -72,6 +73,12 @@ class Match:
             return facts.container.key != HOST
         fitting = [_any(self.user, (it.user,)) and _any(self.command, (it.command,)) for it in facts.processes]
         return bool(fitting) and (all(fitting) if every_process else any(fitting))
+
+
+def names_of(container: Container) -> tuple[str, ...]:
+    """What people call it: nothing while the agent has only the runtime's id, and shows the beginning of that."""
+    unnamed = len(container.id) == _ID_CHARACTERS and container.id.startswith(container.name)
+    return () if unnamed else (container.name,)
 
 
 def units_of(container: Container) -> tuple[str, ...]:

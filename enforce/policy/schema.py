@@ -62,7 +62,9 @@ class MatchSection(Section):
 
     namespace: Patterns | None = Field(None, description="Kubernetes namespace of the pod.")
     pod: Patterns | None = Field(None, description="Name of the pod.")
-    container: Patterns | None = Field(None, description="Name of the container, as `gputop` shows it.")
+    container: Patterns | None = Field(
+        None, description="Name of the container, as `gputop` shows it; a short id is none."
+    )
     image: Patterns | None = Field(None, description="Image reference, as the runtime writes it.")
     labels: Annotated[dict[str, Patterns], BeforeValidator(_labels)] | None = Field(
         None, description="Label name → pattern. Every label named must be there and match."

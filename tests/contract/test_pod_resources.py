@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from agent.clock import NS_PER_SECOND
 from agent.containers.holdings import Holder
+from agent.containers.identity import identify
 from agent.containers.naming import Naming
 from agent.containers.sources import KUBELET, Socket
 from tests.contract.daemons import wait_until
@@ -83,9 +85,12 @@ def test_a_kubelet_with_no_pods_says_that_nothing_is_held(tmp_path: Path) -> Non
 
 def test_a_kubelet_that_went_away_is_believed_for_two_minutes(tmp_path: Path) -> None:
     clock = Clock()
-    server = serving(tmp_path / "s", {"/v1.PodResourcesLister/List": lambda _: SAID})
-    with server, Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS, clock) as naming:
+    with ExitStack() as kubelet, Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS, clock) as naming:
+        kubelet.enter_context(serving(tmp_path / "s", {"/v1.PodResourcesLister/List": lambda _: SAID}))
+        clock.ahead_ns += 60 * NS_PER_SECOND
+        naming.named(identify("/docker/" + "a" * 64))  # something to do: it looks at the clock
         wait_until(lambda: naming.held() is not None)
+        kubelet.close()
         clock.ahead_ns += 60 * NS_PER_SECOND
         assert naming.held() is not None
         clock.ahead_ns += 61 * NS_PER_SECOND

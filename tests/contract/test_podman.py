@@ -58,6 +58,7 @@ def test_a_plain_container_cannot_pass_itself_off_as_a_pods(podman: Podman) -> N
         wait_until(lambda: naming.named(before) is not before)
         it = naming.named(before)
     assert (it.pod, it.namespace) == (None, None)
+    assert not any(label.startswith("io.kubernetes.") for label in it.labels)
 
 
 def test_without_the_service_it_keeps_its_short_id(podman: Podman) -> None:

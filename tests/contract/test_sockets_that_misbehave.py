@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import threading
@@ -17,10 +18,12 @@ import pytest
 from cri_api.v1 import api_pb2 as v1
 from cri_api.v1alpha2 import api_pb2 as v1alpha2
 
-from agent.clock import NS_PER_SECOND
+from agent.clock import NS_PER_SECOND, monotonic_ns
+from agent.containers.cri import Cri
 from agent.containers.identity import identify
 from agent.containers.naming import Naming
 from agent.containers.sources import KINDS, KUBELET, Socket
+from agent.errors import SourceError
 from agent.model import Container
 from tests.contract.daemons import wait_until
 from tests.contract.pretenders import Clock, Methods, dripping, endlessly, hang, listening, ok, saying, serving
@@ -120,6 +123,18 @@ def test_a_file_that_is_no_socket_is_not_asked(tmp_path: Path) -> None:
     assert not Socket("docker", str(tmp_path / "s")).present()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to somebody else")
+def test_a_socket_of_another_user_is_not_asked(tmp_path: Path) -> None:
+    it = docker_container()
+    with listening(tmp_path / "s", saying(inspected(it.id))) as met:
+        os.chown(tmp_path / "s", 1000, 1000)
+        with Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
+            naming.named(it)
+            wait_until(lambda: not naming._waiting)
+            assert naming.named(it) is it
+        assert not met
+
+
 def test_a_socket_that_nobody_listens_on_is_an_error(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
@@ -140,6 +155,17 @@ def test_a_socket_that_fails_is_left_alone_for_a_while(tmp_path: Path, kind: str
         clock.ahead_ns += MINUTE_NS
         naming.named(first)
         wait_until(lambda: naming.counts() == {(kind, "error"): 2})
+
+
+def test_what_a_broken_socket_kept_from_us_is_asked_for_again_every_ten_seconds(tmp_path: Path) -> None:
+    clock, it = Clock(), docker_container()
+    path = tmp_path / "s"
+    with listening(path, saying(b"")), Naming([Socket("docker", str(path))], LONG_NS, clock) as naming:
+        for times in range(1, 5):
+            naming.named(it)
+            wait_until(lambda times=times: naming.counts() == {("docker", "error"): times})  # type: ignore[misc]
+            wait_until(lambda: not naming._waiting)
+            clock.ahead_ns += 10 * NS_PER_SECOND
 
 
 def test_what_a_broken_socket_kept_from_us_is_learnt_when_it_works_again(tmp_path: Path) -> None:
@@ -182,6 +208,17 @@ def test_a_socket_is_asked_one_thing_at_a_time(tmp_path: Path) -> None:
     with listening(tmp_path / "s", watch), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
         wait_until(lambda: all(naming.named(it) is not it for it in containers))
     assert at_once == [1] * 50
+
+
+def test_docker_under_kubernetes_tells_of_pods(tmp_path: Path) -> None:
+    it = identify(f"/kubepods/pod8dbc5577-d0e2-4706-8787-57d52c03ddf2/{secrets.token_hex(32)}")
+    labels = {"container.name": "server", "pod.name": "chat-0", "pod.namespace": "serving"}
+    config = {"Image": "nginx", "Labels": {f"io.kubernetes.{key}": value for key, value in labels.items()}}
+    said = inspected(it.id, Name="/k8s_server_chat-0_serving_8dbc5577_0", Config=config)
+    with listening(tmp_path / "s", saying(said)), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
+        wait_until(lambda: naming.named(it) is not it)
+        named = naming.named(it)
+    assert (named.name, named.pod, named.namespace) == ("server", "chat-0", "serving")
 
 
 def test_a_container_of_many_and_long_labels_is_kept_within_bounds(tmp_path: Path) -> None:
@@ -233,6 +270,18 @@ def test_both_versions_of_cri_are_understood(tmp_path: Path, version: str, api: 
     assert (named.name, named.pod, named.namespace, named.image) == ("server", "chat-0", "serving", "nginx:1")
 
 
+def test_a_runtime_that_was_restarted_is_found_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS, clock) as naming:
+        for _ in range(3):
+            it = docker_container()
+            with serving(tmp_path / "s", cri_methods("runtime.v1", *cri_answers(v1, it.id))):
+                naming.named(it)
+                wait_until(lambda: not naming._waiting)
+                clock.ahead_ns += MINUTE_NS  # the connection to the one before may have been the first to be tried
+                wait_until(lambda it=it: naming.named(it) is not it)  # type: ignore[misc]
+
+
 def test_a_server_without_cri_knows_nobody(tmp_path: Path) -> None:
     with serving(tmp_path / "s", {}):
         assert outcome_of("cri", tmp_path / "s", LONG_NS) == {("cri", "unknown"): 1}
@@ -244,11 +293,7 @@ STRANGER = cri_answers(v1, "b" * 64)
 
 @pytest.mark.parametrize(
     "said",
-    [
-        STRANGER,
-        (b"\xff\xff\xff", b"", b""),
-        (v1.ListContainersResponse(containers=[v1.Container(id="x" * (2 << 20))]).SerializeToString(), b"", b""),
-    ],
+    [STRANGER, (b"\xff\xff\xff", b"", b"")],
 )
 def test_a_cri_server_that_lies_is_not_believed(tmp_path: Path, said: tuple[bytes, bytes, bytes]) -> None:
     with serving(tmp_path / "s", cri_methods("runtime.v1", *said)):
@@ -258,11 +303,22 @@ def test_a_cri_server_that_lies_is_not_believed(tmp_path: Path, said: tuple[byte
 def test_a_container_in_a_pod_that_is_another_or_none_is_not_believed(tmp_path: Path) -> None:
     it = docker_container()
     sound = cri_answers(v1, it.id)
-    for pod in (b"", cri_answers(v1, it.id, pod_id="pod2")[1]):
+    for pod, complaint in ((b"", "a pod that does not exist"), (cri_answers(v1, it.id, "pod2")[1], "about another")):
         methods = cri_methods("runtime.v1", sound[0], pod, sound[2])
-        with serving(tmp_path / "s", methods), Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS) as naming:
-            naming.named(it)
-            wait_until(lambda: naming.counts() == {("cri", "error"): 1})
+        with serving(tmp_path / "s", methods), pytest.raises(SourceError, match=complaint):
+            Cri(str(tmp_path / "s")).look_up(it, monotonic_ns() + LONG_NS)
+
+
+def test_an_answer_of_cri_that_is_too_long_is_not_taken(tmp_path: Path) -> None:
+    it = docker_container()
+    sound = cri_answers(v1, it.id)
+    long = v1.ListContainersResponse.FromString(sound[0])
+    long.containers[0].labels["long"] = "x" * (1 << 20)
+    with (
+        serving(tmp_path / "s", cri_methods("runtime.v1", long.SerializeToString(), *sound[1:])),
+        pytest.raises(SourceError, match="RESOURCE_EXHAUSTED"),
+    ):
+        Cri(str(tmp_path / "s")).look_up(it, monotonic_ns() + LONG_NS)
 
 
 def test_a_cri_server_that_hangs_in_a_call_is_a_timeout(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from agent.model import (
     DeviceReading,
     DeviceUuid,
     Enforcement,
+    FunctionUsage,
+    ProbeCounts,
     ProbeStatus,
     Process,
     ProcessId,
@@ -24,7 +26,7 @@ from agent.model import (
     Usage,
 )
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 GPU_0, GPU_1, GPU_2 = (DeviceUuid(f"GPU-0000000{n}-aaaa-bbbb-cccc-dddddddddddd") for n in range(3))
 NASTY = "\x1b[31mevil[/][bold]\x07\u202egnp.exe\n"
 
@@ -49,6 +51,10 @@ def usage(
         pcie_rx_bytes_per_second=None if rate is None else rate * 40,
         launches_per_second=None if rate is None else 12_345.0,
         totals=Totals() if rate is None else Totals(12.5, 123_450, 10_000_000, 400_000_000),
+        sm_error_ratio=None if ratio is None else 0.02 if estimated else 0.0,
+        memory_peak_bytes=None if memory is None else memory + MIB,
+        memory_by_kind={} if memory is None else {"plain": memory // 2, "pinned": MIB},
+        memory_by_age={} if memory is None else {"under_60_seconds": MIB, "older": memory // 2 - MIB},
     )
 
 
@@ -84,7 +90,12 @@ def containers() -> tuple[ContainerUsage, ...]:
     unknown = Container(ContainerKey("host"), "host", "host")
     return (
         ContainerUsage(chat, (usage(GPU_0, 0.31, 40 * GIB), usage(GPU_1, 0.04, 2 * GIB)), (ProcessId(100, 1),)),
-        ContainerUsage(training, (usage(GPU_0, 0.48, 50 * GIB),), (ProcessId(200, 2), ProcessId(201, 2))),
+        ContainerUsage(
+            training,
+            (usage(GPU_0, 0.48, 50 * GIB),),
+            (ProcessId(200, 2), ProcessId(201, 2)),
+            (FunctionUsage("gemm", GPU_0, 900.0, 0.4, 0.00052), FunctionUsage("", GPU_0, 10.0, None, None, True)),
+        ),
         ContainerUsage(twin_a, (usage(GPU_0, 0.01, GIB, estimated=False),), (ProcessId(300, 3),)),
         ContainerUsage(twin_b, (usage(GPU_0, 0.02, GIB),), (ProcessId(400, 4),)),
         ContainerUsage(nasty, (usage(GPU_0, None, 123_456, rate=None),), (ProcessId(500, 5),)),
@@ -102,6 +113,26 @@ def processes() -> tuple[ProcessUsage, ...]:
         ProcessUsage(process(201, 2, "python train.py", "c2"), (usage(GPU_0, 0.20, 20 * GIB),)),
         ProcessUsage(process(500, 5, NASTY, "c5"), (usage(GPU_0, None, 123_456, rate=None),)),
     )
+
+
+def probed(
+    library: str, attached: int, unknown: tuple[str, ...] = (), failures: dict[str, str] | None = None
+) -> ProbeStatus:
+    failed = len(failures or {})
+    roles = {"launch": ProbeCounts(attached, 3, 0), "free": ProbeCounts(0, 0, failed)}
+    return ProbeStatus(library, attached, 3, failed, roles, failures or {}, unknown)
+
+
+def ended() -> ContainerUsage:
+    final = Usage(GPU_0, None, None, None, None, None, None, Totals(0.25, 730, 4_096, 8_192))
+    return ContainerUsage(container("e6", "job-17", pod="job-17", namespace="batch"), (final,), ())
+
+
+def held() -> ContainerUsage:
+    holder = Container(
+        ContainerKey("pod:batch/idle-0/notebook"), "notebook", "kubelet", pod="idle-0", namespace="batch"
+    )
+    return ContainerUsage(holder, (Usage(GPU_1, None, None, None, None, None, None),), ())
 
 
 def rich_snapshot() -> Snapshot:
@@ -132,11 +163,15 @@ def rich_snapshot() -> Snapshot:
         },
         enforcing=True,
         probes=(
-            ProbeStatus("/usr/lib/x86_64-linux-gnu/libcuda.so.1", 42, 3, 0),
-            ProbeStatus("/proc/100/root/usr/lib/libcuda.so.1", 41, 3, 1),
-            ProbeStatus("/proc/200/root/usr/lib/libcuda.so.1", 42, 3, 0),
+            probed("/usr/lib/x86_64-linux-gnu/libcuda.so.1", 42, ("cuLaunchKernel_v9",)),
+            probed("/proc/100/root/usr/lib/libcuda.so.1", 41, failures={"cuMemFree_v2": "Invalid argument"}),
+            probed("/proc/200/root/usr/lib/libcuda.so.1", 42),
         ),
         collectors=(CollectorHealth("nvml", 0.004), CollectorHealth("launches", 0.001, "map read failed: E2BIG")),
         lost={"launches:full": 12, "events:ring_full": 0},
+        nvml_errors={"nvmlDeviceGetPowerUsage:not_supported": 1},
+        name_lookups={"cri:found": 7, "docker:absent": 2},
+        ended=(ended(),),
+        held=(held(),),
         device_totals={GPU_0: Totals(40.0, 0, 90_000_000, 15_000_000_000), GPU_1: Totals(2.0)},
     )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.containers import identify, parse_cgroup
+from agent.containers.cgroup import told_path
 from agent.containers.identity import POD_UID
 from agent.model import HOST
 
@@ -47,6 +48,19 @@ CONTAINERS = [  # path, runtime, id, pod uid
     ),
     (f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{A}", "containerd", A, UID),
     (f"/system.slice/nerdctl-{A}.scope", "containerd", A, None),
+    (f"{USER}/user.slice/nerdctl-{A}.scope", "containerd", A, None),
+    (f"{USER}/user.slice/user-libpod_pod_{B}.slice/libpod-{A}.scope/container", "podman", A, None),
+    (f"{USER}/app.slice/web.service/libpod-payload-{A}/container", "podman", A, None),
+    (f"/default/{A}", "runc", A, None),
+    (f"/system.slice/k3s.service{POD}/{A}", "containerd", A, UID),
+    (f"/system.slice/docker-{B}.scope/docker/{A}", "docker", A, None),
+    (f"/docker/{B}/system.slice/docker-{A}.scope", "docker", A, None),
+    (f"/kubepods-burstable-pod{UID_}.slice/cri-containerd-{A}.scope", "containerd", A, UID),
+    (f"/cri-containerd-{A}.scope", "containerd", A, None),
+    ("/lxc.payload.project_web/.lxc/init.scope", "lxc", "project_web", None),
+    ("/slurm/uid_1000/job_42/step_0", "slurm", "42", None),
+    ("/slurm/uid_1000/job_42", "slurm", "42", None),
+    ("/system.slice/node7_slurmstepd.scope/job_42/step_batch/user/task_special", "slurm", "42", None),
     (f"{POD}/{B}/docker/{A}", "docker", A, UID),
     (f"{POD_SLICE}/crio-{A}.scope", "cri-o", A, UID),
     (f"{POD_SLICE}/crio-{A}.scope/container", "cri-o", A, UID),
@@ -86,6 +100,9 @@ OTHERS = [  # path, runtime, name
     ("/system.slice/slurmd.service", "systemd", "slurmd.service"),
     ("/system.slice/slurmstepd.scope/system", "systemd", "slurmstepd.scope"),
     ("/system.slice/system-getty.slice/getty@tty1.service", "systemd", "getty@tty1.service"),
+    ("/system.slice/system-vllm.slice/vllm@llama\\x2d3.service/worker", "systemd", "vllm@llama\\x2d3.service"),
+    ("/machine.slice/systemd-nspawn@web.service/payload", "systemd", "systemd-nspawn@web.service"),
+    ("/system.slice/slurmstepd.scope/job_one/step_0", "systemd", "slurmstepd.scope"),
     ("/user.slice/user-1000.slice/session-3.scope", "systemd", "session-3.scope"),
     (f"{USER}/init.scope", "systemd", "init.scope"),
     (f"{USER}/app.slice/app-jupyter.service/kernel-1", "systemd", "app-jupyter.service"),
@@ -159,7 +176,24 @@ def test_a_limit_in_one_controller_makes_no_container() -> None:
     assert parse_cgroup("3:cpu:/\n2:freezer:/\n1:memory:/limits/513c\n") == "/"
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_what_the_kernel_told_means_the_same(path: str) -> None:
+    assert told_path([path, "/"]) == parse_cgroup(f"0::{path}\n")
+    assert told_path(["/", path]) == parse_cgroup(f"0::{path}\n")
+    unit = "/system.slice/containerd.service"
+    assert told_path([unit, path]) == parse_cgroup(v1(path) + f"0::{unit}\n")
+
+
+def test_where_the_kernel_told_of_no_container_the_v2_path_wins() -> None:
+    assert told_path(["/system.slice/ssh.service", "/limits/1"]) == "/system.slice/ssh.service"
+    assert told_path(["/", "/system.slice/ssh.service"]) == "/system.slice/ssh.service"
+    assert told_path(["/"]) == told_path([]) == "/"
+
+
 def test_paths_from_another_namespace_or_of_a_removed_cgroup_are_understood() -> None:
+    pod = f"kubepods-burstable-pod{UID_}.slice"
+    it = identify(parse_cgroup(f"0::/../../{pod}/cri-containerd-{A}.scope\n"))
+    assert (it.id, it.labels) == (A, {POD_UID: UID})
     assert parse_cgroup(f"0::/../../docker/{A}\n") == f"/docker/{A}"
     assert parse_cgroup(f"0::/docker/{A} (deleted)\n") == f"/docker/{A}"
 

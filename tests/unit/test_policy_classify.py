@@ -46,6 +46,15 @@ def role(rules: Policy, container: Container = POD, *processes: tuple[str | None
     return rules.classify(Facts(container, tuple(ProcessFacts(*process) for process in processes))).role
 
 
+def test_a_short_id_is_no_name() -> None:
+    full_id = "3f29c1a7" * 8
+    unnamed = Container(ContainerKey(f"docker:{full_id}"), full_id[:12], "docker", full_id)
+    for pattern in ('"*"', "3f29c1a73f29"):
+        assert role(one(f"{{container: {pattern}}}"), unnamed) is Role.UNMATCHED
+    assert role(one('{container: "*"}'), replace(unnamed, name="web")) is Role.OFFLINE
+    assert role(one('{container: "*"}'), replace(unnamed, id="web", name="web")) is Role.OFFLINE
+
+
 @pytest.mark.parametrize(
     "match",
     [

@@ -76,7 +76,7 @@ def test_what_is_unknown_is_no_series() -> None:
 def test_a_counter_stays_while_its_rate_is_unknown_for_a_tick() -> None:
     quiet = replace(usage(GPU_0, None, None, rate=None), totals=Totals(1.0, 7, 8, 9))
     used = ContainerUsage(container("c1", "chat"), (quiet,), ())
-    snapshot = replace(rich_snapshot(), containers=(used,))
+    snapshot = replace(rich_snapshot(), containers=(used,), ended=())
     assert values(snapshot, "gpuwarden_container_launches_total") == [7]
     assert values(snapshot, "gpuwarden_container_sm_ratio") == []
 
@@ -96,7 +96,9 @@ def test_even_containers_without_an_id_never_share_a_series() -> None:
 
 def test_a_library_seen_through_two_containers_is_one_series_without_a_pid() -> None:
     snapshot = rich_snapshot()
-    assert values(snapshot, "gpuwarden_probe_symbols", library="/usr/lib/libcuda.so.1", state="attached") == [83]
+    assert values(
+        snapshot, "gpuwarden_probe_symbols", library="/usr/lib/libcuda.so.1", role="launch", state="attached"
+    ) == [83]
     assert "/proc/" not in prometheus.render(snapshot)
 
 
@@ -108,7 +110,7 @@ def test_series_are_bounded_by_containers_and_devices_and_do_not_pile_up() -> No
             ContainerUsage(container(f"{generation}-{n}", f"job-{generation}-{n}"), (usage(GPU_0, 0.01, 1),), ())
             for n in range(50)
         )
-        return replace(base, containers=used, enforcement={})
+        return replace(base, containers=used, enforcement={}, ended=())
 
     newest: Snapshot = base
     made = prometheus.registry(lambda: newest)
@@ -118,7 +120,27 @@ def test_series_are_bounded_by_containers_and_devices_and_do_not_pile_up() -> No
         counts.append(sum(len(family.samples) for family in made.collect()))
     assert len(set(counts)) == 1
     names = Counter(name for name, _ in series(newest))
-    assert max(names.values()) == 50
+    assert names["gpuwarden_container_sm_ratio"] == 50
+    assert max(names.values()) == 100  # two kinds of memory, two ages
+
+
+def test_a_container_that_ended_has_its_counters_and_no_gauges() -> None:
+    found = {
+        name: value for (name, at), value in series(rich_snapshot()).items() if dict(at).get("container") == "job-17"
+    }
+    assert found == {
+        "gpuwarden_container_sm_seconds_total": 0.25,
+        "gpuwarden_container_launches_total": 730,
+        "gpuwarden_container_pcie_transmit_bytes_total": 4096,
+        "gpuwarden_container_pcie_receive_bytes_total": 8192,
+    }
+
+
+def test_whoever_keeps_what_ended_is_told_what_was_scraped() -> None:
+    told: list[Snapshot] = []
+    with prometheus.serve("127.0.0.1", 0, rich_snapshot, told.append) as server:
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5).read()
+    assert [snapshot.ended for snapshot in told] == [rich_snapshot().ended]
 
 
 def test_a_name_that_is_no_utf8_does_not_void_the_scrape() -> None:

@@ -101,13 +101,6 @@ def test_a_container_that_is_absent_for_a_while_goes_on_where_it_was() -> None:
     assert container_sums(Meter(), *ticks) == {"web": 7}
 
 
-@dataclass(frozen=True, slots=True)
-class WithEnded(Snapshot):
-    """A snapshot with containers that ended."""
-
-    ended: tuple[ContainerUsage, ...] = ()
-
-
 def ended(snapshot: Snapshot, *gone: ContainerUsage) -> Snapshot:
     return Snapshot(0, snapshot.wall_ns, snapshot.interval_ns, containers=snapshot.containers, ended=gone)
 
