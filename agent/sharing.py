@@ -2,14 +2,17 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """How much each process gets of what it could use while several run side by side (MPS). Pure.
 
-A process has work on the device for a share of the time, in which it would keep a share of the SMs busy if it were alone.
-Others have work at the same time by chance; those that meet share the SMs in proportion to what each would use.
+A process has work on the device for a share of the time, in which it would keep a share of the SMs busy if it were
+alone. Others have work at the same time by chance. Between two bounds lies what happens then: those that meet share the
+SMs in proportion to what each would use; or the kernel that began first has all that it can use, and the others what it
+leaves (the block scheduler's order). Of two kernels the longer one more often began first. Taken is the geometric mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 K = TypeVar("K")
@@ -19,34 +22,64 @@ _MOST_EXACT: Final = 16
 _LARGEST_EXPONENT: Final = 1.5
 
 
-def shares_of_wanted(demands: Mapping[K, tuple[float, float]]) -> dict[K, float]:
-    """(share of time, share of SMs) of each → the part of that product that it gets, 0–1."""
-    if len(demands) > _MOST_EXACT:
-        total = sum(time * sms for time, sms in demands.values())
-        return {key: 1 / max(1.0, sms + total - time * sms) for key, (time, sms) in demands.items()}
-    return {key: _part(sms, [other for k, other in demands.items() if k != key]) for key, (_, sms) in demands.items()}
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Share of the time in which it has work, share of the SMs that this would use, and how long a kernel is (ns)."""
+
+    time: float
+    sms: float
+    kernel_ns: float
 
 
-def _part(sms: float, others: list[tuple[float, float]]) -> float:
+def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
+    """The part of time × SMs that each gets, 0–1."""
+    parts = {}
+    for key, mine in demands.items():
+        others = [other for k, other in demands.items() if k != key]
+        parts[key] = math.sqrt(_in_proportion(mine, others) * _in_order(mine, others))
+    return parts
+
+
+def fitted(demands: Mapping[K, Demand], activity: float) -> dict[K, float]:
+    """The same, to the power with which all together are what the device did: 0 where processes take turns."""
+    parts = shares_of_wanted(demands)
+    wanted = sum(one.time * one.sms for one in demands.values())
+    given = sum(one.time * one.sms * parts[key] for key, one in demands.items())
+    if not 0 < activity < wanted or not given < wanted:
+        return dict.fromkeys(parts, 1.0)
+    exponent = min(_LARGEST_EXPONENT, math.log(activity / wanted) / math.log(given / wanted))
+    return {key: part**exponent for key, part in parts.items()}
+
+
+def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:
     """Mean of 1 ÷ (all that is wanted), where that is more than there is, over who of the others has work."""
+    if len(others) >= _MOST_EXACT:
+        return 1 / max(1.0, mine.sms + sum(other.time * other.sms for other in others))
     chances = {0: 1.0}
-    for time, wanted in others:
-        step, time = round(min(1.0, wanted) * _STEPS), min(1.0, max(0.0, time))
+    for other in others:
+        step, time = round(min(1.0, other.sms) * _STEPS), min(1.0, max(0.0, other.time))
         after: dict[int, float] = {}
         for used, chance in chances.items():
             after[used] = after.get(used, 0.0) + chance * (1 - time)
             more = min(_MOST, used + step)
             after[more] = after.get(more, 0.0) + chance * time
         chances = after
-    return sum(chance / max(1.0, sms + used / _STEPS) for used, chance in chances.items())
+    return sum(chance / max(1.0, mine.sms + used / _STEPS) for used, chance in chances.items())
 
 
-def fitted(demands: Mapping[K, tuple[float, float]], activity: float) -> dict[K, float]:
-    """The same, to the power with which all together are what the device did: 0 where processes take turns."""
-    parts = shares_of_wanted(demands)
-    wanted = sum(time * sms for time, sms in demands.values())
-    given = sum(time * sms * parts[key] for key, (time, sms) in demands.items())
-    if not 0 < activity < wanted or not given < wanted:
-        return dict.fromkeys(parts, 1.0)
-    exponent = min(_LARGEST_EXPONENT, math.log(activity / wanted) / math.log(given / wanted))
-    return {key: part**exponent for key, part in parts.items()}
+def _in_order(mine: Demand, others: Sequence[Demand]) -> float:
+    part = 1.0
+    for other in others:
+        left = max(0.0, min(1.0, (1 - other.sms) / mine.sms)) if mine.sms else 1.0
+        behind = 1 - _began_first(mine.kernel_ns, other.kernel_ns)
+        part *= 1 - min(1.0, max(0.0, other.time)) * behind * (1 - left)
+    return part
+
+
+def _began_first(mine_ns: float, other_ns: float) -> float:
+    """The chance that, of two kernels that run now, mine is the older one: their ages are anything up to their lengths."""
+    if mine_ns <= 0 or other_ns <= 0:
+        return 0.5
+    if mine_ns >= other_ns:
+        return 1 - other_ns / (2 * mine_ns)
+    return mine_ns / (2 * other_ns)

@@ -20,7 +20,7 @@ from agent.function_times import FunctionTimes
 from agent.least_squares import Row, Unknown, solve
 from agent.model import ProcessId
 from agent.occupancy import sm_fraction
-from agent.sharing import fitted
+from agent.sharing import Demand, fitted
 from agent.tally import Launched
 
 _TICKS = 40
@@ -74,6 +74,10 @@ class _Busy:
     launches: float = 0.0
     ticks: float = 0.0
     fraction: float = 1.0  # of the SMs that its work of the last tick would keep busy by itself
+    kernel_ns: float = 0.0  # of that tick, on average
+
+    def demand(self, seemed: float) -> Demand:
+        return Demand(seemed / self.fraction, self.fraction, self.kernel_ns * self.scale())
 
     def observe(self, believed: float, launches: float, told: float | None) -> None:
         """A tick without a sample, which NVML leaves out now and then, says nothing."""
@@ -104,7 +108,7 @@ class SmTime:
     _factors: dict[Unit, float] = field(default_factory=dict)
     _busy: dict[ProcessId, _Busy] = field(default_factory=dict)
     _error: float = _FIRST_ERROR
-    _demands: dict[ProcessId, tuple[float, float]] = field(default_factory=dict)  # seeming shares of time, of SM time
+    _demands: dict[ProcessId, float] = field(default_factory=dict)  # the share of SM time that each seems to have
     _activity: float | None = None
     _parts: dict[ProcessId, float] = field(default_factory=dict)  # of its demand that each seems to get
 
@@ -165,6 +169,7 @@ class SmTime:
                 spent += one.launches * duration * rate
         if spent:
             busy.fraction = units[process, 0] / spent
+            busy.kernel_ns = spent / rate / max(1, sum(one.kernels for one in work.values()))
         return units
 
     def _duration(self, tick: Tick, process: ProcessId, function: int) -> float | None:
@@ -178,17 +183,14 @@ class SmTime:
     def _share(self, tick: Tick, own: Mapping[ProcessId, Mapping[Unit, float]]) -> None:
         """Side by side each is slowed by the others, so that all seem to have done more than there was."""
         seconds = float(tick.interval_ns)
-        for process, units in own.items():
-            sms = units.get((process, 0), 0.0) * self._busy[process].scale() / seconds
-            time = sms / self._busy[process].fraction
-            before = self._demands.get(process, (time, sms))
-            self._demands[process] = (_mix(before[0], time), _mix(before[1], sms))
-        for process in self._demands.keys() - own.keys():
-            self._demands[process] = (_mix(self._demands[process][0], 0.0), _mix(self._demands[process][1], 0.0))
+        for process in self._demands.keys() | own.keys():
+            units = own.get(process, {})
+            seemed = units.get((process, 0), 0.0) * self._busy[process].scale() / seconds
+            self._demands[process] = _mix(self._demands.get(process, seemed), seemed)
         unknown = (v * self._factors.get(u, 0.0) for units in own.values() for u, v in units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / seconds
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
-        demands = {p: (time, sms / time) for p, (time, sms) in self._demands.items() if time > 0}
+        demands = {p: self._busy[p].demand(seemed) for p, seemed in self._demands.items() if seemed > 0}
         self._parts = fitted(demands, self._activity)
 
     def _sigma(self, tick: Tick, process: ProcessId) -> float:
