@@ -18,8 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=int, metavar="N", help=f"one launch in N, at random (as many as keep to {MOST_SAMPLES}/s)"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.svg", help="draw a flame graph (else folded stacks)"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="draw a flame graph (else folded stacks)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--no-symbols", action="store_true", help="modules and offsets; needs no bcc")

@@ -15,7 +15,7 @@ from agent.model import Container
 from agent.procfs import Procfs
 from agent.stacks import flamegraph
 from agent.stacks.arguments import MOST_SAMPLES
-from agent.stacks.frames import Frames, Modules, Resolver, load_bcc
+from agent.stacks.frames import Frames, load_bcc
 from agent.stacks.report import Report, as_json, folded, merge
 from agent.stacks.sampler import Kind, Sampler, Stack
 from agent.stacks.target import Target
@@ -29,16 +29,12 @@ def run(options: argparse.Namespace) -> int:
     _refuse(options)
     preflight.require_this_machine()
     proc = Procfs()
-    resolvers: tuple[Resolver, ...] = (Modules(proc.maps),)
-    if not options.no_symbols:
-        resolvers = (load_bcc(), *resolvers)
+    frames = Frames(proc, None if options.no_symbols else load_bcc())
     target = Target(proc)
     container = target.find(options.container)
     kind = Kind(options.kind)
     with Sampler(preflight.bpf_object().with_name("stacks.bpf.o"), proc, kind) as sampler:
-        report = _Looking(sampler, target, container, kind, Frames(proc, resolvers)).look(
-            options.seconds, options.every
-        )
+        report = _Looking(sampler, target, container, kind, frames).look(options.seconds, options.every)
     _write(report, options)
     return 0
 
@@ -77,7 +73,10 @@ class _Looking:
         while (left := end_ns - monotonic_ns()) > 0:
             if number % _LOOK_ROUNDS == 0:
                 self._sampler.follow(self._target.processes(self._container.key))
+                self._frames.see(self._sampler.tgids())
                 self._name(self._values())
+            if number == 0:
+                print(f"looking at {self._container.name}; Ctrl-C ends it early", file=sys.stderr, flush=True)
             resting.wait(min(_ROUND_SECONDS, left / NS_PER_SECOND))
             now_seen = self._sampler.tallies()["seen"]
             if adapt:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,6 +72,11 @@ class Modules:
         """Lets each process be read again, once, for what it has loaded meanwhile."""
         self._fresh.clear()
 
+    def see(self, tgid: int) -> None:
+        """Reads a process that is there now: later it may be gone."""
+        if tgid not in self._maps:
+            self._read(tgid)
+
     def _read(self, tgid: int) -> None:
         self._fresh.add(tgid)
         try:
@@ -132,14 +137,21 @@ def load_bcc() -> Bcc:
 class Frames:
     """Names for frames, from the first resolver that has one."""
 
-    def __init__(self, proc: Procfs, resolvers: tuple[Resolver, ...]) -> None:
-        self._proc, self._resolvers = proc, resolvers
+    def __init__(self, proc: Procfs, bcc: Bcc | None) -> None:
+        self._proc, self._modules = proc, Modules(proc.maps)
+        self._resolvers: tuple[Resolver, ...] = (bcc, self._modules) if bcc else (self._modules,)
         self._processes: dict[int, str] = {}
 
     def stack(self, tgid: int, addresses: list[int]) -> tuple[str, ...]:
         """Outermost first, below it the process. Callers are looked up one byte before where they go on."""
         inner = [self._name(tgid, address - (depth > 0)) for depth, address in enumerate(addresses)]
         return (self._process(tgid), *reversed(inner))
+
+    def see(self, tgids: Iterable[int]) -> None:
+        """Keeps what a process's frames can be named by once it has ended."""
+        for tgid in tgids:
+            self._modules.see(tgid)
+            self._process(tgid)
 
     def renew(self) -> None:
         """At each round."""

@@ -20,6 +20,12 @@ class StackKey(c.Structure):
     _fields_ = [("tgid", U32), ("stack", c.c_int32), ("caller", U64)]
 
 
+class Count(c.Structure):
+    """How often."""
+
+    _fields_ = [("value", U64)]
+
+
 class LiveKey(c.Structure):
     """An allocation by its pointer."""
 

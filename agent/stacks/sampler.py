@@ -20,7 +20,7 @@ from agent.libbpf import BpfObject
 from agent.libraries import FileId, layer_paths, parse_mounts, real_file
 from agent.model import ProcessId
 from agent.procfs import Procfs
-from agent.stacks.layout import TALLIES, U32, U64, Addresses, Live, LiveKey, StackKey
+from agent.stacks.layout import TALLIES, U32, U64, Addresses, Count, Live, LiveKey, StackKey
 from agent.symbols import SYMBOLS, Role, Symbol
 
 Stack = tuple[int, int, int]
@@ -56,7 +56,7 @@ class Sampler:
         self._files: dict[FileId, int] = {}
         self._wanted: set[ProcessId] = set()
         self._wanted_map = self.bpf.map("wanted", U32, U32)
-        self._counts = self.bpf.map("counts", StackKey, U64)
+        self._counts = self.bpf.map("counts", StackKey, Count)
         self._live = self.bpf.map("live", LiveKey, Live)
         self._stacks = self.bpf.map("stacks", U32, Addresses)
         self._tallies = self.bpf.map("tallies", U32, U64)
@@ -77,6 +77,10 @@ class Sampler:
             if process.tgid not in tgids:
                 self._wanted_map.delete(U32(process.tgid))
         self._wanted = now
+
+    def tgids(self) -> set[int]:
+        """Who is sampled."""
+        return {process.tgid for process in self._wanted}
 
     def draw_every(self, count: int) -> None:
         """On average every how many launches one is recorded; each then counts for so many."""
