@@ -101,7 +101,7 @@ def _write(report: Report, options: argparse.Namespace) -> None:
     print(report.headline, *(f"note: {note}" for note in report.notes()), sep="\n", file=sys.stderr)
     if options.out is not None:
         try:
-            options.out.write_text(flamegraph.draw(report))
+            options.out.write_text(flamegraph.draw(report), encoding="utf-8")
         except OSError as error:
             raise SetupError(f"cannot write {options.out}: {error.strerror}") from error
     if options.json:
