@@ -71,7 +71,10 @@ class Sampler:
                 continue
             for path in paths:
                 self._ensure(process, path)
-            self._wanted_map.put(U32(process.tgid), U32(1))
+            try:
+                self._wanted_map.put(U32(process.tgid), U32(1))
+            except OSError as error:
+                raise ProbeError("the container has more GPU processes than stacks can follow: 4096") from error
         tgids = {process.tgid for process in now}
         for process in self._wanted - now:
             if process.tgid not in tgids:
