@@ -15,7 +15,7 @@ ARGS ?=
 MACHINE := $(shell uname -m)
 BPF_ARCH_x86_64 := x86
 BPF_ARCH_aarch64 := arm64
-BPF_OBJECT := bpf/build/gpuwarden.bpf.o
+BPF_OBJECTS := bpf/build/gpuwarden.bpf.o bpf/build/stacks.bpf.o
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
 .PHONY: help packages packages-test setup demo test lint type bpf sim fmt bench bench-attribution bench-calibration docs clean
@@ -52,7 +52,7 @@ fmt: $(VENV) packages-test ## lay out Python and C files and mend what ruff can 
 	@$(BIN)/ruff format .
 	@clang-format -i $(C_FILES)
 
-bpf: $(BPF_OBJECT) ## compile the BPF programs
+bpf: $(BPF_OBJECTS) ## compile the BPF programs
 
 sim: | packages ## compile the simulated GPU and its workloads
 	@$(MAKE) --no-print-directory -C sim
@@ -80,10 +80,10 @@ $(VENV): pyproject.toml | packages
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-$(BPF_OBJECT): $(wildcard bpf/*.c bpf/*.h) | packages
+$(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
 	@echo "bpf: $@"
 	@mkdir -p $(@D)
 	@clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH_$(MACHINE)) -I bpf \
-		-I/usr/include/$(MACHINE)-linux-gnu -c bpf/gpuwarden.bpf.c -o $@.partial
+		-I/usr/include/$(MACHINE)-linux-gnu -c bpf/$*.bpf.c -o $@.partial
 	@llvm-strip -g $@.partial
 	@mv $@.partial $@

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from agent import endpoint
 from agent.clock import NS_PER_SECOND
 from agent.errors import SetupError, WardenError
+from agent.stacks.arguments import add_arguments as stacks_arguments
 from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
@@ -106,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what to do about it")
     doctor.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
     doctor.set_defaults(act=_doctor)
+    stacks = commands.add_parser("stacks", help="which code of a container launches or holds memory: a flame graph")
+    stacks_arguments(stacks)
+    stacks.set_defaults(act=_stacks)
     demo = commands.add_parser("demo", help="the main job on a simulated GPU, in under three minutes", add_help=False)
     demo.set_defaults(act=_demo)
     return parser
@@ -240,6 +244,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from agent.doctor import examine
 
     return examine(options.libcuda, sys.stdout)
+
+
+def _stacks(options: argparse.Namespace) -> int:
+    from agent.stacks.command import run
+
+    return run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -88,6 +88,10 @@ class Procfs:
         """The text of /proc/PID/mountinfo."""
         return self._read(tgid, "mountinfo", _MAPS_BYTES)
 
+    def maps(self, tgid: int) -> str:
+        """The text of /proc/PID/maps."""
+        return self._read(tgid, "maps", _MAPS_BYTES)
+
     def mapped(self, tgid: int, wanted: Callable[[str], bool]) -> tuple[MappedFile, ...]:
         """The mapped files whose base name is wanted."""
         try:

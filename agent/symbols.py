@@ -275,3 +275,10 @@ _NAMES = frozenset(symbol.name for symbol in SYMBOLS)
 def unknown_versions(exports: Collection[str]) -> list[str]:
     """Exports that look like newer versions of probed calls: their arguments are not known, so nothing sees them."""
     return sorted(name for name in exports if name not in _NAMES and _VERSION.sub("", name) in _BASES)
+
+
+def is_on_device(symbol: Symbol) -> bool:
+    """False for allocations and frees of arrays, whose size is in a descriptor, of host memory, and of CUDA 3.1."""
+    if symbol.role not in (Role.ALLOC, Role.FREE):
+        return True
+    return symbol.detail in (_PLAIN, _MANAGED, _POOL, _VIRTUAL)

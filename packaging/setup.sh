@@ -7,7 +7,7 @@
 set -euo pipefail
 
 build=(ca-certificates clang gcc git libbpf-dev libbpf1 libc6-dev libelf-dev linux-libc-dev llvm make python3 python3-venv runc)
-test=(busybox-static clang-format containerd docker.io podman prometheus tmux)
+test=(busybox-static clang-format containerd docker.io linux-libc-dev-arm64-cross podman prometheus python3-bpfcc tmux)
 
 case "${1:-}" in
 build) wanted=("${build[@]}") ;;
