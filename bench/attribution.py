@@ -23,7 +23,7 @@ from agent.errors import WardenError
 from bench.attribution_agent import Agents
 from bench.attribution_errors import MOST_MEAN, MOST_WORST, misses, rows_of
 from bench.attribution_run import Times, record
-from bench.attribution_table import print_details, summary_of, table_of
+from bench.attribution_table import print_details, print_errors, summary_of, table_of
 from bench.quiet import timed
 from bench.scenarios import KINDS, scenario
 
@@ -32,19 +32,15 @@ def measure(options: argparse.Namespace, console: Console) -> list[dict[str, Any
     """Every scenario, one after another."""
     rows: list[dict[str, Any]] = []
     times = Times(options.warm_up, options.seconds)
-    with tempfile.TemporaryDirectory(prefix="gpuwarden-attribution-") as folder, Agents() as agents:
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-attribution-") as folder, Agents(options.isolated) as agents:
         for seed in range(options.seed, options.seed + options.repeat):
             for kind in options.scenarios:
                 one = scenario(kind, seed)
                 place = Path(folder) / f"{kind}-{seed}"
                 recording, pressure = timed(partial(record, one, times, place, agents))
-                rows.extend(rows_of(one, recording))
-                for row in rows[-3:]:
-                    console.print(
-                        f"{row['scenario']:<18} {row['method']:<12} mean {row['mean_abs_error']:.4f}  "
-                        f"worst {row['worst_container_error']:.4f}",
-                        highlight=False,
-                    )
+                found = rows_of(one, recording)
+                rows.extend(found)
+                print_errors(console, found, recording)
                 if options.verbose:
                     print_details(console, one, recording, pressure)
     return rows
@@ -65,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, help="measured of each (default %(default)s)")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds before (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument(
+        "--isolated", action="store_true", help="the agent ignores others' libcuda: where others simulate GPUs too"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show everybody's share, and the workloads")
     return parser
 

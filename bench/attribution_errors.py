@@ -88,6 +88,19 @@ def unattributed(recording: Recording) -> float:
     return sum(parts) / recording.window_ns
 
 
+def strangers(recording: Recording) -> float:
+    """Share of the window that the agent gave to containers that are not of this run, all devices together."""
+    ours = {life.id for life in recording.lives}
+    parts = [
+        (usage.sm_ratio or 0.0) * snapshot.interval_ns
+        for snapshot in recording.measured
+        for row in snapshot.containers
+        if row.container.id not in ours
+        for usage in row.usage
+    ]
+    return sum(parts) / recording.window_ns
+
+
 def leak(recording: Recording) -> float:
     """The most by which containers and the rest missed the device in any snapshot: 0, but for rounding."""
     return max((abs(gap) for snapshot in recording.measured for gap in _gaps(snapshot)), default=0.0)

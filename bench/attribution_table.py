@@ -10,10 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.attribution_errors import leak, misses, unattributed
+from bench.attribution_errors import leak, misses, strangers, unattributed
 from bench.attribution_recording import Recording
 from bench.attribution_shares import SECONDS, by_tenant, true_seconds
 from bench.scenarios import Scenario
+
+_TOLERABLE = 0.003
 
 
 def print_details(console: Console, scenario: Scenario, recording: Recording, pressure: float | None) -> None:
@@ -38,6 +40,20 @@ def print_details(console: Console, scenario: Scenario, recording: Recording, pr
         f"{sum(true.values()):.4f}), unattributed {unattributed(recording):.4f}, conservation off by "
         f"{leak(recording):.1e}; {'?' if pressure is None else f'{pressure:.0%}'} of the time somebody waited for a CPU"
     )
+
+
+def print_errors(console: Console, rows: Sequence[Mapping[str, Any]], recording: Recording) -> None:
+    """A line per row as soon as it is known, and whether it can be trusted."""
+    for row in rows:
+        errors = f"mean {row['mean_abs_error']:.4f}  worst {row['worst_container_error']:.4f}"
+        console.print(f"{row['scenario']:<18} {row['method']:<12} {errors}", highlight=False)
+    if (share := strangers(recording)) > _TOLERABLE:
+        console.print(
+            f"  the agent gave {share:.4f} of the device to others: somebody else on this machine runs programs on a "
+            "simulated GPU, and they look like ours. Measure again when they have ended, or with --isolated.",
+            style="yellow",
+            highlight=False,
+        )
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:

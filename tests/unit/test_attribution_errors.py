@@ -21,7 +21,7 @@ from agent.model import (
     Unattributed,
     Usage,
 )
-from bench.attribution_errors import errors, leak, misses, rows_of, unattributed
+from bench.attribution_errors import errors, leak, misses, rows_of, strangers, unattributed
 from bench.attribution_nvml import Listing, parse
 from bench.attribution_recording import Life, Recording, TruthSample
 from bench.attribution_shares import (
@@ -157,6 +157,12 @@ def test_what_nobody_got_and_what_does_not_add_up_is_seen(recording: Recording) 
     last = recording.snapshots[-1]
     wrong = replace(last, unattributed=(replace(last.unattributed[0], sm_ratio=0.3),))
     assert leak(replace(recording, snapshots=(*recording.snapshots[:-1], wrong))) == pytest.approx(0.2)
+
+
+def test_what_went_to_somebody_else_on_the_machine_is_seen(recording: Recording) -> None:
+    assert strangers(recording) == 0
+    last = snapshot(12, 0.5, usage("a", 0.1, 7.8), usage("foreign", 0.4, 0.4))
+    assert strangers(replace(recording, snapshots=(*recording.snapshots[:-1], last))) == pytest.approx(0.2)
 
 
 def test_a_listing_that_was_cut_off_is_left_out() -> None:
