@@ -25,6 +25,7 @@ _READY_SECONDS = 60.0
 class Agents:
     """The agents of a run of the bench. One that is told to end takes seconds, in which the next is at work already."""
 
+    isolated: bool = False  # see bench.attribution_isolated
     _ending: ExitStack = field(default_factory=ExitStack)
 
     @contextmanager
@@ -33,7 +34,8 @@ class Agents:
         if DEFAULT_POLICY.exists():
             raise SetupError(f"{DEFAULT_POLICY} would have the agent enforce: move it away for the measurement")
         run_dir.mkdir()
-        command = [sys.executable, "-m", "agent", "run", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
+        module = "bench.attribution_isolated" if self.isolated else "agent"
+        command = [sys.executable, "-m", module, "run", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
         with (run_dir / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, cwd=_ROOT, env={**os.environ, **node.environment}, stdout=log, stderr=log

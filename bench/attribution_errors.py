@@ -1,77 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How far each method's shares are from the truth. Pure: what was recorded in, rows out.
-
-A share is SM time ÷ time, of one device. `nvml` is smUtil ÷ 100, as monitoring tools show it; `equal_split` is the
-device's activity ÷ the containers with a process on it, second by second; `gpuwarden` is what the agent counted.
-"""
+"""How far shares are from the truth, as rows to write down; and whether the agent's figures add up. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final
 
-from agent.clock import NS_PER_SECOND
-from agent.model import ContainerUsage, Snapshot
-from bench.attribution_nvml import Listing
+from agent.model import Snapshot
+from bench.attribution_recording import Recording
+from bench.attribution_shares import SECONDS, Owner, Shares, by_job, by_tenant, true_seconds
+from bench.scenarios import Scenario
 
-METHODS: Final = ("gpuwarden", "nvml", "equal_split")
 MOST_MEAN: Final = 0.03
 MOST_WORST: Final = 0.08
-
-
-class Owner(NamedTuple):
-    """Whose share: a container (or a kind of jobs) on a device."""
-
-    name: str
-    device: int
-
-
-Shares = Mapping[Owner, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """A container that ran: `name` is its tenant's, `end_ns` None while it lives. CLOCK_MONOTONIC."""
-
-    name: str
-    id: str
-    tgid: int
-    begin_ns: int
-    end_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TruthSample:
-    """SM time so far, by (tgid, device)."""
-
-    at_ns: int
-    sm_ns: Mapping[tuple[int, int], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """One run of a scenario. Each of the sequences is in order of time; the window lies between two snapshots."""
-
-    lives: Sequence[Life]
-    snapshots: Sequence[Snapshot]
-    truth: Sequence[TruthSample]
-    listings: Sequence[Listing]
-    begin_ns: int
-    end_ns: int
-
-    @property
-    def window_ns(self) -> int:
-        """How long was measured."""
-        return self.end_ns - self.begin_ns
-
-    @property
-    def measured(self) -> list[Snapshot]:
-        """Those whose ticks lie in the window."""
-        return [s for s in self.snapshots if self.begin_ns < s.at_ns <= self.end_ns]
+Grouping = Callable[[Recording, Mapping[Owner, float]], Mapping[Owner, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,107 +44,38 @@ def errors(truth: Shares, estimates: Shares, names: Collection[str]) -> Errors:
     return Errors(sum(off) / len(off), max(off))
 
 
-def true_seconds(recording: Recording) -> dict[Owner, float]:
-    """Seconds of a whole device in the window, by container id."""
-    ids = {life.tgid: life.id for life in recording.lives}
-    seconds: defaultdict[Owner, float] = defaultdict(float)
-    for tgid, device in recording.truth[-1].sm_ns:
-        series = [(sample.at_ns, sample.sm_ns.get((tgid, device), 0)) for sample in recording.truth]
-        grown = interpolate(series, recording.end_ns) - interpolate(series, recording.begin_ns)
-        seconds[Owner(ids.get(tgid, f"process {tgid}"), device)] += grown / NS_PER_SECOND
-    return dict(seconds)
+def rows_of(scenario: Scenario, recording: Recording) -> list[dict[str, Any]]:
+    """A row per method; jobs once more, each for itself, as `…-each`."""
+    groupings: dict[str, tuple[Grouping, set[str]]] = {scenario.kind: (by_tenant, {t.name for t in scenario.tenants})}
+    if any(tenant.jobs for tenant in scenario.tenants):
+        groupings[f"{scenario.kind}-each"] = (by_job, {life.id for life in recording.lives})
+    truth = true_seconds(recording)
+    rows = []
+    for name, (grouping, names) in groupings.items():
+        true = grouping(recording, truth)
+        for method, seconds in SECONDS.items():
+            found = errors(true, grouping(recording, seconds(recording)), names)
+            rows.append(_row(scenario, name, method, found, len({owner.name for owner in true}), recording))
+    return rows
 
 
-def interpolate(series: Sequence[tuple[int, float]], at: int) -> float:
-    """Between the two samples around `at`, in a straight line; outside of them the nearest."""
-    place = bisect_right(series, at, key=lambda sample: sample[0])
-    if place in (0, len(series)):
-        return series[min(place, len(series) - 1)][1]
-    (before, low), (after, high) = series[place - 1], series[place]
-    return low + (high - low) * (at - before) / (after - before)
-
-
-def gpuwarden_seconds(recording: Recording) -> dict[Owner, float]:
-    """The growth of the agent's totals; of a container that is gone, up to the last that was told."""
-    at_begin: dict[Owner, float] = {}
-    latest: dict[Owner, float] = {}
-    for snapshot in recording.snapshots:
-        if snapshot.at_ns > recording.end_ns:
-            break
-        latest.update(_totals(snapshot))
-        if snapshot.at_ns <= recording.begin_ns:
-            at_begin = dict(latest)
-    return {owner: total - at_begin.get(owner, 0.0) for owner, total in latest.items()}
-
-
-def _totals(snapshot: Snapshot) -> dict[Owner, float]:
-    index = {reading.device.uuid: reading.device.index for reading in snapshot.devices}
-    ended: Sequence[ContainerUsage] = snapshot.ended
+def _row(
+    scenario: Scenario, name: str, method: str, found: Errors, containers: int, recording: Recording
+) -> dict[str, Any]:
     return {
-        Owner(row.container.id or row.container.name, index[usage.device]): usage.totals.sm_seconds
-        for row in (*ended, *snapshot.containers)
-        for usage in row.usage
-        if usage.device in index
+        "scenario": name,
+        "method": method,
+        "mean_abs_error": round(found.mean_abs, 5),
+        "worst_container_error": round(found.worst, 5),
+        "seed": scenario.seed,
+        "containers": containers,
+        "seconds": round(recording.window_ns / 1e9, 3),
     }
 
 
-def nvml_seconds(recording: Recording) -> dict[Owner, float]:
-    """smUtil of each second."""
-    ids = {life.tgid: life.id for life in recording.lives}
-    last = recording.measured[-1]
-    to_monotonic_ns = last.at_ns - last.wall_ns
-    seconds: defaultdict[Owner, float] = defaultdict(float)
-    for listing in recording.listings:
-        for wall_us, tgid, ratio in listing.samples:
-            if recording.begin_ns < wall_us * 1000 + to_monotonic_ns <= recording.end_ns:
-                seconds[Owner(ids.get(tgid, f"process {tgid}"), listing.device)] += ratio
-    return dict(seconds)
-
-
-def equal_split_seconds(recording: Recording) -> dict[Owner, float]:
-    """Each tick's activity, the same for every container that NVML lists a process of."""
-    ids = {life.tgid: life.id for life in recording.lives}
-    seconds: defaultdict[Owner, float] = defaultdict(float)
-    for snapshot in recording.measured:
-        for reading in snapshot.devices:
-            device = reading.device.index
-            here = [listing for listing in recording.listings if listing.device == device]
-            nearest = min(here, key=lambda listing: abs(listing.at_ns - snapshot.at_ns), default=None)
-            containers = {ids[tgid] for tgid in (nearest.tgids if nearest else ()) if tgid in ids}
-            for container in containers:
-                active = (reading.sm_activity_ratio or 0.0) * snapshot.interval_ns / NS_PER_SECOND
-                seconds[Owner(container, device)] += active / len(containers)
-    return dict(seconds)
-
-
-SECONDS: Final[Mapping[str, Callable[[Recording], dict[Owner, float]]]] = {
-    "gpuwarden": gpuwarden_seconds,
-    "nvml": nvml_seconds,
-    "equal_split": equal_split_seconds,
-}
-
-
-def by_tenant(recording: Recording, seconds: Mapping[Owner, float]) -> dict[Owner, float]:
-    """Shares of the window; the containers of one kind of jobs are one."""
-    names = {life.id: life.name for life in recording.lives}
-    shares: defaultdict[Owner, float] = defaultdict(float)
-    for owner, value in seconds.items():
-        shares[Owner(names.get(owner.name, owner.name), owner.device)] += value * NS_PER_SECOND / recording.window_ns
-    return dict(shares)
-
-
-def by_job(recording: Recording, seconds: Mapping[Owner, float]) -> dict[Owner, float]:
-    """Shares of the time in which it ran, of each container that came and went inside the window.
-
-    The time is at least a tick: no method knows of anything shorter.
-    """
-    tick_ns = max(snapshot.interval_ns for snapshot in recording.measured)
-    ran_ns = {
-        life.id: max(life.end_ns - life.begin_ns, tick_ns)
-        for life in recording.lives
-        if life.end_ns is not None and recording.begin_ns <= life.begin_ns and life.end_ns + tick_ns <= recording.end_ns
-    }
-    return {o: value * NS_PER_SECOND / ran_ns[o.name] for o, value in seconds.items() if o.name in ran_ns}
+def misses(row: Mapping[str, Any]) -> bool:
+    """Whether it is ours and not good enough."""
+    return row["method"] == "gpuwarden" and not Errors(row["mean_abs_error"], row["worst_container_error"]).fits
 
 
 def unattributed(recording: Recording) -> float:
@@ -209,6 +84,19 @@ def unattributed(recording: Recording) -> float:
         (rest.sm_ratio or 0.0) * snapshot.interval_ns
         for snapshot in recording.measured
         for rest in snapshot.unattributed
+    ]
+    return sum(parts) / recording.window_ns
+
+
+def strangers(recording: Recording) -> float:
+    """Share of the window that the agent gave to containers that are not of this run, all devices together."""
+    ours = {life.id for life in recording.lives}
+    parts = [
+        (usage.sm_ratio or 0.0) * snapshot.interval_ns
+        for snapshot in recording.measured
+        for row in snapshot.containers
+        if row.container.id not in ours
+        for usage in row.usage
     ]
     return sum(parts) / recording.window_ns
 

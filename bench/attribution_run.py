@@ -25,7 +25,7 @@ from agent.errors import SetupError
 from agent.model import Snapshot
 from bench import attribution_nvml
 from bench.attribution_agent import Agents
-from bench.attribution_errors import Recording, TruthSample
+from bench.attribution_recording import Recording, TruthSample
 from bench.attribution_stage import Containers, running
 from bench.node import BUILD, Node, simulated_node
 from bench.scenarios import Scenario

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agent.errors import SetupError
 from bench import cgroups
-from bench.attribution_errors import Life
+from bench.attribution_recording import Life
 from bench.node import BUILD, Node
 from bench.scenarios import Tenant
 

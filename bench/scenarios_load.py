@@ -35,7 +35,7 @@ class Kernel:
 
 
 def batch(random: Random, demand: Demand, *, functions: int | None = None, graph: bool = False) -> tuple[str, ...]:
-    """`offline`, for ever: steps of many launches and a wait, then a pause of the host."""
+    """`offline`, for ever: steps of many launches and a wait, then a pause. Some bound their queue, some copy."""
     per_launch = random.randint(5, 200) if graph else 1
     kernel = _kernel(random, functions, SHORTEST_US, 300.0 if graph else LONGEST_US)
     launch_us = kernel.launch_us * per_launch
@@ -45,7 +45,9 @@ def batch(random: Random, demand: Demand, *, functions: int | None = None, graph
     host_us = max(0.0, step_us * (1 / share - 1))
     steps = ("--kernels", str(launches), "--host-us", f"{host_us:.0f}")
     graphs = ("--graph", str(per_launch)) if graph else ()
-    return (*kernel.arguments, *steps, *graphs, *_jitter(random), *_FOR_EVER)
+    depth = ("--depth", str(random.randint(4, 64))) if random.random() < 0.25 else ()
+    copies = ("--copy-bytes", f"{random.randint(1, 32)}MiB") if random.random() < 0.25 else ()
+    return (*kernel.arguments, *steps, *graphs, *depth, *copies, *_jitter(random), *_FOR_EVER)
 
 
 def service(random: Random, demand: Demand, *, functions: int | None = None, graph: bool = False) -> tuple[str, ...]:

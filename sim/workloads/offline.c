@@ -11,39 +11,24 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "arrivals.h"
 #include "clock.h"
-#include "gpu.h"
-#include "kernels.h"
 #include "options.h"
 #include "stopping.h"
+#include "training.h"
 
 enum {
 	MOST_DEVICES = 64,
-	MOST_DEPTH = 4096,
 	MOST_IN_GRAPH = 10000,
 };
 
 struct options {
-	unsigned launches, depth; /* depth 0: only the driver's own queue holds us back */
-	unsigned graph; /* kernels per launch; 0: no graph */
-	struct kernels kernels;
+	struct work work;
 	double host_us, seconds;
-	uint64_t copy_bytes, memory_bytes, seed, steps, iterations_per_us;
+	uint64_t seed, steps;
 	int devices[MOST_DEVICES];
 	unsigned device_count;
 	bool never_sync, verbose;
 	const char *json;
-};
-
-struct worker { /* one device's part of every step */
-	struct gpu gpu;
-	CUdeviceptr memory, batch_on_device;
-	void *batch;
-	CUevent in_flight[MOST_DEPTH]; /* a ring: launch n is followed by event n modulo depth */
-	uint64_t launched;
-	CUgraphExec graph; /* NULL: launch by launch */
-	uint64_t graph_ns; /* what its kernels take, one after another */
 };
 
 struct progress {
@@ -88,13 +73,13 @@ static void parse_run(struct options *options, int letter)
 {
 	switch (letter) {
 	case 'm':
-		options->memory_bytes = option_bytes("--memory", optarg);
+		options->work.memory_bytes = option_bytes("--memory", optarg);
 		break;
 	case 'V':
 		parse_devices(options, optarg);
 		break;
 	case 'i':
-		options->iterations_per_us = option_count("--iterations-per-us", optarg, 1, 1000000);
+		options->work.iterations_per_us = option_count("--iterations-per-us", optarg, 1, 1000000);
 		break;
 	case 'S':
 		options->seconds = option_number("--seconds", optarg, 0, 1e9);
@@ -112,7 +97,7 @@ static void parse_run(struct options *options, int letter)
 		options->never_sync = true;
 		break;
 	case 'g':
-		options->graph = (unsigned)option_count("--graph", optarg, 1, MOST_IN_GRAPH);
+		options->work.graph = (unsigned)option_count("--graph", optarg, 1, MOST_IN_GRAPH);
 		break;
 	}
 }
@@ -121,22 +106,22 @@ static void parse_option(struct options *options, int letter)
 {
 	switch (letter) {
 	case 'k':
-		options->launches = (unsigned)option_count("--kernels", optarg, 1, 1000000);
+		options->work.launches = (unsigned)option_count("--kernels", optarg, 1, 1000000);
 		break;
 	case 's':
 		options->seed = option_count("--seed", optarg, 0, UINT64_MAX);
 		break;
 	case 'c':
-		options->copy_bytes = option_bytes("--copy-bytes", optarg);
+		options->work.copy_bytes = option_bytes("--copy-bytes", optarg);
 		break;
 	case 'H':
 		options->host_us = option_number("--host-us", optarg, 0, 1e9);
 		break;
 	case 'D':
-		options->depth = (unsigned)option_count("--depth", optarg, 1, MOST_DEPTH);
+		options->work.depth = (unsigned)option_count("--depth", optarg, 1, MOST_DEPTH);
 		break;
 	default:
-		if (!kernels_option(&options->kernels, letter, optarg))
+		if (!kernels_option(&options->work.kernels, letter, optarg))
 			parse_run(options, letter);
 	}
 }
@@ -178,43 +163,6 @@ static void parse(struct options *options, int argc, char **argv)
 	}
 }
 
-static uint64_t kernel_length_ns(const struct worker *worker, struct kernel kernel)
-{
-	return kernel.ns * gpu_waves(&worker->gpu, kernel.shape);
-}
-
-static void record_graph(struct worker *worker, struct options *options)
-{
-	gpu_begin_graph(&worker->gpu);
-	for (unsigned i = 0; i < options->graph; i++) {
-		struct kernel kernel = kernels_next(&options->kernels);
-
-		gpu_spin(&worker->gpu, kernel.function, kernel.shape, kernel.ns);
-		worker->graph_ns += kernel_length_ns(worker, kernel);
-	}
-	worker->graph = gpu_end_graph(&worker->gpu);
-}
-
-static void open_worker(struct worker *worker, struct options *options, int ordinal)
-{
-	gpu_open(&worker->gpu, ordinal, options->kernels.functions);
-	if (options->memory_bytes)
-		cuda_check(cuMemAlloc(&worker->memory, options->memory_bytes), "cuMemAlloc");
-	if (options->copy_bytes) {
-		cuda_check(cuMemAlloc(&worker->batch_on_device, options->copy_bytes), "cuMemAlloc");
-		cuda_check(cuMemAllocHost(&worker->batch, options->copy_bytes), "cuMemAllocHost");
-	}
-	for (unsigned slot = 0; slot < options->depth; slot++)
-		cuda_check(cuEventCreate(&worker->in_flight[slot], CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
-			   "cuEventCreate");
-	if (options->iterations_per_us)
-		worker->gpu.iterations_per_us = options->iterations_per_us;
-	else
-		gpu_calibrate(&worker->gpu, options->kernels.shape);
-	if (options->graph)
-		record_graph(worker, options);
-}
-
 static void report(const struct options *options, struct progress *progress)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -229,46 +177,13 @@ static void report(const struct options *options, struct progress *progress)
 	progress->next_report_ns = now_ns + NS_PER_SECOND;
 }
 
-/* One kernel or one graph; returns what it takes on a device of its own. */
-static uint64_t submit(struct worker *worker, struct options *options)
-{
-	struct kernel kernel;
-
-	if (worker->graph) {
-		cuda_check(cuGraphLaunch(worker->graph, worker->gpu.stream), "cuGraphLaunch");
-		return worker->graph_ns;
-	}
-	kernel = kernels_next(&options->kernels);
-	gpu_spin(&worker->gpu, kernel.function, kernel.shape, kernel.ns);
-	return kernel_length_ns(worker, kernel);
-}
-
-static uint64_t launch(struct worker *worker, struct options *options)
-{
-	CUevent *slot = options->depth ? &worker->in_flight[worker->launched % options->depth] : NULL;
-	uint64_t ns;
-
-	if (slot && worker->launched >= options->depth)
-		cuda_check(cuEventSynchronize(*slot), "cuEventSynchronize");
-	ns = submit(worker, options);
-	if (slot)
-		cuda_check(cuEventRecord(*slot, worker->gpu.stream), "cuEventRecord");
-	worker->launched++;
-	return ns;
-}
-
 static void launch_step(struct worker *worker, struct options *options, struct progress *progress)
 {
-	cuda_check(cuCtxSetCurrent(worker->gpu.context), "cuCtxSetCurrent");
-	if (options->copy_bytes) {
-		cuda_check(cuMemcpyHtoDAsync(worker->batch_on_device, worker->batch, options->copy_bytes,
-					     worker->gpu.stream),
-			   "cuMemcpyHtoDAsync");
-		progress->copies++;
-	}
-	for (unsigned i = 0; i < options->launches && !stop_asked; i++) {
-		progress->gpu_seconds_requested += (double)launch(worker, options) / 1e9;
-		progress->kernels += options->graph ? options->graph : 1;
+	worker_begin(worker, &options->work);
+	progress->copies++;
+	for (unsigned i = 0; i < options->work.launches && !stop_asked; i++) {
+		progress->gpu_seconds_requested += (double)worker_launch(worker, &options->work) / 1e9;
+		progress->kernels += options->work.graph ? options->work.graph : 1;
 		report(options, progress);
 	}
 }
@@ -313,15 +228,14 @@ static void write_summary(const struct options *options, const struct progress *
 	fprintf(file, " \"kernels_per_second\": %.6f, \"gpu_seconds_requested\": %.6f,\n",
 		(double)progress->kernels / elapsed_s, progress->gpu_seconds_requested);
 	fprintf(file, " \"copied_bytes\": %lu, \"started_monotonic_ns\": %lu}\n",
-		progress->copies * options->copy_bytes, progress->started_ns);
+		progress->copies * options->work.copy_bytes, progress->started_ns);
 	fflush(file);
 }
 
 int main(int argc, char **argv)
 {
 	struct options options = {
-		.launches = 100,
-		.kernels = KERNELS_DEFAULT(500),
+		.work = {.launches = 100, .kernels = KERNELS_DEFAULT(500)},
 		.seconds = 10,
 		.seed = 1,
 		.device_count = 1,
@@ -340,12 +254,12 @@ int main(int argc, char **argv)
 	workers = calloc(options.device_count, sizeof(*workers));
 	if (!workers)
 		return 1;
-	kernels_start(&options.kernels, options.seed);
+	kernels_start(&options.work.kernels, options.seed);
 	for (unsigned device = 0; device < options.device_count; device++)
-		open_worker(&workers[device], &options, options.devices[device]);
+		worker_open(&workers[device], &options.work, options.devices[device]);
 	printf("ready\n");
 	fflush(stdout);
-	progress.started_ns = options.kernels.started_ns = clock_now_ns();
+	progress.started_ns = options.work.kernels.started_ns = clock_now_ns();
 	progress.next_report_ns = progress.started_ns + NS_PER_SECOND;
 	train(workers, &options, &progress);
 	write_summary(&options, &progress, summary);

@@ -21,23 +21,20 @@ from agent.model import (
     Unattributed,
     Usage,
 )
-from bench.attribution_errors import (
-    Life,
+from bench.attribution_errors import errors, leak, misses, rows_of, strangers, unattributed
+from bench.attribution_nvml import Listing, parse
+from bench.attribution_recording import Life, Recording, TruthSample
+from bench.attribution_shares import (
     Owner,
-    Recording,
-    TruthSample,
     by_job,
     by_tenant,
     equal_split_seconds,
-    errors,
     gpuwarden_seconds,
     interpolate,
-    leak,
     nvml_seconds,
     true_seconds,
-    unattributed,
 )
-from bench.attribution_nvml import Listing, parse
+from bench.scenarios import Scenario, Tenant
 
 S = 1_000_000_000
 GPU = DeviceUuid("GPU-0")
@@ -130,12 +127,42 @@ def test_a_run_in_which_nobody_used_a_gpu_is_no_perfect_run() -> None:
         errors({}, {}, {"a"})
 
 
+def test_jobs_have_rows_by_kind_and_each_for_itself(recording: Recording) -> None:
+    scenario = Scenario("made-up", 7, 1, False, (Tenant("web", "online", ()), Tenant("job", "offline", (), jobs=True)))
+    rows = rows_of(scenario, recording)
+    assert [(row["scenario"], row["method"]) for row in rows] == [
+        (name, method) for name in ("made-up", "made-up-each") for method in ("gpuwarden", "nvml", "equal_split")
+    ]
+    assert (rows[0]["mean_abs_error"], rows[0]["worst_container_error"]) == (0.05, 0.1)
+    assert (rows[0]["seed"], rows[0]["containers"], rows[0]["seconds"]) == (7, 2, 2.0)
+    assert (rows[3]["mean_abs_error"], rows[3]["containers"]) == (0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "mean", "worst", "missed"),
+    [
+        ("gpuwarden", 0.03, 0.08, False),
+        ("gpuwarden", 0.031, 0.04, True),
+        ("gpuwarden", 0.01, 0.081, True),
+        ("nvml", 0.5, 0.9, False),
+    ],
+)
+def test_only_ours_can_miss_and_either_bound_counts(method: str, mean: float, worst: float, missed: bool) -> None:
+    assert misses({"method": method, "mean_abs_error": mean, "worst_container_error": worst}) is missed
+
+
 def test_what_nobody_got_and_what_does_not_add_up_is_seen(recording: Recording) -> None:
     assert unattributed(recording) == pytest.approx((0.1 + 0.1) / 2)
     assert leak(recording) == pytest.approx(0, abs=1e-12)
     last = recording.snapshots[-1]
     wrong = replace(last, unattributed=(replace(last.unattributed[0], sm_ratio=0.3),))
     assert leak(replace(recording, snapshots=(*recording.snapshots[:-1], wrong))) == pytest.approx(0.2)
+
+
+def test_what_went_to_somebody_else_on_the_machine_is_seen(recording: Recording) -> None:
+    assert strangers(recording) == 0
+    last = snapshot(12, 0.5, usage("a", 0.1, 7.8), usage("foreign", 0.4, 0.4))
+    assert strangers(replace(recording, snapshots=(*recording.snapshots[:-1], last))) == pytest.approx(0.2)
 
 
 def test_a_listing_that_was_cut_off_is_left_out() -> None:
