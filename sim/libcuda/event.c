@@ -197,7 +197,9 @@ static CUresult wait_for_event(CUstream handle, CUevent event)
 	CUresult result = look(event, &at, &recorded);
 
 	if (result == CUDA_ERROR_CAPTURED_EVENT) {
+		pthread_mutex_lock(&events_lock);
 		captured = event->captured;
+		pthread_mutex_unlock(&events_lock);
 		result = CUDA_SUCCESS;
 	}
 	if (result == CUDA_SUCCESS)

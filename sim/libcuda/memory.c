@@ -5,8 +5,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define LOW_FIRST 0x80000000ull
-#define LOW_END 0xc0000000ull
+/* Above the heap of a program that is not position-independent, below what address sanitizers take. */
+#define LOW_FIRST 0x20000000ull
+#define LOW_END 0x60000000ull
 #define LOW_STEP 512
 #define PITCH 512
 

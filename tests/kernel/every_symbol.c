@@ -299,7 +299,7 @@ static void work_in_threads(void)
 	}
 	for (int i = 0; i < threads; i++)
 		pthread_join(running[i], NULL);
-	/* Memory is given back in the order of the streams: nothing is under way any more. */
+	/* Whoever compares with the GPU finds everything done. */
 	SETUP(cuCtxSynchronize, T(cuCtxSynchronize));
 }
 
@@ -413,7 +413,5 @@ int main(int argc, char **argv)
 	work_in_threads();
 	print_symbols();
 	print_added();
-	if (!fgets(line, sizeof(line), stdin))
-		return 0;
-	return 0;
+	return fgets(line, sizeof(line), stdin) || feof(stdin) ? 0 : 1;
 }
