@@ -77,7 +77,7 @@ def _in_order(mine: Demand, others: Sequence[Demand]) -> float:
 
 
 def _began_first(mine_ns: float, other_ns: float) -> float:
-    """The chance that, of two kernels that run now, mine is the older one: their ages are anything up to their lengths."""
+    """The chance that mine is the older of two kernels that run now: each is of any age up to its length."""
     if mine_ns <= 0 or other_ns <= 0:
         return 0.5
     if mine_ns >= other_ns:

@@ -13,6 +13,7 @@ extern "C" {
 #define CUDAAPI
 
 typedef unsigned long long CUdeviceptr;
+typedef unsigned int CUdeviceptr_v1; /* of the forms without a version, from before CUDA 3.2 */
 typedef int CUdevice;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
@@ -26,6 +27,7 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUarray_st *CUarray;
+typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef uint64_t cuuint64_t;
 typedef struct CUuuid_st {
@@ -47,11 +49,20 @@ typedef enum {
 	CUDA_ERROR_INVALID_HANDLE = 400,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+	CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
 	CUDA_ERROR_LAUNCH_FAILED = 719,
 	CUDA_ERROR_NOT_PERMITTED = 800,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
 	CUDA_ERROR_SYSTEM_NOT_READY = 802,
 	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+	CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
+	CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+	CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+	CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+	CUDA_ERROR_CAPTURED_EVENT = 907,
+	CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
 	CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
@@ -89,7 +100,44 @@ typedef enum {
 	CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
 } CUdriverProcAddressQueryResult;
 typedef enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 } CUmemAllocationType;
-typedef enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 } CUmemLocationType;
+typedef enum {
+	CU_MEM_LOCATION_TYPE_INVALID = 0,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST = 2,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4
+} CUmemLocationType;
+typedef enum {
+	CU_AD_FORMAT_UNSIGNED_INT8 = 0x01,
+	CU_AD_FORMAT_UNSIGNED_INT16 = 0x02,
+	CU_AD_FORMAT_UNSIGNED_INT32 = 0x03,
+	CU_AD_FORMAT_SIGNED_INT8 = 0x08,
+	CU_AD_FORMAT_SIGNED_INT16 = 0x09,
+	CU_AD_FORMAT_SIGNED_INT32 = 0x0a,
+	CU_AD_FORMAT_HALF = 0x10,
+	CU_AD_FORMAT_FLOAT = 0x20
+} CUarray_format;
+typedef enum {
+	CU_STREAM_CAPTURE_STATUS_NONE,
+	CU_STREAM_CAPTURE_STATUS_ACTIVE,
+	CU_STREAM_CAPTURE_STATUS_INVALIDATED
+} CUstreamCaptureStatus;
+typedef enum {
+	CU_GRAPH_NODE_TYPE_KERNEL = 0,
+	CU_GRAPH_NODE_TYPE_MEMCPY = 1,
+	CU_GRAPH_NODE_TYPE_MEMSET = 2,
+	CU_GRAPH_NODE_TYPE_HOST = 3,
+	CU_GRAPH_NODE_TYPE_GRAPH = 4,
+	CU_GRAPH_NODE_TYPE_EMPTY = 5
+} CUgraphNodeType;
+typedef enum { CUDA_GRAPH_INSTANTIATE_SUCCESS = 0, CUDA_GRAPH_INSTANTIATE_ERROR = 1 } CUgraphInstantiateResult;
+typedef enum {
+	CU_GRAPH_EXEC_UPDATE_SUCCESS = 0,
+	CU_GRAPH_EXEC_UPDATE_ERROR = 1,
+	CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED = 2,
+	CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED = 3
+} CUgraphExecUpdateResult;
+typedef enum { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 } CUmemcpySrcAccessOrder;
 typedef int CUjit_option;
 typedef int CUlibraryOption;
 
@@ -106,6 +154,12 @@ typedef int CUlibraryOption;
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 #define CU_MEM_ATTACH_GLOBAL 1
+#define CU_MEMHOSTALLOC_PORTABLE 1
+#define CU_MEMHOSTALLOC_DEVICEMAP 2
+#define CU_MEMHOSTALLOC_WRITECOMBINED 4
+#define CU_MEMHOSTREGISTER_DEVICEMAP 2
+#define CUDA_ARRAY3D_LAYERED 0x01
+#define CUDA_ARRAY3D_CUBEMAP 0x04
 
 typedef struct {
 	int id;
@@ -117,6 +171,34 @@ typedef struct {
 	CUlaunchAttribute *attrs;
 	unsigned numAttrs;
 } CUlaunchConfig;
+
+typedef struct {
+	CUfunction function;
+	unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+	CUstream hStream;
+	void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
+typedef struct {
+	size_t Width, Height;
+	CUarray_format Format;
+	unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR;
+typedef struct {
+	unsigned Width, Height;
+	CUarray_format Format;
+	unsigned NumChannels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct {
+	size_t Width, Height, Depth;
+	CUarray_format Format;
+	unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+typedef struct {
+	unsigned Width, Height, Depth;
+	CUarray_format Format;
+	unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
 
 typedef struct {
 	size_t srcXInBytes, srcY;
@@ -131,7 +213,81 @@ typedef struct {
 	CUarray dstArray;
 	size_t dstPitch, WidthInBytes, Height;
 } CUDA_MEMCPY2D;
+typedef struct {
+	unsigned srcXInBytes, srcY;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr_v1 srcDevice;
+	CUarray srcArray;
+	unsigned srcPitch, dstXInBytes, dstY;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr_v1 dstDevice;
+	CUarray dstArray;
+	unsigned dstPitch, WidthInBytes, Height;
+} CUDA_MEMCPY2D_v1;
+typedef struct {
+	size_t srcXInBytes, srcY, srcZ, srcLOD;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	void *reserved0;
+	size_t srcPitch, srcHeight, dstXInBytes, dstY, dstZ, dstLOD;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	void *reserved1;
+	size_t dstPitch, dstHeight, WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+typedef struct {
+	unsigned srcXInBytes, srcY, srcZ, srcLOD;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr_v1 srcDevice;
+	CUarray srcArray;
+	void *reserved0;
+	unsigned srcPitch, srcHeight, dstXInBytes, dstY, dstZ, dstLOD;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr_v1 dstDevice;
+	CUarray dstArray;
+	void *reserved1;
+	unsigned dstPitch, dstHeight, WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D_v1;
+typedef struct {
+	size_t srcXInBytes, srcY, srcZ, srcLOD;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	CUcontext srcContext;
+	size_t srcPitch, srcHeight, dstXInBytes, dstY, dstZ, dstLOD;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	CUcontext dstContext;
+	size_t dstPitch, dstHeight, WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D_PEER;
 
+typedef struct {
+	CUmemLocationType type;
+	int id;
+} CUmemLocation;
+typedef struct {
+	CUmemcpySrcAccessOrder srcAccessOrder;
+	CUmemLocation srcLocHint, dstLocHint;
+	unsigned flags;
+} CUmemcpyAttributes;
+
+typedef struct {
+	CUfunction func;
+	unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+	void **kernelParams;
+	void **extra;
+} CUDA_KERNEL_NODE_PARAMS_v1;
 typedef struct {
 	CUfunction func;
 	unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
@@ -140,11 +296,61 @@ typedef struct {
 	CUkernel kern;
 	CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
-
 typedef struct {
-	CUmemLocationType type;
-	int id;
-} CUmemLocation;
+	CUdeviceptr dst;
+	size_t pitch;
+	unsigned value, elementSize;
+	size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
+typedef struct {
+	CUdeviceptr dst;
+	size_t pitch;
+	unsigned value, elementSize;
+	size_t width, height;
+	CUcontext ctx;
+} CUDA_MEMSET_NODE_PARAMS_v2;
+typedef struct {
+	int flags, reserved;
+	CUcontext copyCtx;
+	CUDA_MEMCPY3D copyParams;
+} CUDA_MEMCPY_NODE_PARAMS;
+typedef struct {
+	CUgraph graph;
+} CUDA_CHILD_GRAPH_NODE_PARAMS;
+typedef struct {
+	CUgraphNodeType type;
+	int reserved0[3];
+	union {
+		long long reserved1[29];
+		CUDA_KERNEL_NODE_PARAMS kernel;
+		CUDA_MEMCPY_NODE_PARAMS memcpy;
+		CUDA_MEMSET_NODE_PARAMS_v2 memset;
+		CUDA_CHILD_GRAPH_NODE_PARAMS graph;
+	};
+	long long reserved2;
+} CUgraphNodeParams;
+typedef struct {
+	unsigned char from_port, to_port, type, reserved[5];
+} CUgraphEdgeData;
+typedef struct {
+	cuuint64_t flags;
+	CUstream hUploadStream;
+	CUgraphNode hErrNode_out;
+	CUgraphInstantiateResult result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+typedef struct {
+	CUgraphExecUpdateResult result;
+	CUgraphNode errorNode, errorFromNode;
+} CUgraphExecUpdateResultInfo;
+
+typedef struct CUexecAffinityParam_st CUexecAffinityParam;
+typedef struct CUctxCigParam_st CUctxCigParam;
+typedef struct {
+	CUexecAffinityParam *execAffinityParams;
+	int numExecAffinityParams;
+	CUctxCigParam *cigParams;
+} CUctxCreateParams;
+
 typedef struct {
 	CUmemAllocationType type;
 	int requestedHandleTypes;
@@ -192,6 +398,25 @@ typedef struct {
 #define cuMemsetD8 cuMemsetD8_v2
 #define cuMemsetD16 cuMemsetD16_v2
 #define cuMemsetD32 cuMemsetD32_v2
+#define cuArrayCreate cuArrayCreate_v2
+#define cuArray3DCreate cuArray3DCreate_v2
+#define cuArrayGetDescriptor cuArrayGetDescriptor_v2
+#define cuMemHostRegister cuMemHostRegister_v2
+#define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
+#define cuMemcpyAtoH cuMemcpyAtoH_v2
+#define cuMemcpyHtoA cuMemcpyHtoA_v2
+#define cuMemcpyAtoD cuMemcpyAtoD_v2
+#define cuMemcpyDtoA cuMemcpyDtoA_v2
+#define cuMemcpyAtoA cuMemcpyAtoA_v2
+#define cuMemcpyAtoHAsync cuMemcpyAtoHAsync_v2
+#define cuMemcpyHtoAAsync cuMemcpyHtoAAsync_v2
+#define cuMemcpy3D cuMemcpy3D_v2
+#define cuMemcpy3DAsync cuMemcpy3DAsync_v2
+#define cuMemsetD2D8 cuMemsetD2D8_v2
+#define cuMemsetD2D16 cuMemsetD2D16_v2
+#define cuMemsetD2D32 cuMemsetD2D32_v2
+#define cuGraphExecUpdate cuGraphExecUpdate_v2
+#define cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2
 #define cuGetProcAddress cuGetProcAddress_v2
 
 typedef void (*CUhostFn)(void *);
@@ -214,23 +439,32 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease(CUdevice device);
 CUresult cuDevicePrimaryCtxReset(CUdevice device);
 CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
+CUresult cuCtxAttach(CUcontext *context, unsigned flags);
+CUresult cuCtxDetach(CUcontext context);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext *context);
 CUresult cuCtxPushCurrent(CUcontext context);
 CUresult cuCtxPopCurrent(CUcontext *context);
 CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuCtxSynchronize(void);
+CUresult cuCtxSynchronize_v2(CUcontext context);
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
 CUresult cuModuleLoad(CUmodule *module, const char *path);
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, CUjit_option *options, void **values);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module);
 CUresult cuModuleUnload(CUmodule module);
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit, void **jit_values, unsigned jits,
 			   CUlibraryOption *options, void **values, unsigned count);
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
+CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary library);
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
 CUresult cuLibraryUnload(CUlibrary library);
+CUresult cuKernelGetName(const char **name, CUkernel kernel);
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
 CUresult cuFuncGetName(const char **name, CUfunction function);
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function);
@@ -241,6 +475,16 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 				   unsigned bz, unsigned shared_bytes, CUstream stream, void **params);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags);
+CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z);
+CUresult cuFuncSetSharedSize(CUfunction f, unsigned bytes);
+CUresult cuParamSetSize(CUfunction f, unsigned bytes);
+CUresult cuParamSeti(CUfunction f, int offset, unsigned value);
+CUresult cuParamSetf(CUfunction f, int offset, float value);
+CUresult cuParamSetv(CUfunction f, int offset, void *value, unsigned bytes);
+CUresult cuLaunch(CUfunction f);
+CUresult cuLaunchGrid(CUfunction f, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority);
@@ -250,6 +494,10 @@ CUresult cuStreamQuery(CUstream stream);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
 CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
+CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+				const CUgraphNode **dependencies, size_t *count);
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode);
 CUresult cuEventCreate(CUevent *event, unsigned flags);
 CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventSynchronize(CUevent event);
@@ -259,8 +507,23 @@ CUresult cuEventDestroy(CUevent event);
 CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
 CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			      const CUDA_KERNEL_NODE_PARAMS *params);
+CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			      const CUDA_MEMCPY3D *params, CUcontext context);
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			      const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
+CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count);
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+				  CUgraph child);
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			CUgraphNodeParams *params);
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+			   const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params);
+CUresult cuGraphClone(CUgraph *clone, CUgraph graph);
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info);
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
 CUresult cuGraphDestroy(CUgraph graph);
@@ -275,6 +538,15 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
 CUresult cuMemAllocHost(void **pointer, size_t bytes);
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags);
 CUresult cuMemFreeHost(void *pointer);
+CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void *pointer);
+CUresult cuMemHostGetDevicePointer(CUdeviceptr *device, void *host, unsigned flags);
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *descriptor);
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
+CUresult cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array);
+CUresult cuArrayDestroy(CUarray array);
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned levels);
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
 		     unsigned long long flags);
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
@@ -299,6 +571,24 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
 CUresult cuMemcpy2D(const CUDA_MEMCPY2D *copy);
 CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *copy);
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream);
+CUresult cuMemcpyAtoH(void *to, CUarray from, size_t offset, size_t bytes);
+CUresult cuMemcpyHtoA(CUarray to, size_t offset, const void *from, size_t bytes);
+CUresult cuMemcpyAtoD(CUdeviceptr to, CUarray from, size_t offset, size_t bytes);
+CUresult cuMemcpyDtoA(CUarray to, size_t offset, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyAtoA(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes);
+CUresult cuMemcpyAtoHAsync(void *to, CUarray from, size_t offset, size_t bytes, CUstream stream);
+CUresult cuMemcpyHtoAAsync(CUarray to, size_t offset, const void *from, size_t bytes, CUstream stream);
+CUresult cuMemcpy3D(const CUDA_MEMCPY3D *copy);
+CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D *copy, CUstream stream);
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *copy);
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *copy, CUstream stream);
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+			    CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count, size_t *failed,
+			    CUstream stream);
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+			       CUmemcpyAttributes *attributes, size_t *indices, size_t attribute_count,
+			       CUstream stream);
+CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, size_t bytes, CUmemLocation to, unsigned flags, CUstream stream);
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice to, CUstream stream);
 CUresult cuMemsetD8(CUdeviceptr pointer, unsigned char value, size_t count);
 CUresult cuMemsetD16(CUdeviceptr pointer, unsigned short value, size_t count);
@@ -306,6 +596,15 @@ CUresult cuMemsetD32(CUdeviceptr pointer, unsigned value, size_t count);
 CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t count, CUstream stream);
 CUresult cuMemsetD16Async(CUdeviceptr pointer, unsigned short value, size_t count, CUstream stream);
 CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t count, CUstream stream);
+CUresult cuMemsetD2D8(CUdeviceptr pointer, size_t pitch, unsigned char value, size_t width, size_t height);
+CUresult cuMemsetD2D16(CUdeviceptr pointer, size_t pitch, unsigned short value, size_t width, size_t height);
+CUresult cuMemsetD2D32(CUdeviceptr pointer, size_t pitch, unsigned value, size_t width, size_t height);
+CUresult cuMemsetD2D8Async(CUdeviceptr pointer, size_t pitch, unsigned char value, size_t width, size_t height,
+			   CUstream stream);
+CUresult cuMemsetD2D16Async(CUdeviceptr pointer, size_t pitch, unsigned short value, size_t width, size_t height,
+			    CUstream stream);
+CUresult cuMemsetD2D32Async(CUdeviceptr pointer, size_t pitch, unsigned value, size_t width, size_t height,
+			    CUstream stream);
 
 #ifdef __cplusplus
 }

@@ -43,8 +43,10 @@ static CUresult context_open(struct CUctx_st *context, int ordinal)
 static void context_close(struct CUctx_st *context)
 {
 	atomic_store(&context->alive, false);
+	captures_end(context);
 	ring_streams_end(context);
 	memory_forget(context);
+	host_memory_forget(context);
 	device_leave(context);
 }
 
@@ -164,7 +166,7 @@ API cuCtxPushCurrent(CUcontext context)
 	return result == CUDA_SUCCESS ? push(context) : result;
 }
 
-API cuCtxPopCurrent(CUcontext *context)
+static CUresult pop(CUcontext *context)
 {
 	CUresult result = ready();
 
@@ -176,6 +178,11 @@ API cuCtxPopCurrent(CUcontext *context)
 	if (context)
 		*context = stack[depth];
 	return CUDA_SUCCESS;
+}
+
+API cuCtxPopCurrent(CUcontext *context)
+{
+	return pop(context);
 }
 
 /* ---- contexts that the program makes ---- */
@@ -227,16 +234,68 @@ API cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 	return create(context, device);
 }
 
-API cuCtxCreate_v3(CUcontext *context, void *params, int count, unsigned flags, CUdevice device);
-API cuCtxCreate_v3(CUcontext *context, void *params, int count, unsigned flags, CUdevice device)
+API cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags, CUdevice device)
 {
 	(void)params, (void)flags;
 	return count ? CUDA_ERROR_NOT_SUPPORTED : create(context, device); /* execution affinity */
 }
 
+/* Neither execution affinity nor CUDA in graphics is there. */
+API cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device)
+{
+	(void)flags;
+	if (params && (params->numExecAffinityParams || params->cigParams))
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return create(context, device);
+}
+
 API cuCtxDestroy(CUcontext context)
 {
 	return destroy(context);
+}
+
+/* Users beyond the one who made it; contexts_lock. */
+static CUresult attach(CUcontext *out, unsigned flags)
+{
+	struct CUctx_st *context;
+	CUresult result = context_current(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&contexts_lock);
+	context->attached++;
+	pthread_mutex_unlock(&contexts_lock);
+	*out = context;
+	return CUDA_SUCCESS;
+}
+
+static CUresult detach(struct CUctx_st *context)
+{
+	CUresult result = ready();
+	bool last;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!valid(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&contexts_lock);
+	last = !context->attached;
+	if (!last)
+		context->attached--;
+	pthread_mutex_unlock(&contexts_lock);
+	return last ? destroy(context) : CUDA_SUCCESS;
+}
+
+API cuCtxAttach(CUcontext *context, unsigned flags)
+{
+	return attach(context, flags);
+}
+
+API cuCtxDetach(CUcontext context)
+{
+	return detach(context);
 }
 
 API cuCtxGetDevice(CUdevice *device)
@@ -252,22 +311,36 @@ API cuCtxGetDevice(CUdevice *device)
 	return CUDA_SUCCESS;
 }
 
-API cuCtxSynchronize(void)
+static CUresult synchronize(struct CUctx_st *context)
 {
 	struct point points[MAX_STREAMS];
-	struct CUctx_st *context;
-	CUresult result = context_current(&context);
-	size_t count;
+	CUresult result = CUDA_SUCCESS;
+	size_t count = ring_points(context, points, MAX_STREAMS);
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	count = ring_points(context, points, MAX_STREAMS);
 	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
 		result = point_wait(points[i]);
 		if (result == CUDA_SUCCESS)
 			result = host_wait(points[i].stream);
 	}
 	return result;
+}
+
+API cuCtxSynchronize(void)
+{
+	struct CUctx_st *context;
+	CUresult result = context_current(&context);
+
+	return result == CUDA_SUCCESS ? synchronize(context) : result;
+}
+
+/* NULL: the current one. */
+API cuCtxSynchronize_v2(CUcontext context)
+{
+	CUresult result = context ? ready() : context_current(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return valid(context) ? synchronize(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 API cuCtxGetStreamPriorityRange(int *least, int *greatest)
@@ -282,4 +355,41 @@ API cuCtxGetStreamPriorityRange(int *least, int *greatest)
 	if (greatest)
 		*greatest = -5;
 	return CUDA_SUCCESS;
+}
+
+/* ---- the forms of before CUDA 4 (CUDA 11 for primary contexts) ---- */
+
+#include "exact_names.h"
+
+API cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
+{
+	(void)flags;
+	return create(context, device);
+}
+
+API cuCtxDestroy(CUcontext context)
+{
+	return destroy(context);
+}
+
+API cuCtxPushCurrent(CUcontext context)
+{
+	CUresult result = ready();
+
+	return result == CUDA_SUCCESS ? push(context) : result;
+}
+
+API cuCtxPopCurrent(CUcontext *context)
+{
+	return pop(context);
+}
+
+API cuDevicePrimaryCtxRelease(CUdevice device)
+{
+	return primary_drop(device, false);
+}
+
+API cuDevicePrimaryCtxReset(CUdevice device)
+{
+	return primary_drop(device, true);
 }

@@ -11,6 +11,7 @@ struct CUevent_st {
 	unsigned flags;
 	bool recorded;
 	struct point at;
+	struct capture_point captured; /* where it was recorded last, if that was in a capture */
 };
 
 static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -72,13 +73,20 @@ API cuEventCreate(CUevent *out, unsigned flags)
 static CUresult record(CUevent event, CUstream handle)
 {
 	struct CUstream_st *stream;
-	CUresult result = stream_for_work(handle, &stream);
+	CUresult result = stream_resolve(handle, &stream);
+	struct capture_point captured;
 	struct point at;
 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!valid(event))
 		return CUDA_ERROR_INVALID_HANDLE;
+	captured = capture_record(stream);
+	pthread_mutex_lock(&events_lock);
+	event->captured = captured;
+	pthread_mutex_unlock(&events_lock);
+	if (captured.capture)
+		return CUDA_SUCCESS;
 	if (event->mark != NO_MARK)
 		atomic_store(&connection.shared->marks[event->mark], 0);
 	result = ring_operation(stream, CMD_MARK, (uint64_t[4]){event->mark}, &at);
@@ -103,8 +111,10 @@ static CUresult look(CUevent event, struct point *at, bool *recorded)
 	pthread_mutex_lock(&events_lock);
 	*at = event->at;
 	*recorded = event->recorded;
+	if (event->captured.capture)
+		result = CUDA_ERROR_CAPTURED_EVENT;
 	pthread_mutex_unlock(&events_lock);
-	return CUDA_SUCCESS;
+	return result;
 }
 
 API2(cuEventRecord, cuEventRecord_ptsz, (CUevent event, CUstream stream), record(event, stream))
@@ -180,15 +190,26 @@ API cuEventDestroy(CUevent event)
 
 static CUresult wait_for_event(CUstream handle, CUevent event)
 {
+	struct capture_point captured = {0};
 	struct CUstream_st *stream;
 	struct point at;
 	bool recorded;
 	CUresult result = look(event, &at, &recorded);
 
+	if (result == CUDA_ERROR_CAPTURED_EVENT) {
+		pthread_mutex_lock(&events_lock);
+		captured = event->captured;
+		pthread_mutex_unlock(&events_lock);
+		result = CUDA_SUCCESS;
+	}
 	if (result == CUDA_SUCCESS)
-		result = stream_for_work(handle, &stream);
-	if (result != CUDA_SUCCESS || !recorded || at.stream == stream->number || point_reached(at))
+		result = stream_resolve(handle, &stream);
+	if (result != CUDA_SUCCESS)
 		return result;
+	if (captured.capture || stream->capture)
+		return capture_wait(stream, captured);
+	if (!recorded || at.stream == stream->number || point_reached(at))
+		return CUDA_SUCCESS;
 	return ring_operation(stream, CMD_WAIT, (uint64_t[4]){at.stream, at.sequence}, NULL);
 }
 

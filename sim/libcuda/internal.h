@@ -38,6 +38,9 @@
 #define MAGIC_GRAPH 0x47525048u
 #define MAGIC_EXEC 0x45584543u
 #define MAGIC_CONTEXT 0x43545854u
+#define MAGIC_ARRAY 0x41525259u
+#define MAGIC_MIPMAP 0x4d495050u
+#define MAGIC_NODE 0x4e4f4445u
 
 /* ---- connection.c ---- */
 
@@ -87,6 +90,7 @@ struct CUctx_st {
 	uint32_t magic;
 	_Atomic bool alive;
 	int ordinal;
+	unsigned attached; /* beyond its maker */
 	uint32_t device; /* the server's index */
 	struct CUstream_st *null;
 	struct CUstream_st *streams; /* all, the NULL stream too; ring lock */
@@ -104,7 +108,10 @@ struct CUstream_st {
 	unsigned flags;
 	uint64_t waits_for_null; /* sequence of the NULL stream that this one waits for already */
 	uint64_t null_waits_for; /* sequence of this one that the NULL stream waits for already */
-	struct CUgraph_st *capture;
+	struct CUgraph_st *capture; /* what follows is of this capture, and guarded by its lock */
+	uint64_t capture_number, captured, joined; /* `joined` of its operations are awaited by another stream */
+	bool capture_began_here;
+	struct CUstream_st *next_capturing;
 };
 
 /* NULL and the special handles stand for the NULL stream of the current context. */
@@ -119,10 +126,20 @@ bool host_pending(uint32_t stream);
 
 /* ---- module.c ---- */
 
+#define PARAMETER_ROOM 4096
+
+/* What the calls of before CUDA 4 set on a function, ahead of its launch. */
+struct launch_state {
+	unsigned block[3], shared_bytes;
+	size_t parameter_bytes;
+	char parameters[PARAMETER_ROOM];
+};
+
 struct CUfunc_st {
 	uint32_t magic;
 	bool timed; /* its first parameter is its duration */
 	char *name;
+	struct launch_state *state; /* NULL until such a call is made */
 	struct CUfunc_st *next;
 };
 
@@ -135,15 +152,75 @@ CUresult function_check(CUfunction function);
 /* ---- launch.c ---- */
 
 CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *node, struct kernel *kernel);
-CUresult kernels_submit(struct CUstream_st *stream, const struct kernel *kernels, size_t count);
+CUresult kernel_submit(struct CUstream_st *stream, const struct kernel *kernel, bool first);
+/* Launches now, or adds to the capture. */
+CUresult kernel_launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params);
+
+/* ---- copy.c ---- */
+
+enum { NO_COPY = -1 }; /* host to host: not the device's business */
+
+/* Copies now, or adds to the capture. */
+CUresult copy_submit(int kind, size_t bytes, CUstream handle, bool wait);
+int copy_direction(bool to_device, bool from_device);
+int copy_direction_of(CUdeviceptr to, CUdeviceptr from);
+
+/* ---- copy_shaped.c ---- */
+
+CUresult copy_shape(const CUDA_MEMCPY3D *copy, int *kind, size_t *bytes);
 
 /* ---- graph.c ---- */
 
 CUresult graph_new(CUgraph *graph);
-CUresult graph_append(CUgraph graph, const struct kernel *kernel, CUgraphNode *node);
+CUresult graph_append_kernel(CUgraph graph, const struct kernel *kernel, CUgraphNode *node);
+CUresult graph_append_copy(CUgraph graph, int kind, size_t bytes, CUgraphNode *node);
+/* The node that was added last, 0 or 1; valid while the graph is. */
+size_t graph_last(CUgraph graph, const CUgraphNode **nodes);
 void graph_free(CUgraph graph);
+
+/* ---- capture.c ---- */
+
+/* What an event stands for that was recorded in a capturing stream. */
+struct capture_point {
+	uint64_t capture; /* 0: none */
+	uint64_t operations;
+	const struct CUstream_st *stream;
+};
+
+struct capture_point capture_record(const struct CUstream_st *stream);
+/* The stream waits for the event: it joins the capture, or takes in what another stream did in it. */
+CUresult capture_wait(struct CUstream_st *stream, struct capture_point point);
+CUresult capture_kernel(struct CUstream_st *stream, const struct kernel *kernel);
+CUresult capture_copy(struct CUstream_st *stream, int kind, size_t bytes);
+/* The stream is about to end. */
+void capture_leave(struct CUstream_st *stream);
+void captures_end(struct CUctx_st *context);
 
 /* ---- memory.c ---- */
 
+#define FIRST_DEVICE_ADDRESS 0x700000000000ull
+#define END_DEVICE_ADDRESS 0x780000000000ull
+#define FIRST_RESERVATION 0x740000000000ull
+
+enum memory_kind {
+	MEMORY_PLAIN,
+	MEMORY_LOW, /* the program gets an address of 32 bits */
+	MEMORY_PHYSICAL,
+	MEMORY_ARRAY
+};
+
+CUresult memory_take(uint32_t device, struct CUctx_st *context, size_t bytes, enum memory_kind kind, uint64_t *address);
+/* CUDA_ERROR_INVALID_VALUE: no memory of that kind is there. */
+CUresult memory_give_back(uint64_t address, enum memory_kind kind);
 bool is_device_address(uint64_t address);
 void memory_forget(struct CUctx_st *context);
+
+/* ---- host_memory.c ---- */
+
+/* What a copy to the host does to its pages: all become resident. */
+void host_touch(void *pointer, size_t bytes);
+void host_memory_forget(struct CUctx_st *context);
+
+/* ---- array.c ---- */
+
+bool is_array(CUarray array);

@@ -52,20 +52,12 @@ CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *p, struct kernel *kernel)
 	return CUDA_SUCCESS;
 }
 
-CUresult kernels_submit(struct CUstream_st *stream, const struct kernel *kernels, size_t count)
+CUresult kernel_submit(struct CUstream_st *stream, const struct kernel *k, bool first)
 {
-	CUresult result = CUDA_SUCCESS;
-
-	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		const struct kernel *k = &kernels[i];
-
-		result = ring_operation(stream, CMD_KERNEL, (uint64_t[4]){k->blocks, k->threads, k->block_ns, i == 0},
-					NULL);
-	}
-	return result;
+	return ring_operation(stream, CMD_KERNEL, (uint64_t[4]){k->blocks, k->threads, k->block_ns, first}, NULL);
 }
 
-static CUresult launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
+CUresult kernel_launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
 {
 	struct CUstream_st *stream;
 	struct kernel kernel;
@@ -75,7 +67,7 @@ static CUresult launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
 		result = kernel_of(params, &kernel);
 	if (result != CUDA_SUCCESS)
 		return result;
-	return stream->capture ? graph_append(stream->capture, &kernel, NULL) : kernels_submit(stream, &kernel, 1);
+	return stream->capture ? capture_kernel(stream, &kernel) : kernel_submit(stream, &kernel, true);
 }
 
 static CUresult launch_config(const CUlaunchConfig *c, CUfunction f, void **params, void **extra)
@@ -96,7 +88,7 @@ static CUresult launch_config(const CUlaunchConfig *c, CUfunction f, void **para
 					 extra,
 					 NULL,
 					 NULL};
-	return launch(c->hStream, &node);
+	return kernel_launch(c->hStream, &node);
 }
 
 #define NODE(params, extra)                                                                                            \
@@ -105,13 +97,58 @@ static CUresult launch_config(const CUlaunchConfig *c, CUfunction f, void **para
 API2(cuLaunchKernel, cuLaunchKernel_ptsz,
      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
       CUstream stream, void **params, void **extra),
-     launch(stream, NODE(params, extra)))
+     kernel_launch(stream, NODE(params, extra)))
 API2(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz,
      (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,
       CUstream stream, void **params),
-     launch(stream, NODE(params, NULL)))
+     kernel_launch(stream, NODE(params, NULL)))
 API2(cuLaunchKernelEx, cuLaunchKernelEx_ptsz, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),
      launch_config(config, f, params, extra))
+
+/* ---- one kernel on several devices ---- */
+
+static uint32_t device_of(CUstream stream)
+{
+	return stream->context->device;
+}
+
+/* As the driver has it: streams of their own, each on a device of its own, all the same shape. */
+static bool valid_multi(const CUDA_LAUNCH_PARAMS *list, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++) {
+		const CUDA_LAUNCH_PARAMS *p = &list[i];
+
+		if (!p->hStream || p->hStream == CU_STREAM_LEGACY || p->hStream == CU_STREAM_PER_THREAD ||
+		    p->hStream->magic != MAGIC_STREAM || p->gridDimX != list->gridDimX ||
+		    p->gridDimY != list->gridDimY || p->gridDimZ != list->gridDimZ || p->blockDimX != list->blockDimX ||
+		    p->blockDimY != list->blockDimY || p->blockDimZ != list->blockDimZ ||
+		    p->sharedMemBytes != list->sharedMemBytes)
+			return false;
+		for (unsigned j = 0; j < i; j++)
+			if (device_of(list[j].hStream) == device_of(p->hStream))
+				return false;
+	}
+	return true;
+}
+
+API cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
+{
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!list || !count || flags & ~3u || !valid_multi(list, count))
+		return CUDA_ERROR_INVALID_VALUE;
+	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		const CUDA_LAUNCH_PARAMS *p = &list[i];
+
+		result = kernel_launch(p->hStream, &(CUDA_KERNEL_NODE_PARAMS){p->function, p->gridDimX, p->gridDimY,
+									      p->gridDimZ, p->blockDimX, p->blockDimY,
+									      p->blockDimZ, p->sharedMemBytes,
+									      p->kernelParams, NULL, NULL, NULL});
+	}
+	return result;
+}
 
 /* ---- host functions: one thread calls them in the order of submission ---- */
 

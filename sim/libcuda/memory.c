@@ -3,93 +3,148 @@
 #include "internal.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
-#define FIRST_DEVICE_ADDRESS 0x700000000000ull
-#define END_DEVICE_ADDRESS 0x780000000000ull
-#define FIRST_RESERVATION 0x740000000000ull
-#define GRANULARITY (2ull << 20)
+/* Above the heap of a program that is not position-independent, below what address sanitizers take. */
+#define LOW_FIRST 0x20000000ull
+#define LOW_END 0x60000000ull
+#define LOW_STEP 512
 #define PITCH 512
-#define PAGE 4096
 
 struct allocation {
-	uint64_t address;
+	uint64_t address, bytes; /* as the program has it */
+	uint64_t server_address;
 	uint32_t device;
-	struct CUctx_st *context; /* NULL: a physical handle, which belongs to no context */
+	enum memory_kind kind;
+	struct CUctx_st *context; /* NULL: physical memory, which belongs to no context */
 };
 
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *allocations;
 static size_t allocation_count, allocation_room;
-static _Atomic uint64_t next_reservation = FIRST_RESERVATION;
+static _Atomic bool low_reserved;
+
+static bool is_low(uint64_t address)
+{
+	return address >= LOW_FIRST && address < LOW_END;
+}
 
 bool is_device_address(uint64_t address)
 {
-	return address >= FIRST_DEVICE_ADDRESS && address < END_DEVICE_ADDRESS;
+	return (address >= FIRST_DEVICE_ADDRESS && address < END_DEVICE_ADDRESS) ||
+	       (is_low(address) && atomic_load(&low_reserved));
 }
 
 /* ---- what we hold ---- */
 
-static bool remember(struct allocation allocation)
+/* With memory_lock. The caller fills the place. */
+static struct allocation *place(void)
 {
-	bool kept = true;
-
-	pthread_mutex_lock(&memory_lock);
 	if (allocation_count == allocation_room) {
 		size_t room = allocation_room ? allocation_room * 2 : 64;
 		struct allocation *larger = realloc(allocations, room * sizeof(*larger));
 
-		kept = larger != NULL;
-		if (kept) {
-			allocations = larger;
-			allocation_room = room;
-		}
+		if (!larger)
+			return NULL;
+		allocations = larger;
+		allocation_room = room;
 	}
-	if (kept)
-		allocations[allocation_count++] = allocation;
-	pthread_mutex_unlock(&memory_lock);
-	return kept;
+	return &allocations[allocation_count++];
 }
 
-static bool forget(uint64_t address, bool physical, struct allocation *found)
+/* With memory_lock. Nothing of the program may come to lie where the old calls' 32-bit pointers point. */
+static bool low_reserve(void)
+{
+	void *wanted = (void *)LOW_FIRST;
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+
+	if (!atomic_load(&low_reserved))
+		atomic_store(&low_reserved, mmap(wanted, LOW_END - LOW_FIRST, PROT_NONE, flags, -1, 0) == wanted);
+	return atomic_load(&low_reserved);
+}
+
+/* With memory_lock: the first gap. 0: none. */
+static uint64_t low_address(uint64_t bytes)
+{
+	uint64_t at = LOW_FIRST;
+	size_t i = 0;
+
+	if (bytes > LOW_END - LOW_FIRST || !low_reserve())
+		return 0;
+	while (i < allocation_count && at + bytes <= LOW_END) {
+		const struct allocation *a = &allocations[i++];
+
+		if (a->address < at + bytes && at < a->address + a->bytes) {
+			at = (a->address + a->bytes + LOW_STEP - 1) / LOW_STEP * LOW_STEP;
+			i = 0;
+		}
+	}
+	return at + bytes <= LOW_END ? at : 0;
+}
+
+/* Where the program finds it. 0: no room. */
+static uint64_t remember(struct allocation allocation)
+{
+	struct allocation *to;
+
+	pthread_mutex_lock(&memory_lock);
+	if (allocation.kind == MEMORY_LOW)
+		allocation.address = low_address(allocation.bytes);
+	to = allocation.address ? place() : NULL;
+	if (to)
+		*to = allocation;
+	pthread_mutex_unlock(&memory_lock);
+	return to ? allocation.address : 0;
+}
+
+/* What cuMemFree takes: memory that came as a pointer. */
+static bool is_pointer(enum memory_kind kind)
+{
+	return kind == MEMORY_PLAIN || kind == MEMORY_LOW;
+}
+
+static bool forget(uint64_t address, enum memory_kind kind, struct allocation *found)
 {
 	bool known = false;
 
 	pthread_mutex_lock(&memory_lock);
-	for (size_t i = allocation_count; i-- > 0 && !known;)
-		if (allocations[i].address == address && (allocations[i].context == NULL) == physical) {
-			*found = allocations[i];
-			allocations[i] = allocations[--allocation_count];
-			known = true;
-		}
+	for (size_t i = allocation_count; i-- > 0 && !known;) {
+		const struct allocation *a = &allocations[i];
+
+		if (a->address != address || (a->kind != kind && !(is_pointer(a->kind) && is_pointer(kind))))
+			continue;
+		*found = *a;
+		allocations[i] = allocations[--allocation_count];
+		known = true;
+	}
 	pthread_mutex_unlock(&memory_lock);
 	return known;
 }
 
-static CUresult take(uint32_t device, struct CUctx_st *context, size_t bytes, uint64_t *address)
+CUresult memory_take(uint32_t device, struct CUctx_st *context, size_t bytes, enum memory_kind kind, uint64_t *address)
 {
 	uint64_t values[2];
 	CUresult result = ring_request(CMD_ALLOC, device, bytes, values);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!remember((struct allocation){values[0], device, context})) {
-		ring_request(CMD_FREE, device, values[0], NULL);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*address = values[0];
-	return CUDA_SUCCESS;
+	*address = remember((struct allocation){values[0], bytes, values[0], device, kind, context});
+	if (*address)
+		return CUDA_SUCCESS;
+	ring_request(CMD_FREE, device, values[0], NULL);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult give_back(uint64_t address, bool physical)
+CUresult memory_give_back(uint64_t address, enum memory_kind kind)
 {
 	struct allocation found;
 	CUresult result = ready();
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!forget(address, physical, &found))
+	if (!forget(address, kind, &found))
 		return CUDA_ERROR_INVALID_VALUE;
-	return ring_request(CMD_FREE, found.device, found.address, NULL);
+	return ring_request(CMD_FREE, found.device, found.server_address, NULL);
 }
 
 void memory_forget(struct CUctx_st *context)
@@ -106,21 +161,25 @@ void memory_forget(struct CUctx_st *context)
 		pthread_mutex_unlock(&memory_lock);
 		if (!found.address)
 			return;
-		ring_request(CMD_FREE, found.device, found.address, NULL);
+		ring_request(CMD_FREE, found.device, found.server_address, NULL);
 	}
 }
 
-static CUresult allocate(CUdeviceptr *pointer, size_t bytes)
+static CUresult take_here(size_t bytes, enum memory_kind kind, uint64_t *address)
 {
 	struct CUctx_st *context;
-	uint64_t address;
 	CUresult result = context_current(&context);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!pointer || !bytes)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = take(context->device, context, bytes, &address);
+	return bytes ? memory_take(context->device, context, bytes, kind, address) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult allocate(CUdeviceptr *pointer, size_t bytes)
+{
+	uint64_t address;
+	CUresult result = pointer ? take_here(bytes, MEMORY_PLAIN, &address) : CUDA_ERROR_INVALID_VALUE;
+
 	if (result == CUDA_SUCCESS)
 		*pointer = address;
 	return result;
@@ -139,7 +198,7 @@ static CUresult release_on(CUdeviceptr pointer, CUstream handle)
 	struct CUstream_st *stream;
 	CUresult result = stream_for_work(handle, &stream);
 
-	return result == CUDA_SUCCESS ? give_back(pointer, false) : result;
+	return result == CUDA_SUCCESS ? memory_give_back(pointer, MEMORY_PLAIN) : result;
 }
 
 /* ---- exports: device memory ---- */
@@ -167,18 +226,23 @@ API cuMemAlloc(CUdeviceptr *pointer, size_t bytes)
 	return allocate(pointer, bytes);
 }
 
+/* The row and the bytes of all rows. */
+static CUresult pitch_of(size_t width, size_t height, unsigned element_bytes, size_t *row, size_t *bytes)
+{
+	if (!width || !height || (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
+	    width > SIZE_MAX - PITCH)
+		return CUDA_ERROR_INVALID_VALUE;
+	*row = (width + PITCH - 1) / PITCH * PITCH;
+	return __builtin_mul_overflow(*row, height, bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 API cuMemAllocPitch(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element_bytes)
 {
 	size_t row, bytes;
-	CUresult result;
+	CUresult result = pitch ? pitch_of(width, height, element_bytes, &row, &bytes) : CUDA_ERROR_INVALID_VALUE;
 
-	if (!pitch || !width || !height || (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
-	    width > SIZE_MAX - PITCH)
-		return CUDA_ERROR_INVALID_VALUE;
-	row = (width + PITCH - 1) / PITCH * PITCH;
-	if (__builtin_mul_overflow(row, height, &bytes))
-		return CUDA_ERROR_INVALID_VALUE;
-	result = allocate(pointer, bytes);
+	if (result == CUDA_SUCCESS)
+		result = allocate(pointer, bytes);
 	if (result == CUDA_SUCCESS)
 		*pitch = row;
 	return result;
@@ -197,122 +261,43 @@ API2(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz,
 
 API cuMemFree(CUdeviceptr pointer)
 {
-	return pointer ? give_back(pointer, false) : ready();
+	return pointer ? memory_give_back(pointer, MEMORY_PLAIN) : ready();
 }
 
 API2(cuMemFreeAsync, cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream stream), release_on(pointer, stream))
 
-/* ---- exports: host memory ---- */
+/* ---- exports: the forms of before CUDA 3.2, whose pointers have 32 bits ---- */
 
-static CUresult allocate_host(void **pointer, size_t bytes)
-{
-	struct CUctx_st *context;
-	CUresult result = context_current(&context);
+#include "exact_names.h"
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!pointer || !bytes || bytes > SIZE_MAX - PAGE)
-		return CUDA_ERROR_INVALID_VALUE;
-	*pointer = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
-	return *pointer ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-API cuMemAllocHost(void **pointer, size_t bytes)
-{
-	return allocate_host(pointer, bytes);
-}
-
-API cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
-{
-	(void)flags;
-	return allocate_host(pointer, bytes);
-}
-
-API cuMemFreeHost(void *pointer)
-{
-	CUresult result = ready();
-
-	if (result == CUDA_SUCCESS)
-		free(pointer);
-	return result;
-}
-
-/* ---- exports: physical memory and address ranges ---- */
-
-API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
-		unsigned long long flags)
+static CUresult allocate_low(CUdeviceptr_v1 *pointer, size_t bytes)
 {
 	uint64_t address;
-	CUresult result = ready();
+	CUresult result = pointer ? take_here(bytes, MEMORY_LOW, &address) : CUDA_ERROR_INVALID_VALUE;
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!handle || !prop || flags || !bytes || bytes % GRANULARITY || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-	    prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = ready_ordinal(prop->location.id);
 	if (result == CUDA_SUCCESS)
-		result = take(connection.visible[prop->location.id], NULL, bytes, &address);
-	if (result == CUDA_SUCCESS)
-		*handle = address;
+		*pointer = (CUdeviceptr_v1)address;
 	return result;
 }
 
-API cuMemRelease(CUmemGenericAllocationHandle handle)
+API cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
 {
-	return give_back(handle, true);
+	return allocate_low(pointer, bytes);
 }
 
-API cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address,
-			unsigned long long flags)
+API cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element_bytes)
 {
-	uint64_t step = alignment > GRANULARITY ? alignment : GRANULARITY, start, at;
-	CUresult result = ready();
+	size_t row, bytes;
+	CUresult result = pitch ? pitch_of(width, height, element_bytes, &row, &bytes) : CUDA_ERROR_INVALID_VALUE;
 
-	(void)address; /* a wish only */
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!pointer || flags || !bytes || bytes % GRANULARITY || (alignment & (alignment - 1)) ||
-	    bytes > END_DEVICE_ADDRESS - FIRST_RESERVATION || step > END_DEVICE_ADDRESS - FIRST_RESERVATION)
-		return CUDA_ERROR_INVALID_VALUE;
-	start = atomic_load(&next_reservation);
-	do {
-		at = (start + step - 1) / step * step;
-		if (at + bytes > END_DEVICE_ADDRESS)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-	} while (!atomic_compare_exchange_weak(&next_reservation, &start, at + bytes));
-	*pointer = at;
-	return CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS)
+		result = allocate_low(pointer, bytes);
+	if (result == CUDA_SUCCESS)
+		*pitch = (unsigned)row;
+	return result;
 }
 
-static CUresult check_range(CUdeviceptr pointer, size_t bytes)
+API cuMemFree(CUdeviceptr_v1 pointer)
 {
-	CUresult result = ready();
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return bytes && pointer >= FIRST_RESERVATION && pointer + bytes <= atomic_load(&next_reservation)
-		       ? CUDA_SUCCESS
-		       : CUDA_ERROR_INVALID_VALUE;
-}
-
-API cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
-{
-	return check_range(pointer, bytes);
-}
-
-API cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-	     unsigned long long flags)
-{
-	return offset || flags || !handle ? CUDA_ERROR_INVALID_VALUE : check_range(pointer, bytes);
-}
-
-API cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count)
-{
-	return !access || !count ? CUDA_ERROR_INVALID_VALUE : check_range(pointer, bytes);
-}
-
-API cuMemUnmap(CUdeviceptr pointer, size_t bytes)
-{
-	return check_range(pointer, bytes);
+	return pointer ? memory_give_back(pointer, MEMORY_PLAIN) : ready();
 }

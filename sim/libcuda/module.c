@@ -91,6 +91,7 @@ static void free_functions(struct CUfunc_st *function)
 
 		function->magic = 0;
 		free(function->name);
+		free(function->state);
 		free(function);
 		function = next;
 	}
@@ -181,6 +182,22 @@ static CUresult find(struct CUmod_st *module, const char *name, struct CUfunc_st
 	return CUDA_ERROR_NOT_FOUND;
 }
 
+static CUresult count(const struct CUmod_st *module, unsigned *out)
+{
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!module || module->magic != MAGIC_MODULE)
+		return CUDA_ERROR_INVALID_HANDLE;
+	*out = 0;
+	for (const struct CUfunc_st *f = module->functions; f; f = f->next)
+		++*out;
+	return CUDA_SUCCESS;
+}
+
 static CUresult read_file(const char *path, char **text)
 {
 	FILE *file = path ? fopen(path, "rbe") : NULL;
@@ -243,6 +260,11 @@ API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 	return find(module, name, function);
 }
 
+API cuModuleGetFunctionCount(unsigned *number, CUmodule module)
+{
+	return count(module, number);
+}
+
 API cuModuleUnload(CUmodule module)
 {
 	return unload(module);
@@ -260,6 +282,28 @@ API cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit, 
 API cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
 	return find((struct CUmod_st *)library, name, (struct CUfunc_st **)kernel);
+}
+
+API cuLibraryGetKernelCount(unsigned *number, CUlibrary library)
+{
+	return count((struct CUmod_st *)library, number);
+}
+
+/* It goes with its library: it must not be unloaded on its own. */
+API cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+	struct CUctx_st *context;
+	CUmodule same = (CUmodule)library;
+	CUresult result = context_current(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!module)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!same || same->magic != MAGIC_MODULE)
+		return CUDA_ERROR_INVALID_HANDLE;
+	*module = same;
+	return CUDA_SUCCESS;
 }
 
 API cuLibraryUnload(CUlibrary library)
@@ -289,6 +333,15 @@ API cuFuncGetName(const char **name, CUfunction function)
 
 	if (result == CUDA_SUCCESS)
 		*name = function->name;
+	return result;
+}
+
+API cuKernelGetName(const char **name, CUkernel kernel)
+{
+	CUresult result = name ? function_check((CUfunction)kernel) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result == CUDA_SUCCESS)
+		*name = ((CUfunction)kernel)->name;
 	return result;
 }
 

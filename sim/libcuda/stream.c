@@ -60,8 +60,7 @@ API cuStreamDestroy(CUstream handle)
 	    handle == handle->context->null)
 		return CUDA_ERROR_INVALID_HANDLE;
 	stream = handle;
-	if (stream->capture)
-		graph_free(stream->capture);
+	capture_leave(stream);
 	ring_stream_end(stream);
 	return CUDA_SUCCESS;
 }
@@ -91,30 +90,3 @@ static CUresult query(CUstream handle)
 
 API2(cuStreamSynchronize, cuStreamSynchronize_ptsz, (CUstream stream), synchronize(stream))
 API2(cuStreamQuery, cuStreamQuery_ptsz, (CUstream stream), query(stream))
-
-API cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode)
-{
-	struct CUstream_st *stream;
-	CUresult result = stream_for_work(handle, &stream);
-
-	(void)mode;
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (stream == stream->context->null)
-		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	return graph_new(&stream->capture);
-}
-
-API cuStreamEndCapture(CUstream handle, CUgraph *graph)
-{
-	struct CUstream_st *stream;
-	CUresult result = stream_resolve(handle, &stream);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!graph || !stream->capture)
-		return CUDA_ERROR_INVALID_VALUE;
-	*graph = stream->capture;
-	stream->capture = NULL;
-	return CUDA_SUCCESS;
-}

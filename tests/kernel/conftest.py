@@ -32,6 +32,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def every_symbol(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """every_symbol.c, which takes all it calls from whatever libcuda.so.1 it finds."""
+    path = tmp_path_factory.mktemp("every_symbol") / "every_symbol"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{_SIM / 'include'}"]
+    subprocess.run(["gcc", *flags, str(_HERE / "every_symbol.c"), "-o", str(path), "-lpthread"], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """Two small GPUs."""
     with simulated_node(tmp_path_factory.mktemp("gpu"), {"gpus": "2", "memory": "2GiB"}) as node:

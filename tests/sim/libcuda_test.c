@@ -13,11 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { DEADLINE_S = 60, QUEUE_DEPTH = 1024, GPUS = 2, UUID_ROOM = 48 };
+enum { DEADLINE_S = 60, QUEUE_DEPTH = 1024, GPUS = 2, UUID_ROOM = 48, PAGE = 4096 };
 
 static const size_t MIB = 1 << 20;
 static const unsigned long long MS = 1000000;
@@ -643,6 +644,222 @@ static void work_on_one_device_leaves_the_other_alone(void)
 	CHECK(cuStreamQuery(far) == CUDA_ERROR_NOT_READY);
 }
 
+/* ---- memory of other kinds ---- */
+
+/* The forms of before CUDA 3.2. */
+extern CUresult old_alloc(CUdeviceptr_v1 *pointer, unsigned bytes) __asm__("cuMemAlloc");
+extern CUresult old_free(CUdeviceptr_v1 pointer) __asm__("cuMemFree");
+extern CUresult old_copy(void *to, CUdeviceptr_v1 from, unsigned bytes) __asm__("cuMemcpyDtoH");
+
+static void old_calls_get_pointers_of_32_bits(void)
+{
+	CUdeviceptr_v1 first, second, third;
+	size_t before;
+	char byte;
+
+	begin();
+	before = free_bytes();
+	OK(old_alloc(&first, 100 * (unsigned)MIB));
+	OK(old_alloc(&second, 100 * (unsigned)MIB));
+	CHECK(second >= first + 100 * MIB);
+	CHECK(before - free_bytes() == 200 * MIB);
+	OK(old_copy(&byte, second, 1));
+	OK(old_free(first));
+	OK(old_alloc(&third, 50 * (unsigned)MIB));
+	CHECK(third == first);
+	OK(cuMemFree(second)); /* the new form takes them too */
+	OK(old_free(third));
+	CHECK(old_free(third) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(free_bytes() == before);
+}
+
+static void arrays_hold_memory_and_give_it_back(void)
+{
+	CUDA_ARRAY_DESCRIPTOR flat = {1024, 4096, CU_AD_FORMAT_FLOAT, 4}, read;
+	CUDA_ARRAY3D_DESCRIPTOR deep = {1024, 1024, 16, CU_AD_FORMAT_FLOAT, 1, 0};
+	CUmipmappedArray levels;
+	CUarray array;
+	size_t before;
+
+	begin();
+	before = free_bytes();
+	OK(cuArrayCreate(&array, &flat));
+	CHECK(before - free_bytes() == 64 * MIB);
+	OK(cuArrayGetDescriptor(&read, array));
+	CHECK(read.Width == 1024 && read.Height == 4096 && read.NumChannels == 4);
+	CHECK(cuMemFree((CUdeviceptr)(uintptr_t)array) == CUDA_ERROR_INVALID_VALUE);
+	OK(cuArrayDestroy(array));
+	OK(cuArray3DCreate(&array, &deep));
+	CHECK(before - free_bytes() == 64 * MIB);
+	OK(cuArrayDestroy(array));
+	OK(cuMipmappedArrayCreate(&levels, &deep, 2));
+	CHECK(before - free_bytes() == 64 * MIB + 8 * MIB);
+	OK(cuMipmappedArrayDestroy(levels));
+	deep.Flags = CUDA_ARRAY3D_LAYERED;
+	OK(cuMipmappedArrayCreate(&levels, &deep, 2));
+	CHECK(before - free_bytes() == 64 * MIB + 16 * MIB);
+	OK(cuMipmappedArrayDestroy(levels));
+	CHECK(free_bytes() == before);
+}
+
+static void host_memory_is_pinned_once(void)
+{
+	char *own = aligned_alloc(PAGE, 4 * PAGE);
+	CUdeviceptr device;
+	void *given;
+
+	begin();
+	OK(cuMemHostRegister(own, 4 * PAGE, 0));
+	CHECK(cuMemHostRegister(own + PAGE, PAGE, 0) == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+	OK(cuMemHostGetDevicePointer(&device, own + PAGE, 0));
+	CHECK(cuMemFreeHost(own) == CUDA_ERROR_INVALID_VALUE);
+	OK(cuMemHostUnregister(own));
+	CHECK(cuMemHostUnregister(own) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+	CHECK(cuMemHostGetDevicePointer(&device, own, 0) == CUDA_ERROR_INVALID_VALUE);
+	OK(cuMemAllocHost(&given, PAGE));
+	CHECK(cuMemHostUnregister(given) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+	OK(cuMemFreeHost(given));
+	CHECK(cuMemFreeHost(given) == CUDA_ERROR_INVALID_VALUE);
+	free(own);
+}
+
+static void a_copy_to_the_host_makes_its_pages_resident(void)
+{
+	enum { PAGES = 16 };
+	unsigned char resident[PAGES];
+	CUdeviceptr device;
+	char *host = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(host != MAP_FAILED);
+	begin();
+	OK(cuMemAlloc(&device, MIB));
+	host[3 * PAGE] = 'x';
+	CHECK(mincore(host, PAGES * PAGE, resident) == 0 && !(resident[5] & 1));
+	OK(cuMemcpyDtoH(host, device, 8 * PAGE));
+	CHECK(mincore(host, PAGES * PAGE, resident) == 0);
+	for (int i = 0; i < PAGES; i++)
+		CHECK((resident[i] & 1) == (i < 8));
+	CHECK(host[3 * PAGE] == 'x');
+}
+
+/* ---- graphs ---- */
+
+static size_t node_count(CUgraph graph)
+{
+	size_t count = 0;
+
+	OK(cuGraphGetNodes(graph, NULL, &count));
+	return count;
+}
+
+static CUgraphExec instantiated(CUgraph graph)
+{
+	CUgraphExec exec;
+
+	OK(cuGraphInstantiate(&exec, graph, 0));
+	return exec;
+}
+
+static float run_ms(CUgraphExec exec, CUstream stream)
+{
+	CUevent first, second;
+
+	launch(stream, 200 * MS); /* all that follows is there before it ends */
+	first = new_event(stream);
+	OK(cuGraphLaunch(exec, stream));
+	second = new_event(stream);
+	OK(cuEventSynchronize(second));
+	return between(first, second);
+}
+
+static void a_graph_launches_its_child_graphs_too(void)
+{
+	unsigned long long ns = 10 * MS;
+	void *parameters[] = {&ns};
+	CUDA_KERNEL_NODE_PARAMS kernel = {.gridDimX = 1,
+					  .gridDimY = 1,
+					  .gridDimZ = 1,
+					  .blockDimX = 32,
+					  .blockDimY = 1,
+					  .blockDimZ = 1,
+					  .kernelParams = parameters};
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_KERNEL};
+	CUgraph child, graph, copy;
+	CUgraphExec exec;
+	CUgraphNode nodes[4];
+	CUgraphExecUpdateResultInfo info;
+
+	begin();
+	kernel.func = spin;
+	params.kernel = kernel;
+	OK(cuGraphCreate(&child, 0));
+	OK(cuGraphAddKernelNode(&nodes[0], child, NULL, 0, &kernel));
+	OK(cuGraphAddKernelNode(&nodes[1], child, nodes, 1, &kernel));
+	OK(cuGraphCreate(&graph, 0));
+	OK(cuGraphAddEmptyNode(&nodes[2], graph, NULL, 0));
+	OK(cuGraphAddNode(&nodes[2], graph, NULL, 0, &params));
+	OK(cuGraphAddChildGraphNode(&nodes[3], graph, &nodes[2], 1, child));
+	OK(cuGraphDestroy(child)); /* the graph has a copy */
+	CHECK(node_count(graph) == 3);
+	exec = instantiated(graph);
+	CHECK(MUCH_LIKE(run_ms(exec, new_stream(CU_STREAM_NON_BLOCKING)), 30));
+	OK(cuGraphClone(&copy, graph));
+	OK(cuGraphExecUpdate(exec, copy, &info));
+	OK(cuGraphAddEmptyNode(&nodes[0], copy, NULL, 0));
+	OK(cuGraphAddKernelNode(&nodes[0], copy, NULL, 0, &kernel));
+	CHECK(cuGraphExecUpdate(exec, copy, &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+	CHECK(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+}
+
+static void a_capture_takes_in_the_streams_that_wait_for_it(void)
+{
+	CUstream main_stream, side, outside;
+	CUevent fork, join;
+	CUdeviceptr memory;
+	CUgraph graph;
+	CUstreamCaptureStatus status;
+
+	begin();
+	main_stream = new_stream(CU_STREAM_NON_BLOCKING);
+	side = new_stream(CU_STREAM_NON_BLOCKING);
+	outside = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuMemAlloc(&memory, MIB));
+	OK(cuStreamBeginCapture(main_stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	launch(main_stream, 10 * MS);
+	fork = new_event(main_stream);
+	CHECK(cuEventSynchronize(fork) == CUDA_ERROR_CAPTURED_EVENT);
+	OK(cuStreamWaitEvent(side, fork, 0));
+	launch(side, 10 * MS);
+	OK(cuMemsetD8Async(memory, 0, MIB, side));
+	CHECK(cuStreamEndCapture(side, &graph) == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+	join = new_event(side);
+	OK(cuStreamWaitEvent(main_stream, join, 0));
+	CHECK(cuStreamWaitEvent(main_stream, new_event(outside), 0) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+	OK(cuStreamEndCapture(main_stream, &graph));
+	OK(cuStreamIsCapturing(side, &status));
+	CHECK(status == CU_STREAM_CAPTURE_STATUS_NONE);
+	CHECK(node_count(graph) == 3);
+	CHECK(run_ms(instantiated(graph), main_stream) > 20);
+	CHECK(cuStreamWaitEvent(side, join, 0) == CUDA_ERROR_CAPTURED_EVENT);
+}
+
+static void a_capture_that_is_not_joined_is_an_error(void)
+{
+	CUstream main_stream, side;
+	CUgraph graph;
+
+	begin();
+	main_stream = new_stream(CU_STREAM_NON_BLOCKING);
+	side = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuStreamBeginCapture(main_stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuStreamWaitEvent(side, new_event(main_stream), 0));
+	launch(side, MS);
+	CHECK(cuStreamEndCapture(main_stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+	CHECK(!graph);
+	launch(side, 1); /* an ordinary stream again */
+	OK(cuCtxSynchronize());
+}
+
 /* ---- mistakes ---- */
 
 static void mistakes_are_errors(void)
@@ -700,6 +917,13 @@ static const struct test TESTS[] = {
 	TEST(contexts_give_their_memory_back),
 	TEST(visible_devices_are_those_of_the_environment),
 	TEST(work_on_one_device_leaves_the_other_alone),
+	TEST(old_calls_get_pointers_of_32_bits),
+	TEST(arrays_hold_memory_and_give_it_back),
+	TEST(host_memory_is_pinned_once),
+	TEST(a_copy_to_the_host_makes_its_pages_resident),
+	TEST(a_graph_launches_its_child_graphs_too),
+	TEST(a_capture_takes_in_the_streams_that_wait_for_it),
+	TEST(a_capture_that_is_not_joined_is_an_error),
 	TEST(mistakes_are_errors),
 };
 

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/* After this a name is the export of that very name, and no longer its newest form. */
+#pragma once
+
+#undef cuArray3DCreate
+#undef cuArrayCreate
+#undef cuArrayGetDescriptor
+#undef cuCtxCreate
+#undef cuCtxDestroy
+#undef cuCtxPopCurrent
+#undef cuCtxPushCurrent
+#undef cuDeviceGetUuid
+#undef cuDevicePrimaryCtxRelease
+#undef cuDevicePrimaryCtxReset
+#undef cuDeviceTotalMem
+#undef cuEventDestroy
+#undef cuGetProcAddress
+#undef cuGraphAddKernelNode
+#undef cuGraphExecUpdate
+#undef cuGraphInstantiate
+#undef cuMemAlloc
+#undef cuMemAllocHost
+#undef cuMemAllocPitch
+#undef cuMemFree
+#undef cuMemGetInfo
+#undef cuMemHostGetDevicePointer
+#undef cuMemHostRegister
+#undef cuMemcpy2D
+#undef cuMemcpy2DAsync
+#undef cuMemcpy2DUnaligned
+#undef cuMemcpy3D
+#undef cuMemcpy3DAsync
+#undef cuMemcpyAtoA
+#undef cuMemcpyAtoD
+#undef cuMemcpyAtoH
+#undef cuMemcpyAtoHAsync
+#undef cuMemcpyDtoA
+#undef cuMemcpyDtoD
+#undef cuMemcpyDtoDAsync
+#undef cuMemcpyDtoH
+#undef cuMemcpyDtoHAsync
+#undef cuMemcpyHtoA
+#undef cuMemcpyHtoAAsync
+#undef cuMemcpyHtoD
+#undef cuMemcpyHtoDAsync
+#undef cuMemsetD16
+#undef cuMemsetD2D16
+#undef cuMemsetD2D32
+#undef cuMemsetD2D8
+#undef cuMemsetD32
+#undef cuMemsetD8
+#undef cuStreamBeginCapture
+#undef cuStreamDestroy
+#undef cuStreamGetCaptureInfo
