@@ -262,6 +262,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "gates": (U32, Gate),
     "controls": (U32, Control),
     "lost": (U32, U64),
+    "hits": (U32, U64),
 }
 
 _MIRRORS: dict[str, type[c.Structure]] = {

@@ -181,6 +181,10 @@ class Map:
             raise _os_error("bpf_map_lookup_elem")
         return list(values)
 
+    def per_cpu_array(self, entries: int) -> list[int]:
+        """Sums over the CPUs, of a PERCPU array of u64."""
+        return [sum(self.per_cpu(c.c_uint32(index))) for index in range(entries)]
+
     def share(self, entries: int) -> Any:
         """The elements of an mmapable array, live: reading and writing them costs no system call."""
         stride = (c.sizeof(self._value) + 7) & ~7

@@ -235,6 +235,7 @@ class Snapshot:
     collectors: tuple[CollectorHealth, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)  # "map:reason" → events dropped since start
     device_totals: Mapping[DeviceUuid, Totals] = field(default_factory=dict)
+    probe_calls: Mapping[str, int] = field(default_factory=dict)  # symbol → calls seen since start
     nvml_errors: Mapping[str, int] = field(default_factory=dict)  # "call:error" → times since start
     name_lookups: Mapping[str, int] = field(default_factory=dict)  # "source:outcome" → times since start
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped

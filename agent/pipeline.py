@@ -234,6 +234,7 @@ class Pipeline:
             device_totals=dict(self.books.devices),
             ended=self.books.ended(now_ns),
             held=holders(self.held() or {}),
+            probe_calls=self.probes.calls() if self.probes else {},
             nvml_errors=dict(self.nvml_errors()),
             name_lookups={f"{source}:{outcome}": n for (source, outcome), n in self.name_lookups().items()},
         )

@@ -180,6 +180,11 @@ class Probes:
         for index, name in enumerate(layout.LOST):
             yield name, sum(counts.per_cpu(layout.U32(index)))
 
+    def calls(self) -> dict[str, int]:
+        """Calls that were seen of each symbol since start, of those that were called at all."""
+        counts = self.map("hits").per_cpu_array(len(SYMBOLS))
+        return {symbol.name: count for symbol, count in zip(SYMBOLS, counts, strict=True) if count}
+
     def close(self) -> None:
         """Detaches everything."""
         self.bpf.close()

@@ -33,17 +33,17 @@ class Role(StrEnum):
     NAME = "name"
 
 
-PROGRAMS: dict[Role, tuple[str | None, str | None]] = {  # entry, return
+PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
     Role.LAUNCH: ("launch_enter", None),
     Role.LAUNCH_MANY: ("launch_many_enter", None),
     Role.GRAPH: ("graph_enter", "graph_return"),
     Role.ALLOC: ("memory_enter", "memory_alloc_return"),
-    Role.FREE: ("memory_enter", "memory_free_return"),
+    Role.FREE: ("memory_free_enter", "memory_free_return"),
     Role.COPY: ("copy_enter", None),
     Role.COPY_LATE: ("copy_enter", "copy_return"),
     Role.COPY_WAIT: ("copy_wait_enter", "copy_wait_return"),
     Role.WAIT: ("wait_enter", "wait_return"),
-    Role.QUERY: (None, "query_return"),
+    Role.QUERY: ("query_enter", "query_return"),
     Role.CONTEXT: ("context_enter", "context_return"),
     Role.NAME: ("name_enter", "name_return"),
 }
@@ -75,8 +75,8 @@ class Symbol:
     detail: int = 0
 
     def cookie(self, library: int) -> int:
-        """library: 16 bits, shape: 16 bits, detail: 32 bits (bpf/abi.h)."""
-        return library | self.shape << 16 | self.detail << 32
+        """library: 16 bits, shape: 16 bits, detail: 20 bits, number of the symbol: 12 bits (bpf/abi.h)."""
+        return library | self.shape << 16 | self.detail << 32 | NUMBERS[self.name] << 52
 
 
 def _twice(name: str, suffix: str, role: Role, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
@@ -267,6 +267,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_names(),
 )
 
+NUMBERS = {symbol.name: number for number, symbol in enumerate(SYMBOLS)}
 _VERSION = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 _BASES = frozenset(_VERSION.sub("", symbol.name) for symbol in SYMBOLS)
 _NAMES = frozenset(symbol.name for symbol in SYMBOLS)

@@ -19,10 +19,13 @@ struct process_id {
 /* The ordinal of a launch whose thread set its context before the probes were there. */
 #define DEVICE_UNKNOWN 0xffffffffu
 
-/* Attach cookie: which library, and what the symbol's arguments look like (enum shape) or do (role detail). */
+/* Attach cookie: which library, what the symbol's arguments look like (enum shape), what it does, and its number. */
 #define COOKIE_LIBRARY(cookie) ((__u32)((cookie)&0xffff))
 #define COOKIE_SHAPE(cookie) ((__u32)(((cookie) >> 16) & 0xffff))
-#define COOKIE_DETAIL(cookie) ((__u32)((cookie) >> 32))
+#define COOKIE_DETAIL(cookie) ((__u32)(((cookie) >> 32) & 0xfffff))
+#define COOKIE_SYMBOL(cookie) ((__u32)((cookie) >> 52))
+
+#define MOST_SYMBOLS 256 /* of agent/symbols.py; index of the map `hits` */
 
 /* Why something was not recorded; an index of the map `lost`. */
 enum lost {

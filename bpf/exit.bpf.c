@@ -25,6 +25,7 @@ static __always_inline void forget_thread(__u64 tid)
 {
 	bpf_map_delete_elem(&threads, &tid);
 	bpf_map_delete_elem(&context_stacks, &tid);
+	bpf_map_delete_elem(&freeings, &tid);
 #pragma unroll
 	for (__u32 role = CALL_MEMORY; role < CALL_ROLES; role++) {
 		struct call_key key = {.pid_tgid = tid, .role = role};

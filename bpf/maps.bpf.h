@@ -110,6 +110,12 @@ struct call_key {
 
 enum call_role { CALL_MEMORY = 1, CALL_CONTEXT, CALL_GRAPH, CALL_COPY, CALL_NAME, CALL_ROLES };
 
+/* A free between its entry and its return. */
+struct freeing {
+	struct allocation_key key;
+	struct allocation allocation;
+};
+
 struct owner_key {
 	__u64 address; /* of the probed function in the process */
 	struct process_id process;
@@ -117,6 +123,7 @@ struct owner_key {
 
 BOUNDED_HASH(processes, struct process_id, struct process, 16384);
 BOUNDED_HASH(threads, __u64, struct thread, 16384);
+BOUNDED_HASH(freeings, __u64, struct freeing, 16384);
 BOUNDED_HASH(calls, struct call_key, struct call, 16384);
 LRU_HASH(owners, struct owner_key, __u32, 16384);
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
@@ -146,6 +153,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } lost SEC(".maps");
+
+/* Calls of each symbol, in all libraries. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MOST_SYMBOLS);
+	__type(key, __u32);
+	__type(value, __u64);
+} hits SEC(".maps");
 
 /* Makes clang describe the ring buffers' records, which no map names, so that user space can check them too. */
 const struct event *described_event SEC(".data.described");
@@ -270,9 +285,18 @@ static __always_inline void *find_or_add(void *map, const void *key, const void 
 	return value;
 }
 
+static __always_inline void count_hit(__u64 cookie)
+{
+	__u32 symbol = COOKIE_SYMBOL(cookie);
+	__u64 *count = bpf_map_lookup_elem(&hits, &symbol);
+
+	if (count)
+		(*count)++;
+}
+
 /*
- * True when another library's probe already owns this call. One file can be reached through several overlay mounts, and
- * a uprobe attached through each fires for all of them.
+ * Counts the call; true when another library's probe already owns it. One file can be reached through several overlay
+ * mounts, and a uprobe attached through each fires for all of them.
  */
 static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
 {
@@ -281,14 +305,14 @@ static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
 	__u32 library = COOKIE_LIBRARY(cookie);
 	__u32 *owner = bpf_map_lookup_elem(&owners, &key);
 
-	if (!owner) {
-		bpf_map_update_elem(&owners, &key, &library, BPF_NOEXIST);
-		return 0;
+	if (owner && *owner != library) {
+		count_lost(LOST_DUPLICATE);
+		return 1;
 	}
-	if (*owner == library)
-		return 0;
-	count_lost(LOST_DUPLICATE);
-	return 1;
+	if (!owner)
+		bpf_map_update_elem(&owners, &key, &library, BPF_NOEXIST);
+	count_hit(cookie);
+	return 0;
 }
 
 static __always_inline void post_event(__u32 kind, __u32 library, const struct process_id *process)

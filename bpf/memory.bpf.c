@@ -188,18 +188,41 @@ int memory_alloc_return(struct pt_regs *ctx)
 	return 0;
 }
 
+/*
+ * Taken out at entry: when the call returns, another thread may have been given the same address already. Put back when
+ * the call failed.
+ */
+SEC("uprobe")
+int memory_free_enter(struct pt_regs *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	__u32 detail = COOKIE_DETAIL(cookie);
+	struct allocation_key key = {.process = this_process(), .space = space_of(MEMORY_KIND(detail))};
+	struct freeing freeing = {};
+	__u64 tid = bpf_get_current_pid_tgid();
+
+	if (is_duplicate(ctx, cookie))
+		return 0;
+	find_process(&key.process, cookie);
+	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)PT_REGS_PARM1(ctx) : PT_REGS_PARM1(ctx);
+	freeing.key = key;
+	if (take_allocation(&key, &freeing.allocation) && bpf_map_update_elem(&freeings, &tid, &freeing, BPF_ANY))
+		count_lost(LOST_CALL);
+	return 0;
+}
+
 SEC("uretprobe")
 int memory_free_return(struct pt_regs *ctx)
 {
-	struct allocation_key key = {.process = this_process()};
-	struct call call;
-	__u32 detail;
+	__u64 tid = bpf_get_current_pid_tgid();
+	struct freeing *freeing = bpf_map_lookup_elem(&freeings, &tid);
 
-	if (!take_call(CALL_MEMORY, &call) || PT_REGS_RC(ctx) != 0)
+	if (!freeing)
 		return 0;
-	detail = COOKIE_DETAIL(call.cookie);
-	key.space = space_of(MEMORY_KIND(detail));
-	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)call.a : call.a;
-	remove_allocation(&key);
+	if (PT_REGS_RC(ctx) == 0)
+		book_free(&freeing->key.process, &freeing->allocation);
+	else
+		bpf_map_update_elem(&allocations, &freeing->key, &freeing->allocation, BPF_ANY);
+	bpf_map_delete_elem(&freeings, &tid);
 	return 0;
 }

@@ -43,14 +43,16 @@ static __always_inline void book_free(const struct process_id *id, const struct 
 	__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], -allocation->bytes);
 }
 
-static __always_inline void remove_allocation(const struct allocation_key *key)
+/* 0 for one that was made before the probes were there. */
+static __always_inline int take_allocation(const struct allocation_key *key, struct allocation *taken)
 {
 	struct allocation *allocation = bpf_map_lookup_elem(&allocations, key);
 
 	if (!allocation)
-		return; /* made before the probes were there */
-	book_free(&key->process, allocation);
+		return 0;
+	*taken = *allocation;
 	bpf_map_delete_elem(&allocations, key);
+	return 1;
 }
 
 struct removal {

@@ -264,6 +264,13 @@ int wait_return(struct pt_regs *ctx)
  * cuStreamQuery and cuEventQuery: asked over and over they are a wait, which ends when the answer is yes. A yes to the
  * first question says nothing: an allocator looks through old events in this way, while newer work runs.
  */
+SEC("uprobe")
+int query_enter(struct pt_regs *ctx)
+{
+	is_duplicate(ctx, bpf_get_attach_cookie(ctx));
+	return 0;
+}
+
 SEC("uretprobe")
 int query_return(struct pt_regs *ctx)
 {

@@ -131,6 +131,7 @@ CATALOG: Final = (
         ("library",),
         "Exports that look like newer versions of probed calls, which nothing sees; doctor names them.",
     ),
+    Metric("gpuwarden_probe_calls_total", "counter", ("symbol",), "Calls of a probed symbol that were seen."),
     Metric("gpuwarden_nvml_errors_total", "counter", ("call", "error"), "NVML calls that failed or are not supported."),
     Metric(
         "gpuwarden_name_lookups_total",

@@ -148,6 +148,8 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
         yield "collector_duration_seconds", (text(health.name),), health.duration_seconds
     for probe in snapshot.probes:
         yield from _probe(probe, library_path(probe.library))
+    for symbol, count in snapshot.probe_calls.items():
+        yield "probe_calls_total", (text(symbol),), count
     for call, count in snapshot.nvml_errors.items():
         name, _, error = call.partition(":")
         yield "nvml_errors_total", (text(name), text(error)), count

@@ -28,6 +28,13 @@ SYMBOL(cuParamSeti, NOTHING, 0, T(cuParamSeti), return f(w->function, 0, 1);)
 SYMBOL(cuParamSetf, NOTHING, 0, T(cuParamSetf), return f(w->function, 4, 1);)
 SYMBOL(cuParamSetv, NOTHING, 0, T(cuParamSetv), return f(w->function, 8, &(uint64_t){1}, 8);)
 
+/* ---- questions that are waits when they are asked in a loop ---- */
+
+SYMBOL(cuEventQuery, NOTHING, 0, T(cuEventQuery), return f(w->event);)
+SYMBOL(cuStreamQuery, NOTHING, 0, T(cuStreamQuery), return f(w->second);)
+SYMBOL(cuStreamQuery_ptsz, NOTHING, 0, T(cuStreamQuery), return f(w->second);)
+SYMBOL(cuDeviceGetUuid, NOTHING, 0, CUresult(CUuuid *, CUdevice), return f(&(CUuuid){0}, 0);)
+
 /* ---- allocations; with --fail, of what cannot be had ---- */
 
 SYMBOL(cuMemAlloc_v2, ALLOC_PLAIN, 16384, T(cuMemAlloc), CUdeviceptr p; CUresult result = f(&p, failing ? TOO_MUCH : 16384); if (result == CUDA_SUCCESS) SETUP_BYTES(cuMemFree_v2, 16384, T(cuMemFree), p); return result;)
