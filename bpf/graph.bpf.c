@@ -169,8 +169,7 @@ int graph_enter(struct pt_regs *ctx)
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
 	__u64 sixth = ARGUMENT_6(ctx);
-	struct call call = {
-		.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
+	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;

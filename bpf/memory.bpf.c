@@ -136,8 +136,7 @@ static __always_inline __u64 allocated_bytes(const struct call *call, int narrow
 
 	switch (shape) {
 	case ALLOC_PITCH: /* known only now, and written where the second argument points */
-		return (read_result(call->b) & (narrow ? 0xffffffff : ~0ull)) *
-		       (narrow ? (__u32)call->c : call->c);
+		return (read_result(call->b) & (narrow ? 0xffffffff : ~0ull)) * (narrow ? (__u32)call->c : call->c);
 	case ALLOC_ARRAY:
 	case ALLOC_ARRAY_3D:
 	case ALLOC_MIPMAP:

@@ -16,8 +16,7 @@ int name_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {
-		.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
+	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
