@@ -178,6 +178,7 @@ class Pipeline:
             work={process: mine.functions for process, mine in here.items()},
             busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
             sm_limits={p: member.sm_limit for p in here if (member := self.members.get(p))},
+            side_by_side=[p for p in here if (p.tgid, device) in evidence.side_by_side],
             on_many_devices=[process for process, on in devices.items() if len(on) > 1],
         )
         return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)

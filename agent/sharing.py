@@ -11,7 +11,7 @@ leaves (the block scheduler's order). Of two kernels the longer one more often b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -20,6 +20,7 @@ _STEPS: Final = 20  # of the SMs, in which what others use is counted
 _MOST: Final = 4 * _STEPS
 _MOST_EXACT: Final = 16
 _LARGEST_EXPONENT: Final = 1.5
+_DIFFERENT: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,22 @@ def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
     return parts
 
 
-def fitted(demands: Mapping[K, Demand], activity: float) -> dict[K, float]:
-    """The same, to the power with which all together are what the device did: 0 where processes take turns."""
-    parts = shares_of_wanted(demands)
+def fitted(demands: Mapping[K, Demand], side_by_side: Collection[K], activity: float) -> dict[K, float]:
+    """What each gets of what it seems to have had, so that all together are what the device did.
+
+    Those that are side by side: to the power that fits. Those that take turns are off for other reasons (the time that
+    it takes to switch, what their program did meanwhile), all alike.
+    """
+    clients = {key: one for key, one in demands.items() if key in side_by_side}
+    parts = shares_of_wanted(clients) if len(clients) > 1 else {}
     wanted = sum(one.time * one.sms for one in demands.values())
-    given = sum(one.time * one.sms * parts[key] for key, one in demands.items())
-    if not 0 < activity < wanted or not given < wanted:
-        return dict.fromkeys(parts, 1.0)
+    given = sum(one.time * one.sms * parts.get(key, 1.0) for key, one in demands.items())
+    if not 0 < activity < wanted:
+        return dict.fromkeys(demands, 1.0)
+    if not given < wanted * _DIFFERENT:
+        return dict.fromkeys(demands, activity / wanted)
     exponent = min(_LARGEST_EXPONENT, math.log(activity / wanted) / math.log(given / wanted))
-    return {key: part**exponent for key, part in parts.items()}
+    return {key: parts.get(key, 1.0) ** exponent for key in demands}
 
 
 def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:

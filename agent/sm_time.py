@@ -25,10 +25,11 @@ from agent.tally import Launched
 
 _TICKS = 40
 _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
-_LEAST_ERROR, _FIRST_ERROR = 0.005, 0.05  # of a tick: what was launched in one may run in the next
-_TOLD_SIGMA = 0.06
+_LEAST_ERROR, _FIRST_ERROR = 0.02, 0.05  # of a tick: what was launched in one may run in the next
+_TOLD_SIGMA = 0.04
 _LEAST_SIGMA, _MOST_SIGMA = 0.10, 0.7
 _CROWD_SIGMA = 0.3
+_GRAPH_SIGMA = 0.1
 _MOST_UNKNOWNS = 48
 _UNIT_NS = 10_000.0  # so that the unknowns of functions without a duration are of the order of 1
 _BUSY_MEMORY = 0.8
@@ -54,6 +55,7 @@ class Tick:
     work: Mapping[ProcessId, Mapping[int, Launched]]
     busy_ns: Mapping[ProcessId, float]
     sm_limits: Mapping[ProcessId, float]  # share of the SMs that an MPS client may use
+    side_by_side: Collection[ProcessId] = ()  # MPS clients; the others take turns
     on_many_devices: Collection[ProcessId] = ()
 
 
@@ -75,6 +77,7 @@ class _Busy:
     ticks: float = 0.0
     fraction: float = 1.0  # of the SMs that its work of the last tick would keep busy by itself
     kernel_ns: float = 0.0  # of that tick, on average
+    graphs: float = 0.0  # the part of that work that graphs were: only their kernels' mean grid is known
 
     def demand(self, seemed: float) -> Demand:
         return Demand(seemed / self.fraction, self.fraction, self.kernel_ns * self.scale())
@@ -157,7 +160,7 @@ class SmTime:
         rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
         busy.observe(believed * rate, rate * sum(one.launches for one in work.values()), tick.busy_ns.get(process))
         units: dict[Unit, float] = {}
-        spent = 0.0
+        spent = graphs = 0.0
         for function, one in work.items():
             fraction = _fraction(tick, process, one) * rate
             own = durations[function]
@@ -167,8 +170,9 @@ class SmTime:
             else:
                 units[process, 0] = units.get((process, 0), 0.0) + one.launches * duration * fraction
                 spent += one.launches * duration * rate
+                graphs += one.launches * duration * rate if one.kernels > one.launches else 0.0
         if spent:
-            busy.fraction = units[process, 0] / spent
+            busy.fraction, busy.graphs = units[process, 0] / spent, graphs / spent
             busy.kernel_ns = spent / rate / max(1, sum(one.kernels for one in work.values()))
         return units
 
@@ -181,7 +185,7 @@ class SmTime:
         return {unit: v if unit[1] else v * self._busy[unit[0]].scale() for unit, v in coefficients.items()}
 
     def _share(self, tick: Tick, own: Mapping[ProcessId, Mapping[Unit, float]]) -> None:
-        """Side by side each is slowed by the others, so that all seem to have done more than there was."""
+        """Side by side each is slowed by the others, so that they seem to have done more than they did."""
         seconds = float(tick.interval_ns)
         for process in self._demands.keys() | own.keys():
             units = own.get(process, {})
@@ -191,14 +195,15 @@ class SmTime:
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / seconds
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
         demands = {p: self._busy[p].demand(seemed) for p, seemed in self._demands.items() if seemed > 0}
-        self._parts = fitted(demands, self._activity)
+        self._parts = fitted(demands, set(tick.side_by_side), self._activity)
 
     def _sigma(self, tick: Tick, process: ProcessId) -> float:
-        crowded = _CROWD_SIGMA * (1 - self._parts.get(process, 1.0))
-        if process in self._busy and self._busy[process].is_known:
-            return _TOLD_SIGMA + crowded
+        busy = self._busy.get(process, _Busy())
+        more = _CROWD_SIGMA * (1 - self._parts.get(process, 1.0)) + _GRAPH_SIGMA * busy.graphs * (1 - busy.fraction)
+        if busy.is_known:
+            return _TOLD_SIGMA + more
         spread = self.times.spread(process)
-        return _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + crowded)
+        return _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + more)
 
     def _before(self, tick: Tick, unit: Unit) -> Unknown:
         process, function = unit
