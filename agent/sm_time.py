@@ -80,7 +80,7 @@ class _Busy:
     graphs: float = 0.0  # the part of that work that graphs were: only their kernels' mean grid is known
 
     def demand(self, seemed: float) -> Demand:
-        return Demand(seemed / self.fraction, self.fraction, self.kernel_ns * self.scale())
+        return Demand(seemed * self.scale() / self.fraction, self.fraction, self.kernel_ns * self.scale())
 
     def observe(self, believed: float, launches: float, told: float | None) -> None:
         """A tick without a sample, which NVML leaves out now and then, says nothing."""
@@ -111,7 +111,7 @@ class SmTime:
     _factors: dict[Unit, float] = field(default_factory=dict)
     _busy: dict[ProcessId, _Busy] = field(default_factory=dict)
     _error: float = _FIRST_ERROR
-    _demands: dict[ProcessId, float] = field(default_factory=dict)  # the share of SM time that each seems to have
+    _demands: dict[ProcessId, float] = field(default_factory=dict)  # share of SM time that each seems to have, unscaled
     _activity: float | None = None
     _parts: dict[ProcessId, float] = field(default_factory=dict)  # of its demand that each seems to get
 
@@ -189,12 +189,12 @@ class SmTime:
         seconds = float(tick.interval_ns)
         for process in self._demands.keys() | own.keys():
             units = own.get(process, {})
-            seemed = units.get((process, 0), 0.0) * self._busy[process].scale() / seconds
+            seemed = units.get((process, 0), 0.0) / seconds
             self._demands[process] = _mix(self._demands.get(process, seemed), seemed)
         unknown = (v * self._factors.get(u, 0.0) for units in own.values() for u, v in units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / seconds
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
-        demands = {p: self._busy[p].demand(seemed) for p, seemed in self._demands.items() if seemed > 0}
+        demands = {p: self._busy[p].demand(seemed) for p, seemed in self._demands.items() if seemed > 1e-6}
         self._parts = fitted(demands, set(tick.side_by_side), self._activity)
 
     def _sigma(self, tick: Tick, process: ProcessId) -> float:
