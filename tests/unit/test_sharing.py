@@ -46,13 +46,13 @@ def test_who_meets_another_only_now_and_then_loses_little() -> None:
 def test_nobody_gets_more_than_it_wants_and_together_not_more_than_there_was(
     wanted: dict[int, Demand], activity: float
 ) -> None:
-    parts = fitted(wanted, wanted.keys(), activity)
+    parts = fitted(wanted, wanted.keys(), wanted.keys(), activity)
     assert parts.keys() == wanted.keys()
     assert all(0 <= part <= 1 + 1e-9 for part in parts.values())
 
 
 @given(demands, st.floats(0.01, 1))
 def test_those_that_take_turns_are_cut_alike(wanted: dict[int, Demand], activity: float) -> None:
-    parts = fitted(wanted, (), activity)
+    parts = fitted(wanted, (), wanted.keys(), activity)
     total = sum(one.time * one.sms for one in wanted.values())
     assert all(part == pytest.approx(min(1.0, activity / total)) for part in parts.values())

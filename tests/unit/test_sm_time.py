@@ -12,7 +12,8 @@ import pytest
 from agent.function_times import FunctionTimes
 from agent.model import ProcessId
 from agent.samples import Delivered
-from agent.sm_time import Estimate, SmTime, Tick
+from agent.sm_time import Estimate, SmTime
+from agent.sm_work import Tick
 from agent.tally import Launched
 from tests.unit.deliveries import A
 
