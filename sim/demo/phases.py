@@ -118,7 +118,7 @@ def _figures(
 ) -> Figures:
     phases = {"alone": online, "uncontrolled": both, "controlled": held}
     alone = offline.kernels_per_second or float("nan")
-    counted = {tgid: count for (_, tgid), count in watch.launches.items() if tgid in truth}
+    launched = {key: sum(truth.get(tgid, 0) for tgid in tgids) for key, tgids in watch.members.items()}
     return Figures(
         gpu="simulated",
         online_p99_ms={name: round(quantile_ms(settled(o.requests), 0.99), 3) for name, o in phases.items()},
@@ -128,7 +128,7 @@ def _figures(
         },
         left_over_ratio=round(1 - busy_ratio(settled(online.requests), seconds - WARM_UP_SECONDS), 4),
         attribution_error_ratio=mean_error(watch.pairs),
-        launches_missed=sum(abs(truth[tgid] - count) for tgid, count in counted.items()),
+        launches_missed=sum(abs(launched[key] - count) for key, count in watch.launches.items()),
         pauses=sum(watch.pauses.values()),
         requests=len(settled(online.requests)),
     )

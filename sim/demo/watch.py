@@ -23,7 +23,8 @@ class Watch:
     stage: Stage
     show: Callable[[Snapshot], None]
     pairs: list[tuple[float, float]] = field(default_factory=list)
-    launches: dict[tuple[str, int], int] = field(default_factory=dict)  # (container, tgid) → as the agent counted
+    launches: dict[str, int] = field(default_factory=dict)  # container's key → as the agent counted since its start
+    members: dict[str, set[int]] = field(default_factory=dict)  # container's key → tgids that were seen in it
     pauses: dict[tuple[str, int], int] = field(default_factory=dict)
     _seen_ns: int = 0
     _truth: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid → (when, SM ns)
@@ -50,7 +51,8 @@ class Watch:
 
     def _take(self, snapshot: Snapshot, name: str, tgid: int, truth: dict[int, tuple[int, int]], fresh: bool) -> None:
         row = next(row for row in snapshot.containers if row.container.name == name)
-        self.launches[name, tgid] = sum(usage.totals.launches for usage in row.usage)
+        self.launches[row.container.key] = sum(usage.totals.launches for usage in row.usage)
+        self.members.setdefault(row.container.key, set()).add(tgid)
         stance = snapshot.enforcement.get(row.container.key)
         if stance is not None:
             self.pauses[name, tgid] = max(self.pauses.get((name, tgid), 0), stance.pauses_total)
