@@ -15,6 +15,7 @@ from agent import preflight
 from agent.probes import Probes
 from agent.procfs import Procfs
 from bench.node import BUILD, Node, simulated_node
+from tests.kernel import calls
 from tests.kernel.driven import Driver
 
 _HERE = Path(__file__).parent
@@ -33,11 +34,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def every_symbol(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """every_symbol.c, which takes all it calls from whatever libcuda.so.1 it finds."""
-    path = tmp_path_factory.mktemp("every_symbol") / "every_symbol"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{_SIM / 'include'}"]
-    subprocess.run(["gcc", *flags, str(_HERE / "every_symbol.c"), "-o", str(path), "-lpthread"], check=True)
-    return path
+    """Calls what it is told to."""
+    return calls.build(tmp_path_factory.mktemp("every_symbol") / "every_symbol")
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
 from agent.symbols import SYMBOLS, Role
+from tests.kernel import calls
+from tests.kernel.calls import grown, plan_of, told
 from tests.kernel.driven import Driver, copied, kernels, lost, memory
 
-PRIMES = [n for n in range(2, 180) if all(n % d for d in range(2, int(n**0.5) + 1))]
 DIRECTIONS = {
     "to_device": "host_to_device",
     "to_host": "device_to_host",
@@ -42,13 +42,9 @@ def called(program: Path, driver: Driver, plan: Mapping[str, int], *arguments: s
         try:
             assert process.stdin
             assert process.stdout
-            process.stdin.write("".join(f"{name} {count}\n" for name, count in plan.items()) + "\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "ready\n"
+            calls.prepare(process.stdin, process.stdout, plan)
             who = Procfs().process_id(process.pid)
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            yield who, json.loads(process.stdout.readline())
+            yield who, calls.carry_out(process.stdin, process.stdout)
             process.stdin.close()
             assert process.wait(timeout=60) == 0
         finally:
@@ -61,23 +57,6 @@ def alone(driver: Driver) -> Iterator[Probes]:
     with Probes(preflight.bpf_object(), Procfs()) as probes:
         assert not probes.ensure(str(driver.libcuda)).failed
         yield probes
-
-
-def plan_of(names: Sequence[str]) -> dict[str, int]:
-    return {name: PRIMES[number % len(PRIMES)] for number, name in enumerate(names)}
-
-
-def grown(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    return {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
-
-
-def told(said: Any) -> dict[str, int]:
-    """Calls by symbol: those that were planned, and those that these needed besides."""
-    calls = {name: symbol["calls"] for name, symbol in said["symbols"].items()}
-    for name, count in said["setup"].items():
-        calls[name] = calls.get(name, 0) + count
-    probed = {symbol.name for symbol in SYMBOLS}
-    return {name: count for name, count in calls.items() if count and name in probed}
 
 
 @pytest.mark.parametrize("threads", [1, 7])
