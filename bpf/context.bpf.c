@@ -112,7 +112,8 @@ static __always_inline void release_primary(const struct process_id *id, __u32 d
 	if (primary->users)
 		return;
 	remove_allocations(id, handle);
-	bpf_map_delete_elem(&contexts, &key); /* its handle stays known: a thread may have it current, and retain it again */
+	bpf_map_delete_elem(&contexts,
+			    &key); /* its handle stays known: a thread may have it current, and retain it again */
 }
 
 static __always_inline void learn_uuid(const struct process_id *id, __u64 address, __u32 ordinal, __u64 flags)
@@ -145,9 +146,8 @@ int context_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {.a = arguments.first,
-			    .b = device_argument(COOKIE_SHAPE(cookie), &arguments),
-			    .cookie = cookie};
+	struct call call = {
+		.a = arguments.first, .b = device_argument(COOKIE_SHAPE(cookie), &arguments), .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
@@ -163,7 +163,7 @@ int context_return(struct pt_regs *ctx)
 	struct call call;
 	__u32 shape;
 
-	if (!take_call(CALL_CONTEXT, &call) || PT_REGS_RC(ctx) != 0)
+	if (!take_call(CALL_CONTEXT, &call) || !succeeded(ctx))
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	switch (shape) {

@@ -169,8 +169,7 @@ int graph_enter(struct pt_regs *ctx)
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
 	__u64 sixth = ARGUMENT_6(ctx);
-	struct call call = {
-		.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
+	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
@@ -186,7 +185,7 @@ int graph_return(struct pt_regs *ctx)
 {
 	struct process_id id = this_process();
 	struct graph_key key = {.process = id};
-	int succeeded = PT_REGS_RC(ctx) == 0;
+	int done = succeeded(ctx);
 	struct graph nothing = {};
 	struct call call;
 	__u32 shape;
@@ -195,10 +194,10 @@ int graph_return(struct pt_regs *ctx)
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	if (shape == CAPTURE_END) {
-		end_capture(&id, call.a, succeeded ? read_result(call.b) : 0);
+		end_capture(&id, call.a, done ? read_result(call.b) : 0);
 		return 0;
 	}
-	if (!succeeded)
+	if (!done)
 		return 0;
 	switch (shape) {
 	case GRAPH_CREATE:

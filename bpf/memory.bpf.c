@@ -136,8 +136,7 @@ static __always_inline __u64 allocated_bytes(const struct call *call, int narrow
 
 	switch (shape) {
 	case ALLOC_PITCH: /* known only now, and written where the second argument points */
-		return (read_result(call->b) & (narrow ? 0xffffffff : ~0ull)) *
-		       (narrow ? (__u32)call->c : call->c);
+		return (read_result(call->b) & (narrow ? 0xffffffff : ~0ull)) * (narrow ? (__u32)call->c : call->c);
 	case ALLOC_ARRAY:
 	case ALLOC_ARRAY_3D:
 	case ALLOC_MIPMAP:
@@ -173,7 +172,7 @@ int memory_alloc_return(struct pt_regs *ctx)
 		if (!find_location(&call, &allocation.device))
 			return 0;
 	}
-	if (PT_REGS_RC(ctx) != 0) {
+	if (!succeeded(ctx)) {
 		value = memory_of(&key.process, allocation.device);
 		if (value)
 			__sync_fetch_and_add(&value->failures, 1);
@@ -219,7 +218,7 @@ int memory_free_return(struct pt_regs *ctx)
 
 	if (!freeing)
 		return 0;
-	if (PT_REGS_RC(ctx) == 0)
+	if (succeeded(ctx))
 		book_free(&freeing->key.process, &freeing->allocation);
 	else
 		bpf_map_update_elem(&allocations, &freeing->key, &freeing->allocation, BPF_ANY);

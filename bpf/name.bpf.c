@@ -16,8 +16,7 @@ int name_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {
-		.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
+	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
 
 	if (is_duplicate(ctx, cookie))
 		return 0;
@@ -46,7 +45,7 @@ int name_return(struct pt_regs *ctx)
 	struct call call;
 	__u32 shape;
 
-	if (!take_call(CALL_NAME, &call) || PT_REGS_RC(ctx) != 0)
+	if (!take_call(CALL_NAME, &call) || !succeeded(ctx))
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	name = bpf_ringbuf_reserve(&names, sizeof(struct name), 0);

@@ -37,7 +37,8 @@ struct delivery {
 	__u64 elapsed_ns; /* first launch to return of the wait … */
 	__u64 elapsed_busy_ns; /* … of which an online request was running */
 	__u64 pauses; /* stops in that stretch */
-	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* the first ones; the others are only in `launches` */
+	struct delivered_function
+		functions[DELIVERED_FUNCTIONS]; /* the first ones; the others are only in `launches` */
 };
 
 struct deliveries {

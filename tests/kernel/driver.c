@@ -3,7 +3,7 @@
 /*
  * A program whose driver calls are exactly those that its arguments name:
  *
- *   driver [threads=T] [through=symbol|pointer] [streams=legacy|per-thread] [COUNT*]OPERATION[:ARGUMENT…] …
+ *   driver [threads=T] [linger=yes|no] [through=symbol|pointer] [streams=legacy|per-thread] [COUNT*]OPERATION[:ARGUMENT…] …
  *
  * It prints "ready" and the handles of its kernels (those of device 0, then of device 1, …), waits for a line, does all
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { KERNELS = 8, MOST_DEVICES = 4, MOST_HELD = 64, MOST_ARGUMENTS = 3, NEWEST_VERSION = 12040, BUFFER = 1 << 20 };
 
@@ -60,6 +61,8 @@ extern __typeof__(cuMemsetD8Async) cuMemsetD8Async_ptsz;
 extern __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
 
 static bool through_pointer, per_thread;
+static bool linger; /* threads that have done their operations live until the process ends */
+static pthread_barrier_t all_done;
 static int threads = 1, operation_count;
 static char **operations;
 static int devices;
@@ -353,6 +356,8 @@ static bool wait_for(const struct operation *o)
 		check(cuEventRecord(event, NULL), "cuEventRecord");
 		check(PLAIN(cuEventSynchronize)(event), "cuEventSynchronize");
 		check(cuEventDestroy(event), "cuEventDestroy");
+	} else if (strcmp(o->name, "idle") == 0) { /* does nothing for so many milliseconds */
+		usleep(o->arguments[0] * 1000);
 	} else {
 		return false;
 	}
@@ -423,6 +428,10 @@ static void *work(void *unused)
 			}
 		free(text);
 	}
+	if (linger) {
+		pthread_barrier_wait(&all_done);
+		pause();
+	}
 	return NULL;
 }
 
@@ -451,6 +460,8 @@ static void options(int argc, char **argv)
 	for (; i < argc; i++) {
 		if (strncmp(argv[i], "threads=", 8) == 0)
 			threads = atoi(argv[i] + 8);
+		else if (strncmp(argv[i], "linger=", 7) == 0)
+			linger = strcmp(argv[i] + 7, "yes") == 0;
 		else if (strncmp(argv[i], "through=", 8) == 0)
 			through_pointer = strcmp(argv[i] + 8, "pointer") == 0;
 		else if (strncmp(argv[i], "streams=", 8) == 0)
@@ -477,10 +488,13 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	if (getchar() == EOF)
 		return 1;
+	pthread_barrier_init(&all_done, NULL, threads + 1);
 	for (int t = 0; t < threads; t++)
 		if (pthread_create(&ids[t], NULL, work, NULL) != 0)
 			return 1;
-	for (int t = 0; t < threads; t++)
+	if (linger)
+		pthread_barrier_wait(&all_done);
+	for (int t = 0; !linger && t < threads; t++)
 		pthread_join(ids[t], NULL);
 	puts("done");
 	fflush(stdout);
