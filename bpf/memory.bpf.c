@@ -205,8 +205,12 @@ int memory_free_enter(struct pt_regs *ctx)
 	find_process(&key.process, cookie);
 	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)PT_REGS_PARM1(ctx) : PT_REGS_PARM1(ctx);
 	freeing.key = key;
-	if (take_allocation(&key, &freeing.allocation) && bpf_map_update_elem(&freeings, &tid, &freeing, BPF_ANY))
+	if (!take_allocation(&key, &freeing.allocation))
+		return 0;
+	if (bpf_map_update_elem(&freeings, &tid, &freeing, BPF_ANY)) {
 		count_lost(LOST_CALL);
+		book_free(&key.process, &freeing.allocation); /* nearly all succeed */
+	}
 	return 0;
 }
 

@@ -303,8 +303,10 @@ static bool copy_rectangle(const struct operation *o)
 		return false;
 	copy.srcMemoryType = to_host ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
 	copy.dstMemoryType = to_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+	if (strstr(o->name, "half_unified"))
+		*(to_host ? &copy.srcMemoryType : &copy.dstMemoryType) = CU_MEMORYTYPE_UNIFIED;
 	copy.srcHost = copy.dstHost = host;
-	copy.srcDevice = copy.dstDevice = top();
+	*(to_host ? &copy.srcDevice : &copy.dstDevice) = top();
 	copy.srcPitch = copy.dstPitch = o->arguments[0];
 	if (strstr(o->name, "unaligned"))
 		check(FORM(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2_ptds)(&copy), o->name);
@@ -312,6 +314,38 @@ static bool copy_rectangle(const struct operation *o)
 		check(FORM(cuMemcpy2DAsync, cuMemcpy2DAsync_v2_ptsz)(&copy, NULL), o->name);
 	else
 		check(FORM(cuMemcpy2D, cuMemcpy2D_v2_ptds)(&copy), o->name);
+	return true;
+}
+
+/* graph_nodes:LAUNCHES:BYTES: of a graph that copies so much to the device, and sets as much */
+static bool graph_nodes(const struct operation *o)
+{
+	unsigned long bytes = o->arguments[1];
+	CUgraphNodeParams copy = {.type = CU_GRAPH_NODE_TYPE_MEMCPY}, set = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+	CUgraphExec exec;
+	CUgraphNode made;
+	CUgraph whole;
+
+	if (strcmp(o->name, "graph_nodes") != 0)
+		return false;
+	copy.memcpy.copyParams = (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_HOST,
+						 .srcHost = host,
+						 .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+						 .dstDevice = top(),
+						 .WidthInBytes = bytes,
+						 .Height = 1,
+						 .Depth = 1};
+	check(cuCtxGetCurrent(&copy.memcpy.copyCtx), "cuCtxGetCurrent");
+	set.memset = (CUDA_MEMSET_NODE_PARAMS_v2){top(), 0, 0, 1, bytes, 1, copy.memcpy.copyCtx};
+	check(cuGraphCreate(&whole, 0), "cuGraphCreate");
+	check(cuGraphAddNode(&made, whole, NULL, 0, &copy), "cuGraphAddNode");
+	check(cuGraphAddNode(&made, whole, NULL, 0, &set), "cuGraphAddNode");
+	check(cuGraphInstantiate(&exec, whole, 0), "cuGraphInstantiate");
+	for (unsigned long i = 0; i < o->arguments[0]; i++)
+		check(FORM(cuGraphLaunch, cuGraphLaunch_ptsz)(exec, NULL), "cuGraphLaunch");
+	check(cuCtxSynchronize(), "cuCtxSynchronize");
+	check(cuGraphExecDestroy(exec), "cuGraphExecDestroy");
+	check(cuGraphDestroy(whole), "cuGraphDestroy");
 	return true;
 }
 
@@ -421,8 +455,8 @@ static void *work(void *unused)
 		struct operation o = parse(text);
 
 		for (unsigned long n = 0; n < o.count; n++)
-			if (!launch(&o) && !graph(&o) && !allocate(&o) && !free_or_fail(&o) && !copy_linear(&o) &&
-			    !copy_rectangle(&o) && !set(&o) && !wait_for(&o) && !context(&o)) {
+			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !free_or_fail(&o) &&
+			    !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) && !context(&o)) {
 				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
 				exit(2);
 			}
