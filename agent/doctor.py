@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import psutil
@@ -13,6 +13,7 @@ from agent import preflight
 from agent.containers.sources import BUILTIN
 from agent.discovery import Discovery, host_libraries
 from agent.errors import WardenError
+from agent.model import ProbeStatus
 from agent.nvml import Nvml
 from agent.probes import Probes
 from agent.procfs import Procfs
@@ -59,12 +60,24 @@ def _probes(libcuda: Sequence[str]) -> str:
     proc = Procfs()
     with Probes(preflight.bpf_object(), proc) as probes:
         Discovery(probes, proc).attach_host(libcuda)
-        lines = [
-            f"{library.path}: {len(library.attached)} symbols attached, {len(library.absent)} not in this library"
-            + "".join(f"; {name} failed: {why}" for name, why in library.failed.items())
-            for library in probes.libraries()
-        ]
-    return "; ".join(lines) or "programs load; no library to attach to yet"
+        lines = [line for library in probes.libraries() for line in _library(library.status(), library.absent)]
+    return "\n".join(lines) or "programs load; no library to attach to yet"
+
+
+def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
+    """What of a library is seen, by role, and what is not."""
+    yield f"{status.library}: {status.attached} of {status.attached + status.absent + status.failed} symbols"
+    roles = (f"{role} {c.attached}/{c.attached + c.absent + c.failed}" for role, c in status.roles.items())
+    yield f"      {', '.join(roles)}"
+    if absent:
+        yield f"      not in this library: {', '.join(absent)}"
+    if status.unknown_versions:
+        yield (
+            f"      newer than this program, so not seen: {', '.join(status.unknown_versions)}; "
+            "look for a newer release"
+        )
+    for symbol, why in status.failures.items():
+        yield f"      FAILED {symbol}: {why}"
 
 
 def _names() -> str:

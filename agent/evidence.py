@@ -24,18 +24,22 @@ class Evidence:
     utilization: dict[tuple[int, DeviceUuid], float]
     listed: frozenset[tuple[int, DeviceUuid]]
     told: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver told the process
+    side_by_side: frozenset[tuple[int, DeviceUuid]] = frozenset()  # MPS clients
     counted_ns: int | None = None  # how long launches were counted for
 
     @classmethod
     def of(cls, samples: Iterable[Sample], proc: Procfs) -> Evidence:
         """Sorts the samples; asks /proc only for pids that no probe knows."""
         readings, probed, memory, utilization, listed, uuids = [], set(), {}, {}, set(), []
+        clients: set[tuple[int, DeviceUuid]] = set()
         counted_ns = None
         for sample in samples:
             if isinstance(sample, DeviceReading):
                 readings.append(sample)
             elif isinstance(sample, ProcessMemory):
                 listed.add((sample.tgid, sample.device))
+                if sample.is_mps:
+                    clients.add((sample.tgid, sample.device))
                 if sample.bytes is not None:
                     memory[sample.tgid, sample.device] = sample.bytes
             elif isinstance(sample, ProcessUtilization):
@@ -51,7 +55,7 @@ class Evidence:
         uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
         known = {bare_uuid(uuid): uuid for uuid in uuids_of}
         told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
-        parts = (by_tgid, memory, utilization, frozenset(listed), told, counted_ns)
+        parts = (by_tgid, memory, utilization, frozenset(listed), told, frozenset(clients), counted_ns)
         return cls(tuple(readings), frozenset(probed), *parts)
 
     @property

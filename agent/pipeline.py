@@ -36,7 +36,8 @@ from agent.model import (
 from agent.ordinals import device_of
 from agent.probes import Probes
 from agent.samples import AGES_SECONDS, Collector, Delivered, Sample
-from agent.sm_time import Estimate, SmTime, Tick
+from agent.sm_time import Estimate, SmTime
+from agent.sm_work import Tick
 from agent.tally import Counted, Owner, ResolveDevice, Tally
 
 _log = logging.getLogger(__name__)
@@ -178,6 +179,8 @@ class Pipeline:
             work={process: mine.functions for process, mine in here.items()},
             busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
             sm_limits={p: member.sm_limit for p in here if (member := self.members.get(p))},
+            side_by_side=[p for p in here if (p.tgid, device) in evidence.side_by_side],
+            programs={p: member.process.command for p in here if (member := self.members.get(p))},
             on_many_devices=[process for process, on in devices.items() if len(on) > 1],
         )
         return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)

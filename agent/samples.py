@@ -109,6 +109,7 @@ class ProcessMemory:
     tgid: int
     device: DeviceUuid
     bytes: int | None
+    is_mps: bool = False  # a client of MPS: runs side by side with the others
 
 
 @dataclass(frozen=True, slots=True)

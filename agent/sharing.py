@@ -11,7 +11,7 @@ leaves (the block scheduler's order). Of two kernels the longer one more often b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -20,6 +20,8 @@ _STEPS: Final = 20  # of the SMs, in which what others use is counted
 _MOST: Final = 4 * _STEPS
 _MOST_EXACT: Final = 16
 _LARGEST_EXPONENT: Final = 1.5
+_DIFFERENT: Final = 0.99
+_LEAST_LEFT: Final = 0.05  # of the activity, for those of which nobody is sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,30 @@ class Demand:
     time: float
     sms: float
     kernel_ns: float
+
+    def scaled(self, factor: float) -> Demand:
+        """As much of the SMs, for longer or shorter."""
+        return Demand(self.time * factor, self.sms, self.kernel_ns * factor)
+
+    def beside(self, other: Demand) -> Demand:
+        """Two of one owner."""
+        time = self.time + other.time
+        return Demand(
+            time,
+            (self.time * self.sms + other.time * other.sms) / time,
+            (self.time * self.kernel_ns + other.time * other.kernel_ns) / time,
+        )
+
+    def mixed(self, now: Demand | None, memory: float) -> Demand:
+        """After another tick; None: it did nothing in that."""
+        time = self.time * memory
+        if now is None or not now.time:
+            return Demand(time, self.sms, self.kernel_ns)
+        return Demand(time, self.sms, self.kernel_ns).beside(now.scaled_time(1 - memory))
+
+    def scaled_time(self, factor: float) -> Demand:
+        """The same work, in a part of the time."""
+        return Demand(self.time * factor, self.sms, self.kernel_ns)
 
 
 def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
@@ -40,15 +66,46 @@ def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
     return parts
 
 
-def fitted(demands: Mapping[K, Demand], activity: float) -> dict[K, float]:
-    """The same, to the power with which all together are what the device did: 0 where processes take turns."""
-    parts = shares_of_wanted(demands)
-    wanted = sum(one.time * one.sms for one in demands.values())
+def fitted(
+    demands: Mapping[K, Demand], side_by_side: Collection[K], sure: Collection[K], activity: float
+) -> dict[K, float]:
+    """What each gets of what it seems to have had, so that all together are what the device did.
+
+    Where that is too much, first those of which nobody is sure are cut. Then those that are side by side: to the power
+    that fits. Those that take turns are off for other reasons (the time that it takes to switch), all alike.
+    """
+    cut = _cut_unsure(demands, side_by_side, sure, activity)
+    demands = {key: one.scaled_time(cut[key]) for key, one in demands.items()}
+    parts = _shared(demands, side_by_side)
+    wanted = _wanted(demands)
     given = sum(one.time * one.sms * parts[key] for key, one in demands.items())
-    if not 0 < activity < wanted or not given < wanted:
-        return dict.fromkeys(parts, 1.0)
+    if not 0 < activity < wanted:
+        return cut
+    if not given < wanted * _DIFFERENT:
+        return {key: cut[key] * activity / wanted for key in demands}
     exponent = min(_LARGEST_EXPONENT, math.log(activity / wanted) / math.log(given / wanted))
-    return {key: part**exponent for key, part in parts.items()}
+    return {key: cut[key] * parts[key] ** exponent for key in demands}
+
+
+def _wanted(demands: Mapping[K, Demand]) -> float:
+    return sum(one.time * one.sms for one in demands.values())
+
+
+def _shared(demands: Mapping[K, Demand], side_by_side: Collection[K]) -> dict[K, float]:
+    clients = {key: one for key, one in demands.items() if key in side_by_side}
+    parts = shares_of_wanted(clients) if len(clients) > 1 else {}
+    return {key: parts.get(key, 1.0) for key in demands}
+
+
+def _cut_unsure(
+    demands: Mapping[K, Demand], side_by_side: Collection[K], sure: Collection[K], activity: float
+) -> dict[K, float]:
+    parts = _shared({key: one for key, one in demands.items() if key in sure}, side_by_side)
+    known = sum(one.time * one.sms * parts[key] for key, one in demands.items() if key in sure)
+    unsure = sum(one.time * one.sms for key, one in demands.items() if key not in sure)
+    left = max(activity - known, _LEAST_LEFT * activity)
+    cut = min(1.0, left / unsure) if sure and unsure > 0 else 1.0
+    return {key: 1.0 if key in sure else cut for key in demands}
 
 
 def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:

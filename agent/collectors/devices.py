@@ -28,8 +28,9 @@ class Devices:
             if reading.lost:
                 continue
             listed = self._nvml.processes(device)
+            clients = self._nvml.mps_clients(device)
             for tgid, used in listed:
-                yield ProcessMemory(tgid, device.uuid, used)
+                yield ProcessMemory(tgid, device.uuid, used, tgid in clients)
             for tgid, ratio in self._nvml.process_utilization(device, [tgid for tgid, _ in listed]).items():
                 yield ProcessUtilization(tgid, device.uuid, ratio)
         if self._nvml.problem:  # after what is known of the devices: they are lost, and this is why

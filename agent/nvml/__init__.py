@@ -108,6 +108,11 @@ class Nvml:
         """(tgid, used bytes) of each process on the device; empty for a lost one. Host pids."""
         return self._ask(self._get(device), lambda it: it.processes()) or []
 
+    def mps_clients(self, device: Device) -> frozenset[int]:
+        """tgids of those of the last `processes` that share the device's SMs as MPS clients."""
+        gpu = self._get(device)
+        return gpu.mps_clients if gpu else frozenset()
+
     def process_utilization(self, device: Device, listed: Collection[int] | None = None) -> dict[int, float]:
         """tgid → share of time with its kernels running, since the previous call. `listed`: tgids of `processes`."""
         tgids = {tgid for tgid, _ in self.processes(device)} if listed is None else listed

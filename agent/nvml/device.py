@@ -30,6 +30,7 @@ class Gpu:
     def __init__(self, calls: Calls, device: Device, handle: Any) -> None:
         self._calls, self.device, self.handle = calls, device, handle
         self._utilization = ProcessUtilization(calls, device.uuid)
+        self.mps_clients: frozenset[int] = frozenset()  # tgids, of the last `processes`
         self._split = False  # in MIG mode: SM activity, memory and processes are those of its instances
         self._gpm = Gpm(calls, device.uuid)
         self._pcie = PcieCounters(calls, device.uuid)
@@ -91,7 +92,11 @@ class Gpu:
 
     def processes(self) -> list[tuple[int, int | None]]:
         """(tgid, used bytes) of each process. Raises DeviceLostError or NvmlDownError."""
-        return [] if self._split else running(self._calls, self.device.uuid, self.handle)
+        self.mps_clients = frozenset()
+        if self._split:
+            return []
+        found, self.mps_clients = running(self._calls, self.device.uuid, self.handle)
+        return found
 
     def process_utilization(self, listed: Collection[int], wall_us: int) -> dict[int, float]:
         """tgid → share of time since the previous call. Raises DeviceLostError or NvmlDownError."""

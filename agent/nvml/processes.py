@@ -24,15 +24,21 @@ FIRST_LOOK_US: Final = 1_000_000  # 0 would return the driver's whole buffer: mi
 AHEAD_US: Final = 5_000_000  # a timestamp further ahead of the clock than this would silence a device for good
 
 
-def running(calls: Calls, owner: str, handle: Any) -> list[tuple[int, int | None]]:
-    """(tgid, used bytes) of each process in any of the three lists. A process in two has the same bytes in both."""
+def running(calls: Calls, owner: str, handle: Any) -> tuple[list[tuple[int, int | None]], frozenset[int]]:
+    """(tgid, used bytes) of each process in any of the three lists, and the tgids of those that are MPS clients.
+
+    A process in two lists has the same bytes in both.
+    """
     merged: dict[int, int | None] = {}
+    tgids: set[int] = set()
     for names in LISTS:
+        tgids = set()
         for process in calls.first(owner, names, handle) or ():
             tgid, used = int(process.pid), process.usedGpuMemory
             known = merged.get(tgid)
             merged[tgid] = known if used is None else max(int(used), known or 0)
-    return list(merged.items())
+            tgids.add(tgid)
+    return list(merged.items()), frozenset(tgids)  # the last list is that of MPS
 
 
 class ProcessUtilization:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from agent import endpoint
+
 MOST_SAMPLES = 200  # per second: a stack costs the launching thread some microseconds
 
 
@@ -20,4 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FILE.svg", help="draw a flame graph (else folded stacks)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument(
+        "--socket", type=Path, default=endpoint.PATH, help="a running agent: it knows names (%(default)s)"
+    )
     parser.add_argument("--no-symbols", action="store_true", help="modules and offsets; needs no bcc")

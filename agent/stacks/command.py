@@ -7,10 +7,12 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 
-from agent import preflight
+from agent import endpoint, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
-from agent.errors import SetupError
+from agent.errors import SetupError, WardenError
 from agent.model import Container
 from agent.procfs import Procfs
 from agent.stacks import flamegraph
@@ -30,13 +32,22 @@ def run(options: argparse.Namespace) -> int:
     preflight.require_this_machine()
     proc = Procfs()
     frames = Frames(proc, None if options.no_symbols else load_bcc())
-    target = Target(proc)
+    target = Target(proc, _known_to_the_agent(options.socket))
     container = target.find(options.container)
     kind = Kind(options.kind)
     with Sampler(preflight.bpf_object().with_name("stacks.bpf.o"), proc, kind) as sampler:
         report = _Looking(sampler, target, container, kind, frames).look(options.seconds, options.every)
     _write(report, options)
     return 0
+
+
+def _known_to_the_agent(socket: Path) -> Iterable[Container]:
+    """Empty where no agent runs, or none that answers us: ids will do then."""
+    try:
+        snapshot = endpoint.fetch(socket, timeout=1.0)
+    except WardenError:
+        return ()
+    return [used.container for used in snapshot.containers] if snapshot else ()
 
 
 def _refuse(options: argparse.Namespace) -> None:

@@ -50,10 +50,14 @@ def _listed(containers: list[Container]) -> str:
 
 
 class Target:
-    """Finds containers first, then, round by round, the processes of one. Only those with libcuda count."""
+    """Finds containers first, then, round by round, the processes of one. Only those with libcuda count.
 
-    def __init__(self, proc: Procfs) -> None:
+    `named`: containers under the names that a running agent knows; a cgroup tells no more than their ids.
+    """
+
+    def __init__(self, proc: Procfs, named: Iterable[Container] = ()) -> None:
         self.proc, self._index = proc, ContainerIndex(proc)
+        self._named = {container.key: container for container in named}
         self._elsewhere: set[ProcessId] = set()
 
     def find(self, wanted: str) -> Container:
@@ -82,7 +86,7 @@ class Target:
             try:
                 if self._libcuda(process):
                     container = self._index.container_of(process)
-                    found[container.key] = container
+                    found[container.key] = self._named.get(container.key, container)
             except (GoneError, SetupError):
                 continue
         return found

@@ -135,7 +135,7 @@ void capture_leave(struct CUstream_st *stream)
 	else if (stream->capture)
 		leave(stream);
 	pthread_mutex_unlock(&capture_lock);
-	if (graph)
+	if (graph && stream->capture_is_ours)
 		graph_free(graph);
 }
 
@@ -156,10 +156,11 @@ void captures_end(struct CUctx_st *context)
 
 /* ---- exports ---- */
 
-static CUresult begin(CUstream handle, CUstreamCaptureMode mode)
+/* Into `graph`, or into a new one where that is NULL. */
+static CUresult begin_to(CUstream handle, CUgraph graph, CUstreamCaptureMode mode)
 {
 	struct CUstream_st *stream;
-	CUgraph graph;
+	bool is_new = !graph;
 	CUresult result = stream_for_work(handle, &stream);
 
 	if (result != CUDA_SUCCESS)
@@ -168,14 +169,20 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (stream == stream->context->null)
 		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	result = graph_new(&graph);
+	result = is_new ? graph_new(&graph) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return result;
 	pthread_mutex_lock(&capture_lock);
 	enter(stream, graph, ++capture_count);
 	stream->capture_began_here = true;
+	stream->capture_is_ours = is_new;
 	pthread_mutex_unlock(&capture_lock);
 	return CUDA_SUCCESS;
+}
+
+static CUresult begin(CUstream handle, CUstreamCaptureMode mode)
+{
+	return begin_to(handle, NULL, mode);
 }
 
 static CUresult end(CUstream handle, CUgraph *graph)
@@ -194,7 +201,7 @@ static CUresult end(CUstream handle, CUgraph *graph)
 	else if (!dissolve(stream->capture_number))
 		result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
 	pthread_mutex_unlock(&capture_lock);
-	if (result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+	if (result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED && stream->capture_is_ours)
 		graph_free(*graph);
 	if (result != CUDA_SUCCESS)
 		*graph = NULL;
@@ -226,6 +233,10 @@ static CUresult info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t 
 
 API2(cuStreamBeginCapture, cuStreamBeginCapture_v2_ptsz, (CUstream stream, CUstreamCaptureMode mode),
      begin(stream, mode))
+API2(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz,
+     (CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
+      CUstreamCaptureMode mode),
+     graph && (!count || dependencies) && (!edges || count) ? begin_to(stream, graph, mode) : CUDA_ERROR_INVALID_VALUE)
 API2(cuStreamEndCapture, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), end(stream, graph))
 API2(cuStreamIsCapturing, cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status),
      info(stream, status, NULL, NULL, NULL, NULL))

@@ -110,7 +110,7 @@ struct CUstream_st {
 	uint64_t null_waits_for; /* sequence of this one that the NULL stream waits for already */
 	struct CUgraph_st *capture; /* what follows is of this capture, and guarded by its lock */
 	uint64_t capture_number, captured, joined; /* `joined` of its operations are awaited by another stream */
-	bool capture_began_here;
+	bool capture_began_here, capture_is_ours;
 	struct CUstream_st *next_capturing;
 };
 

@@ -173,9 +173,6 @@ REGISTER(cuEventCreate, NOTHING, 0, NULL)
 REGISTER(cuEventRecord, NOTHING, 0, NULL)
 REGISTER(cuModuleLoadData, NOTHING, 0, NULL)
 REGISTER(cuLibraryLoadData, NOTHING, 0, NULL)
-REGISTER(cuGraphCreate, NOTHING, 0, NULL)
-REGISTER(cuGraphDestroy, NOTHING, 0, NULL)
-REGISTER(cuGraphExecDestroy, NOTHING, 0, NULL)
 
 extern struct symbol *const __start_symbols[], *const __stop_symbols[];
 

@@ -30,9 +30,10 @@ SYMBOL(cuParamSetv, NOTHING, 0, T(cuParamSetv), return f(w->function, 8, &(uint6
 
 /* ---- questions that are waits when they are asked in a loop ---- */
 
-SYMBOL(cuEventQuery, NOTHING, 0, T(cuEventQuery), return f(w->event);)
-SYMBOL(cuStreamQuery, NOTHING, 0, T(cuStreamQuery), return f(w->second);)
-SYMBOL(cuStreamQuery_ptsz, NOTHING, 0, T(cuStreamQuery), return f(w->second);)
+SYMBOL(cuEventQuery, NOTHING, 0, CUresult(CUevent), return f(w->event);)
+SYMBOL(cuStreamQuery, NOTHING, 0, CUresult(CUstream), return f(w->second);)
+SYMBOL(cuStreamQuery_ptsz, NOTHING, 0, CUresult(CUstream), return f(w->second);)
+SYMBOL(cuDeviceGetUuid_v2, NOTHING, 0, CUresult(CUuuid *, CUdevice), return f(&(CUuuid){0}, 0);)
 SYMBOL(cuDeviceGetUuid, NOTHING, 0, CUresult(CUuuid *, CUdevice), return f(&(CUuuid){0}, 0);)
 
 /* ---- allocations; with --fail, of what cannot be had ---- */
@@ -206,6 +207,11 @@ SYMBOL(cuCtxDetach, CONTEXT, 0, T(cuCtxDetach), CUcontext c; SETUP(cuCtxAttach, 
 
 /* ---- graphs ---- */
 
+SYMBOL(cuGraphCreate, NOTHING, 0, T(cuGraphCreate), CUgraph g; CUresult result = f(&g, 0); if (result == CUDA_SUCCESS) SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
+SYMBOL(cuGraphDestroy, NOTHING, 0, T(cuGraphDestroy), CUgraph g; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); return f(g);)
+SYMBOL(cuGraphExecDestroy, NOTHING, 0, T(cuGraphExecDestroy), CUgraphExec x; SETUP(cuGraphInstantiateWithFlags, T(cuGraphInstantiate), &x, w->graph, 0); return f(x);)
+SYMBOL(cuStreamBeginCaptureToGraph, NOTHING, 0, CUresult(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t, CUstreamCaptureMode), CUgraph g, ended; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(w->second, g, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED); if (result == CUDA_SUCCESS) SETUP(cuStreamEndCapture, T(cuStreamEndCapture), w->second, &ended); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
+SYMBOL(cuStreamBeginCaptureToGraph_ptsz, NOTHING, 0, CUresult(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t, CUstreamCaptureMode), CUgraph g, ended; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(w->second, g, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED); if (result == CUDA_SUCCESS) SETUP(cuStreamEndCapture, T(cuStreamEndCapture), w->second, &ended); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuGraphAddKernelNode, NODE, 0, CUresult(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_KERNEL_NODE_PARAMS_v1 *), CUgraph g; CUgraphNode node; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &(CUDA_KERNEL_NODE_PARAMS_v1){w->function, 2, 1, 1, 32, 1, 1, 0, NULL, NULL}); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuGraphAddKernelNode_v2, NODE, 0, T(cuGraphAddKernelNode), CUgraph g; CUgraphNode node; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &w->kernel); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuGraphAddNode, NODE, 0, T(cuGraphAddNode), CUgraph g; CUgraphNode node; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &(CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = w->kernel}); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)

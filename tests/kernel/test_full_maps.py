@@ -15,7 +15,7 @@ from agent.collectors.launches import Launches
 from agent.libbpf import BpfObject
 from agent.probes import Probes
 from agent.procfs import Procfs
-from agent.samples import CountedSince, LaunchCount
+from agent.samples import LaunchCount
 from tests.kernel.driven import Driver, launched, lost
 
 ROOM = 3
@@ -49,4 +49,4 @@ def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, 
     counts = {sample.function: sample.launches for sample in samples if sample.process == driven.process}
     assert counts == {0: 2, **{driven.function(kernel): 1 for kernel in range(ROOM)}}
     collector.forget([driven.process])
-    assert not [sample for sample in collector.collect(0) if not isinstance(sample, CountedSince)]
+    assert not [sample for sample in collector.collect(0) if isinstance(sample, LaunchCount)]

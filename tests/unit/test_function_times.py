@@ -21,7 +21,7 @@ def test_functions_whose_mix_varies_are_told_apart() -> None:
         elapsed = short * 100_000 + long * 700_000
         times.observe(delivery((1, short), (2, long), launches=short + long, elapsed_ns=elapsed))
     assert times.per_launch_ns(A, 1) == pytest.approx(100_000, rel=0.1)
-    assert times.per_launch_ns(A, 2) == pytest.approx(700_000, rel=0.05)
+    assert times.per_launch_ns(A, 2) == pytest.approx(700_000, rel=0.1)
 
 
 def test_others_on_the_device_make_stretches_longer_but_not_durations() -> None:

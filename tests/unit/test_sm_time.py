@@ -12,7 +12,8 @@ import pytest
 from agent.function_times import FunctionTimes
 from agent.model import ProcessId
 from agent.samples import Delivered
-from agent.sm_time import Estimate, SmTime, Tick
+from agent.sm_time import Estimate, SmTime
+from agent.sm_work import Tick
 from agent.tally import Launched
 from tests.unit.deliveries import A
 
@@ -144,3 +145,13 @@ def test_the_forgotten_leave_nothing() -> None:
     device.observe(tick(0.5, {A: {1: launched(10)}}))
     device.forget([A])
     assert device.gpu_ns(A, 1) is None
+
+
+def test_who_takes_turns_is_not_taken_for_side_by_side() -> None:
+    times = FunctionTimes()
+    device = SmTime(times)
+    for _ in range(10):  # together a little more than there was: the time that switching takes
+        work = {A: {1: launched(9000)}, B: {1: launched(100)}}
+        estimates = device.observe(tick(0.9, work, busy={A: 0.5, B: 0.5}))
+    assert ratio(estimates, A) == pytest.approx(0.45, abs=0.01)
+    assert ratio(estimates, B) == pytest.approx(0.45, abs=0.01)

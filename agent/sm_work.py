@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What each process seems to have done on one device in a tick, by its own waits and by NVML's share of time.
+
+A process of which NVML has said nothing yet is taken together with others that run the same program: short jobs come
+and go, and what is learned from one goes for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from agent.function_times import FunctionTimes
+from agent.model import ProcessId
+from agent.occupancy import sm_fraction
+from agent.sharing import Demand
+from agent.tally import Launched
+
+UNIT_NS = 10_000.0  # so that the unknowns of functions without a duration are of the order of 1
+_BUSY_MEMORY = 0.8
+_ENOUGH_BUSY = 2.0  # ticks
+
+Owner = ProcessId | str  # a process, or all those of a program that are new
+Unit = tuple[Owner, int]  # an owner's factor (function 0), or the duration of one of its functions
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick of one device. Times in ns; `busy_ns`: NVML's, in which it had work on the device.
+
+    `counted_ns`: how long launches were counted for; activity and shares of time are of `interval_ns`.
+    """
+
+    interval_ns: int
+    counted_ns: int
+    activity_ns: float | None  # SM time of the whole device
+    is_share_of_sms: bool  # False: `activity` is a share of time, as GPUs before Hopper tell it
+    sm_count: int | None
+    work: Mapping[ProcessId, Mapping[int, Launched]]
+    busy_ns: Mapping[ProcessId, float]
+    sm_limits: Mapping[ProcessId, float]  # share of the SMs that an MPS client may use
+    side_by_side: Collection[ProcessId] = ()  # MPS clients; the others take turns
+    on_many_devices: Collection[ProcessId] = ()
+    programs: Mapping[ProcessId, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Busy:
+    """NVML's time of a process against what its deliveries say and against its launches, over the last ticks."""
+
+    told: float = 0.0
+    believed: float = 0.0
+    launches: float = 0.0
+    ticks: float = 0.0
+
+    def observe(self, believed: float, launches: float, told: float | None) -> None:
+        """A tick without a sample, which NVML leaves out now and then, says nothing."""
+        if told is None or not launches:
+            return
+        self.told = self.told * _BUSY_MEMORY + told
+        self.believed = self.believed * _BUSY_MEMORY + believed
+        self.launches = self.launches * _BUSY_MEMORY + launches
+        self.ticks = self.ticks * _BUSY_MEMORY + 1
+
+    @property
+    def is_known(self) -> bool:
+        """One sample is of another second than the launches beside it; a few will do."""
+        return self.ticks >= _ENOUGH_BUSY
+
+    def scale(self) -> float:
+        """From what the deliveries say to what NVML says."""
+        return self.told / self.believed if self.is_known and self.believed > 0 else 1.0
+
+    def per_launch_ns(self) -> float | None:
+        """For a process that never waits."""
+        return self.told / self.launches if self.is_known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A process's tick: ns by unit, each of which stands for as much if its factor is 1."""
+
+    owner: Owner
+    units: Mapping[Unit, float]
+    time_ns: float = 0.0  # in which it had kernels running
+    kernels: int = 0
+    graph_ratio: float = 0.0  # the part that graphs were: only their kernels' mean grid is known
+
+    @property
+    def seemed_ns(self) -> float:
+        """SM time, of what has a duration."""
+        return self.units.get((self.owner, 0), 0.0)
+
+    def demand(self, scale: float, interval_ns: float) -> Demand:
+        """As others feel it."""
+        time_ns = self.time_ns * scale
+        fraction = self.seemed_ns / self.time_ns
+        return Demand(time_ns / interval_ns, fraction, time_ns / max(1, self.kernels))
+
+
+def work_of(tick: Tick, process: ProcessId, times: FunctionTimes, busy: Busy) -> Work:
+    """Launches × durations × the share of SMs that such grids keep busy."""
+    functions = tick.work[process]
+    rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
+    durations = {function: _duration(tick, process, function, times) for function in functions}
+    launches = rate * sum(one.launches for one in functions.values())
+    believed = rate * sum(one.launches * (durations[function] or 0.0) for function, one in functions.items())
+    busy.observe(believed, launches, tick.busy_ns.get(process))
+    owner = process if busy.is_known else tick.programs.get(process, process)
+    units: dict[Unit, float] = {}
+    time_ns = graph_ns = 0.0
+    for function, one in functions.items():
+        fraction, own = _fraction(tick, process, one), durations[function]
+        duration = busy.per_launch_ns() if own is None else own
+        if duration is None:
+            key = function if owner == process else hash((one.blocks // max(1, one.launches), one.threads_per_block))
+            units[owner, key or -1] = units.get((owner, key or -1), 0.0) + rate * one.launches * fraction * UNIT_NS
+            continue
+        spent = rate * one.launches * duration
+        units[owner, 0] = units.get((owner, 0), 0.0) + spent * fraction
+        time_ns += spent
+        graph_ns += spent if one.kernels > one.launches else 0.0
+    kernels = sum(one.kernels for one in functions.values())
+    return Work(owner, units, time_ns, kernels, graph_ns / time_ns if time_ns else 0.0)
+
+
+def _duration(tick: Tick, process: ProcessId, function: int, times: FunctionTimes) -> float | None:
+    """By the process's waits. One that works on several devices waits for the slowest of them: that says little."""
+    return None if process in tick.on_many_devices else times.per_launch_ns(process, function)
+
+
+def _fraction(tick: Tick, process: ProcessId, one: Launched) -> float:
+    """Share of the device's SMs that a launch keeps busy while it runs."""
+    if not tick.is_share_of_sms:
+        return 1.0
+    limit = tick.sm_limits.get(process, 1.0)
+    if not one.blocks or not tick.sm_count:
+        return limit
+    usable = max(1, round(tick.sm_count * limit))
+    blocks = one.blocks / max(1, one.kernels)
+    return sm_fraction(blocks, one.threads_per_block, usable) * usable / tick.sm_count
