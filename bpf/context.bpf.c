@@ -163,7 +163,7 @@ int context_return(struct pt_regs *ctx)
 	struct call call;
 	__u32 shape;
 
-	if (!take_call(CALL_CONTEXT, &call) || PT_REGS_RC(ctx) != 0)
+	if (!take_call(CALL_CONTEXT, &call) || !succeeded(ctx))
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	switch (shape) {

@@ -141,7 +141,7 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 	struct process *process = bpf_map_lookup_elem(&processes, id);
 	struct call call;
 
-	if (!take_call(CALL_COPY, &call) || PT_REGS_RC(ctx) != 0)
+	if (!take_call(CALL_COPY, &call) || !succeeded(ctx))
 		return;
 	if (COOKIE_SHAPE(call.cookie) == COPY_BATCH)
 		count_batch(id, process, &call);
@@ -195,6 +195,6 @@ int copy_wait_return(struct pt_regs *ctx)
 
 	return_copy(ctx, &id);
 	if (process)
-		end_wait(&id, process, PT_REGS_RC(ctx) == 0);
+		end_wait(&id, process, succeeded(ctx));
 	return 0;
 }

@@ -33,6 +33,12 @@ struct sized_copy {
 	__u32 direction;
 };
 
+/* A host pointer lies before the device's. */
+static __always_inline __u32 host_before(__u32 type)
+{
+	return type == MEMORYTYPE_HOST ? 8 : 0;
+}
+
 static __always_inline void read_descriptor(struct sized_copy *copy, __u64 address, const struct descriptor *at)
 {
 	__u32 source_type = 0, destination_type = 0, narrow[3] = {0, 0, 1};
@@ -54,9 +60,9 @@ static __always_inline void read_descriptor(struct sized_copy *copy, __u64 addre
 	}
 	if (source_type == MEMORYTYPE_UNIFIED || destination_type == MEMORYTYPE_UNIFIED) {
 		copy->direction = COPY_UNKNOWN;
-		copy->source = read_result(address + at->source);
-		copy->destination = read_result(address + at->destination);
-		/* a side that is named as host or device is not asked for: host is readable anyway, device never */
+		copy->source = read_result(address + at->source - host_before(source_type));
+		copy->destination = read_result(address + at->destination - host_before(destination_type));
+		/* a side that is named as device is asked for like the others: it is never readable */
 	} else if (source_type == MEMORYTYPE_HOST) {
 		copy->direction = destination_type == MEMORYTYPE_HOST ? COPY_UNKNOWN : COPY_HOST_TO_DEVICE;
 	} else {

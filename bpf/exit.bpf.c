@@ -4,6 +4,7 @@
 #include "memory.bpf.h"
 #include "pace.bpf.c"
 #include "process.bpf.h"
+#include "wait.bpf.c"
 
 /*
  * A dying thread. Runs before the kernel closes the process's files, and detaching our own probes takes long: so when
@@ -34,54 +35,65 @@ static __always_inline void forget_thread(__u64 tid)
 	}
 }
 
+/* The thread's part in what gates count ends with it. */
+static __always_inline void leave_gates(struct process *process, __u64 tid)
+{
+	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+
+	if (!thread)
+		return;
+	leave_gate(thread);
+	if (!thread->open || thread->epoch != process->epoch)
+		return;
+	__sync_fetch_and_add(&process->open, -1);
+	close_own_gate(process, thread, bpf_ktime_get_ns());
+}
+
+/* The leader may be over long before the others, and usually is a moment before them. */
+static __always_inline int is_last_thread(void)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+
+	return BPF_CORE_READ(task, signal, live.counter) <= 0;
+}
+
 SEC("raw_tp/sched_process_exit")
 int process_exit(void *ctx)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
 	struct process_id id = this_process();
 	struct control *control = get_control();
-	int is_leader = (__u32)tid == tid >> 32;
 	struct process *process;
-	struct thread *thread;
-	struct rule *rule;
 
-	if (control && is_leader)
+	if (control && (__u32)tid == tid >> 32)
 		end_lease(control, &id);
 	process = bpf_map_lookup_elem(&processes, &id);
-	if (!process)
-		return 0;
-	thread = bpf_map_lookup_elem(&threads, &tid);
-	rule = bpf_map_lookup_elem(&rules, &id);
-	if (thread && thread->in_gate)
-		count_waiting(process->slot, -1);
-	if (thread && thread->open && thread->epoch == process->epoch) {
-		__sync_fetch_and_add(&process->open, -1);
-		if (rule && rule->role == ROLE_ONLINE)
-			close_gate_requests(process->slot, 1, bpf_ktime_get_ns());
-	}
+	if (process)
+		leave_gates(process, tid);
 	forget_thread(tid);
-	if (is_leader) {
-		post_event(EVENT_PROCESS_EXIT, 0, &id);
-		bpf_map_delete_elem(&processes, &id);
-	}
+	if (!process || !is_last_thread())
+		return 0;
+	close_all_gates(process, bpf_ktime_get_ns());
+	post_event(EVENT_PROCESS_EXIT, 0, &id);
+	bpf_map_delete_elem(&processes, &id);
 	return 0;
 }
 
 /* Another program in the same process: contexts and memory went with the old one, threads other than this one too. */
 SEC("raw_tp/sched_process_exec")
-int process_exec(void *ctx)
+int process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
+	__u64 before = tid >> 32 << 32 | (__u32)ctx->args[1]; /* whichever thread does it becomes the leader */
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
-	struct rule *rule;
 
 	if (!process)
 		return 0;
-	rule = bpf_map_lookup_elem(&rules, &id);
-	if (rule && rule->role == ROLE_ONLINE)
-		close_gate_requests(process->slot, process->open, bpf_ktime_get_ns());
+	leave_gates(process, before);
+	close_all_gates(process, bpf_ktime_get_ns());
 	remove_allocations(&id, 0);
+	forget_thread(before);
 	forget_thread(tid);
 	bpf_map_delete_elem(&processes, &id);
 	post_event(EVENT_PROCESS_EXEC, 0, &id);

@@ -8,7 +8,10 @@
 /* CUgraphNodeParams: the type, and the parameters of that type at 16. */
 #define NODE_PARAMETERS 16
 #define NODE_KERNEL 0
+#define NODE_MEMCPY 1
+#define NODE_MEMSET 2
 #define NODE_CHILD 4
+#define NODE_MEMCPY_DESCRIPTOR 16 /* in CUDA_MEMCPY_NODE_PARAMS, after flags and context */
 
 struct kernel_node { /* the head of CUDA_KERNEL_NODE_PARAMS */
 	__u64 function;
@@ -27,6 +30,13 @@ static __always_inline void put_graph(const struct process_id *id, __u64 handle,
 	struct graph_key key = {.process = *id, .handle = handle};
 
 	bpf_map_update_elem(&graphs, &key, graph, BPF_ANY);
+}
+
+static __always_inline void forget_graph(const struct process_id *id, __u64 handle)
+{
+	struct graph_key key = {.process = *id, .handle = handle};
+
+	bpf_map_delete_elem(&graphs, &key);
 }
 
 static __always_inline void add_kernel_node(struct graph *graph, __u64 address)
@@ -62,7 +72,7 @@ static __always_inline void add_memcpy_node(struct graph *graph, __u64 address)
 	struct sized_copy copy = {};
 
 	read_descriptor(&copy, address, &(struct descriptor){32, 48, 120, 136, 176, 3, 0});
-	if (copy.source && copy.destination)
+	if (copy.source || copy.destination)
 		copy.direction = unified_direction(copy.destination, copy.source);
 	add_copy(graph, copy.direction, copy.bytes);
 }
@@ -75,6 +85,10 @@ static __always_inline void add_any_node(const struct process_id *id, struct gra
 		count_lost(LOST_USER_READ);
 	if (type == NODE_KERNEL)
 		add_kernel_node(graph, address + NODE_PARAMETERS);
+	else if (type == NODE_MEMCPY)
+		add_memcpy_node(graph, address + NODE_PARAMETERS + NODE_MEMCPY_DESCRIPTOR);
+	else if (type == NODE_MEMSET)
+		add_memset_node(graph, address + NODE_PARAMETERS);
 	else if (type == NODE_CHILD)
 		add_child(id, graph, read_result(address + NODE_PARAMETERS));
 }
@@ -115,7 +129,7 @@ static __always_inline void copy_graph(const struct process_id *id, __u64 made, 
 		copy = *graph;
 		bpf_map_update_elem(&graphs, &key, &copy, BPF_ANY);
 	} else {
-		bpf_map_delete_elem(&graphs, &key); /* the handle may have been another graph's before */
+		forget_graph(id, made); /* the handle may have been another graph's before */
 	}
 }
 
@@ -174,6 +188,10 @@ int graph_enter(struct pt_regs *ctx)
 	if (is_duplicate(ctx, cookie))
 		return 0;
 	find_process(&id, cookie);
+	if (COOKIE_SHAPE(cookie) == GRAPH_DESTROY) {
+		forget_graph(&id, call.a); /* before the call: afterwards another may have the same handle */
+		return 0;
+	}
 	if (COOKIE_SHAPE(cookie) == GRAPH_ADD_NODE_6)
 		call.c = sixth;
 	keep_call(CALL_GRAPH, &call);
@@ -184,8 +202,7 @@ SEC("uretprobe")
 int graph_return(struct pt_regs *ctx)
 {
 	struct process_id id = this_process();
-	struct graph_key key = {.process = id};
-	int succeeded = PT_REGS_RC(ctx) == 0;
+	int done = succeeded(ctx);
 	struct graph nothing = {};
 	struct call call;
 	__u32 shape;
@@ -194,10 +211,10 @@ int graph_return(struct pt_regs *ctx)
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	if (shape == CAPTURE_END) {
-		end_capture(&id, call.a, succeeded ? read_result(call.b) : 0);
+		end_capture(&id, call.a, done ? read_result(call.b) : 0);
 		return 0;
 	}
-	if (!succeeded)
+	if (!done)
 		return 0;
 	switch (shape) {
 	case GRAPH_CREATE:
@@ -206,10 +223,6 @@ int graph_return(struct pt_regs *ctx)
 	case GRAPH_CLONE:
 	case GRAPH_INSTANTIATE:
 		copy_graph(&id, read_result(call.a), call.b);
-		break;
-	case GRAPH_DESTROY:
-		key.handle = call.a;
-		bpf_map_delete_elem(&graphs, &key);
 		break;
 	case CAPTURE_BEGIN:
 		begin_capture(&id, call.a, 0);

@@ -25,8 +25,15 @@
 
 /* The fields that identify a process and its cgroups; CO-RE finds them in the running kernel's types. */
 struct css_set;
+struct atomic_count {
+	int counter;
+};
+struct signal_struct {
+	struct atomic_count live; /* threads that have not begun to exit */
+} CO_RE;
 struct task_struct {
 	struct task_struct *group_leader;
+	struct signal_struct *signal;
 	__u64 start_boottime; /* Linux 5.5: was real_start_time */
 	struct css_set *cgroups;
 } CO_RE;
@@ -75,6 +82,7 @@ struct process {
 	__s64 open; /* threads with launches that they have not waited for */
 	__u32 epoch; /* +1 when a wait drains every thread's work */
 	__u32 slot; /* of the latest launch */
+	__s32 gated[SLOTS]; /* requests of this epoch that are counted in each gate */
 	__s64 captures; /* streams that are being captured */
 	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */
 };
@@ -87,7 +95,8 @@ struct thread {
 	__u64 wait_queued_ns;
 	__u32 epoch;
 	__u16 open;
-	__u16 in_gate; /* counted in its gate's in_wait */
+	__u8 gate; /* 1 + slot of the gate that counts its request; 0: none does */
+	__u8 in_gate; /* 1 + slot of the gate that counts its wait */
 	__u64 captured_stream;
 	__u32 capturing; /* captured_stream is being captured by this thread */
 	__u32 spins; /* its wait is a loop of queries */
@@ -249,6 +258,12 @@ static __always_inline int take_call(__u32 role, struct call *call)
 	*call = *kept;
 	bpf_map_delete_elem(&calls, &key);
 	return 1;
+}
+
+/* Of the register only 32 bits are the CUresult. */
+static __always_inline int succeeded(struct pt_regs *ctx)
+{
+	return (__u32)PT_REGS_RC(ctx) == 0;
 }
 
 /* What the call wrote where `address` points; 0 when that cannot be read. */

@@ -172,7 +172,7 @@ int memory_alloc_return(struct pt_regs *ctx)
 		if (!find_location(&call, &allocation.device))
 			return 0;
 	}
-	if (PT_REGS_RC(ctx) != 0) {
+	if (!succeeded(ctx)) {
 		value = memory_of(&key.process, allocation.device);
 		if (value)
 			__sync_fetch_and_add(&value->failures, 1);
@@ -205,8 +205,12 @@ int memory_free_enter(struct pt_regs *ctx)
 	find_process(&key.process, cookie);
 	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)PT_REGS_PARM1(ctx) : PT_REGS_PARM1(ctx);
 	freeing.key = key;
-	if (take_allocation(&key, &freeing.allocation) && bpf_map_update_elem(&freeings, &tid, &freeing, BPF_ANY))
+	if (!take_allocation(&key, &freeing.allocation))
+		return 0;
+	if (bpf_map_update_elem(&freeings, &tid, &freeing, BPF_ANY)) {
 		count_lost(LOST_CALL);
+		book_free(&key.process, &freeing.allocation); /* nearly all succeed */
+	}
 	return 0;
 }
 
@@ -218,7 +222,7 @@ int memory_free_return(struct pt_regs *ctx)
 
 	if (!freeing)
 		return 0;
-	if (PT_REGS_RC(ctx) == 0)
+	if (succeeded(ctx))
 		book_free(&freeing->key.process, &freeing->allocation);
 	else
 		bpf_map_update_elem(&allocations, &freeing->key, &freeing->allocation, BPF_ANY);

@@ -12,26 +12,6 @@ static __always_inline struct memory_value *memory_of(const struct process_id *i
 	return find_or_add(&memory, &key, &initial, LOST_MEMORY);
 }
 
-static __always_inline void add_allocation(const struct allocation_key *key, const struct allocation *allocation)
-{
-	struct memory_value *value = memory_of(&key->process, allocation->device);
-	__u64 live = 0;
-
-	if (bpf_map_update_elem(&allocations, key, allocation, BPF_ANY)) {
-		count_lost(LOST_ALLOCATION);
-		return;
-	}
-	if (!value)
-		return;
-	__sync_fetch_and_add(&value->allocations, 1);
-	__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], allocation->bytes);
-#pragma unroll
-	for (int i = 0; i < MEMORY_PINNED; i++)
-		live += value->live_bytes[i];
-	if (live > value->peak_bytes)
-		value->peak_bytes = live;
-}
-
 static __always_inline void book_free(const struct process_id *id, const struct allocation *allocation)
 {
 	struct memory_key key = {.process = *id, .device = allocation->device};
@@ -53,6 +33,29 @@ static __always_inline int take_allocation(const struct allocation_key *key, str
 	*taken = *allocation;
 	bpf_map_delete_elem(&allocations, key);
 	return 1;
+}
+
+static __always_inline void add_allocation(const struct allocation_key *key, const struct allocation *allocation)
+{
+	struct memory_value *value = memory_of(&key->process, allocation->device);
+	struct allocation before;
+	__u64 live = 0;
+
+	if (take_allocation(key, &before)) /* freed by a call that we do not know, or its return was not seen */
+		book_free(&key->process, &before);
+	if (bpf_map_update_elem(&allocations, key, allocation, BPF_ANY)) {
+		count_lost(LOST_ALLOCATION);
+		return;
+	}
+	if (!value)
+		return;
+	__sync_fetch_and_add(&value->allocations, 1);
+	__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], allocation->bytes);
+#pragma unroll
+	for (int i = 0; i < MEMORY_PINNED; i++)
+		live += value->live_bytes[i];
+	if (live > value->peak_bytes)
+		value->peak_bytes = live;
 }
 
 struct removal {

@@ -45,7 +45,7 @@ int name_return(struct pt_regs *ctx)
 	struct call call;
 	__u32 shape;
 
-	if (!take_call(CALL_NAME, &call) || PT_REGS_RC(ctx) != 0)
+	if (!take_call(CALL_NAME, &call) || !succeeded(ctx))
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	name = bpf_ringbuf_reserve(&names, sizeof(struct name), 0);

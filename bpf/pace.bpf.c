@@ -25,24 +25,34 @@ static __always_inline __u32 slot_of(const struct rule *rule, __u32 device)
 	return device < ORDINALS ? rule->slots[device & (ORDINALS - 1)] : rule->slot_unknown;
 }
 
-static __always_inline int is_busy(const struct gate *gate, __u64 now)
+/* When the online requests that run count as over, unless more is heard of them. */
+static __always_inline __u64 busy_end(const struct gate *gate)
 {
 	struct control *control = get_control();
 	__u64 hold = control && control->hold_ns ? control->hold_ns : DEFAULT_HOLD_NS;
 
-	if (gate->open <= 0)
-		return 0;
-	return now - gate->last_online_ns < (gate->in_wait > 0 ? hold * LONGEST_WAIT_HOLDS : hold);
+	return gate->last_online_ns + (gate->in_wait > 0 ? hold * LONGEST_WAIT_HOLDS : hold);
+}
+
+static __always_inline int is_busy(const struct gate *gate, __u64 now)
+{
+	return gate->open > 0 && now < busy_end(gate);
+}
+
+/* How long the requests that are open have run. */
+static __always_inline __u64 busy_for(const struct gate *gate, __u64 now)
+{
+	__u64 since = gate->busy_since_ns, end = busy_end(gate);
+
+	if (now < end)
+		end = now;
+	return since && end > since ? end - since : 0;
 }
 
 /* Time so far that online requests ran on the device; grows only while they do. */
 static __always_inline __u64 busy_total(const struct gate *gate, __u64 now)
 {
-	__u64 total = gate->busy_total_ns;
-
-	if (gate->open > 0 && gate->busy_since_ns && now > gate->busy_since_ns)
-		total += now - gate->busy_since_ns;
-	return total;
+	return gate->busy_total_ns + (gate->open > 0 ? busy_for(gate, now) : 0);
 }
 
 static __always_inline __u64 busy_total_of(__u32 slot, __u64 now)
@@ -70,6 +80,17 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 		gate->busy_since_ns = now;
 }
 
+/* More is heard of the open requests. If they counted as over they go on from here: the time between was nobody's. */
+static __always_inline void revive_requests(struct gate *gate, __u64 now)
+{
+	__u64 since = gate->busy_since_ns, ran = busy_for(gate, now);
+
+	if (gate->open <= 0 || is_busy(gate, now))
+		return;
+	if (__sync_val_compare_and_swap(&gate->busy_since_ns, since, now) == since)
+		__sync_fetch_and_add(&gate->busy_total_ns, ran);
+}
+
 /* `count` online requests are over. The last one frees the device. */
 static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 now)
 {
@@ -81,8 +102,7 @@ static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 n
 	before = __sync_fetch_and_add(&gate->open, -count);
 	if (before > count || before <= 0)
 		return;
-	if (gate->busy_since_ns && now > gate->busy_since_ns)
-		gate->busy_total_ns += now - gate->busy_since_ns;
+	gate->busy_total_ns += busy_for(gate, now);
 	gate->busy_since_ns = 0;
 	gate->last_free_ns = now;
 	if (gate->waiting)
@@ -94,8 +114,11 @@ static __always_inline void count_waiting(__u32 slot, __s64 change)
 {
 	struct gate *gate = gate_of(slot);
 
-	if (gate)
-		__sync_fetch_and_add(&gate->in_wait, change);
+	if (!gate)
+		return;
+	if (change > 0)
+		revive_requests(gate, bpf_ktime_get_ns());
+	__sync_fetch_and_add(&gate->in_wait, change);
 }
 
 /* What is left of the virtual queue now. */

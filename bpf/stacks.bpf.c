@@ -190,7 +190,7 @@ int stacks_alloc_return(struct pt_regs *ctx)
 		return 0;
 	pending = *found;
 	bpf_map_delete_elem(&allocating, &thread);
-	if (PT_REGS_RC(ctx) != 0)
+	if ((__u32)PT_REGS_RC(ctx) != 0)
 		return 0;
 	if (bpf_probe_read_user(&key.pointer, sizeof(key.pointer), (void *)pending.pointer) ||
 	    (pending.pitch && bpf_probe_read_user(&pitch, sizeof(pitch), (void *)pending.pitch))) {
@@ -239,7 +239,7 @@ int stacks_free_return(struct pt_regs *ctx)
 	value.stack = found->stack;
 	value.bytes = found->bytes;
 	bpf_map_delete_elem(&freeing, &thread);
-	if (PT_REGS_RC(ctx) != 0 && bpf_map_update_elem(&live, &key, &value, BPF_NOEXIST))
+	if ((__u32)PT_REGS_RC(ctx) != 0 && bpf_map_update_elem(&live, &key, &value, BPF_NOEXIST))
 		tally(TALLY_FULL);
 	return 0;
 }

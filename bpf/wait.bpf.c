@@ -70,15 +70,46 @@ static __always_inline void forget_functions(struct process *process)
 		process->functions[i].launches = 0;
 }
 
-static __always_inline void end_spin(struct process *process, struct thread *thread)
+/* Where it was counted: the process may have launched elsewhere since, or have another rule. */
+static __always_inline void leave_gate(struct thread *thread)
+{
+	if (!thread->in_gate)
+		return;
+	count_waiting(thread->in_gate - 1, -1);
+	thread->in_gate = 0;
+}
+
+static __always_inline void end_spin(struct thread *thread)
 {
 	if (!thread->spins)
 		return;
 	thread->spins = 0;
 	thread->wait_ns = 0;
-	if (thread->in_gate) {
-		thread->in_gate = 0;
-		count_waiting(process->slot, -1);
+	leave_gate(thread);
+}
+
+/* The thread's request, if a gate counts it, is over. */
+static __always_inline void close_own_gate(struct process *process, struct thread *thread, __u64 now)
+{
+	__u32 slot = thread->gate - 1;
+
+	thread->gate = 0;
+	if (slot >= SLOTS)
+		return;
+	__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], -1);
+	close_gate_requests(slot, 1, now);
+}
+
+/* Every request of the process is over. */
+static __always_inline void close_all_gates(struct process *process, __u64 now)
+{
+	for (__u32 slot = 0; slot < SLOTS; slot++) {
+		__s32 count = process->gated[slot];
+
+		if (count <= 0)
+			continue;
+		__sync_fetch_and_add(&process->gated[slot], -count);
+		close_gate_requests(slot, count, now);
 	}
 }
 
@@ -89,10 +120,10 @@ static __always_inline void open_request(struct process *process, const struct r
 	__u64 tid = bpf_get_current_pid_tgid();
 	struct thread initial = {};
 	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
-	struct gate *gate;
+	struct gate *gate = rule && rule->role == ROLE_ONLINE ? gate_of(slot) : NULL;
 
 	if (thread)
-		end_spin(process, thread); /* it asked, and went on without waiting */
+		end_spin(thread); /* it asked, and went on without waiting */
 	process->last_launch_ns = now;
 	process->slot = slot;
 	if (process->start_ns == 0) {
@@ -108,14 +139,17 @@ static __always_inline void open_request(struct process *process, const struct r
 		thread->open = 1;
 		thread->epoch = process->epoch;
 		thread->start_ns = now;
+		thread->gate = 0;
 		__sync_fetch_and_add(&process->open, 1);
-		if (rule && rule->role == ROLE_ONLINE)
+		if (gate) {
+			thread->gate = slot + 1;
+			__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], 1);
 			open_gate_request(slot, now);
+		}
 	}
-	if (rule && rule->role == ROLE_ONLINE) {
-		gate = gate_of(slot);
-		if (gate)
-			gate->last_online_ns = now;
+	if (gate) {
+		revive_requests(gate, now);
+		gate->last_online_ns = now;
 	}
 }
 
@@ -168,8 +202,8 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 
 	if (!thread)
 		return;
-	if (rule && rule->role == ROLE_ONLINE && process->open > 0 && !thread->in_gate) {
-		thread->in_gate = 1;
+	if (rule && rule->role == ROLE_ONLINE && process->open > 0 && !thread->in_gate && process->slot < SLOTS) {
+		thread->in_gate = process->slot + 1;
 		count_waiting(process->slot, 1);
 	}
 	thread->wait_ns = now;
@@ -181,17 +215,19 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
  * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself (PyTorch's main
  * thread waits for what the autograd threads launched), everybody's. Returns how many, and when the first began.
  */
-static __always_inline __s64 ended_requests(struct process *process, struct thread *thread, __u64 *start_ns)
+static __always_inline __s64 ended_requests(struct process *process, struct thread *thread, __u64 *start_ns, __u64 now)
 {
 	if (thread->open && thread->epoch == process->epoch) {
 		*start_ns = thread->start_ns;
 		thread->open = 0;
+		close_own_gate(process, thread, now);
 		return 1;
 	}
 	if (process->last_launch_ns >= thread->wait_ns)
 		return 0; /* others launched meanwhile: nothing is known to be drained */
 	*start_ns = process->start_ns;
 	process->epoch++;
+	close_all_gates(process, now);
 	return process->open;
 }
 
@@ -199,7 +235,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 					 const struct rule *rule)
 {
 	__u64 now = bpf_ktime_get_ns(), start_ns = 0;
-	__s64 ended = ended_requests(process, thread, &start_ns);
+	__s64 ended = ended_requests(process, thread, &start_ns, now);
 
 	if (ended <= 0)
 		return;
@@ -208,8 +244,6 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 		empty_queue(id, process->slot, now);
 		process->start_ns = 0;
 	}
-	if (rule && rule->role == ROLE_ONLINE)
-		close_gate_requests(process->slot, ended, now);
 	if (start_ns)
 		record_latency(id, now - start_ns);
 }
@@ -222,10 +256,7 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 
 	if (!thread || !thread->wait_ns)
 		return;
-	if (thread->in_gate) {
-		thread->in_gate = 0;
-		count_waiting(process->slot, -1);
-	}
+	leave_gate(thread);
 	if (succeeded && process->open > 0)
 		end_requests(id, process, thread, rule);
 	thread->wait_ns = 0;
@@ -254,7 +285,7 @@ int wait_return(struct pt_regs *ctx)
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 
 	if (process)
-		end_wait(&id, process, PT_REGS_RC(ctx) == 0);
+		end_wait(&id, process, succeeded(ctx));
 	return 0;
 }
 

@@ -3,7 +3,7 @@
 /*
  * A program whose driver calls are exactly those that its arguments name:
  *
- *   driver [threads=T] [through=symbol|pointer] [streams=legacy|per-thread] [COUNT*]OPERATION[:ARGUMENT…] …
+ *   driver [threads=T] [linger=yes|no] [through=symbol|pointer] [streams=legacy|per-thread] [COUNT*]OPERATION[:ARGUMENT…] …
  *
  * It prints "ready" and the handles of its kernels (those of device 0, then of device 1, …), waits for a line, does all
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { KERNELS = 8, MOST_DEVICES = 4, MOST_HELD = 64, MOST_ARGUMENTS = 3, NEWEST_VERSION = 12040, BUFFER = 1 << 20 };
 
@@ -60,6 +61,8 @@ extern __typeof__(cuMemsetD8Async) cuMemsetD8Async_ptsz;
 extern __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
 
 static bool through_pointer, per_thread;
+static bool linger; /* threads that have done their operations live until the process ends */
+static pthread_barrier_t all_done;
 static int threads = 1, operation_count;
 static char **operations;
 static int devices;
@@ -300,8 +303,10 @@ static bool copy_rectangle(const struct operation *o)
 		return false;
 	copy.srcMemoryType = to_host ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
 	copy.dstMemoryType = to_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+	if (strstr(o->name, "half_unified"))
+		*(to_host ? &copy.srcMemoryType : &copy.dstMemoryType) = CU_MEMORYTYPE_UNIFIED;
 	copy.srcHost = copy.dstHost = host;
-	copy.srcDevice = copy.dstDevice = top();
+	*(to_host ? &copy.srcDevice : &copy.dstDevice) = top();
 	copy.srcPitch = copy.dstPitch = o->arguments[0];
 	if (strstr(o->name, "unaligned"))
 		check(FORM(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2_ptds)(&copy), o->name);
@@ -309,6 +314,38 @@ static bool copy_rectangle(const struct operation *o)
 		check(FORM(cuMemcpy2DAsync, cuMemcpy2DAsync_v2_ptsz)(&copy, NULL), o->name);
 	else
 		check(FORM(cuMemcpy2D, cuMemcpy2D_v2_ptds)(&copy), o->name);
+	return true;
+}
+
+/* graph_nodes:LAUNCHES:BYTES: of a graph that copies so much to the device, and sets as much */
+static bool graph_nodes(const struct operation *o)
+{
+	unsigned long bytes = o->arguments[1];
+	CUgraphNodeParams copy = {.type = CU_GRAPH_NODE_TYPE_MEMCPY}, set = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+	CUgraphExec exec;
+	CUgraphNode made;
+	CUgraph whole;
+
+	if (strcmp(o->name, "graph_nodes") != 0)
+		return false;
+	copy.memcpy.copyParams = (CUDA_MEMCPY3D){.srcMemoryType = CU_MEMORYTYPE_HOST,
+						 .srcHost = host,
+						 .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+						 .dstDevice = top(),
+						 .WidthInBytes = bytes,
+						 .Height = 1,
+						 .Depth = 1};
+	check(cuCtxGetCurrent(&copy.memcpy.copyCtx), "cuCtxGetCurrent");
+	set.memset = (CUDA_MEMSET_NODE_PARAMS_v2){top(), 0, 0, 1, bytes, 1, copy.memcpy.copyCtx};
+	check(cuGraphCreate(&whole, 0), "cuGraphCreate");
+	check(cuGraphAddNode(&made, whole, NULL, 0, &copy), "cuGraphAddNode");
+	check(cuGraphAddNode(&made, whole, NULL, 0, &set), "cuGraphAddNode");
+	check(cuGraphInstantiate(&exec, whole, 0), "cuGraphInstantiate");
+	for (unsigned long i = 0; i < o->arguments[0]; i++)
+		check(FORM(cuGraphLaunch, cuGraphLaunch_ptsz)(exec, NULL), "cuGraphLaunch");
+	check(cuCtxSynchronize(), "cuCtxSynchronize");
+	check(cuGraphExecDestroy(exec), "cuGraphExecDestroy");
+	check(cuGraphDestroy(whole), "cuGraphDestroy");
 	return true;
 }
 
@@ -353,6 +390,8 @@ static bool wait_for(const struct operation *o)
 		check(cuEventRecord(event, NULL), "cuEventRecord");
 		check(PLAIN(cuEventSynchronize)(event), "cuEventSynchronize");
 		check(cuEventDestroy(event), "cuEventDestroy");
+	} else if (strcmp(o->name, "idle") == 0) { /* does nothing for so many milliseconds */
+		usleep(o->arguments[0] * 1000);
 	} else {
 		return false;
 	}
@@ -416,12 +455,16 @@ static void *work(void *unused)
 		struct operation o = parse(text);
 
 		for (unsigned long n = 0; n < o.count; n++)
-			if (!launch(&o) && !graph(&o) && !allocate(&o) && !free_or_fail(&o) && !copy_linear(&o) &&
-			    !copy_rectangle(&o) && !set(&o) && !wait_for(&o) && !context(&o)) {
+			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !free_or_fail(&o) &&
+			    !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) && !context(&o)) {
 				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
 				exit(2);
 			}
 		free(text);
+	}
+	if (linger) {
+		pthread_barrier_wait(&all_done);
+		pause();
 	}
 	return NULL;
 }
@@ -451,6 +494,8 @@ static void options(int argc, char **argv)
 	for (; i < argc; i++) {
 		if (strncmp(argv[i], "threads=", 8) == 0)
 			threads = atoi(argv[i] + 8);
+		else if (strncmp(argv[i], "linger=", 7) == 0)
+			linger = strcmp(argv[i] + 7, "yes") == 0;
 		else if (strncmp(argv[i], "through=", 8) == 0)
 			through_pointer = strcmp(argv[i] + 8, "pointer") == 0;
 		else if (strncmp(argv[i], "streams=", 8) == 0)
@@ -477,10 +522,13 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	if (getchar() == EOF)
 		return 1;
+	pthread_barrier_init(&all_done, NULL, threads + 1);
 	for (int t = 0; t < threads; t++)
 		if (pthread_create(&ids[t], NULL, work, NULL) != 0)
 			return 1;
-	for (int t = 0; t < threads; t++)
+	if (linger)
+		pthread_barrier_wait(&all_done);
+	for (int t = 0; !linger && t < threads; t++)
 		pthread_join(ids[t], NULL);
 	puts("done");
 	fflush(stdout);

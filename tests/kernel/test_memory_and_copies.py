@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import pytest
 
+from agent import preflight
+from agent import probes as agent_probes
 from agent.probes import Probes
+from agent.procfs import Procfs
+from agent.symbols import Role
 from tests.kernel.driven import Driver, Memory, copied, lost, memory
 
 MIB = 1 << 20
@@ -37,6 +41,8 @@ RECTANGLES = {
     "rect_dtoh": "device_to_host",
     "rect_dtoh_async": "device_to_host",
     "rect_htod_unaligned": "host_to_device",
+    "rect_htod_half_unified": "host_to_device",  # the host's side is named, the other has to be asked for
+    "rect_dtoh_half_unified": "device_to_host",
 }
 
 
@@ -133,3 +139,19 @@ def test_copies_go_to_the_device_that_is_current(driver: Driver, probes: Probes)
 
 def test_nothing_was_lost_on_the_way(probes: Probes) -> None:
     assert not lost(probes)
+
+
+def test_copies_and_sets_that_are_any_node_of_a_graph_are_counted_at_each_launch(
+    driver: Driver, probes: Probes
+) -> None:
+    driven = driver.run("alloc:4096", "graph_nodes:5:1000")
+    assert copied(probes, driven.process) == {(0, "host_to_device"): (5, 5000), (0, "memset"): (5, 5000)}
+
+
+def test_an_address_that_is_given_out_again_is_live_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tuple(symbol for symbol in agent_probes.SYMBOLS if symbol.role is not Role.FREE)
+    monkeypatch.setattr(agent_probes, "SYMBOLS", seen)  # as if it were freed by a call that nobody knows
+    with Probes(preflight.bpf_object(), Procfs()) as blind:
+        blind.ensure(str(driver.libcuda))
+        driven = driver.run("5*alloc:4096", "5*free", "5*alloc:4096")
+        assert memory(blind, driven.process)[0].live == {"plain": 5 * 4096}

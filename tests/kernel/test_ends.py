@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What a thread or a process leaves behind: nothing that is kept for it, and nothing in the gates' counts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent import layout
+from agent.layout import ProcessKey
+from agent.probes import Probes
+from tests.kernel.driven import Driven, Driver
+
+LAUNCH = "launch:1x1x1:32x1x1:0:1000000"
+BY_THREAD = ("threads", "context_stacks")
+ONLINE_SLOTS = (3, 7)  # of the devices 0 and 1
+
+
+class _Thread(ctypes.Structure):
+    _fields_ = [("tid", ctypes.c_uint32), ("tgid", ctypes.c_uint32)]
+
+
+class _Anything(ctypes.Structure):  # at least as large as any value of these maps
+    _fields_ = [("bytes", ctypes.c_uint8 * 4096)]
+
+
+def threads_of(probes: Probes, driven: Driven, name: str) -> list[int]:
+    """The threads of a process that a map has something of."""
+    entries = probes.bpf.map(name, _Thread, _Anything).items()
+    return [key.tid for key, _ in entries if key.tgid == driven.process.tgid]
+
+
+def serve_online(probes: Probes, driven: Driven) -> None:
+    """Makes it an online process on both devices."""
+    rule = layout.Rule(role=layout.ROLE_ONLINE, slot_unknown=layout.SLOT_NONE)
+    rule.slots[:] = [*ONLINE_SLOTS, *[layout.SLOT_NONE] * (layout.ORDINALS - len(ONLINE_SLOTS))]
+    probes.map("rules").put(ProcessKey.of(driven.process), rule)
+
+
+@pytest.fixture
+def gates(probes: Probes) -> Iterator[Any]:
+    """Of the two devices; both are free before and must be free after."""
+    gates = probes.map("gates").share(layout.SLOTS)
+    yield [gates[slot] for slot in ONLINE_SLOTS]
+    assert [(gates[slot].open, gates[slot].in_wait) for slot in ONLINE_SLOTS] == [(0, 0)] * 2
+
+
+@pytest.mark.parametrize("name", BY_THREAD)
+def test_threads_that_die_with_their_process_are_forgotten(driver: Driver, probes: Probes, name: str) -> None:
+    with driver.start("threads=5", "linger=yes", LAUNCH) as driven:
+        driven.begin()
+        driven.finish()
+        assert len(threads_of(probes, driven, name)) >= 5
+    assert threads_of(probes, driven, name) == []
+
+
+def test_nothing_is_kept_of_a_process_that_died(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("threads=5", "linger=yes", LAUNCH)
+    entries = probes.bpf.map("processes", ProcessKey, _Anything).items()
+    assert driven.process not in [key.id() for key, _ in entries]
+
+
+def test_a_gate_is_free_when_its_online_process_died_with_requests_open(
+    driver: Driver, probes: Probes, gates: Any
+) -> None:
+    with driver.start("threads=5", "linger=yes", LAUNCH) as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert gates[0].open == 5
+
+
+def test_a_request_is_over_at_the_gate_where_it_began(driver: Driver, probes: Probes, gates: Any) -> None:
+    with driver.start(LAUNCH, "set:1", LAUNCH, "sync", LAUNCH, "set:0", LAUNCH, "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert [gate.open for gate in gates] == [0, 0]
+
+
+def test_a_request_that_began_before_the_rule_takes_nothing_from_the_gate(
+    driver: Driver, probes: Probes, gates: Any
+) -> None:
+    with driver.start("threads=3", "linger=yes", LAUNCH) as driven:
+        driven.begin()
+        driven.finish()
+        serve_online(probes, driven)
+        assert [gate.open for gate in gates] == [0, 0]
+
+
+def test_silent_requests_do_not_keep_a_gate_busy(driver: Driver, probes: Probes, gates: Any) -> None:
+    idle_ms = 400  # twenty times as long as a request may be silent
+    before_ns = gates[0].busy_total_ns
+    with driver.start(LAUNCH, f"idle:{idle_ms}", LAUNCH, f"idle:{idle_ms}", "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+    assert 0 < gates[0].busy_total_ns - before_ns < idle_ms * 1_000_000
