@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from agent.errors import GoneError
 from agent.model import DeviceReading, DeviceUuid, ProcessId
 from agent.procfs import Procfs
-from agent.samples import CountedSince, OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
+from agent.samples import CountedSince, Delivered, OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,10 @@ class Evidence:
     told: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver told the process
     side_by_side: frozenset[tuple[int, DeviceUuid]] = frozenset()  # MPS clients
     counted_ns: int | None = None  # how long launches were counted for
+    deliveries: tuple[Delivered, ...] = ()
 
     @classmethod
-    def of(cls, samples: Iterable[Sample], proc: Procfs) -> Evidence:
+    def of(cls, samples: Collection[Sample], proc: Procfs) -> Evidence:
         """Sorts the samples; asks /proc only for pids that no probe knows."""
         readings, probed, memory, utilization, listed, uuids = [], set(), {}, {}, set(), []
         clients: set[tuple[int, DeviceUuid]] = set()
@@ -55,7 +56,8 @@ class Evidence:
         uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
         known = {bare_uuid(uuid): uuid for uuid in uuids_of}
         told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
-        parts = (by_tgid, memory, utilization, frozenset(listed), told, frozenset(clients), counted_ns)
+        deliveries = tuple(sample for sample in samples if isinstance(sample, Delivered))
+        parts = (by_tgid, memory, utilization, frozenset(listed), told, frozenset(clients), counted_ns, deliveries)
         return cls(tuple(readings), frozenset(probed), *parts)
 
     @property

@@ -6,6 +6,8 @@ A delivery is a stretch between two drained waits: so much was launched, so long
 of its functions a part of the way towards what it says (normalised least mean squares). Others on the device and a slow
 program make a stretch longer, never shorter, so a longer one moves them less than a shorter one: they settle near the
 lower edge of what is seen, which is what the work takes by itself.
+
+Those of a program are of all the processes that ever ran it, whose functions are known again by their shape.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.delivery import delivered_ns
 from agent.model import ProcessId
 from agent.samples import Delivered
 
+Owner = ProcessId | str  # a process, or all those that run a program
 OTHER = 0  # any function that a delivery does not list
 _DOWN, _UP = 0.3, 0.08
+PATIENT_UP: Final = 0.015  # for what is learned from many processes: there is time to find the edge
+_MEAN_OF = 200.0  # deliveries
 _FIRST = 8  # deliveries that move the durations both ways alike
 _KEPT = 32
 _MOST_FUNCTIONS = 512  # of one process; more share OTHER
@@ -32,33 +38,48 @@ class _Times:
     per_launch: dict[int, float] = field(default_factory=dict)
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     deliveries: int = 0
+    elapsed_ns: float = 0.0  # of the last deliveries
+    launches: float = 0.0
+
+    def add(self, elapsed_ns: float, launches: int) -> None:
+        """A delivery, among the last ones."""
+        memory = 1 - 1 / _MEAN_OF
+        self.elapsed_ns = self.elapsed_ns * memory + elapsed_ns
+        self.launches = self.launches * memory + launches
 
 
 @dataclass(slots=True)
 class FunctionTimes:
     """See the module. Durations are of a device that the process has for itself, with the SMs that it may use."""
 
-    _times: dict[ProcessId, _Times] = field(default_factory=dict)
+    up: float = _UP
+    _times: dict[Owner, _Times] = field(default_factory=dict)
 
-    def observe(self, delivery: Delivered) -> None:
+    def observe(self, owner: Owner, delivery: Delivered) -> None:
         """Takes one delivery in."""
         told = delivered_ns(delivery)
         if not delivery.launches or told <= 0:
             return
-        times = self._times.setdefault(delivery.process, _Times())
+        times = self._times.setdefault(owner, _Times())
         counts = self._counts(times, delivery)
         believed = self._believed(times, counts, told)
         times.ratios.append(told / believed if believed > 0 else 1.0)
         times.deliveries += 1
-        rate = _DOWN if told < believed or times.deliveries <= _FIRST else _UP
+        times.add(delivery.elapsed_ns, delivery.launches)
+        rate = _DOWN if told < believed or times.deliveries <= _FIRST else self.up
         square = sum(n * n for n in counts.values())
         for function, n in counts.items():
             now = times.per_launch[function] + rate * (told - believed) * n / square
             times.per_launch[function] = max(0.0, now)
 
-    def per_launch_ns(self, process: ProcessId, function: int) -> float | None:
-        """None before the process's first delivery; the process's mean for a function that was in none."""
-        times = self._times.get(process)
+    def waited_ns(self, owner: Owner) -> float | None:
+        """Mean time from launch to drained wait, per launch: with all that others did meanwhile."""
+        times = self._times.get(owner)
+        return times.elapsed_ns / times.launches if times and times.launches else None
+
+    def per_launch_ns(self, owner: Owner, function: int) -> float | None:
+        """None before the owner's first delivery; the owner's mean for a function that was in none."""
+        times = self._times.get(owner)
         if times is None or not times.per_launch:
             return None
         known = times.per_launch.get(function)
@@ -66,19 +87,19 @@ class FunctionTimes:
             known = times.per_launch.get(OTHER)
         return known if known is not None else sum(times.per_launch.values()) / len(times.per_launch)
 
-    def spread(self, process: ProcessId) -> float | None:
+    def spread(self, owner: Owner) -> float | None:
         """Half of the middle half of told ÷ believed: how much to doubt the durations. None before the first."""
-        times = self._times.get(process)
+        times = self._times.get(owner)
         if times is None or not times.ratios:
             return None
         ordered = sorted(times.ratios)
         quarter = len(ordered) // 4
         return (ordered[-1 - quarter] - ordered[quarter]) / 2
 
-    def forget(self, processes: Collection[ProcessId]) -> None:
+    def forget(self, owners: Collection[Owner]) -> None:
         """They are gone."""
-        for process in processes:
-            self._times.pop(process, None)
+        for owner in owners:
+            self._times.pop(owner, None)
 
     @staticmethod
     def _counts(times: _Times, delivery: Delivered) -> dict[int, int]:
@@ -106,4 +127,4 @@ class FunctionTimes:
 def observe_all(times: FunctionTimes, deliveries: Iterable[Delivered]) -> None:
     """In the order in which they ended."""
     for delivery in sorted(deliveries, key=lambda one: one.at_ns):
-        times.observe(delivery)
+        times.observe(delivery.process, delivery)

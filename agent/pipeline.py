@@ -35,7 +35,7 @@ from agent.model import (
 )
 from agent.ordinals import device_of
 from agent.probes import Probes
-from agent.samples import AGES_SECONDS, Collector, Delivered, Sample
+from agent.samples import AGES_SECONDS, Collector, Sample
 from agent.sm_time import Estimate, SmTime
 from agent.sm_work import Tick
 from agent.tally import Counted, Owner, ResolveDevice, Tally
@@ -87,8 +87,8 @@ class Pipeline:
         samples, health = self._collect(now_ns)
         interval = now_ns - self._last_ns if self._last_ns is not None else 0
         self._last_ns = now_ns
-        observe_all(self._times, (sample for sample in samples if isinstance(sample, Delivered)))
         evidence = Evidence.of(samples, self.members.proc)
+        observe_all(self._times, evidence.deliveries)
         for process in evidence.processes:
             self.members.see(process)
         self.members.refresh()
@@ -170,6 +170,7 @@ class Pipeline:
         devices: dict[ProcessId, set[DeviceUuid]] = {}
         for process, on in counted:
             devices.setdefault(process, set()).add(on)
+        spread = frozenset(process for process, on in devices.items() if len(on) > 1)
         tick = Tick(
             interval_ns=interval_ns,
             counted_ns=evidence.counted_ns or interval_ns,
@@ -180,8 +181,9 @@ class Pipeline:
             busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
             sm_limits={p: member.sm_limit for p in here if (member := self.members.get(p))},
             side_by_side=[p for p in here if (p.tgid, device) in evidence.side_by_side],
-            programs={p: member.process.command for p in here if (member := self.members.get(p))},
-            on_many_devices=[process for process, on in devices.items() if len(on) > 1],
+            programs={p: member.process.command for p in here if p not in spread and (member := self.members.get(p))},
+            deliveries=evidence.deliveries,
+            on_many_devices=spread,
         )
         return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)
 

@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 
 K = TypeVar("K")
 _STEPS: Final = 20  # of the SMs, in which what others use is counted
-_MOST: Final = 4 * _STEPS
-_MOST_EXACT: Final = 16
+_MOST_EXACT: Final = 8
 _LARGEST_EXPONENT: Final = 1.5
 _DIFFERENT: Final = 0.99
 _LEAST_LEFT: Final = 0.05  # of the activity, for those of which nobody is sure
@@ -64,6 +63,15 @@ def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
         others = [other for k, other in demands.items() if k != key]
         parts[key] = math.sqrt(_in_proportion(mine, others) * _in_order(mine, others))
     return parts
+
+
+def taking_turns(opens: Mapping[K, float]) -> dict[K, float]:
+    """Share of the time that each has the device, if those that have work take turns. `opens`: how often each has."""
+    demands = {key: Demand(time, 1.0, 0.0) for key, time in opens.items()}
+    return {
+        key: mine.time * _in_proportion(mine, [other for k, other in demands.items() if k != key])
+        for key, mine in demands.items()
+    }
 
 
 def fitted(
@@ -118,8 +126,7 @@ def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:
         after: dict[int, float] = {}
         for used, chance in chances.items():
             after[used] = after.get(used, 0.0) + chance * (1 - time)
-            more = min(_MOST, used + step)
-            after[more] = after.get(more, 0.0) + chance * time
+            after[used + step] = after.get(used + step, 0.0) + chance * time
         chances = after
     return sum(chance / max(1.0, mine.sms + used / _STEPS) for used, chance in chances.items())
 

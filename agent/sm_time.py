@@ -16,15 +16,16 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.function_times import FunctionTimes
+from agent.function_times import FunctionTimes, Owner
 from agent.least_squares import Row, Unknown, solve
 from agent.model import ProcessId
-from agent.sharing import Demand, fitted
-from agent.sm_work import UNIT_NS, Busy, Owner, Tick, Unit, Work, work_of
+from agent.program_times import ProgramTimes
+from agent.sharing import Demand, fitted, taking_turns
+from agent.sm_work import UNIT_NS, Busy, Durations, Tick, Unit, Work, work_of
 
 _TICKS = 40
 _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
-_LEAST_ERROR, _FIRST_ERROR = 0.02, 0.05  # of a tick: what was launched in one may run in the next
+_LEAST_ERROR, _FIRST_ERROR = 0.03, 0.05  # of a tick: what was launched in one may run in the next
 _TOLD_SIGMA = 0.04  # how far off NVML's share of time may be
 _LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # and the deliveries: a program that launches slowly makes them longer
 _CROWD_SIGMA = 0.3
@@ -49,19 +50,23 @@ class SmTime:
     """One device."""
 
     times: FunctionTimes
+    _programs: ProgramTimes = field(default_factory=ProgramTimes)
     _rows: deque[_Row] = field(default_factory=lambda: deque(maxlen=_TICKS))
     _factors: dict[Unit, float] = field(default_factory=dict)
     _busy: dict[ProcessId, Busy] = field(default_factory=dict)
     _error: float = _FIRST_ERROR
     _demands: dict[Owner, Demand] = field(default_factory=dict)
+    _opens: dict[Owner, float] = field(default_factory=dict)
     _activity: float | None = None
     _parts: dict[Owner, float] = field(default_factory=dict)  # of its demand that each seems to get
     _sigmas: dict[Owner, float] = field(default_factory=dict)  # how far off that may be
 
     def observe(self, tick: Tick) -> dict[ProcessId, Estimate]:
         """Learns from a tick, and splits it."""
+        self._programs.observe(tick.deliveries, tick.programs, tick.work)
+        known = Durations(self.times, self._programs)
         works = {
-            process: work_of(tick, process, self.times, self._busy.setdefault(process, Busy()))
+            process: work_of(tick, process, known, self._busy.setdefault(process, Busy()))
             for process, functions in tick.work.items()
             if functions
         }
@@ -89,6 +94,7 @@ class SmTime:
         for process in processes:
             self._busy.pop(process, None)
             self._demands.pop(process, None)
+            self._opens.pop(process, None)
 
     def _without(self, gone: Collection[Owner], row: _Row) -> _Row:
         coefficients, seen, interval = row
@@ -127,7 +133,23 @@ class SmTime:
         demands = {owner: one.scaled(self._scale(owner)) for owner, one in self._demands.items()}
         clients = {work.owner for process, work in works.items() if process in tick.side_by_side}
         sure = {owner for owner in demands if self._is_told(owner)}
-        self._parts = fitted(demands, clients, sure, self._activity)
+        turns = taking_turns({owner: min(1.0, time) for owner, time in self._open(tick, works).items()})
+        most = {o: 1.0 if o in sure | clients or o not in turns else turns[o] / one.time for o, one in demands.items()}
+        cut = {owner: min(1.0, part) for owner, part in most.items()}
+        demands = {owner: one.scaled_time(cut[owner]) for owner, one in demands.items()}
+        parts = fitted(demands, clients, sure, self._activity)
+        self._parts = {owner: cut[owner] * part for owner, part in parts.items()}
+
+    def _open(self, tick: Tick, works: Mapping[ProcessId, Work]) -> Mapping[Owner, float]:
+        """Share of the time in which each owner has work that it has not yet waited for, over the last ticks."""
+        now: dict[Owner, float] = {}
+        for work in works.values():
+            now[work.owner] = now.get(work.owner, 0.0) + work.open_ns / tick.interval_ns
+        for owner in self._opens.keys() | now.keys():
+            before = self._opens.get(owner)
+            self._opens[owner] = now[owner] if before is None else _mix(before, now.get(owner, 0.0))
+        self._opens = {owner: time for owner, time in self._opens.items() if owner in self._demands}
+        return self._opens
 
     def _doubt(self, works: Mapping[ProcessId, Work]) -> None:
         """How far off each owner's figures may be by themselves."""

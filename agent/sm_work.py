@@ -8,12 +8,14 @@ and go, and what is learned from one goes for the next.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.function_times import FunctionTimes
+from agent.function_times import FunctionTimes, Owner
 from agent.model import ProcessId
 from agent.occupancy import sm_fraction
+from agent.program_times import ProgramTimes, shape_of
+from agent.samples import Delivered
 from agent.sharing import Demand
 from agent.tally import Launched
 
@@ -21,7 +23,6 @@ UNIT_NS = 10_000.0  # so that the unknowns of functions without a duration are o
 _BUSY_MEMORY = 0.8
 _ENOUGH_BUSY = 2.0  # ticks
 
-Owner = ProcessId | str  # a process, or all those of a program that are new
 Unit = tuple[Owner, int]  # an owner's factor (function 0), or the duration of one of its functions
 
 
@@ -42,7 +43,8 @@ class Tick:
     sm_limits: Mapping[ProcessId, float]  # share of the SMs that an MPS client may use
     side_by_side: Collection[ProcessId] = ()  # MPS clients; the others take turns
     on_many_devices: Collection[ProcessId] = ()
-    programs: Mapping[ProcessId, str] = field(default_factory=dict)
+    programs: Mapping[ProcessId, str] = field(default_factory=dict)  # of those that work on this device alone
+    deliveries: Sequence[Delivered] = ()
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Work:
     owner: Owner
     units: Mapping[Unit, float]
     time_ns: float = 0.0  # in which it had kernels running
+    open_ns: float = 0.0  # in which it had work that it had not yet waited for
     kernels: int = 0
     graph_ratio: float = 0.0  # the part that graphs were: only their kernels' mean grid is known
 
@@ -99,11 +102,33 @@ class Work:
         return Demand(time_ns / interval_ns, fraction, time_ns / max(1, self.kernels))
 
 
-def work_of(tick: Tick, process: ProcessId, times: FunctionTimes, busy: Busy) -> Work:
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """What is known of one device's functions."""
+
+    times: FunctionTimes
+    programs: ProgramTimes
+
+    def of(self, tick: Tick, process: ProcessId, function: int) -> float | None:
+        """By the process's waits. One that works on several devices waits for the slowest: that says little."""
+        return None if process in tick.on_many_devices else self.times.per_launch_ns(process, function)
+
+    def of_program(self, tick: Tick, process: ProcessId, one: Launched) -> float | None:
+        """By those of all who ran the same."""
+        program = tick.programs.get(process)
+        return None if program is None else self.programs.per_launch_ns(program, one)
+
+    def open_ns(self, process: ProcessId, program: str | None) -> float | None:
+        """Mean time per launch until the process waited for it."""
+        known = None if program is None else self.programs.waited_ns(program)
+        return self.times.waited_ns(process) if known is None else known
+
+
+def work_of(tick: Tick, process: ProcessId, known: Durations, busy: Busy) -> Work:
     """Launches × durations × the share of SMs that such grids keep busy."""
     functions = tick.work[process]
     rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
-    durations = {function: _duration(tick, process, function, times) for function in functions}
+    durations = {function: known.of(tick, process, function) for function in functions}
     launches = rate * sum(one.launches for one in functions.values())
     believed = rate * sum(one.launches * (durations[function] or 0.0) for function, one in functions.items())
     busy.observe(believed, launches, tick.busy_ns.get(process))
@@ -112,22 +137,22 @@ def work_of(tick: Tick, process: ProcessId, times: FunctionTimes, busy: Busy) ->
     time_ns = graph_ns = 0.0
     for function, one in functions.items():
         fraction, own = _fraction(tick, process, one), durations[function]
+        if not busy.is_known:
+            of_program = known.of_program(tick, process, one)
+            own = own if of_program is None else of_program
         duration = busy.per_launch_ns() if own is None else own
         if duration is None:
-            key = function if owner == process else hash((one.blocks // max(1, one.launches), one.threads_per_block))
-            units[owner, key or -1] = units.get((owner, key or -1), 0.0) + rate * one.launches * fraction * UNIT_NS
+            key = function if owner == process else shape_of(one)
+            units[owner, key] = units.get((owner, key), 0.0) + rate * one.launches * fraction * UNIT_NS
             continue
         spent = rate * one.launches * duration
         units[owner, 0] = units.get((owner, 0), 0.0) + spent * fraction
         time_ns += spent
         graph_ns += spent if one.kernels > one.launches else 0.0
     kernels = sum(one.kernels for one in functions.values())
-    return Work(owner, units, time_ns, kernels, graph_ns / time_ns if time_ns else 0.0)
-
-
-def _duration(tick: Tick, process: ProcessId, function: int, times: FunctionTimes) -> float | None:
-    """By the process's waits. One that works on several devices waits for the slowest of them: that says little."""
-    return None if process in tick.on_many_devices else times.per_launch_ns(process, function)
+    waited = known.open_ns(process, tick.programs.get(process))
+    open_ns = tick.interval_ns if waited is None else min(launches * waited, tick.interval_ns)
+    return Work(owner, units, time_ns, open_ns, kernels, graph_ns / time_ns if time_ns else 0.0)
 
 
 def _fraction(tick: Tick, process: ProcessId, one: Launched) -> float:

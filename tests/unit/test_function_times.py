@@ -19,7 +19,7 @@ def test_functions_whose_mix_varies_are_told_apart() -> None:
     for _ in range(400):
         short, long = rng.randrange(1, 50), rng.randrange(1, 10)
         elapsed = short * 100_000 + long * 700_000
-        times.observe(delivery((1, short), (2, long), launches=short + long, elapsed_ns=elapsed))
+        times.observe(A, delivery((1, short), (2, long), launches=short + long, elapsed_ns=elapsed))
     assert times.per_launch_ns(A, 1) == pytest.approx(100_000, rel=0.1)
     assert times.per_launch_ns(A, 2) == pytest.approx(700_000, rel=0.1)
 
@@ -27,7 +27,7 @@ def test_functions_whose_mix_varies_are_told_apart() -> None:
 def test_others_on_the_device_make_stretches_longer_but_not_durations() -> None:
     rng, times = random.Random(2), FunctionTimes()
     for _ in range(300):
-        times.observe(delivery((1, 10), launches=10, elapsed_ns=10_000 * (1 if rng.random() < 0.5 else 3)))
+        times.observe(A, delivery((1, 10), launches=10, elapsed_ns=10_000 * (1 if rng.random() < 0.5 else 3)))
     assert times.per_launch_ns(A, 1) == pytest.approx(1_000, rel=0.6)
     assert (times.per_launch_ns(A, 1) or 0) < 1_700
 
@@ -35,14 +35,14 @@ def test_others_on_the_device_make_stretches_longer_but_not_durations() -> None:
 def test_durations_that_change_are_followed() -> None:
     times = FunctionTimes()
     for each in [100_000] * 50 + [300_000] * 100 + [60_000] * 30:
-        times.observe(delivery((1, 4), launches=4, elapsed_ns=4 * each))
+        times.observe(A, delivery((1, 4), launches=4, elapsed_ns=4 * each))
     assert times.per_launch_ns(A, 1) == pytest.approx(60_000, rel=0.05)
 
 
 def test_launches_beyond_those_that_are_listed_share_a_duration() -> None:
     times = FunctionTimes()
     for _ in range(50):
-        times.observe(delivery((1, 10), launches=40, elapsed_ns=10 * 1_000 + 30 * 5_000))
+        times.observe(A, delivery((1, 10), launches=40, elapsed_ns=10 * 1_000 + 30 * 5_000))
     told = (times.per_launch_ns(A, 1) or 0) * 10 + (times.per_launch_ns(A, OTHER) or 0) * 30
     assert told == pytest.approx(160_000, rel=0.01)
     assert times.per_launch_ns(A, 99) == times.per_launch_ns(A, OTHER)
@@ -52,7 +52,7 @@ def test_nothing_is_known_of_who_never_waited_or_is_forgotten() -> None:
     times = FunctionTimes()
     assert times.per_launch_ns(A, 1) is None
     assert times.spread(A) is None
-    times.observe(delivery((1, 1), launches=1, elapsed_ns=5))
+    times.observe(A, delivery((1, 1), launches=1, elapsed_ns=5))
     times.forget([A])
     assert times.per_launch_ns(A, 1) is None
 
@@ -69,7 +69,7 @@ def test_no_duration_is_ever_negative_or_longer_than_the_longest_stretch(
     times = FunctionTimes()
     for functions, elapsed in stretches:
         launches = sum(count for _, count in functions)
-        times.observe(delivery(*functions, launches=launches, elapsed_ns=elapsed))
+        times.observe(A, delivery(*functions, launches=launches, elapsed_ns=elapsed))
     for function in range(10):
         duration = times.per_launch_ns(A, function)
         assert duration is None or 0 <= duration <= max(elapsed for _, elapsed in stretches)

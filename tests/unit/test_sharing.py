@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sharing import Demand, fitted, shares_of_wanted
+from agent.sharing import Demand, fitted, shares_of_wanted, taking_turns
 
 demands = st.dictionaries(
     st.integers(0, 40),
@@ -56,3 +58,16 @@ def test_those_that_take_turns_are_cut_alike(wanted: dict[int, Demand], activity
     parts = fitted(wanted, (), wanted.keys(), activity)
     total = sum(one.time * one.sms for one in wanted.values())
     assert all(part == pytest.approx(min(1.0, activity / total)) for part in parts.values())
+
+
+@given(st.dictionaries(st.integers(0, 40), st.floats(0, 1), max_size=20))
+def test_who_takes_turns_has_no_more_than_it_waited_and_all_no_more_than_there_is(opens: dict[int, float]) -> None:
+    turns = taking_turns(opens)
+    assert all(0 <= turns[key] <= time + 1e-9 for key, time in opens.items())
+    if len(opens) <= 8:  # beyond that a bound is taken for the sum over who has work
+        anybody = 1 - math.prod(1 - time for time in opens.values())
+        assert sum(turns.values()) == pytest.approx(anybody, abs=1e-6)
+
+
+def test_who_takes_turns_with_one_that_is_always_there_has_half_of_its_time() -> None:
+    assert taking_turns({"a": 0.6, "b": 1.0}) == {"a": pytest.approx(0.3), "b": pytest.approx(0.7)}

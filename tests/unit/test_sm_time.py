@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -31,13 +31,27 @@ def tick(
     work: Mapping[ProcessId, Mapping[int, Launched]],
     busy: Mapping[ProcessId, float] | None = None,
     limits: Mapping[ProcessId, float] | None = None,
+    *,
+    programs: Mapping[ProcessId, str] | None = None,
+    deliveries: Sequence[Delivered] = (),
 ) -> Tick:
     told = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
-    return Tick(SECOND, SECOND, None if activity is None else activity * SECOND, True, 132, work, told, limits or {})
+    return Tick(
+        interval_ns=SECOND,
+        counted_ns=SECOND,
+        activity_ns=None if activity is None else activity * SECOND,
+        is_share_of_sms=True,
+        sm_count=132,
+        work=work,
+        busy_ns=told,
+        sm_limits=limits or {},
+        programs=programs or {},
+        deliveries=deliveries,
+    )
 
 
-def waited(process: ProcessId, launches: int, elapsed_ns: int) -> Delivered:
-    return Delivered(process, 0, launches, 0, 0, 0, 0, elapsed_ns, 0, 0, ((1, launches),))
+def waited(process: ProcessId, launches: int, elapsed_ns: int, function: int = 1) -> Delivered:
+    return Delivered(process, 0, launches, 0, 0, 0, 0, elapsed_ns, 0, 0, ((function, launches),))
 
 
 def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
@@ -47,7 +61,7 @@ def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
 def test_waits_tell_how_long_functions_take() -> None:
     times = FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 10_000_000))
+        times.observe(A, waited(A, 10, 10_000_000))
     device = SmTime(times)
     for _ in range(5):
         estimates = device.observe(tick(0.2, {A: {1: launched(200)}}))
@@ -58,7 +72,7 @@ def test_waits_tell_how_long_functions_take() -> None:
 def test_a_small_grid_keeps_only_its_blocks_busy() -> None:
     times = FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 10_000_000))
+        times.observe(A, waited(A, 10, 10_000_000))
     estimates = SmTime(times).observe(tick(None, {A: {1: launched(500, blocks=33)}}))
     assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
 
@@ -66,7 +80,7 @@ def test_a_small_grid_keeps_only_its_blocks_busy() -> None:
 def test_a_share_of_the_sms_under_mps_is_the_most_that_a_grid_takes() -> None:
     times = FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 10_000_000))
+        times.observe(A, waited(A, 10, 10_000_000))
     estimates = SmTime(times).observe(tick(None, {A: {1: launched(500, blocks=10 * FULL)}}, limits={A: 0.25}))
     assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
 
@@ -74,8 +88,8 @@ def test_a_share_of_the_sms_under_mps_is_the_most_that_a_grid_takes() -> None:
 def test_nvml_says_what_waits_under_contention_cannot() -> None:
     times = FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 40_000_000))  # four times as long as by itself
-        times.observe(waited(B, 10, 20_000_000))  # twice
+        times.observe(A, waited(A, 10, 40_000_000))  # four times as long as by itself
+        times.observe(B, waited(B, 10, 20_000_000))  # twice
     device = SmTime(times)
     for _ in range(10):
         work = {A: {1: launched(250)}, B: {1: launched(700)}}
@@ -87,7 +101,7 @@ def test_nvml_says_what_waits_under_contention_cannot() -> None:
 def test_who_never_waits_is_found_by_what_the_others_leave() -> None:
     rng, times = random.Random(3), FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 5_000_000))
+        times.observe(A, waited(A, 10, 5_000_000))
     device = SmTime(times)
     for _ in range(40):
         a, b = rng.randrange(200, 800), rng.randrange(100, 300)
@@ -111,8 +125,8 @@ def test_durations_that_drift_are_followed() -> None:
 def test_side_by_side_what_everybody_seems_to_do_is_cut_to_what_there_was() -> None:
     times = FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 20_000_000))
-        times.observe(waited(B, 10, 20_000_000))
+        times.observe(A, waited(A, 10, 20_000_000))
+        times.observe(B, waited(B, 10, 20_000_000))
     device = SmTime(times)
     for _ in range(10):
         estimates = device.observe(tick(1.0, {A: {1: launched(500)}, B: {1: launched(500)}}))
@@ -122,7 +136,7 @@ def test_side_by_side_what_everybody_seems_to_do_is_cut_to_what_there_was() -> N
 def test_the_error_says_who_is_doubtful() -> None:
     times = FunctionTimes()
     for _ in range(20):
-        times.observe(waited(A, 10, 10_000_000))
+        times.observe(A, waited(A, 10, 10_000_000))
     device = SmTime(times)
     for _ in range(10):  # always the same mix: nothing tells B's functions apart
         estimates = device.observe(tick(0.5, {A: {1: launched(200)}, B: {1: launched(10), 2: launched(10)}}))
@@ -133,7 +147,7 @@ def test_the_error_says_who_is_doubtful() -> None:
 
 def test_without_any_reading_the_waits_alone_decide_and_nothing_is_known_of_who_has_none() -> None:
     times = FunctionTimes()
-    times.observe(waited(A, 10, 10_000_000))
+    times.observe(A, waited(A, 10, 10_000_000))
     device = SmTime(times)
     estimates = device.observe(tick(None, {A: {1: launched(100)}, C: {1: launched(5)}}))
     assert ratio(estimates, A) == pytest.approx(0.1)
@@ -155,3 +169,27 @@ def test_who_takes_turns_is_not_taken_for_side_by_side() -> None:
         estimates = device.observe(tick(0.9, work, busy={A: 0.5, B: 0.5}))
     assert ratio(estimates, A) == pytest.approx(0.45, abs=0.01)
     assert ratio(estimates, B) == pytest.approx(0.45, abs=0.01)
+
+
+def test_a_new_process_has_the_durations_of_those_that_ran_its_program_before() -> None:
+    times = FunctionTimes()
+    device = SmTime(times)
+    for n in range(10):  # ever new ones with handles of their own, and others make three of four waits longer
+        process = ProcessId(100 + n, 1)
+        seen = [waited(process, 10, 10_000_000 * (1 if k % 4 == 0 else 4), function=n) for k in range(40)]
+        for one in seen:
+            times.observe(process, one)
+        device.observe(tick(None, {process: {n: launched(100)}}, programs={process: "train"}, deliveries=seen))
+    newest = {ProcessId(200, 1): {77: launched(100)}}
+    estimates = device.observe(tick(None, newest, programs={ProcessId(200, 1): "train"}))
+    assert 0.1 <= ratio(estimates, ProcessId(200, 1)) < 0.16  # near the lower edge, far below the mean
+
+
+def test_who_waits_for_others_in_turn_is_not_taken_to_have_worked_all_that_time() -> None:
+    times = FunctionTimes()
+    device = SmTime(times)
+    for process in (A, B):  # each always has work, so each has half of the device; no wait was ever undisturbed
+        times.observe(process, waited(process, 10, 20_000_000))
+    estimates = device.observe(tick(1.0, {A: {1: launched(500)}, B: {1: launched(500)}}))
+    assert ratio(estimates, A) == pytest.approx(0.5, rel=0.05)
+    assert ratio(estimates, B) == pytest.approx(0.5, rel=0.05)
