@@ -113,10 +113,11 @@ class Durations:
         """By the process's waits. One that works on several devices waits for the slowest: that says little."""
         return None if process in tick.on_many_devices else self.times.per_launch_ns(process, function)
 
-    def of_program(self, tick: Tick, process: ProcessId, one: Launched) -> float | None:
-        """By those of all who ran the same."""
-        program = tick.programs.get(process)
-        return None if program is None else self.programs.per_launch_ns(program, one)
+    def of_new(self, tick: Tick, process: ProcessId, function: int) -> float | None:
+        """By the waits of all who ran the same program, if any did."""
+        program, one = tick.programs.get(process), tick.work[process][function]
+        known = None if program is None else self.programs.per_launch_ns(program, one)
+        return self.of(tick, process, function) if known is None else known
 
     def open_ns(self, process: ProcessId, program: str | None) -> float | None:
         """Mean time per launch until the process waited for it."""
@@ -136,11 +137,10 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, busy: Busy) -> Wor
     units: dict[Unit, float] = {}
     time_ns = graph_ns = 0.0
     for function, one in functions.items():
-        fraction, own = _fraction(tick, process, one), durations[function]
-        if not busy.is_known:
-            of_program = known.of_program(tick, process, one)
-            own = own if of_program is None else of_program
-        duration = busy.per_launch_ns() if own is None else own
+        fraction = _fraction(tick, process, one)
+        duration = durations[function] if busy.is_known else known.of_new(tick, process, function)
+        if duration is None:
+            duration = busy.per_launch_ns()
         if duration is None:
             key = function if owner == process else shape_of(one)
             units[owner, key] = units.get((owner, key), 0.0) + rate * one.launches * fraction * UNIT_NS
