@@ -65,6 +65,12 @@ class Evidence:
         """Everybody that anything was seen of."""
         return self.probed | frozenset(self.by_tgid.values())
 
+    @property
+    def sm_count(self) -> int:
+        """Of every device; 0 where they differ or it is not known."""
+        counts = {reading.device.sm_count for reading in self.readings}
+        return (counts.pop() or 0) if len(counts) == 1 else 0
+
     def devices_of(self, tgid: int) -> list[DeviceUuid]:
         """Where NVML lists a process."""
         return sorted(device for listed, device in self.listed if listed == tgid)

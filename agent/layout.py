@@ -110,6 +110,8 @@ class LaunchValue(c.Structure):
         ("launches", U64),
         ("kernels", U64),
         ("blocks", U64),
+        ("waves", U64),
+        ("wave_sms", U64),
         ("last_ns", U64),
         ("threads_per_block", U32),
         ("_pad", U32),
@@ -263,6 +265,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "controls": (U32, Control),
     "lost": (U32, U64),
     "hits": (U32, U64),
+    "sm_counts": (U32, U32),
 }
 
 _MIRRORS: dict[str, type[c.Structure]] = {

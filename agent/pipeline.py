@@ -89,6 +89,8 @@ class Pipeline:
         self._last_ns = now_ns
         evidence = Evidence.of(samples, self.members.proc)
         observe_all(self._times, evidence.deliveries)
+        if self.probes:
+            self.probes.tell_sm_count(evidence.sm_count)
         for process in evidence.processes:
             self.members.see(process)
         self.members.refresh()

@@ -73,6 +73,7 @@ class Probes:
         self._proc = proc
         self.bpf = _load(object_path)
         layout.check(self.bpf)
+        self._sm_count = 0
         self._maps: dict[str, Map] = {}
         self._libraries: dict[FileId, AttachedLibrary] = {}
         self.bpf.attach("process_exit")
@@ -184,6 +185,12 @@ class Probes:
         """Calls that were seen of each symbol since start, of those that were called at all."""
         counts = self.map("hits").per_cpu_array(len(SYMBOLS))
         return {symbol.name: count for symbol, count in zip(SYMBOLS, counts, strict=True) if count}
+
+    def tell_sm_count(self, count: int) -> None:
+        """How many SMs every device has, so that waves of blocks can be counted; 0: they differ, or it is not known."""
+        if count != self._sm_count:
+            self.map("sm_counts").put(layout.U32(0), layout.U32(count))
+            self._sm_count = count
 
     def close(self) -> None:
         """Detaches everything."""

@@ -43,6 +43,8 @@ class LaunchCount:
     kernels: int
     blocks: int
     threads_per_block: int
+    waves: int = 0  # how often the SMs were filled; 0: not known
+    wave_sms: int = 0  # Σ SMs that each wave kept busy
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,6 @@ class Demand:
     sms: float
     kernel_ns: float
 
-    def scaled(self, factor: float) -> Demand:
-        """As much of the SMs, for longer or shorter."""
-        return Demand(self.time * factor, self.sms, self.kernel_ns * factor)
-
     def beside(self, other: Demand) -> Demand:
         """Two of one owner."""
         time = self.time + other.time

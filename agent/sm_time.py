@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.function_times import FunctionTimes, Owner
@@ -25,10 +25,11 @@ from agent.sm_work import UNIT_NS, Busy, Durations, Tick, Unit, Work, work_of
 
 _TICKS = 40
 _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
-_LEAST_ERROR, _FIRST_ERROR = 0.03, 0.05  # of a tick: what was launched in one may run in the next
-_TOLD_SIGMA = 0.04  # how far off NVML's share of time may be
+_LEAST_ERROR, _FIRST_ERROR = 0.05, 0.05  # of a tick: what was launched in one may run in the next
+_TOLD_SIGMA = 0.015  # how far off NVML's share of time may be
+_MET_SIGMA = 0.04  # and what is made of it for those that run side by side
 _LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # and the deliveries: a program that launches slowly makes them longer
-_CROWD_SIGMA = 0.3
+_CROWD_SIGMA = 0.15
 _GRAPH_SIGMA = 0.1
 _MOST_UNKNOWNS = 48
 _ENOUGH_ROWS = 5
@@ -73,7 +74,7 @@ class SmTime:
         if tick.activity_ns is not None and tick.interval_ns:
             self._rows.append((_sum(works.values()), tick.activity_ns, float(tick.interval_ns)))
             self._share(tick, works)
-        self._doubt(works)
+        self._doubt(works, tick.side_by_side)
         sigmas = self._solve()
         return {process: self._estimate(work, sigmas) for process, work in works.items()}
 
@@ -100,18 +101,9 @@ class SmTime:
         coefficients, seen, interval = row
         if not any(owner in gone for owner, _ in coefficients):
             return row
-        scaled = self._scaled(coefficients)
-        did = sum(value * self._factors.get(unit, 1.0) for unit, value in scaled.items() if unit[0] in gone)
+        did = sum(value * self._factors.get(unit, 1.0) for unit, value in coefficients.items() if unit[0] in gone)
         kept = {unit: value for unit, value in coefficients.items() if unit[0] not in gone}
         return kept, max(0.0, seen - did), interval
-
-    def _scaled(self, coefficients: Mapping[Unit, float]) -> dict[Unit, float]:
-        """With what NVML says by now: the waits of all ticks that are looked at were as long for the same reason."""
-        return {unit: v if unit[1] else v * self._scale(unit[0]) for unit, v in coefficients.items()}
-
-    def _scale(self, owner: Owner) -> float:
-        busy = self._busy.get(owner) if isinstance(owner, ProcessId) else None
-        return busy.scale() if busy else 1.0
 
     def _is_told(self, owner: Owner) -> bool:
         return isinstance(owner, ProcessId) and owner in self._busy and self._busy[owner].is_known
@@ -121,7 +113,7 @@ class SmTime:
         now: dict[Owner, Demand] = {}
         for work in works.values():
             if work.time_ns > 0:
-                demand = work.demand(1.0, tick.interval_ns)
+                demand = work.demand(tick.interval_ns)
                 now[work.owner] = demand.beside(now[work.owner]) if work.owner in now else demand
         for owner in self._demands.keys() | now.keys():
             known, new = self._demands.get(owner), now.get(owner)
@@ -130,7 +122,7 @@ class SmTime:
         unknown = (v * self._factors.get(u, 0.0) for work in works.values() for u, v in work.units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / tick.interval_ns
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
-        demands = {owner: one.scaled(self._scale(owner)) for owner, one in self._demands.items()}
+        demands = self._demands
         clients = {work.owner for process, work in works.items() if process in tick.side_by_side}
         sure = {owner for owner in demands if self._is_told(owner)}
         turns = taking_turns({owner: min(1.0, time) for owner, time in self._open(tick, works).items()})
@@ -151,7 +143,7 @@ class SmTime:
         self._opens = {owner: time for owner, time in self._opens.items() if owner in self._demands}
         return self._opens
 
-    def _doubt(self, works: Mapping[ProcessId, Work]) -> None:
+    def _doubt(self, works: Mapping[ProcessId, Work], side_by_side: Collection[ProcessId]) -> None:
         """How far off each owner's figures may be by themselves."""
         for process, work in works.items():
             fraction = work.seemed_ns / work.time_ns if work.time_ns else 1.0
@@ -160,7 +152,7 @@ class SmTime:
             )
             spread = self.times.spread(process)
             if self._is_told(work.owner):
-                self._sigmas[work.owner] = _TOLD_SIGMA + more
+                self._sigmas[work.owner] = (_MET_SIGMA if process in side_by_side else _TOLD_SIGMA) + more
             else:
                 self._sigmas[work.owner] = (
                     _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + more)
@@ -174,9 +166,8 @@ class SmTime:
 
     def _solve(self) -> dict[Unit, float]:
         """Learns the factors; returns how sure each is."""
-        scaled = [(self._scaled(coefficients), seen, interval) for coefficients, seen, interval in self._rows]
         weights: dict[Unit, float] = {}
-        for coefficients, _, _ in scaled:
+        for coefficients, _, _ in self._rows:
             for unit, value in coefficients.items():
                 weights[unit] = weights.get(unit, 0.0) + value
         units = sorted(weights, key=lambda unit: -weights[unit])[:_MOST_UNKNOWNS]
@@ -184,7 +175,7 @@ class SmTime:
         kept = set(units)
         rows = []
         age = 1.0
-        for coefficients, seen, interval in reversed(scaled):
+        for coefficients, seen, interval in reversed(self._rows):
             others = sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items() if u not in kept)
             weight = age / (self._error * interval) ** 2
             rows.append(Row([coefficients.get(unit, 0.0) for unit in units], seen - others, weight))
@@ -192,29 +183,28 @@ class SmTime:
         values, sigmas = solve(unknowns, rows)
         self._factors = dict(zip(units, values, strict=True))
         self._sigmas = {owner: sigma for owner, sigma in self._sigmas.items() if (owner, 0) in weights}
-        self._error = self._residual(scaled)
+        self._error = self._residual()
         return dict(zip(units, sigmas, strict=True))
 
-    def _residual(self, rows: Sequence[_Row]) -> float:
+    def _residual(self) -> float:
         """How far off the ticks are with these factors: root mean square, of a tick."""
         total = square = 0.0
         age = 1.0
-        for coefficients, seen, interval in reversed(rows):
+        for coefficients, seen, interval in reversed(self._rows):
             off = (seen - sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items())) / interval
             square += age * off * off
             total += age
             age *= _FORGETTING
-        if len(rows) < _ENOUGH_ROWS:
+        if len(self._rows) < _ENOUGH_ROWS:
             return _FIRST_ERROR
         return max(_LEAST_ERROR, math.sqrt(square / total))
 
     def _estimate(self, work: Work, sigmas: Mapping[Unit, float]) -> Estimate:
-        units = self._scaled(work.units)
-        sm_ns = sum(value * self._factors.get(unit, 1.0) for unit, value in units.items())
-        known = [sigmas.get(unit) for unit in units]
+        sm_ns = sum(value * self._factors.get(unit, 1.0) for unit, value in work.units.items())
+        known = [sigmas.get(unit) for unit in work.units]
         if any(sigma is None or math.isinf(sigma) for sigma in known):
             return Estimate(sm_ns, None)
-        errors = (value * (sigmas[unit] or 0.0) for unit, value in units.items())
+        errors = (value * (sigmas[unit] or 0.0) for unit, value in work.units.items())
         return Estimate(sm_ns, sum(error * error for error in errors) ** 0.5)
 
 

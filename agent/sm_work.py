@@ -78,6 +78,10 @@ class Busy:
         """For a process that never waits."""
         return self.told / self.launches if self.is_known else None
 
+    def time_ns(self, believed: float, launches: float) -> float:
+        """In a tick of which NVML says nothing."""
+        return believed * self.scale() if believed else launches * (self.per_launch_ns() or 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -95,11 +99,10 @@ class Work:
         """SM time, of what has a duration."""
         return self.units.get((self.owner, 0), 0.0)
 
-    def demand(self, scale: float, interval_ns: float) -> Demand:
+    def demand(self, interval_ns: float) -> Demand:
         """As others feel it."""
-        time_ns = self.time_ns * scale
         fraction = self.seemed_ns / self.time_ns
-        return Demand(time_ns / interval_ns, fraction, time_ns / max(1, self.kernels))
+        return Demand(self.time_ns / interval_ns, fraction, self.time_ns / max(1, self.kernels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +129,50 @@ class Durations:
 
 
 def work_of(tick: Tick, process: ProcessId, known: Durations, busy: Busy) -> Work:
-    """Launches × durations × the share of SMs that such grids keep busy."""
+    """Launches × durations × the share of SMs that such grids keep busy; of NVML's time, once that is known."""
     functions = tick.work[process]
     rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
-    durations = {function: known.of(tick, process, function) for function in functions}
     launches = rate * sum(one.launches for one in functions.values())
+    durations = {function: known.of(tick, process, function) for function in functions}
     believed = rate * sum(one.launches * (durations[function] or 0.0) for function, one in functions.items())
-    busy.observe(believed, launches, tick.busy_ns.get(process))
-    owner = process if busy.is_known else tick.programs.get(process, process)
-    units: dict[Unit, float] = {}
-    time_ns = graph_ns = 0.0
-    for function, one in functions.items():
-        fraction = _fraction(tick, process, one)
-        duration = durations[function] if busy.is_known else known.of_new(tick, process, function)
-        if duration is None:
-            duration = busy.per_launch_ns()
-        if duration is None:
-            key = function if owner == process else shape_of(one)
-            units[owner, key] = units.get((owner, key), 0.0) + rate * one.launches * fraction * UNIT_NS
-            continue
-        spent = rate * one.launches * duration
-        units[owner, 0] = units.get((owner, 0), 0.0) + spent * fraction
-        time_ns += spent
-        graph_ns += spent if one.kernels > one.launches else 0.0
+    told = tick.busy_ns.get(process)
+    busy.observe(believed, launches, told)
+    if busy.is_known:
+        owner: Owner = process
+        time_ns = busy.time_ns(believed, launches) if told is None else told
+        lengths = {function: known.times.per_launch_ns(process, function) for function in functions}
+        weights = {function: one.launches * (lengths[function] or 1.0) for function, one in functions.items()}
+        total = sum(weights.values())
+        spent = {function: time_ns * weight / total if total else 0.0 for function, weight in weights.items()}
+        unknown: dict[Unit, float] = {}
+    else:
+        owner = tick.programs.get(process, process)
+        spent, unknown = _by_waits(tick, process, owner, known, rate)
+    fractions = {function: _fraction(tick, process, one) for function, one in functions.items()}
+    seemed = {(owner, 0): sum(ns * fractions[function] for function, ns in spent.items())} if spent else {}
+    time_ns = sum(spent.values())
+    graph_ns = sum(ns for function, ns in spent.items() if functions[function].kernels > functions[function].launches)
     kernels = sum(one.kernels for one in functions.values())
     waited = known.open_ns(process, tick.programs.get(process))
     open_ns = tick.interval_ns if waited is None else min(launches * waited, tick.interval_ns)
-    return Work(owner, units, time_ns, open_ns, kernels, graph_ns / time_ns if time_ns else 0.0)
+    return Work(owner, {**seemed, **unknown}, time_ns, open_ns, kernels, graph_ns / time_ns if time_ns else 0.0)
+
+
+def _by_waits(
+    tick: Tick, process: ProcessId, owner: Owner, known: Durations, rate: float
+) -> tuple[dict[int, float], dict[Unit, float]]:
+    """Of a process of which NVML has not said enough yet: ns by function; and units of what has no duration."""
+    spent: dict[int, float] = {}
+    unknown: dict[Unit, float] = {}
+    for function, one in tick.work[process].items():
+        duration = known.of_new(tick, process, function)
+        if duration is None:
+            unit = (owner, function if owner == process else shape_of(one))
+            times = rate * one.launches * _fraction(tick, process, one)
+            unknown[unit] = unknown.get(unit, 0.0) + times * UNIT_NS
+        else:
+            spent[function] = rate * one.launches * duration
+    return spent, unknown
 
 
 def _fraction(tick: Tick, process: ProcessId, one: Launched) -> float:
@@ -162,6 +182,8 @@ def _fraction(tick: Tick, process: ProcessId, one: Launched) -> float:
     limit = tick.sm_limits.get(process, 1.0)
     if not one.blocks or not tick.sm_count:
         return limit
+    if one.waves and limit >= 1:
+        return min(1.0, one.wave_sms / (one.waves * tick.sm_count))
     usable = max(1, round(tick.sm_count * limit))
     blocks = one.blocks / max(1, one.kernels)
     return sm_fraction(blocks, one.threads_per_block, usable) * usable / tick.sm_count

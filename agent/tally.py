@@ -16,6 +16,7 @@ from agent.samples import AllocationCount, CopyCount, LaunchCount, LiveByAge, Sa
 
 Owner = tuple[ProcessId, DeviceUuid]
 ResolveDevice = Callable[[ProcessId, int | None], DeviceUuid | None]
+_Before = tuple[int, int, int, int, int]  # launches, kernels, blocks, waves, SMs of waves
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class Launched:
     kernels: int = 0
     blocks: int = 0
     threads_per_block: int = 0
+    waves: int = 0
+    wave_sms: int = 0
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Tally:
     """Turns each tick's samples into differences."""
 
     def __init__(self) -> None:
-        self._launches: dict[ProcessId, dict[tuple[int | None, int], tuple[int, int, int]]] = defaultdict(dict)
+        self._launches: dict[ProcessId, dict[tuple[int | None, int], _Before]] = defaultdict(dict)
         self._copies: dict[ProcessId, dict[tuple[int | None, str], int]] = defaultdict(dict)
         self.unplaced = 0  # launches whose device nobody can tell
 
@@ -83,8 +86,8 @@ class Tally:
     def _launch(self, sample: LaunchCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
         known = self._launches[sample.process]
         key = (sample.ordinal, sample.function)
-        launches, kernels, blocks = known.get(key, (0, 0, 0))
-        known[key] = (sample.launches, sample.kernels, sample.blocks)
+        launches, kernels, blocks, waves, wave_sms = known.get(key, (0, 0, 0, 0, 0))
+        known[key] = (sample.launches, sample.kernels, sample.blocks, sample.waves, sample.wave_sms)
         new = sample.launches - launches
         if new <= 0:
             return
@@ -96,6 +99,8 @@ class Tally:
         one.launches += new
         one.kernels += sample.kernels - kernels
         one.blocks += sample.blocks - blocks
+        one.waves += sample.waves - waves
+        one.wave_sms += sample.wave_sms - wave_sms
         one.threads_per_block = sample.threads_per_block
 
     def _copy(self, sample: CopyCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:

@@ -45,8 +45,8 @@ static __always_inline void add_kernel_node(struct graph *graph, __u64 address)
 
 	if (bpf_probe_read_user(&node, sizeof(node), (void *)address))
 		count_lost(LOST_USER_READ);
-	add_kernels(graph, 1, (__u64)node.grid[0] * node.grid[1] * node.grid[2],
-		    node.block[0] * node.block[1] * node.block[2]);
+	add_kernel(graph, (__u64)node.grid[0] * node.grid[1] * node.grid[2],
+		   node.block[0] * node.block[1] * node.block[2]);
 }
 
 static __always_inline void add_child(const struct process_id *id, struct graph *graph, __u64 handle)

@@ -3,6 +3,7 @@
 /* What is being captured, and what a graph holds. */
 #pragma once
 #include "maps.bpf.h"
+#include "waves.bpf.h"
 
 static __always_inline struct graph *find_graph(const struct process_id *id, __u64 handle)
 {
@@ -27,10 +28,14 @@ static __always_inline struct graph *find_capture(const struct process_id *id, c
 	return bpf_map_lookup_elem(&captures, &key);
 }
 
-static __always_inline void add_kernels(struct graph *graph, __u64 kernels, __u64 blocks, __u32 threads_per_block)
+static __always_inline void add_kernel(struct graph *graph, __u64 blocks, __u32 threads_per_block)
 {
-	__sync_fetch_and_add(&graph->kernels, kernels);
+	struct waves waves = waves_of(blocks, threads_per_block);
+
+	__sync_fetch_and_add(&graph->kernels, 1);
 	__sync_fetch_and_add(&graph->blocks, blocks);
+	__sync_fetch_and_add(&graph->waves, waves.count);
+	__sync_fetch_and_add(&graph->wave_sms, waves.sms);
 	if (threads_per_block)
 		graph->threads_per_block = threads_per_block;
 }
@@ -45,7 +50,12 @@ static __always_inline void add_copy(struct graph *graph, __u32 direction, __u64
 
 static __always_inline void add_graph(struct graph *to, const struct graph *from)
 {
-	add_kernels(to, from->kernels, from->blocks, from->threads_per_block);
+	__sync_fetch_and_add(&to->kernels, from->kernels);
+	__sync_fetch_and_add(&to->blocks, from->blocks);
+	__sync_fetch_and_add(&to->waves, from->waves);
+	__sync_fetch_and_add(&to->wave_sms, from->wave_sms);
+	if (from->threads_per_block)
+		to->threads_per_block = from->threads_per_block;
 	for (int i = 0; i < COPY_DIRECTIONS; i++) {
 		__sync_fetch_and_add(&to->bytes[i], from->bytes[i]);
 		__sync_fetch_and_add(&to->copies[i], from->copies[i]);

@@ -35,6 +35,8 @@ struct graph_key {
 struct graph {
 	__u64 kernels;
 	__u64 blocks;
+	__u64 waves; /* of blocks, as in struct launch_value */
+	__u64 wave_sms;
 	__u64 target; /* of a capture into a graph: that one */
 	__u32 threads_per_block; /* of the latest kernel */
 	__u32 _pad;

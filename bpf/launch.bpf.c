@@ -27,6 +27,7 @@ struct grid {
 	__u64 function;
 	__u64 kernels;
 	__u64 blocks;
+	struct waves waves;
 	__u32 threads_per_block;
 	__u32 _pad;
 	__u64 stream;
@@ -86,6 +87,8 @@ static __always_inline void count_launch(const struct process_id *id, __u32 devi
 	__sync_fetch_and_add(&value->launches, 1);
 	__sync_fetch_and_add(&value->kernels, grid->kernels);
 	__sync_fetch_and_add(&value->blocks, grid->blocks);
+	__sync_fetch_and_add(&value->waves, grid->waves.count);
+	__sync_fetch_and_add(&value->wave_sms, grid->waves.sms);
 	value->last_ns = now;
 	value->threads_per_block = grid->threads_per_block;
 }
@@ -101,6 +104,7 @@ static __always_inline void replay_graph(const struct process_id *id, __u32 devi
 	}
 	grid->kernels = graph->kernels;
 	grid->blocks = graph->blocks;
+	grid->waves = (struct waves){graph->waves, graph->wave_sms};
 	grid->threads_per_block = graph->threads_per_block;
 	for (__u32 i = 0; i < COPY_DIRECTIONS; i++)
 		if (graph->copies[i])
@@ -122,7 +126,7 @@ static __always_inline int capture_launch(struct pt_regs *ctx, const struct proc
 	if (child)
 		add_graph(capture, child);
 	else
-		add_kernels(capture, 1, grid->blocks, grid->threads_per_block);
+		add_kernel(capture, grid->blocks, grid->threads_per_block);
 	return 1;
 }
 
@@ -162,6 +166,8 @@ int launch_enter(struct pt_regs *ctx)
 	device = current_device();
 	if (shape == LAUNCH_GRAPH)
 		replay_graph(&id, device, &grid);
+	else
+		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
 	enter_launch(&id, process, device, &grid);
 	return 0;
 }
@@ -191,6 +197,7 @@ int launch_many_enter(struct pt_regs *ctx)
 		grid.function = one.function;
 		grid.blocks = (__u64)one.grid[0] * one.grid[1] * one.grid[2];
 		grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
+		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
 		enter_launch(&id, process, device, &grid);
 	}
 	return 0;

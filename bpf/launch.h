@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Launches: how often each function was launched on each device, how many kernels and blocks that was. */
+/* Launches: how often each function was launched on each device, how many kernels, blocks and waves that was. */
 #pragma once
 #include "abi.h"
 
@@ -26,6 +26,8 @@ struct launch_value {
 	__u64 launches; /* calls */
 	__u64 kernels; /* a graph's launch is as many as it has kernel nodes */
 	__u64 blocks;
+	__u64 waves; /* how often the SMs had to be filled; 0 while the SM count is unknown */
+	__u64 wave_sms; /* Σ SMs that each wave keeps busy */
 	__u64 last_ns;
 	__u32 threads_per_block; /* of the latest launch */
 	__u32 _pad;

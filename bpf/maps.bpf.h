@@ -163,6 +163,14 @@ struct {
 	__type(value, __u64);
 } lost SEC(".maps");
 
+/* SMs of each device, written by the agent; 0 where they differ or are not known. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} sm_counts SEC(".maps");
+
 /* Calls of each symbol, in all libraries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -21,7 +21,7 @@ from agent.probes import Probes
 from agent.samples import CountedSince, LaunchCount, Probed
 
 _KEY: Final = struct.Struct("=IIIxxxxQ")
-_VALUE: Final = struct.Struct("=QQQQIxxxx")
+_VALUE: Final = struct.Struct("=QQQQQQIxxxx")
 _MARGIN_NS: Final = NS_PER_SECOND  # a launch is stamped as it enters the probe, and counted a moment later
 assert _KEY.size == ctypes.sizeof(LaunchKey)
 assert _VALUE.size == ctypes.sizeof(LaunchValue)
@@ -53,12 +53,12 @@ class Launches:
                     if process is None:
                         process = processes[tgid, start] = ProcessId(tgid, start)
                         yield Probed(process)
-                    launches, kernels, blocks, last_ns, threads = value
+                    launches, kernels, blocks, waves, wave_sms, last_ns, threads = value
                     if last_ns < stale_ns:
                         continue
                     self._keys.setdefault(process, {})[device, function] = counts
                     ordinal = None if device == DEVICE_UNKNOWN else device
-                    yield LaunchCount(process, ordinal, function, launches, kernels, blocks, threads)
+                    yield LaunchCount(process, ordinal, function, launches, kernels, blocks, threads, waves, wave_sms)
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Deletes their entries."""

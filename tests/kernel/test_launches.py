@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 
 import pytest
 
 from agent.layout import DEVICE_UNKNOWN
+from agent.occupancy import waves
 from agent.probes import Probes
 from tests.kernel.driven import Driven, Driver, Launched, kernels, launched, lost, run_together, start_all
 
 PROCESSES, THREADS, LAUNCHES = 5, 3, 23
 BLOCKS, BLOCK_THREADS = 3 * 5 * 7, 2 * 11 * 13
+SMS = 132
 GRID = "3x5x7:2x11x13"
 THROUGH = pytest.mark.parametrize("through", ["symbol", "pointer"])
 STREAMS = pytest.mark.parametrize("streams", ["legacy", "per-thread"])
@@ -79,6 +82,24 @@ def test_a_graph_counts_its_kernel_nodes_at_each_launch(
     assert executable not in driven.functions
     assert counts == (17, 17 * 3 * 2, 32)
     assert kernels(probes, driven.process) == 17 * 3
+
+
+@pytest.mark.parametrize("grid", ["1x1x1:32x1x1", "131x1x1:1024x1x1", "133x1x1:1024x1x1", "70x70x1:64x2x1"])
+def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(
+    driver: Driver, fresh_probes: Probes, grid: str
+) -> None:
+    fresh_probes.tell_sm_count(SMS)
+    fresh_probes.ensure(str(driver.libcuda))
+    driven = driver.run(f"3*launch:{grid}", f"launch:{GRID}:0", "graph:5")
+    blocks, threads = (math.prod(int(n) for n in part.split("x")) for part in grid.split(":"))
+    of_grid, of_other = waves(blocks, threads, SMS), waves(BLOCKS, BLOCK_THREADS, SMS)
+    counts = {
+        key.function: (value.waves, value.wave_sms)
+        for key, value in fresh_probes.map("launches").items()
+        if key.process.id() == driven.process
+    }
+    assert counts.pop(driven.function(0)) == tuple(3 * a + b for a, b in zip(of_grid, of_other, strict=True))
+    assert list(counts.values()) == [tuple(5 * 3 * n for n in waves(2, 32, SMS))]
 
 
 def test_functions_are_told_apart(driver: Driver, probes: Probes) -> None:

@@ -85,6 +85,15 @@ def test_a_share_of_the_sms_under_mps_is_the_most_that_a_grid_takes() -> None:
     assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
 
 
+def test_kernels_of_a_graph_that_differ_keep_busy_what_each_does() -> None:
+    times = FunctionTimes()
+    for _ in range(20):
+        times.observe(A, waited(A, 1, 1_000_000))
+    graph = Launched(100, 200, 100 * (1 + 3 * FULL), 2048, waves=400, wave_sms=100 * (1 + 3 * FULL))
+    estimates = SmTime(times).observe(tick(None, {A: {1: graph}}))
+    assert ratio(estimates, A) == pytest.approx(0.1 * (1 + 3 * FULL) / (4 * FULL), rel=0.02)
+
+
 def test_nvml_says_what_waits_under_contention_cannot() -> None:
     times = FunctionTimes()
     for _ in range(20):
@@ -93,7 +102,7 @@ def test_nvml_says_what_waits_under_contention_cannot() -> None:
     device = SmTime(times)
     for _ in range(10):
         work = {A: {1: launched(250)}, B: {1: launched(700)}}
-        estimates = device.observe(tick(0.95, work, busy={A: 0.25, B: 0.7}))
+        estimates = device.observe(tick(0.95, work, busy={A: 0.25, B: 0.7}, programs={A: "a", B: "b"}))
     assert ratio(estimates, A) == pytest.approx(0.25, abs=0.01)
     assert ratio(estimates, B) == pytest.approx(0.70, abs=0.02)
 
