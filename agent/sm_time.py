@@ -28,7 +28,8 @@ _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
 _LEAST_ERROR, _FIRST_ERROR = 0.05, 0.05  # of a tick: what was launched in one may run in the next
 _TOLD_SIGMA = 0.015  # how far off NVML's share of time may be
 _MET_SIGMA = 0.04  # and what is made of it for those that run side by side
-_LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # and the deliveries: a program that launches slowly makes them longer
+_PROGRAM_SIGMA = 0.35  # and the deliveries of a program's processes
+_LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # and those of one process alone: if it launches slowly they are longer
 _CROWD_SIGMA = 0.15
 _GRAPH_SIGMA = 0.1
 _MOST_UNKNOWNS = 48
@@ -150,13 +151,14 @@ class SmTime:
             more = _CROWD_SIGMA * (1 - self._parts.get(work.owner, 1.0)) + _GRAPH_SIGMA * work.graph_ratio * (
                 1 - fraction
             )
-            spread = self.times.spread(process)
             if self._is_told(work.owner):
-                self._sigmas[work.owner] = (_MET_SIGMA if process in side_by_side else _TOLD_SIGMA) + more
+                sigma = _MET_SIGMA if process in side_by_side else _TOLD_SIGMA
+            elif work.owner != process:
+                sigma = _PROGRAM_SIGMA
             else:
-                self._sigmas[work.owner] = (
-                    _MOST_SIGMA if spread is None else min(_MOST_SIGMA, _LEAST_SIGMA + spread + more)
-                )
+                spread = self.times.spread(process)
+                sigma = _MOST_SIGMA if spread is None else _LEAST_SIGMA + spread
+            self._sigmas[work.owner] = min(_MOST_SIGMA, sigma + more)
 
     def _before(self, unit: Unit) -> Unknown:
         owner, function = unit
