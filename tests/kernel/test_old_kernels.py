@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,13 @@ def test_launches_are_counted_in_preallocated_maps(driver: Driver, monkeypatch: 
         driven = driver.run("10*launch:4x1x1:2x1x1")
         assert kernels(probes, driven.process) == 10
         assert not lost(probes)
+
+
+def test_probes_may_have_as_many_files_open_as_the_hard_limit_says() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        with Probes(preflight.bpf_object(), Procfs()):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
