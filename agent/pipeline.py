@@ -252,6 +252,7 @@ class Pipeline:
             "members:unreadable": self.members.unreadable,
             "names:full": self.names.refused,
             "ended:unscraped": self.books.dropped,
+            "counts:implausible": self._tally.implausible,
             "launches:no_device": self._tally.unplaced,
             "launches:no_container": self._orphaned,
         }
