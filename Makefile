@@ -16,9 +16,11 @@ MACHINE := $(shell uname -m)
 BPF_ARCH_x86_64 := x86
 BPF_ARCH_aarch64 := arm64
 BPF_OBJECTS := bpf/build/gpuwarden.bpf.o bpf/build/stacks.bpf.o
+BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(arch)/%))
+BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf sim fmt bench bench-attribution bench-calibration docs clean
+.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration docs clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -38,7 +40,7 @@ demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARG
 test: setup packages-test ## all tests that need no real GPU; ARGS="tests/unit -k word"
 	@$(BIN)/pytest $(ARGS)
 
-lint: $(VENV) packages-test ## ruff, the import contracts, and the layout of Python and C
+lint: $(VENV) packages-test bpf-check ## ruff, the import contracts, the layout of Python and C, and BPF for each architecture
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo --no-cache
@@ -53,6 +55,8 @@ fmt: $(VENV) packages-test ## lay out Python and C files and mend what ruff can 
 	@clang-format -i $(C_FILES)
 
 bpf: $(BPF_OBJECTS) ## compile the BPF programs
+
+bpf-check: $(BPF_CHECKED) ## compile them for every architecture that is supported, whichever this machine is
 
 sim: | packages ## compile the simulated GPU and its workloads
 	@$(MAKE) --no-print-directory -C sim
@@ -83,7 +87,15 @@ $(VENV): pyproject.toml | packages
 $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
 	@echo "bpf: $@"
 	@mkdir -p $(@D)
-	@clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH_$(MACHINE)) -I bpf \
-		-I/usr/include/$(MACHINE)-linux-gnu -c bpf/$*.bpf.c -o $@.partial
+	@$(BPF_COMPILE) -D__TARGET_ARCH_$(BPF_ARCH_$(MACHINE)) -I/usr/include/$(MACHINE)-linux-gnu -c bpf/$*.bpf.c -o $@.partial
 	@llvm-strip -g $@.partial
 	@mv $@.partial $@
+
+# The kernel's headers of an architecture: this machine's own, or the cross compiler's.
+bpf/build/x86/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages-test
+	@mkdir -p $(@D)
+	@$(BPF_COMPILE) -D__TARGET_ARCH_x86 -I/usr/include/x86_64-linux-gnu -I/usr/x86_64-linux-gnu/include -c bpf/$*.bpf.c -o $@
+
+bpf/build/arm64/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages-test
+	@mkdir -p $(@D)
+	@$(BPF_COMPILE) -D__TARGET_ARCH_arm64 -I/usr/include/aarch64-linux-gnu -I/usr/aarch64-linux-gnu/include -c bpf/$*.bpf.c -o $@

@@ -51,14 +51,16 @@ class Attribution:
     unattributed: Unattributed
 
 
-def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int) -> Attribution:
+def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int, *, others: bool = False) -> Attribution:
     """Splits a device among the processes that worked on it.
 
-    SM time is measured where one process alone is on the device: then what the device did is what it did.
+    SM time is measured where one process alone is on the device: then what the device did is what it did. `others`:
+    somebody was there too who ended before anybody knew who it was; what it did stays unattributed.
     """
     seconds = interval_ns / NS_PER_SECOND
-    sm = split_activity(reading.sm_activity_ratio, {w.process: _ratio(w.sm_ns, interval_ns) for w in work})
-    alone = len(work) == 1 and interval_ns > 0 and reading.sm_activity_ratio is not None
+    estimates = {w.process: _ratio(w.sm_ns, interval_ns) for w in work}
+    sm = split_activity(reading.sm_activity_ratio, estimates, others=others)
+    alone = len(work) == 1 and not others and interval_ns > 0 and reading.sm_activity_ratio is not None
     if alone:
         sm = {work[0].process: reading.sm_activity_ratio}
     error = _device_error(reading, sm.values())
@@ -87,7 +89,7 @@ def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> A
 
 
 def split_activity(
-    activity: float | None, estimates: Mapping[ProcessId, float | None]
+    activity: float | None, estimates: Mapping[ProcessId, float | None], *, others: bool = False
 ) -> dict[ProcessId, float | None]:
     """Scales the estimates to the device's activity; up only where every process on the device is known.
 
@@ -97,7 +99,7 @@ def split_activity(
     total = sum(estimate for estimate in estimates.values() if estimate)
     if activity is None or total == 0:
         return dict(estimates)
-    all_known = all(estimate is not None for estimate in estimates.values())
+    all_known = not others and all(estimate is not None for estimate in estimates.values())
     if total < activity and not (all_known and total >= activity / 2):
         return dict(estimates)
     return {process: None if e is None else e * activity / total for process, e in estimates.items()}

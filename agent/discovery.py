@@ -13,10 +13,11 @@ import ctypes.util
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agent.errors import GoneError, SetupError
+from agent.clock import NS_PER_SECOND, monotonic_ns
+from agent.errors import GoneError, ProbeError, SetupError
 from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
@@ -31,6 +32,8 @@ _HOST_FOLDERS = (
 )
 _TIDY_ROUNDS = 30
 _MOST_IDLE = 64  # copies that are kept attached though nobody may map them: the next container may
+_ROUND_NS = NS_PER_SECOND  # figures wait for a round to end
+_MOST_OF_ONE = 8  # copies in one process: more is nobody's program
 _LOOKS = 30  # rounds in which a process without libcuda is looked at again: frameworks load it late
 
 
@@ -71,7 +74,7 @@ class Discovery:
         for path in host_libraries(self._extra):
             try:
                 numbers.add(self._probes.ensure(path).number)
-            except (GoneError, SetupError) as error:
+            except (GoneError, SetupError, ProbeError, OSError) as error:
                 _log.debug("%s", error)
         self._host = numbers
 
@@ -81,38 +84,45 @@ class Discovery:
         self._rounds += 1
         if self._rounds % _TIDY_ROUNDS == 0:
             self._tidy()
-        alive = set()
-        for tgid in self._proc.tgids():
-            try:
-                process = self._proc.process_id(tgid)
-            except GoneError:
-                continue
-            alive.add(process)
-            if process not in self._done:
-                self.look_at([process])
+        alive = set(self._alive())
+        ends_ns = monotonic_ns() + _ROUND_NS
+        for process in sorted(alive - self._done, key=lambda one: self._looks.get(one, 0)):
+            self.look_at([process])
+            if monotonic_ns() > ends_ns:  # the others in the next round, they are the first then
+                break
         self._done &= alive
         self._looks = {process: count for process, count in self._looks.items() if process in alive}
+
+    def _alive(self) -> Iterator[ProcessId]:
+        for tgid in self._proc.tgids():
+            try:
+                yield self._proc.process_id(tgid)
+            except (GoneError, SetupError):
+                continue
 
     def look_at(self, processes: Iterable[ProcessId]) -> None:
         """Attaches what these have mapped: processes of which NVML says that they use a GPU need no second look."""
         for process in processes:
             try:
                 self._look_at(process)
-            except (GoneError, SetupError) as error:
+            except (GoneError, SetupError, ProbeError, OSError) as error:
                 _log.debug("%s", error)
+            if self._looks.get(process, 0) >= _LOOKS:
+                self._done.add(process)
 
     def _look_at(self, process: ProcessId) -> None:
+        self._looks[process] = self._looks.get(process, 0) + 1
         libraries = self._proc.mapped(process.tgid, lambda name: _NAME.fullmatch(name) is not None)
-        for library in libraries:
+        if len(libraries) > _MOST_OF_ONE and process not in self._done:
+            most = f"only the first {_MOST_OF_ONE} are probed"
+            _log.warning("process %d maps %d files called libcuda: %s", process.tgid, len(libraries), most)
+        for library in libraries[:_MOST_OF_ONE]:
             if library.deleted:
                 self._probes.ensure_mapped(library.path, process.tgid)
             else:
                 self._probes.ensure(library.path, process.tgid)
-        looks = self._looks.get(process, 0) + 1
-        self._looks[process] = looks
-        if libraries or looks >= _LOOKS:
+        if libraries:
             self._done.add(process)
-            self._looks.pop(process, None)
 
     def _tidy(self) -> None:
         """Takes the probes off files that nobody maps any more, when there are many: containers bring them and go."""

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from agent.errors import ProbeError, SetupError
+from agent.preflight import kernel_version
 
 PRINT_DEBUG = 2
 _PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
@@ -28,6 +29,9 @@ _BATCH = 4096
 _UPROBE_MULTI = 48  # enum bpf_attach_type
 _MULTI_RETURN = 1
 _LINK_CREATE = 28  # enum bpf_cmd
+_NO_PREALLOC = 1  # enum of map flags
+_ALLOCATES_ON_DEMAND = (6, 1)  # of Linux, in tracing programs (commit 96da3f7d489d)
+_PREALLOCATED_PART = 4
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine, 0)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -36,11 +40,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_object__load": (c.c_int, [c.c_void_p]),
     "bpf_object__close": (None, [c.c_void_p]),
     "bpf_object__btf": (c.c_void_p, [c.c_void_p]),
+    "bpf_object__next_map": (c.c_void_p, [c.c_void_p, c.c_void_p]),
     "bpf_object__find_map_by_name": (c.c_void_p, [c.c_void_p, c.c_char_p]),
     "bpf_object__find_program_by_name": (c.c_void_p, [c.c_void_p, c.c_char_p]),
     "bpf_map__fd": (c.c_int, [c.c_void_p]),
     "bpf_map__max_entries": (c.c_uint32, [c.c_void_p]),
     "bpf_map__set_max_entries": (c.c_int, [c.c_void_p, c.c_uint32]),
+    "bpf_map__map_flags": (c.c_uint32, [c.c_void_p]),
+    "bpf_map__set_map_flags": (c.c_int, [c.c_void_p, c.c_uint32]),
     "bpf_program__fd": (c.c_int, [c.c_void_p]),
     "bpf_program__set_expected_attach_type": (c.c_int, [c.c_void_p, c.c_int]),
     "bpf_program__attach_uprobe_opts": (c.c_void_p, [c.c_void_p, c.c_int, c.c_char_p, c.c_size_t, c.c_void_p]),
@@ -248,6 +255,8 @@ class BpfObject:
         self._object = self.lib.bpf_object__open_file(os.fsencode(path), None)
         if not self._object:
             raise ProbeError(f"{path} is not a BPF object that libbpf can open: rebuild it with `make bpf`")
+        if kernel_version(os.uname().release) < _ALLOCATES_ON_DEMAND:
+            self._preallocate()
         for name, entries in (max_entries or {}).items():
             self.lib.bpf_map__set_max_entries(self._map(name), entries)
         for program in multi:
@@ -255,6 +264,19 @@ class BpfObject:
         self._links: set[Link] = set()
         if self.lib.bpf_object__load(self._object):
             raise self._load_error(c.get_errno())
+
+    def _preallocate(self) -> None:
+        """Older kernels warn of maps that grow, or panic by panic_on_warn; those for real time refuse such maps.
+
+        What is allocated beforehand is never given back: so a quarter, which is within the same bound.
+        """
+        found = self.lib.bpf_object__next_map(self._object, None)
+        while found:
+            flags = self.lib.bpf_map__map_flags(found)
+            if flags & _NO_PREALLOC:
+                self.lib.bpf_map__set_map_flags(found, flags & ~_NO_PREALLOC)
+                self.lib.bpf_map__set_max_entries(found, self.lib.bpf_map__max_entries(found) // _PREALLOCATED_PART)
+            found = self.lib.bpf_object__next_map(self._object, found)
 
     def _load_error(self, code: int) -> Exception:
         if code == errno.EPERM:

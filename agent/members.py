@@ -9,17 +9,19 @@ under the names that are known by now, as of the last `refresh`; their keys neve
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.containers.index import ContainerIndex
-from agent.errors import GoneError
+from agent.errors import GoneError, SetupError
 from agent.model import Container, Device, DeviceUuid, Process, ProcessId
 from agent.names import printable
 from agent.ordinals import VARIABLES, visible_devices
 from agent.procfs import LONGEST_COMMAND, Procfs, user_name
 
+_log = logging.getLogger(__name__)
 _MOST = 16384
 _MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
@@ -63,6 +65,7 @@ class Members:
         self._members: dict[ProcessId, Member] = {}
         self._all: tuple[Member, ...] = ()
         self.refused = 0
+        self.unreadable = 0  # looks at processes that this agent may not read
 
     def all(self) -> tuple[Member, ...]:
         """Everybody known now."""
@@ -129,6 +132,11 @@ class Members:
             if self.proc.process_id(tgid) != process:
                 return None
         except GoneError:
+            return None
+        except SetupError as error:  # a security module's doing: one process must not hide all others
+            if not self.unreadable:
+                _log.warning("%s; its work stays unattributed, and the like is only counted from now on", error)
+            self.unreadable += 1
             return None
         visible = visible_devices(environment, self._devices(), exposed)
         return Member(made, self.named(container), visible, _sm_limit(environment))

@@ -148,14 +148,15 @@ class Pipeline:
             process = evidence.by_tgid.get(tgid)
             if process is not None:
                 here.setdefault(process, Counted())
-        work = []
+        work, orphaned = [], 0
         for process, mine in here.items():
             member = self.members.get(process)
             if member is not None:
                 work.append(_work(reading, interval_ns, member, mine, estimates.get(process), evidence))
             else:  # gone before anybody could read whose it was: what it did stays unattributed
-                self._orphaned += mine.kernels
-        attribution = attribute(reading, work, interval_ns)
+                orphaned += mine.kernels
+        self._orphaned += orphaned
+        attribution = attribute(reading, work, interval_ns, others=orphaned > 0)
         functions = {p: self._functions(attribution, p, mine) for p, mine in here.items() if mine.functions}
         return _Part(attribution, work, functions)
 
@@ -252,8 +253,10 @@ class Pipeline:
             **lost,
             **self.losses(),
             "members:full": self.members.refused,
+            "members:unreadable": self.members.unreadable,
             "names:full": self.names.refused,
             "ended:unscraped": self.books.dropped,
+            "counts:implausible": self._tally.implausible,
             "launches:no_device": self._tally.unplaced,
             "launches:no_container": self._orphaned,
         }

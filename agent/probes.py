@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class Probes:
 
     def __init__(self, object_path: Path, proc: Procfs) -> None:
         self._proc = proc
+        _allow_many_files()
         self.bpf = _load(object_path)
         layout.check(self.bpf)
         self._sm_count = 0
@@ -201,6 +203,12 @@ class Probes:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _allow_many_files() -> None:
+    """A single uprobe is two descriptors, so before Linux 6.6 two libraries are more than the usual 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _load(path: Path) -> BpfObject:

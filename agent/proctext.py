@@ -16,6 +16,7 @@ from agent.names import printable
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 DELETED = " (deleted)"
+_START_TICKS = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Stat:
     state: str  # one letter: R S D T t Z X I
     parent_tgid: int
     threads: int
-    start_ticks: int  # field 22, 1/100 s since boot
+    start_ticks: int  # field 22, 1/100 s since boot; the low 32 bits, which are what the probes carry (497 days)
 
     @property
     def dead(self) -> bool:
@@ -51,7 +52,7 @@ def parse_stat(text: str) -> Stat:
     if not closing or "(" not in head or len(fields) < 20:
         raise ValueError("not a stat line")
     comm = head[head.index("(") + 1 :]
-    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]))
+    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]) & _START_TICKS)
 
 
 def parse_status_uid(text: str) -> int | None:

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """From cumulative samples to the work of one tick: differences per process and device.
 
-Keeps the previous count of everything, so its size follows the kernel's maps, which are bounded.
+Keeps the previous count of everything, so its size follows the kernel's maps, which are bounded. Counts are what
+processes say in their calls' arguments: more than any device can do in a tick is nobody's work, and counted as that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from agent.model import DeviceUuid, ProcessId
 from agent.samples import AllocationCount, CopyCount, LaunchCount, LiveByAge, Sample
 
 Owner = tuple[ProcessId, DeviceUuid]
+_MOST_IN_A_TICK = 1 << 44  # bytes or kernels: 16 TiB is more than any link carries in seconds
 ResolveDevice = Callable[[ProcessId, int | None], DeviceUuid | None]
 _Before = tuple[int, int, int, int, int]  # launches, kernels, blocks, waves, SMs of waves
 
@@ -60,6 +62,7 @@ class Tally:
         self._launches: dict[ProcessId, dict[tuple[int | None, int], _Before]] = defaultdict(dict)
         self._copies: dict[ProcessId, dict[tuple[int | None, str], int]] = defaultdict(dict)
         self.unplaced = 0  # launches whose device nobody can tell
+        self.implausible = 0  # increments that no device can have done
 
     def tick(self, samples: Iterable[Sample], resolve: ResolveDevice) -> dict[Owner, Counted]:
         """The work since the previous call."""
@@ -83,13 +86,19 @@ class Tally:
             self._launches.pop(process, None)
             self._copies.pop(process, None)
 
+    def _is_plausible(self, new: int) -> bool:
+        """Sums that went beyond 64 bits come out lower than before."""
+        plausible = 0 <= new <= _MOST_IN_A_TICK
+        self.implausible += not plausible
+        return plausible
+
     def _launch(self, sample: LaunchCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
         known = self._launches[sample.process]
         key = (sample.ordinal, sample.function)
         launches, kernels, blocks, waves, wave_sms = known.get(key, (0, 0, 0, 0, 0))
         known[key] = (sample.launches, sample.kernels, sample.blocks, sample.waves, sample.wave_sms)
         new = sample.launches - launches
-        if new <= 0:
+        if new <= 0 or not self._is_plausible(sample.kernels - kernels):
             return
         device = resolve(sample.process, sample.ordinal)
         if device is None:
@@ -98,9 +107,9 @@ class Tally:
         one = work[sample.process, device].functions.setdefault(sample.function, Launched())
         one.launches += new
         one.kernels += sample.kernels - kernels
-        one.blocks += sample.blocks - blocks
-        one.waves += sample.waves - waves
-        one.wave_sms += sample.wave_sms - wave_sms
+        one.blocks += max(0, sample.blocks - blocks)  # a product of three arguments may wrap
+        one.waves += max(0, sample.waves - waves)
+        one.wave_sms += max(0, sample.wave_sms - wave_sms)
         one.threads_per_block = sample.threads_per_block
 
     def _copy(self, sample: CopyCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
@@ -108,7 +117,7 @@ class Tally:
         key = (sample.ordinal, sample.direction)
         new = sample.bytes - known.get(key, 0)
         known[key] = sample.bytes
-        device = resolve(sample.process, sample.ordinal) if new > 0 else None
+        device = resolve(sample.process, sample.ordinal) if new > 0 and self._is_plausible(new) else None
         if device is None:
             return
         counted = work[sample.process, device]

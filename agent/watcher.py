@@ -18,7 +18,7 @@ from agent.model import ProcessId
 from agent.probes import Probes
 
 _log = logging.getLogger(__name__)
-_ROUND_SECONDS = 0.5
+_ROUND_MILLISECONDS = 500
 
 
 class Listener(Protocol):
@@ -61,8 +61,11 @@ class Watcher:
             ring.close()
 
     def _run(self) -> None:
+        waiting = select.poll()  # select() takes no descriptor beyond 1023
+        for ring in self._rings:
+            waiting.register(ring.epoll_fd, select.POLLIN)
         while not self._ending.is_set():
-            select.select([ring.epoll_fd for ring in self._rings], [], [], _ROUND_SECONDS)
+            waiting.poll(_ROUND_MILLISECONDS)
             for ring in self._rings:
                 ring.consume()
 

@@ -43,6 +43,8 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 	if (!thread)
 		return;
 	leave_gate(thread);
+	if (!process) /* threads that die at once may each be the last, and one of them was first */
+		return;
 	if (!thread->open || thread->epoch != process->epoch)
 		return;
 	__sync_fetch_and_add(&process->open, -1);
@@ -68,8 +70,7 @@ int process_exit(void *ctx)
 	if (control && (__u32)tid == tid >> 32)
 		end_lease(control, &id);
 	process = bpf_map_lookup_elem(&processes, &id);
-	if (process)
-		leave_gates(process, tid);
+	leave_gates(process, tid);
 	forget_thread(tid);
 	if (!process || !is_last_thread())
 		return 0;

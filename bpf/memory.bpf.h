@@ -43,12 +43,12 @@ static __always_inline void add_allocation(const struct allocation_key *key, con
 
 	if (take_allocation(key, &before)) /* freed by a call that we do not know, or its return was not seen */
 		book_free(&key->process, &before);
+	if (!value)
+		return; /* by its sums user space knows whose allocations to delete */
 	if (bpf_map_update_elem(&allocations, key, allocation, BPF_ANY)) {
 		count_lost(LOST_ALLOCATION);
 		return;
 	}
-	if (!value)
-		return;
 	__sync_fetch_and_add(&value->allocations, 1);
 	__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], allocation->bytes);
 #pragma unroll

@@ -63,11 +63,11 @@ class Allocations:
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Deletes the processes' sums, and the allocations that they did not live to free."""
-        live = 0
+        live = False
         for process in processes:
             for key in self._keys.pop(process, ()):
                 sums = self._sums.get(key)
-                live += sum(sums.live_bytes) if sums else 0
+                live |= sums is not None and sums.allocations != sums.frees
                 self._sums.delete(key)
         if not live:
             return

@@ -39,10 +39,10 @@ class Launches:
 
     def collect(self, now_ns: int) -> Iterable[Probed | CountedSince | LaunchCount]:
         """One sample per process, and one per (process, device, function) that may have changed."""
-        before_ns, self._read_ns = self._read_ns, monotonic_ns()
+        before_ns, read_ns = self._read_ns, monotonic_ns()
         stale_ns = before_ns - _MARGIN_NS
         if before_ns:
-            yield CountedSince(self._read_ns, before_ns)
+            yield CountedSince(read_ns, before_ns)
         processes: dict[tuple[int, int], ProcessId] = {}
         for counts in self._maps:
             for keys, values in counts.raw():
@@ -59,6 +59,7 @@ class Launches:
                     self._keys.setdefault(process, {})[device, function] = counts
                     ordinal = None if device == DEVICE_UNKNOWN else device
                     yield LaunchCount(process, ordinal, function, launches, kernels, blocks, threads, waves, wave_sms)
+        self._read_ns = read_ns  # only now: after a read that failed, what it did not come to is still new
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Deletes their entries."""

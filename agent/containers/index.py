@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from agent.containers.cgroup import parse_cgroup, told_path
 from agent.containers.identity import identify
-from agent.errors import GoneError
+from agent.errors import GoneError, SetupError
 from agent.model import HOST, Container, ProcessId
 from agent.procfs import Procfs
 
@@ -55,7 +55,7 @@ class ContainerIndex:
     def _look_up(self, process: ProcessId, told: Sequence[str]) -> Container:
         try:
             return self._read(process)
-        except GoneError:
+        except (GoneError, SetupError):
             if not told:
                 raise
             return identify(told_path(told), self._init_path)

@@ -91,7 +91,7 @@ class Ledger:
             if self._store.is_moved():
                 self._reopen()
             self._store.add(batch)
-        except (sqlite3.Error, OSError, SetupError) as error:
+        except (sqlite3.Error, OSError, SetupError, OverflowError) as error:  # the last: beyond SQLite's 63 bits
             self._take_back(batch, error)
             return False
         try:

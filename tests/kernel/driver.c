@@ -227,6 +227,18 @@ static bool allocate(const struct operation *o)
 	return true;
 }
 
+/* register:BYTES and unregister: of the same memory each time */
+static bool register_host(const struct operation *o)
+{
+	if (strcmp(o->name, "register") == 0)
+		check(cuMemHostRegister(host, o->arguments[0], 0), "cuMemHostRegister");
+	else if (strcmp(o->name, "unregister") == 0)
+		check(cuMemHostUnregister(host), "cuMemHostUnregister");
+	else
+		return false;
+	return true;
+}
+
 static bool free_or_fail(const struct operation *o)
 {
 	CUdeviceptr pointer;
@@ -455,8 +467,9 @@ static void *work(void *unused)
 		struct operation o = parse(text);
 
 		for (unsigned long n = 0; n < o.count; n++)
-			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !free_or_fail(&o) &&
-			    !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) && !context(&o)) {
+			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !register_host(&o) &&
+			    !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) &&
+			    !context(&o)) {
 				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
 				exit(2);
 			}

@@ -11,6 +11,7 @@ import pytest
 
 from agent import preflight
 from agent import probes as agent_probes
+from agent.collectors.allocations import Allocations
 from agent.collectors.launches import Launches
 from agent.libbpf import BpfObject
 from agent.probes import Probes
@@ -50,3 +51,19 @@ def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, 
     assert counts == {0: 2, **{driven.function(kernel): 1 for kernel in range(ROOM)}}
     collector.forget([driven.process])
     assert not [sample for sample in collector.collect(0) if isinstance(sample, LaunchCount)]
+
+
+def test_an_allocation_that_there_is_no_sum_for_is_not_kept_either(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_probes, "BpfObject", partial(BpfObject, max_entries={"memory": 1}))
+    with Probes(preflight.bpf_object(), Procfs()) as probes:
+        probes.ensure(str(driver.libcuda))
+        first, second = driver.run("2*alloc:4096"), driver.run("3*alloc:4096")
+        kept = [key.process.id() for key, _ in probes.map("allocations").items()]
+        assert kept == [first.process] * 2
+        assert lost(probes) == {"memory": 3}
+        collector = Allocations(probes)
+        list(collector.collect(0))
+        collector.forget([first.process, second.process])
+        assert not list(probes.map("allocations").items())

@@ -7,10 +7,9 @@ from __future__ import annotations
 import pytest
 
 from agent import preflight
-from agent import probes as agent_probes
 from agent.probes import Probes
 from agent.procfs import Procfs
-from agent.symbols import Role
+from agent.symbols import SYMBOLS, Role
 from tests.kernel.driven import Driver, Memory, copied, lost, memory
 
 MIB = 1 << 20
@@ -149,9 +148,9 @@ def test_copies_and_sets_that_are_any_node_of_a_graph_are_counted_at_each_launch
 
 
 def test_an_address_that_is_given_out_again_is_live_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = tuple(symbol for symbol in agent_probes.SYMBOLS if symbol.role is not Role.FREE)
-    monkeypatch.setattr(agent_probes, "SYMBOLS", seen)  # as if it were freed by a call that nobody knows
+    seen = tuple(symbol for symbol in SYMBOLS if symbol.role is not Role.FREE)
+    monkeypatch.setattr("agent.probes.SYMBOLS", seen)  # as if it were freed by a call that nobody knows
     with Probes(preflight.bpf_object(), Procfs()) as blind:
         blind.ensure(str(driver.libcuda))
-        driven = driver.run("5*alloc:4096", "5*free", "5*alloc:4096")
-        assert memory(blind, driven.process)[0].live == {"plain": 5 * 4096}
+        driven = driver.run("register:4096", "unregister", "register:4096")
+        assert memory(blind, driven.process)[0].live == {"pinned": 4096}

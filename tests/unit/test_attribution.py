@@ -94,3 +94,13 @@ def test_activity_that_nobody_explains_stays_unattributed() -> None:
 
 def test_nothing_is_scaled_up_while_somebody_is_unknown() -> None:
     assert split_activity(0.9, {process(2): 0.6, process(3): None}) == {process(2): 0.6, process(3): None}
+
+
+def test_what_a_process_did_that_nobody_knows_is_not_the_others() -> None:
+    reading = DeviceReading(DEVICE, sm_activity_ratio=0.8)
+    known = Work(process(2), 10, 0.5 * SECOND, 0, 0, 0)
+    alone = attribute(reading, [known], SECOND)
+    assert alone.usage[process(2)].sm_ratio == 0.8
+    shared = attribute(reading, [known], SECOND, others=True)
+    assert shared.usage[process(2)].sm_ratio == 0.5
+    assert shared.unattributed.sm_ratio == pytest.approx(0.3)

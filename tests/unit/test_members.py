@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.containers import ContainerIndex
+from agent.errors import SetupError
 from agent.members import Members, Told
 from agent.model import HOST, Container, Device, DeviceUuid, ProcessId, Snapshot
 from agent.procfs import Procfs
@@ -145,3 +146,15 @@ def test_a_gone_process_of_no_cgroup_is_the_hosts(members: Members) -> None:
     member = members.see(GONE, told())
     assert member
     assert member.container.key == HOST
+
+
+def test_a_process_that_may_not_be_read_is_counted_and_hides_no_other(
+    proc: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> dict[str, str]:
+        raise SetupError("not allowed to read environ of process 10: run as root")
+
+    process = runs(proc, 10, f"/docker/{A}")
+    monkeypatch.setattr(Procfs, "environ", refused)
+    assert members.see(process) is None
+    assert members.unreadable == 1

@@ -166,3 +166,7 @@ def test_the_index_forgets_the_longest_unasked_first(fixture_proc: Path) -> None
     assert len(index) == 1
     (fixture_proc / "100" / "cgroup").unlink()
     assert index.container_of(ProcessId(100, 567)).id == DOCKER
+
+
+def test_start_times_are_what_the_probes_carry_of_them() -> None:
+    assert parse_stat(stat_line(start_ticks=(1 << 32) + 567)).start_ticks == 567
