@@ -3,9 +3,10 @@
 """How much each process gets of what it could use while several run side by side (MPS). Pure.
 
 A process has work on the device for a share of the time, in which it would keep a share of the SMs busy if it were
-alone. Others have work at the same time by chance. Between two bounds lies what happens then: those that meet share the
-SMs in proportion to what each would use; or the kernel that began first has all that it can use, and the others what it
-leaves (the block scheduler's order). Of two kernels the longer one more often began first. Taken is the geometric mean.
+alone. Others have work at the same time by chance. Between two bounds lies what happens then: the kernel that began
+first has all that it can use, and the others what it leaves (the block scheduler's order; of two kernels the longer
+one more often began first); or the smaller grid has all that it can use, for it finds room soon, and begins only then,
+while a larger one runs on what there is. Taken is the geometric mean.
 """
 
 from __future__ import annotations
@@ -57,17 +58,13 @@ def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
     parts = {}
     for key, mine in demands.items():
         others = [other for k, other in demands.items() if k != key]
-        parts[key] = math.sqrt(_in_proportion(mine, others) * _in_order(mine, others))
+        parts[key] = math.sqrt(_in_order(mine, others) * _smaller_first(mine, others))
     return parts
 
 
 def taking_turns(opens: Mapping[K, float]) -> dict[K, float]:
     """Share of the time that each has the device, if those that have work take turns. `opens`: how often each has."""
-    demands = {key: Demand(time, 1.0, 0.0) for key, time in opens.items()}
-    return {
-        key: mine.time * _in_proportion(mine, [other for k, other in demands.items() if k != key])
-        for key, mine in demands.items()
-    }
+    return {key: time * _in_turn([other for k, other in opens.items() if k != key]) for key, time in opens.items()}
 
 
 def fitted(
@@ -112,19 +109,40 @@ def _cut_unsure(
     return {key: 1.0 if key in sure else cut for key in demands}
 
 
-def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:
-    """Mean of 1 ÷ (all that is wanted), where that is more than there is, over who of the others has work."""
-    if len(others) >= _MOST_EXACT:
-        return 1 / max(1.0, mine.sms + sum(other.time * other.sms for other in others))
+def _used(others: Sequence[tuple[float, float]]) -> dict[int, float]:
+    """Chances of how many steps of the SMs others use: each (share of SMs, chance) does so by itself."""
     chances = {0: 1.0}
-    for other in others:
-        step, time = round(min(1.0, other.sms) * _STEPS), min(1.0, max(0.0, other.time))
+    for sms, chance in others:
+        step = round(min(1.0, sms) * _STEPS)
         after: dict[int, float] = {}
-        for used, chance in chances.items():
-            after[used] = after.get(used, 0.0) + chance * (1 - time)
-            after[used + step] = after.get(used + step, 0.0) + chance * time
+        for used, so_far in chances.items():
+            after[used] = after.get(used, 0.0) + so_far * (1 - chance)
+            after[used + step] = after.get(used + step, 0.0) + so_far * chance
         chances = after
-    return sum(chance / max(1.0, mine.sms + used / _STEPS) for used, chance in chances.items())
+    return chances
+
+
+def _in_turn(others: Sequence[float]) -> float:
+    """Mean of 1 ÷ (how many have work) for one that has."""
+    if len(others) >= _MOST_EXACT:
+        return 1 / (1 + sum(others))
+    return sum(chance / (1 + used / _STEPS) for used, chance in _used([(1.0, time) for time in others]).items())
+
+
+def _smaller_first(mine: Demand, others: Sequence[Demand]) -> float:
+    """The part that smaller grids leave; of two alike each is first half of the time."""
+    before = []
+    for other in others:
+        first = 0.5 if abs(other.sms - mine.sms) < 1 / _STEPS else float(other.sms < mine.sms)
+        if first:
+            before.append((other.sms, first * min(1.0, max(0.0, other.time))))
+    if not before or not mine.sms:
+        return 1.0
+    if len(before) >= _MOST_EXACT:
+        used = sum(sms * chance for sms, chance in before)
+        return max(0.0, min(1.0, (1 - used) / mine.sms))
+    left = ((max(0.0, 1 - used / _STEPS), chance) for used, chance in _used(before).items())
+    return sum(chance * min(1.0, part / mine.sms) for part, chance in left)
 
 
 def _in_order(mine: Demand, others: Sequence[Demand]) -> float:
