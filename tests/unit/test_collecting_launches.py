@@ -24,7 +24,10 @@ class Counts:
     def raw(self) -> Iterator[tuple[memoryview, memoryview]]:
         if self.fails:
             raise OSError(12, "Cannot allocate memory")
-        key, value = LaunchKey((10, 1), 0, 0, 7), LaunchValue(launches=1, kernels=1, blocks=1, last_ns=self.last_ns, threads_per_block=32)
+        key, value = (
+            LaunchKey((10, 1), 0, 0, 7),
+            LaunchValue(launches=1, kernels=1, blocks=1, last_ns=self.last_ns, threads_per_block=32),
+        )
         yield memoryview(bytes(key)), memoryview(bytes(value))
 
 
