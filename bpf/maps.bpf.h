@@ -25,8 +25,15 @@
 
 /* The fields that identify a process and its cgroups; CO-RE finds them in the running kernel's types. */
 struct css_set;
+struct signal_struct {
+	struct {
+		int counter;
+	} live; /* threads that have not begun to exit */
+} CO_RE;
+
 struct task_struct {
 	struct task_struct *group_leader;
+	struct signal_struct *signal;
 	__u64 start_boottime; /* Linux 5.5: was real_start_time */
 	struct css_set *cgroups;
 } CO_RE;
@@ -87,7 +94,7 @@ struct thread {
 	__u64 wait_queued_ns;
 	__u32 epoch;
 	__u16 open;
-	__u16 in_gate; /* counted in its gate's in_wait */
+	__u16 in_gate; /* 1 + the slot of the gate in whose in_wait it is counted */
 	__u64 captured_stream;
 	__u32 capturing; /* captured_stream is being captured by this thread */
 	__u32 spins; /* its wait is a loop of queries */

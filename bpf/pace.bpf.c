@@ -89,13 +89,25 @@ static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 n
 		post_pause(&(struct pause){.kind = PAUSE_FREE, .slot = slot});
 }
 
-/* An online thread enters (+1) or leaves (−1) a wait. */
-static __always_inline void count_waiting(__u32 slot, __s64 change)
+/* An online thread enters a wait. */
+static __always_inline void enter_gate(struct thread *thread, __u32 slot)
 {
 	struct gate *gate = gate_of(slot);
 
+	if (!gate || thread->in_gate)
+		return;
+	thread->in_gate = 1 + slot;
+	__sync_fetch_and_add(&gate->in_wait, 1);
+}
+
+/* It leaves the wait, or dies in it. */
+static __always_inline void leave_gate(struct thread *thread)
+{
+	struct gate *gate = thread->in_gate ? gate_of(thread->in_gate - 1) : NULL;
+
+	thread->in_gate = 0;
 	if (gate)
-		__sync_fetch_and_add(&gate->in_wait, change);
+		__sync_fetch_and_add(&gate->in_wait, -1);
 }
 
 /* What is left of the virtual queue now. */

@@ -70,16 +70,13 @@ static __always_inline void forget_functions(struct process *process)
 		process->functions[i].launches = 0;
 }
 
-static __always_inline void end_spin(struct process *process, struct thread *thread)
+static __always_inline void end_spin(struct thread *thread)
 {
 	if (!thread->spins)
 		return;
 	thread->spins = 0;
 	thread->wait_ns = 0;
-	if (thread->in_gate) {
-		thread->in_gate = 0;
-		count_waiting(process->slot, -1);
-	}
+	leave_gate(thread);
 }
 
 /* Bookkeeping of requests at a launch: opens the thread's and the process's. */
@@ -92,7 +89,7 @@ static __always_inline void open_request(struct process *process, const struct r
 	struct gate *gate;
 
 	if (thread)
-		end_spin(process, thread); /* it asked, and went on without waiting */
+		end_spin(thread); /* it asked, and went on without waiting */
 	process->last_launch_ns = now;
 	process->slot = slot;
 	if (process->start_ns == 0) {
@@ -168,10 +165,8 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 
 	if (!thread)
 		return;
-	if (rule && rule->role == ROLE_ONLINE && process->open > 0 && !thread->in_gate) {
-		thread->in_gate = 1;
-		count_waiting(process->slot, 1);
-	}
+	if (rule && rule->role == ROLE_ONLINE && process->open > 0)
+		enter_gate(thread, process->slot);
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
 	thread->wait_queued_ns = pace && rule ? drained_queue(pace, rule, busy, now) : 0;
@@ -222,10 +217,7 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 
 	if (!thread || !thread->wait_ns)
 		return;
-	if (thread->in_gate) {
-		thread->in_gate = 0;
-		count_waiting(process->slot, -1);
-	}
+	leave_gate(thread);
 	if (succeeded && process->open > 0)
 		end_requests(id, process, thread, rule);
 	thread->wait_ns = 0;

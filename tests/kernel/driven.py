@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ class Driven:
     stdin: IO[str]
     stdout: IO[str]
     functions: tuple[int, ...]  # KERNELS for each device
+    killed: bool = False
 
     @classmethod
     def of(cls, tgid: int, stdin: IO[str], stdout: IO[str]) -> Driven:
@@ -48,6 +50,15 @@ class Driven:
         """Waits until they are done; it lives on."""
         assert self.stdout.readline() == "done\n"
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.killed = True
+        os.kill(self.process.tgid, signal.SIGKILL)
+
+    def again(self) -> Driven:
+        """Waits until the program that it became is ready."""
+        return Driven.of(self.process.tgid, self.stdin, self.stdout)
+
     def function(self, kernel: int, device: int = 0) -> int:
         """The handle of a kernel."""
         return self.functions[device * KERNELS + kernel]
@@ -62,18 +73,20 @@ class Driver:
     libcuda: Path
 
     @contextmanager
-    def start(self, *arguments: str) -> Iterator[Driven]:
-        """One program, ready. It ends with the block."""
+    def start(self, *arguments: str, **variables: str) -> Iterator[Driven]:
+        """One program, ready, with these in its environment. It ends with the block."""
         command = [str(self.program), *arguments]
-        environment = {**os.environ, **self.node.environment, "LD_LIBRARY_PATH": str(self.libcuda.parent)}
+        library = {"LD_LIBRARY_PATH": str(self.libcuda.parent)}
+        environment = {**os.environ, **self.node.environment, **library, **variables}
         pipe = subprocess.PIPE
         with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
             try:
                 assert process.stdin
                 assert process.stdout
-                yield Driven.of(process.pid, process.stdin, process.stdout)
+                driven = Driven.of(process.pid, process.stdin, process.stdout)
+                yield driven
                 process.stdin.close()
-                assert process.wait(timeout=60) == 0
+                assert process.wait(timeout=60) == (-signal.SIGKILL if driven.killed else 0)
             finally:
                 process.kill()
 
