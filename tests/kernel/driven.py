@@ -17,7 +17,7 @@ from agent.layout import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS,
 from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
-from bench.node import Node
+from bench.node import BUILD, Node
 
 KERNELS = 8  # of driver.c
 Launched = dict[tuple[int, int], tuple[int, int, int]]
@@ -71,11 +71,13 @@ class Driver:
     program: Path
     node: Node
     libcuda: Path
+    cgroup: Path | None = None  # the directory of the one that programs are started in
 
     @contextmanager
     def start(self, *arguments: str, **variables: str) -> Iterator[Driven]:
         """One program, ready, with these in its environment. It ends with the block."""
-        command = [str(self.program), *arguments]
+        enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.cgroup)] if self.cgroup else []
+        command = [*enter, str(self.program), *arguments]
         library = {"LD_LIBRARY_PATH": str(self.libcuda.parent)}
         environment = {**os.environ, **self.node.environment, **library, **variables}
         pipe = subprocess.PIPE
@@ -90,12 +92,22 @@ class Driver:
             finally:
                 process.kill()
 
-    def run(self, *arguments: str) -> Driven:
+    def run(self, *arguments: str, **variables: str) -> Driven:
         """The same to its end."""
-        with self.start(*arguments) as driven:
+        with self.start(*arguments, **variables) as driven:
             driven.begin()
             driven.finish()
         return driven
+
+
+def compile_driver(folder: Path) -> Path:
+    """driver.c, compiled against the simulated libcuda as any program is against the real one."""
+    path, sim = folder / "driver", BUILD.parent
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{sim / 'include'}"]
+    source = Path(__file__).parent / "driver.c"
+    libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
+    subprocess.run(["gcc", *flags, str(source), "-o", str(path), *libraries], check=True)
+    return path
 
 
 def run_together(programs: Sequence[Driven]) -> None:

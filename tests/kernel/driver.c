@@ -4,11 +4,12 @@
  * A program whose driver calls are exactly those that its arguments name:
  *
  *   driver [threads=T] [leader=stays|leaves] [through=symbol|pointer] [streams=legacy|per-thread]
- *          [COUNT*]OPERATION[:ARGUMENT…] …
+ *          [visible=DEVICES] [COUNT*]OPERATION[:ARGUMENT…] …
  *
  * It prints "ready" and the handles of its kernels (those of device 0, then of device 1, …), waits for a line, does all
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
  * With threads=0 the first thread does them itself; with leader=leaves that one ends, and another lives on.
+ * `visible` sets CUDA_VISIBLE_DEVICES as programs do that set it themselves: /proc does not show that.
  * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
  */
 #include <cuda.h>
@@ -497,6 +498,8 @@ static void options(int argc, char **argv)
 			threads = atoi(argv[i] + 8);
 		else if (strncmp(argv[i], "through=", 8) == 0)
 			through_pointer = strcmp(argv[i] + 8, "pointer") == 0;
+		else if (strncmp(argv[i], "visible=", 8) == 0)
+			setenv("CUDA_VISIBLE_DEVICES", argv[i] + 8, 1);
 		else if (strncmp(argv[i], "leader=", 7) == 0)
 			leader_leaves = strcmp(argv[i] + 7, "leaves") == 0;
 		else if (strncmp(argv[i], "streams=", 8) == 0)
