@@ -226,7 +226,7 @@ def test_a_libcuda_that_was_written_over_in_place_is_attached_anew(
     log = len(warden.log.read_text())
     shutil.copyfile(BUILD / "lib" / "libcuda.so.1", node.library)  # other offsets than what the test before put there
     assert node.library.stat().st_ino == inode
-    until(lambda: "symbols of" in warden.log.read_text()[log:].partition("attaching anew")[2], "probes of the new file")
+    until(lambda: "symbols of" in warden.log.read_text()[log:].partition("in place")[2], "probes of the new file")
     with docker() as container:
         replace(driver, cgroup=container.cgroup).run(f"47*{LAUNCH}", CUDA_VISIBLE_DEVICES="0")
         until(lambda: launches_of(warden.snapshot(), container) == {gpu: 47}, "launches with the new content")
