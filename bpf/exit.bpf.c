@@ -79,6 +79,8 @@ int process_exit(void *ctx)
 	process = bpf_map_lookup_elem(&processes, &id);
 	if (process && thread && thread->open && thread->epoch == process->epoch)
 		drop_request(&id, process);
+	if (!process && !thread && !bpf_map_lookup_elem(&context_stacks, &tid))
+		return 0; /* as nearly every thread of the node */
 	forget_thread(tid);
 	if (process && is_over()) {
 		drop_requests(&id, process);
