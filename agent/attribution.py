@@ -77,15 +77,24 @@ def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int, *,
 
 
 def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> Attribution:
-    """A GPU that is split into MIG instances has their PCIe traffic: what is known of it is not unattributed."""
-    rows = [usage for instance in instances for usage in instance.usage.values()]
-    rest = whole.unattributed
-    rest = replace(
-        rest,
-        pcie_tx_bytes_per_second=_rest(rest.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows)),
-        pcie_rx_bytes_per_second=_rest(rest.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows)),
+    """A GPU that is split into MIG instances has their PCIe traffic: what is known of it is not unattributed.
+
+    It has at least as much as they and its own processes do, for its counter was read at another instant.
+    """
+    rows = [*whole.usage.values(), *(usage for instance in instances for usage in instance.usage.values())]
+    tx = sum(row.pcie_tx_bytes_per_second or 0.0 for row in rows)
+    rx = sum(row.pcie_rx_bytes_per_second or 0.0 for row in rows)
+    reading = replace(
+        whole.reading,
+        pcie_tx_bytes_per_second=_at_least(whole.reading.pcie_tx_bytes_per_second, tx),
+        pcie_rx_bytes_per_second=_at_least(whole.reading.pcie_rx_bytes_per_second, rx),
     )
-    return replace(whole, unattributed=rest)
+    rest = replace(
+        whole.unattributed,
+        pcie_tx_bytes_per_second=_rest(reading.pcie_tx_bytes_per_second, [tx]),
+        pcie_rx_bytes_per_second=_rest(reading.pcie_rx_bytes_per_second, [rx]),
+    )
+    return replace(whole, reading=reading, unattributed=rest)
 
 
 def split_activity(

@@ -3,7 +3,8 @@
 """The probes: one loaded BPF object, attached to every copy of libcuda that was shown to it.
 
 Each file is attached once, whatever the paths that lead to it. What could not be attached is remembered with its
-reason, for the status that people see.
+reason, for the status that people see. Files are attached by the observing thread; the watcher's takes the probes off
+those that somebody writes over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import logging
 import os
 import resource
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from agent.elf import exported_functions
 from agent.errors import ProbeError
 from agent.libbpf import BpfObject, Link, Map
 from agent.libraries import FileId, layer_paths, parse_mounts, real_file
+from agent.library_changes import LibraryChanges
 from agent.model import ProbeCounts, ProbeStatus
 from agent.procfs import Procfs
 from agent.symbols import PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
@@ -43,6 +46,7 @@ class AttachedLibrary:
     links: list[Link] = field(default_factory=list)
     version: tuple[int, int] = (0, 0)  # size and time of the last change
     inode: int = 0
+    watch: int | None = None
 
     def status(self) -> ProbeStatus:
         """What is exported."""
@@ -81,6 +85,8 @@ class Probes:
         self.bpf.attach("process_exit")
         self.bpf.attach("process_exec")
         self._numbers = itertools.count(1)
+        self._changing = threading.RLock()
+        self.changes = LibraryChanges()
 
     def map(self, name: str) -> Map:
         """The map `name` with the types of agent/layout.py."""
@@ -110,21 +116,35 @@ class Probes:
 
     def _ensure(self, path: str, descriptor: int, file: FileId, facts: os.stat_result) -> AttachedLibrary:
         version = (facts.st_size, facts.st_mtime_ns)
-        known = self._libraries.get(file)
-        if known is not None and known.version != version:  # written over in place: other functions at these offsets
-            _log.warning("%s was replaced in place: attaching anew", path)
-            self.drop(known)
-            known = None
-        if known is None:
-            known = self._libraries[file] = self._attach(path, f"/proc/self/fd/{descriptor}")
-            known.version, known.inode = version, file.inode
-        return known
+        with self._changing:
+            known = self._libraries.get(file)
+            if known is not None and known.version != version:  # written over: other functions at these offsets
+                _log.warning("%s was replaced in place: attaching anew", path)
+                self.drop(known)
+                known = None
+            if known is None:
+                open_path = f"/proc/self/fd/{descriptor}"
+                watch = self.changes.watch(open_path)  # first, so that no change after the look is missed
+                known = self._libraries[file] = self._attach(path, open_path)
+                known.version, known.inode, known.watch = version, file.inode, watch
+            return known
 
     def drop(self, library: AttachedLibrary) -> None:
         """Takes the probes of a file away that is gone and that nobody maps any more."""
-        for link in library.links:
-            self.bpf.detach(link)
-        self._libraries = {file: known for file, known in self._libraries.items() if known is not library}
+        with self._changing:
+            if library.watch is not None:
+                self.changes.forget(library.watch)
+            for link in library.links:
+                self.bpf.detach(link)
+            self._libraries = {file: known for file, known in self._libraries.items() if known is not library}
+
+    def drop_changed(self) -> None:
+        """Takes the probes off files that somebody began to write over; what they become is for `ensure`."""
+        with self._changing:
+            changed = self.changes.take()
+            for library in [library for library in self._libraries.values() if library.watch in changed]:
+                _log.warning("%s is written over in place: its probes go until that is done", library.path)
+                self.drop(library)
 
     def _attach(self, path: str, open_path: str) -> AttachedLibrary:
         library = AttachedLibrary(next(self._numbers) % _LIBRARY_NUMBERS, path)
@@ -196,6 +216,7 @@ class Probes:
 
     def close(self) -> None:
         """Detaches everything."""
+        self.changes.close()
         self.bpf.close()
 
     def __enter__(self) -> Probes:

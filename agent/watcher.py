@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The thread that hears of processes as they appear and die, and of kernel names, from the probes' ring buffers."""
+"""The thread that hears of processes as they appear and die, and of kernel names, from the probes' ring buffers.
+
+It hears of libraries that are written over, too, whose probes cannot wait for the next tick.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Watcher:
     """Calls the listener and fills `names` from its own thread, between `start` and `stop`."""
 
     def __init__(self, probes: Probes, listener: Listener, names: FunctionNames) -> None:
-        self._listener, self._names = listener, names
+        self._probes, self._listener, self._names = probes, listener, names
         self._rings = [
             RingBuffer(probes.bpf.lib, probes.bpf.map_fd(name), self._guarded(receive))
             for name, receive in (("events", self._event), ("names", self._name))
@@ -64,8 +67,13 @@ class Watcher:
         waiting = select.poll()  # select() takes no descriptor beyond 1023
         for ring in self._rings:
             waiting.register(ring.epoll_fd, select.POLLIN)
+        changes = self._probes.changes.fileno()
+        if changes is not None:
+            waiting.register(changes, select.POLLIN)
         while not self._ending.is_set():
-            waiting.poll(_ROUND_MILLISECONDS)
+            ready = {descriptor for descriptor, _ in waiting.poll(_ROUND_MILLISECONDS)}
+            if changes in ready:
+                self._probes.drop_changed()
             for ring in self._rings:
                 ring.consume()
 

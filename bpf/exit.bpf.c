@@ -43,7 +43,7 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 	if (!thread)
 		return;
 	leave_gate(thread);
-	if (!process) /* threads that die at once may each be the last, and one of them was first */
+	if (!process) /* of threads that die at once each may be the last, and one was first */
 		return;
 	if (!thread->open || thread->epoch != process->epoch)
 		return;
@@ -71,16 +71,39 @@ int process_exit(void *ctx)
 		end_lease(control, &id);
 	process = bpf_map_lookup_elem(&processes, &id);
 	leave_gates(process, tid);
+	if (!process && !bpf_map_lookup_elem(&threads, &tid) && !bpf_map_lookup_elem(&context_stacks, &tid))
+		return 0; /* as nearly every thread of the node */
 	forget_thread(tid);
-	if (!process || !is_last_thread())
-		return 0;
-	close_all_gates(process, bpf_ktime_get_ns());
-	post_event(EVENT_PROCESS_EXIT, 0, &id);
-	bpf_map_delete_elem(&processes, &id);
+	if (process && is_last_thread()) { /* threads that die at once may each be: who deletes it speaks for all */
+		close_all_gates(process, bpf_ktime_get_ns());
+		if (!bpf_map_delete_elem(&processes, &id))
+			post_event(EVENT_PROCESS_EXIT, 0, &id);
+	}
 	return 0;
 }
 
-/* Another program in the same process: contexts and memory went with the old one, threads other than this one too. */
+static long forget_context(void *map, struct context_key *key, struct context *context, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
+static long forget_uuid(void *map, struct ordinal_key *key, struct uuid *uuid, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
+static long forget_owner(void *map, struct owner_key *key, __u32 *library, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
+/* Another program in the same process: contexts, memory and numbering went with the old one, and so did its threads. */
 SEC("raw_tp/sched_process_exec")
 int process_exec(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -95,6 +118,9 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	close_all_gates(process, bpf_ktime_get_ns());
 	remove_allocations(&id, 0);
 	forget_thread(before);
+	bpf_for_each_map_elem(&contexts, forget_context, &id, 0);
+	bpf_for_each_map_elem(&uuids, forget_uuid, &id, 0);
+	bpf_for_each_map_elem(&owners, forget_owner, &id, 0);
 	forget_thread(tid);
 	bpf_map_delete_elem(&processes, &id);
 	post_event(EVENT_PROCESS_EXEC, 0, &id);

@@ -104,12 +104,10 @@ static __always_inline void close_own_gate(struct process *process, struct threa
 static __always_inline void close_all_gates(struct process *process, __u64 now)
 {
 	for (__u32 slot = 0; slot < SLOTS; slot++) {
-		__s32 count = process->gated[slot];
+		__s32 count = __sync_lock_test_and_set(&process->gated[slot], 0);
 
-		if (count <= 0)
-			continue;
-		__sync_fetch_and_add(&process->gated[slot], -count);
-		close_gate_requests(slot, count, now);
+		if (count > 0)
+			close_gate_requests(slot, count, now);
 	}
 }
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from agent.probes import Probes
 from agent.procfs import Procfs
 from bench.node import BUILD, Node, simulated_node
 from tests.kernel import calls
-from tests.kernel.driven import Driver
+from tests.kernel.driven import Driver, compile_driver
 
 _HERE = Path(__file__).parent
 _SIM = _HERE.parents[1] / "sim"
@@ -25,11 +24,7 @@ _SIM = _HERE.parents[1] / "sim"
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """driver.c, compiled against the simulated libcuda as any program is against the real one."""
-    path = tmp_path_factory.mktemp("driver") / "driver"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{_SIM / 'include'}"]
-    libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
-    subprocess.run(["gcc", *flags, str(_HERE / "driver.c"), "-o", str(path), *libraries], check=True)
-    return path
+    return compile_driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="session")

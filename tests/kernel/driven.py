@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from agent.layout import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS,
 from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
-from bench.node import Node
+from bench.node import BUILD, Node
 
 KERNELS = 8  # of driver.c
 Launched = dict[tuple[int, int], tuple[int, int, int]]
@@ -31,6 +32,7 @@ class Driven:
     stdin: IO[str]
     stdout: IO[str]
     functions: tuple[int, ...]  # KERNELS for each device
+    killed: bool = False
 
     @classmethod
     def of(cls, tgid: int, stdin: IO[str], stdout: IO[str]) -> Driven:
@@ -48,6 +50,15 @@ class Driven:
         """Waits until they are done; it lives on."""
         assert self.stdout.readline() == "done\n"
 
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.killed = True
+        os.kill(self.process.tgid, signal.SIGKILL)
+
+    def again(self) -> Driven:
+        """Waits until the program that it became is ready."""
+        return Driven.of(self.process.tgid, self.stdin, self.stdout)
+
     def function(self, kernel: int, device: int = 0) -> int:
         """The handle of a kernel."""
         return self.functions[device * KERNELS + kernel]
@@ -60,29 +71,43 @@ class Driver:
     program: Path
     node: Node
     libcuda: Path
+    cgroup: Path | None = None  # the directory of the one that programs are started in
 
     @contextmanager
-    def start(self, *arguments: str) -> Iterator[Driven]:
-        """One program, ready. It ends with the block."""
-        command = [str(self.program), *arguments]
-        environment = {**os.environ, **self.node.environment, "LD_LIBRARY_PATH": str(self.libcuda.parent)}
+    def start(self, *arguments: str, **variables: str) -> Iterator[Driven]:
+        """One program, ready, with these in its environment. It ends with the block."""
+        enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.cgroup)] if self.cgroup else []
+        command = [*enter, str(self.program), *arguments]
+        library = {"LD_LIBRARY_PATH": str(self.libcuda.parent)}
+        environment = {**os.environ, **self.node.environment, **library, **variables}
         pipe = subprocess.PIPE
         with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
             try:
                 assert process.stdin
                 assert process.stdout
-                yield Driven.of(process.pid, process.stdin, process.stdout)
+                driven = Driven.of(process.pid, process.stdin, process.stdout)
+                yield driven
                 process.stdin.close()
-                assert process.wait(timeout=60) == 0
+                assert process.wait(timeout=60) == (-signal.SIGKILL if driven.killed else 0)
             finally:
                 process.kill()
 
-    def run(self, *arguments: str) -> Driven:
+    def run(self, *arguments: str, **variables: str) -> Driven:
         """The same to its end."""
-        with self.start(*arguments) as driven:
+        with self.start(*arguments, **variables) as driven:
             driven.begin()
             driven.finish()
         return driven
+
+
+def compile_driver(folder: Path) -> Path:
+    """driver.c, compiled against the simulated libcuda as any program is against the real one."""
+    path, sim = folder / "driver", BUILD.parent
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{sim / 'include'}"]
+    source = Path(__file__).parent / "driver.c"
+    libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
+    subprocess.run(["gcc", *flags, str(source), "-o", str(path), *libraries], check=True)
+    return path
 
 
 def run_together(programs: Sequence[Driven]) -> None:

@@ -3,10 +3,13 @@
 /*
  * A program whose driver calls are exactly those that its arguments name:
  *
- *   driver [threads=T] [linger=yes|no] [through=symbol|pointer] [streams=legacy|per-thread] [COUNT*]OPERATION[:ARGUMENT…] …
+ *   driver [threads=T] [leader=stays|leaves] [linger=yes|no] [through=symbol|pointer] [streams=legacy|per-thread]
+ *          [visible=DEVICES] [COUNT*]OPERATION[:ARGUMENT…] …
  *
  * It prints "ready" and the handles of its kernels (those of device 0, then of device 1, …), waits for a line, does all
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
+ * With threads=0 the first thread does them itself; with leader=leaves that one ends, and another lives on.
+ * `visible` sets CUDA_VISIBLE_DEVICES as programs do that set it themselves: /proc does not show that.
  * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
  */
 #include <cuda.h>
@@ -16,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { KERNELS = 8, MOST_DEVICES = 4, MOST_HELD = 64, MOST_ARGUMENTS = 3, NEWEST_VERSION = 12040, BUFFER = 1 << 20 };
@@ -60,11 +64,11 @@ extern __typeof__(cuMemsetD8) cuMemsetD8_v2_ptds;
 extern __typeof__(cuMemsetD8Async) cuMemsetD8Async_ptsz;
 extern __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
 
-static bool through_pointer, per_thread;
+static bool through_pointer, per_thread, leader_leaves;
 static bool linger; /* threads that have done their operations live until the process ends */
 static pthread_barrier_t all_done;
 static int threads = 1, operation_count;
-static char **operations;
+static char **operations, *program;
 static int devices;
 static CUcontext primary[MOST_DEVICES];
 static CUfunction kernels[MOST_DEVICES][KERNELS];
@@ -118,6 +122,14 @@ static void hold(CUdeviceptr pointer)
 		exit(1);
 	}
 	held[held_count++] = pointer;
+}
+
+static CUcontext current_context(void)
+{
+	CUcontext context;
+
+	check(cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+	return context;
 }
 
 static int device_now(void)
@@ -413,6 +425,8 @@ static bool wait_for(const struct operation *o)
 static bool context(const struct operation *o)
 {
 	CUcontext any, chosen = primary[o->arguments[0] % MOST_DEVICES];
+	int device = (int)o->arguments[0];
+	CUuuid uuid;
 
 	if (strcmp(o->name, "set") == 0)
 		check(PLAIN(cuCtxSetCurrent)(chosen), "cuCtxSetCurrent");
@@ -423,9 +437,39 @@ static bool context(const struct operation *o)
 	else if (strcmp(o->name, "pop") == 0)
 		check(PLAIN(cuCtxPopCurrent)(&any), "cuCtxPopCurrent");
 	else if (strcmp(o->name, "new") == 0)
-		check(cuCtxCreate(&any, 0, (int)o->arguments[0]), "cuCtxCreate");
+		check(cuCtxCreate(&any, 0, device), "cuCtxCreate");
+	else if (strcmp(o->name, "destroy") == 0)
+		check(cuCtxDestroy(current_context()), "cuCtxDestroy");
+	else if (strcmp(o->name, "retain_primary") == 0)
+		check(PLAIN(cuDevicePrimaryCtxRetain)(&any, device), "cuDevicePrimaryCtxRetain");
+	else if (strcmp(o->name, "release_primary") == 0)
+		check(cuDevicePrimaryCtxRelease(device), "cuDevicePrimaryCtxRelease");
+	else if (strcmp(o->name, "uuid") == 0)
+		check(cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
 	else
 		return false;
+	return true;
+}
+
+/* fork: a child without CUDA, waited for; exec: this program anew, with the operations that are left */
+static bool life(const struct operation *o, int next)
+{
+	pid_t child;
+	int status;
+
+	if (strcmp(o->name, "fork") == 0) {
+		child = fork();
+		if (child == 0)
+			_exit(0);
+		if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+			exit(1);
+	} else if (strcmp(o->name, "exec") == 0) {
+		operations[next - 1] = program;
+		execv("/proc/self/exe", operations + next - 1);
+		exit(1);
+	} else {
+		return false;
+	}
 	return true;
 }
 
@@ -469,7 +513,7 @@ static void *work(void *unused)
 		for (unsigned long n = 0; n < o.count; n++)
 			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !register_host(&o) &&
 			    !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) &&
-			    !context(&o)) {
+			    !context(&o) && !life(&o, i + 1)) {
 				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
 				exit(2);
 			}
@@ -511,13 +555,34 @@ static void options(int argc, char **argv)
 			linger = strcmp(argv[i] + 7, "yes") == 0;
 		else if (strncmp(argv[i], "through=", 8) == 0)
 			through_pointer = strcmp(argv[i] + 8, "pointer") == 0;
+		else if (strncmp(argv[i], "visible=", 8) == 0)
+			setenv("CUDA_VISIBLE_DEVICES", argv[i] + 8, 1);
+		else if (strncmp(argv[i], "leader=", 7) == 0)
+			leader_leaves = strcmp(argv[i] + 7, "leaves") == 0;
 		else if (strncmp(argv[i], "streams=", 8) == 0)
 			per_thread = strcmp(argv[i] + 8, "per-thread") == 0;
 		else
 			break;
 	}
+	program = argv[0];
 	operations = argv + i;
 	operation_count = argc - i;
+}
+
+static void *tell(void *unused)
+{
+	(void)unused;
+	puts("done");
+	fflush(stdout);
+	while (getchar() != EOF)
+		;
+	return NULL;
+}
+
+static void *work_and_tell(void *unused)
+{
+	work(unused);
+	return tell(unused);
 }
 
 int main(int argc, char **argv)
@@ -536,6 +601,13 @@ int main(int argc, char **argv)
 	if (getchar() == EOF)
 		return 1;
 	pthread_barrier_init(&all_done, NULL, threads + 1);
+	if (leader_leaves) {
+		if (pthread_create(&ids[0], NULL, work_and_tell, NULL) != 0)
+			return 1;
+		pthread_exit(NULL);
+	}
+	if (threads == 0)
+		work(NULL);
 	for (int t = 0; t < threads; t++)
 		if (pthread_create(&ids[t], NULL, work, NULL) != 0)
 			return 1;
@@ -543,9 +615,6 @@ int main(int argc, char **argv)
 		pthread_barrier_wait(&all_done);
 	for (int t = 0; !linger && t < threads; t++)
 		pthread_join(ids[t], NULL);
-	puts("done");
-	fflush(stdout);
-	while (getchar() != EOF)
-		;
+	tell(NULL);
 	return 0;
 }

@@ -7,13 +7,20 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import subprocess
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.function_names import FunctionNames
 from agent.libraries import layer_paths, parse_mounts
+from agent.members import Told
+from agent.model import ProcessId
 from agent.probes import Probes
+from agent.watcher import Watcher
 from bench.containers import Container, Mount
 from tests.kernel.driven import Driven, Driver, launched, lost, run_together
 
@@ -73,3 +80,46 @@ def test_layers_are_found_in_the_order_in_which_they_cover_each_other() -> None:
         "/l1/usr/lib/libcuda.so.1",
         "/l2/usr/lib/libcuda.so.1",
     ]
+
+
+def test_a_program_that_maps_a_library_just_written_over_meets_no_old_probe(
+    fresh_probes: Probes, driver: Driver, tmp_path: Path
+) -> None:
+    mine = replace(driver, libcuda=tmp_path / "libcuda.so.1")
+    shutil.copyfile(driver.libcuda, mine.libcuda)
+    newer = another_build(tmp_path / "newer")
+    assert not fresh_probes.ensure(str(mine.libcuda)).failed
+    watcher = Watcher(fresh_probes, Deaf(), FunctionNames())
+    watcher.start()
+    try:
+        shutil.copyfile(newer, mine.libcuda)
+        deadline = time.monotonic() + 30
+        while fresh_probes.libraries():
+            assert time.monotonic() < deadline, "the probes stay on what is not there any more"
+            time.sleep(0.001)
+        mine.run(f"{LAUNCHES}*launch:1x1x1:32x1x1")  # nobody has looked yet: it runs, unseen
+        assert not fresh_probes.ensure(str(mine.libcuda)).failed
+        seen = mine.run(f"{LAUNCHES}*launch:1x1x1:32x1x1")
+    finally:
+        watcher.stop()
+    assert {count for count, _, _ in launched(fresh_probes, seen.process).values()} == {LAUNCHES}
+
+
+def another_build(folder: Path) -> Path:
+    """The same functions at other places."""
+    source = Path(__file__).resolve().parents[2] / "sim" / "libcuda"
+    subprocess.run(["make", "-s", "-C", str(source), f"OUT={folder}", "CFLAGS=-O0"], check=True)
+    return folder / "libcuda.so.1"
+
+
+class Deaf:
+    """A listener that keeps nothing."""
+
+    def seen(self, told: Told) -> None:
+        """Nothing."""
+
+    def exited(self, process: ProcessId) -> None:
+        """Nothing."""
+
+    def replaced(self, process: ProcessId) -> None:
+        """Nothing."""

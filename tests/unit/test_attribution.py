@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import Work, attribute, split_activity
+from agent.attribution import Work, attribute, split_activity, without_instances
 from agent.model import Device, DeviceReading, DeviceUuid, ProcessId
 
 DEVICE = Device(0, DeviceUuid("GPU-1"), "GPU", "0000:01:00.0", 132, 80 << 30)
@@ -104,3 +104,24 @@ def test_what_a_process_did_that_nobody_knows_is_not_the_others() -> None:
     shared = attribute(reading, [known], SECOND, others=True)
     assert shared.usage[process(2)].sm_ratio == 0.5
     assert shared.unattributed.sm_ratio == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("counted", [90.0, 100.0, 130.0])  # by the GPU's own counter, read at another instant
+def test_a_gpu_that_is_split_has_at_least_the_traffic_of_its_instances(counted: float) -> None:
+    second, known = 1_000_000_000, 100
+    whole, part = (
+        DeviceReading(
+            Device(0, DeviceUuid(name), "", "", None, None, parent=parent),
+            pcie_tx_bytes_per_second=tx,
+            pcie_rx_bytes_per_second=tx,
+        )
+        for name, parent, tx in (("GPU-1", None, counted), ("MIG-1", DeviceUuid("GPU-1"), None))
+    )
+    instance = attribute(part, [Work(process(1), 1, None, known, known, None)], second)
+    after = without_instances(attribute(whole, [], second), [instance])
+    for total, rest in (
+        (after.reading.pcie_tx_bytes_per_second, after.unattributed.pcie_tx_bytes_per_second),
+        (after.reading.pcie_rx_bytes_per_second, after.unattributed.pcie_rx_bytes_per_second),
+    ):
+        assert total == max(counted, known)
+        assert rest == max(counted, known) - known

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Processes that fork, exec, lose threads and change contexts: what they did stays theirs, and only theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.function_names import FunctionNames
+from agent.layout import ORDINALS, ROLE_ONLINE, U32, Gate, ProcessKey, Rule
+from agent.members import Told
+from agent.model import ProcessId
+from agent.probes import Probes
+from agent.procfs import Procfs
+from agent.watcher import Watcher
+from tests.kernel.driven import Driven, Driver, launched, lost, memory
+
+MIB = 1 << 20
+SLOT = 3  # of a gate that nothing else here uses
+LAUNCH = "launch:1x1x1:32x1x1"
+
+
+class ThreadKey(ctypes.Structure):
+    """bpf_get_current_pid_tgid()."""
+
+    _fields_ = [("tid", ctypes.c_uint32), ("tgid", ctypes.c_uint32)]
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the watcher told, in order."""
+
+    words: list[tuple[str, ProcessId]] = field(default_factory=list)
+
+    def seen(self, told: Told) -> None:
+        self.words.append(("seen", told.process))
+
+    def exited(self, process: ProcessId) -> None:
+        self.words.append(("exited", process))
+
+    def replaced(self, process: ProcessId) -> None:
+        self.words.append(("replaced", process))
+
+    def of(self, driven: Driven) -> list[str]:
+        """About one process."""
+        return [word for word, process in self.words if process == driven.process]
+
+    def until_over(self, driven: Driven) -> list[str]:
+        """The same, once its end is known."""
+        until(lambda: "exited" in self.of(driven), f"the end of {driven.process}")
+        return self.of(driven)
+
+
+@pytest.fixture
+def heard(probes: Probes) -> Iterator[Heard]:
+    """Of every process on the probed library."""
+    listener = Heard()
+    watcher = Watcher(probes, listener, FunctionNames())
+    watcher.start()
+    yield listener
+    watcher.stop()
+
+
+def counts(probes: Probes, driven: Driven) -> dict[tuple[int, int], int]:
+    """(device, kernel) → launches."""
+    names = {driven.function(kernel, device): kernel for device in (0, 1) for kernel in range(8)}
+    found = launched(probes, driven.process)
+    return {(device, names[function]): launches for (device, function), (launches, _, _) in found.items()}
+
+
+@contextmanager
+def become(first: Driven) -> Iterator[Driven]:
+    """Runs the first program, and the one that it execs, until that is done."""
+    first.begin()
+    second = first.again()
+    second.begin()
+    second.finish()
+    yield second
+
+
+def test_a_fork_changes_nothing_for_its_parent_and_makes_nobody_known(
+    driver: Driver, probes: Probes, heard: Heard
+) -> None:
+    with driver.start(f"alloc:{2 * MIB}", f"3*{LAUNCH}", "5*fork", f"7*{LAUNCH}:2") as driven:
+        driven.begin()
+        driven.finish()
+        assert counts(probes, driven) == {(0, 0): 3, (0, 2): 7}
+        assert memory(probes, driven.process)[0].live == {"plain": 2 * MIB}
+    assert heard.until_over(driven) == ["seen", "exited"]
+    assert {process for _, process in heard.words if process.start_ticks >= driven.process.start_ticks} == {
+        driven.process
+    }
+
+
+@pytest.mark.parametrize("threads", [0, 1], ids=["by its first thread", "by another thread"])
+def test_another_program_in_the_process_does_not_inherit_memory(
+    driver: Driver, probes: Probes, heard: Heard, threads: int
+) -> None:
+    old, new = f"alloc:{6 * MIB}", f"alloc:{4 * MIB}"
+    operations = (old, f"3*{LAUNCH}", "exec", f"threads={threads}", new, f"5*{LAUNCH}")
+    with driver.start(f"threads={threads}", *operations) as first, become(first) as second:
+        assert second.process == first.process
+        assert memory(probes, second.process)[0].live == {"plain": 4 * MIB}
+        assert sum(count for count, _, _ in launched(probes, second.process).values()) == 3 + 5
+    assert heard.until_over(second) == ["seen", "replaced", "seen", "exited"]
+
+
+def test_another_program_in_the_process_has_contexts_and_devices_of_its_own(driver: Driver, probes: Probes) -> None:
+    before = ("uuid:0", "uuid:1", "new:1", LAUNCH, "exec", "threads=0")
+    with driver.start("threads=0", *before, f"3*{LAUNCH}", "uuid:0", f"alloc:{MIB}") as first, become(first) as second:
+        told = {key.ordinal for key, _ in probes.map("uuids").items() if key.process.id() == second.process}
+        assert told == {0}
+        assert (0, second.function(0)) in launched(probes, second.process)
+        assert memory(probes, second.process)[0].live == {"plain": MIB}
+
+
+def test_a_process_whose_first_thread_ended_is_alive(driver: Driver, probes: Probes, heard: Heard) -> None:
+    with driver.start("leader=leaves", f"alloc:{MIB}", f"3*{LAUNCH}") as driven:
+        driven.begin()
+        driven.finish()
+        assert Procfs().is_alive(driven.process)
+        assert counts(probes, driven) == {(0, 0): 3}
+        assert memory(probes, driven.process)[0].live == {"plain": MIB}
+    assert heard.until_over(driven) == ["seen", "exited"]
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed at work"])
+def test_threads_leave_nothing_behind_them(driver: Driver, probes: Probes, heard: Heard, killed: bool) -> None:
+    work = ("set:1", f"{1_000_000 if killed else 3}*{LAUNCH}", "sync")
+    with driver.start("threads=16", f"alloc:{MIB}", *work) as driven:
+        driven.begin()
+        if killed:
+            while len(entries(probes, "threads", driven)) < 16:
+                assert Procfs().is_alive(driven.process)
+            driven.kill()
+        else:
+            driven.finish()
+            assert counts(probes, driven) == {(1, 0): 48}
+            assert memory(probes, driven.process)[0].live == {"plain": 16 * MIB}
+    assert heard.until_over(driven) == ["seen", "exited"]
+    assert entries(probes, "threads", driven) == entries(probes, "context_stacks", driven) == []
+
+
+def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver: Driver, probes: Probes) -> None:
+    slots = (ctypes.c_uint8 * ORDINALS)(*[SLOT] * ORDINALS)
+    with driver.start("threads=6", "set:1", "launch:1x1x1:32x1x1:0:300000000", "sync") as driven:
+        probes.map("rules").put(ProcessKey.of(driven.process), Rule(role=ROLE_ONLINE, slots=slots, slot_unknown=SLOT))
+        driven.begin()
+        until(lambda: (gate(probes).open, gate(probes).in_wait) == (6, 6), "all threads to wait")
+        driven.kill()
+    until(lambda: (gate(probes).open, gate(probes).in_wait) == (0, 0), "the gate to be free")
+    probes.map("rules").delete(ProcessKey.of(driven.process))
+    assert gate(probes).busy_since_ns == 0
+    assert gate(probes).busy_total_ns > 0
+
+
+def gate(probes: Probes) -> Gate:
+    found = probes.map("gates").get(U32(SLOT))
+    assert isinstance(found, Gate)
+    return found
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.01)
+
+
+def entries(probes: Probes, name: str, driven: Driven) -> list[int]:
+    """Thread ids of the process in one of the kernel side's own maps, which are keyed by pid_tgid."""
+    value = {"threads": ctypes.c_byte * 56, "context_stacks": ctypes.c_byte * 136}[name]
+    items = probes.bpf.map(name, ThreadKey, value).items()
+    return [key.tid for key, _ in items if key.tgid == driven.process.tgid]
+
+
+def test_the_end_of_a_context_frees_what_it_held_and_nothing_else(driver: Driver, probes: Probes) -> None:
+    driven = driver.run(f"alloc:{2 * MIB}", "new:1", f"3*alloc:{4 * MIB}", "destroy", f"alloc:{6 * MIB}", LAUNCH)
+    books = memory(probes, driven.process)
+    assert {device: dict(one.live) for device, one in books.items()} == {0: {"plain": 8 * MIB}, 1: {}}
+    assert books[1].peak == 12 * MIB
+    assert counts(probes, driven) == {(0, 0): 1}  # what was current before is so again
+
+
+def test_a_primary_context_ends_when_as_often_released_as_retained(driver: Driver, probes: Probes) -> None:
+    on_1 = ("set:1", f"alloc:{2 * MIB}", "retain_primary:1", "release_primary:1")
+    kept = driver.run(*on_1, f"3*{LAUNCH}")
+    assert memory(probes, kept.process)[1].live == {"plain": 2 * MIB}
+    assert counts(probes, kept) == {(1, 0): 3}
+    released = driver.run(*on_1, "set:0", "release_primary:1", f"5*{LAUNCH}")
+    assert memory(probes, released.process)[1].live == {}
+    assert counts(probes, released) == {(0, 0): 5}
+    retained = driver.run(*on_1, "set:0", "release_primary:1", "retain_primary:1", "set:1", f"alloc:{MIB}")
+    assert memory(probes, retained.process)[1].live == {"plain": MIB}
+
+
+def test_contexts_are_pushed_and_popped_over_two_devices(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("new:1", LAUNCH, "new:0", f"2*{LAUNCH}", "push:1", f"4*{LAUNCH}", "pop", "pop", f"8*{LAUNCH}")
+    assert counts(probes, driven) == {(1, 0): 1 + 4 + 8, (0, 0): 2}
+
+
+def test_the_driver_tells_which_device_an_ordinal_is_when_they_are_reordered(driver: Driver, probes: Probes) -> None:
+    straight = uuids(probes, driver, "0,1")
+    swapped = uuids(probes, driver, "1,0")
+    assert set(straight) == set(swapped) == {0, 1}
+    assert straight[0] == swapped[1] != straight[1]
+    assert straight[1] == swapped[0]
+
+
+def uuids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:
+    """Ordinal → UUID, as one process was told."""
+    with driver.start("uuid:0", "uuid:1", CUDA_VISIBLE_DEVICES=visible) as driven:
+        driven.begin()
+        driven.finish()
+        items = probes.map("uuids").items()
+        return {key.ordinal: bytes(value.bytes) for key, value in items if key.process.id() == driven.process}
+
+
+def test_nothing_was_lost(probes: Probes) -> None:
+    assert not lost(probes)
