@@ -76,14 +76,20 @@ def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int) ->
 
 def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> Attribution:
     """A GPU that is split into MIG instances has their PCIe traffic: what is known of it is not unattributed."""
-    rows = [usage for instance in instances for usage in instance.usage.values()]
-    rest = whole.unattributed
-    rest = replace(
-        rest,
-        pcie_tx_bytes_per_second=_rest(rest.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows)),
-        pcie_rx_bytes_per_second=_rest(rest.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows)),
+    rows = [usage for part in (whole, *instances) for usage in part.usage.values()]
+    tx = [row.pcie_tx_bytes_per_second or 0.0 for row in rows]
+    rx = [row.pcie_rx_bytes_per_second or 0.0 for row in rows]
+    reading = replace(
+        whole.reading,
+        pcie_tx_bytes_per_second=_at_least(whole.reading.pcie_tx_bytes_per_second, sum(tx)),
+        pcie_rx_bytes_per_second=_at_least(whole.reading.pcie_rx_bytes_per_second, sum(rx)),
     )
-    return replace(whole, unattributed=rest)
+    rest = replace(
+        whole.unattributed,
+        pcie_tx_bytes_per_second=_rest(reading.pcie_tx_bytes_per_second, tx),
+        pcie_rx_bytes_per_second=_rest(reading.pcie_rx_bytes_per_second, rx),
+    )
+    return replace(whole, reading=reading, unattributed=rest)
 
 
 def split_activity(
@@ -95,6 +101,8 @@ def split_activity(
     half of it is scaled up as well; less than that is somebody else's work and stays unattributed.
     """
     total = sum(estimate for estimate in estimates.values() if estimate)
+    if activity is None and total > 1:
+        activity = 1.0  # nobody measured it, but nothing does more than all of a device
     if activity is None or total == 0:
         return dict(estimates)
     all_known = all(estimate is not None for estimate in estimates.values())
