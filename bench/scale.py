@@ -3,8 +3,11 @@
 """`python -m bench scale`: what many processes, containers and kernel functions cost the agent, and if it counts all.
 
 It holds when every launch was counted, no map lost any, and series are as many as containers make, not as processes or
-functions do. Of a process that ended before anybody read its environment the device is unknown where there are several:
-its launches are told as lost, and every one has to be either counted or that. CPU time and memory are printed, not judged: a uprobe costs what the machine makes it cost.
+functions do.
+
+Of a process that ended before anybody read its environment the device is unknown where there are several: its launches
+are told as lost, and every one has to be either counted or that. CPU time and memory are printed, not judged: a uprobe
+costs what the machine makes it cost.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def lost_in_kernel(cost: Cost) -> dict[str, int]:
 
 
 def run(here: Stage, load: Load, seconds: float = 5.0) -> tuple[int, int, Cost]:
-    """Lets it happen; how many launches were counted, of how many it is known that they were not, and the peak's cost."""
+    """Lets it happen; launches that were counted, launches that are told as lost, and the peak's cost."""
     counted, unplaced = here.kernels()
     with here.load(load):
         here.until_counted(counted + unplaced + load.kernels)
