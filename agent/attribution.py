@@ -106,6 +106,8 @@ def split_activity(
     half of it is scaled up as well; less than that is somebody else's work and stays unattributed.
     """
     total = sum(estimate for estimate in estimates.values() if estimate)
+    if activity is None and total > 1:
+        activity = 1.0  # nobody measured it, but nothing does more than all of a device
     if activity is None or total == 0:
         return dict(estimates)
     all_known = not others and all(estimate is not None for estimate in estimates.values())

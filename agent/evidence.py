@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agent.errors import GoneError
 from agent.model import DeviceReading, DeviceUuid, ProcessId
 from agent.procfs import Procfs
 from agent.samples import CountedSince, Delivered, OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,8 @@ class Evidence:
     by_tgid: dict[int, ProcessId]
     memory: dict[tuple[int, DeviceUuid], int]
     utilization: dict[tuple[int, DeviceUuid], float]
-    listed: frozenset[tuple[int, DeviceUuid]]
+    devices_by_tgid: Mapping[int, Sequence[DeviceUuid]]  # where NVML lists it
+    tgids_by_device: Mapping[DeviceUuid, Sequence[int]]
     told: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver told the process
     side_by_side: frozenset[tuple[int, DeviceUuid]] = frozenset()  # MPS clients
     counted_ns: int | None = None  # how long launches were counted for
@@ -51,13 +57,16 @@ class Evidence:
                 uuids.append(sample)
             elif isinstance(sample, CountedSince):
                 counted_ns = sample.at_ns - sample.before_ns
-        by_tgid = _identify({tgid for tgid, _ in listed}, probed, proc)
+        devices_by_tgid = _grouped(sorted(listed))
+        tgids_by_device = _grouped((device, tgid) for tgid, device in sorted(listed))
+        by_tgid = _identify(devices_by_tgid, probed, proc)
         split = {reading.device.parent for reading in readings}  # their UUID does not say which instance is meant
         uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
         known = {bare_uuid(uuid): uuid for uuid in uuids_of}
         told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
         deliveries = tuple(sample for sample in samples if isinstance(sample, Delivered))
-        parts = (by_tgid, memory, utilization, frozenset(listed), told, frozenset(clients), counted_ns, deliveries)
+        by_device = (devices_by_tgid, tgids_by_device)
+        parts = (by_tgid, memory, utilization, *by_device, told, frozenset(clients), counted_ns, deliveries)
         return cls(tuple(readings), frozenset(probed), *parts)
 
     @property
@@ -71,13 +80,29 @@ class Evidence:
         counts = {reading.device.sm_count for reading in self.readings}
         return (counts.pop() or 0) if len(counts) == 1 else 0
 
-    def devices_of(self, tgid: int) -> list[DeviceUuid]:
+    def devices_of(self, tgid: int) -> Sequence[DeviceUuid]:
         """Where NVML lists a process."""
-        return sorted(device for listed, device in self.listed if listed == tgid)
+        return self.devices_by_tgid.get(tgid, ())
 
-    def tgids_on(self, device: DeviceUuid) -> list[int]:
+    def tgids_on(self, device: DeviceUuid) -> Sequence[int]:
         """Whom NVML lists on a device."""
-        return sorted(tgid for tgid, on in self.listed if on == device)
+        return self.tgids_by_device.get(device, ())
+
+    def memory_of(self, process: ProcessId, device: DeviceUuid) -> int | None:
+        """NVML's bytes: those of a pid belong to whoever has it now, not to a dead process that had it before."""
+        return self.memory.get((process.tgid, device)) if self.by_tgid.get(process.tgid) == process else None
+
+    def utilization_of(self, process: ProcessId, device: DeviceUuid) -> float | None:
+        """NVML's share of time, of whoever has the pid now; a list may be without a process that has a share."""
+        is_it = self.by_tgid.get(process.tgid, process) == process
+        return self.utilization.get((process.tgid, device)) if is_it else None
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    groups: dict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
 
 
 def bare_uuid(uuid: DeviceUuid) -> str:
@@ -85,7 +110,7 @@ def bare_uuid(uuid: DeviceUuid) -> str:
     return uuid.partition("-")[2].replace("-", "").lower()
 
 
-def _identify(tgids: set[int], probed: set[ProcessId], proc: Procfs) -> dict[int, ProcessId]:
+def _identify(tgids: Iterable[int], probed: set[ProcessId], proc: Procfs) -> dict[int, ProcessId]:
     """The newest process known by each pid: probes may still hold counts of a dead one whose pid is in use again."""
     known: dict[int, ProcessId] = {}
     for process in sorted(probed):

@@ -63,13 +63,17 @@ class Members:
         self._index, self._devices, self.proc, self.named = index, devices, proc, named
         self._lock = threading.Lock()
         self._members: dict[ProcessId, Member] = {}
-        self._all: tuple[Member, ...] = ()
+        self._all: tuple[Member, ...] | None = ()  # None: to be made when somebody asks
         self.refused = 0
         self.unreadable = 0  # looks at processes that this agent may not read
 
     def all(self) -> tuple[Member, ...]:
         """Everybody known now."""
-        return self._all
+        made = self._all
+        if made is None:
+            with self._lock:
+                made = self._all = tuple(self._members.values())
+        return made
 
     def get(self, process: ProcessId) -> Member | None:
         """None: never seen, or gone before it could be read."""
@@ -87,7 +91,7 @@ class Members:
             member = self._read(process) or (self._believed(told) if told else None)
             if member is not None:
                 self._members[process] = member
-                self._all = tuple(self._members.values())
+                self._all = None
             return member
 
     def renew(self, process: ProcessId) -> None:
@@ -97,7 +101,7 @@ class Members:
             member = self._read(process) if known else None
             if known and member:
                 self._members[process] = replace(member, container=known.container)
-                self._all = tuple(self._members.values())
+                self._all = None
 
     def refresh(self) -> None:
         """Takes up the names that became known since. No I/O; costs little where nothing changed."""
@@ -111,7 +115,7 @@ class Members:
             }
             if changed:
                 self._members.update(changed)
-                self._all = tuple(self._members.values())
+                self._all = None
 
     def remove(self, processes: Iterable[ProcessId]) -> None:
         """They are gone and accounted for."""
@@ -120,7 +124,7 @@ class Members:
             for process in gone:
                 self._members.pop(process, None)
             self._index.forget(gone)
-            self._all = tuple(self._members.values())
+            self._all = None
 
     def _read(self, process: ProcessId) -> Member | None:
         tgid = process.tgid

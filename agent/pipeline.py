@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from agent.attribution import Attribution, Work, attribute, sum_usage, without_instances
 from agent.books import Books
@@ -80,6 +81,7 @@ class Pipeline:
     _probed: frozenset[ProcessId] = frozenset()
     _ticks: int = 0
     _orphaned: int = 0
+    _unread: int = 0
 
     def tick(self, now_ns: int) -> Snapshot:
         """Observes once and publishes the snapshot."""
@@ -95,7 +97,7 @@ class Pipeline:
             self.members.see(process)
         self.members.refresh()
         counted = self._tally.tick(samples, self._resolver(evidence))
-        parts = _on_the_whole([self._attribute(reading, interval, evidence, counted) for reading in evidence.readings])
+        parts = _on_the_whole(self._parts(interval, evidence, counted))
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
         self.unprobed = tuple(set(evidence.by_tgid.values()) - evidence.probed)
         self._bury(dead, evidence.probed, now_ns)
@@ -129,6 +131,7 @@ class Pipeline:
     def _resolver(self, evidence: Evidence) -> ResolveDevice:
         everything = tuple(reading.device.uuid for reading in evidence.readings)
 
+        @cache  # a process has as many samples as it runs functions
         def resolve(process: ProcessId, ordinal: int | None) -> DeviceUuid | None:
             told = None if ordinal is None else evidence.told.get((process, ordinal))
             if told is not None:
@@ -138,12 +141,31 @@ class Pipeline:
 
         return resolve
 
+    def _parts(self, interval_ns: int, evidence: Evidence, counted: Mapping[Owner, Counted]) -> list[_Part]:
+        by_device: dict[DeviceUuid, dict[ProcessId, Counted]] = {}
+        devices: dict[ProcessId, int] = {}
+        for (process, on), work in counted.items():
+            by_device.setdefault(on, {})[process] = work
+            devices[process] = devices.get(process, 0) + 1
+        on_many = {process for process, number in devices.items() if number > 1}
+        parts = [
+            self._attribute(reading, interval_ns, evidence, by_device.pop(reading.device.uuid, {}), on_many)
+            for reading in evidence.readings
+        ]
+        for here in by_device.values():  # nothing was read of the device in this tick, not even that it is lost
+            self._unread += sum(work.kernels for work in here.values())
+        return parts
+
     def _attribute(
-        self, reading: DeviceReading, interval_ns: int, evidence: Evidence, counted: Mapping[Owner, Counted]
+        self,
+        reading: DeviceReading,
+        interval_ns: int,
+        evidence: Evidence,
+        here: dict[ProcessId, Counted],
+        on_many: Collection[ProcessId],
     ) -> _Part:
         device = reading.device.uuid
-        here = {process: work for (process, on), work in counted.items() if on == device}
-        estimates = self._estimate(reading, interval_ns, here, evidence, counted)
+        estimates = self._estimate(reading, interval_ns, here, evidence, on_many)
         for tgid in evidence.tgids_on(device):
             process = evidence.by_tgid.get(tgid)
             if process is not None:
@@ -166,14 +188,10 @@ class Pipeline:
         interval_ns: int,
         here: Mapping[ProcessId, Counted],
         evidence: Evidence,
-        counted: Mapping[Owner, Counted],
+        on_many: Collection[ProcessId],
     ) -> Mapping[ProcessId, Estimate]:
         device, activity = reading.device.uuid, reading.sm_activity_ratio
-        busy = {p: r for p in here if (r := evidence.utilization.get((p.tgid, device))) is not None}
-        devices: dict[ProcessId, set[DeviceUuid]] = {}
-        for process, on in counted:
-            devices.setdefault(process, set()).add(on)
-        spread = frozenset(process for process, on in devices.items() if len(on) > 1)
+        busy = {p: r for p in here if (r := evidence.utilization_of(p, device)) is not None}
         tick = Tick(
             interval_ns=interval_ns,
             counted_ns=evidence.counted_ns or interval_ns,
@@ -184,9 +202,9 @@ class Pipeline:
             busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
             sm_limits={p: member.sm_limit for p in here if (member := self.members.get(p))},
             side_by_side=[p for p in here if (p.tgid, device) in evidence.side_by_side],
-            programs={p: member.process.command for p in here if p not in spread and (member := self.members.get(p))},
+            programs={p: member.process.command for p in here if p not in on_many and (member := self.members.get(p))},
             deliveries=evidence.deliveries,
-            on_many_devices=spread,
+            on_many_devices=on_many,
         )
         return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)
 
@@ -259,6 +277,7 @@ class Pipeline:
             "counts:implausible": self._tally.implausible,
             "launches:no_device": self._tally.unplaced,
             "launches:no_container": self._orphaned,
+            "launches:no_reading": self._unread,
         }
 
     def _containers(
@@ -295,8 +314,8 @@ class Pipeline:
 
     def _bury(self, dead: Collection[ProcessId], probed: frozenset[ProcessId], now_ns: int) -> None:
         """Forgets the dead; their last figures are in the snapshot that was just published."""
-        before = {member.container.key: member.container for member in self.members.all()}
         if dead:
+            before = {member.container.key: member.container for member in self.members.all()}
             for collector in self.collectors:
                 collector.forget(dead)
             self._tally.forget(dead)
@@ -306,9 +325,9 @@ class Pipeline:
                 sm_time.forget(dead)
             self.members.remove(dead)
             self._exited.difference_update(dead)
+            living = {member.container.key for member in self.members.all()}
+            self.books.end((container for key, container in before.items() if key not in living), now_ns)
         self._probed = probed.difference(dead)
-        living = {member.container.key for member in self.members.all()}
-        self.books.end((container for key, container in before.items() if key not in living), now_ns)
         if self._ticks % _SWEEP_TICKS == 0:
             self.names.retain({member.process.id for member in self.members.all()} | self._probed)
 
@@ -339,7 +358,8 @@ def _work(
     process, device = member.process.id, reading.device.uuid
     live = counted.live_bytes
     on_device = None if live is None else sum(size for kind, size in live.items() if kind != "pinned")
-    memory = evidence.memory.get((process.tgid, device), on_device)
+    told = evidence.memory_of(process, device)
+    memory = on_device if told is None else told
     kinds = {
         "memory_peak_bytes": counted.peak_bytes or None,
         "memory_by_kind": live or {},

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`python -m bench scale`: what many processes, containers and kernel functions cost the agent, and if it counts all.
+
+It holds when every launch was counted, no map lost any, and series are as many as containers make, not as processes or
+functions do.
+
+Of a process that ended before anybody read its environment the device is unknown where there are several: its launches
+are told as lost, and every one has to be either counted or that. CPU time and memory are printed, not judged: a uprobe
+costs what the machine makes it cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.scale_stage import Cost, Load, Stage, stage
+
+SERIES_PER_CONTAINER = 32
+SERIES_OF_NODE = 1000
+MIB = 1 << 20
+
+
+def loads(scale: int) -> tuple[Load, ...]:
+    """The three crowds, each `scale` times smaller."""
+    return (
+        Load("alive", 1000 // scale, 1000 // scale, 5, 4, hold=True),
+        Load("short-lived", 10_000 // scale, 1000 // scale, 1, 3, hold=False),
+        Load("functions", 50 // min(scale, 10), 50 // min(scale, 10), 1000, 1, hold=True),
+    )
+
+
+def bounded(cost: Cost, containers: int) -> bool:
+    """Whether there are no more series than containers account for."""
+    return cost.series <= SERIES_OF_NODE + SERIES_PER_CONTAINER * containers
+
+
+def lost_in_kernel(cost: Cost) -> dict[str, int]:
+    """Events for which a map or a buffer had no room."""
+    return {name: count for name, count in cost.lost.items() if not name.startswith("launches:")}
+
+
+def run(here: Stage, load: Load, seconds: float = 5.0) -> tuple[int, int, Cost]:
+    """Lets it happen; launches that were counted, launches that are told as lost, and the peak's cost."""
+    counted, unplaced = here.kernels()
+    with here.load(load):
+        here.until_counted(counted + unplaced + load.kernels)
+        peak = here.cost(seconds)
+    now = here.until_counted(counted + unplaced + load.kernels)
+    return now[0] - counted, now[1] - unplaced, peak
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when all was counted, nothing lost, and series are bounded."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scale")
+    parser.add_argument("--scale", type=int, default=1, metavar="N", help="N times fewer of everything (default: 1)")
+    scale = parser.parse_args(arguments).scale
+    holds = True
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-scale-") as folder, stage(Path(folder)) as here:
+        _say("before", here.cost())
+        for load in loads(scale):
+            counted, unplaced, peak = run(here, load)
+            emptied = here.until_empty()
+            _say(load.name, peak)
+            print(
+                f"  launched {load.kernels}, counted {counted}, told lost {unplaced}; all forgotten: {emptied}",
+                flush=True,
+            )
+            complete = counted + unplaced == load.kernels and (not unplaced or not load.hold)
+            holds &= complete and emptied and not lost_in_kernel(peak) and bounded(peak, load.containers)
+        _say("after", here.cost())
+    return 0 if holds else 1
+
+
+def _say(name: str, cost: Cost) -> None:
+    print(
+        f"{name:<12} {cost.series} series, RSS {cost.rss_bytes / MIB:.0f} MiB, maps {cost.maps_bytes / MIB:.1f} MiB, "
+        f"{cost.cpu_ratio:.1%} of a core, collecting {cost.collect_seconds * 1e3:.0f} ms, "
+        f"lost {cost.lost or 'nothing'}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A node with many processes in many containers, the agent beside them, and what that costs the agent.
+
+The agent watches this node's libcuda and no other: whatever else runs on the machine is not in the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import create_server
+
+from agent import endpoint
+from agent.errors import SetupError
+from agent.model import Snapshot
+from bench import cgroups
+from bench.attribution_stage import hierarchy
+from bench.node import BUILD, Node, simulated_node
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PATIENCE_SECONDS = 300.0
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+GPUS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one run of scale.c does. `hold`: all live at once."""
+
+    name: str
+    processes: int
+    containers: int
+    functions: int
+    launches: int
+    hold: bool
+    at_once: int = 8
+
+    @property
+    def kernels(self) -> int:
+        """How many are launched in all."""
+        return self.processes * self.functions * self.launches
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of the agent, at one moment. `cpu_ratio`: of one core, over the seconds before."""
+
+    lost: dict[str, int]
+    series: int
+    rss_bytes: int
+    maps_bytes: int
+    cpu_ratio: float
+    collect_seconds: float  # of the last tick
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A running node with its agent."""
+
+    node: Node
+    program: Path
+    agent: subprocess.Popen[bytes]
+    port: int
+    socket: Path
+    cgroup: str
+
+    def snapshot(self) -> Snapshot:
+        """The agent's newest picture."""
+        snapshot = endpoint.fetch(self.socket, timeout=_PATIENCE_SECONDS)
+        if snapshot is None:
+            raise SetupError("the agent does not answer: see its log")
+        return snapshot
+
+    def kernels(self) -> tuple[int, int]:
+        """How many the agent has found an owner for in all, and of how many it says that it has not."""
+        snapshot = self.snapshot()
+        lost = sum(count for name, count in snapshot.lost.items() if name.startswith("launches:"))
+        return sum(totals.launches for totals in snapshot.device_totals.values()), lost
+
+    def cost(self, seconds: float = 5.0) -> Cost:
+        """Measures for a while."""
+        before = self._cpu_seconds()
+        time.sleep(seconds)
+        ratio = (self._cpu_seconds() - before) / seconds
+        snapshot, process = self.snapshot(), Path(f"/proc/{self.agent.pid}")
+        resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        lost = {name: count for name, count in snapshot.lost.items() if count}
+        collecting = sum(one.duration_seconds for one in snapshot.collectors)
+        return Cost(lost, self._series(), resident, self._maps_bytes(), ratio, collecting)
+
+    @contextmanager
+    def load(self, load: Load) -> Iterator[None]:
+        """Inside, all of its work is done, and those that hold are alive."""
+        root = hierarchy() / self.cgroup.lstrip("/")
+        sizes = (load.containers, GPUS, load.processes, load.at_once, load.functions, load.launches)
+        command = [str(self.program), str(root), *map(str, sizes), "hold" if load.hold else "end"]
+        pipe, environment = subprocess.PIPE, {**os.environ, **self.node.environment}
+        with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
+            assert process.stdin
+            assert process.stdout
+            try:
+                if process.stdout.readline() != b"worked\n":
+                    raise SetupError(f"{load.name}: not every process could do its work")
+                yield
+            finally:
+                process.stdin.close()
+
+    def until_counted(self, kernels: int) -> tuple[int, int]:
+        """Waits until `kernels` has accounted for so many, or no more come; returns what it says."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS / 10
+        while sum(counted := self.kernels()) < kernels and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return counted
+
+    def until_empty(self) -> bool:
+        """Whether the agent forgets everybody once all are gone."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS / 4
+        while (snapshot := self.snapshot()).processes or snapshot.containers:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.agent.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+    def _series(self) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
+            return sum(not line.startswith(b"#") for line in answer)
+
+    def _maps_bytes(self) -> int:
+        found = {}
+        for path in Path(f"/proc/{self.agent.pid}/fdinfo").iterdir():
+            fields = dict(re.findall(r"^(map_id|memlock):\s*(\d+)$", path.read_text(), re.MULTILINE))
+            if "map_id" in fields:
+                found[fields["map_id"]] = int(fields["memlock"])
+        return sum(found.values())
+
+
+@contextmanager
+def stage(folder: Path) -> Iterator[Stage]:
+    """Builds the program, starts the node and the agent. All of it is gone after the block."""
+    program = _compiled(folder)
+    cgroup = f"/gpuwarden-scale-{os.getpid()}/docker"
+    mounted, made = cgroups.mount_if_none(), cgroups.missing(cgroup)
+    (hierarchy() / cgroup.lstrip("/")).mkdir(parents=True)
+    try:
+        with simulated_node(folder / "gpu", {"gpus": str(GPUS)}) as node, _agent(node, folder) as (agent, port):
+            yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup)
+    finally:
+        cgroups.empty(cgroup)
+        cgroups.remove(cgroup, made)
+        if mounted:
+            cgroups.unmount()
+
+
+def _compiled(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "scale"
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{_ROOT / 'sim' / 'include'}"]
+    source = str(_ROOT / "bench" / "scale.c")
+    subprocess.run(["gcc", *flags, source, "-o", str(program), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
+    return program
+
+
+@contextmanager
+def _agent(node: Node, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    with create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    where = ["--run-dir", str(folder / "run"), "--usage", str(folder / "usage.sqlite"), "--listen", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "bench.attribution_isolated", "run", *where]
+    log = folder / "log"
+    with log.open("wb") as output:
+        agent = subprocess.Popen(
+            command, cwd=_ROOT, env={**os.environ, **node.environment}, stdout=output, stderr=output
+        )
+    try:
+        deadline = time.monotonic() + _PATIENCE_SECONDS / 5
+        while "\nready\n" not in "\n" + log.read_text():
+            if agent.poll() is not None or time.monotonic() > deadline:
+                raise SetupError(f"the agent did not start: {log.read_text().strip()[-2000:]}")
+            time.sleep(0.05)
+        yield agent, port
+    finally:
+        agent.terminate()
+        agent.wait(timeout=_PATIENCE_SECONDS)
