@@ -8,17 +8,18 @@ Exit codes: 0 done, 1 failed, 2 wrong policy or usage, 3 the machine lacks somet
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import endpoint
@@ -145,9 +146,10 @@ def _run(options: argparse.Namespace) -> int:
     from agent.usage.ledger import keep
 
     preflight.require_this_machine()
-    wake, ending, reload = threading.Event(), threading.Event(), threading.Event()
-    for number, flag in ((signal.SIGTERM, ending), (signal.SIGINT, ending), (signal.SIGHUP, reload)):
-        signal.signal(number, _setter(flag, wake))
+    received: SimpleQueue[int] = SimpleQueue()  # its put may interrupt its get; an Event's set may not its wait
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: received.put(number))
+    faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
     policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
@@ -166,22 +168,10 @@ def _run(options: argparse.Namespace) -> int:
         enforcing = stack.enter_context(ExitStack())
         _enforce(policy, observer, options, enforcing)
         print("ready", file=sys.stderr, flush=True)
-        while not ending.is_set():
-            wake.wait()
-            wake.clear()
-            if reload.is_set():
-                reload.clear()
-                _reload(observer, options, enforcing)
+        while received.get() == signal.SIGHUP:
+            _reload(observer, options, enforcing)
         _log.info("ending: releasing everything")
     return 0
-
-
-def _setter(*flags: threading.Event) -> Callable[[int, object], None]:
-    def set_all(_number: int, _frame: object) -> None:
-        for flag in flags:
-            flag.set()
-
-    return set_all
 
 
 def _enforce(policy: Policy | None, observer: Observer, options: argparse.Namespace, into: ExitStack) -> None:

@@ -229,10 +229,12 @@ class Node:
             assert process.poll() is None, log.read_text()
             yield Agent(process, self.folder / run_dir, path, port, log, decisions)
         finally:
-            end(process)
-            for guardian in guardians(self.folder / run_dir):  # only where the product failed to end it
-                with suppress(ProcessLookupError):
-                    os.kill(guardian, signal.SIGKILL)
+            try:
+                end(process, log)
+            finally:
+                for guardian in guardians(self.folder / run_dir):  # only where the product failed to end it
+                    with suppress(ProcessLookupError):
+                        os.kill(guardian, signal.SIGKILL)
 
 
 def endpoint_port() -> int:
@@ -243,15 +245,18 @@ def endpoint_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Asks, and after long insists."""
+def end(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Asks, and after long insists: then the test fails with what the agent's threads were doing."""
     process.send_signal(signal.SIGCONT)
     process.terminate()
     try:
-        process.wait(timeout=2 * PATIENCE_SECONDS)
+        process.wait(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(1)  # for it to write
         process.kill()
-        process.wait(timeout=2 * PATIENCE_SECONDS)
+        process.wait(timeout=PATIENCE_SECONDS)
+        raise AssertionError(f"the agent did not end within {PATIENCE_SECONDS} s:\n{log.read_text()[-8000:]}") from None
 
 
 @contextmanager
