@@ -7,6 +7,7 @@ It hears of libraries that are written over, too, whose probes cannot wait for t
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import select
 import threading
@@ -96,7 +97,7 @@ class Watcher:
             self._listener.replaced(event.process.id())
 
     def _name(self, record: bytes) -> None:
-        name = layout.Name.from_buffer_copy(record)
+        name = layout.Name.from_buffer_copy(record.ljust(ctypes.sizeof(layout.Name), b"\0"))  # what is left out is 0
         if name.kind == layout.NAME_ALIAS:
             self._names.alias(name.process.id(), name.function, name.other)
         else:

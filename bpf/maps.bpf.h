@@ -153,7 +153,7 @@ BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
-RING(names, 2 * 1024 * 1024);
+RING(names, 4 * 1024 * 1024);
 RING(pauses, 256 * 1024);
 
 struct {

@@ -25,42 +25,39 @@ int name_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-static __always_inline void post_text(struct name *name, __u64 address)
+/* Only as much of the record as its text needs: a program may ask for 10,000 names in a moment. */
+static __always_inline void post_name(const struct name *name, __u32 length)
 {
-	long length = bpf_probe_read_user_str(name->text, sizeof(name->text), (void *)address);
-
-	if (length < 0) {
-		count_lost(LOST_USER_READ);
-		bpf_ringbuf_discard(name, 0);
-		return;
-	}
-	name->length = length;
-	bpf_ringbuf_submit(name, 0);
+	if (length > sizeof(name->text))
+		length = sizeof(name->text);
+	if (bpf_ringbuf_output(&names, (void *)name, offsetof(struct name, text) + length, 0))
+		count_lost(LOST_NAME);
 }
 
 SEC("uretprobe")
 int name_return(struct pt_regs *ctx)
 {
-	struct name *name;
+	struct name name = {};
 	struct call call;
+	long length = 0;
 	__u32 shape;
 
 	if (!take_call(CALL_NAME, &call) || !succeeded(ctx))
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
-	name = bpf_ringbuf_reserve(&names, sizeof(struct name), 0);
-	if (!name) {
-		count_lost(LOST_NAME);
+	name.process = this_process();
+	name.kind = shape == NAME_OF_KERNEL ? NAME_ALIAS : NAME_FUNCTION;
+	name.function = shape == NAME_TOLD ? call.b : read_result(call.a);
+	if (shape == NAME_OF_KERNEL)
+		name.other = call.b;
+	else
+		length = bpf_probe_read_user_str(name.text, sizeof(name.text),
+						 (void *)(shape == NAME_TOLD ? read_result(call.a) : call.c));
+	if (length < 0) {
+		count_lost(LOST_USER_READ);
 		return 0;
 	}
-	name->process = this_process();
-	name->kind = shape == NAME_OF_KERNEL ? NAME_ALIAS : NAME_FUNCTION;
-	name->length = 0;
-	name->function = shape == NAME_TOLD ? call.b : read_result(call.a);
-	name->other = shape == NAME_OF_KERNEL ? call.b : 0;
-	if (shape == NAME_OF_KERNEL)
-		bpf_ringbuf_submit(name, 0);
-	else
-		post_text(name, shape == NAME_TOLD ? read_result(call.a) : call.c);
+	name.length = length;
+	post_name(&name, length);
 	return 0;
 }
