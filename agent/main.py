@@ -14,12 +14,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import endpoint
@@ -146,9 +145,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.usage.ledger import keep
 
     preflight.require_this_machine()
-    received: SimpleQueue[int] = SimpleQueue()  # its put may interrupt its get; an Event's set may not its wait
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: received.put(number))
+    received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
     policy = _policy(options.policy)
     address, port = _address(options.listen)
@@ -168,10 +165,28 @@ def _run(options: argparse.Namespace) -> int:
         enforcing = stack.enter_context(ExitStack())
         _enforce(policy, observer, options, enforcing)
         print("ready", file=sys.stderr, flush=True)
-        while received.get() == signal.SIGHUP:
+        while next(received) == signal.SIGHUP:
             _reload(observer, options, enforcing)
         _log.info("ending: releasing everything")
     return 0
+
+
+def _signals(*numbers: signal.Signals) -> Iterator[int]:
+    """Each signal as it comes, from now on.
+
+    Through a pipe: the kernel may hand a signal to any thread, and a main thread that waits for a lock sleeps on.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    for number in numbers:
+        signal.signal(number, lambda _number, _frame: None)
+
+    def received() -> Iterator[int]:
+        while True:
+            yield from os.read(read, 64)
+
+    return received()
 
 
 def _enforce(policy: Policy | None, observer: Observer, options: argparse.Namespace, into: ExitStack) -> None:
