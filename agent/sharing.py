@@ -3,10 +3,11 @@
 """How much each process gets of what it could use while several run side by side (MPS). Pure.
 
 A process has work on the device for a share of the time, in which it would keep a share of the SMs busy if it were
-alone. Others have work at the same time by chance. Between two bounds lies what happens then: the kernel that began
-first has all that it can use, and the others what it leaves (the block scheduler's order; of two kernels the longer
-one more often began first); or the smaller grid has all that it can use, for it finds room soon, and begins only then,
-while a larger one runs on what there is. Taken is the geometric mean.
+alone. Others have work at the same time by chance. What happens then depends on when their blocks find room, and lies
+between three rules: all that meet share the SMs in proportion to what each would use; or the kernel that began first
+has all that it can use, and the others what it leaves (the block scheduler's order; of two kernels the longer one more
+often began first); or the smaller grid has all that it can use, for it finds room soon, and begins only then, while a
+larger one runs on what there is. Taken is the geometric mean.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
     parts = {}
     for key, mine in demands.items():
         others = [other for k, other in demands.items() if k != key]
-        parts[key] = math.sqrt(_in_order(mine, others) * _smaller_first(mine, others))
+        parts[key] = math.cbrt(_in_proportion(mine, others) * _in_order(mine, others) * _smaller_first(mine, others))
     return parts
 
 
@@ -127,6 +128,14 @@ def _in_turn(others: Sequence[float]) -> float:
     if len(others) >= _MOST_EXACT:
         return 1 / (1 + sum(others))
     return sum(chance / (1 + used / _STEPS) for used, chance in _used([(1.0, time) for time in others]).items())
+
+
+def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:
+    """Mean of 1 ÷ (all that is wanted), where that is more than there is."""
+    if len(others) >= _MOST_EXACT:
+        return 1 / max(1.0, mine.sms + sum(other.time * other.sms for other in others))
+    used = _used([(other.sms, min(1.0, max(0.0, other.time))) for other in others])
+    return sum(chance / max(1.0, mine.sms + sms / _STEPS) for sms, chance in used.items())
 
 
 def _smaller_first(mine: Demand, others: Sequence[Demand]) -> float:
