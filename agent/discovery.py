@@ -53,6 +53,8 @@ class Discovery:
     def __init__(self, probes: Probes, proc: Procfs) -> None:
         self._probes, self._proc = probes, proc
         self._done: set[ProcessId] = set()
+        self._found: set[ProcessId] = set()  # of these, those that have a libcuda
+        self._dropped = 0
         self._looks: dict[ProcessId, int] = {}
         self._extra: tuple[str, ...] = ()
         self._host: set[int] = set()  # numbers of the host's own libraries now
@@ -84,6 +86,11 @@ class Discovery:
         self._rounds += 1
         if self._rounds % _TIDY_ROUNDS == 0:
             self._tidy()
+        if self._probes.dropped != self._dropped:  # what was written over is another library now, for all who map it
+            self._dropped = self._probes.dropped
+            self._done.clear()
+            self._found.clear()
+            self._looks.clear()
         alive = set(self._alive())
         ends_ns = monotonic_ns() + _ROUND_NS
         for process in sorted(alive - self._done, key=lambda one: self._looks.get(one, 0)):
@@ -91,6 +98,7 @@ class Discovery:
             if monotonic_ns() > ends_ns:  # the others in the next round, they are the first then
                 break
         self._done &= alive
+        self._found &= alive
         self._looks = {process: count for process, count in self._looks.items() if process in alive}
 
     def _alive(self) -> Iterator[ProcessId]:
@@ -101,8 +109,10 @@ class Discovery:
                 continue
 
     def look_at(self, processes: Iterable[ProcessId]) -> None:
-        """Attaches what these have mapped: processes of which NVML says that they use a GPU need no second look."""
+        """Attaches what these have mapped, once."""
         for process in processes:
+            if process in self._found:
+                continue
             try:
                 self._look_at(process)
             except (GoneError, SetupError, ProbeError, OSError) as error:
@@ -123,6 +133,7 @@ class Discovery:
                 self._probes.ensure(library.path, process.tgid)
         if libraries:
             self._done.add(process)
+            self._found.add(process)
 
     def _tidy(self) -> None:
         """Takes the probes off files that nobody maps any more, when there are many: containers bring them and go."""

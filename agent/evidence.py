@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent.errors import GoneError
+from agent.errors import GoneError, SetupError
 from agent.model import DeviceReading, DeviceUuid, ProcessId
 from agent.procfs import Procfs
 from agent.samples import CountedSince, Delivered, OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
@@ -119,6 +119,6 @@ def _identify(tgids: Iterable[int], probed: set[ProcessId], proc: Procfs) -> dic
     for tgid in tgids:
         try:
             found[tgid] = known.get(tgid) or proc.process_id(tgid)
-        except GoneError:
-            continue  # ended since NVML listed it: its memory is on the way back
+        except (GoneError, SetupError):
+            continue  # ended since NVML listed it, or hidden from us: its memory is nobody's that we know
     return found

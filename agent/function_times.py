@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from agent.delivery import delivered_ns
 from agent.model import ProcessId
@@ -24,7 +23,6 @@ from agent.samples import Delivered
 Owner = ProcessId | str  # a process, or all those that run a program
 OTHER = 0  # any function that a delivery does not list
 _DOWN, _UP = 0.3, 0.08
-PATIENT_UP: Final = 0.015  # for what is learned from many processes: there is time to find the edge
 _MEAN_OF = 200.0  # deliveries
 _FIRST = 8  # deliveries that move the durations both ways alike
 _KEPT = 32

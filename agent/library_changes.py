@@ -49,13 +49,11 @@ class LibraryChanges:
 
     def take(self) -> set[int]:
         """The watches whose files were written since. Does not wait."""
-        found: set[int] = set()
         try:
-            while events := os.read(self._descriptor, _READ_BYTES):
-                found.update(watch for watch, mask, _, _ in _EVENT.iter_unpack(events) if mask & _MODIFY)
+            events = os.read(self._descriptor, _READ_BYTES)  # once: a file that is written all the time has no end
         except BlockingIOError:
-            return found
-        return found
+            return set()
+        return {watch for watch, mask, _, _ in _EVENT.iter_unpack(events) if mask & _MODIFY}
 
     def close(self) -> None:
         """Takes all watches away."""

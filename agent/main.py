@@ -209,7 +209,12 @@ def _reload(observer: Observer, options: argparse.Namespace, enforcing: ExitStac
         _log.error("policy not reloaded, the old one stays in force: %s", error)
         return
     enforcing.close()
-    _enforce(policy, observer, options, enforcing)
+    observer.pipeline.enforcing, observer.pipeline.enforcement = False, {}
+    try:
+        _enforce(policy, observer, options, enforcing)
+    except (WardenError, OSError) as error:
+        _log.error("policy not reloaded, nothing is enforced now; SIGHUP tries again: %s", error)
+        return
     _log.info("policy reloaded")
 
 

@@ -118,7 +118,12 @@ class Observer:
         return devices
 
     def _losses(self) -> dict[str, int]:
-        return {**self.losses(), "ticks:failed_calls": self.failed_calls, "ticks:failed": self.failed_ticks}
+        return {
+            **self.losses(),
+            "ticks:failed_calls": self.failed_calls,
+            "ticks:failed": self.failed_ticks,
+            "watcher:failed": self._watcher.failures,
+        }
 
     def _tick(self, now_ns: int) -> None:
         snapshot = self.pipeline.tick(now_ns)

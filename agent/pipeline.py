@@ -71,7 +71,7 @@ class Pipeline:
         interval = now_ns - self._last_ns if self._last_ns is not None else 0
         self._last_ns = now_ns
         evidence = Evidence.of(samples, self.members.proc)
-        if self.probes:
+        if self.probes and evidence.readings:
             self.probes.tell_sm_count(evidence.sm_count)
         for process in evidence.processes:
             self.members.see(process)

@@ -30,6 +30,7 @@ from agent.symbols import PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
 
 _log = logging.getLogger(__name__)
 _MOST_LIBRARIES = 1023
+_MOST_NUMBERS = 4096  # of files that were seen
 _LIBRARY_NUMBERS = 1 << 16  # what the cookie has room for
 
 
@@ -85,6 +86,8 @@ class Probes:
         self.bpf.attach("process_exit")
         self.bpf.attach("process_exec")
         self._numbers = itertools.count(1)
+        self._number: dict[FileId, int] = {}  # a file keeps its own: by it the kernel side knows whose call is whose
+        self.dropped = 0  # libraries whose probes went because they are being written over
         self._changing = threading.RLock()
         self.changes = LibraryChanges()
 
@@ -125,16 +128,18 @@ class Probes:
             if known is None:
                 open_path = f"/proc/self/fd/{descriptor}"
                 watch = self.changes.watch(open_path)  # first, so that no change after the look is missed
-                known = self._libraries[file] = self._attach(path, open_path)
+                known = self._libraries[file] = self._attach(path, open_path, self._number_of(file))
                 known.version, known.inode, known.watch = version, file.inode, watch
             return known
 
     def drop(self, library: AttachedLibrary) -> None:
         """Takes the probes of a file away that is gone and that nobody maps any more."""
         with self._changing:
+            links, library.links = library.links, []  # whoever comes second finds none
             if library.watch is not None:
                 self.changes.forget(library.watch)
-            for link in library.links:
+                library.watch = None
+            for link in links:
                 self.bpf.detach(link)
             self._libraries = {file: known for file, known in self._libraries.items() if known is not library}
 
@@ -145,9 +150,17 @@ class Probes:
             for library in [library for library in self._libraries.values() if library.watch in changed]:
                 _log.warning("%s is written over in place: its probes go until that is done", library.path)
                 self.drop(library)
+                self.dropped += 1
 
-    def _attach(self, path: str, open_path: str) -> AttachedLibrary:
-        library = AttachedLibrary(next(self._numbers) % _LIBRARY_NUMBERS, path)
+    def _number_of(self, file: FileId) -> int:
+        if file not in self._number:
+            self._number[file] = next(self._numbers) % _LIBRARY_NUMBERS
+        while len(self._number) > _MOST_NUMBERS:
+            del self._number[next(iter(self._number))]
+        return self._number[file]
+
+    def _attach(self, path: str, open_path: str, number: int) -> AttachedLibrary:
+        library = AttachedLibrary(number, path)
         if len(self._libraries) >= _MOST_LIBRARIES:
             library.failed["*"] = f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
             return library

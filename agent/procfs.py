@@ -57,11 +57,13 @@ class Procfs:
         return ProcessId(tgid, self.stat(tgid).start_ticks)
 
     def is_alive(self, process: ProcessId) -> bool:
-        """Whether that very process still runs; a zombie does not."""
+        """Whether that very process still runs; a zombie does not, one that is hidden from us may."""
         try:
             now = self.stat(process.tgid)
         except GoneError:
             return False
+        except SetupError:
+            return True
         return now.start_ticks == process.start_ticks and not now.dead
 
     def command(self, tgid: int) -> str:

@@ -22,6 +22,7 @@ _STEPS: Final = 20  # of the SMs, in which what others use is counted
 _MOST_EXACT: Final = 8
 _LARGEST_EXPONENT: Final = 1.5
 _DIFFERENT: Final = 0.99
+_NOTHING: Final = 1e-9  # of a device
 _LEAST_LEFT: Final = 0.05  # of the activity, for those of which nobody is sure
 
 
@@ -81,9 +82,9 @@ def fitted(
     parts = _shared(demands, side_by_side)
     wanted = _wanted(demands)
     given = sum(one.time * one.sms * parts[key] for key, one in demands.items())
-    if not 0 < activity < wanted:
+    if not _NOTHING < activity < wanted:
         return cut
-    if not given < wanted * _DIFFERENT:
+    if not 0 < given < wanted * _DIFFERENT:
         return {key: cut[key] * activity / wanted for key in demands}
     exponent = min(_LARGEST_EXPONENT, math.log(activity / wanted) / math.log(given / wanted))
     return {key: cut[key] * parts[key] ** exponent for key in demands}
@@ -148,8 +149,7 @@ def _smaller_first(mine: Demand, others: Sequence[Demand]) -> float:
     if not before or not mine.sms:
         return 1.0
     if len(before) >= _MOST_EXACT:
-        used = sum(sms * chance for sms, chance in before)
-        return max(0.0, min(1.0, (1 - used) / mine.sms))
+        return 1 / (1 + sum(sms * chance for sms, chance in before))
     left = ((max(0.0, 1 - used / _STEPS), chance) for used, chance in _used(before).items())
     return sum(chance * min(1.0, part / mine.sms) for part, chance in left)
 

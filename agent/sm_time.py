@@ -41,9 +41,9 @@ _Row = tuple[Mapping[Unit, float], float, float]  # what each seems to have done
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """SM time in ns of the whole device, ± error."""
+    """SM time in ns of the whole device, ± error; None where nothing tells."""
 
-    sm_ns: float
+    sm_ns: float | None
     error_ns: float | None
 
 
@@ -102,7 +102,7 @@ class SmTime:
         coefficients, seen, interval = row
         if not any(owner in gone for owner, _ in coefficients):
             return row
-        did = sum(value * self._factors.get(unit, 1.0) for unit, value in coefficients.items() if unit[0] in gone)
+        did = sum(value * self._factor(unit) for unit, value in coefficients.items() if unit[0] in gone)
         kept = {unit: value for unit, value in coefficients.items() if unit[0] not in gone}
         return kept, max(0.0, seen - did), interval
 
@@ -120,7 +120,7 @@ class SmTime:
             known, new = self._demands.get(owner), now.get(owner)
             self._demands[owner] = new if known is None and new else (known or Demand(0, 1, 0)).mixed(new, _FORGETTING)
         self._demands = {owner: one for owner, one in self._demands.items() if one.time > _NOTHING}
-        unknown = (v * self._factors.get(u, 0.0) for work in works.values() for u, v in work.units.items() if u[1])
+        unknown = (v * self._factor(u) for work in works.values() for u, v in work.units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / tick.interval_ns
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
         demands = self._demands
@@ -163,7 +163,7 @@ class SmTime:
     def _before(self, unit: Unit) -> Unknown:
         owner, function = unit
         if function:
-            return Unknown(self._factors.get(unit, 0.0), None)
+            return Unknown(self._factor(unit), None)
         return Unknown(self._parts.get(owner, 1.0), self._sigmas.get(owner, _MOST_SIGMA))
 
     def _solve(self) -> dict[Unit, float]:
@@ -178,7 +178,7 @@ class SmTime:
         rows = []
         age = 1.0
         for coefficients, seen, interval in reversed(self._rows):
-            others = sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items() if u not in kept)
+            others = sum(v * self._factor(u) for u, v in coefficients.items() if u not in kept)
             weight = age / (self._error * interval) ** 2
             rows.append(Row([coefficients.get(unit, 0.0) for unit in units], seen - others, weight))
             age *= _FORGETTING
@@ -193,7 +193,7 @@ class SmTime:
         total = square = 0.0
         age = 1.0
         for coefficients, seen, interval in reversed(self._rows):
-            off = (seen - sum(v * self._factors.get(u, 1.0) for u, v in coefficients.items())) / interval
+            off = (seen - sum(v * self._factor(u) for u, v in coefficients.items())) / interval
             square += age * off * off
             total += age
             age *= _FORGETTING
@@ -201,8 +201,14 @@ class SmTime:
             return _FIRST_ERROR
         return max(_LEAST_ERROR, math.sqrt(square / total))
 
+    def _factor(self, unit: Unit) -> float:
+        """What has a duration is taken as it seems to be; what has none, as nothing, until it is solved for."""
+        return self._factors.get(unit, 0.0 if unit[1] else 1.0)
+
     def _estimate(self, work: Work, sigmas: Mapping[Unit, float]) -> Estimate:
-        sm_ns = sum(value * self._factors.get(unit, 1.0) for unit, value in work.units.items())
+        if any(function and (owner, function) not in self._factors for owner, function in work.units):
+            return Estimate(None, None)
+        sm_ns = sum(value * self._factor(unit) for unit, value in work.units.items())
         known = [sigmas.get(unit) for unit in work.units]
         if any(sigma is None or math.isinf(sigma) for sigma in known):
             return Estimate(sm_ns, None)

@@ -23,6 +23,7 @@ from agent.probes import Probes
 
 _log = logging.getLogger(__name__)
 _ROUND_MILLISECONDS = 500
+_PAUSE_SECONDS = 0.1
 
 
 class Listener(Protocol):
@@ -50,6 +51,7 @@ class Watcher:
             RingBuffer(probes.bpf.lib, probes.bpf.map_fd(name), self._guarded(receive))
             for name, receive in (("events", self._event), ("names", self._name))
         ]
+        self.failures = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
@@ -73,10 +75,15 @@ class Watcher:
             waiting.register(changes, select.POLLIN)
         while not self._ending.is_set():
             ready = {descriptor for descriptor, _ in waiting.poll(_ROUND_MILLISECONDS)}
-            if changes in ready:
-                self._probes.drop_changed()
-            for ring in self._rings:
-                ring.consume()
+            try:
+                if changes in ready:
+                    self._probes.drop_changed()
+                for ring in self._rings:
+                    ring.consume()
+            except Exception:  # noqa: BLE001  # one library or record must not end the hearing of all others
+                self.failures += 1
+                _log.exception("the watcher")
+                self._ending.wait(_PAUSE_SECONDS)  # what fails at once, over and over, must not fill a core
 
     def _guarded(self, receive: Callable[[bytes], None]) -> Callable[[bytes], None]:
         def guarded(record: bytes) -> None:

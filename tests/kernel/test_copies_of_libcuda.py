@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from agent.model import ProcessId
 from agent.probes import Probes
 from agent.watcher import Watcher
 from bench.containers import Container, Mount
-from tests.kernel.driven import Driven, Driver, launched, lost, run_together
+from tests.kernel.driven import Driven, Driver, kernels, launched, lost, run_together
 
 THREADS, LAUNCHES = 3, 23
 
@@ -123,3 +124,26 @@ class Deaf:
 
     def replaced(self, process: ProcessId) -> None:
         """Nothing."""
+
+
+def test_a_process_that_has_called_before_is_counted_after_its_library_is_attached_anew(
+    fresh_probes: Probes, driver: Driver, tmp_path: Path
+) -> None:
+    mine = replace(driver, libcuda=tmp_path / "libcuda.so.1")
+    shutil.copyfile(driver.libcuda, mine.libcuda)
+    before = fresh_probes.ensure(str(mine.libcuda))
+    with mine.start("5*launch:1x1x1:32x1x1", "idle:5000", "7*launch:1x1x1:32x1x1") as driven:
+        driven.begin()
+        until(lambda: kernels(fresh_probes, driven.process) == 5, "the first launches")
+        os.utime(mine.libcuda)  # as a package manager may do
+        assert fresh_probes.ensure(str(mine.libcuda)) is not before
+        driven.finish()
+        assert kernels(fresh_probes, driven.process) == 12
+    assert not lost(fresh_probes)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)

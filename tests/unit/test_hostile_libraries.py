@@ -63,6 +63,7 @@ class Attaching:
 
     def __init__(self) -> None:
         self.seen: list[int | None] = []
+        self.dropped = 0
 
     def ensure(self, path: str, tgid: int | None = None) -> Any:
         self.seen.append(tgid)

@@ -71,3 +71,17 @@ def test_who_takes_turns_has_no_more_than_it_waited_and_all_no_more_than_there_i
 
 def test_who_takes_turns_with_one_that_is_always_there_has_half_of_its_time() -> None:
     assert taking_turns({"a": 0.6, "b": 1.0}) == {"a": pytest.approx(0.3), "b": pytest.approx(0.7)}
+
+
+@given(demands, st.floats(0.001, 1.5))
+def test_whatever_is_wanted_each_gets_a_part_and_all_no_more_than_the_device_did(
+    wanted: dict[int, Demand], activity: float
+) -> None:
+    parts = fitted(wanted, list(wanted), [], activity)
+    assert all(0 <= part <= 1 + 1e-9 for part in parts.values())
+
+
+def test_many_clients_that_are_alike_get_alike() -> None:
+    wanted = {n: Demand(0.5, 1.0, 1e6) for n in range(12)}
+    parts = fitted(wanted, list(wanted), list(wanted), 1.0)
+    assert all(part == pytest.approx(parts[0]) and part > 0 for part in parts.values())

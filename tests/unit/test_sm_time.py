@@ -55,7 +55,9 @@ def waited(process: ProcessId, launches: int, elapsed_ns: int, function: int = 1
 
 
 def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
-    return estimates[process].sm_ns / SECOND
+    sm_ns = estimates[process].sm_ns
+    assert sm_ns is not None
+    return sm_ns / SECOND
 
 
 def test_waits_tell_how_long_functions_take() -> None:
