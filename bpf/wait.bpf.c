@@ -158,6 +158,12 @@ static __always_inline __u64 pauses_of(const struct process_id *id)
 	return pace ? pace->pauses : 0;
 }
 
+/* Busy totals are read while other CPUs book: the later one may be a little less. */
+static __always_inline __u64 grown(__u64 now, __u64 before)
+{
+	return now > before ? now - before : 0;
+}
+
 static __always_inline void record_delivery(const struct process_id *id, struct process *process,
 					    const struct thread *thread, int is_online, __u64 now)
 {
@@ -179,9 +185,9 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	delivery->charged_ns = process->charged_ns;
 	delivery->queued_ns = thread->wait_queued_ns;
 	delivery->waited_ns = now - thread->wait_ns;
-	delivery->waited_busy_ns = is_online ? 0 : busy - thread->wait_busy_mark_ns;
+	delivery->waited_busy_ns = is_online ? 0 : grown(busy, thread->wait_busy_mark_ns);
 	delivery->elapsed_ns = now - process->start_ns;
-	delivery->elapsed_busy_ns = is_online ? 0 : busy - process->busy_mark_ns;
+	delivery->elapsed_busy_ns = is_online ? 0 : grown(busy, process->busy_mark_ns);
 	delivery->pauses = pauses - process->pauses_mark;
 	process->pauses_mark = pauses;
 	__builtin_memcpy(delivery->functions, process->functions, sizeof(delivery->functions));

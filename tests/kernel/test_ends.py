@@ -100,3 +100,13 @@ def test_silent_requests_do_not_keep_a_gate_busy(driver: Driver, probes: Probes,
         driven.begin()
         driven.finish()
     assert 0 < gates[0].busy_total_ns - before_ns < idle_ms * 1_000_000
+
+
+def test_a_gate_is_busy_for_all_of_a_long_wait(driver: Driver, probes: Probes, gates: Any) -> None:
+    kernel_ns = 100_000_000  # five times as long as a request may be silent
+    before_ns = gates[0].busy_total_ns
+    with driver.start(f"launch:1x1x1:32x1x1:0:{kernel_ns}", "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+    assert gates[0].busy_total_ns - before_ns >= kernel_ns
