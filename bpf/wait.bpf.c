@@ -315,15 +315,15 @@ int query_return(struct pt_regs *ctx)
 	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
 	__u64 answer = PT_REGS_RC(ctx);
 
-	if (!process || process->open <= 0)
+	if (!process)
 		return 0;
-	if ((__u32)answer == NOT_READY && !(thread && thread->wait_ns)) {
+	if ((__u32)answer == NOT_READY && process->open > 0 && !(thread && thread->wait_ns)) {
 		begin_wait(&id, process);
 		thread = bpf_map_lookup_elem(&threads, &tid);
 		if (thread)
 			thread->spins = 1;
 	} else if ((__u32)answer == 0 && thread && thread->spins) {
-		end_wait(&id, process, 1);
+		end_wait(&id, process, 1); /* of whoever's request: another thread may have ended its own */
 	}
 	return 0;
 }

@@ -10,6 +10,7 @@
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
  * With threads=0 the first thread does them itself; with leader=leaves that one ends, and another lives on.
  * `visible` sets CUDA_VISIBLE_DEVICES as programs do that set it themselves: /proc does not show that.
+ * THREADS+OPERATION[+OPERATION…] is done by so many threads more, which end before the next operation.
  * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
  */
 #include <cuda.h>
@@ -414,6 +415,8 @@ static bool wait_for(const struct operation *o)
 		check(cuEventRecord(event, NULL), "cuEventRecord");
 		check(PLAIN(cuEventSynchronize)(event), "cuEventSynchronize");
 		check(cuEventDestroy(event), "cuEventDestroy");
+	} else if (strcmp(o->name, "query") == 0) { /* once, whatever the answer */
+		PLAIN(cuStreamQuery)(NULL);
 	} else if (strcmp(o->name, "idle") == 0) { /* does nothing for so many milliseconds */
 		usleep(o->arguments[0] * 1000);
 	} else {
@@ -502,22 +505,54 @@ static struct operation parse(char *text)
 	return o;
 }
 
+static void carry_out(const char *operation, int next)
+{
+	char *text = strdup(operation);
+	struct operation o = parse(text);
+
+	for (unsigned long n = 0; n < o.count; n++)
+		if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !register_host(&o) &&
+		    !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) &&
+		    !context(&o) && !life(&o, next)) {
+			fprintf(stderr, "driver: no such operation: %s\n", operation);
+			exit(2);
+		}
+	free(text);
+}
+
+static void *work_aside(void *joined)
+{
+	char *text = strdup(joined), *place;
+
+	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
+	for (char *one = strtok_r(text, "+", &place); one; one = strtok_r(NULL, "+", &place))
+		carry_out(one, operation_count);
+	free(text);
+	return NULL;
+}
+
+static void aside(int count, char *joined)
+{
+	pthread_t ids[64];
+
+	for (int t = 0; t < count; t++)
+		if (pthread_create(&ids[t], NULL, work_aside, joined) != 0)
+			exit(1);
+	for (int t = 0; t < count; t++)
+		pthread_join(ids[t], NULL);
+}
+
 static void *work(void *unused)
 {
 	(void)unused;
 	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
 	for (int i = 0; i < operation_count; i++) {
-		char *text = strdup(operations[i]);
-		struct operation o = parse(text);
+		char *plus = strchr(operations[i], '+');
 
-		for (unsigned long n = 0; n < o.count; n++)
-			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !register_host(&o) &&
-			    !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) &&
-			    !context(&o) && !life(&o, i + 1)) {
-				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
-				exit(2);
-			}
-		free(text);
+		if (plus)
+			aside(atoi(operations[i]), plus + 1);
+		else
+			carry_out(operations[i], i + 1);
 	}
 	if (linger) {
 		pthread_barrier_wait(&all_done);

@@ -110,3 +110,13 @@ def test_a_gate_is_busy_for_all_of_a_long_wait(driver: Driver, probes: Probes, g
         driven.begin()
         driven.finish()
     assert gates[0].busy_total_ns - before_ns >= kernel_ns
+
+
+def test_a_loop_of_queries_is_over_though_another_thread_ended_the_request(
+    driver: Driver, probes: Probes, gates: Any
+) -> None:
+    with driver.start("threads=0", "launch:1x1x1:32x1x1:0:100000000", "query", "1+sync", "query") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert [(gate.open, gate.in_wait) for gate in gates] == [(0, 0)] * 2
