@@ -47,7 +47,8 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 		return;
 	if (!thread->open || thread->epoch != process->epoch)
 		return;
-	__sync_fetch_and_add(&process->open, -1);
+	if (__sync_fetch_and_add(&process->open, -1) <= 1)
+		process->start_ns = 0; /* whatever is launched next begins anew: nobody will wait for this */
 	close_own_gate(process, thread, bpf_ktime_get_ns());
 }
 
