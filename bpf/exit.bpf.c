@@ -104,6 +104,14 @@ static long forget_owner(void *map, struct owner_key *key, __u32 *library, struc
 	return 0;
 }
 
+/* Of graphs or of captures. */
+static long forget_handle(void *map, struct graph_key *key, struct graph *graph, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
 /* Another program in the same process: contexts, memory and numbering went with the old one, and so did its threads. */
 SEC("raw_tp/sched_process_exec")
 int process_exec(struct bpf_raw_tracepoint_args *ctx)
@@ -122,6 +130,8 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	bpf_for_each_map_elem(&contexts, forget_context, &id, 0);
 	bpf_for_each_map_elem(&uuids, forget_uuid, &id, 0);
 	bpf_for_each_map_elem(&owners, forget_owner, &id, 0);
+	bpf_for_each_map_elem(&graphs, forget_handle, &id, 0);
+	bpf_for_each_map_elem(&captures, forget_handle, &id, 0);
 	forget_thread(tid);
 	bpf_map_delete_elem(&processes, &id);
 	post_event(EVENT_PROCESS_EXEC, 0, &id);
