@@ -45,11 +45,8 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 	leave_gate(thread);
 	if (!process) /* of threads that die at once each may be the last, and one was first */
 		return;
-	if (!thread->open || thread->epoch != process->epoch)
-		return;
-	if (__sync_fetch_and_add(&process->open, -1) <= 1)
+	if (end_own(process, thread, bpf_ktime_get_ns()) == 1)
 		process->start_ns = 0; /* whatever is launched next begins anew: nobody will wait for this */
-	close_own_gate(process, thread, bpf_ktime_get_ns());
 }
 
 /* The leader may be over long before the others, and usually is a moment before them. */

@@ -120,3 +120,16 @@ def test_a_loop_of_queries_is_over_though_another_thread_ended_the_request(
         driven.begin()
         driven.finish()
         assert [(gate.open, gate.in_wait) for gate in gates] == [(0, 0)] * 2
+
+
+def test_waits_that_end_together_end_each_request_once(driver: Driver, probes: Probes, gates: Any) -> None:
+    crowd = "8+" + "+".join(["launch:1x1x1:32x1x1", "sync", "sync"] * 100)
+    with driver.start("threads=0", crowd, "2*launch:1x1x1:32x1x1:5", "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert [(gate.open, gate.in_wait) for gate in gates] == [(0, 0)] * 2
+        found = probes.map("delivered").get(ProcessKey.of(driven.process))
+        assert found is not None
+        newest = found.ring[(found.count - 1) % len(found.ring)]
+        assert (newest.launches, newest.functions[0].function) == (2, driven.function(5))
