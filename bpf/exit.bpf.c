@@ -45,10 +45,8 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 	leave_gate(thread);
 	if (!process) /* of threads that die at once each may be the last, and one was first */
 		return;
-	if (!thread->open || thread->epoch != process->epoch)
-		return;
-	__sync_fetch_and_add(&process->open, -1);
-	close_own_gate(process, thread, bpf_ktime_get_ns());
+	if (end_own(process, thread, bpf_ktime_get_ns()) == 1)
+		process->start_ns = 0; /* whatever is launched next begins anew: nobody will wait for this */
 }
 
 /* The leader may be over long before the others, and usually is a moment before them. */
@@ -103,6 +101,14 @@ static long forget_owner(void *map, struct owner_key *key, __u32 *library, struc
 	return 0;
 }
 
+/* Of graphs or of captures. */
+static long forget_handle(void *map, struct graph_key *key, struct graph *graph, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
 /* Another program in the same process: contexts, memory and numbering went with the old one, and so did its threads. */
 SEC("raw_tp/sched_process_exec")
 int process_exec(struct bpf_raw_tracepoint_args *ctx)
@@ -121,6 +127,8 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	bpf_for_each_map_elem(&contexts, forget_context, &id, 0);
 	bpf_for_each_map_elem(&uuids, forget_uuid, &id, 0);
 	bpf_for_each_map_elem(&owners, forget_owner, &id, 0);
+	bpf_for_each_map_elem(&graphs, forget_handle, &id, 0);
+	bpf_for_each_map_elem(&captures, forget_handle, &id, 0);
 	forget_thread(tid);
 	bpf_map_delete_elem(&processes, &id);
 	post_event(EVENT_PROCESS_EXEC, 0, &id);

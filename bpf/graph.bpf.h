@@ -19,12 +19,19 @@ static __always_inline struct graph *find_capture(const struct process_id *id, c
 	__u64 tid = bpf_get_current_pid_tgid();
 	struct graph_key key = {.process = *id, .handle = stream};
 	struct thread *thread;
+	struct graph *own;
 
 	if (!process || process->captures <= 0)
 		return NULL;
 	thread = bpf_map_lookup_elem(&threads, &tid);
-	if (thread && thread->capturing)
+	if (thread && thread->capturing) {
 		key.handle = thread->captured_stream;
+		own = bpf_map_lookup_elem(&captures, &key);
+		if (own)
+			return own;
+		thread->capturing = 0; /* another thread ended it */
+		key.handle = stream;
+	}
 	return bpf_map_lookup_elem(&captures, &key);
 }
 

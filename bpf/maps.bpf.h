@@ -79,9 +79,13 @@ struct process {
 	__u64 launches; /* since start_ns */
 	__u64 charged_ns;
 	__u64 pauses_mark;
-	__s64 open; /* threads with launches that they have not waited for */
-	__u32 epoch; /* +1 when a wait drains every thread's work */
+	/*
+	 * Low half: threads with launches that they have not waited for. High half: the epoch, +1 when a wait drains every
+	 * thread's work. One word, so that of two waits that end one request only one does.
+	 */
+	__u64 requests;
 	__u32 slot; /* of the latest launch */
+	__u32 _pad;
 	__s32 gated[SLOTS]; /* requests of this epoch that are counted in each gate */
 	__s64 captures; /* streams that are being captured */
 	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */

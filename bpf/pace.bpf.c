@@ -113,11 +113,14 @@ static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 n
 static __always_inline void count_waiting(__u32 slot, __s64 change)
 {
 	struct gate *gate = gate_of(slot);
+	__u64 now = bpf_ktime_get_ns();
 
 	if (!gate)
 		return;
 	if (change > 0)
-		revive_requests(gate, bpf_ktime_get_ns());
+		revive_requests(gate, now);
+	else if (is_busy(gate, now))
+		gate->last_online_ns = now; /* the wait was part of the request, however long it was */
 	__sync_fetch_and_add(&gate->in_wait, change);
 }
 

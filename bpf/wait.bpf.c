@@ -88,6 +88,65 @@ static __always_inline void end_spin(struct thread *thread)
 	leave_gate(thread);
 }
 
+#define CLAIM_TRIES 16 /* each fails only where another CPU's succeeded */
+
+static __always_inline __u32 open_of(const struct process *process)
+{
+	return process->requests;
+}
+
+static __always_inline __u32 epoch_of(const struct process *process)
+{
+	return process->requests >> 32;
+}
+
+/* Ends one request of an epoch: how many were open; 0: it is over already. */
+static __always_inline __u32 take_one(struct process *process, __u32 epoch)
+{
+	__u64 seen = process->requests, found;
+
+	for (int i = 0; i < CLAIM_TRIES; i++) {
+		if (seen >> 32 != epoch || !(__u32)seen)
+			return 0;
+		found = __sync_val_compare_and_swap(&process->requests, seen, seen - 1);
+		if (found == seen)
+			return seen;
+		seen = found;
+	}
+	return 0;
+}
+
+/* Ends all: how many were open. */
+static __always_inline __u32 take_all(struct process *process)
+{
+	__u64 seen = process->requests, found;
+
+	for (int i = 0; i < CLAIM_TRIES; i++) {
+		if (!(__u32)seen)
+			return 0;
+		found = __sync_val_compare_and_swap(&process->requests, seen, ((seen >> 32) + 1) << 32);
+		if (found == seen)
+			return seen;
+		seen = found;
+	}
+	return 0;
+}
+
+static __always_inline int take_gated(struct process *process, __u32 slot)
+{
+	__s32 *count = &process->gated[slot & (SLOTS - 1)], seen = *count, found;
+
+	for (int i = 0; i < CLAIM_TRIES; i++) {
+		if (seen <= 0)
+			return 0;
+		found = __sync_val_compare_and_swap(count, seen, seen - 1);
+		if (found == seen)
+			return 1;
+		seen = found;
+	}
+	return 0;
+}
+
 /* The thread's request, if a gate counts it, is over. */
 static __always_inline void close_own_gate(struct process *process, struct thread *thread, __u64 now)
 {
@@ -96,8 +155,8 @@ static __always_inline void close_own_gate(struct process *process, struct threa
 	thread->gate = 0;
 	if (slot >= SLOTS)
 		return;
-	__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], -1);
-	close_gate_requests(slot, 1, now);
+	if (take_gated(process, slot))
+		close_gate_requests(slot, 1, now);
 }
 
 /* Every request of the process is over. */
@@ -133,17 +192,16 @@ static __always_inline void open_request(struct process *process, const struct r
 	}
 	process->launches++;
 	note_function(process, function);
-	if (thread && !(thread->open && thread->epoch == process->epoch)) {
-		thread->open = 1;
-		thread->epoch = process->epoch;
+	if (thread && !(thread->open && thread->epoch == epoch_of(process))) {
 		thread->start_ns = now;
 		thread->gate = 0;
-		__sync_fetch_and_add(&process->open, 1);
-		if (gate) {
+		if (gate) { /* before the request: who ends all of them meanwhile leaves nothing at the gate */
 			thread->gate = slot + 1;
-			__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], 1);
 			open_gate_request(slot, now);
+			__sync_fetch_and_add(&process->gated[slot & (SLOTS - 1)], 1);
 		}
+		thread->epoch = __sync_fetch_and_add(&process->requests, 1) >> 32;
+		thread->open = 1;
 	}
 	if (gate) {
 		revive_requests(gate, now);
@@ -156,6 +214,12 @@ static __always_inline __u64 pauses_of(const struct process_id *id)
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 
 	return pace ? pace->pauses : 0;
+}
+
+/* Busy totals are read while other CPUs book: the later one may be a little less. */
+static __always_inline __u64 grown(__u64 now, __u64 before)
+{
+	return now > before ? now - before : 0;
 }
 
 static __always_inline void record_delivery(const struct process_id *id, struct process *process,
@@ -179,9 +243,9 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	delivery->charged_ns = process->charged_ns;
 	delivery->queued_ns = thread->wait_queued_ns;
 	delivery->waited_ns = now - thread->wait_ns;
-	delivery->waited_busy_ns = is_online ? 0 : busy - thread->wait_busy_mark_ns;
+	delivery->waited_busy_ns = is_online ? 0 : grown(busy, thread->wait_busy_mark_ns);
 	delivery->elapsed_ns = now - process->start_ns;
-	delivery->elapsed_busy_ns = is_online ? 0 : busy - process->busy_mark_ns;
+	delivery->elapsed_busy_ns = is_online ? 0 : grown(busy, process->busy_mark_ns);
 	delivery->pauses = pauses - process->pauses_mark;
 	process->pauses_mark = pauses;
 	__builtin_memcpy(delivery->functions, process->functions, sizeof(delivery->functions));
@@ -200,7 +264,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 
 	if (!thread)
 		return;
-	if (rule && rule->role == ROLE_ONLINE && process->open > 0 && !thread->in_gate && process->slot < SLOTS) {
+	if (rule && rule->role == ROLE_ONLINE && open_of(process) && !thread->in_gate && process->slot < SLOTS) {
 		thread->in_gate = process->slot + 1;
 		count_waiting(process->slot, 1);
 	}
@@ -209,35 +273,38 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	thread->wait_queued_ns = pace && rule ? drained_queue(pace, rule, busy, now) : 0;
 }
 
-/*
- * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself (PyTorch's main
- * thread waits for what the autograd threads launched), everybody's. Returns how many, and when the first began.
- */
-static __always_inline __s64 ended_requests(struct process *process, struct thread *thread, __u64 *start_ns, __u64 now)
+/* Ends the thread's own request: how many were open; 0: it has none, or another thread's wait ended it. */
+static __always_inline __u32 end_own(struct process *process, struct thread *thread, __u64 now)
 {
-	if (thread->open && thread->epoch == process->epoch) {
-		*start_ns = thread->start_ns;
+	__u32 before = thread->open ? take_one(process, thread->epoch) : 0;
+
+	if (before) {
 		thread->open = 0;
 		close_own_gate(process, thread, now);
-		return 1;
 	}
-	if (process->last_launch_ns >= thread->wait_ns)
-		return 0; /* others launched meanwhile: nothing is known to be drained */
-	*start_ns = process->start_ns;
-	process->epoch++;
-	close_all_gates(process, now);
-	return process->open;
+	return before;
 }
 
+/*
+ * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself (PyTorch's main
+ * thread waits for what the autograd threads launched), everybody's.
+ */
 static __always_inline void end_requests(const struct process_id *id, struct process *process, struct thread *thread,
 					 const struct rule *rule)
 {
-	__u64 now = bpf_ktime_get_ns(), start_ns = 0;
-	__s64 ended = ended_requests(process, thread, &start_ns, now);
+	__u64 now = bpf_ktime_get_ns(), start_ns = thread->start_ns;
+	__u32 before = end_own(process, thread, now);
 
-	if (ended <= 0)
-		return;
-	if (__sync_fetch_and_add(&process->open, -ended) <= ended) {
+	if (!before) {
+		if (process->last_launch_ns >= thread->wait_ns)
+			return; /* others launched meanwhile: nothing is known to be drained */
+		start_ns = process->start_ns;
+		if (!take_all(process))
+			return;
+		close_all_gates(process, now);
+		before = 1;
+	}
+	if (before == 1) {
 		record_delivery(id, process, thread, rule && rule->role == ROLE_ONLINE, now);
 		empty_queue(id, process->slot, now);
 		process->start_ns = 0;
@@ -255,7 +322,7 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 	if (!thread || !thread->wait_ns)
 		return;
 	leave_gate(thread);
-	if (succeeded && process->open > 0)
+	if (succeeded && open_of(process))
 		end_requests(id, process, thread, rule);
 	thread->wait_ns = 0;
 	thread->spins = 0;
@@ -309,15 +376,15 @@ int query_return(struct pt_regs *ctx)
 	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
 	__u64 answer = PT_REGS_RC(ctx);
 
-	if (!process || process->open <= 0)
+	if (!process)
 		return 0;
-	if ((__u32)answer == NOT_READY && !(thread && thread->wait_ns)) {
+	if ((__u32)answer == NOT_READY && open_of(process) && !(thread && thread->wait_ns)) {
 		begin_wait(&id, process);
 		thread = bpf_map_lookup_elem(&threads, &tid);
 		if (thread)
 			thread->spins = 1;
 	} else if ((__u32)answer == 0 && thread && thread->spins) {
-		end_wait(&id, process, 1);
+		end_wait(&id, process, 1); /* of whoever's request: another thread may have ended its own */
 	}
 	return 0;
 }

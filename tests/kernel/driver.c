@@ -10,6 +10,7 @@
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
  * With threads=0 the first thread does them itself; with leader=leaves that one ends, and another lives on.
  * `visible` sets CUDA_VISIBLE_DEVICES as programs do that set it themselves: /proc does not show that.
+ * THREADS+OPERATION[+OPERATION…] is done by so many threads more, which end before the next operation.
  * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
  */
 #include <cuda.h>
@@ -22,7 +23,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { KERNELS = 8, MOST_DEVICES = 4, MOST_HELD = 64, MOST_ARGUMENTS = 3, NEWEST_VERSION = 12040, BUFFER = 1 << 20 };
+enum {
+	KERNELS = 8,
+	MOST_DEVICES = 4,
+	MOST_HELD = 64,
+	MOST_ARGUMENTS = 3,
+	NEWEST_VERSION = 12040,
+	BUFFER = 1 << 20,
+	STREAMS = 4
+};
 
 static const char PTX[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
 			  ".visible .entry k0(.param .u64 spin_ns) { ret; }\n"
@@ -73,6 +82,7 @@ static int devices;
 static CUcontext primary[MOST_DEVICES];
 static CUfunction kernels[MOST_DEVICES][KERNELS];
 static char host[BUFFER];
+static CUstream streams[STREAMS]; /* the first is the default stream */
 
 static __thread CUdeviceptr held[MOST_HELD];
 static __thread int held_count;
@@ -140,7 +150,7 @@ static int device_now(void)
 	return device;
 }
 
-/* ---- launches: NAME:GRID:BLOCK[:KERNEL[:NANOSECONDS]] is parsed into grid, block and arguments ---- */
+/* ---- launches: NAME:GRID:BLOCK[:KERNEL[:NANOSECONDS[:STREAM]]] (the stream for `launch` alone) is parsed into grid, block and arguments ---- */
 
 static bool launch(const struct operation *o)
 {
@@ -164,9 +174,9 @@ static bool launch(const struct operation *o)
 		return false;
 	f = kernels[device_now()][o->arguments[0] % KERNELS];
 	if (strcmp(o->name, "launch") == 0)
-		result = FORM(cuLaunchKernel, cuLaunchKernel_ptsz)(f, config.gridDimX, config.gridDimY, config.gridDimZ,
-								   config.blockDimX, config.blockDimY, config.blockDimZ,
-								   0, NULL, parameters, NULL);
+		result = FORM(cuLaunchKernel, cuLaunchKernel_ptsz)(
+			f, config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY,
+			config.blockDimZ, 0, streams[o->arguments[2] % STREAMS], parameters, NULL);
 	else if (strcmp(o->name, "launch_cooperative") == 0)
 		result = FORM(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz)(
 			f, config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY,
@@ -200,6 +210,23 @@ static bool graph(const struct operation *o)
 	check(cuCtxSynchronize(), "cuCtxSynchronize");
 	check(cuGraphExecDestroy(exec), "cuGraphExecDestroy");
 	check(cuGraphDestroy(whole), "cuGraphDestroy");
+	return true;
+}
+
+/* capture_begin:STREAM and capture_end:STREAM, which leaves the graph */
+static bool capture(const struct operation *o)
+{
+	CUstream *stream = &streams[o->arguments[0] % STREAMS];
+	CUgraph made;
+
+	if (strcmp(o->name, "capture_begin") == 0) {
+		check(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+		check(cuStreamBeginCapture(*stream, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
+	} else if (strcmp(o->name, "capture_end") == 0) {
+		check(cuStreamEndCapture(*stream, &made), "cuStreamEndCapture");
+	} else {
+		return false;
+	}
 	return true;
 }
 
@@ -414,6 +441,8 @@ static bool wait_for(const struct operation *o)
 		check(cuEventRecord(event, NULL), "cuEventRecord");
 		check(PLAIN(cuEventSynchronize)(event), "cuEventSynchronize");
 		check(cuEventDestroy(event), "cuEventDestroy");
+	} else if (strcmp(o->name, "query") == 0) { /* once, whatever the answer */
+		PLAIN(cuStreamQuery)(NULL);
 	} else if (strcmp(o->name, "idle") == 0) { /* does nothing for so many milliseconds */
 		usleep(o->arguments[0] * 1000);
 	} else {
@@ -502,22 +531,54 @@ static struct operation parse(char *text)
 	return o;
 }
 
+static void carry_out(const char *operation, int next)
+{
+	char *text = strdup(operation);
+	struct operation o = parse(text);
+
+	for (unsigned long n = 0; n < o.count; n++)
+		if (!launch(&o) && !capture(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) &&
+		    !register_host(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) &&
+		    !wait_for(&o) && !context(&o) && !life(&o, next)) {
+			fprintf(stderr, "driver: no such operation: %s\n", operation);
+			exit(2);
+		}
+	free(text);
+}
+
+static void *work_aside(void *joined)
+{
+	char *text = strdup(joined), *place;
+
+	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
+	for (char *one = strtok_r(text, "+", &place); one; one = strtok_r(NULL, "+", &place))
+		carry_out(one, operation_count);
+	free(text);
+	return NULL;
+}
+
+static void aside(int count, char *joined)
+{
+	pthread_t ids[64];
+
+	for (int t = 0; t < count; t++)
+		if (pthread_create(&ids[t], NULL, work_aside, joined) != 0)
+			exit(1);
+	for (int t = 0; t < count; t++)
+		pthread_join(ids[t], NULL);
+}
+
 static void *work(void *unused)
 {
 	(void)unused;
 	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
 	for (int i = 0; i < operation_count; i++) {
-		char *text = strdup(operations[i]);
-		struct operation o = parse(text);
+		char *plus = strchr(operations[i], '+');
 
-		for (unsigned long n = 0; n < o.count; n++)
-			if (!launch(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) && !register_host(&o) &&
-			    !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) && !wait_for(&o) &&
-			    !context(&o) && !life(&o, i + 1)) {
-				fprintf(stderr, "driver: no such operation: %s\n", operations[i]);
-				exit(2);
-			}
-		free(text);
+		if (plus)
+			aside(atoi(operations[i]), plus + 1);
+		else
+			carry_out(operations[i], i + 1);
 	}
 	if (linger) {
 		pthread_barrier_wait(&all_done);

@@ -100,3 +100,36 @@ def test_silent_requests_do_not_keep_a_gate_busy(driver: Driver, probes: Probes,
         driven.begin()
         driven.finish()
     assert 0 < gates[0].busy_total_ns - before_ns < idle_ms * 1_000_000
+
+
+def test_a_gate_is_busy_for_all_of_a_long_wait(driver: Driver, probes: Probes, gates: Any) -> None:
+    kernel_ns = 100_000_000  # five times as long as a request may be silent
+    before_ns = gates[0].busy_total_ns
+    with driver.start(f"launch:1x1x1:32x1x1:0:{kernel_ns}", "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+    assert gates[0].busy_total_ns - before_ns >= kernel_ns
+
+
+def test_a_loop_of_queries_is_over_though_another_thread_ended_the_request(
+    driver: Driver, probes: Probes, gates: Any
+) -> None:
+    with driver.start("threads=0", "launch:1x1x1:32x1x1:0:100000000", "query", "1+sync", "query") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert [(gate.open, gate.in_wait) for gate in gates] == [(0, 0)] * 2
+
+
+def test_waits_that_end_together_end_each_request_once(driver: Driver, probes: Probes, gates: Any) -> None:
+    crowd = "8+" + "+".join(["launch:1x1x1:32x1x1", "sync", "sync"] * 100)
+    with driver.start("threads=0", crowd, "2*launch:1x1x1:32x1x1:5", "sync") as driven:
+        serve_online(probes, driven)
+        driven.begin()
+        driven.finish()
+        assert [(gate.open, gate.in_wait) for gate in gates] == [(0, 0)] * 2
+        found = probes.map("delivered").get(ProcessKey.of(driven.process))
+        assert found is not None
+        newest = found.ring[(found.count - 1) % len(found.ring)]
+        assert (newest.launches, newest.functions[0].function) == (2, driven.function(5))

@@ -32,6 +32,12 @@ class ThreadKey(ctypes.Structure):
     _fields_ = [("tid", ctypes.c_uint32), ("tgid", ctypes.c_uint32)]
 
 
+class HandleKey(ctypes.Structure):
+    """struct graph_key."""
+
+    _fields_ = [("process", ProcessKey), ("handle", ctypes.c_uint64)]
+
+
 @dataclass(slots=True)
 class Heard:
     """What the watcher told, in order."""
@@ -118,6 +124,20 @@ def test_another_program_in_the_process_has_contexts_and_devices_of_its_own(driv
         assert told == {0}
         assert (0, second.function(0)) in launched(probes, second.process)
         assert memory(probes, second.process)[0].live == {"plain": MIB}
+
+
+def test_another_program_in_the_process_has_graphs_and_captures_of_its_own(driver: Driver, probes: Probes) -> None:
+    before = ("capture_begin:1", "capture_end:1", "capture_begin:2", "exec", "threads=0", f"3*{LAUNCH}")
+    with driver.start("threads=0", *before) as first, become(first) as second:
+        for name in ("graphs", "captures"):
+            items = probes.bpf.map(name, HandleKey, ctypes.c_byte * 1024).items()
+            assert [key.handle for key, _ in items if key.process.id() == second.process] == []
+
+
+def test_a_capture_that_another_thread_ended_is_over(driver: Driver, probes: Probes) -> None:
+    ended = ("capture_begin:1", "1+capture_end:1")
+    others = ("1+capture_begin:2", f"{LAUNCH}:1:1000:2", "1+capture_end:2")
+    assert counts(probes, driver.run("threads=0", *ended, *others, f"3*{LAUNCH}")) == {(0, 0): 3}
 
 
 def test_a_process_whose_first_thread_ended_is_alive(driver: Driver, probes: Probes, heard: Heard) -> None:

@@ -72,3 +72,10 @@ def test_a_delivery_says_how_much_was_launched_between_two_drained_waits(driver:
     for delivery, launches in zip(found.ring[:2], (3, 5), strict=True):
         assert delivery.elapsed_ns >= launches * KERNEL_NS
         assert delivery.elapsed_ns >= delivery.waited_ns
+
+
+def test_a_delivery_does_not_begin_with_a_thread_that_ended(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("threads=0", f"1+{LAUNCH}", f"3*{LAUNCH}", "sync")
+    found = probes.map("delivered").get(ProcessKey.of(driven.process))
+    assert found is not None
+    assert [found.ring[n].launches for n in range(found.count)] == [3]
