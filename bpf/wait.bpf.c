@@ -232,7 +232,7 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	__u64 busy = busy_total_of(process->slot, now);
 	__u64 pauses = pauses_of(id);
 
-	if (!blank)
+	if (!blank || !process->start_ns) /* began while another thread ended the last one: when, nobody knows */
 		return;
 	all = find_or_add(&delivered, id, &blank->deliveries, LOST_PROCESS);
 	if (!all)
