@@ -141,7 +141,11 @@ class Stage:
     def _maps_bytes(self) -> int:
         found = {}
         for path in Path(f"/proc/{self.agent.pid}/fdinfo").iterdir():
-            fields = dict(re.findall(r"^(map_id|memlock):\s*(\d+)$", path.read_text(), re.MULTILINE))
+            try:
+                text = path.read_text()
+            except FileNotFoundError:  # closed meanwhile
+                continue
+            fields = dict(re.findall(r"^(map_id|memlock):\s*(\d+)$", text, re.MULTILINE))
             if "map_id" in fields:
                 found[fields["map_id"]] = int(fields["memlock"])
         return sum(found.values())

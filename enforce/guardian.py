@@ -34,6 +34,7 @@ LEASE_NS = 200_000_000
 ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
 STALE_HEARTBEAT_NS = 1_000_000_000
 PRUNE_NS = 5_000_000_000
+_LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
 
 
@@ -145,7 +146,7 @@ class Guardian:
             if self._clock() >= until:
                 break
             select.select([self._ring.epoll_fd], [], [], _LAST_ROUNDS_NS / 4e9)
-        release_all(Path(self._settings.ledger))
+        release_all(Path(self._settings.ledger), patience_seconds=_LEDGER_SECONDS)
 
     def _round(self) -> None:
         self._ring.consume()

@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from agent.procfs import Procfs
 from enforce import ledger
 from enforce.entries import Entry
 
+_AGAIN_SECONDS = 0.02
 _STOPPED, _TRACED = "T", "t"
 _PENDING = re.compile(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", re.MULTILINE)
 _SIGSTOP_BIT = 1 << (signal.SIGSTOP - 1)
@@ -55,19 +57,35 @@ class Released:
         return self.outcome in (Outcome.RESUMED, Outcome.RUNNING, Outcome.GONE)
 
 
-def release_all(ledger_path: str | os.PathLike[str], proc_root: str = "/proc") -> list[Released]:
-    """Resume every process that the ledger has outstanding, and close its entry. Never raises for one of them."""
+def release_all(
+    ledger_path: str | os.PathLike[str], proc_root: str = "/proc", patience_seconds: float = 0.0
+) -> list[Released]:
+    """Resume every process that the ledger has outstanding, and close its entry. Never raises for one of them.
+
+    `patience_seconds`: how long to wait, when all run, for a dying agent to let go of the ledger.
+    """
     entries = ledger.read(ledger_path)  # needs neither the lock nor space on the disk: resuming comes first
     boot = ledger.this_boot()
     released = [_released(entry, boot, Procfs(proc_root)) for entry in entries]
     if any(one.closed for one in released):
         with suppress(WardenError):  # what stays open is looked at again next time, and found running
-            book = ledger.Ledger(ledger_path)
+            book = _open(ledger_path, patience_seconds)
             for one in released:
                 if one.closed:
                     book.done(one.entry.id)
             book.close()
     return released
+
+
+def _open(ledger_path: str | os.PathLike[str], patience_seconds: float) -> ledger.Ledger:
+    ends = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return ledger.Ledger(ledger_path)
+        except WardenError:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(_AGAIN_SECONDS)
 
 
 def _released(entry: Entry, boot: str, procfs: Procfs) -> Released:

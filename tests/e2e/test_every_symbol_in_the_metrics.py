@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,23 @@ def every_symbol(node: Node) -> Path:
     return calls.build(node.folder / "every_symbol")
 
 
+def settled(warden: Agent) -> dict[str, int]:
+    """Calls of each symbol, once those of programs that have just ended are in."""
+    calls, at_ns = None, 0
+    while True:
+        snapshot = warden.snapshot()
+        if snapshot.at_ns == at_ns:
+            time.sleep(0.1)
+        elif snapshot.probe_calls == calls:
+            return dict(calls)
+        else:
+            calls, at_ns = snapshot.probe_calls, snapshot.at_ns
+
+
 def test_a_scrape_says_exactly_what_was_called(node: Node, warden: Agent, every_symbol: Path) -> None:
     name = node.name("calls-every-symbol")
     plan = calls.plan_of([symbol.name for symbol in SYMBOLS])
-    before = Scrape(warden.metrics()).by(CALLS, "symbol")
+    before = settled(warden)
     with Container.start(
         name,
         [str(every_symbol), "3"],
