@@ -41,6 +41,7 @@ LOST = (
     "graph",
     "name",
     "batch",
+    "quota",
 )
 EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC = 1, 2, 3, 4
 CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, LONGEST_NAME = 6, 96, 16, 256
@@ -48,7 +49,9 @@ NAME_FUNCTION, NAME_ALIAS = 1, 2
 ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
 RULE_PACE, RULE_GATE = 1, 2
 PAUSE_QUEUE, PAUSE_GATE = 1, 2
-PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT = 1, 2, 3
+PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT, PAUSE_HELD = 1, 2, 3, 4
+GROUP_ALL, MOST_MEMBERS = 0, 64
+QUOTA_DENY, QUOTA_HOLD = 1, 2
 
 
 class ProcessKey(c.Structure):
@@ -249,6 +252,48 @@ class Pause(c.Structure):
     ]
 
 
+class MemoryRule(c.Structure):
+    _fields_ = [
+        ("group", U32),
+        ("flags", U32),
+        ("max_hold_ns", U64),
+        ("slots", c.c_uint8 * ORDINALS),
+        ("slot_unknown", U32),
+        ("_pad", U32),
+    ]
+
+
+class QuotaKey(c.Structure):
+    _fields_ = [("group", U32), ("slot", U32)]
+
+
+class Quota(c.Structure):
+    _fields_ = [
+        ("limit_bytes", U64),
+        ("other_bytes", U64),
+        ("count", U32),
+        ("_pad", U32),
+        ("members", MemoryKey * MOST_MEMBERS),
+    ]
+
+
+class QuotaUse(c.Structure):
+    _fields_ = [("pending_bytes", S64), ("denied", U64), ("held", U64), ("for_room", U64)]
+
+
+class Held(c.Structure):
+    _fields_ = [
+        ("kind", U32),
+        ("group", U32),
+        ("process", ProcessKey),
+        ("slot", U32),
+        ("for_room", U32),
+        ("at_ns", U64),
+        ("bytes", U64),
+        ("max_hold_ns", U64),
+    ]
+
+
 MAPS: dict[str, tuple[Any, Any]] = {
     "launches": (LaunchKey, LaunchValue),
     "other_launches": (LaunchKey, LaunchValue),
@@ -261,6 +306,10 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "rules": (ProcessKey, Rule),
     "paces": (ProcessKey, Pace),
     "resumes": (ProcessKey, Resume),
+    "memory_rules": (ProcessKey, MemoryRule),
+    "quotas": (QuotaKey, Quota),
+    "quota_uses": (QuotaKey, QuotaUse),
+    "returns": (U64, S64),
     "gates": (U32, Gate),
     "controls": (U32, Control),
     "lost": (U32, U64),
@@ -294,6 +343,11 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "resume": Resume,
     "gate": Gate,
     "control": Control,
+    "memory_rule": MemoryRule,
+    "quota_key": QuotaKey,
+    "quota": Quota,
+    "quota_use": QuotaUse,
+    "held": Held,
 }
 _KIND_STRUCT = 4
 

@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_map__set_map_flags": (c.c_int, [c.c_void_p, c.c_uint32]),
     "bpf_program__fd": (c.c_int, [c.c_void_p]),
     "bpf_program__set_expected_attach_type": (c.c_int, [c.c_void_p, c.c_int]),
+    "bpf_program__set_autoload": (c.c_int, [c.c_void_p, c.c_bool]),
     "bpf_program__attach_uprobe_opts": (c.c_void_p, [c.c_void_p, c.c_int, c.c_char_p, c.c_size_t, c.c_void_p]),
     "bpf_program__attach": (c.c_void_p, [c.c_void_p]),
     "bpf_link__destroy": (c.c_int, [c.c_void_p]),
@@ -247,7 +248,14 @@ class BpfObject:
     probes away costs a grace period per link, so a hundred single ones take seconds. ProbeError before Linux 6.6.
     """
 
-    def __init__(self, path: Path, *, max_entries: dict[str, int] | None = None, multi: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_entries: dict[str, int] | None = None,
+        multi: Collection[str] = (),
+        also: Collection[str] = (),
+    ) -> None:
         self.lib = Library()
         self._multi = bool(multi)
         if not path.is_file():
@@ -259,6 +267,8 @@ class BpfObject:
             self._preallocate()
         for name, entries in (max_entries or {}).items():
             self.lib.bpf_map__set_max_entries(self._map(name), entries)
+        for program in also:  # that not every kernel takes
+            self.lib.bpf_program__set_autoload(self._program(program), True)
         for program in multi:
             self.lib.bpf_program__set_expected_attach_type(self._program(program), _UPROBE_MULTI)
         self._links: set[Link] = set()

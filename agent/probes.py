@@ -26,7 +26,8 @@ from agent.libraries import FileId, layer_paths, parse_mounts, real_file
 from agent.library_changes import LibraryChanges
 from agent.model import ProbeCounts, ProbeStatus
 from agent.procfs import Procfs
-from agent.symbols import PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
+from agent.returns import returns
+from agent.symbols import DENYING, PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
 
 _log = logging.getLogger(__name__)
 _MOST_LIBRARIES = 1023
@@ -78,7 +79,8 @@ class Probes:
     def __init__(self, object_path: Path, proc: Procfs) -> None:
         self._proc = proc
         _allow_many_files()
-        self.bpf = _load(object_path)
+        self.can_deny = _can_deny(object_path.with_name("deny.bpf.o"))
+        self.bpf = _load(object_path, self.can_deny)
         layout.check(self.bpf)
         self._sm_count = 0
         self._maps: dict[str, Map] = {}
@@ -141,6 +143,9 @@ class Probes:
                 library.watch = None
             for link in links:
                 self.bpf.detach(link)
+            for symbol in SYMBOLS:
+                if symbol.role is Role.ALLOC:
+                    self.map("returns").delete(layout.U64(symbol.cookie(library.number)))
             self._libraries = {file: known for file, known in self._libraries.items() if known is not library}
 
     def drop_changed(self) -> None:
@@ -178,14 +183,23 @@ class Probes:
                 library.absent.append(symbol.name)
             else:
                 wanted.setdefault(offset, symbol)
+        if self.can_deny:
+            self._tell_returns(library, open_path, wanted)
         self._attach_all(library, open_path, wanted)
         _log.info("attached %d symbols of %s", len(library.attached), path)
         return library
 
+    def _tell_returns(self, library: AttachedLibrary, path: str, wanted: Mapping[int, Symbol]) -> None:
+        """Where a denied allocation goes on. One that is not told is held instead."""
+        allocations = {offset: symbol for offset, symbol in wanted.items() if symbol.role is Role.ALLOC}
+        for offset, distance in returns(path, allocations, wanted).items():
+            cookie = allocations[offset].cookie(library.number)
+            self.map("returns").put(layout.U64(cookie), layout.S64(distance))
+
     def _attach_all(self, library: AttachedLibrary, path: str, wanted: Mapping[int, Symbol]) -> None:
         """Returns first: an entry whose return is not watched would be waited for."""
         for at_return in (True, False):
-            for program, symbols in _by_program(wanted, at_return).items():
+            for program, symbols in _by_program(wanted, at_return, self.can_deny).items():
                 self._attach_program(library, path, program, symbols, at_return=at_return)
         library.attached = [symbol.name for symbol in wanted.values() if symbol.name not in library.failed]
 
@@ -245,20 +259,33 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _load(path: Path) -> BpfObject:
-    """For uprobe_multi where the kernel has it (Linux ≥ 6.6), else for single uprobes."""
-    programs = {program for pair in PROGRAMS.values() for program in pair if program}
+def _can_deny(path: Path) -> bool:
+    """Whether this kernel lets a uprobe change registers (Linux ≥ 6.18): what can do so is loaded, and dropped."""
     try:
-        return BpfObject(path, multi=programs)
+        with BpfObject(path):
+            return True
+    except ProbeError as error:
+        _log.info("allocations are held here, not denied: the kernel does not let probes change registers: %s", error)
+        return False
+
+
+def _load(path: Path, can_deny: bool) -> BpfObject:
+    """For uprobe_multi where the kernel has it (Linux ≥ 6.6), else for single uprobes."""
+    also = {DENYING} if can_deny else set[str]()
+    programs = {program for pair in PROGRAMS.values() for program in pair if program} | also
+    try:
+        return BpfObject(path, multi=programs, also=also)
     except ProbeError as error:
         _log.info("no uprobe_multi here, so probes are taken away more slowly: %s", error)
-        return BpfObject(path)
+        return BpfObject(path, also=also)
 
 
-def _by_program(wanted: Mapping[int, Symbol], at_return: bool) -> dict[str, dict[int, Symbol]]:
+def _by_program(wanted: Mapping[int, Symbol], at_return: bool, can_deny: bool) -> dict[str, dict[int, Symbol]]:
     groups: dict[str, dict[int, Symbol]] = {}
     for offset, symbol in wanted.items():
         program = PROGRAMS[symbol.role][1 if at_return else 0]
+        if can_deny and symbol.role is Role.ALLOC and not at_return:
+            program = DENYING
         if program is not None:
             groups.setdefault(program, {})[offset] = symbol
     return groups

@@ -48,6 +48,8 @@ PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
     Role.NAME: ("name_enter", "name_return"),
 }
 
+DENYING = "memory_enter_or_deny"  # in place of memory_enter, where the kernel lets it change registers
+
 _LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH, _LAUNCH_LEGACY_1, _LAUNCH_LEGACY_3, _LAUNCH_MANY = range(1, 7)
 _GRAPH_CREATE, _ADD_KERNEL, _ADD_MEMCPY, _ADD_MEMSET, _ADD_CHILD, _ADD_NODE, _ADD_NODE_6 = range(1, 8)
 _GRAPH_CLONE, _GRAPH_INSTANTIATE, _GRAPH_DESTROY, _CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END = range(8, 14)

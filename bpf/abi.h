@@ -44,6 +44,7 @@ enum lost {
 	LOST_GRAPH, /* launch of a graph that was made before the probes were there: counted as one kernel */
 	LOST_NAME, /* the ring `names` was full */
 	LOST_BATCH, /* copies of a batch beyond the first MOST_OF_BATCH */
+	LOST_QUOTA, /* `charges` or `quota_uses` full: an allocation that no quota saw */
 	LOST_REASONS,
 };
 

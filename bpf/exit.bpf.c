@@ -4,6 +4,7 @@
 #include "memory.bpf.h"
 #include "pace.bpf.c"
 #include "process.bpf.h"
+#include "quota.bpf.c"
 #include "wait.bpf.c"
 
 /*
@@ -27,6 +28,7 @@ static __always_inline void forget_thread(__u64 tid)
 	bpf_map_delete_elem(&threads, &tid);
 	bpf_map_delete_elem(&context_stacks, &tid);
 	bpf_map_delete_elem(&freeings, &tid);
+	settle_charge(tid);
 #pragma unroll
 	for (__u32 role = CALL_MEMORY; role < CALL_ROLES; role++) {
 		struct call_key key = {.pid_tgid = tid, .role = role};

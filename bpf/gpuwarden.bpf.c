@@ -14,6 +14,7 @@
 #include "memory.bpf.c"
 #include "name.bpf.c"
 #include "pace.bpf.c"
+#include "quota.bpf.c"
 #include "wait.bpf.c"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

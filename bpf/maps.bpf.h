@@ -15,6 +15,7 @@
 #include "launch.h"
 #include "memory.h"
 #include "pace.h"
+#include "quota.h"
 #include "wait.h"
 
 #define SIGSTOP 19
@@ -154,6 +155,11 @@ LRU_HASH(captures, struct graph_key, struct graph, 256);
 BOUNDED_HASH(rules, struct process_id, struct rule, 8192);
 BOUNDED_HASH(paces, struct process_id, struct pace, 8192);
 BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
+BOUNDED_HASH(memory_rules, struct process_id, struct memory_rule, 4096);
+BOUNDED_HASH(quotas, struct quota_key, struct quota, 1024);
+BOUNDED_HASH(quota_uses, struct quota_key, struct quota_use, 4096);
+BOUNDED_HASH(charges, __u64, struct charge, 4096); /* by thread */
+BOUNDED_HASH(returns, __u64, __s64, 65536); /* cookie → from the function to a return instruction, in bytes */
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
@@ -186,6 +192,7 @@ struct {
 /* Makes clang describe the ring buffers' records, which no map names, so that user space can check them too. */
 const struct event *described_event SEC(".data.described");
 const struct pause *described_pause SEC(".data.described");
+const struct held *described_held SEC(".data.described");
 const struct seen *described_seen SEC(".data.described");
 const struct name *described_name SEC(".data.described");
 

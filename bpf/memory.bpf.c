@@ -4,6 +4,8 @@
 #include "context.bpf.c"
 #include "memory.bpf.h"
 #include "process.bpf.h"
+#include "quota.bpf.c"
+#include "registers.bpf.h"
 
 struct array_descriptor { /* CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR, as if all were the latter */
 	__u64 width, height, depth;
@@ -98,23 +100,6 @@ static __always_inline __u64 array_bytes(const struct array_descriptor *a, __u32
 	return elements * a->channels * format_bytes(a->format);
 }
 
-SEC("uprobe")
-int memory_enter(struct pt_regs *ctx)
-{
-	__u64 cookie = bpf_get_attach_cookie(ctx);
-	struct process_id id = this_process();
-	struct arguments arguments = read_arguments(ctx);
-	__u32 shape = COOKIE_SHAPE(cookie);
-	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
-
-	if (is_duplicate(ctx, cookie))
-		return 0;
-	find_process(&id, cookie);
-	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
-	keep_call(CALL_MEMORY, &call);
-	return 0;
-}
-
 /* False when the allocation is not on a device at all. */
 static __always_inline int find_location(const struct call *call, __u32 *device)
 {
@@ -149,8 +134,63 @@ static __always_inline __u64 allocated_bytes(const struct call *call, int narrow
 	return narrow ? (__u32)call->b : call->b;
 }
 
-SEC("uretprobe")
-int memory_alloc_return(struct pt_regs *ctx)
+/* What the call is about to take, and of which device. A pitch is known only afterwards; devices have one of 512. */
+static __always_inline __u64 bytes_to_take(const struct call *call, __u64 width, __u32 *device)
+{
+	int narrow = MEMORY_IS_NARROW(COOKIE_DETAIL(call->cookie));
+
+	if (COOKIE_SHAPE(call->cookie) == ALLOC_PITCH)
+		return narrow ? (__u64)(((__u32)width + 511) & ~511u) * (__u32)call->c
+			      : ((width + 511) & ~511ull) * call->c;
+	if (COOKIE_SHAPE(call->cookie) == ALLOC_PHYSICAL && !find_location(call, device))
+		return 0;
+	return allocated_bytes(call, narrow);
+}
+
+#define CUDA_ERROR_OUT_OF_MEMORY 2
+
+static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct process_id id = this_process();
+	struct arguments arguments = read_arguments(ctx);
+	__u32 shape = COOKIE_SHAPE(cookie), device;
+	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
+	struct memory_rule *rule;
+	__s64 *ret;
+
+	if (is_duplicate(ctx, cookie))
+		return 0;
+	find_process(&id, cookie);
+	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
+	keep_call(CALL_MEMORY, &call);
+	settle_charge(
+		bpf_get_current_pid_tgid()); /* of a call inside of which this one is, or whose return was not seen */
+	rule = bpf_map_lookup_elem(&memory_rules, &id);
+	if (!rule || MEMORY_KIND(COOKIE_DETAIL(cookie)) == MEMORY_PINNED)
+		return 0;
+	device = current_device();
+	call.d = bytes_to_take(&call, arguments.third, &device);
+	ret = can_deny ? bpf_map_lookup_elem(&returns, &cookie) : NULL;
+	if (judge_allocation(&id, rule, device, call.d, ret != NULL) == VERDICT_DENY && ret)
+		return_early(ctx, CUDA_ERROR_OUT_OF_MEMORY, PT_REGS_IP(ctx) + *ret);
+	return 0;
+}
+
+SEC("uprobe")
+int memory_enter(struct pt_regs *ctx)
+{
+	return enter_memory(ctx, 0);
+}
+
+/* The same where uprobes may change registers (deny.bpf.c). Not loaded by itself: others refuse it, and all with it. */
+SEC("?uprobe")
+int memory_enter_or_deny(struct pt_regs *ctx)
+{
+	return enter_memory(ctx, 1);
+}
+
+static __always_inline void book_allocation(struct pt_regs *ctx)
 {
 	struct current current = current_context();
 	struct allocation_key key = {.process = this_process()};
@@ -161,7 +201,7 @@ int memory_alloc_return(struct pt_regs *ctx)
 	int narrow;
 
 	if (!take_call(CALL_MEMORY, &call))
-		return 0;
+		return;
 	shape = COOKIE_SHAPE(call.cookie);
 	detail = COOKIE_DETAIL(call.cookie);
 	narrow = MEMORY_IS_NARROW(detail);
@@ -170,13 +210,13 @@ int memory_alloc_return(struct pt_regs *ctx)
 	if (shape == ALLOC_PHYSICAL) {
 		allocation.context = 0;
 		if (!find_location(&call, &allocation.device))
-			return 0;
+			return;
 	}
 	if (!succeeded(ctx)) {
 		value = memory_of(&key.process, allocation.device);
 		if (value)
 			__sync_fetch_and_add(&value->failures, 1);
-		return 0;
+		return;
 	}
 	key.pointer = shape == ALLOC_REGISTER ? call.a : read_result(call.a);
 	if (narrow && key.space == SPACE_ADDRESS)
@@ -184,6 +224,14 @@ int memory_alloc_return(struct pt_regs *ctx)
 	allocation.bytes = allocated_bytes(&call, narrow);
 	allocation.at_ns = bpf_ktime_get_ns();
 	add_allocation(&key, &allocation);
+}
+
+SEC("uretprobe")
+int memory_alloc_return(struct pt_regs *ctx)
+{
+	book_allocation(ctx);
+	settle_charge(
+		bpf_get_current_pid_tgid()); /* last: what is taken is counted twice for a moment, never not at all */
 	return 0;
 }
 

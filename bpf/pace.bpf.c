@@ -141,12 +141,19 @@ static __always_inline __u64 drained_queue(const struct pace *pace, const struct
 	return gone < pace->queued_ns ? pace->queued_ns - gone : 0;
 }
 
-static __always_inline int may_stop(const struct process_id *id, __u64 now)
+/* Whether the guardian and the agent live. */
+static __always_inline int is_leased(__u64 now)
 {
 	struct control *control = get_control();
+
+	return control && control->lease_until_ns >= now;
+}
+
+static __always_inline int may_stop(const struct process_id *id, __u64 now)
+{
 	struct resume *resume;
 
-	if (!control || control->lease_until_ns < now)
+	if (!is_leased(now))
 		return 0;
 	resume = bpf_map_lookup_elem(&resumes, id);
 	return !resume || resume->pass_until_ns < now;

@@ -90,6 +90,7 @@ enum pause_kind {
 	PAUSE_STOPPED = 1,
 	PAUSE_FREE, /* the slot's last online request is over */
 	PAUSE_AGENT_EXIT,
+	PAUSE_HELD, /* struct held of quota.h */
 };
 
 struct pause {
