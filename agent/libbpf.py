@@ -274,6 +274,25 @@ class BpfObject:
         self._links: set[Link] = set()
         if self.lib.bpf_object__load(self._object):
             raise self._load_error(c.get_errno())
+        if multi and not self._takes_multi(next(iter(multi))):
+            self.close()
+            raise ProbeError("the kernel has no uprobe_multi (Linux < 6.6)")
+
+    def _takes_multi(self, program: str) -> bool:
+        """Older kernels load such programs all the same. Those that know the link look at the path: / is no file."""
+        path = c.create_string_buffer(b"/")
+        offset = c.c_uint64(1)
+        request = _UprobeMultiLink(
+            prog_fd=self.lib.bpf_program__fd(self._program(program)),
+            attach_type=_UPROBE_MULTI,
+            path=c.addressof(path),
+            offsets=c.addressof(offset),
+            count=1,
+        )
+        fd = _link_create(request)
+        if fd >= 0:
+            os.close(fd)
+        return fd < 0 and c.get_errno() == errno.EBADF
 
     def _preallocate(self) -> None:
         """Older kernels warn of maps that grow, or panic by panic_on_warn; those for real time refuse such maps.
@@ -353,7 +372,7 @@ class BpfObject:
             count=len(probes),
             multi_flags=_MULTI_RETURN if at_return else 0,
         )
-        fd = c.CDLL(None, use_errno=True).syscall(_BPF_SYSCALL, _LINK_CREATE, c.byref(request), c.sizeof(request))
+        fd = _link_create(request)
         if fd < 0:
             raise ProbeError(f"cannot attach {program} at {len(probes)} places: {os.strerror(c.get_errno())}")
         link = Link(fd, is_descriptor=True)
@@ -398,6 +417,10 @@ class BpfObject:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _link_create(request: _UprobeMultiLink) -> int:
+    return int(c.CDLL(None, use_errno=True).syscall(_BPF_SYSCALL, _LINK_CREATE, c.byref(request), c.sizeof(request)))
 
 
 def _possible_cpus() -> int:

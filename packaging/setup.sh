@@ -10,7 +10,7 @@ build=(ca-certificates clang gcc git libbpf-dev libbpf1 libc6-dev libelf-dev lin
 test=(busybox-static clang-format containerd docker.io podman prometheus python3-bpfcc tmux)
 case "$(uname -m)" in # the kernel's headers of the other architecture, for `make bpf-check`
 aarch64) test+=(linux-libc-dev-amd64-cross) ;;
-*) test+=(linux-libc-dev-arm64-cross) ;;
+*) test+=(linux-libc-dev-arm64-cross qemu-system-x86) ;; # and to boot other kernels
 esac
 
 case "${1:-}" in

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Kernels of Debian, started under qemu with one program in them: for what this machine's own kernel does not do.
+
+Versions come and go in the archive, so one is picked by what there is. Whatever cannot be had is a reason to skip.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from agent import preflight
+
+_HERE = Path(__file__).parent
+_BPF = _HERE.parents[1] / "bpf"
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_SOURCES = ("debian-security bookworm-security", "debian trixie-backports")
+_NAME = re.compile(r"^(linux-(?:image|binary)-(\d+\.\d+)\S*-cloud-amd64) -", re.MULTILINE)
+_DOWNLOAD_SECONDS, _BOOT_SECONDS = 60, 200
+_INIT = """\
+#!/bin/busybox sh
+B=/bin/busybox
+$B mount -t proc p /proc
+$B mount -t sysfs s /sys
+$B mount -t devtmpfs d /dev
+$B mount -t tracefs t /sys/kernel/tracing
+echo "kernel: $($B uname -r)"
+LD_LIBRARY_PATH=/t:/lib /t/guest /t
+$B poweroff -f
+"""
+
+
+def require() -> None:
+    """Skips where nothing can be booted."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the kernels that are booted here are for x86-64")
+    for program in ("qemu-system-x86_64", "busybox", "apt-get"):
+        if not shutil.which(program):
+            pytest.skip(f"{program} is missing: run `make packages-test`")
+
+
+class Archive:
+    """Debian's archive, apart from what this machine has installed. Skips when it cannot be reached."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for part in ("etc/apt/sources.list.d", "lists/partial", "cache/archives/partial", "dpkg", "kernels"):
+            (folder / part).mkdir(parents=True)
+        (folder / "dpkg" / "status").touch()
+        lines = (f"deb [signed-by={_KEYRING}] http://deb.debian.org/{source} main\n" for source in _SOURCES)
+        (folder / "etc/apt/sources.list").write_text("".join(lines))
+        self._run("apt-get", "update")
+        found = _NAME.findall(self._run("apt-cache", "search", "--names-only", "^linux-(image|binary)-[0-9].*cloud"))
+        self._kernels = sorted((preflight.kernel_version(version), name) for name, version in found)
+
+    def kernel(self, oldest: tuple[int, int], before: tuple[int, int]) -> Path:
+        """The image of the oldest kernel in that range."""
+        names = [name for version, name in self._kernels if oldest <= version < before]
+        for name in names:
+            self._run("apt-get", "download", name)
+            (package,) = (self._folder / "kernels").glob(f"{name}_*.deb")
+            into = self._folder / "kernels" / name
+            subprocess.run(["dpkg", "-x", str(package), str(into)], check=True, timeout=_DOWNLOAD_SECONDS)
+            images = [*into.glob("boot/vmlinuz*"), *into.glob("usr/lib/modules/*/vmlinuz")]
+            if images:  # what is signed and what is not, the image and its parts are packages of their own
+                return images[0]
+        pytest.skip(f"the archive has no kernel from {oldest} to {before} now")
+
+    def _run(self, *command: str) -> str:
+        folder = self._folder
+        options = {
+            "Dir::Etc": folder / "etc/apt",
+            "Dir::State::lists": folder / "lists",
+            "Dir::State::status": folder / "dpkg/status",
+            "Dir::Cache": folder / "cache",
+            "APT::Architecture": "amd64",
+            "APT::Sandbox::User": "root",
+            "Acquire::Retries": "2",
+        }
+        flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
+        try:
+            return subprocess.run(
+                [command[0], *flags, *command[1:]],
+                cwd=folder / "kernels",
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_DOWNLOAD_SECONDS,
+            ).stdout
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            reason = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
+            pytest.skip(f"no kernel can be had from Debian's archive: {' '.join(command)}: {reason}")
+
+
+def build_guest(folder: Path) -> Path:
+    """An initial file system with guest.c, what it is linked to, and the BPF objects."""
+    root, sources = folder / "root", _HERE / "guest"
+    for part in ("bin", "dev", "lib", "lib64", "proc", "sys", "t"):
+        (root / part).mkdir(parents=True)
+    flags = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_BPF}"]
+    library, program = root / "t/libcuda.so.1", root / "t/guest"
+    shared = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([*flags, *shared, "-o", library, sources / "libcuda.c"], check=True)
+    subprocess.run([*flags, "-o", program, sources / "guest.c", library, "-lbpf", "-lpthread"], check=True)
+    linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    for path in re.findall(r"(/\S+) \(0x", linked):
+        shutil.copy(path, root / ("lib64" if "ld-linux" in path else "lib"))
+    shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
+    for name in ("gpuwarden.bpf.o", "deny.bpf.o"):
+        shutil.copy(preflight.bpf_object().with_name(name), root / "t" / name)
+    (root / "init").write_text(_INIT)
+    (root / "init").chmod(0o755)
+    image = folder / "guest.cpio"
+    with image.open("wb") as file:
+        subprocess.run("find . | busybox cpio -o -H newc", shell=True, cwd=root, stdout=file, check=True)
+    return image
+
+
+def boot(kernels: Iterable[Path], guest: Path) -> list[str]:
+    """Boots all at once, and returns what each said."""
+    options = ["-smp", "1", "-m", "512", "-nographic", "-no-reboot", "-net", "none", "-initrd", str(guest)]
+    line = "console=ttyS0 quiet panic=-1 mitigations=off"
+    machines = [
+        subprocess.Popen(
+            ["qemu-system-x86_64", *options, "-kernel", str(kernel), "-append", line],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for kernel in kernels
+    ]
+    try:
+        said = [machine.communicate(timeout=_BOOT_SECONDS)[0] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    return [text.decode(errors="replace").replace("\r", "") for text in said]

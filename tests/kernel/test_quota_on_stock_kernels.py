@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""An allocation over its quota on kernels as distributions ship them: denied from Linux 6.18 on, held before.
+
+What is booted loads the same objects as the agent and looks at what a program's calls return (guest/guest.c).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel import stock_kernels
+
+_NEW, _OLD = (6, 18), (6, 1)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[str]]:
+    """By kernel, the lines that the guest wrote."""
+    stock_kernels.require()
+    folder = tmp_path_factory.mktemp("guest")
+    archive = stock_kernels.Archive(tmp_path_factory.mktemp("archive"))
+    kernels = [archive.kernel(_NEW, (99, 0)), archive.kernel(_OLD, (6, 2))]
+    texts = stock_kernels.boot(kernels, stock_kernels.build_guest(folder))
+    return {version: text.splitlines() for version, text in zip((_NEW, _OLD), texts, strict=True)}
+
+
+def _checks(lines: list[str]) -> list[str]:
+    """What was checked; none may have failed, and the last one must have been reached."""
+    assert "END" in lines, "\n".join(lines[-30:])
+    assert not [line for line in lines if line.startswith("FAILED")], "\n".join(lines)
+    return [line.removeprefix("OK ") for line in lines if line.startswith("OK ")]
+
+
+def test_a_new_kernel_denies_and_the_program_runs_on_as_after_any_failure(
+    said: dict[tuple[int, int], list[str]],
+) -> None:
+    checks = _checks(said[_NEW])
+    assert "deny: yes" in said[_NEW]
+    assert "an allocation that does not fit returns and never runs" in checks
+    assert "so does every one of several threads from any depth of stack" in checks
+    assert "nobody is denied or held once the lease is over" in checks
+
+
+def test_an_old_kernel_refuses_to_deny_and_the_allocation_is_held_until_there_is_room(
+    said: dict[tuple[int, int], list[str]],
+) -> None:
+    checks = _checks(said[_OLD])
+    assert "deny: no" in said[_OLD]
+    assert "links: single" in said[_OLD]
+    assert "an allocation that does not fit stops its process before it runs" in checks
+    assert "once there is room it goes on" in checks
+    assert "nobody is denied or held once the lease is over" in checks
