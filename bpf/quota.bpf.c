@@ -148,7 +148,7 @@ static __always_inline enum verdict judge_allocation(const struct process_id *id
 		return VERDICT_PASS;
 	own = fits_now(charge.group, slot); /* a second look, for what the first may have counted twice */
 	room = fits_now(GROUP_ALL, slot);
-	if ((own && room) || !is_leased(now))
+	if ((own && room) || !may_stop(now))
 		return VERDICT_PASS;
 	if (can_deny && (rule->flags & QUOTA_DENY)) {
 		settle_charge(tid);

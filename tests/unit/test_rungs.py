@@ -19,7 +19,7 @@ from enforce.entries import Entry
 from enforce.ledger import Ledger, read
 from enforce.model import Subject
 from enforce.outcome import Outcome
-from enforce.rungs import RETRY_NS, Rungs
+from enforce.rungs import RETRY_NS, Rungs, Wanted
 
 KEY = ContainerKey("docker:abc")
 SUBJECT: Any = Subject(Container(KEY, "training", "docker"), (), frozenset(), rule=None)  # type: ignore[arg-type]
@@ -93,7 +93,17 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-WANTED = {KEY: (SUBJECT, frozenset({"chalk"}))}
+def until_wanting(rungs: Rungs, wanted: Wanted, condition: Callable[[], bool]) -> None:
+    """As the deciding loop does: says again and again what it wants."""
+
+    def wants() -> bool:
+        rungs.want(wanted)
+        return condition()
+
+    until(wants)
+
+
+WANTED: Wanted = {KEY: (SUBJECT, frozenset({"chalk"}))}
 
 
 def test_the_entry_is_in_the_ledger_before_the_act_and_leaves_it_after_the_undoing(
@@ -102,7 +112,7 @@ def test_the_entry_is_in_the_ledger_before_the_act_and_leaves_it_after_the_undoi
     rungs.want(WANTED)
     until(lambda: rungs.in_force(KEY) == {"chalk"})
     assert chalk.applied_with == ["chalk:/board"]
-    until(lambda: rungs.want({}) is None and not rungs.in_force(KEY))
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
     assert chalk.undone == ["chalk:/board"]
     assert read(path) == []
 
@@ -115,7 +125,7 @@ def test_what_cannot_be_done_here_is_said_and_tried_again_later(rungs: Rungs, ch
     rungs.want(WANTED)
     assert not rungs.in_force(KEY)
     clock.now = RETRY_NS
-    until(lambda: rungs.want(WANTED) is None and rungs.in_force(KEY) == {"chalk"})
+    until_wanting(rungs, WANTED, lambda: rungs.in_force(KEY) == {"chalk"})
     assert not rungs.troubles(KEY)
 
 
@@ -133,13 +143,13 @@ def test_what_cannot_be_undone_stays_in_force_and_in_the_ledger(
     rungs.want(WANTED)
     until(lambda: rungs.in_force(KEY) == {"chalk"})
     chalk.outcome = Outcome.FAILED
-    until(lambda: rungs.want({}) is None and bool(chalk.undone))
+    until_wanting(rungs, {}, lambda: bool(chalk.undone))
     until(lambda: "chalk" in rungs.troubles(KEY))
     assert rungs.in_force(KEY) == {"chalk"}
     assert [entry.id for entry in read(path)] == ["chalk:/board"]
     chalk.outcome = Outcome.RESUMED
     clock.now = RETRY_NS
-    until(lambda: rungs.want({}) is None and not rungs.in_force(KEY))
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
 
 
 def test_the_end_undoes_everything(rungs: Rungs, chalk: Chalk, path: Path) -> None:
