@@ -154,9 +154,10 @@ static __always_inline __u64 drained_queue(const struct queue *queue, const stru
 
 static __always_inline struct queue *queue_of(struct pace *pace, __u32 slot)
 {
-	__u32 index = slot < SLOTS ? slot : SLOTS;
-
-	return &pace->queues[index];
+	if (slot >= SLOTS)
+		return &pace->queues[SLOTS];
+	barrier_var(slot); /* or clang leaves the mask out, and the verifier of Linux 6.1 sees no bound */
+	return &pace->queues[slot & (SLOTS - 1)];
 }
 
 static __always_inline struct pace *own_pace(const struct process_id *id)

@@ -26,8 +26,9 @@ from agent.clock import monotonic_ns
 from agent.libbpf import Library, Map, RingBuffer
 from agent.model import ProcessId
 from agent.procfs import Procfs
+from enforce.memory.waiting import Waiting, kernel_room
 from enforce.release import release_all
-from enforce.resumer import Due, Resumer
+from enforce.resumer import Resumer
 
 _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
@@ -117,6 +118,7 @@ class Guardian:
         self._control = maps["controls"].share(1)[0]
         self._resumes = maps["resumes"]
         self._resumer = Resumer(maps["gates"].share(layout.SLOTS), settings.hold_ns, settings.open_delay_ns)
+        self._waiting = Waiting(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
         self._handles = Handles(Procfs())
         self._agent = os.pidfd_open(settings.agent_tgid)
@@ -159,45 +161,59 @@ class Guardian:
             return
         self._control.lease_until_ns = now + LEASE_NS
         for due in self._resumer.due(now):
-            self._resume(due)
+            if not self._waiting.keeps(due.stop.process):  # it also waits for memory: its longest pause does not end that
+                self._resume(due.stop.process, due.stop.at_ns, due.pass_ns)
+        for hold in self._waiting.due(now):
+            self._resume(hold.process, hold.at_ns)
         if now >= self._prune_ns:
             self._prune_ns = now + PRUNE_NS
             for process in self._handles.prune():
                 self._resumer.forget(process)
+                self._waiting.forget(process)
 
     def _resume_all(self) -> None:
         self._ring.consume()
-        for stop in list(self._resumer.stops.values()):
-            self._resume(Due(stop, 0))
+        for stop in self._resumer.stops.values():
+            self._resume(stop.process, stop.at_ns)
+        for hold in self._waiting.holds:
+            self._resume(hold.process, hold.at_ns)
         self._resumer.stops.clear()
+        self._waiting.holds.clear()
 
-    def _resume(self, due: Due) -> None:
-        process = due.stop.process
+    def _resume(self, process: ProcessId, stopped_at_ns: int, pass_ns: int = 0) -> None:
         key = layout.ProcessKey.of(process)
         record = self._resumes.get(key) or layout.Resume()
-        if due.pass_ns:
+        if pass_ns:
             record.passes += 1
-            record.pass_ns = due.pass_ns
+            record.pass_ns = pass_ns
         record.stopped_at_ns = 0
-        record.paused_ns += max(0, self._clock() - due.stop.at_ns)
+        record.paused_ns += max(0, self._clock() - stopped_at_ns)
         record.resumes += 1
         if resume_process(self._handles, process):
             self._resumes.put(key, record)
 
     def _receive(self, record: bytes) -> None:
+        if layout.U32.from_buffer_copy(record).value == layout.PAUSE_HELD:
+            held = layout.Held.from_buffer_copy(record)
+            self._waiting.add(held)
+            self._note_stop(held.process, held.at_ns)
+            return
         pause = layout.Pause.from_buffer_copy(record)
         if pause.kind == layout.PAUSE_STOPPED:
             self._resumer.add(pause)
-            stopped = self._resumes.get(pause.process) or layout.Resume()
-            stopped.stopped_at_ns = pause.at_ns
-            self._resumes.put(pause.process, stopped)
+            self._note_stop(pause.process, pause.at_ns)
         elif pause.kind == layout.PAUSE_AGENT_EXIT:
             self._finished = True
 
+    def _note_stop(self, process: layout.ProcessKey, at_ns: int) -> None:
+        stopped = self._resumes.get(process) or layout.Resume()
+        stopped.stopped_at_ns = at_ns
+        self._resumes.put(process, stopped)
+
     def _sleep_seconds(self) -> float:
         now = self._clock()
-        due = self._resumer.next_ns(now)
-        return max(0, min(ROUND_NS, ROUND_NS if due is None else due - now)) / 1e9
+        dues = [due for due in (self._resumer.next_ns(now), self._waiting.next_ns(now)) if due is not None]
+        return max(0, min(ROUND_NS, *(due - now for due in dues)) if dues else ROUND_NS) / 1e9
 
 
 def main() -> None:

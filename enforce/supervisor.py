@@ -19,7 +19,7 @@ from enforce.policy.model import Tuning
 from enforce.release import release_all
 
 _log = logging.getLogger(__name__)
-_MAPS = ("pauses", "gates", "controls", "resumes")
+_MAPS = ("pauses", "gates", "controls", "resumes", "quotas", "quota_uses", "memory")
 _RESTART_SECONDS = 1.0
 
 

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Processes that the kernel stopped at an allocation, and when each may go on. Pure bookkeeping: rooms and times in.
+
+Whoever fits goes, the oldest first; nobody waits beyond the rule's longest hold. What a held call asks for stays
+charged in the kernel, so once it is let go nobody else can take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.layout import GROUP_ALL, PINNED, Held, QuotaKey
+from agent.libbpf import Map
+from agent.model import ProcessId
+
+POLL_NS = 10_000_000  # room comes by calls of other processes, of which nobody tells
+_FALLBACK_HOLD_NS = 30_000_000_000
+
+Room = Callable[[int, int], int | None]
+"""(group, slot) → bytes left beside what is live and every call under way; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One thread's allocation that waits. Times are CLOCK_MONOTONIC ns."""
+
+    process: ProcessId
+    group: int
+    slot: int
+    bytes: int
+    at_ns: int
+    latest_ns: int
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The held allocations. `room` counts those that wait as under way; here they are added back."""
+
+    room: Room
+    holds: list[Hold] = field(default_factory=list)
+    expired: int = 0  # let go because they had waited for as long as they may
+
+    def add(self, held: Held) -> None:
+        """The kernel stopped a process."""
+        longest = held.max_hold_ns or _FALLBACK_HOLD_NS
+        self.holds.append(
+            Hold(held.process.id(), held.group, held.slot, held.bytes, held.at_ns, held.at_ns + longest)
+        )
+
+    def keeps(self, process: ProcessId) -> bool:
+        """Whether it must stay stopped, whatever else it was stopped for."""
+        return any(hold.process == process for hold in self.holds)
+
+    def due(self, now_ns: int) -> list[Hold]:
+        """One hold of each process that may go now. All of the process's are taken out."""
+        ready = []
+        for process in dict.fromkeys(hold.process for hold in self.holds):
+            mine = [hold for hold in self.holds if hold.process == process]
+            late = any(now_ns >= hold.latest_ns for hold in mine)
+            if late or self._fit(mine):
+                self.expired += late
+                ready.append(mine[0])
+                self.forget(process)  # from now on the kernel's charge speaks for it
+        return ready
+
+    def forget(self, process: ProcessId) -> None:
+        """It goes on, or is gone."""
+        self.holds = [hold for hold in self.holds if hold.process != process]
+
+    def next_ns(self, now_ns: int) -> int | None:
+        """When to look again; None while nobody waits."""
+        return now_ns + POLL_NS if self.holds else None
+
+    def _fit(self, mine: list[Hold]) -> bool:
+        """Whether all that a process waits for fits: it is resumed as a whole."""
+        for hold in mine:
+            for group in (hold.group, GROUP_ALL):
+                left = self.room(group, hold.slot)
+                if left is not None and left + self._waiting_bytes(group, hold.slot, hold.process) < 0:
+                    return False
+        return True
+
+    def _waiting_bytes(self, group: int, slot: int, but: ProcessId) -> int:
+        return sum(
+            hold.bytes
+            for hold in self.holds
+            if hold.slot == slot and group in (hold.group, GROUP_ALL) and hold.process != but
+        )
+
+
+def kernel_room(quotas: Map, uses: Map, memory: Map) -> Room:
+    """Reads a room as bpf/quota.bpf.c does."""
+
+    def room(group: int, slot: int) -> int | None:
+        key = QuotaKey(group, slot)
+        quota, use = quotas.get(key), uses.get(key)
+        if quota is None:
+            return None
+        live = quota.other_bytes
+        for member in quota.members[: quota.count]:
+            value = memory.get(member)
+            live += sum(value.live_bytes[:PINNED]) if value is not None else 0
+        return int(quota.limit_bytes - live - (use.pending_bytes if use is not None else 0))
+
+    return room
