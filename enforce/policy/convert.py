@@ -26,7 +26,7 @@ def _online(rule: schema.OnlineSection) -> model.OnlineRule:
         window_ns=rule.slo.window,
         min_samples=rule.slo.min_samples,
     )
-    return model.OnlineRule(name=rule.name, match=_match(rule.match), slo=slo)
+    return model.OnlineRule(name=rule.name, match=_match(rule.match), slo=slo, reserve_bytes=rule.reserve)
 
 
 def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
@@ -35,6 +35,7 @@ def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
         floor_ratio=rule.limits.floor,
         max_pause_ns=rule.limits.max_pause,
         max_queued_ns=rule.limits.max_queued,
+        max_hold_ns=rule.limits.max_hold,
     )
     return model.OfflineRule(
         name=rule.name,

@@ -44,6 +44,7 @@ class Limits:
     floor_ratio: float
     max_pause_ns: int
     max_queued_ns: int | None
+    max_hold_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class OnlineRule:
     name: str
     match: Match
     slo: Slo
+    reserve_bytes: int | None = None  # device memory that stays available to it
 
 
 @dataclass(frozen=True, slots=True)

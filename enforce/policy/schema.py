@@ -107,13 +107,19 @@ class OnlineSection(Section):
     name: Annotated[str, Name("chat")] = Field(description="The rule's name, unique in the file.")
     match: MatchSection = Field(description="Which containers.")
     slo: SloSection = Field(description="What they are promised.")
+    reserve: Annotated[int, Size("20GiB")] | None = Field(
+        None,
+        description="Device memory that stays available to each of them, on the devices that it is on: offline work may "
+        "take what is free beyond that. While none of them runs it is kept free on every device.",
+    )
 
 
 class LimitsSection(Section):
     """How far an offline container may be slowed, and what it may take."""
 
     memory: Annotated[int, Size()] | None = Field(
-        None, description="Device memory that one container may hold. Left out: no limit. Not enforced in this version."
+        None, description="Device memory that one container may hold on a device, contexts and managed memory included. "
+        "Left out: no limit."
     )
     floor: Annotated[float, Ratio("5%")] = Field(
         0.05, description="Share of the device that is left to it whatever the latency does."
@@ -122,6 +128,9 @@ class LimitsSection(Section):
     max_queued: Annotated[int, Duration("2ms", "10us", "10s")] | None = Field(
         None,
         description="Upper bound on the GPU work it may have queued. Left out: the law decides, from the SLO's slack.",
+    )
+    max_hold: Annotated[int, Duration("30s", "100ms", "1h")] = Field(
+        30_000 * MS, description="Longest time that an allocation is held for want of memory."
     )
 
 

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who has how much device memory, and what it amounts to. Pure.
+
+NVML's bytes are the truth where it says them: they hold contexts and what the driver rounds up. The kernel can only
+count calls. The difference of the two, the overhead, moves slowly; it is taken off each limit before the kernel gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.model import ContainerKey, DeviceUuid
+
+_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Memory of one container on one device. Both figures are of one tick."""
+
+    nvml_bytes: int | None  # None: NVML does not say
+    live_bytes: int  # by the calls that the probes saw; without pinned host memory
+    pooled: bool = False  # it has allocated from a pool, which keeps what is freed
+
+    @property
+    def bytes(self) -> int:
+        """NVML's figure, or the probes' where there is none."""
+        return self.live_bytes if self.nvml_bytes is None else self.nvml_bytes
+
+
+NOTHING = Holding(None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An online rule's promise of memory, on each device where its container is; without one, on every device."""
+
+    rule: str
+    reserve_bytes: int
+    container: ContainerKey | None
+    held_bytes: Mapping[DeviceUuid, int]
+
+    def needs(self, device: DeviceUuid) -> int:
+        """What has to be free there so that it can have what it was promised."""
+        if self.container is not None and device not in self.held_bytes:
+            return 0
+        return max(0, self.reserve_bytes - self.held_bytes.get(device, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An offline container."""
+
+    container: ContainerKey
+    quota_bytes: int | None  # on each device
+    weight: float
+    started_ticks: int  # of its oldest process
+    holdings: Mapping[DeviceUuid, Holding]
+    rungs: tuple[str, ...]  # of swap and evict: those on its ladder that can be done here and now, the mildest first
+    max_hold_ns: int
+    waiting_since_ns: int | None = None  # since when one of its allocations has not returned
+
+    def on(self, device: DeviceUuid) -> Holding:
+        """What it has there."""
+        return self.holdings.get(device, NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One tick's memory. `free_bytes`: of each device that answers; None where it does not say."""
+
+    at_ns: int  # of the snapshot
+    free_bytes: Mapping[DeviceUuid, int | None]
+    claims: tuple[Claim, ...]
+    tenants: tuple[Tenant, ...]
+
+    def needed(self, device: DeviceUuid) -> int:
+        """What has to stay free there for online containers."""
+        return sum(claim.needs(device) for claim in self.claims)
+
+    def room(self, device: DeviceUuid) -> int | None:
+        """What offline work may still take there; negative: what it has too much. None: nothing is promised, or known."""
+        free = self.free_bytes.get(device)
+        promised = any(claim.container is None or device in claim.held_bytes for claim in self.claims)
+        return free - self.needed(device) if promised and free is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What a container has on a device beyond its allocations, by the last ticks.
+
+    The least of them counts: an allocation between two readings of a tick looks like overhead, and a limit that is too
+    tight fails a program. What a pool keeps looks so too, and is no reason to refuse what fits in it: there the least
+    that was ever seen counts.
+    """
+
+    samples: tuple[int, ...] = ()
+    pooled: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return min(self.samples, default=0)
+
+    def after(self, holding: Holding) -> Overhead:
+        """With one more tick."""
+        pooled = self.pooled or holding.pooled
+        if holding.nvml_bytes is None:
+            return Overhead(self.samples, pooled)
+        now = max(0, holding.nvml_bytes - holding.live_bytes)
+        if pooled:
+            return Overhead((min(now, self.bytes) if self.samples else now,), pooled)
+        return Overhead((*self.samples, now)[-_SAMPLES:], pooled)
