@@ -161,7 +161,9 @@ class Guardian:
             return
         self._control.lease_until_ns = now + LEASE_NS
         for due in self._resumer.due(now):
-            if not self._waiting.keeps(due.stop.process):  # it also waits for memory: its longest pause does not end that
+            if not self._waiting.keeps(
+                due.stop.process
+            ):  # it also waits for memory: its longest pause does not end that
                 self._resume(due.stop.process, due.stop.at_ns, due.pass_ns)
         for hold in self._waiting.due(now):
             self._resume(hold.process, hold.at_ns)

@@ -162,9 +162,7 @@ def _make_room(
     view: View, device: DeviceUuid, acts: Mapping[ContainerKey, Act], now_ns: int
 ) -> dict[ContainerKey, Act]:
     """Acts beyond those under way, whose memory counts as free already while they are fresh."""
-    coming = sum(
-        act.bytes for act in acts.values() if act.device == device and now_ns - act.since_ns < PATIENCE_NS
-    )
+    coming = sum(act.bytes for act in acts.values() if act.device == device and now_ns - act.since_ns < PATIENCE_NS)
     lack = _lack(view, device) - coming
     able = [tenant for tenant in view.tenants if tenant.rungs and tenant.container not in acts]
     made = {}

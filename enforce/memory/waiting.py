@@ -45,9 +45,7 @@ class Waiting:
     def add(self, held: Held) -> None:
         """The kernel stopped a process."""
         longest = held.max_hold_ns or _FALLBACK_HOLD_NS
-        self.holds.append(
-            Hold(held.process.id(), held.group, held.slot, held.bytes, held.at_ns, held.at_ns + longest)
-        )
+        self.holds.append(Hold(held.process.id(), held.group, held.slot, held.bytes, held.at_ns, held.at_ns + longest))
 
     def keeps(self, process: ProcessId) -> bool:
         """Whether it must stay stopped, whatever else it was stopped for."""

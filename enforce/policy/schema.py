@@ -118,8 +118,9 @@ class LimitsSection(Section):
     """How far an offline container may be slowed, and what it may take."""
 
     memory: Annotated[int, Size()] | None = Field(
-        None, description="Device memory that one container may hold on a device, contexts and managed memory included. "
-        "Left out: no limit."
+        None,
+        description="Device memory that one container may hold on a device, contexts and managed memory included. "
+        "Left out: no limit.",
     )
     floor: Annotated[float, Ratio("5%")] = Field(
         0.05, description="Share of the device that is left to it whatever the latency does."
@@ -153,7 +154,7 @@ class OfflineSection(Section):
     )
     ladder: Annotated[
         list[Annotated[str, Word(vocabulary.RUNGS, also=vocabulary.PLANNED_RUNGS)]], BeforeValidator(_not_empty)
-    ] = Field(default=["gate", "pace"], description="What may be done to it, the mildest first.")
+    ] = Field(default=["gate", "pace", "deny", "hold"], description="What may be done to it, the mildest first.")
 
 
 class TuningSection(Section):
