@@ -127,11 +127,13 @@ def _wanted_by(verdict: Verdict, seen: Seen) -> float:
 
 def _levels(verdict: Verdict, part: float, seen: Seen) -> dict[Target, Level]:
     """The levels of the container's processes."""
-    claims = {member.process.id: Claim(1.0, seen.wanted.get(member.process.id, 1.0)) for member in verdict.seat.members}
-    inside = parts(claims)
+    whole = max(verdict.share.ratio * part, 1e-9)
+    wanted = {member.process.id: seen.wanted.get(member.process.id, 1.0) for member in verdict.seat.members}
+    inside = parts({process: Claim(1.0, min(1.0, ratio / whole)) for process, ratio in wanted.items()})
+    given = sum(inside.values()) or 1.0
     return {
         target_of(member, seen.slots, verdict.seat.devices): offline_level(
-            verdict.rule, verdict.share, part * inside[member.process.id], seen.launch_ns.get(member.process.id)
+            verdict.rule, verdict.share, part * inside[member.process.id] / given, seen.launch_ns.get(member.process.id)
         )
         for member in verdict.seat.members
     }

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The kernel's gates as the agent reads them: how busy a device's online side is, and what it launches.
 
-The rules of when a request counts as running are those of bpf/pace.bpf.c; a contract test holds the two together.
+The rules of when a request counts as running are those of bpf/pace.bpf.c.
 """
 
 from __future__ import annotations
