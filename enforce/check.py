@@ -74,8 +74,6 @@ def _offline(policy: Policy, rule: OfflineRule) -> list[str]:
     if rule.limits.memory_bytes is not None and not any(rung in vocabulary.MEMORY_RUNGS for rung in rule.ladder):
         rungs = ", ".join(vocabulary.MEMORY_RUNGS)
         found.append(f"{rule.name}: limits.memory has no effect: the ladder has none of {rungs}; add deny and hold")
-    if rule.weight != 1:
-        found.append(f"{rule.name}: weight has no effect in this version")
     if rule.match in policy.protect:
         found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")
     return found

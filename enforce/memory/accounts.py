@@ -3,7 +3,7 @@
 """Who has how much device memory, and what it amounts to. Pure.
 
 NVML's bytes are the truth where it says them: they hold contexts and what the driver rounds up. The kernel can only
-count calls. The difference of the two, the overhead, moves slowly; it is taken off each limit before the kernel gets it.
+count calls. The difference of the two, the overhead, moves slowly; it is taken off each limit for the kernel.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class View:
         return sum(claim.needs(device) for claim in self.claims)
 
     def room(self, device: DeviceUuid) -> int | None:
-        """What offline work may still take there; negative: what it has too much. None: nothing is promised, or known."""
+        """What offline work may still take there; negative: it has too much. None: nothing is promised, or known."""
         free = self.free_bytes.get(device)
         promised = any(claim.container is None or device in claim.held_bytes for claim in self.claims)
         return free - self.needed(device) if promised and free is not None else None

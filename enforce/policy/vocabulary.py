@@ -10,11 +10,10 @@ that ends early does less to a workload, never more.
 from __future__ import annotations
 
 SIGNALS = ("gpu_wait",)
-LAWS = ("headroom", "fixed")
+LAWS = ("headroom", "fixed", "tgs", "off")
 RUNGS = ("pace", "gate", "deny", "hold")
 
 PLANNED_SIGNALS = ("http", "prometheus", "uprobe")
-PLANNED_LAWS = ("tgs", "off")
 PLANNED_RUNGS = ("freeze", "mps", "lock", "swap", "evict")
 
 MEMORY_RUNGS = ("deny", "hold", "swap", "evict")  # those that keep limits.memory and online[].reserve
