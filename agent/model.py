@@ -185,6 +185,9 @@ class Enforcement:
     pauses_total: int = 0
     paused_seconds_total: float = 0.0
     reason: str | None = None  # one line: why this share
+    memory_quota_bytes: int | None = None  # that it may hold on a device
+    allocations_denied_total: int = 0  # they returned CUDA_ERROR_OUT_OF_MEMORY without running
+    allocations_held_total: int = 0  # they were stopped before they ran
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from dataclasses import asdict, dataclass
 
 from agent.clock import NS_PER_SECOND
+from enforce.memory.told import MemoryDecision
 from enforce.sinks import MOST_FILE_BYTES, Sink, sink_of
 
 AT_LEAST_EACH_NS = 10 * NS_PER_SECOND
@@ -51,7 +52,7 @@ class Decision:
 class _Told:
     """The last decision of a container that got a line, and how many since were like it."""
 
-    decision: Decision
+    decision: Decision | MemoryDecision
     repeated: int = 0
 
 
@@ -62,15 +63,16 @@ class DecisionLog:
         self.dropped = 0  # lines that found the queue full
         self.errors = 0  # lines that could not be written
         self._each_ns = each_ns
-        self._told: OrderedDict[tuple[str, str], _Told] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str, str], _Told] = OrderedDict()
         self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING_LINES)
         self._sink = sink_of(destination, most_bytes)
         self._thread = threading.Thread(target=self._drain, args=(self._sink,), name="decisions", daemon=True)
         self._thread.start()
 
-    def write(self, decision: Decision) -> None:
+    def write(self, decision: Decision | MemoryDecision) -> None:
         """One line, unless it says the same as the container's last one and that is recent."""
-        key = (decision.container, decision.device)
+        about = decision.act if isinstance(decision, MemoryDecision) else ""
+        key = (decision.container, decision.device, about)
         told = self._told.get(key)
         if told is not None and not self._is_due(told.decision, decision):
             told.repeated += 1
@@ -94,7 +96,7 @@ class DecisionLog:
             return
         self._thread.join(within_seconds)
 
-    def _is_due(self, before: Decision, now: Decision) -> bool:
+    def _is_due(self, before: Decision | MemoryDecision, now: Decision | MemoryDecision) -> bool:
         elapsed_ns = now.wall_ns - before.wall_ns  # negative after the clock was set back: then nobody knows
         return not 0 <= elapsed_ns < self._each_ns or differs(before, now)
 
@@ -107,8 +109,10 @@ class DecisionLog:
         sink.close()
 
 
-def differs(before: Decision, now: Decision) -> bool:
+def differs(before: Decision | MemoryDecision, now: Decision | MemoryDecision) -> bool:
     """Whether the decision is another one: not just other figures behind the same one."""
+    if isinstance(before, MemoryDecision) or isinstance(now, MemoryDecision):
+        return (before.rule, before.acted, before.reason) != (now.rule, now.acted, now.reason)
     if (before.rule, before.law, before.acted, before.target_ns) != (now.rule, now.law, now.acted, now.target_ns):
         return True
     if abs(before.share_after - now.share_after) >= _SHARE_STEP:
@@ -118,7 +122,7 @@ def differs(before: Decision, now: Decision) -> bool:
     return _NUMBERS.sub("#", before.reason) != _NUMBERS.sub("#", now.reason)
 
 
-def to_line(decision: Decision, repeated: int) -> bytes:
+def to_line(decision: Decision | MemoryDecision, repeated: int) -> bytes:
     """One line of JSON. `repeated`: decisions since the container's last line that said the same as it."""
     record = asdict(decision)
     for name, value in record.items():

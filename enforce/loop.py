@@ -25,6 +25,7 @@ from enforce.decisions import Decision, DecisionLog
 from enforce.demand import Demand
 from enforce.gates import GateReader
 from enforce.holds import Holds
+from enforce.memory.keeper import Keeper
 from enforce.model import Reading, Signal
 from enforce.planner import changes
 from enforce.policy.model import OnlineRule, Policy, Role
@@ -49,6 +50,7 @@ class Loop:
     log: DecisionLog
     meter: PauseMeter
     gates: GateReader
+    memory: Keeper
     _demand: Demand = field(default_factory=Demand)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Loop:
     def _release(self) -> None:
         if self.holds:
             self.holds.release_all()
+        self.memory.release()
 
     def step(self) -> None:
         """One decision."""
@@ -109,8 +112,13 @@ class Loop:
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         if self.holds:
             self.holds.perform(changes(decided.levels, self.holds.in_force()))
+        kept = self.memory.step(snapshot, here, slots, now)
+        if self.memory.rungs:
+            self.memory.rungs.want(kept.wanted)
         self._explain(decided, before)
-        self.pipeline.enforcement = report(here, readings, decided, self.meter.read(here, now))
+        for told in kept.told:
+            self.log.write(told)
+        self.pipeline.enforcement = report(here, readings, decided, self.meter.read(here, now), kept.stances)
 
     def _read(self, seat: Seat, now_ns: int) -> Reading | None:
         rule = seat.classification.rule

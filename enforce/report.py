@@ -12,6 +12,7 @@ from agent.libbpf import Map
 from agent.model import ContainerKey, Enforcement, ProcessId
 from enforce.decide import Decided
 from enforce.demand import Counters
+from enforce.memory.told import MemoryStance
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.roster import Seat, processes_of
@@ -83,6 +84,7 @@ def report(
     readings: Mapping[ContainerKey, Reading],
     decided: Decided,
     paused: Mapping[ContainerKey, Paused],
+    memory: Mapping[ContainerKey, MemoryStance],
 ) -> dict[ContainerKey, Enforcement]:
     """One entry per container on a GPU."""
     verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
@@ -92,6 +94,7 @@ def report(
         slo = rule.slo if isinstance(rule, OnlineRule) else None
         latency = (reading.latency_ns or reading.recent_ns) if reading else None
         offline = isinstance(rule, OfflineRule)
+        stance = memory.get(key)
         out[key] = Enforcement(
             role=seat.classification.role.value,
             rule=rule.name if rule else None,
@@ -103,5 +106,8 @@ def report(
             pauses_total=paused[key].pauses,
             paused_seconds_total=paused[key].seconds,
             reason=verdict.share.reason if verdict else ("no online container on its GPUs" if offline else None),
+            memory_quota_bytes=stance.quota_bytes if stance else None,
+            allocations_denied_total=stance.denied if stance else 0,
+            allocations_held_total=stance.held if stance else 0,
         )
     return out

@@ -25,6 +25,8 @@ from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
+from enforce.memory.bounds import Bounds
+from enforce.memory.keeper import Keeper
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
@@ -49,7 +51,7 @@ class Enforcement:
         if left_over:
             _log.warning("released %d processes that an earlier agent left", len(left_over))
         with ExitStack() as stack:
-            supervisor, holds = None, None
+            supervisor, holds, bounds = None, None, None
             if self._policy.enforce:
                 ledger = Ledger(self._ledger_path)
                 stack.callback(ledger.close)
@@ -57,9 +59,10 @@ class Enforcement:
                 supervisor.start()
                 stack.callback(supervisor.stop)
                 holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
+                bounds = Bounds(self._observer.probes.map, ledger, self._observer.proc)
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
-            loop = self._loop(log, holds, supervisor)
+            loop = self._loop(log, holds, supervisor, bounds)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -70,7 +73,9 @@ class Enforcement:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _loop(self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None) -> Loop:
+    def _loop(
+        self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None, bounds: Bounds | None
+    ) -> Loop:
         observer, probes = self._observer, self._observer.probes
         observer.pipeline.enforcing = supervisor is not None
         return Loop(
@@ -83,6 +88,7 @@ class Enforcement:
             supervisor=supervisor,
             log=log,
             meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
+            memory=Keeper(self._policy, probes.map("resumes"), bounds, rungs=None),
             gates=GateReader(probes.map("gates").share(layout.SLOTS), self._policy.tuning.gate_hold_ns),
         )
 

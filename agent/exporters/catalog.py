@@ -107,6 +107,19 @@ CATALOG: Final = (
     Metric("gpuwarden_container_paused_ratio", "gauge", CONTAINER, "Share of the last second that it was stopped."),
     Metric("gpuwarden_container_pauses_total", "counter", CONTAINER, "Times that it was stopped."),
     Metric("gpuwarden_container_paused_seconds_total", "counter", CONTAINER, "Time that it was stopped."),
+    Metric("gpuwarden_container_memory_quota_bytes", "gauge", CONTAINER, "Device memory that it may hold on a device."),
+    Metric(
+        "gpuwarden_container_allocations_denied_total",
+        "counter",
+        CONTAINER,
+        "Allocations that were made to return CUDA_ERROR_OUT_OF_MEMORY for want of quota or of room.",
+    ),
+    Metric(
+        "gpuwarden_container_allocations_held_total",
+        "counter",
+        CONTAINER,
+        "Allocations that were stopped before they ran for want of quota or of room.",
+    ),
     # The agent itself.
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; names the agent's version."),
     Metric("gpuwarden_snapshot_timestamp_seconds", "gauge", NONE, "When the figures of this scrape were taken."),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -78,8 +78,9 @@ AllowanceKey = tuple[ContainerKey | None, int]
 class Bounds:
     """For one thread, the deciding one."""
 
-    def __init__(self, rules: Map, quotas: Map, uses: Map, ledger: Ledger, proc: Procfs) -> None:
-        self._rules, self._quotas, self._uses, self._ledger = rules, quotas, uses, ledger
+    def __init__(self, map_of: Callable[[str], Map], ledger: Ledger, proc: Procfs) -> None:
+        self._rules, self._quotas, self._uses = map_of("memory_rules"), map_of("quotas"), map_of("quota_uses")
+        self._ledger = ledger
         self._leaving = Leaving(ledger, proc)
         self._groups: dict[ContainerKey, int] = {}
         self._numbers = itertools.count(GROUP_ALL + 1)

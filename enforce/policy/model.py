@@ -44,7 +44,7 @@ class Limits:
     floor_ratio: float
     max_pause_ns: int
     max_queued_ns: int | None
-    max_hold_ns: int
+    max_hold_ns: int = 30_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

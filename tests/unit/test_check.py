@@ -53,8 +53,8 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         (OFFLINE + "protect: [{pod: b}]\n", "never applies"),
         (OFFLINE.replace("match: {pod: b}", "match: {pod: b}, ladder: [pace, evict]"), "evict are not in this version"),
         (
-            OFFLINE.replace("match: {pod: b}", "match: {pod: b}, limits: {memory: 1GiB}"),
-            "limits.memory is not enforced",
+            OFFLINE.replace("match: {pod: b}", "match: {pod: b}, limits: {memory: 1GiB}, ladder: [pace]"),
+            "limits.memory has no effect",
         ),
     ],
 )

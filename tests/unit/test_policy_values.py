@@ -45,10 +45,13 @@ def test_the_policy_of_the_design_is_read_in_base_units() -> None:
     assert policy.protect == (Match(unit=("ssh.service",)),)
 
 
+LADDER = ("gate", "pace", "deny", "hold")
+
+
 def test_defaults_are_those_of_the_reference() -> None:
     policy = parse("version: 1\noffline:\n  - {name: t, match: {pod: x}}\n", "p")
     limits = Limits(memory_bytes=None, floor_ratio=0.05, max_pause_ns=200_000_000, max_queued_ns=None)
-    assert policy.offline == (OfflineRule("t", Match(pod=("x",)), "headroom", None, 1.0, limits, ("gate", "pace")),)
+    assert policy.offline == (OfflineRule("t", Match(pod=("x",)), "headroom", None, 1.0, limits, LADDER),)
     assert policy.tuning == Tuning(100_000_000, 20_000_000, 200_000, 2_000_000_000, 5_000_000_000)
     assert not policy.enforce
 

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Limits keep every promise whatever is allocated within them; acts are the fewest, on offline containers, and late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import ContainerKey, DeviceUuid
+from enforce.memory.accounts import Claim, Holding, Overhead, Tenant, View
+from enforce.memory.planner import EASE, EVICT, PATIENCE_NS, RESTORE_NS, SWAP, Plan, State, plan, victims
+
+GIB, SECOND_NS = 1 << 30, 1_000_000_000
+GPU = DeviceUuid("GPU-0")
+CHAT = ContainerKey("chat")
+BYTES = st.integers(0, 80) | st.integers(0, 80 * GIB)
+
+
+def tenant(
+    name: str = "training",
+    nvml: int | None = 10 * GIB,
+    live: int | None = None,
+    quota: int | None = None,
+    **more: object,
+) -> Tenant:
+    holding = Holding(nvml, live if live is not None else nvml or 0)
+    made = Tenant(ContainerKey(name), quota, 1.0, 100, {GPU: holding}, (SWAP, EVICT), 30 * SECOND_NS)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def view(*tenants: Tenant, free: int | None = 10 * GIB, reserve: int = 0, held: int = 0, at: int = 1) -> View:
+    claims = (Claim("chat", reserve, CHAT, {GPU: held}),) if reserve else ()
+    return View(at, {GPU: free}, claims, tenants)
+
+
+def run(state: State, seen: View, seconds: float) -> tuple[State, Plan]:
+    return plan(state, replace(seen, at_ns=int(seconds * SECOND_NS)), int(seconds * SECOND_NS))
+
+
+def lasting(seen: View, seconds: int = 4, state: State | None = None) -> tuple[State, Plan]:
+    """The same picture for a while."""
+    state, planned = run(state or State(), seen, 0)
+    for second in range(1, seconds + 1):
+        state, planned = run(state, seen, second)
+    return state, planned
+
+
+@st.composite
+def tenants(draw: st.DrawFn) -> tuple[Tenant, ...]:
+    made = []
+    for number in range(draw(st.integers(0, 5))):
+        live, overhead = draw(BYTES), draw(BYTES)
+        nvml = draw(st.none() | st.just(live + overhead))
+        made.append(
+            tenant(
+                f"t{number}",
+                nvml,
+                live,
+                draw(st.none() | BYTES),
+                weight=draw(st.sampled_from((0.5, 1.0, 2.0))),
+                started_ticks=draw(st.integers(0, 3)),
+                rungs=draw(st.sampled_from(((), (SWAP,), (EVICT,), (SWAP, EVICT)))),
+            )
+        )
+    return tuple(made)
+
+
+@given(tenants(), BYTES, BYTES, BYTES)
+def test_whatever_is_allocated_within_the_limits_the_online_room_stays(
+    them: tuple[Tenant, ...], free: int, reserve: int, held: int
+) -> None:
+    seen = view(*them, free=free, reserve=reserve, held=held)
+    _, planned = run(State(), seen, 1)
+    live = sum(one.on(GPU).live_bytes for one in them)
+    if reserve:
+        taken = max(0, planned.limits[None, GPU] - live)  # by all of them, at most
+        assert free - taken >= min(free, seen.needed(GPU))
+        assert taken == 0 or held + free - taken >= reserve
+    else:
+        assert (None, GPU) not in planned.limits
+
+
+@given(tenants())
+def test_a_container_within_its_limit_is_within_its_quota_contexts_included(them: tuple[Tenant, ...]) -> None:
+    _, planned = run(State(), view(*them), 1)
+    for one in them:
+        if one.quota_bytes is None:
+            assert (one.container, GPU) not in planned.limits
+            continue
+        nvml, live = one.on(GPU).nvml_bytes, one.on(GPU).live_bytes
+        overhead = nvml - live if nvml is not None else 0
+        assert planned.limits[one.container, GPU] == max(0, one.quota_bytes - overhead)
+
+
+@given(tenants(), BYTES, BYTES, st.integers(1, 12))
+def test_only_offline_containers_are_acted_on_and_only_by_what_their_ladder_can_do(
+    them: tuple[Tenant, ...], free: int, reserve: int, seconds: int
+) -> None:
+    state = State()
+    for second in range(seconds):
+        state, planned = run(state, view(*them, free=free, reserve=reserve), second)
+        for container, act in planned.acts.items():
+            one = next(one for one in them if one.container == container)
+            assert act.rung in one.rungs
+        if second * SECOND_NS < PATIENCE_NS:
+            assert not planned.acts  # what does not last is nobody's fault
+
+
+@given(tenants(), BYTES)
+def test_of_the_victims_none_is_superfluous_and_together_they_suffice_if_any_do(
+    them: tuple[Tenant, ...], lack: int
+) -> None:
+    chosen = victims(them, GPU, lack)
+    total = sum(one.on(GPU).bytes for one in chosen)
+    everything = sum(one.on(GPU).bytes for one in them)
+    assert total >= min(lack, everything)
+    for one in chosen:
+        assert total - one.on(GPU).bytes < lack
+
+
+def test_the_lightest_goes_first_then_the_youngest_then_the_biggest() -> None:
+    light = tenant("light", weight=0.5, started_ticks=1)
+    young, old = tenant("young", started_ticks=200), tenant("old", started_ticks=100)
+    big = tenant("big", 20 * GIB, started_ticks=100)
+    for lack, names in ((GIB, ["light"]), (11 * GIB, ["light", "young"]), (21 * GIB, ["light", "big"])):
+        assert [one.container for one in victims((old, big, young, light), GPU, lack)] == names
+
+
+def test_room_that_lacks_for_a_while_is_made_by_the_mildest_rung_that_can_be_climbed() -> None:
+    _, planned = lasting(view(tenant(), free=GIB, reserve=5 * GIB))
+    assert {key: act.rung for key, act in planned.acts.items()} == {"training": SWAP}
+    _, planned = lasting(view(tenant(rungs=(EVICT,)), free=GIB, reserve=5 * GIB))
+    assert planned.acts[ContainerKey("training")].rung == EVICT
+    _, planned = lasting(view(tenant(rungs=()), free=GIB, reserve=5 * GIB))
+    assert not planned.acts
+
+
+def test_room_that_an_online_container_already_has_is_not_kept_a_second_time() -> None:
+    _, planned = lasting(view(tenant(), free=0, reserve=5 * GIB, held=5 * GIB))
+    assert not planned.acts
+    assert planned.limits[None, GPU] == 10 * GIB  # what is there may stay, no more may come
+
+
+def test_before_its_container_runs_a_reserve_is_kept_on_every_device() -> None:
+    other = DeviceUuid("GPU-1")
+    seen = View(1, {GPU: 10 * GIB, other: GIB}, (Claim("chat", 4 * GIB, None, {}),), (tenant(),))
+    assert (seen.room(GPU), seen.room(other)) == (6 * GIB, -3 * GIB)
+
+
+def test_what_was_swapped_out_comes_back_once_there_has_been_room_for_a_while_and_not_before() -> None:
+    short = view(tenant(), free=GIB, reserve=5 * GIB)
+    state, planned = lasting(short)
+    gone = view(tenant(nvml=0), free=11 * GIB, reserve=5 * GIB)
+    for second in range(5, 20):
+        state, planned = run(state, gone, second)
+        assert planned.acts[ContainerKey("training")].rung == SWAP  # 6 GiB are no room for its 10
+    room = view(tenant(nvml=0), free=5 * GIB + int(10 * GIB * EASE) + 1, reserve=5 * GIB)
+    state, planned = run(state, room, 20)
+    assert planned.acts
+    state, planned = run(state, gone, 21)  # it went again: the time starts anew
+    state, planned = run(state, room, 22)
+    state, planned = run(state, room, 22 + RESTORE_NS / SECOND_NS - 1)
+    assert planned.acts
+    state, planned = run(state, room, 22 + RESTORE_NS / SECOND_NS)
+    assert not planned.acts
+
+
+def test_while_one_is_on_its_way_out_no_other_is_chosen() -> None:
+    both = view(tenant("a"), tenant("b"), free=GIB, reserve=5 * GIB)
+    state, planned = lasting(both)
+    assert set(planned.acts) == {"a"}
+    state, planned = run(state, both, 5)
+    assert set(planned.acts) == {"a"}
+
+
+def test_a_container_over_its_quota_is_evicted_but_not_swapped_out_for_that() -> None:
+    over = tenant(nvml=10 * GIB, quota=8 * GIB)
+    _, planned = lasting(view(over))
+    assert planned.acts[over.container].rung == EVICT
+    _, planned = lasting(view(replace(over, rungs=(SWAP,))))
+    assert not planned.acts
+
+
+def test_an_allocation_that_waited_as_long_as_it_may_leads_to_an_eviction() -> None:
+    waiting = tenant(waiting_since_ns=0, max_hold_ns=2 * SECOND_NS)
+    _, planned = lasting(view(waiting), seconds=1)
+    assert not planned.acts
+    _, planned = lasting(view(waiting), seconds=2)
+    assert planned.acts[waiting.container].rung == EVICT
+
+
+def test_what_is_stopped_at_an_allocation_is_not_asked_to_swap_itself_out() -> None:
+    waiting = tenant(waiting_since_ns=0, max_hold_ns=60 * SECOND_NS)
+    _, planned = lasting(view(waiting, free=GIB, reserve=5 * GIB))
+    assert planned.acts[waiting.container].rung == EVICT
+
+
+def test_where_nothing_is_known_of_a_device_nothing_is_limited_for_its_sake() -> None:
+    _, planned = lasting(view(tenant(), free=None, reserve=5 * GIB))
+    assert (None, GPU) not in planned.limits
+    assert not planned.acts
+
+
+def test_overhead_is_the_least_of_the_last_ticks_and_of_pools_the_least_ever() -> None:
+    overhead = Overhead()
+    for extra in (3, 1, 5):
+        overhead = overhead.after(Holding(100 + extra, 100))
+    assert overhead.bytes == 1
+    for _ in range(3):
+        overhead = overhead.after(Holding(104, 100))
+    assert overhead.bytes == 4
+    pooled: Mapping[bool, int] = {True: 2, False: 60}
+    for has_pool, expected in pooled.items():
+        overhead = Overhead().after(Holding(102, 100, has_pool))
+        for _ in range(5):
+            overhead = overhead.after(Holding(160, 100, has_pool))
+        assert overhead.bytes == expected
