@@ -88,6 +88,9 @@ class Bounds:
         self._allowed: dict[tuple[int, int], bytes] = {}
         self._affirmed_ns = 0
         self.refused = 0  # rules and quotas that could not be put in force
+        for left in (self._rules, self._quotas, self._uses):  # by a policy before: the groups' numbers begin anew
+            for key, _ in list(left.items()):
+                left.delete(key)
 
     def put(self, bounds: Mapping[ProcessId, Bound], allowances: Mapping[AllowanceKey, Allowance], now_ns: int) -> None:
         """Makes these all that is in force. One that fails is counted and hinders no other."""
