@@ -34,6 +34,7 @@ _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
 ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
 STALE_HEARTBEAT_NS = 1_000_000_000
+FOREIGN_PASS_NS = 1_000_000_000  # of launches that whoever sends SIGCONT in our place has free
 PRUNE_NS = 5_000_000_000
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
@@ -166,6 +167,7 @@ class Guardian:
             ):  # it also waits for memory: its longest pause does not end that
                 self._resume(due.stop.process, due.stop.at_ns, due.pass_ns)
         for hold in self._waiting.due(now):
+            self._resumer.stops.pop(hold.process, None)  # it goes on from whatever else it was stopped for
             self._resume(hold.process, hold.at_ns)
         if now >= self._prune_ns:
             self._prune_ns = now + PRUNE_NS
@@ -196,21 +198,30 @@ class Guardian:
 
     def _receive(self, record: bytes) -> None:
         if layout.U32.from_buffer_copy(record).value == layout.PAUSE_HELD:
-            held = layout.Held.from_buffer_copy(record)
-            self._waiting.add(held)
-            self._note_stop(held.process, held.at_ns)
+            self._held(layout.Held.from_buffer_copy(record))
             return
         pause = layout.Pause.from_buffer_copy(record)
         if pause.kind == layout.PAUSE_STOPPED:
-            self._resumer.add(pause)
-            self._note_stop(pause.process, pause.at_ns)
+            self._stopped(pause)
         elif pause.kind == layout.PAUSE_AGENT_EXIT:
             self._finished = True
 
-    def _note_stop(self, process: layout.ProcessKey, at_ns: int) -> None:
-        stopped = self._resumes.get(process) or layout.Resume()
-        stopped.stopped_at_ns = at_ns
-        self._resumes.put(process, stopped)
+    def _held(self, held: layout.Held) -> None:
+        record = self._resumes.get(held.process) or layout.Resume()
+        record.stopped_at_ns = held.at_ns
+        self._resumes.put(held.process, record)
+        self._waiting.add(held)
+
+    def _stopped(self, pause: layout.Pause) -> None:
+        record = self._resumes.get(pause.process) or layout.Resume()
+        record.stopped_at_ns = pause.at_ns
+        if self._resumer.add(pause):  # it launched though we had not resumed it: whoever did is not fought
+            if not record.foreign:
+                _log.warning("process %d was resumed by somebody else: it goes on for a while", pause.process.tgid)
+            record.foreign += 1
+            record.passes += 1
+            record.pass_ns = FOREIGN_PASS_NS
+        self._resumes.put(pause.process, record)
 
     def _sleep_seconds(self) -> float:
         now = self._clock()
