@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
 from agent.clock import monotonic_ns, wall_ns
 from enforce.decisions import Decision, plain
-from enforce.explain.model import VERSION, Brought, Explanation, Interval, Kept, Slowed, Story, Who, Why, Whom
+from enforce.explain.model import VERSION, Brought, Explanation, Interval, Kept, Slowed, Story, Who, Whom, Why
 from enforce.explain.track import KEPT_NS, Stretch, Track
 from enforce.model import Reading
 from enforce.policy.model import OnlineRule
@@ -27,7 +27,11 @@ S = TypeVar("S", bound=Stretch)
 class History:
     """Times given to it are CLOCK_MONOTONIC; `explain` answers in CLOCK_REALTIME."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, now: Callable[[], tuple[int, int]] = lambda: (monotonic_ns(), wall_ns() - monotonic_ns())
+    ) -> None:
+        """`now`: the time, and what has to be added to get CLOCK_REALTIME."""
+        self._now = now
         self._mutex = threading.Lock()
         self._offline: OrderedDict[str, Track[Interval]] = OrderedDict()
         self._online: OrderedDict[str, Track[Kept]] = OrderedDict()
@@ -64,28 +68,41 @@ class History:
                 track.intervals[-1].pauses += max(0, decision.pauses - before[0])
                 track.intervals[-1].paused_seconds += max(0.0, decision.paused_seconds - before[1])
             track.totals = (decision.pauses, decision.paused_seconds)
+            if (last := track.going_on(mark, now_ns)) is not None and last.kind == _kind(decision):
+                why, whom = last.reasons.get(reason), last.whom.get(decision.ruler)
+                if why is not None and whom is not None and last.troubles == decision.troubles:
+                    why.text, track.parts = decision.reason, (reason, decision.ruler)
+                    last.again(decision.share_after, decision.max_queued_ns, whom, decision.latency_ns)
+                    return
             track.add(_interval(decision, reason, now_ns), mark, (reason, decision.ruler), now_ns)
 
     def promised(self, key: str, rule: OnlineRule, reading: Reading | None, now_ns: int) -> None:
         """One reading of an online container."""
         slo, latency = rule.slo, None if reading is None else reading.latency_ns
-        state = "unknown" if latency is None else "missed" if latency > slo.target_ns else "kept"
-        part = Kept(now_ns, now_ns, rule.name, slo.signal, slo.quantile, slo.target_ns)
-        part.latency_low_ns = part.latency_high_ns = latency
+        self._promise(key, Kept(now_ns, now_ns, rule.name, slo.signal, slo.quantile, slo.target_ns), latency)
+
+    def ruled(self, decision: Decision, now_ns: int) -> None:
+        """The same, as far as a decision about an offline container tells it."""
+        part = Kept(now_ns, now_ns, "", "", decision.quantile, decision.target_ns)
+        self._promise(decision.ruler, part, decision.latency_ns)
+
+    def _promise(self, key: str, part: Kept, latency_ns: float | None) -> None:
+        state = "unknown" if latency_ns is None else "missed" if latency_ns > part.target_ns else "kept"
+        part.latency_low_ns = part.latency_high_ns = latency_ns
         with self._mutex:
-            self._track(self._online, key).add(part, state, (state,), now_ns)
+            self._track(self._online, key).add(part, state, (state,), part.since_ns)
 
     def brought(self, container: str, what: Brought) -> None:
         """What an earlier decision about an offline container brought."""
         with self._mutex:
             track = self._offline.get(container)
             interval = track.at(what.decided_ns) if track is not None else None
-            if interval is not None:
+            if interval is not None and (interval.brought is None or interval.brought.decided_ns <= what.decided_ns):
                 interval.brought = what
 
     def explain(self, key: str | None = None) -> Explanation:
         """Everybody, and the story of one. An unknown key has none."""
-        now, offset = monotonic_ns(), wall_ns() - monotonic_ns()
+        now, offset = self._now()
         with self._mutex:
             lost = {"containers": self._crowded_out, "intervals": sum(t.forgotten for t in self._offline.values())}
             return Explanation(
@@ -132,6 +149,10 @@ class History:
                 self._crowded_out += 1
         tracks.move_to_end(key)
         return track
+
+
+def _kind(decision: Decision) -> tuple[object, ...]:
+    return (decision.acted, decision.rule, decision.law)
 
 
 def _interval(decision: Decision, reason: str, now_ns: int) -> Interval:

@@ -32,9 +32,7 @@ class Who:
     @classmethod
     def of(cls, container: Container, role: str, rule: str | None, reason: str) -> Who:
         """With the names of a container."""
-        return cls(
-            container.key, container.name, container.pod, container.namespace, container.id, role, rule, reason
-        )
+        return cls(container.key, container.name, container.pod, container.namespace, container.id, role, rule, reason)
 
 
 @dataclass(slots=True)
@@ -106,6 +104,16 @@ class Interval:
             whom.seconds += seconds
             if whom.latency_ns is not None and whom.latency_ns > whom.target_ns:
                 whom.missed_seconds += seconds
+
+    def again(self, share: float, queued_ns: int, whom: Whom, latency_ns: float | None) -> None:
+        """One more decision of the same reason, for the same `whom`."""
+        self.decisions += 1
+        self.share_low, self.share_high = min(self.share_low, share), max(self.share_high, share)
+        self.queued_low_ns, self.queued_high_ns = (
+            min(self.queued_low_ns, queued_ns),
+            max(self.queued_high_ns, queued_ns),
+        )
+        whom.latency_ns = _most(whom.latency_ns, latency_ns)
 
     def absorb(self, later: Interval) -> None:
         """Takes in the interval that follows it. The reasons and online containers of least time are forgotten."""

@@ -9,6 +9,7 @@ gap between them are merged; there are never more than `MOST_INTERVALS` × 1.5.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Generic, Protocol, Self, TypeVar
 
 from agent.clock import NS_PER_SECOND
@@ -55,14 +56,22 @@ class Track(Generic[S]):
     def add(self, part: S, mark: object, parts: tuple[str, ...], now_ns: int) -> None:
         """One decision: it is in force from now until the next one, unless that is long in coming."""
         self.reach(now_ns)
-        last = self.intervals[-1] if self.intervals else None
-        if last is not None and last.until_ns == now_ns and self.mark == mark and last.kind == part.kind:
+        last = self.going_on(mark, now_ns)
+        if last is not None and last.kind == part.kind:
             last.absorb(part)
         else:
             self.intervals.append(part)
         self.mark, self.parts = mark, parts
         if len(self.intervals) > MOST_INTERVALS * 3 // 2:
             self._thin(now_ns)
+
+    def going_on(self, mark: object, now_ns: int) -> S | None:
+        """The latest interval, if it reaches until now and its latest part had this mark."""
+        return (
+            self.intervals[-1]
+            if self.intervals and self.intervals[-1].until_ns == now_ns and self.mark == mark
+            else None
+        )
 
     def reach(self, now_ns: int) -> None:
         """What was decided last has held until now, if it was decided not long ago. Forgets what is too old."""
@@ -83,19 +92,25 @@ class Track(Generic[S]):
         return None
 
     def _thin(self, now_ns: int) -> None:
-        while len(self.intervals) > MOST_INTERVALS:
-            costs = sorted(
-                ((later.until_ns - one.since_ns) / (now_ns - later.until_ns + _FRESH_NS), index)
-                for index, (one, later) in enumerate(zip(self.intervals, self.intervals[1:], strict=False))
-                if one.kind == later.kind and one.until_ns == later.since_ns
-            )
-            if not costs:
-                del self.intervals[0]
-                self.forgotten += 1
-                continue
-            gone: set[int] = set()
-            for _, index in costs[: len(self.intervals) - MOST_INTERVALS]:
-                if index not in gone and index + 1 not in gone and index - 1 not in gone:
-                    self.intervals[index].absorb(self.intervals[index + 1])
-                    gone.add(index + 1)
-            self.intervals = [one for index, one in enumerate(self.intervals) if index not in gone]
+        before = sum(one.until_ns - one.since_ns for one in self.intervals)
+        self.intervals = thinned(self.intervals, now_ns, MOST_INTERVALS)
+        self.forgotten += sum(one.until_ns - one.since_ns for one in self.intervals) < before
+
+
+def thinned(stretches: list[S], now_ns: int, most: int) -> list[S]:
+    """At most so many: neighbours are merged, the shortest and oldest first; what cannot be merged is dropped."""
+    while len(stretches) > most:
+        costs = sorted(
+            ((later.until_ns - one.since_ns) / (max(0, now_ns - later.until_ns) + _FRESH_NS), index)
+            for index, (one, later) in enumerate(pairwise(stretches))
+            if one.kind == later.kind and one.until_ns == later.since_ns
+        )
+        if not costs:
+            return stretches[len(stretches) - most :]
+        gone: set[int] = set()
+        for _, index in costs[: len(stretches) - most]:
+            if not gone & {index - 1, index, index + 1}:
+                stretches[index].absorb(stretches[index + 1])
+                gone.add(index + 1)
+        stretches = [one for index, one in enumerate(stretches) if index not in gone]
+    return stretches
