@@ -106,7 +106,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         try:
             with open(one, "rb", opener=_opener) as file:
                 found = True
-                yield from file.read(MOST_FILE_BYTES * 4).split(b"\n")
+                yield from filter(None, file.read(MOST_FILE_BYTES * 4).split(b"\n"))
         except FileNotFoundError:
             continue
         except OSError as error:
