@@ -16,7 +16,7 @@ from agent.clock import NS_PER_SECOND
 
 KEPT_NS = 3600 * NS_PER_SECOND
 GAP_NS = 15 * NS_PER_SECOND  # without a decision for so long: nobody held it meanwhile
-MOST_INTERVALS = 64
+MOST_INTERVALS = 40
 _FRESH_NS = 5 * NS_PER_SECOND  # added to an interval's age, so that the newest are not all precious
 
 

@@ -159,7 +159,7 @@ def test_a_hundred_containers_whose_every_decision_is_another_one_take_a_few_meg
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert size < 16 << 20
+    assert size < 8 << 20
 
 
 def test_no_more_containers_are_remembered_than_there_is_room_for_and_that_is_said() -> None:
