@@ -21,6 +21,7 @@ from enforce.actuators.pace import Pace
 from enforce.decisions import DecisionLog
 from enforce.explain.history import History
 from enforce.explainer import Explainer
+from enforce.gates import GateReader
 from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
@@ -101,6 +102,7 @@ def deciding(
         supervisor=supervisor,
         explainer=explainer,
         meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
+        gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
     )
 
 
