@@ -93,8 +93,8 @@ def _ago_ns(text: str) -> int:
 
 def _cut(story: Story, since_ns: int) -> Story:
     """Only what reaches into the time that was asked for."""
-    intervals = tuple(one for one in story.intervals if one.until_ns > since_ns)
-    return replace(story, intervals=intervals, kept=tuple(one for one in story.kept if one.until_ns > since_ns))
+    intervals = tuple(one for one in story.intervals if one.until_ns >= since_ns)
+    return replace(story, intervals=intervals, kept=tuple(one for one in story.kept if one.until_ns >= since_ns))
 
 
 def _few(stretches: tuple[S, ...], now_ns: int) -> tuple[S, ...]:

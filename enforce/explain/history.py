@@ -92,6 +92,15 @@ class History:
         with self._mutex:
             self._track(self._online, key).add(part, state, (state,), part.since_ns)
 
+    def end(self, began_ns: int, now_ns: int) -> None:
+        """For a log: its first line is of `began_ns`, and what its last lines say still holds."""
+        with self._mutex:
+            self._began_ns = began_ns
+            for offline in self._offline.values():
+                offline.reach(now_ns)
+            for online in self._online.values():
+                online.reach(now_ns)
+
     def brought(self, container: str, what: Brought) -> None:
         """What an earlier decision about an offline container brought."""
         with self._mutex:

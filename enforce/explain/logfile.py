@@ -43,6 +43,7 @@ def read(path: Path, now_ns: int) -> tuple[History, int]:
         except (TypeError, ValueError, KeyError):
             bad += 1
     history.see(everybody.values(), now_ns)
+    history.end(min((wall_ns for _, wall_ns in before), default=now_ns), now_ns)
     history.has_policy = bool(everybody)
     return history, bad
 
@@ -55,7 +56,7 @@ def _take(
 ) -> None:
     if record.get("kind", "decision") == "effect":
         container, at_ns = str(record["container"]), int(record["decision_wall_ns"])
-        was = before.pop((container, at_ns), None)
+        was = before.get((container, at_ns))
         latency, slack = (None, None) if was is None else (was.latency_ns, was.slack_ratio)
         now, slack_now = _number(record["latency_ns"]), _number(record["slack_ratio"])
         history.brought(container, Brought(at_ns, int(record["window_ns"]), latency, now, slack, slack_now))

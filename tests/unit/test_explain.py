@@ -311,6 +311,7 @@ def test_a_decision_log_tells_the_same_story_as_the_agent(tmp_path: Path) -> Non
     live = history_of(*steps, now_seconds=60)
     live.brought(TRAIN.key, Brought(5 * NS, 10 * NS, 58e6, 43e6, -0.16, 0.14))
     assert bad == 0
+    assert history.explain().since_wall_ns == OFFSET
     assert story_of(history).intervals == story_of(live).intervals
     assert choose("batch/train-0", history.explain().containers).key == TRAIN.key
     assert choose("server", history.explain().containers).role == "online"
@@ -342,6 +343,13 @@ def test_a_line_with_wrong_values_is_read_or_counted_and_hinders_no_other(
     assert bad in (0, 1)
     assert story_of(history).intervals[-1].until_ns == OFFSET + 2 * NS
     assert shown(history)
+
+
+def test_what_the_last_line_of_a_log_says_holds_on_for_a_while(tmp_path: Path) -> None:
+    path = log_of(tmp_path, to_line(at(0), 0))
+    for seconds, length in ((8, 8 * NS), (3000, 0)):
+        (only,) = story_of(read(path, OFFSET + seconds * NS)[0]).intervals
+        assert only.until_ns - only.since_ns == length
 
 
 def test_a_log_that_is_not_there_says_what_to_name(tmp_path: Path) -> None:
