@@ -65,6 +65,15 @@ class Explainer:
         for awaited in self.effects.due(now_ns):
             self._follow(awaited, readings.get(ContainerKey(awaited.decision.ruler)))
 
+    def losses(self) -> dict[str, int]:
+        """What could not be told or remembered, for Snapshot.lost."""
+        return {
+            "decisions:dropped": self.log.dropped,
+            "decisions:unwritten": self.log.errors,
+            "effects:skipped": self.effects.skipped,
+            "history:crowded_out": self.history.crowded_out,
+        }
+
     def _decision(
         self, verdict: Verdict, here: Mapping[ContainerKey, Seat], before: Decision | None, paused: Paused
     ) -> Decision:

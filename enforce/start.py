@@ -68,6 +68,9 @@ class Enforcement:
             stack.callback(log.close)
             self._history.has_policy, self._history.enforcing = True, self._policy.enforce
             explainer = Explainer(log, self._history, acts=self._policy.enforce)
+            others = self._observer.losses
+            self._observer.losses = lambda: {**others(), **explainer.losses()}
+            stack.callback(setattr, self._observer, "losses", others)
             loop = deciding(self._policy, self._observer, holds, supervisor, explainer)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()

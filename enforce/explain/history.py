@@ -37,7 +37,7 @@ class History:
         self._online: OrderedDict[str, Track[Kept]] = OrderedDict()
         self._who: dict[str, tuple[Who, int]] = {}  # and when it was last seen
         self._began_ns: int | None = None
-        self._crowded_out = 0
+        self.crowded_out = 0
         self.has_policy = self.enforcing = False
 
     def see(self, everybody: Iterable[Who], now_ns: int) -> None:
@@ -113,7 +113,7 @@ class History:
         """Everybody, and the story of one. An unknown key has none."""
         now, offset = self._now()
         with self._mutex:
-            lost = {"containers": self._crowded_out, "intervals": sum(t.forgotten for t in self._offline.values())}
+            lost = {"containers": self.crowded_out, "intervals": sum(t.forgotten for t in self._offline.values())}
             return Explanation(
                 version=VERSION,
                 wall_ns=now + offset,
@@ -155,7 +155,7 @@ class History:
             track = tracks[key] = Track()
             while len(tracks) > MOST_CONTAINERS:
                 tracks.popitem(last=False)
-                self._crowded_out += 1
+                self.crowded_out += 1
         tracks.move_to_end(key)
         return track
 

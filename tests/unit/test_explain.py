@@ -341,7 +341,7 @@ def test_a_line_with_wrong_values_is_read_or_counted_and_hinders_no_other(
     path = log_of(tmp_path, to_line(at(0), 0), json.dumps(record).encode() + b"\n", to_line(at(2), 0))
     history, bad = read(path, OFFSET + 3 * NS)
     assert bad in (0, 1)
-    assert story_of(history).intervals[-1].until_ns == OFFSET + 2 * NS
+    assert story_of(history).intervals[-1].until_ns == OFFSET + 3 * NS
     assert shown(history)
 
 
