@@ -35,7 +35,7 @@ def story_of(node: Node, agent: Agent, name: str) -> dict[str, Any]:
 
 
 def paused_seconds(story: dict[str, Any]) -> float:
-    return sum(one["paused_seconds"] for one in story["intervals"])
+    return float(sum(one["paused_seconds"] for one in story["intervals"]))
 
 
 def test_explain_says_who_was_slowed_for_whom_by_what_and_how_much(node: Node, enforcing: Agent, busy: Busy) -> None:
