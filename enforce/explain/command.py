@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TypeVar
 
 from agent import endpoint
 from agent.clock import wall_ns
@@ -19,11 +19,8 @@ from enforce.explain import logfile
 from enforce.explain.choice import choose
 from enforce.explain.history import History
 from enforce.explain.model import VERSION, Explanation, Interval, Kept, Story
-from enforce.explain.text import Block, blocks, heading
+from enforce.explain.text import blocks, heading
 from enforce.explain.track import KEPT_NS, thinned
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 WORD = "explain"
 MOST_BLOCKS = 12
@@ -51,7 +48,7 @@ def explain(options: argparse.Namespace, out: IO[str]) -> int:
         json.dump(encode(replace(found, containers=(), story=story)), out, indent=2)
         out.write("\n")
     else:
-        _show(found, story, since, out)
+        show(found, story, since, out)
     return 0
 
 
@@ -101,32 +98,19 @@ def _few(stretches: tuple[S, ...], now_ns: int) -> tuple[S, ...]:
     return tuple(thinned(list(stretches), now_ns, MOST_BLOCKS))
 
 
-def _show(found: Explanation, story: Story, since_ns: int, out: IO[str]) -> None:
-    from rich.console import Console  # slow to import
+def show(found: Explanation, story: Story, since_ns: int, out: IO[str]) -> None:
+    """Prints the story in local time, its stretches merged until there are few."""
+    from enforce.explain.screen import Screen  # rich is slow to import
 
-    console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 80)
+    screen = Screen(out)
     first, *rest = heading(story, since_ns, None)
-    few = replace(story, intervals=_few(story.intervals, found.wall_ns), kept=_few(story.kept, found.wall_ns))
-    console.print(first, style="bold")
+    screen.line(first, style="bold")
     for line in rest:
-        console.print(line)
+        screen.line(line)
+    few = replace(story, intervals=_few(story.intervals, found.wall_ns), kept=_few(story.kept, found.wall_ns))
     for block in blocks(few, None):
-        _print(console, block)
+        screen.line()
+        screen.line(block.head)
+        screen.pairs(block.rows)
     for what, count in found.forgotten.items():
-        console.print(f"note: {what}: {count} forgotten", style="dim")
-
-
-def _print(console: Console, block: Block) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    console.print()
-    console.print(Text(block.head))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in block.rows:
-        table.add_row(Text(label), Text(text))
-    if block.rows:
-        console.print(Padding(table, (0, 0, 0, 2)))
+        screen.line(f"note: {what}: {count} forgotten", style="dim")

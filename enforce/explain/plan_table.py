@@ -44,28 +44,21 @@ def notes(one: Planned) -> list[str]:
 
 def show(planned: Sequence[Planned], enforced: bool, out: IO[str]) -> None:
     """Prints it, as wide as the terminal; 80 columns without one."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from enforce.explain.screen import Screen  # rich is slow to import
 
-    console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 80)
+    screen = Screen(out)
     if not planned:
-        console.print("no container uses a GPU now: there is nothing to decide")
+        screen.line("no container uses a GPU now: there is nothing to decide")
         return
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for one in planned:
-        table.add_row(*(Text(cell) for cell in cells(one)))
-    console.print(table)
+    screen.table(COLUMNS, [cells(one) for one in planned])
     for one in planned:
         if said := notes(one):
-            console.print()
-            console.print(Text(shown(one.name)), style="bold")
+            screen.line()
+            screen.line(shown(one.name), style="bold")
             for note in said:
-                console.print(Text(f"  {note}"))
-    console.print()
-    console.print(
+                screen.line(f"  {note}")
+    screen.line()
+    screen.line(
         "nothing was done: this is what the agent would decide with this policy"
         if enforced
         else "the policy has `enforce: false`: the agent decides this too, and does nothing about it"

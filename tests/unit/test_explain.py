@@ -22,7 +22,7 @@ from enforce.decisions import Decision, to_line
 from enforce.effects import Effect
 from enforce.explain import text
 from enforce.explain.choice import choose
-from enforce.explain.command import _show, answer
+from enforce.explain.command import answer, show
 from enforce.explain.history import MOST_CONTAINERS, History
 from enforce.explain.logfile import read
 from enforce.explain.model import Brought, Explanation, Interval, Story, Who
@@ -222,7 +222,7 @@ def shown(history: History, key: str = TRAIN.key, **of: Any) -> str:
     found = history.explain(key)
     assert found.story is not None
     out = io.StringIO()
-    _show(replace(found, **of), found.story, OFFSET, out)
+    show(replace(found, **of), found.story, OFFSET, out)
     return out.getvalue()
 
 
@@ -246,6 +246,15 @@ def test_the_story_says_when_how_much_for_whom_by_what_why_and_what_it_brought()
     assert said.startswith("batch/train-0: train (offline, rule training)\n")
     assert "stopped 12 times" in said
     assert max(len(line) for line in said.split("\n")) <= 80
+
+
+def test_a_terminal_without_utf_8_gets_ascii() -> None:
+    history = history_of(at(0), at(1, reason="größer → kleiner"), now_seconds=1)
+    found, out = history.explain(TRAIN.key), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert found.story is not None
+    show(found, found.story, OFFSET, out)
+    out.seek(0)
+    assert "gr\\xf6\\xdfer to kleiner" in out.read()
 
 
 def test_a_policy_that_does_not_enforce_is_said_to_have_watched_only() -> None:

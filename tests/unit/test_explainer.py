@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from enforce.decide import Decided, Verdict
 from enforce.decisions import DecisionLog
 from enforce.effects import MOST_WAITING, Effects
 from enforce.explain.history import History
-from enforce.explain.plan_table import cells, notes
+from enforce.explain.plan_table import cells, notes, show
 from enforce.explainer import Explainer
 from enforce.model import OnlineOn, Reading, Share
 from enforce.plan import Planned, document
@@ -135,6 +136,10 @@ def test_a_plan_is_a_line_for_people_with_what_stands_in_the_way_and_one_for_pro
         "ladder: gate, pace",
         "freeze cannot: its cgroup holds other processes",
     ]
+    out = io.StringIO()
+    show([chat, train], False, out)
+    assert "the policy has `enforce: false`" in out.getvalue()
+    assert max(map(len, out.getvalue().split("\n"))) <= 80
     line = json.loads(json.dumps(document(train)))
     assert (line["container"], line["role"], line["share_ratio"]) == ("train", "offline", 0.35)
     assert (line["decision"]["max_queued_ns"], line["ladder"]["freeze"]) == (1_000_000, rungs["freeze"])
