@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from enforce.effects import Awaited, Effect, Effects
 from enforce.explain.history import History
 from enforce.explain.model import Brought, Who
 from enforce.model import Reading
-from enforce.policy.model import OnlineRule
+from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.report import Paused
 from enforce.roster import Seat
 
@@ -35,6 +35,7 @@ class Explainer:
     acts: bool
     in_force: Callable[[ContainerKey], frozenset[str]] = lambda key: frozenset()  # rungs beyond pace and gate
     troubles: Callable[[ContainerKey], Mapping[str, str]] = lambda key: {}
+    also: Callable[[ContainerKey], Sequence[str]] = lambda key: ()  # reasons beside the law's: of memory, of health
     effects: Effects = field(default_factory=Effects)
     _seen_ns: int | None = None
     _last: dict[ContainerKey, Decision] = field(default_factory=dict)
@@ -62,6 +63,10 @@ class Explainer:
             self.history.decided(decision, now_ns)
             if self.log.write(decision):
                 self.effects.expect(decision, verdict.ruler.slo.window_ns, now_ns)
+        for key, seat in here.items():
+            if key not in self._last and (unruled := self._unruled(seat, paused.get(key, _NEVER_PAUSED))) is not None:
+                self.history.decided(unruled, now_ns)
+                self.log.write(unruled)
         for awaited in self.effects.due(now_ns):
             self._follow(awaited, readings.get(ContainerKey(awaited.decision.ruler)))
 
@@ -93,7 +98,7 @@ class Explainer:
             share_before=None if before is None else before.share_after,
             share_after=verdict.share.ratio,
             max_queued_ns=verdict.share.max_queued_ns,
-            reason=verdict.share.reason,
+            reason="; ".join((verdict.share.reason, *self.also(container.key))),
             acted=self.acts,
             max_queued_before_ns=None if before is None else before.max_queued_ns,
             name=container.name,
@@ -101,17 +106,50 @@ class Explainer:
             namespace=container.namespace,
             ruler=str(ruler.container),
             ruler_name=str(ruler.container) if online is None else online.container.name,
-            rungs=self._rungs(verdict),
+            rungs=self._rungs(container.key, verdict.rule, _IN_KERNEL if self.acts else ()),
             troubles=dict(self.troubles(container.key)),
             pauses=paused.pauses,
             paused_seconds=paused.seconds,
         )
 
-    def _rungs(self, verdict: Verdict) -> tuple[str, ...]:
-        """In the ladder's order."""
-        in_force = self.in_force(verdict.seat.container.key)
-        kernel = _IN_KERNEL if self.acts else ()
-        return tuple(rung for rung in verdict.rule.ladder if rung in in_force or rung in kernel)
+    def _unruled(self, seat: Seat, paused: Paused) -> Decision | None:
+        """What is done to an offline container for nobody's latency; None: nothing is."""
+        container, rule = seat.container, seat.classification.rule
+        if not isinstance(rule, OfflineRule):
+            return None
+        reasons, rungs = self.also(container.key), self._rungs(container.key, rule, ())
+        if not reasons and not rungs:
+            return None
+        return Decision(
+            wall_ns=wall_ns(),
+            container=str(container.key),
+            device=min(seat.devices, default=""),
+            rule=rule.name,
+            law=rule.law,
+            latency_ns=None,
+            samples=0,
+            quantile=0.0,
+            target_ns=0,
+            slack_ratio=None,
+            share_before=None,
+            share_after=1.0,
+            max_queued_ns=0,
+            reason="; ".join(reasons) or f"{', '.join(rungs)} in force, with no online container on its GPUs",
+            acted=self.acts,
+            name=container.name,
+            pod=container.pod,
+            namespace=container.namespace,
+            rungs=rungs,
+            troubles=dict(self.troubles(container.key)),
+            pauses=paused.pauses,
+            paused_seconds=paused.seconds,
+        )
+
+    def _rungs(self, key: ContainerKey, rule: OfflineRule, kernel: tuple[str, ...]) -> tuple[str, ...]:
+        """In the ladder's order; those that no ladder names come last."""
+        in_force = self.in_force(key)
+        named = tuple(rung for rung in rule.ladder if rung in in_force or rung in kernel)
+        return (*named, *sorted(in_force - set(rule.ladder)))
 
     def _follow(self, awaited: Awaited, reading: Reading | None) -> None:
         decision = awaited.decision

@@ -177,7 +177,9 @@ def _interval(decision: Decision, reason: str, now_ns: int) -> Interval:
         queued_high_ns=decision.max_queued_ns,
         means=decision.rungs,
         reasons={reason: Why(decision.reason)},
-        whom={
+        whom={}
+        if not decision.ruler
+        else {
             decision.ruler: Whom(
                 decision.ruler_name,
                 decision.device,

@@ -12,6 +12,7 @@ from enforce.explain.choice import shown, title
 from enforce.explain.model import Brought, Interval, Kept, Slowed, Story, Whom
 
 _WHOLE_SHARE = 0.9995
+_HARMLESS = {"gate", "pace"}  # while they stop nobody; every other rung does something whenever it is in force
 _HARDLY = 0.0005  # of the time: less than this is written as 0 %
 
 
@@ -81,7 +82,8 @@ def quantile(ratio: float) -> str:
 
 def was_slowed(one: Interval) -> bool:
     """Whether anything was really taken away in it."""
-    return one.acted and (one.paused_seconds > 0 or one.pauses > 0 or one.share_low < _WHOLE_SHARE)
+    stopped = one.paused_seconds > 0 or one.pauses > 0 or bool(set(one.means) - _HARMLESS)
+    return one.acted and (stopped or one.share_low < _WHOLE_SHARE)
 
 
 def _offline_sum(intervals: Sequence[Interval]) -> str:
@@ -115,7 +117,8 @@ def _interval(one: Interval, zone: tzinfo | None) -> Block:
     length = _length([one])
     paused = f"stopped {_ratio(one.paused_seconds, length)}" if one.acted else "only watched"
     queued = milliseconds(one.queued_low_ns, one.queued_high_ns)
-    head = f"{_span(one, zone)}  share {percent(one.share_low, one.share_high)}, queue up to {queued}, {paused}"
+    allowed = f"share {percent(one.share_low, one.share_high)}, queue up to {queued}, " if one.whom else ""
+    head = f"{_span(one, zone)}  {allowed}{paused}"
     means = ", ".join(one.means) or "nothing"
     rows = [("for", _for(whom)) for whom in sorted(one.whom.values(), key=lambda whom: -whom.seconds)]
     rows.append(("by", f"{means}; rule {shown(one.rule)}, law {shown(one.law)}"))

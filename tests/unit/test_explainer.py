@@ -14,6 +14,7 @@ from agent.model import Container, ContainerKey, DeviceUuid
 from enforce.decide import Decided, Verdict
 from enforce.decisions import DecisionLog
 from enforce.effects import MOST_WAITING, Effects
+from enforce.explain import text
 from enforce.explain.history import History
 from enforce.explain.plan_table import cells, notes, show
 from enforce.explainer import Explainer
@@ -111,6 +112,27 @@ def test_when_everybody_has_gone_meanwhile_the_effect_is_unknown_and_not_zero(tm
     effect = told.lines()[-1]
     assert effect["kind"] == "effect"
     assert effect["latency_ns"] is effect["slack_ratio"] is effect["share"] is effect["paused_ratio"] is None
+
+
+def test_what_is_done_for_nobodys_latency_is_told_too(tmp_path: Path) -> None:
+    why = ["memory: 41 GiB of 40 GiB: held at its next allocation"]
+    told = Told(tmp_path, in_force=lambda _key: frozenset({"hold"}), also=lambda _key: why)
+    told.explainer.tell(SEATS, Decided((), {}), {}, {}, 0)
+    told.explainer.tell(SEATS, Decided((), {}), {}, {}, NS)
+    (line,) = told.lines()
+    assert (line["container"], line["ruler"], line["rungs"], line["reason"]) == (TRAIN.key, "", ["hold"], why[0])
+    story = told.history.explain(TRAIN.key).story
+    assert story is not None
+    (block,) = text.blocks(story, None)
+    assert ("by", "hold; rule training, law headroom") in block.rows
+    assert "share" not in block.head
+
+
+def test_other_reasons_stand_beside_the_laws(tmp_path: Path) -> None:
+    told = Told(tmp_path, also=lambda _key: ("GPU-1 is unhealthy: no new work",))
+    told.at(0, 40e6, 1.0, 2_000_000, "slack 20%: waiting to grow", 0.0)
+    (line,) = told.lines()
+    assert line["reason"] == "slack 20%: waiting to grow; GPU-1 is unhealthy: no new work"
 
 
 def test_effects_that_wait_are_bounded_and_what_found_no_room_is_counted() -> None:
