@@ -14,6 +14,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.calibration",
         "the simulated GPU's contention is of the order that was published for real ones",
     ),
+    "enforcement": (
+        "bench.enforcement",
+        "online p99 stays at its target and offline work gets what is left, beside every other way of sharing",
+    ),
     "scale": (
         "bench.scale",
         "1,000 containers, 10,000 short-lived processes, 50,000 kernel functions: all is counted, all is bounded",
