@@ -70,6 +70,10 @@ bench-attribution: setup ## each container's share of a GPU against the truth; A
 bench-calibration: setup ## the simulated GPU's contention against published figures
 	@$(BIN)/python -m bench.calibration $(ARGS)
 
+bench-convergence: setup ## pictures of latency, queue and share over time, in bench/results; installs matplotlib into .venv
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
+	@$(BIN)/python -m bench.convergence $(ARGS)
+
 bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
 

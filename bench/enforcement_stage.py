@@ -75,16 +75,20 @@ class Stage:
     node: Node
     folder: Path
     cpus: Cpus
-    path: str  # of the cgroup around all containers; each program's lie in PROGRAM/ below it
+    path: str  # of the cgroup around all containers; those of each role lie in ROLE/ below it
     _running: list[Workload] = field(default_factory=list)
 
-    def start(self, program: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
-        """A workload in a container of its own, once it is ready. An online one then waits for `go`."""
+    def start(self, role: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
+        """The workload of sim/ of that name; see `run`."""
+        return self.run(role, [str(BUILD / "bin" / role), *arguments], extra)
+
+    def run(self, role: str, program: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
+        """A program in a container of its own, once it is ready. An online one then waits for `go`."""
         name = uuid.uuid4().hex * 2
-        cgroup = f"{self.path}/{program}/docker/{name}"
+        cgroup = f"{self.path}/{role}/docker/{name}"
         folder = hierarchy() / cgroup.lstrip("/")
         folder.mkdir(parents=True)
-        command = ["sh", "-c", _ENTER, str(folder), str(BUILD / "bin" / program), *arguments]
+        command = ["sh", "-c", _ENTER, str(folder), *program]
         stderr, pipe = self.folder / f"{name[:12]}.err", subprocess.PIPE
         with stderr.open("wb") as errors:
             process = subprocess.Popen(
@@ -97,7 +101,7 @@ class Stage:
         workload = Workload(cgroup, process, stderr)
         self._running.append(workload)
         _until_ready(workload)
-        self.cpus.bind(process.pid, program == "online")
+        self.cpus.bind(process.pid, role == "online")
         return workload
 
     def go(self, online: Workload) -> None:
