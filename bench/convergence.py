@@ -104,6 +104,7 @@ def record(here: Stage, warden: Agent, scene: Scene, target_ratio: float) -> Cou
             ((d["wall_ns"] - wall_ns) / 1e9, d["max_queued_ns"] / 1e6, d["share_after"]) for d in decisions
         ),
         marks=scene.marks,
+        held_until_s=scene.offline_until,
         ends_s=scene.ends,
     )
 

@@ -24,6 +24,7 @@ class Course:
     requests: tuple[tuple[float, float, float], ...]  # end, latency from arrival in ms, time of service in ms
     decisions: tuple[tuple[float, float, float], ...]  # when, max_queued in ms, share
     marks: tuple[tuple[float, str], ...]
+    held_until_s: float  # when the last offline workload ended
     ends_s: float
 
 
@@ -49,7 +50,7 @@ def plot(course: Course, path: Path) -> None:
     _latency(axes[0], course)
     for axis, column, label in ((axes[1], 1, "max_queued (ms)"), (axes[2], 2, "share")):
         times = [decision[0] for decision in course.decisions]
-        axis.step([*times, course.ends_s], _held(course, column), where="post", color="tab:blue")
+        axis.step([*times, course.held_until_s], _held(course, column), where="post", color="tab:blue")
         axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
     axes[2].set_ylim(0, 1.05)
@@ -78,9 +79,11 @@ def _latency(axis: Any, course: Course) -> None:
     axis.axhline(course.target_ms, color="tab:red", linestyle="--", label=f"target {course.target_ms:.2f} ms")
     axis.set_ylabel("latency (ms)")
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "235" else "")
     for at, text in course.marks:
         axis.text(at, 1.0, f" {text}", transform=axis.get_xaxis_transform(), va="top", fontsize=9)
-    axis.legend(loc="upper right", fontsize=8)
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=4, fontsize=8, frameon=False)
 
 
 def _held(course: Course, column: int) -> list[float]:

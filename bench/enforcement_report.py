@@ -155,7 +155,9 @@ _HOW: Final = """## How to read it
   the online side, alone, serves nobody.
 - The law's own target is t times the p99 alone *as its signal (`{signal}`) reads it*, measured in the same run.
   `gpu_wait` does not see how long a request waits inside the service before its first launch; the ratios here do.
-- A law settles for some seconds before each measurement (`headroom` 6, `tgs` 12, all others 1), which are left out.
+- A law settles for some seconds before each measurement (`headroom` 6, `tgs` 24, all others 1), which are left out.
+  `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
+  anything through.
 - Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.
 - "MPS below": ours ran with MPS, and the offline side with the complement of the online side's SM activity as its
   percentage of the SMs. `tgs` ran without MPS, as it was published.
