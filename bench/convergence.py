@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,6 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of all times (default %(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FOLDER", help="where the pictures go")
     options = parser.parse_args(arguments)
+    if find_spec("matplotlib") is None:
+        print("convergence: the pictures need matplotlib: `make bench-convergence` installs it", file=sys.stderr)
+        return 3
     with tempfile.TemporaryDirectory(prefix="gpuwarden-convergence-") as folder, _stage(Path(folder)) as staged:
         for scene in scenes(options.scale):
             course = record(*staged, scene, options.target)

@@ -110,7 +110,7 @@ def _pairs(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[str]:
-    alone = {row["pair"]: row["alone_p99_ms"] for row in rows if row["mode"] == ALONE}
+    alone = {row["pair"]: row["alone_p99_ms"] for row in rows if "alone_p99_ms" in row}
     texts = ", ".join(f"{pair} {first:.2f} and {second:.2f}" for pair, (first, second) in alone.items())
     yield f"p99 alone in ms, at the beginning and at the end of each pair: {texts}."
     stolen = [row["stolen_ratio"] for row in rows if row.get("stolen_ratio") is not None]
@@ -122,8 +122,8 @@ def _noise(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _shapes(rows: Sequence[Row]) -> Iterator[str]:
-    left = {row["pair"]: row["left_ratio"] for row in rows if row["mode"] == ALONE}
-    idle = {row["pair"]: row["idle_ratio"] for row in rows if row["mode"] == ALONE}
+    left = {row["pair"]: row["left_ratio"] for row in rows if "left_ratio" in row}
+    idle = {row["pair"]: row["idle_ratio"] for row in rows if "idle_ratio" in row}
     for name in dict.fromkeys(row["pair"] for row in rows):
         pair = PAIRS[name]
         beside = " and ".join(f"`offline {shlex.join(arguments)}`" for arguments in pair.offline)

@@ -28,6 +28,8 @@ from bench.node import simulated_node
 _ALONE_SETTLE_SECONDS: Final = 1.0
 _OFFLINE_SECONDS: Final = 4.0
 _LONGEST_SETTLE_SECONDS: Final = 60.0
+_TRIES: Final = 3
+_STOLEN_RATIO: Final = 0.02  # more, and a phase is measured once more; the yardstick knows nothing of latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +92,32 @@ class Runner:
         signal = self.settings.signal
         port = None if signal == "gpu_wait" else self.port
         load = Load(self.pair.online, offline, self.settling, self.measured, extra, port, signal == "http")
-        return measure(self.here, load, settle_seconds, self.seconds, read)
+        phase = measure(self.here, load, settle_seconds, self.seconds, read)
+        if (phase.stolen_ratio or 0.0) <= _STOLEN_RATIO:
+            return phase
+        again = measure(self.here, load, settle_seconds, self.seconds, read)
+        return min(phase, again, key=lambda one: one.stolen_ratio or 0.0)
 
 
 @contextmanager
 def runner(pair: Pair, settings: Settings, folder: Path) -> Iterator[Runner]:
     """With a simulated GPU of its own."""
-    seconds = settings.seconds * pair.stretch
     settling = poisson(pair.rate_per_second, _LONGEST_SETTLE_SECONDS, settings.seed + 1)
-    if pair.trace:
-        measured = fitted(read_trace(settings.trace), pair.rate_per_second, seconds)
-    else:
-        measured = poisson(pair.rate_per_second, seconds, settings.seed)
     cpus = Cpus.split(settings.pin)
     folder.mkdir(parents=True)
     with create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
         cpus.bind(node.server_tgid, online=True)
-        yield Runner(pair, settings, here, settling, measured, port)
+        yield Runner(pair, settings, here, settling, arrivals_of(pair, settings), port)
+
+
+def arrivals_of(pair: Pair, settings: Settings) -> list[float]:
+    """What is measured of each phase."""
+    seconds = settings.seconds * pair.stretch
+    if pair.trace:
+        return fitted(read_trace(settings.trace), pair.rate_per_second, seconds)
+    return poisson(pair.rate_per_second, seconds, settings.seed)
 
 
 def run_pair(
@@ -168,12 +177,13 @@ def _with_laws(
 
 def _signal_alone(run: Runner, warden: Agent, say: Callable[[str], None]) -> float:
     """The online side's p99 alone as the signal reads it: what the targets are multiples of."""
-    watched = run.alone(warden.latency_ns)
-    if watched.signal_ns is None:
-        raise SetupError(f"{run.pair.name}: the signal {run.settings.signal} has read nothing: see the agent's log")
-    p99_ms = watched.quantile_s(0.99) * 1e3
-    say(f"{run.pair.name}: alone, watched: p99 {p99_ms:.2f} ms, by the signal {watched.signal_ns / 1e6:.2f} ms")
-    return watched.signal_ns
+    for _ in range(_TRIES):  # where the machine stalls, a short phase may be over before the agent knows the container
+        watched = run.alone(warden.latency_ns)
+        if watched.signal_ns is not None:
+            p99_ms, signal_ms = watched.quantile_s(0.99) * 1e3, watched.signal_ns / 1e6
+            say(f"{run.pair.name}: alone, watched: p99 {p99_ms:.2f} ms, by the signal {signal_ms:.2f} ms")
+            return watched.signal_ns
+    raise SetupError(f"{run.pair.name}: the signal {run.settings.signal} reads nothing: give more --seconds")
 
 
 def _line(pair: Pair, mode: Mode, phase: Phase, alone: Phase) -> str:
