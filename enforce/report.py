@@ -86,7 +86,7 @@ def report(
     readings: Mapping[ContainerKey, Reading],
     decided: Decided,
     paused: Mapping[ContainerKey, Paused],
-    memory: Mapping[ContainerKey, MemoryStance],
+    memory: Mapping[ContainerKey, MemoryStance] | None = None,
 ) -> dict[ContainerKey, Enforcement]:
     """One entry per container on a GPU."""
     verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
@@ -96,7 +96,7 @@ def report(
         slo = rule.slo if isinstance(rule, OnlineRule) else None
         latency = (reading.latency_ns or reading.recent_ns) if reading else None
         offline = isinstance(rule, OfflineRule)
-        stance = memory.get(key)
+        stance = memory.get(key) if memory else None
         out[key] = Enforcement(
             role=seat.classification.role.value,
             rule=rule.name if rule else None,

@@ -77,6 +77,11 @@ class Keeper:
             told=told,
         )
 
+    def reasons(self, container: ContainerKey) -> tuple[str, ...]:
+        """What is done to it for memory's sake now, as a sentence; none where nothing is."""
+        act = self._state.acts.get(container)
+        return () if act is None else (f"memory: {act.rung}: {act.reason}",)
+
     def release(self) -> None:
         """Bounds nobody any more, and forgets what was planned."""
         self._state = State()
