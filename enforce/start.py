@@ -72,7 +72,7 @@ class Enforcement:
             self._history.has_policy, self._history.enforcing = True, self._policy.enforce
             explainer = Explainer(log, self._history, acts=self._policy.enforce)
             others = self._observer.losses
-            self._observer.losses = lambda: {**others(), **explainer.losses()}
+            self._observer.losses = lambda: {**others(), **explainer.losses(), **(bounds.losses() if bounds else {})}
             stack.callback(setattr, self._observer, "losses", others)
             loop = deciding(self._policy, self._observer, holds, supervisor, explainer, bounds)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)

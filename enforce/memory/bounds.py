@@ -129,6 +129,10 @@ class Bounds:
             for slot in range(SLOTS):
                 self._uses.delete(QuotaKey(group, slot))
 
+    def losses(self) -> dict[str, int]:
+        """What could not be put in force, for Snapshot.lost."""
+        return {"memory:not_bounded": self.refused}
+
     def release_all(self) -> None:
         """Nothing is bounded any more. Entries stay open until the processes are seen running."""
         self.put({}, {}, self._affirmed_ns)
