@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.procfs import Procfs
+from enforce.checkpoint.undoing import release_process
 from enforce.entries import Entry
 from enforce.outcome import Outcome
 from enforce.resuming import resume
@@ -19,4 +20,6 @@ Undo = Callable[[Entry, Procfs], Outcome]  # may raise GoneError, OSError, Warde
 UNDO: dict[str, Undo] = {
     "pace": resume,
     "hold": resume,
+    "lock": release_process,  # after what resumes and thaws: the driver needs the process to run
+    "swap": release_process,
 }
