@@ -15,7 +15,7 @@ from enforce.entries import Entry
 from enforce.model import Subject
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lock:
     """A rung. Undone by `enforce.checkpoint.undoing.release_process`."""
 

@@ -33,7 +33,7 @@ def available_bytes(meminfo: Path = _MEMINFO) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Swap:
     """A rung. Undone by `enforce.checkpoint.undoing.release_process`.
 

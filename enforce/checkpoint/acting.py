@@ -21,7 +21,7 @@ from enforce.checkpoint.driver import State
 from enforce.checkpoint.helper import ask
 from enforce.checkpoint.library import DriverLibrary
 from enforce.checkpoint.running import what_holds
-from enforce.checkpoint.undoing import CheckpointError, not_ours, ours_again
+from enforce.checkpoint.undoing import CheckpointError, about_to_act, acted
 from enforce.entries import Entry
 from enforce.ledger import Ledger
 from enforce.model import Subject
@@ -75,16 +75,16 @@ class Checkpoints:
         library = self.library.path()
         for process in subject.processes:
             answer = ask(command, process, library, ours=process in self._mine)
-            if answer.kind is Kind.DONE:
-                self._mine.add(process)
+            self._note(process, answer)
             if answer.kind is Kind.DONE or answer.kind in _NOTHING_TO_DO:
                 continue
-            self._note(process, answer)
             raise CheckpointError(f"process {process.tgid}: {answer.error or answer.kind}")
 
     def _note(self, process: ProcessId, answer: Answer) -> None:
-        if answer.kind is Kind.FOREIGN and process not in self._mine:
-            not_ours(process)
+        if answer.kind is Kind.DONE:
+            self._mine.add(process)
+        if answer.kind is not Kind.TIMEOUT:
+            acted(process, foreign=answer.kind is Kind.FOREIGN and process not in self._mine)
         if answer.kind is Kind.UNSUPPORTED:
             self._refused = {one: why for one, why in self._refused.items() if self.procfs.is_alive(one)}
             self._refused[process] = "it is an MPS client or shares memory with other processes: the driver refuses"
@@ -104,7 +104,7 @@ class Checkpoints:
             self._mine.discard(process)
         else:
             self._mine.add(process)
-        ours_again(process)
+        about_to_act(process)
 
     def _in_ledger(self) -> frozenset[ProcessId]:
         return frozenset(

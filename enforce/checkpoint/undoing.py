@@ -24,20 +24,24 @@ _NS_PER_MS = 1_000_000
 _SETTLE_MS = LOCK_LIMIT_MS + 1000  # after that a lock that was asked for has come to be, or has given up
 _OVER = {Kind.GONE: Outcome.GONE, Kind.NO_CUDA: Outcome.RUNNING}
 _not_ours: set[ProcessId] = set()
+_settled: set[ProcessId] = set()
 
 
 class CheckpointError(WardenError):
     """A process could not be locked, saved or released. The message says why."""
 
 
-def not_ours(process: ProcessId) -> None:
-    """Somebody else locked it in the moment before we would have: that is not to be undone."""
-    _not_ours.add(process)
-
-
-def ours_again(process: ProcessId) -> None:
-    """It was found running: what comes next may be ours."""
+def about_to_act(process: ProcessId) -> None:
+    """What is found later may be ours, and may come later than we look."""
     _not_ours.discard(process)
+    _settled.discard(process)
+
+
+def acted(process: ProcessId, foreign: bool = False) -> None:
+    """Its helper has answered: nothing comes later. `foreign`: somebody else locked it just before; that stays."""
+    _settled.add(process)
+    if foreign:
+        _not_ours.add(process)
 
 
 def release_process(entry: Entry, procfs: Procfs) -> Outcome:
@@ -48,7 +52,8 @@ def release_process(entry: Entry, procfs: Procfs) -> Outcome:
     check_identity(process, procfs)
     if process in _not_ours:
         return Outcome.RUNNING
-    answer = ask("release", process, entry.place, _settle_ms(entry.wall_ns, time.time_ns()))
+    settle_ms = 0 if process in _settled else _settle_ms(entry.wall_ns, time.time_ns())
+    answer = ask("release", process, entry.place, settle_ms)
     if answer.kind in _OVER:
         return _OVER[answer.kind]
     if answer.kind is not Kind.DONE:
