@@ -23,3 +23,5 @@ UNDO: dict[str, Undo] = {
     "lock": release_process,  # after what resumes and thaws: the driver needs the process to run
     "swap": release_process,
 }
+
+MAY_YET_SUCCEED = frozenset({"lock", "swap"})  # where undoing may have to wait for room, or for a process to run

@@ -36,7 +36,7 @@ from enforce.checkpoint.undoing import CheckpointError
 from enforce.ledger import Ledger, read
 from enforce.model import Subject
 from enforce.outcome import Outcome
-from enforce.release import release_all
+from enforce.release import keep_releasing, release_all
 from enforce.rungs import Rungs, Wanted
 
 GIB = 1 << 30
@@ -182,6 +182,32 @@ def test_a_swapped_container_leaves_the_device_to_others_and_comes_back(stage: S
     assert read(stage.path) == []
     assert listed() == {tgid}
     stage.goes_on(tgid)
+
+
+def test_what_has_no_room_is_tried_again_until_there_is(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    stage.swap(subject_of(tgid))
+    other = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    [released] = release_all(stage.path)
+    assert "tried again" in (released.error or "")
+    assert keep_releasing(stage.path, [released], limit_seconds=0.3, every_seconds=0.1) == [released]
+    os.kill(other, signal.SIGKILL)
+    assert keep_releasing(stage.path, [released], limit_seconds=DEADLINE_SECONDS, every_seconds=0.1) == []
+    assert read(stage.path) == []
+    stage.goes_on(tgid)
+
+
+def test_what_a_later_agent_intends_anew_is_not_undone_by_an_earlier_ones_guardian(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    stage.swap(subject_of(tgid))
+    other = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    [released] = release_all(stage.path)
+    stage.swap(subject_of(tgid))  # it is ours already, and wanted again
+    os.kill(other, signal.SIGKILL)
+    until(lambda: stage.used_bytes() == 0)
+    assert keep_releasing(stage.path, [released], limit_seconds=DEADLINE_SECONDS, every_seconds=0.1) == []
+    assert state_of(tgid) is State.CHECKPOINTED
+    assert stage.release() == [Outcome.RESUMED]
 
 
 def want(rungs: Rungs, wanted: Wanted, name: str) -> bool:
