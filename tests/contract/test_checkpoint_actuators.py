@@ -352,10 +352,10 @@ def test_a_node_without_a_driver_is_an_obstacle(stage: Stage) -> None:
 
 def test_a_host_without_room_is_an_obstacle_to_swap_alone(stage: Stage) -> None:
     subject = subject_of(os.getpid())
-    swap = Swap(stage.checkpoints, device_bytes=lambda _: 10 * GIB, host_bytes=lambda: 8 * GIB)
-    assert "the host has 8.0 GiB for the 10.0 GiB" in (swap.obstacle(subject) or "")
+    swap = Swap(stage.checkpoints, device_bytes=lambda _: 10 * GIB, host_bytes=lambda _: 8 * GIB)
+    assert "8.0 GiB left for the 10.0 GiB" in (swap.obstacle(subject) or "")
     assert Lock(stage.checkpoints).obstacle(subject) is None
-    assert Swap(stage.checkpoints, device_bytes=lambda _: GIB, host_bytes=lambda: 8 * GIB).obstacle(subject) is None
+    assert Swap(stage.checkpoints, device_bytes=lambda _: GIB, host_bytes=lambda _: 8 * GIB).obstacle(subject) is None
 
 
 def test_another_process_under_the_same_pid_is_never_touched(stage: Stage) -> None:

@@ -17,6 +17,7 @@ from enforce.checkpoint import driver as codes
 from enforce.checkpoint import transitions, undoing
 from enforce.checkpoint.answer import Answer, Kind, parse_answer
 from enforce.checkpoint.driver import CallError, State
+from enforce.checkpoint.room import room_bytes
 from enforce.checkpoint.running import check_identity, what_holds
 from enforce.entries import Entry
 from enforce.outcome import Outcome
@@ -226,6 +227,39 @@ def test_what_holds_a_process_is_told(
     place.parent.mkdir(parents=True)
     place.write_text(text)
     assert what_holds(TGID, Procfs(str(tmp_path / "proc")), tmp_path / "cgroup") == held
+
+
+@pytest.mark.parametrize(
+    ("files", "room"),
+    [
+        ({}, 100 << 10),
+        ({"a/b/memory.max": "max\n", "a/b/memory.current": "5\n"}, 100 << 10),
+        ({"a/b/memory.max": "5000\n", "a/b/memory.current": "1000\n"}, 4000),
+        ({"a/b/memory.max": "5000\n", "a/b/memory.current": "6000\n"}, 0),
+        ({"a/memory.max": "5000\n", "a/memory.current": "1000\n"}, 4000),  # of its pod
+        (
+            {
+                "a/b/memory.max": "5000\n",
+                "a/b/memory.current": "4000\n",
+                "a/b/memory.stat": "anon 1\ninactive_file 2500\nactive_file 9\n",
+            },
+            3500,
+        ),
+        ({"memory/a/b/memory.limit_in_bytes": "5000\n", "memory/a/b/memory.usage_in_bytes": "2000\n"}, 3000),
+    ],
+)
+def test_the_room_is_the_least_that_the_host_and_the_cgroups_leave(
+    files: dict[str, str], room: int, tmp_path: Path
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 50 kB\nMemAvailable: 100 kB\n")
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    assert room_bytes("/a/b", tmp_path / "cgroup", tmp_path / "meminfo") == room
+
+
+def test_a_room_that_nobody_tells_is_unknown(tmp_path: Path) -> None:
+    assert room_bytes("/a", tmp_path, tmp_path / "meminfo") is None
 
 
 def proc_with(root: Path, state: str = "S", cgroup: str = "0::/\n") -> ProcessId:
