@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -42,13 +42,18 @@ class Released:
 
 
 def release_all(
-    ledger_path: str | os.PathLike[str], proc_root: str = "/proc", patience_seconds: float = 0.0
+    ledger_path: str | os.PathLike[str],
+    proc_root: str = "/proc",
+    patience_seconds: float = 0.0,
+    acts: Collection[str] = UNDO,
 ) -> list[Released]:
     """Undo everything that the ledger has outstanding, and close its entries. Never raises for one of them.
 
     `patience_seconds`: how long to wait, when all is undone, for a dying agent to let go of the ledger.
+    `acts`: only these.
     """
-    return _release(ledger.read(ledger_path), ledger_path, proc_root, patience_seconds)
+    entries = [entry for entry in ledger.read(ledger_path) if acts is UNDO or entry.act in acts]
+    return _release(entries, ledger_path, proc_root, patience_seconds)
 
 
 def keep_releasing(

@@ -25,3 +25,5 @@ UNDO: dict[str, Undo] = {
 }
 
 MAY_YET_SUCCEED = frozenset({"lock", "swap"})  # where undoing may have to wait for room, or for a process to run
+
+STOPS = frozenset({"pace", "hold"})  # made by the kernel for a guardian to undo; all others are the agent's own

@@ -38,6 +38,7 @@ from enforce.model import Subject
 from enforce.outcome import Outcome
 from enforce.release import keep_releasing, release_all
 from enforce.rungs import Rungs, Wanted
+from enforce.undoing import STOPS
 
 GIB = 1 << 30
 DEADLINE_SECONDS = 60.0
@@ -182,6 +183,14 @@ def test_a_swapped_container_leaves_the_device_to_others_and_comes_back(stage: S
     assert read(stage.path) == []
     assert listed() == {tgid}
     stage.goes_on(tgid)
+
+
+def test_a_lock_outlives_the_guardian_while_the_agent_lives(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT)
+    stage.lock(subject_of(tgid))
+    assert release_all(stage.path, acts=STOPS) == []
+    assert state_of(tgid) is State.LOCKED
+    assert stage.release() == [Outcome.RESUMED]
 
 
 def test_what_has_no_room_is_tried_again_until_there_is(stage: Stage) -> None:
