@@ -137,10 +137,8 @@ static __always_inline void describe_receive(struct http_call *call, __u32 shape
 
 static __always_inline void describe_call(struct http_call *call, const struct http_arguments *arguments)
 {
-	*call = (struct http_call){.fd = arguments->first,
-				   .other_fd = HTTP_NO_FD,
-				   .memory = arguments->second,
-				   .count = arguments->third};
+	*call = (struct http_call){
+		.fd = arguments->first, .other_fd = HTTP_NO_FD, .memory = arguments->second, .count = arguments->third};
 	switch (arguments->number) {
 	case NR_READ:
 		return describe(call, HTTP_READ, HTTP_BUFFER);
