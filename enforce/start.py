@@ -20,7 +20,6 @@ from agent.model import ProcessId
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.decisions import DecisionLog
-from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
@@ -28,6 +27,7 @@ from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
 from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.signals.window import Buckets
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -89,9 +89,9 @@ def _histograms(observer: Observer) -> ReadHistogram:
     """A reader of one process's cumulative latency histogram."""
     latencies = observer.probes.map("latencies")
 
-    def read(process: ProcessId) -> Counts | None:
+    def read(process: ProcessId) -> Buckets | None:
         found = latencies.get(layout.ProcessKey.of(process))
-        return tuple(found.buckets) if found is not None else None
+        return bytes(found.buckets) if found is not None else None
 
     return read
 
