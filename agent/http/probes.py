@@ -52,7 +52,7 @@ class HttpProbes:
         return {key.value: value.watch for key, value in self._wanted.items()}
 
     def follow(self, place: int, epoch: int, tgids: Iterable[int], followed: Iterable[int]) -> int:
-        """Exactly these from now on, out of those that were `followed` before they were listed. How many had no room."""
+        """Exactly these from now on; `followed`: who was before they were listed. How many had no room."""
         wanted, before = set(tgids), set(followed)
         refused = 0
         for tgid in wanted - before:
@@ -67,10 +67,14 @@ class HttpProbes:
         for tgid in tgids:
             self._wanted.delete(U32(tgid))
 
-    def buckets(self, place: int) -> tuple[int, ...]:
-        """The cumulative histogram of a place."""
+    def buckets(self, place: int) -> bytes:
+        """The cumulative histogram of a place: LATENCY_BUCKETS of 32 bits."""
         found = self._latencies.get(U32(place))
-        return tuple(found.buckets) if found is not None else ()
+        return bytes(found.buckets) if found is not None else bytes(Latency.buckets.size)
+
+    def latencies(self, place: int) -> Latency:
+        """The same with the sum."""
+        return self._latencies.get(U32(place)) or Latency()
 
     def tallies(self) -> dict[str, int]:
         """What was seen, and why requests are missing, since the probes were attached."""

@@ -3,5 +3,6 @@
 """The signals: where an online latency comes from."""
 
 from enforce.signals.gpu_wait import GpuWait
+from enforce.signals.http import Http
 
-BUILTIN = (GpuWait,)
+BUILTIN = (GpuWait, Http)

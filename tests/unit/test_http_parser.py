@@ -40,10 +40,20 @@ def _chunked(body: bytes, sizes: Sequence[int], trailer: bool) -> bytes:
     return chunks + b"0\r\n" + (b"Expires: never\r\n" if trailer else b"") + b"\r\n"
 
 
-_BODIES = st.binary(max_size=200) | st.sampled_from([b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"0\r\n\r\n"])
+_BODIES = st.binary(max_size=200) | st.sampled_from(
+    [b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"0\r\n\r\n"]
+)
 _SIZES = st.lists(st.integers(1, 40), max_size=6)
 _NOISE = st.sampled_from(
-    [b"", b"Host: h\r\n", b"Content-Type: text/plain\r\n", b"Contents: 7\r\n", b"Transfer: chunked\r\n", b"C:\r\n", b"T\r\n"]
+    [
+        b"",
+        b"Host: h\r\n",
+        b"Content-Type: text/plain\r\n",
+        b"Contents: 7\r\n",
+        b"Transfer: chunked\r\n",
+        b"C:\r\n",
+        b"T\r\n",
+    ]
 )
 _LENGTH = st.sampled_from([b"Content-Length", b"content-length", b"CONTENT-LENGTH"])
 
@@ -66,7 +76,9 @@ def exchanges(draw: st.DrawFn) -> Exchange:
     blank = draw(st.sampled_from([b"", b"\r\n"]))
     start = blank + method + b" " + target + b" HTTP/1.1\r\n"
     request = start + (draw(bodies()) if method == b"POST" else draw(_NOISE) + b"\r\n")
-    interim = draw(st.sampled_from([b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"]))
+    interim = draw(
+        st.sampled_from([b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"])
+    )
     status = draw(st.sampled_from([b"200 OK", b"404", b"500 Oh no", b"204 None", b"304 Same"]))
     line = b"HTTP/1.1 " + status + b"\r\n"
     if method == b"HEAD" or status[:3] in (b"204", b"304"):
@@ -144,7 +156,15 @@ def test_what_is_not_http_is_no_request(library: c.CDLL, calls: list[tuple[bool,
 
 
 _FRAGMENTS = st.sampled_from(
-    [b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"Content-Length: 5\r\n", b"\r\n", b"12345", b"HEAD /", b"5\r\n"]
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"Content-Length: 5\r\n",
+        b"\r\n",
+        b"12345",
+        b"HEAD /",
+        b"5\r\n",
+    ]
 ) | st.binary(max_size=12)
 
 
