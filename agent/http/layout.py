@@ -43,6 +43,12 @@ class Watch(c.Structure):
         return cls(epoch, port, len(text), (c.c_uint8 * LONGEST_PATH)(*text))
 
 
+class Process(c.Structure):
+    """Key of `http_wanted`."""
+
+    _fields_ = [("tgid", U32)]
+
+
 class Follower(c.Structure):
     """A process whose calls are looked at."""
 
@@ -51,7 +57,7 @@ class Follower(c.Structure):
 
 MIRRORS: dict[str, type[c.Structure]] = {"http_watch": Watch, "http_follower": Follower, "latency": Latency}
 MAPS: dict[str, tuple[Any, Any]] = {
-    "http_wanted": (U32, Follower),
+    "http_wanted": (Process, Follower),
     "http_watches": (U32, Watch),
     "http_latencies": (U32, Latency),
     "http_tallies": (U32, U64),

@@ -13,7 +13,7 @@ from typing import Self
 
 from agent import layout
 from agent.errors import ProbeError
-from agent.http.layout import MAPS, MIRRORS, TALLIES, Follower, Watch
+from agent.http.layout import MAPS, MIRRORS, TALLIES, Follower, Process, Watch
 from agent.layout import U32, Latency
 from agent.libbpf import BpfObject, Map
 
@@ -49,7 +49,7 @@ class HttpProbes:
 
     def followed(self) -> dict[int, int]:
         """Who is looked at now, children that the kernel added included: tgid → place."""
-        return {key.value: value.watch for key, value in self._wanted.items()}
+        return {key.tgid: value.watch for key, value in self._wanted.items()}
 
     def follow(self, place: int, epoch: int, tgids: Iterable[int], followed: Iterable[int]) -> int:
         """Exactly these from now on; `followed`: who was before they were listed. How many had no room."""
@@ -57,7 +57,7 @@ class HttpProbes:
         refused = 0
         for tgid in wanted - before:
             try:
-                self._wanted.put(U32(tgid), Follower(place, epoch))
+                self._wanted.put(Process(tgid), Follower(place, epoch))
             except OSError:
                 refused += 1
         self._unfollow(before - wanted)
@@ -65,7 +65,7 @@ class HttpProbes:
 
     def _unfollow(self, tgids: Iterable[int]) -> None:
         for tgid in tgids:
-            self._wanted.delete(U32(tgid))
+            self._wanted.delete(Process(tgid))
 
     def buckets(self, place: int) -> bytes:
         """The cumulative histogram of a place: LATENCY_BUCKETS of 32 bits."""
