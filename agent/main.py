@@ -236,11 +236,13 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    from enforce.release import Outcome, release_all
+    from enforce.outcome import Outcome
+    from enforce.release import release_all
 
     released = release_all(options.run_dir / "ledger.jsonl")
     for one in released:
-        print(f"{one.entry.container}: process {one.entry.process.tgid}: {one.outcome}", one.error or "")
+        what = one.entry.place if one.entry.process is None else f"process {one.entry.process.tgid}"
+        print(f"{one.entry.container}: {one.entry.act}: {what}: {one.outcome}", one.error or "")
     resumed = sum(one.outcome is Outcome.RESUMED for one in released)
     print(f"{resumed} processes resumed, {len(released)} entries looked at")
     return 0 if all(one.closed for one in released) else 1

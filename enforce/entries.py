@@ -19,19 +19,29 @@ LONGEST_LINE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One act on one process. `boot` tells it from a process of the same pid and start time before a restart."""
+    """One act on a process, or on a container as a whole.
+
+    `boot` tells it from a process of the same pid and start time before a restart.
+    """
 
     id: str
-    act: str  # "pace" | "gate" | "freeze" | …
-    process: ProcessId
+    act: str  # a key of enforce.undoing.UNDO: "pace", "freeze", …
+    process: ProcessId | None  # None: the act is on the place alone
     container: ContainerKey
     wall_ns: int
     boot: str = ""  # "": unknown; filled in by the ledger
+    place: str = ""  # what undoing needs to find it: a cgroup's directory, an MPS pipe directory, …; "" for none
 
     @classmethod
-    def of(cls, act: str, process: ProcessId, container: ContainerKey, wall_ns: int) -> Entry:
+    def of(cls, act: str, process: ProcessId, container: ContainerKey, wall_ns: int, place: str = "") -> Entry:
         """With the id that this act on this process always has, so that intending it twice is intending it once."""
-        return cls(f"{act}:{process.tgid}:{process.start_ticks}", act, process, container, wall_ns)
+        entry_id = f"{act}:{process.tgid}:{process.start_ticks}"
+        return cls(entry_id, act, process, container, wall_ns, place=place)
+
+    @classmethod
+    def at(cls, act: str, place: str, container: ContainerKey, wall_ns: int) -> Entry:
+        """An act on a place that holds a whole container, such as its cgroup."""
+        return cls(f"{act}:{place}", act, None, container, wall_ns, place=place)
 
 
 @dataclass(slots=True)
@@ -66,16 +76,18 @@ class Replay:
 
 def intend_line(entry: Entry) -> bytes:
     """The line that says: this is about to be done."""
-    record = {
+    record: dict[str, object] = {
         "do": "intend",
         "id": entry.id,
         "act": entry.act,
-        "tgid": entry.process.tgid,
-        "start_ticks": entry.process.start_ticks,
         "container": entry.container,
         "wall_ns": entry.wall_ns,
         "boot": entry.boot,
     }
+    if entry.process is not None:
+        record |= {"tgid": entry.process.tgid, "start_ticks": entry.process.start_ticks}
+    if entry.place:
+        record["place"] = entry.place
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
@@ -95,16 +107,21 @@ def _record(line: bytes) -> dict[str, object]:
 
 
 def _entry(record: dict[str, object]) -> Entry | None:
-    entry_id, act, boot = record.get("id"), record.get("act"), record.get("boot", "")
-    tgid, start_ticks = _natural(record.get("tgid"), 31), _natural(record.get("start_ticks"))
+    entry_id, act, boot, place = record.get("id"), record.get("act"), record.get("boot", ""), record.get("place", "")
     container, wall_ns = record.get("container"), _natural(record.get("wall_ns"))
     if record.get("do") != "intend" or not isinstance(entry_id, str) or not isinstance(act, str):
         return None
-    if not isinstance(container, str) or not isinstance(boot, str):
+    if not isinstance(container, str) or not isinstance(boot, str) or not isinstance(place, str) or wall_ns is None:
         return None
-    if not tgid or start_ticks is None or wall_ns is None:
+    process = _process(record)
+    if process is None and ("tgid" in record or not place):
         return None
-    return Entry(entry_id, act, ProcessId(tgid, start_ticks), ContainerKey(container), wall_ns, boot)
+    return Entry(entry_id, act, process, ContainerKey(container), wall_ns, boot, place)
+
+
+def _process(record: dict[str, object]) -> ProcessId | None:
+    tgid, start_ticks = _natural(record.get("tgid"), 31), _natural(record.get("start_ticks"))
+    return ProcessId(tgid, start_ticks) if tgid and start_ticks is not None else None
 
 
 def _natural(value: object, bits: int = 63) -> int | None:

@@ -46,7 +46,7 @@ class Ledger:
         entry = replace(entry, boot=entry.boot or self._boot)
         line = intend_line(entry)
         if len(line) > LONGEST_LINE_BYTES:
-            raise LedgerError(f"the ledger's entry for {entry.process} is too long; give the container a shorter key")
+            raise LedgerError(f"the ledger's entry {entry.id[:80]} is too long; give the container a shorter key")
         with self._locked("written"):
             if self._replay.outstanding.get(entry.id) != entry:
                 self._append(line)

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
-from enforce.policy.model import Slo
+from agent.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
+from enforce.entries import Entry
+from enforce.policy.model import OfflineRule, Slo
 
 State = TypeVar("State")
 
@@ -33,11 +34,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What offline work may use: a fraction 0–1 of the device's time, and how much of it may be queued at once."""
+    """What offline work may use: a fraction 0–1 of the device's time, and how much of it may be queued at once.
+
+    `exhausted`: the law has nothing left to take away and the promise is missed all the same: the ladder's next rung.
+    """
 
     ratio: float
     max_queued_ns: int
     reason: str
+    exhausted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class Level:
     pace: bool = False  # stops at a launch that would queue more than max_queued_ns
     share_ratio: float = 1.0
     max_queued_ns: int = 0
-    launch_ns: int = 0  # estimated GPU time of one launch
+    launch_ns: int = 0  # estimated GPU time of one launch …
+    by_blocks: bool = False  # … or what one block is charged
     max_pause_ns: int = 0
     floor_ratio: float = 0.0
 
@@ -121,4 +127,35 @@ class Actuator(Protocol):
 
     def apply(self, target: Target, level: Level) -> None:
         """Idempotent; `FULL` releases."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An offline container that something is done to as a whole."""
+
+    container: Container
+    processes: tuple[ProcessId, ...]  # on a GPU, now
+    devices: frozenset[DeviceUuid]
+    rule: OfflineRule
+
+
+class Rung(Protocol):
+    """What the ladder may do to a whole offline container beyond pace and gate. One file each, in enforce.actuators.
+
+    It is undone by `enforce.undoing.UNDO[name]` from its ledger entries alone, whoever does it.
+    """
+
+    name: str
+
+    def obstacle(self, subject: Subject) -> str | None:
+        """Why it cannot be done here and now, as a sentence for people; None: it can. Must not block."""
+        ...
+
+    def intents(self, subject: Subject) -> Sequence[Entry]:
+        """What has to be in the ledger before `apply`, with a place each. Empty: there is nothing to undo."""
+        ...
+
+    def apply(self, subject: Subject) -> None:
+        """Idempotent. Off the deciding thread, so it may take its time. Raises WardenError or OSError."""
         ...

@@ -24,7 +24,8 @@ from agent.model import ContainerKey, ProcessId
 from agent.procfs import Procfs
 from enforce.entries import Entry
 from enforce.ledger import Ledger, LedgerError, read
-from enforce.release import Outcome, release_all
+from enforce.outcome import Outcome
+from enforce.release import release_all
 
 DEADLINE_SECONDS = 10.0
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Rungs: the ledger first, one thing at a time, undone as after a crash, and told when it cannot be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import WardenError
+from agent.model import Container, ContainerKey
+from agent.procfs import Procfs
+from enforce import undoing
+from enforce.entries import Entry
+from enforce.ledger import Ledger, read
+from enforce.model import Subject
+from enforce.outcome import Outcome
+from enforce.rungs import RETRY_NS, Rungs, Wanted
+
+KEY = ContainerKey("docker:abc")
+SUBJECT: Any = Subject(Container(KEY, "training", "docker"), (), frozenset(), rule=None)  # type: ignore[arg-type]
+DEADLINE_SECONDS = 30.0
+
+
+class Chalk:
+    """A rung that leaves a mark; what it does is what the test says."""
+
+    name = "chalk"
+
+    def __init__(self, ledger: Path) -> None:
+        self.ledger = ledger
+        self.applied_with: list[str] = []
+        self.undone: list[str] = []
+        self.obstacle_now: str | None = None
+        self.error: Exception | None = None
+        self.outcome = Outcome.RESUMED
+
+    def obstacle(self, subject: Subject) -> str | None:
+        return self.obstacle_now
+
+    def intents(self, subject: Subject) -> Sequence[Entry]:
+        return [Entry.at(self.name, "/board", subject.container.key, 0)]
+
+    def apply(self, subject: Subject) -> None:
+        self.applied_with = [entry.id for entry in read(self.ledger)]
+        if self.error:
+            raise self.error
+
+    def undo(self, entry: Entry, _proc: Procfs) -> Outcome:
+        self.undone.append(entry.id)
+        return self.outcome
+
+
+class Clock:
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def chalk(path: Path, monkeypatch: pytest.MonkeyPatch) -> Chalk:
+    chalk = Chalk(path)
+    monkeypatch.setitem(undoing.UNDO, chalk.name, chalk.undo)
+    return chalk
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rungs(path: Path, chalk: Chalk, clock: Clock) -> Iterator[Rungs]:
+    rungs = Rungs({"chalk": chalk}, Ledger(path), clock)
+    yield rungs
+    rungs.release_all()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.002)
+
+
+def until_wanting(rungs: Rungs, wanted: Wanted, condition: Callable[[], bool]) -> None:
+    """As the deciding loop does: says again and again what it wants."""
+
+    def wants() -> bool:
+        rungs.want(wanted)
+        return condition()
+
+    until(wants)
+
+
+WANTED: Wanted = {KEY: (SUBJECT, frozenset({"chalk"}))}
+
+
+def test_the_entry_is_in_the_ledger_before_the_act_and_leaves_it_after_the_undoing(
+    rungs: Rungs, chalk: Chalk, path: Path
+) -> None:
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    assert chalk.applied_with == ["chalk:/board"]
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
+    assert chalk.undone == ["chalk:/board"]
+    assert read(path) == []
+
+
+def test_what_cannot_be_done_here_is_said_and_tried_again_later(rungs: Rungs, chalk: Chalk, clock: Clock) -> None:
+    chalk.obstacle_now = "the board is wet"
+    rungs.want(WANTED)
+    until(lambda: dict(rungs.troubles(KEY)) == {"chalk": "the board is wet"})
+    chalk.obstacle_now = None
+    rungs.want(WANTED)
+    assert not rungs.in_force(KEY)
+    clock.now = RETRY_NS
+    until_wanting(rungs, WANTED, lambda: rungs.in_force(KEY) == {"chalk"})
+    assert not rungs.troubles(KEY)
+
+
+def test_half_of_an_act_is_undone(rungs: Rungs, chalk: Chalk, path: Path) -> None:
+    chalk.error = WardenError("the chalk broke")
+    rungs.want(WANTED)
+    until(lambda: "chalk" in rungs.troubles(KEY) and bool(chalk.undone))
+    until(lambda: read(path) == [])
+    assert not rungs.in_force(KEY)
+
+
+def test_what_cannot_be_undone_stays_in_force_and_in_the_ledger(
+    rungs: Rungs, chalk: Chalk, path: Path, clock: Clock
+) -> None:
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    chalk.outcome = Outcome.FAILED
+    until_wanting(rungs, {}, lambda: bool(chalk.undone))
+    until(lambda: "chalk" in rungs.troubles(KEY))
+    assert rungs.in_force(KEY) == {"chalk"}
+    assert [entry.id for entry in read(path)] == ["chalk:/board"]
+    chalk.outcome = Outcome.RESUMED
+    clock.now = RETRY_NS
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
+
+
+def test_the_end_undoes_everything(rungs: Rungs, chalk: Chalk, path: Path) -> None:
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    rungs.release_all()
+    assert chalk.undone == ["chalk:/board"]
+    assert read(path) == []
+    assert not rungs.in_force(KEY)
