@@ -108,7 +108,7 @@ class Uprobe:
     def close(self) -> None:
         """Takes every probe away."""
         self._ending.set()
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
         if self._begun:
             self._thread.join()
         calls, self._calls = self._calls, None
@@ -125,8 +125,11 @@ class Uprobe:
         if not self._begun:
             self._begun = True
             self._thread.start()
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
         return watch
+
+    def _wake_up(self) -> None:
+        os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         while not self._ending.is_set():
