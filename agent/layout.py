@@ -9,6 +9,7 @@ without this file fails at start instead of reading rubbish.
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Mapping
 from typing import Any
 
 from agent.errors import ProbeError
@@ -320,9 +321,9 @@ class _BtfMember(c.Structure):
     _fields_ = [("name", U32), ("type", U32), ("offset_bits", U32)]
 
 
-def check(bpf: BpfObject) -> None:
+def check(bpf: BpfObject, mirrors: Mapping[str, type[c.Structure]] = _MIRRORS) -> None:
     """Raises ProbeError naming the first struct that differs from the object's BTF."""
-    for name, mirror in _MIRRORS.items():
+    for name, mirror in mirrors.items():
         expected = _fields_in_btf(bpf, name)
         ours = {field[0]: getattr(mirror, field[0]).offset for field in mirror._fields_}
         if expected != (c.sizeof(mirror), ours):

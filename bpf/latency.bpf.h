@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Latencies into the histogram of wait.h. */
+/* Log-linear latency histograms: which bucket, and how to add to one. */
 #pragma once
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
 #include "wait.h"
 
 static __always_inline __u32 latency_bucket(__u64 ns)

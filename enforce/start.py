@@ -8,14 +8,16 @@ import json
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
-from agent import layout
+from agent import layout, preflight
 from agent.collectors.deliveries import Deliveries
 from agent.errors import SetupError
+from agent.http.watching import HttpWatching
 from agent.model import ProcessId
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
@@ -28,6 +30,7 @@ from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
 from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.signals.http import Http
 from enforce.signals.window import Buckets
 from enforce.supervisor import Supervisor
 
@@ -59,7 +62,7 @@ class Enforcement:
                 holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
-            loop = self._loop(log, holds, supervisor)
+            loop = self._loop(log, holds, supervisor, stack.enter_context(_watching(self._observer)))
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -70,14 +73,16 @@ class Enforcement:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _loop(self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None) -> Loop:
+    def _loop(
+        self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None, watching: HttpWatching
+    ) -> Loop:
         observer, probes = self._observer, self._observer.probes
         observer.pipeline.enforcing = supervisor is not None
         return Loop(
             policy=self._policy,
             pipeline=observer.pipeline,
             members=observer.members,
-            signals={"gpu_wait": GpuWait(_histograms(observer))},
+            signals={"gpu_wait": GpuWait(_histograms(observer)), "http": Http(watching)},
             deliveries=Deliveries(probes),
             holds=holds,
             supervisor=supervisor,
@@ -85,6 +90,18 @@ class Enforcement:
             meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
             gates=GateReader(probes.map("gates").share(layout.SLOTS), self._policy.tuning.gate_hold_ns),
         )
+
+
+@contextmanager
+def _watching(observer: Observer) -> Iterator[HttpWatching]:
+    """Who counts HTTP requests, if a rule wants that; what it loses is told with what others lose."""
+    others = observer.losses
+    with closing(HttpWatching(observer.proc, lambda: preflight.bpf_object().with_name("http.bpf.o"))) as watching:
+        observer.losses = lambda: {**others(), **watching.losses()}
+        try:
+            yield watching
+        finally:
+            observer.losses = others
 
 
 def _histograms(observer: Observer) -> ReadHistogram:

@@ -15,12 +15,14 @@ import os
 import select
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import GoneError, ProbeError, SetupError
-from agent.model import HOST, ContainerKey, ProcessId, Snapshot
+from agent.model import HOST, Container, ContainerKey, ProcessId, Snapshot
+from agent.procfs import Procfs
 from enforce.model import Reading
 from enforce.policy.model import Slo, UprobeSource
 from enforce.signals.calls import Calls
@@ -30,7 +32,17 @@ _log = logging.getLogger(__name__)
 _EACH_SECONDS = 1.0
 _RETRY_NS = 5 * NS_PER_SECOND
 
-Look = Callable[[Collection[ContainerKey]], Mapping[ContainerKey, set[ProcessId]]]
+
+class Living(Protocol):
+    """Who finds a container's processes: agent.containers.residents.Residents."""
+
+    def of(self, container: Container) -> set[int]:
+        """Their tgids."""
+        ...
+
+    def forget(self, container: ContainerKey) -> None:
+        """It is gone."""
+        ...
 
 
 @dataclass(slots=True)
@@ -38,6 +50,7 @@ class _Watch:
     """One container's function, and the processes in which it is timed: by which target each."""
 
     number: int
+    container: Container
     source: UprobeSource
     begun: bool = False
     targets: dict[ProcessId, int] = field(default_factory=dict)
@@ -48,12 +61,12 @@ class _Watch:
 
 
 class Uprobe:
-    """`load` makes the kernel's side, `look` finds containers' processes; both are called on the thread alone."""
+    """`load` makes the kernel's side, `residents` finds containers' processes; both are called on the thread alone."""
 
     name = "uprobe"
 
-    def __init__(self, load: Callable[[], Calls], look: Look) -> None:
-        self._load, self._look = load, look
+    def __init__(self, load: Callable[[], Calls], residents: Living, proc: Procfs) -> None:
+        self._load, self._residents, self._proc = load, residents, proc
         self._windows = Windows()
         self._lock = threading.Lock()
         self._watches: dict[ContainerKey, _Watch] = {}
@@ -72,12 +85,14 @@ class Uprobe:
         """None while the window holds fewer than `min_samples` calls."""
         if not isinstance(slo.source, UprobeSource):
             return None
+        row = next((row for row in snapshot.containers if row.container.key == container), None)
         watch = self._watches.get(container)
-        if watch is None or watch.source != slo.source:
-            watch = self._want(container, slo.source)
-        if container == HOST:
-            rows = (row.processes for row in snapshot.containers if row.container.key == HOST)
-            watch.only = frozenset(process for processes in rows for process in processes)
+        if row is not None and (watch is None or watch.source != slo.source):
+            watch = self._want(row.container, slo.source)
+        if watch is None:
+            return None
+        if container == HOST and row is not None:
+            watch.only = frozenset(row.processes)
         calls = self._calls
         buckets = calls.buckets(watch.number) if calls is not None and watch.begun else None
         return self._windows.read(container, {watch.number: buckets}, slo, now_ns)
@@ -116,12 +131,12 @@ class Uprobe:
             calls.close()
         os.close(self._wake)
 
-    def _want(self, container: ContainerKey, source: UprobeSource) -> _Watch:
+    def _want(self, container: Container, source: UprobeSource) -> _Watch:
         with self._lock:
-            if (old := self._watches.pop(container, None)) is not None:
+            if (old := self._watches.pop(container.key, None)) is not None:
                 self._gone.append(old)
-                self._windows.forget([container])
-            watch = self._watches[container] = _Watch(next(self._numbers), source)
+                self._windows.forget([container.key])
+            watch = self._watches[container.key] = _Watch(next(self._numbers), container, source)
         if not self._begun:
             self._begun = True
             self._thread.start()
@@ -158,13 +173,25 @@ class Uprobe:
             return
         self._leave(calls, gone)
         dropped = calls.changed()
-        found = self._look(watches.keys()) if watches else {}
-        here = {container: _of_interest(watches[container], processes) for container, processes in found.items()}
+        here = {container: self._processes(watch) for container, watch in watches.items()}
         for container, processes in here.items():  # first: a number that ended may be another process's already
             self._unfollow(calls, watches[container], processes, dropped)
         for container, processes in here.items():
             self._follow(calls, watches[container], processes)
         calls.retain({target for watch in watches.values() for target in watch.targets.values()})
+
+    def _processes(self, watch: _Watch) -> set[ProcessId]:
+        if watch.container.key == HOST:
+            return set(watch.only or ())
+        found = set()
+        for tgid in self._residents.of(watch.container):
+            try:
+                process = self._proc.process_id(tgid)
+            except (GoneError, SetupError):  # it ended, or may not be looked at
+                continue
+            if self._proc.is_alive(process):
+                found.add(process)
+        return found
 
     def _loaded(self, watches: Collection[_Watch]) -> Calls | None:
         if self._calls is None and monotonic_ns() >= self._load_again_ns:
@@ -178,6 +205,7 @@ class Uprobe:
 
     def _leave(self, calls: Calls, gone: Iterable[_Watch]) -> None:
         for watch in gone:
+            self._residents.forget(watch.container.key)
             for process in watch.targets:
                 calls.unfollow(process)
             if watch.begun:
@@ -223,7 +251,3 @@ class Uprobe:
 
 
 _REASONS: dict[type[BaseException], str] = {GoneError: "no_binary", ProbeError: "refused", SetupError: "not_allowed"}
-
-
-def _of_interest(watch: _Watch, processes: set[ProcessId]) -> set[ProcessId]:
-    return processes if watch.only is None else processes & watch.only

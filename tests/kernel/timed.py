@@ -96,11 +96,14 @@ class Timing:
     signal: Uprobe = field(init=False)
 
     def __post_init__(self) -> None:
-        self.signal = Uprobe(lambda: Calls(OBJECT, Procfs()), self._look)
+        self.signal = Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs())
 
-    def _look(self, containers: Collection[ContainerKey]) -> dict[ContainerKey, set[ProcessId]]:
-        alive = {key: {one for one in found if Procfs().is_alive(one)} for key, found in self.members.items()}
-        return {key: alive.get(key, set()) for key in containers}
+    def of(self, container: Container) -> set[int]:
+        """Plays the container's cgroup."""
+        return {process.tgid for process in self.members.get(container.key, ()) if Procfs().is_alive(process)}
+
+    def forget(self, container: ContainerKey) -> None:
+        """Plays it too."""
 
     def read(self, container: ContainerKey, slo: Slo | None = None) -> Reading | None:
         """As the loop does."""
