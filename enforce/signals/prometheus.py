@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from agent.clock import NS_PER_SECOND
 from agent.model import ContainerKey, Snapshot
 from enforce.model import Reading
-from enforce.policy.model import PrometheusSource, Slo
+from enforce.policy.model import PrometheusSource, Slo, Source
 from enforce.signals.exposition import Cumulative, Labels, grown, quantile
 from enforce.signals.scraper import Scrape, Scraper
 from enforce.signals.sliding import Sliding, reading_of
@@ -114,9 +114,9 @@ class Prometheus:
         for container in containers:
             self._histories.pop(container, None)
 
-    def failures(self) -> dict[tuple[PrometheusSource, str], int]:
+    def failures(self) -> dict[tuple[Source, str], int]:
         """Pages that could not be read since the start, by source and reason."""
-        found: Counter[tuple[PrometheusSource, str]] = Counter()
+        found: Counter[tuple[Source, str]] = Counter()
         for scraper in self._scrapers.values():
             for (source, failure), count in list(scraper.failures.items()):
                 found[source, failure.value] += count

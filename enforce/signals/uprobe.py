@@ -24,7 +24,7 @@ from agent.errors import GoneError, ProbeError, SetupError
 from agent.model import HOST, Container, ContainerKey, ProcessId, Snapshot
 from agent.procfs import Procfs
 from enforce.model import Reading
-from enforce.policy.model import Slo, UprobeSource
+from enforce.policy.model import Slo, Source, UprobeSource
 from enforce.signals.calls import Calls
 from enforce.signals.window import Windows
 
@@ -75,7 +75,7 @@ class Uprobe:
         self._calls: Calls | None = None
         self._load_again_ns = 0
         self._failed_rounds = 0
-        self._failures: Counter[tuple[UprobeSource, str]] = Counter()
+        self._failures: Counter[tuple[Source, str]] = Counter()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uprobes", daemon=True)
@@ -110,15 +110,17 @@ class Uprobe:
                 if (watch := self._watches.pop(container, None)) is not None:
                     self._gone.append(watch)
 
-    def failures(self) -> dict[tuple[UprobeSource, str], int]:
+    def failures(self) -> dict[tuple[Source, str], int]:
         """Processes in which the function could not be timed, since the start, by source and reason."""
         return dict(self._failures)
 
-    def lost(self) -> dict[str, int]:
-        """Calls that were not recorded, and rounds that failed, by reason."""
-        calls = self._calls
-        tallies = calls.tallies() if calls is not None else {}
-        return {**tallies, "failed_rounds": self._failed_rounds}
+    def losses(self) -> dict[str, int]:
+        """For Snapshot.lost: calls that were not recorded, and rounds that failed. Empty where nothing was watched."""
+        if not self._begun:
+            return {}
+        with self._lock:  # it may be closed at any moment
+            tallies = self._calls.tallies() if self._calls is not None else {}
+        return {**{f"uprobe:{name}": count for name, count in tallies.items()}, "uprobe:failed": self._failed_rounds}
 
     def close(self) -> None:
         """Takes every probe away."""
@@ -126,9 +128,10 @@ class Uprobe:
         self._wake_up()
         if self._begun:
             self._thread.join()
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.close()
+        with self._lock:
+            calls, self._calls = self._calls, None
+            if calls is not None:
+                calls.close()
         os.close(self._wake)
 
     def _want(self, container: Container, source: UprobeSource) -> _Watch:

@@ -78,7 +78,7 @@ def test_calls_that_never_return_are_left_out_and_told(watching: Timing, timed: 
         watching.follow(CHAT, program.process)
         program.do("jump", 4, 100)
         check_median(watching, program.do("call", 7, 3000))
-        assert watching.signal.lost()["abandoned"] == 4
+        assert watching.signal.losses()["uprobe:abandoned"] == 4
 
 
 def test_threads_that_end_inside_leave_nothing_behind(timed: Path) -> None:
