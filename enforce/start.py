@@ -8,29 +8,26 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
-from agent import layout, preflight
+from agent import layout
 from agent.collectors.deliveries import Deliveries
 from agent.errors import SetupError
-from agent.http.watching import HttpWatching
-from agent.model import ProcessId
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.decisions import DecisionLog
+from enforce.gates import GateReader
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
+from enforce.model import Signal
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
-from enforce.signals.gpu_wait import GpuWait, ReadHistogram
-from enforce.signals.http import Http
-from enforce.signals.window import Buckets
+from enforce.signalling import signals
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -61,7 +58,8 @@ class Enforcement:
                 holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
-            loop = self._loop(log, holds, supervisor, stack.enter_context(_watching(self._observer)))
+            known = stack.enter_context(signals(self._policy, self._observer))
+            loop = self._loop(log, holds, supervisor, known)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -73,7 +71,7 @@ class Enforcement:
         self._stack.close()
 
     def _loop(
-        self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None, watching: HttpWatching
+        self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None, known: dict[str, Signal]
     ) -> Loop:
         observer, probes = self._observer, self._observer.probes
         observer.pipeline.enforcing = supervisor is not None
@@ -81,36 +79,14 @@ class Enforcement:
             policy=self._policy,
             pipeline=observer.pipeline,
             members=observer.members,
-            signals={"gpu_wait": GpuWait(_histograms(observer)), "http": Http(watching)},
+            signals=known,
             deliveries=Deliveries(probes),
             holds=holds,
             supervisor=supervisor,
             log=log,
             meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
+            gates=GateReader(probes.map("gates").share(layout.SLOTS), self._policy.tuning.gate_hold_ns),
         )
-
-
-@contextmanager
-def _watching(observer: Observer) -> Iterator[HttpWatching]:
-    """Who counts HTTP requests, if a rule wants that; what it loses is told with what others lose."""
-    others = observer.losses
-    with closing(HttpWatching(observer.proc, lambda: preflight.bpf_object().with_name("http.bpf.o"))) as watching:
-        observer.losses = lambda: {**others(), **watching.losses()}
-        try:
-            yield watching
-        finally:
-            observer.losses = others
-
-
-def _histograms(observer: Observer) -> ReadHistogram:
-    """A reader of one process's cumulative latency histogram."""
-    latencies = observer.probes.map("latencies")
-
-    def read(process: ProcessId) -> Buckets | None:
-        found = latencies.get(layout.ProcessKey.of(process))
-        return bytes(found.buckets) if found is not None else None
-
-    return read
 
 
 def plan(policy: Policy, observer: Observer, run_dir: Path, seconds: float) -> int:

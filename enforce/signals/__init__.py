@@ -4,5 +4,7 @@
 
 from enforce.signals.gpu_wait import GpuWait
 from enforce.signals.http import Http
+from enforce.signals.prometheus import Prometheus
+from enforce.signals.uprobe import Uprobe
 
-BUILTIN = (GpuWait, Http)
+BUILTIN = (GpuWait, Http, Prometheus, Uprobe)

@@ -37,6 +37,10 @@ class GpuWait:
         histograms = {process: self._histogram_of(process) for process in self._processes.get(container, ())}
         return self._windows.read(container, histograms, slo, now_ns)
 
+    def trouble(self, container: ContainerKey) -> str | None:
+        """Nothing is known but silence."""
+        return None
+
     def forget(self, containers: Iterable[ContainerKey]) -> None:
         """Drops what is kept about containers that are gone."""
         self._windows.forget(containers)

@@ -57,6 +57,10 @@ class Http:
         counted = self._watching.buckets(container)
         return self._windows.read(container, dict([counted] if counted else ()), slo, now_ns)
 
+    def trouble(self, container: ContainerKey) -> str | None:
+        """Nothing is known but silence."""
+        return None
+
     def forget(self, containers: Iterable[ContainerKey]) -> None:
         """Drops what is kept about containers that are gone."""
         gone = list(containers)
