@@ -222,6 +222,7 @@ class Resume(c.Structure):
         ("stopped_at_ns", U64),
         ("paused_ns", U64),
         ("resumes", U64),
+        ("foreign", U64),
     ]
 
 

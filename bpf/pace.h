@@ -70,6 +70,7 @@ struct resume {
 	__u64 stopped_at_ns; /* 0: not stopped by us now */
 	__u64 paused_ns; /* Σ lengths of stops */
 	__u64 resumes;
+	__u64 foreign; /* how often somebody else ended a stop of ours */
 };
 
 /* One per device. */

@@ -19,6 +19,7 @@ from enforce.gates import is_busy
 _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
+_SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
 
@@ -64,9 +65,10 @@ class Resumer:
     _free_since: dict[int, int] = field(default_factory=dict)
     _credits: dict[ProcessId, _Credit] = field(default_factory=dict)
 
-    def add(self, pause: Pause) -> None:
-        """The kernel stopped a process."""
+    def add(self, pause: Pause) -> bool:
+        """The kernel stopped a process. True when it should have been stopped already: somebody else resumed it."""
         process = pause.process.id()
+        known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
         portion = max(_PASS_NS, pause.estimate_ns)
         latest = pause.at_ns + min(longest, self._starved_in_ns(process, pause, longest, portion))
@@ -79,6 +81,7 @@ class Resumer:
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
         )
+        return known is not None and pause.at_ns - known.at_ns > _SAME_STOP_NS
 
     def due(self, now_ns: int) -> list[Due]:
         """Who may go now. They are taken out."""
