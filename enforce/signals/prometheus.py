@@ -125,4 +125,6 @@ class Prometheus:
     def close(self) -> None:
         """Ends all scraping."""
         for scraper in self._scrapers.values():
+            scraper.stop()  # all first: so they end together
+        for scraper in self._scrapers.values():
             scraper.close()
