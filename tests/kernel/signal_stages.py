@@ -102,6 +102,7 @@ class GpuWaits(Stage):
         process = ProcessId(len(self._recorded) + 1_000_000, 1)
         recorded = self._recorded[process] = Recorded()
         self.members.setdefault(container, set()).add(process)
+        self.read(container, self.slo(container, 60_000 * MS, 1))
 
         def answer(count: int, ms: int) -> list[Took]:
             recorded.add([ms * MS] * count)
