@@ -13,6 +13,7 @@ from enforce.policy.kind import Kind, mistake, quote
 _METRIC = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,254}")
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
 _MOST_TEXT = 1024
+LONGEST_PATH = 64  # that the kernel compares: agent.http.layout
 _MOST_OFFSET = 1 << 40
 _SUFFIX = "_bucket"
 
@@ -66,6 +67,8 @@ class UrlPath(Kind):
         path = _text(value, self.example)
         if not path.startswith("/") or not path.isascii():
             raise mistake(f"{quote(path)} is not a request's path", f"begin it with /, such as {self.example}")
+        if len(path) > LONGEST_PATH:
+            raise mistake(f"{quote(path)} has {len(path)} characters", f"write the first {LONGEST_PATH} at most")
         return path
 
 

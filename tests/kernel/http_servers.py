@@ -118,7 +118,7 @@ def _until_told() -> None:
 
 
 def _of(server: socketserver.TCPServer) -> tuple[int, Callable[[], None]]:
-    return server.server_address[1], server.serve_forever  # type: ignore[return-value]
+    return server.server_address[1], server.serve_forever
 
 
 KINDS: dict[str, Callable[[float], tuple[int, Callable[[], None]]]] = {

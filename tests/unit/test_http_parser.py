@@ -88,7 +88,8 @@ def exchanges(draw: st.DrawFn) -> Exchange:
 
 def _pieces(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     """Cut into parts of these sizes, over and over."""
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while at < len(data):
         size = sizes[len(parts) % len(sizes)]
         parts.append(data[at : at + size])
