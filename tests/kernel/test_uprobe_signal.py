@@ -184,7 +184,7 @@ def test_a_function_that_is_not_there_is_timed_once_it_is(timed: Path, tmp_path:
 
 CLEANS_UP = """
 void handle(void (*callee)(void));
-static void clean(int *unused) { (void)unused; }
+static void clean(int *here) { *(volatile int *)here = 1; }
 void handle(void (*callee)(void)) { int here __attribute__((cleanup(clean))) = 0; callee(); (void)here; }
 int main(void) { return 0; }
 """
