@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import SourceError
 
-MOST_BYTES = 8 << 20
+MOST_BYTES = 4 << 20
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"Connection": "close", "Accept": "text/plain;version=0.0.4", "User-Agent": "gpuwarden"}
 
