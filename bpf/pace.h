@@ -27,6 +27,8 @@ enum role {
 enum rule_flag {
 	RULE_PACE = 1,
 	RULE_GATE = 2,
+	RULE_SOFT =
+		8, /* a running online request stops nobody whose queue has room; but queues do not drain meanwhile */
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 };
 

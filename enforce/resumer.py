@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.layout import PAUSE_GATE, RULE_GATE, SLOTS, Gate, Pause
+from agent.layout import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
 from agent.model import ProcessId
 from enforce.gates import is_busy
 
@@ -35,6 +35,7 @@ class Stop:
     latest_ns: int  # resume then, whatever queue and gate say …
     pass_ns: int  # … and let it launch so much, the launch that was stopped included
     gated: bool
+    open_delay_ns: int  # after the gate opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Resumer:
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
+            open_delay_ns=0 if pause.rule.flags & RULE_SOFT else self.open_delay_ns,
         )
         return known is not None and pause.at_ns - known.at_ns > _SAME_STOP_NS
 
@@ -126,7 +128,7 @@ class Resumer:
         if not stop.gated:
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
-        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self.open_delay_ns
+        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + stop.open_delay_ns
         return min(stop.latest_ns, max(stop.queue_due_ns, opens))
 
     def _watch_gates(self, now_ns: int) -> None:

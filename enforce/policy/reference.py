@@ -59,10 +59,12 @@ _SIGNALS = """\
 - `http`: HTTP/1 requests to a port that the container listens on, until the answer is complete:
   `signal: http, port: 8000`.
 - `prometheus`: whatever the service itself counts in a classic histogram on its page of metrics:
-  `signal: prometheus, url: "http://10.0.0.7:8000/metrics", metric: "vllm:e2e_request_latency_seconds"`. The page is
-  asked once a second; redirects are not followed; `https` wants a certificate that this machine trusts. The quantile
-  is taken as `histogram_quantile` does it, so it is as exact as the buckets are: one of them should end at the target.
-  Above the last finite bucket nothing is known but that. Triton's times are in milliseconds: `unit: ms`.
+  `signal: prometheus, url: "http://10.0.0.7:8000/metrics", metric: "vllm:e2e_request_latency_seconds"`. Give the
+  address of the pod or server itself: behind a service's are several, whose counters would be taken for one. All
+  containers of the rule get that page's latency, so write a rule for each server. The page is asked once a second;
+  redirects are not followed; `https` wants a certificate that this machine trusts. The quantile is taken as
+  `histogram_quantile` does it, so it is as exact as the buckets are: one of them should end at the target. Above the
+  last finite bucket nothing is known but that. Triton's times are in milliseconds: `unit: ms`.
 - `uprobe`: calls of a function in any program or library of the container, until it returns:
   `signal: uprobe, binary: /usr/local/bin/server, symbol: handle_request`. To notice the return, the kernel changes
   where the function returns to. An exception (C++) or panic (Rust) cannot pass that: it would end the program. So in a

@@ -36,7 +36,7 @@ def histograms(text: str, source: PrometheusSource) -> dict[Labels, Cumulative]:
         le = _number(labels.pop("le", ""))
         if le is not None and value >= 0 and math.isfinite(value) and _fits(source, labels):
             found.setdefault(tuple(sorted(labels.items())), {})[le] = value
-    return found
+    return {series: cumulative for series, cumulative in found.items() if math.inf in cumulative}  # else it was cut
 
 
 def _samples(lines: list[str], source: PrometheusSource) -> Iterable[tuple[dict[str, str], float]]:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import SourceError
 
-MOST_BYTES = 8 << 20
+MOST_BYTES = 4 << 20
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = {"Connection": "close", "Accept": "text/plain;version=0.0.4", "User-Agent": "gpuwarden"}
 
@@ -71,6 +71,8 @@ def _exchange(url: str, deadline_ns: int, most_bytes: int) -> str:
             if response.status != http.client.OK:
                 raise FetchError(Failure.STATUS, _unwanted(url, response))
             body = response.read(most_bytes + 1)
+            if response.length and len(body) <= most_bytes:
+                raise http.client.IncompleteRead(body, response.length)
     if len(body) > most_bytes:
         raise FetchError(Failure.TOO_LARGE, f"{url} has more than {most_bytes >> 20} MiB; give a smaller page")
     return body.decode("utf-8", "replace")

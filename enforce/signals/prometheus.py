@@ -98,8 +98,9 @@ class Prometheus:
         if not isinstance(source, PrometheusSource):
             return None
         history = self._histories.get(container)
-        if history is None or history.slo != slo:
+        if history is None or (history.slo.source, history.slo.window_ns) != (source, slo.window_ns):
             history = self._histories[container] = History(slo, source.unit_ns)
+        history.slo = slo
         if source.url not in self._scrapers:
             self._scrapers[source.url] = self._scraper(source.url)
         return history.read(self._scrapers[source.url].latest(source, now_ns), now_ns)
@@ -124,5 +125,7 @@ class Prometheus:
 
     def close(self) -> None:
         """Ends all scraping."""
+        for scraper in self._scrapers.values():
+            scraper.stop()  # all first: so they end together
         for scraper in self._scrapers.values():
             scraper.close()

@@ -57,9 +57,13 @@ class Scraper:
             self._thread.start()
         return self._latest.get(source)
 
+    def stop(self) -> None:
+        """No further question is asked."""
+        self._ending.set()
+
     def close(self) -> None:
         """Ends the thread: within the time limit of one page, or, where a host's name is looked up, by itself later."""
-        self._ending.set()
+        self.stop()
         if self._thread.is_alive():
             self._thread.join((TIMEOUT_NS + self._each_ns) / NS_PER_SECOND)
 

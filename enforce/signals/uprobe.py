@@ -21,7 +21,7 @@ from typing import Protocol
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import GoneError, ProbeError, SetupError
-from agent.model import HOST, Container, ContainerKey, ProcessId, Snapshot
+from agent.model import HOST, Container, ContainerKey, ContainerUsage, ProcessId, Snapshot
 from agent.procfs import Procfs
 from enforce.model import Reading
 from enforce.policy.model import Slo, Source, UprobeSource
@@ -29,7 +29,7 @@ from enforce.signals.calls import Calls
 from enforce.signals.window import Windows
 
 _log = logging.getLogger(__name__)
-_EACH_SECONDS = 1.0
+_EACH_MS = 1000
 _RETRY_NS = 5 * NS_PER_SECOND
 
 
@@ -68,6 +68,8 @@ class Uprobe:
     def __init__(self, load: Callable[[], Calls], residents: Living, proc: Procfs) -> None:
         self._load, self._residents, self._proc = load, residents, proc
         self._windows = Windows()
+        self._snapshot: Snapshot | None = None
+        self._rows: dict[ContainerKey, ContainerUsage] = {}
         self._lock = threading.Lock()
         self._watches: dict[ContainerKey, _Watch] = {}
         self._gone: list[_Watch] = []
@@ -85,7 +87,10 @@ class Uprobe:
         """None while the window holds fewer than `min_samples` calls."""
         if not isinstance(slo.source, UprobeSource):
             return None
-        row = next((row for row in snapshot.containers if row.container.key == container), None)
+        if snapshot is not self._snapshot:  # one lasts for many readings
+            self._snapshot = snapshot
+            self._rows = {row.container.key: row for row in snapshot.containers}
+        row = self._rows.get(container)
         watch = self._watches.get(container)
         if row is not None and (watch is None or watch.source != slo.source):
             watch = self._want(row.container, slo.source)
@@ -160,9 +165,11 @@ class Uprobe:
 
     def _wait(self) -> None:
         """Until it is time, or a container is new, or a file is written over."""
-        changes = self._calls.changes.fileno() if self._calls is not None else None
-        ready, _, _ = select.select([self._wake, *([changes] if changes is not None else [])], [], [], _EACH_SECONDS)
-        if self._wake in ready:
+        poll = select.poll()  # not select(2): our descriptors may be beyond its thousandth
+        poll.register(self._wake, select.POLLIN)
+        if self._calls is not None and (changes := self._calls.changes.fileno()) is not None:
+            poll.register(changes, select.POLLIN)
+        if any(descriptor == self._wake for descriptor, _ in poll.poll(_EACH_MS)):
             os.eventfd_read(self._wake)
 
     def look(self) -> None:
@@ -219,6 +226,8 @@ class Uprobe:
             if process not in processes or target in dropped:
                 calls.unfollow(process)
                 del watch.targets[process]
+            if target in dropped:
+                watch.retry_ns[process] = monotonic_ns() + _RETRY_NS  # whoever writes may not be done yet
 
     def _follow(self, calls: Calls, watch: _Watch, processes: set[ProcessId]) -> None:
         if not watch.begun:

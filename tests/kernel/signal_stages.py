@@ -83,7 +83,7 @@ class Stage(ABC):
         """Plays the containers' cgroups, for signals that ask who is in them."""
         return {process.tgid for process in self.members.get(container.key, ()) if Procfs().is_alive(process)}
 
-    def forget(self, container: ContainerKey) -> None:
+    def forget(self, container: ContainerKey) -> None:  # noqa: B027  # nothing is kept, which is no omission
         """Plays them too."""
 
 
@@ -102,6 +102,7 @@ class GpuWaits(Stage):
         process = ProcessId(len(self._recorded) + 1_000_000, 1)
         recorded = self._recorded[process] = Recorded()
         self.members.setdefault(container, set()).add(process)
+        self.read(container, self.slo(container, 60_000 * MS, 1))
 
         def answer(count: int, ms: int) -> list[Took]:
             recorded.add([ms * MS] * count)

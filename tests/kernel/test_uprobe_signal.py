@@ -182,22 +182,35 @@ def test_a_function_that_is_not_there_is_timed_once_it_is(timed: Path, tmp_path:
         check_median(watching, program.do("call", 5, 1000))
 
 
-THROWS = """
-#include <stdexcept>
-extern "C" __attribute__((noinline)) void handle(int i) { if (i) throw std::runtime_error("no"); }
-int main(int argc, char **) { try { handle(argc); } catch (std::exception &) { return 0; } return 1; }
+CLEANS_UP = """
+void handle(void (*callee)(void));
+static void clean(int *here) { *(volatile int *)here = 1; }
+void handle(void (*callee)(void)) { int here __attribute__((cleanup(clean))) = 0; callee(); (void)here; }
+int main(void) { return 0; }
 """
 
 
 def test_a_program_that_can_throw_is_not_touched_unless_its_owner_says_so(tmp_path: Path) -> None:
-    (tmp_path / "throws.cc").write_text(THROWS)
+    (tmp_path / "throws.c").write_text(CLEANS_UP)
     program = tmp_path / "throws"
-    subprocess.run(["g++", "-O1", tmp_path / "throws.cc", "-o", program], check=True)
+    options = ["-O1", "-fexceptions", "-rdynamic"]  # as in C++, what is thrown through it runs what cleans up
+    subprocess.run(["gcc", *options, tmp_path / "throws.c", "-o", program], check=True)
     for stripped in (False, True):
         if stripped:
             subprocess.run(["strip", "--strip-all", program], check=True)
         with pytest.raises(ProbeError, match="write nothrow: true"):
             function_offset(str(program), "handle", None, nothrow=False)
+        assert function_offset(str(program), "handle", None, nothrow=True) > 0
+
+
+def test_a_go_program_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "go.c").write_text(
+        'char info[16] __attribute__((section(".go.buildinfo"))) = "go";\nint main(void) {}\n'
+    )
+    program = tmp_path / "go"
+    subprocess.run(["gcc", tmp_path / "go.c", "-o", program], check=True)
+    with pytest.raises(ProbeError, match="Go program"):
+        function_offset(str(program), "main", None, nothrow=True)
 
 
 @pytest.mark.parametrize(

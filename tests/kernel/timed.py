@@ -21,7 +21,7 @@ from enforce.policy.model import Slo, UprobeSource
 from enforce.signals.calls import Calls
 from enforce.signals.uprobe import Uprobe
 
-_WITHIN_SECONDS = 30.0
+_WITHIN_SECONDS = 60.0
 MINUTE_NS = 60_000_000_000
 OBJECT = preflight.bpf_object().with_name("uprobe.bpf.o")
 

@@ -30,7 +30,7 @@ vllm:e2e_request_latency_seconds_bucket{engine="0",le="1.0",model_name="llama-3"
 vllm:e2e_request_latency_seconds_bucket{engine="0",le="+Inf",model_name="llama-3"} 1e+01
 vllm:e2e_request_latency_seconds_bucket{engine="1",le="0.3",model_name="llama-3"} 1
 vllm:e2e_request_latency_seconds_bucket{engine="1",le="+Inf",model_name="llama-3"} 1 1700000000000
-vllm:e2e_request_latency_seconds_bucket{engine="0",le="0.3",model_name="mi\\"s{t,r=al}"} 99
+vllm:e2e_request_latency_seconds_bucket{engine="0",le="+Inf",model_name="mi\\"s{t,r=al}"} 99
 vllm:e2e_request_latency_seconds_count{engine="0",model_name="llama-3"} 10
 vllm:e2e_request_latency_seconds_bucketed{engine="0",le="0.3",model_name="llama-3"} 50
 """
@@ -45,7 +45,7 @@ def test_the_series_that_the_labels_fit_are_found_and_no_others() -> None:
 
 def test_a_label_with_brackets_and_quotes_is_read_as_it_is_meant() -> None:
     source = PrometheusSource("http://h/m", LLAMA.metric, (("model_name", ('mi"s{t,*',)),))
-    assert list(histograms(VLLM, source).values()) == [{0.3: 99.0}]
+    assert list(histograms(VLLM, source).values()) == [{INF: 99.0}]
 
 
 @pytest.mark.parametrize("page", ["", "<html>", "vllm:e2e_request_latency_seconds 3\n", "\0\0\n" * 50])
@@ -55,7 +55,13 @@ def test_a_page_of_something_else_has_no_series(page: str) -> None:
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "+Inf"])
 def test_a_count_that_is_none_is_left_out(value: str) -> None:
-    assert histograms(f'm_bucket{{le="1"}} {value}\n', PrometheusSource("http://h/m", "m")) == {}
+    page = f'm_bucket{{le="1"}} {value}\nm_bucket{{le="+Inf"}} 3\n'
+    assert histograms(page, PrometheusSource("http://h/m", "m")) == {(): {INF: 3.0}}
+
+
+def test_a_histogram_that_was_cut_off_is_left_out() -> None:
+    page = 'm_bucket{a="1",le="1"} 3\nm_bucket{a="1",le="+Inf"} 3\nm_bucket{a="2",le="1"} 3\n'
+    assert list(histograms(page, PrometheusSource("http://h/m", "m"))) == [(("a", "1"),)]
 
 
 @pytest.mark.parametrize("line", ['m_bucket{le="1" 3', "m_bucket{le=1} 3", 'm_bucket{le="1"} three', "m_bucket{ "])
