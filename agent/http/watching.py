@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
@@ -44,6 +44,7 @@ class _Watched:
     wish: Wish
     place: int
     epoch: int
+    processes: int = 0  # by the last look
 
 
 class HttpWatching:
@@ -58,6 +59,7 @@ class HttpWatching:
         self._tallies: Counter[str] = Counter()  # of probes that are gone
         self._epochs = 0
         self._retry_ns = 0
+        self._problem: str | None = None
         self.failures = 0
         self._wake, self._ending = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -85,6 +87,17 @@ class HttpWatching:
             if watched is None or self._probes is None:
                 return None
             return watched.epoch, self._probes.buckets(watched.place)
+
+    def trouble(self, container: ContainerKey) -> str | None:
+        """Why there may be no latencies of it, in words; None where nothing is known to be wrong."""
+        with self._lock:
+            watched = self._watched.get(container)
+        if watched is None:
+            return self._problem or "its requests are counted from now on"
+        if not watched.processes:
+            return f"no process of {container} was found"
+        foreign = self.tallies().get("foreign", 0)
+        return f"{foreign} connections spoke something else than HTTP/1 (TLS? HTTP/2?)" if foreign else None
 
     def tallies(self) -> dict[str, int]:
         """What was seen and missed since the first probes."""
@@ -142,6 +155,7 @@ class HttpWatching:
         except WardenError as error:
             self.failures += 1
             self._retry_ns = now_ns + _RETRY_NS
+            self._problem = str(error)
             _log.error("the signal http has no data: %s", error)
             return None
         with self._lock:
@@ -173,7 +187,8 @@ class HttpWatching:
                 continue
             if not free:
                 self.failures += 1
-                _log.error("more than %d containers with the signal http: %s is not watched", WATCHES, key)
+                self._problem = f"more than {WATCHES} containers with the signal http"
+                _log.error("%s: %s is not watched", self._problem, key)
                 continue
             self._epochs += 1
             watched = _Watched(wish, free.pop(), self._epochs)
@@ -186,6 +201,9 @@ class HttpWatching:
         followed = [tgid for tgid, place in probes.followed().items() if place == watched.place]
         residents = self._residents.of(watched.wish.container)
         self.failures += probes.follow(watched.place, watched.epoch, residents, followed)
+        if len(residents) != watched.processes:
+            with self._lock:
+                self._watched[watched.wish.container.key] = replace(watched, processes=len(residents))
 
 
 def _differ(one: Wish, other: Wish) -> bool:

@@ -33,6 +33,10 @@ class Watching(Protocol):
         """Its cumulative histogram, and the number under which it began at none."""
         ...
 
+    def trouble(self, container: ContainerKey) -> str | None:
+        """Why there may be no latencies of it."""
+        ...
+
 
 class Http:
     """Quantiles over the SLO's window from the kernel's cumulative histogram of the container."""
@@ -58,8 +62,8 @@ class Http:
         return self._windows.read(container, dict([counted] if counted else ()), slo, now_ns)
 
     def trouble(self, container: ContainerKey) -> str | None:
-        """Nothing is known but silence."""
-        return None
+        """What keeps the probes from counting, or what else the container's connections speak."""
+        return self._watching.trouble(container)
 
     def forget(self, containers: Iterable[ContainerKey]) -> None:
         """Drops what is kept about containers that are gone."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -59,9 +60,11 @@ def test_a_front_end_in_a_container_has_latencies(container: Container) -> None:
     assert container.tgid in Residents(proc).of(known)
     with closing(HttpWatching(proc, lambda: preflight.bpf_object().with_name("http.bpf.o"))) as watching:
         assert watching.losses() == {}
+        assert watching.trouble(known.key)
         _read_until_there_is_a_reading(watching, known, port)
         assert set(watching.losses()) == {f"http:{name}" for name in (*LOSSES, "failed")}
         assert watching.losses()["http:failed"] == 0
+        until(lambda: watching.trouble(known.key) is None)
         watching.forget(known.key)
         until(lambda: watching.buckets(known.key) is None)
         before = watching.tallies()["answered"]
@@ -89,3 +92,14 @@ def _reading_after_requests(signal: Http, snapshot: Snapshot, slo: Slo, port: in
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
             answer.read()
     return signal.read(snapshot, snapshot.containers[0].container.key, slo, monotonic_ns())
+
+
+def test_probes_that_do_not_load_are_a_trouble_and_a_failure_and_nothing_worse(tmp_path: Path) -> None:
+    proc = Procfs()
+    known = ContainerIndex(proc).container_of(proc.process_id(os.getpid()))
+    with closing(HttpWatching(proc, lambda: tmp_path / "http.bpf.o")) as watching:
+        watching.want(Wish(known, 8000), monotonic_ns())
+        until(lambda: watching.failures)
+        until(lambda: "make bpf" in (watching.trouble(known.key) or ""))
+        assert watching.buckets(known.key) is None
+        assert watching.losses()["http:failed"] == 1

@@ -33,6 +33,9 @@ class Pretended:
     def forget(self, container: ContainerKey) -> None:
         self.forgotten.append(container)
 
+    def trouble(self, container: ContainerKey) -> str | None:
+        return f"nobody looks at {container}"
+
     def buckets(self, container: ContainerKey) -> tuple[int, bytes] | None:
         return self.counted if container == CHAT.key else None
 
@@ -96,3 +99,7 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
     signal.forget([CHAT.key])
     assert watching.forgotten == [CHAT.key]
     assert signal.read(Snapshot(0, 0, S), CHAT.key, SLO, 2 * S) is None
+
+
+def test_it_says_what_keeps_the_probes_from_counting() -> None:
+    assert Http(Pretended()).trouble(CHAT.key) == "nobody looks at docker:chat"
