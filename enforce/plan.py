@@ -25,6 +25,7 @@ from enforce.memory.told import MemoryDecision
 from enforce.model import Rung, Subject
 from enforce.policy.model import OfflineRule, Policy
 from enforce.roster import Seat, processes_of, seats
+from enforce.signalling import signals
 from enforce.start import deciding
 
 _IN_KERNEL = ("gate", "pace")
@@ -66,16 +67,17 @@ def document(one: Planned) -> dict[str, object]:
 def watch(policy: Policy, observer: Observer, rungs: Mapping[str, Rung], seconds: float) -> list[Planned]:
     """Decides for so many seconds without acting; the last decisions."""
     latest = _Latest()
-    loop = deciding(policy, observer, None, None, Explainer(latest, History(), acts=False))
     ending = threading.Event()
-    thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
-    thread.start()
-    try:
-        time.sleep(seconds)
-    finally:
-        ending.set()
-        thread.join()
-        latest.close()
+    with signals(policy, observer) as known:
+        loop = deciding(policy, observer, known, None, None, Explainer(latest, History(), acts=False))
+        thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
+        thread.start()
+        try:
+            time.sleep(seconds)
+        finally:
+            ending.set()
+            thread.join()
+            latest.close()
     snapshot = observer.snapshot()
     if snapshot is None or (loop.failures and not observer.pipeline.enforcement):
         raise SetupError("nothing was observed in that time: give more --seconds")

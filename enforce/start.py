@@ -15,24 +15,23 @@ from typing import Self
 
 from agent import layout
 from agent.collectors.deliveries import Deliveries
-from agent.model import ProcessId
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.decisions import DecisionLog
 from enforce.explain.history import History
 from enforce.explainer import Explainer
 from enforce.gates import GateReader
-from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
 from enforce.memory.bounds import Bounds
 from enforce.memory.keeper import Keeper
+from enforce.model import Signal
 from enforce.owner import Owner, enforcing_elsewhere
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
-from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.signalling import signals
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -74,7 +73,8 @@ class Enforcement:
             others = self._observer.losses
             self._observer.losses = lambda: {**others(), **explainer.losses(), **(bounds.losses() if bounds else {})}
             stack.callback(setattr, self._observer, "losses", others)
-            loop = deciding(self._policy, self._observer, holds, supervisor, explainer, bounds)
+            known = stack.enter_context(signals(self._policy, self._observer))
+            loop = deciding(self._policy, self._observer, known, holds, supervisor, explainer, bounds)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -95,6 +95,7 @@ class Enforcement:
 def deciding(
     policy: Policy,
     observer: Observer,
+    known: dict[str, Signal],
     holds: Holds | None,
     supervisor: Supervisor | None,
     explainer: Explainer,
@@ -109,7 +110,7 @@ def deciding(
         policy=policy,
         pipeline=observer.pipeline,
         members=observer.members,
-        signals={"gpu_wait": GpuWait(_histograms(observer))},
+        signals=known,
         deliveries=Deliveries(probes),
         holds=holds,
         supervisor=supervisor,
@@ -118,14 +119,3 @@ def deciding(
         memory=memory,
         gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
     )
-
-
-def _histograms(observer: Observer) -> ReadHistogram:
-    """A reader of one process's cumulative latency histogram."""
-    latencies = observer.probes.map("latencies")
-
-    def read(process: ProcessId) -> Counts | None:
-        found = latencies.get(layout.ProcessKey.of(process))
-        return tuple(found.buckets) if found is not None else None
-
-    return read

@@ -126,6 +126,12 @@ CATALOG: Final = (
         CONTAINER,
         "Allocations that were stopped before they ran for want of quota or of room.",
     ),
+    Metric(
+        "gpuwarden_signal_failures_total",
+        "counter",
+        ("rule", "signal", "reason"),
+        "Times that an online rule's signal could not be read, since the policy was read.",
+    ),
     # The agent itself.
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; names the agent's version."),
     Metric("gpuwarden_snapshot_timestamp_seconds", "gauge", NONE, "When the figures of this scrape were taken."),
