@@ -18,6 +18,7 @@ from agent.model import ProcessId
 U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
 DEVICE_UNKNOWN = 0xFFFFFFFF
 SLOTS, ORDINALS, SLOT_NONE = 16, 16, 0xFF
+QUEUES = SLOTS + 1
 MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned", "spare_6", "spare_7")
 PINNED = MEMORY_KINDS.index("pinned")
 COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device", "unknown", "memset")
@@ -46,7 +47,7 @@ EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC 
 CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, LONGEST_NAME = 6, 96, 16, 256
 NAME_FUNCTION, NAME_ALIAS = 1, 2
 ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
-RULE_PACE, RULE_GATE = 1, 2
+RULE_PACE, RULE_GATE, RULE_BLOCKS = 1, 2, 4
 PAUSE_QUEUE, PAUSE_GATE = 1, 2
 PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT = 1, 2, 3
 
@@ -191,26 +192,36 @@ class Rule(c.Structure):
         ("max_queued_ns", U64),
         ("launch_ns", U64),
         ("max_pause_ns", U64),
-        ("pass_ns", U64),
+        ("floor_ppm", U64),
         ("slots", c.c_uint8 * ORDINALS),
         ("slot_unknown", U32),
         ("_pad", U32),
     ]
 
 
+class Queue(c.Structure):
+    _fields_ = [("queued_ns", U64), ("updated_ns", U64), ("busy_mark_ns", U64)]
+
+
 class Pace(c.Structure):
     _fields_ = [
-        ("queued_ns", U64),
-        ("updated_ns", U64),
-        ("busy_mark_ns", U64),
         ("charged_ns", U64),
         ("pauses", U64),
         ("gate_pauses", U64),
+        ("passes", U64),
+        ("pass_left_ns", U64),
+        ("queues", Queue * QUEUES),
     ]
 
 
 class Resume(c.Structure):
-    _fields_ = [("pass_until_ns", U64), ("stopped_at_ns", U64), ("paused_ns", U64), ("resumes", U64)]
+    _fields_ = [
+        ("passes", U64),
+        ("pass_ns", U64),
+        ("stopped_at_ns", U64),
+        ("paused_ns", U64),
+        ("resumes", U64),
+    ]
 
 
 class Gate(c.Structure):
@@ -222,6 +233,7 @@ class Gate(c.Structure):
         ("last_online_ns", U64),
         ("last_free_ns", U64),
         ("waiting", U64),
+        ("online_blocks", U64),
     ]
 
 
@@ -245,6 +257,7 @@ class Pause(c.Structure):
         ("at_ns", U64),
         ("queued_ns", U64),
         ("estimate_ns", U64),
+        ("charged_ns", U64),
         ("rule", Rule),
     ]
 
@@ -290,6 +303,7 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "delivery": Delivery,
     "deliveries": Deliveries,
     "rule": Rule,
+    "queue": Queue,
     "pace": Pace,
     "resume": Resume,
     "gate": Gate,

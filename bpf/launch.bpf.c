@@ -144,7 +144,9 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
 	open_request(process, rule, slot, grid->function, now);
 	if (rule && rule->role == ROLE_OFFLINE)
-		pace_launch(id, process, rule, slot, now);
+		pace_launch(id, process, rule, slot, grid->blocks, now);
+	else if (rule && rule->role == ROLE_ONLINE)
+		count_online(slot, grid->blocks);
 }
 
 SEC("uprobe")

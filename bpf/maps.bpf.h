@@ -195,6 +195,7 @@ struct blank {
 	struct deliveries deliveries;
 	struct process process;
 	struct context_stack stack;
+	struct pace pace;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -7,6 +7,9 @@
 #define DEFAULT_HOLD_NS 20000000ull
 /* And one that only waits, after so long: no count of ours may shut a gate for good. */
 #define LONGEST_WAIT_HOLDS 100
+/* A queue that nothing was added to for so long is taken for empty: elapsed × rate_ppm stays far from 64 bits. */
+#define LONGEST_DRAIN_NS 100000000000ull
+#define MOST_BLOCKS (1ull << 30)
 
 static __always_inline struct control *get_control(void)
 {
@@ -60,6 +63,14 @@ static __always_inline __u64 busy_total_of(__u32 slot, __u64 now)
 	struct gate *gate = gate_of(slot);
 
 	return gate ? busy_total(gate, now) : 0;
+}
+
+static __always_inline void count_online(__u32 slot, __u64 blocks)
+{
+	struct gate *gate = gate_of(slot);
+
+	if (gate)
+		__sync_fetch_and_add(&gate->online_blocks, blocks);
 }
 
 static __always_inline void post_pause(struct pause *pause)
@@ -124,59 +135,99 @@ static __always_inline void count_waiting(__u32 slot, __s64 change)
 	__sync_fetch_and_add(&gate->in_wait, change);
 }
 
-/* What is left of the virtual queue now. */
-static __always_inline __u64 drained_queue(const struct pace *pace, const struct rule *rule, __u64 busy, __u64 now)
+/* What is left of a virtual queue now. */
+static __always_inline __u64 drained_queue(const struct queue *queue, const struct rule *rule, __u64 busy, __u64 now)
 {
-	__u64 elapsed = now > pace->updated_ns ? now - pace->updated_ns : 0;
-	__u64 online = busy > pace->busy_mark_ns ? busy - pace->busy_mark_ns : 0;
+	__u64 elapsed = now > queue->updated_ns ? now - queue->updated_ns : 0;
+	__u64 online = busy > queue->busy_mark_ns ? busy - queue->busy_mark_ns : 0;
 	__u64 gone;
 
 	if ((rule->flags & RULE_GATE) && online < elapsed)
 		elapsed -= online;
 	else if (rule->flags & RULE_GATE)
 		elapsed = 0;
-	if (elapsed > 1000000000ull)
+	if (elapsed > LONGEST_DRAIN_NS)
 		return 0;
 	gone = elapsed * rule->rate_ppm / PPM;
-	return gone < pace->queued_ns ? pace->queued_ns - gone : 0;
+	return gone < queue->queued_ns ? queue->queued_ns - gone : 0;
 }
 
-static __always_inline int may_stop(const struct process_id *id, __u64 now)
+static __always_inline struct queue *queue_of(struct pace *pace, __u32 slot)
+{
+	__u32 index = slot < SLOTS ? slot : SLOTS;
+
+	return &pace->queues[index];
+}
+
+static __always_inline struct pace *own_pace(const struct process_id *id)
+{
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+
+	return blank ? find_or_add(&paces, id, &blank->pace, LOST_PROCESS) : NULL;
+}
+
+/* Whether the guardian let this much through. */
+static __always_inline int has_pass(const struct process_id *id, struct pace *pace, __u64 estimate)
+{
+	struct resume *resume = bpf_map_lookup_elem(&resumes, id);
+
+	if (!resume)
+		return 0;
+	if (resume->passes != pace->passes) { /* the launch that was stopped went through on it already */
+		pace->passes = resume->passes;
+		pace->pass_left_ns = resume->pass_ns;
+	}
+	if (pace->pass_left_ns < estimate)
+		return 0;
+	pace->pass_left_ns -= estimate;
+	return 1;
+}
+
+static __always_inline int may_stop(__u64 now)
 {
 	struct control *control = get_control();
-	struct resume *resume;
 
-	if (!control || control->lease_until_ns < now)
-		return 0;
-	resume = bpf_map_lookup_elem(&resumes, id);
-	return !resume || resume->pass_until_ns < now;
+	return control && control->lease_until_ns >= now;
+}
+
+static __always_inline __u64 estimate_of(const struct rule *rule, __u64 blocks)
+{
+	return rule->flags & RULE_BLOCKS ? rule->launch_ns * (blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS)
+					 : rule->launch_ns;
+}
+
+static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
+					    __u64 estimate, __u64 now)
+{
+	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now))
+		return PAUSE_GATE;
+	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
+		return PAUSE_QUEUE;
+	return 0;
 }
 
 /* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
 static __always_inline void pace_launch(const struct process_id *id, struct process *process, const struct rule *rule,
-					__u32 slot, __u64 now)
+					__u32 slot, __u64 blocks, __u64 now)
 {
-	struct pace initial = {.updated_ns = now};
-	struct pace *pace = find_or_add(&paces, id, &initial, LOST_PROCESS);
+	struct pace *pace = own_pace(id);
 	struct gate *gate = gate_of(slot);
-	__u64 estimate = rule->launch_ns;
-	__u64 busy = gate ? busy_total(gate, now) : 0;
-	__u64 queued;
-	__u32 reason = 0;
+	__u64 estimate = estimate_of(rule, blocks), busy = gate ? busy_total(gate, now) : 0, queued;
+	struct queue *queue;
+	__u32 reason;
 
 	if (!pace)
 		return;
-	queued = drained_queue(pace, rule, busy, now);
-	pace->queued_ns = queued + estimate;
-	pace->updated_ns = now;
-	pace->busy_mark_ns = busy;
+	queue = queue_of(pace, slot);
+	queued = drained_queue(queue, rule, busy, now);
+	queue->queued_ns = queued + estimate;
+	queue->updated_ns = now;
+	queue->busy_mark_ns = busy;
 	pace->charged_ns += estimate;
 	process->charged_ns += estimate;
-	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now))
-		reason = PAUSE_GATE;
-	else if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
-		reason = PAUSE_QUEUE;
-	if (!reason || !may_stop(id, now))
+	reason = reason_to_stop(rule, gate, queued, estimate, now);
+	if (!reason || !may_stop(now) || has_pass(id, pace, estimate))
 		return;
 	if (bpf_send_signal(SIGSTOP))
 		return;
@@ -189,6 +240,7 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 				   .slot = slot,
 				   .queued_ns = queued,
 				   .estimate_ns = estimate,
+				   .charged_ns = pace->charged_ns,
 				   .rule = *rule});
 }
 
@@ -196,10 +248,12 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 static __always_inline void empty_queue(const struct process_id *id, __u32 slot, __u64 now)
 {
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
+	struct queue *queue;
 
 	if (!pace)
 		return;
-	pace->queued_ns = 0;
-	pace->updated_ns = now;
-	pace->busy_mark_ns = busy_total_of(slot, now);
+	queue = queue_of(pace, slot);
+	queue->queued_ns = 0;
+	queue->updated_ns = now;
+	queue->busy_mark_ns = busy_total_of(slot, now);
 }

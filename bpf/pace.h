@@ -3,9 +3,10 @@
 /*
  * Slowing offline processes at their own launches.
  *
- * Each offline process has a virtual queue: a launch adds its estimated GPU time, time drains it at `rate_ppm`, but not
- * while an online request runs on the device. A launch that would fill it past max_queued_ns, or that meets a running
- * online request, stops its own process before the driver sees it. The guardian resumes it.
+ * Each offline process has a virtual queue per device: a launch adds its estimated GPU time, time drains it at
+ * `rate_ppm`, but not while an online request runs on the device. A launch that would fill it past max_queued_ns, or that
+ * meets a running online request, stops its own process before the driver sees it. The guardian resumes it; the launch
+ * that was stopped then goes through.
  *
  * Nothing is ever stopped after lease_until_ns, which the guardian renews while it and the agent live: whoever dies,
  * the kernel stops stopping.
@@ -26,6 +27,7 @@ enum role {
 enum rule_flag {
 	RULE_PACE = 1,
 	RULE_GATE = 2,
+	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 };
 
 /* Written by the agent, one per process that the policy names. */
@@ -35,26 +37,36 @@ struct rule {
 	__u64 rate_ppm; /* drain rate of the virtual queue: share × 10^6 */
 	__u64 max_queued_ns;
 	__u64 launch_ns; /* estimated GPU time of one launch of this process */
-	__u64 max_pause_ns; /* longest single stop; after it the process may launch for pass_ns: the floor */
-	__u64 pass_ns;
+	__u64 max_pause_ns; /* longest single stop */
+	__u64 floor_ppm; /* what is left to it whatever queue and gate say: the guardian lets that much pass */
 	__u8 slots[ORDINALS]; /* ordinal → slot of the device, SLOT_NONE where there is none */
 	__u32 slot_unknown; /* for launches whose ordinal is unknown */
 	__u32 _pad;
 };
 
-/* Written by the probes, one per offline process. */
-struct pace {
+/* A process's virtual queue on one device. */
+struct queue {
 	__u64 queued_ns;
 	__u64 updated_ns;
 	__u64 busy_mark_ns; /* busy_total of the slot at updated_ns */
+};
+
+#define QUEUES (SLOTS + 1) /* the last one for launches on a device that is not known */
+
+/* Written by the probes, one per offline process. */
+struct pace {
 	__u64 charged_ns; /* Σ estimates ever */
 	__u64 pauses; /* ever */
 	__u64 gate_pauses;
+	__u64 passes; /* of struct resume, as far as they were taken */
+	__u64 pass_left_ns; /* what may still be launched of the last one */
+	struct queue queues[QUEUES];
 };
 
 /* Written by the guardian, one per process that it ever resumed. */
 struct resume {
-	__u64 pass_until_ns; /* until when it may launch whatever queue and gate say */
+	__u64 passes; /* how often it was let through whatever queue and gate say … */
+	__u64 pass_ns; /* … and how much it may launch then, with the launch that was stopped */
 	__u64 stopped_at_ns; /* 0: not stopped by us now */
 	__u64 paused_ns; /* Σ lengths of stops */
 	__u64 resumes;
@@ -69,6 +81,7 @@ struct gate {
 	__u64 last_online_ns;
 	__u64 last_free_ns; /* when the last online request was over */
 	__u64 waiting; /* processes stopped at this gate; written by the guardian */
+	__u64 online_blocks; /* launched by online processes, ever */
 };
 
 /* One for all. */
@@ -101,5 +114,6 @@ struct pause {
 	__u64 at_ns;
 	__u64 queued_ns; /* without the launch that was stopped */
 	__u64 estimate_ns; /* of the launch that was stopped */
+	__u64 charged_ns; /* of the process, ever, with that launch */
 	struct rule rule; /* that it was stopped under */
 };

@@ -270,7 +270,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	}
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
-	thread->wait_queued_ns = pace && rule ? drained_queue(pace, rule, busy, now) : 0;
+	thread->wait_queued_ns = pace && rule ? drained_queue(queue_of(pace, process->slot), rule, busy, now) : 0;
 }
 
 /* Ends the thread's own request: how many were open; 0: it has none, or another thread's wait ended it. */

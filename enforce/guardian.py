@@ -73,14 +73,16 @@ class Handles:
             self._fds[process] = handle
         return self._fds[process]
 
-    def prune(self) -> None:
-        """Closes the handles of processes that have ended."""
+    def prune(self) -> list[ProcessId]:
+        """Closes the handles of processes that have ended, and says which."""
         poll = select.poll()
         owners = {handle: process for process, handle in self._fds.items()}
         for handle in owners:
             poll.register(handle, select.POLLIN)
-        for handle, _ in poll.poll(0):
-            self.drop(owners[handle])
+        ended = [owners[handle] for handle, _ in poll.poll(0)]
+        for process in ended:
+            self.drop(process)
+        return ended
 
     def drop(self, process: ProcessId) -> None:
         """Closes the handle."""
@@ -160,7 +162,8 @@ class Guardian:
             self._resume(due)
         if now >= self._prune_ns:
             self._prune_ns = now + PRUNE_NS
-            self._handles.prune()
+            for process in self._handles.prune():
+                self._resumer.forget(process)
 
     def _resume_all(self) -> None:
         self._ring.consume()
@@ -172,7 +175,9 @@ class Guardian:
         process = due.stop.process
         key = layout.ProcessKey.of(process)
         record = self._resumes.get(key) or layout.Resume()
-        record.pass_until_ns = due.pass_until_ns
+        if due.pass_ns:
+            record.passes += 1
+            record.pass_ns = due.pass_ns
         record.stopped_at_ns = 0
         record.paused_ns += max(0, self._clock() - due.stop.at_ns)
         record.resumes += 1

@@ -64,7 +64,8 @@ class Level:
     pace: bool = False  # stops at a launch that would queue more than max_queued_ns
     share_ratio: float = 1.0
     max_queued_ns: int = 0
-    launch_ns: int = 0  # estimated GPU time of one launch
+    launch_ns: int = 0  # estimated GPU time of one launch …
+    by_blocks: bool = False  # … or what one block is charged
     max_pause_ns: int = 0
     floor_ratio: float = 0.0
 

@@ -3,7 +3,8 @@
 """When a stopped process may run again. Pure bookkeeping: times in, processes to resume out.
 
 A process stopped for its queue waits until enough of it has drained; one stopped at a gate until no online request has
-run for `open_delay_ns`; and nobody longer than the rule's longest pause.
+run for `open_delay_ns`; and nobody longer than the rule's longest pause. Who gets less than the floor that way is let
+through a little at a time: much at once would meet one online request with all of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
 _LONGEST_WAIT_HOLDS = 100  # as LONGEST_WAIT_HOLDS in bpf/pace.bpf.c
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
+_PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
 
 
@@ -30,16 +32,25 @@ class Stop:
     at_ns: int
     queue_due_ns: int  # when its queue has drained enough
     latest_ns: int  # resume then, whatever queue and gate say …
-    pass_ns: int  # … and let it launch for so long
+    pass_ns: int  # … and let it launch so much, the launch that was stopped included
     gated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A process to resume now. `pass_until_ns` is 0 where it gets no pass."""
+    """A process to resume now. `pass_ns`: GPU time that it may launch beyond the launch that was stopped."""
 
     stop: Stop
-    pass_until_ns: int
+    pass_ns: int
+
+
+@dataclass(slots=True)
+class _Credit:
+    """What the floor owes a process: it grows with time and is spent by launches. ns of GPU time; debts are bounded."""
+
+    at_ns: int
+    charged_ns: int
+    owed_ns: float = 0.0
 
 
 @dataclass(slots=True)
@@ -51,18 +62,21 @@ class Resumer:
     open_delay_ns: int
     stops: dict[ProcessId, Stop] = field(default_factory=dict)
     _free_since: dict[int, int] = field(default_factory=dict)
+    _credits: dict[ProcessId, _Credit] = field(default_factory=dict)
 
     def add(self, pause: Pause) -> None:
         """The kernel stopped a process."""
         process = pause.process.id()
-        latest = pause.at_ns + (pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS)
+        longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
+        portion = max(_PASS_NS, pause.estimate_ns)
+        latest = pause.at_ns + min(longest, self._starved_in_ns(process, pause, longest, portion))
         self.stops[process] = Stop(
             process=process,
             slot=pause.slot,
             at_ns=pause.at_ns,
             queue_due_ns=min(latest, pause.at_ns + drain_ns(pause)),
             latest_ns=latest,
-            pass_ns=pause.rule.pass_ns,
+            pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
         )
 
@@ -72,7 +86,7 @@ class Resumer:
         ready = []
         for stop in list(self.stops.values()):
             if now_ns >= stop.latest_ns:
-                ready.append(Due(stop, now_ns + stop.pass_ns))
+                ready.append(Due(stop, stop.pass_ns))
             elif now_ns >= self._due_ns(stop, now_ns):
                 ready.append(Due(stop, 0))
         for due in ready:
@@ -93,6 +107,21 @@ class Resumer:
         gate = self.gates[slot]
         hold = self.hold_ns * (_LONGEST_WAIT_HOLDS if gate.in_wait > 0 else 1)
         return bool(gate.open > 0 and now_ns - gate.last_online_ns < hold)
+
+    def forget(self, process: ProcessId) -> None:
+        """It is gone."""
+        self.stops.pop(process, None)
+        self._credits.pop(process, None)
+
+    def _starved_in_ns(self, process: ProcessId, pause: Pause, longest_ns: int, portion_ns: int) -> int:
+        """How long until the floor owes it another portion. Debts either way are at most what a longest pause is worth."""
+        floor = pause.rule.floor_ppm / _PPM
+        bound = longest_ns * floor
+        credit = self._credits.setdefault(process, _Credit(pause.at_ns, pause.charged_ns, -bound))
+        elapsed, spent = max(0, pause.at_ns - credit.at_ns), max(0, pause.charged_ns - credit.charged_ns)
+        credit.at_ns, credit.charged_ns = pause.at_ns, pause.charged_ns
+        credit.owed_ns = min(bound, max(-bound, credit.owed_ns + elapsed * floor - spent))
+        return int(max(0.0, portion_ns - credit.owed_ns) / floor) if floor > 0 else longest_ns
 
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
         if not stop.gated:

@@ -12,6 +12,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("machines that stall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("machines that stall")
 
 TIERS = ("unit", "contract", "kernel", "sim", "e2e", "gpu")
 _TIMED = ("contract", "kernel", "sim", "e2e")  # watch real kernels, clocks and programs on machines that stall

@@ -12,6 +12,7 @@ from agent.layout import (
     ORDINALS,
     ROLE_OFFLINE,
     ROLE_ONLINE,
+    RULE_BLOCKS,
     RULE_GATE,
     RULE_PACE,
     SLOT_NONE,
@@ -61,12 +62,12 @@ def rule_of(target: Target, level: Level) -> Rule:
     """A level as the kernel reads it."""
     rule = Rule(
         role=ROLE_ONLINE if level.online else ROLE_OFFLINE,
-        flags=(RULE_GATE if level.gate else 0) | (RULE_PACE if level.pace else 0),
-        rate_ppm=int(level.share_ratio * _PPM),
+        flags=RULE_GATE * level.gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks,
+        rate_ppm=round(level.share_ratio * _PPM),
         max_queued_ns=level.max_queued_ns,
         launch_ns=level.launch_ns,
         max_pause_ns=level.max_pause_ns,
-        pass_ns=int(level.max_pause_ns * level.floor_ratio),
+        floor_ppm=round(level.floor_ratio * _PPM),
         slot_unknown=SLOT_NONE if target.slot_unknown is None else target.slot_unknown,
     )
     slots = [SLOT_NONE if slot is None else slot for slot in target.slots[:ORDINALS]]
@@ -80,9 +81,10 @@ def level_of(rule: Rule) -> Level:
         online=rule.role == ROLE_ONLINE,
         gate=bool(rule.flags & RULE_GATE),
         pace=bool(rule.flags & RULE_PACE),
+        by_blocks=bool(rule.flags & RULE_BLOCKS),
         share_ratio=rule.rate_ppm / _PPM,
         max_queued_ns=rule.max_queued_ns,
         launch_ns=rule.launch_ns,
         max_pause_ns=rule.max_pause_ns,
-        floor_ratio=rule.pass_ns / rule.max_pause_ns if rule.max_pause_ns else 0.0,
+        floor_ratio=rule.floor_ppm / _PPM,
     )

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import PAUSE_GATE, PAUSE_QUEUE, RULE_GATE, RULE_PACE, SLOTS, Gate, Pause, ProcessKey, Rule
@@ -12,18 +12,28 @@ from enforce.resumer import Resumer, drain_ns
 
 MS = 1_000_000
 HOLD = 20 * MS
+KERNEL = MS // 4
 
 
-def pause(at: int, *, reason: int = PAUSE_QUEUE, queued: int = 2 * MS, rate: int = 1_000_000, tgid: int = 7) -> Pause:
+def pause(
+    at: int, *, reason: int = PAUSE_QUEUE, queued: int = 2 * MS, rate: int = 1_000_000, tgid: int = 7, charged: int = 0
+) -> Pause:
     rule = Rule(
         flags=RULE_PACE | (RULE_GATE if reason == PAUSE_GATE else 0),
         rate_ppm=rate,
         max_queued_ns=2 * MS,
         max_pause_ns=200 * MS,
-        pass_ns=10 * MS,
+        floor_ppm=50_000,
     )
     return Pause(
-        reason=reason, process=ProcessKey(tgid, 1), slot=0, at_ns=at, queued_ns=queued, estimate_ns=MS // 2, rule=rule
+        reason=reason,
+        process=ProcessKey(tgid, 1),
+        slot=0,
+        at_ns=at,
+        queued_ns=queued,
+        estimate_ns=KERNEL,
+        charged_ns=charged,
+        rule=rule,
     )
 
 
@@ -36,7 +46,7 @@ def test_a_process_stopped_for_its_queue_runs_when_enough_has_drained() -> None:
     it.add(pause(1000 * MS))
     assert it.due(1000 * MS + MS) == []
     (due,) = it.due(1000 * MS + 2 * MS)
-    assert due.pass_until_ns == 0
+    assert due.stop.process.tgid == 7
     assert it.stops == {}
 
 
@@ -64,13 +74,65 @@ def test_an_online_side_that_went_silent_does_not_hold_the_gate() -> None:
     assert len(it.due(1000 * MS + HOLD + 2 * MS)) == 1
 
 
-def test_nobody_is_stopped_longer_than_the_longest_pause_and_gets_a_pass_then() -> None:
+def closed_gate() -> Resumer:
     it = resumer()
     it.gates[0].open, it.gates[0].in_wait, it.gates[0].last_online_ns = 1, 1, 1000 * MS
+    return it
+
+
+def test_nobody_is_stopped_longer_than_the_longest_pause_and_gets_a_little_pass_then() -> None:
+    it = closed_gate()
     it.add(pause(1000 * MS, reason=PAUSE_GATE))
     assert it.due(1199 * MS) == []
     (due,) = it.due(1200 * MS)
-    assert due.pass_until_ns == 1210 * MS
+    assert 0 < due.pass_ns + KERNEL <= MS
+
+
+def test_who_had_more_than_the_floor_before_waits_the_longest_pause() -> None:
+    it = closed_gate()
+    it.add(pause(1000 * MS, reason=PAUSE_GATE))
+    it.stops.clear()
+    it.add(pause(2000 * MS, reason=PAUSE_GATE, charged=400 * MS))  # 40 % of that second
+    assert it.due(2199 * MS) == []
+    assert len(it.due(2200 * MS)) == 1
+
+
+def starve(floor_ppm: int, kernel_ns: int, seconds: int) -> tuple[int, int]:
+    """A process that always wants to launch, at a gate that never opens: what it launched, and the most at once. ns."""
+    it = closed_gate()
+    it.gates[0].last_online_ns = 1 << 62
+    now, charged, most = 0, 0, 0
+    while now < seconds * 1000 * MS:
+        charged += kernel_ns
+        stop = pause(now, reason=PAUSE_GATE, charged=charged)
+        stop.estimate_ns, stop.rule.floor_ppm = kernel_ns, floor_ppm
+        it.add(stop)
+        due_ns = it.next_ns(now)
+        assert due_ns is not None
+        now = max(now + 1, it.stops[next(iter(it.stops))].latest_ns)
+        (due,) = it.due(now)
+        through = due.pass_ns // kernel_ns * kernel_ns
+        charged, most = charged + through, max(most, kernel_ns + through)
+    return charged, most
+
+
+@settings(max_examples=40)
+@given(st.integers(10_000, 500_000), st.integers(MS // 20, 5 * MS))
+def test_a_starving_process_has_its_floor_in_small_portions(floor_ppm: int, kernel_ns: int) -> None:
+    launched, most = starve(floor_ppm, kernel_ns, 10)
+    had = launched / (10_000 * MS) * 1_000_000
+    assert had >= 0.9 * floor_ppm - 1_000_000 * (0.02 + kernel_ns / (10_000 * MS))  # but for the first pause
+    assert had <= max(1.2 * floor_ppm, 1_000_000 * 1.2 * kernel_ns / (200 * MS))  # no pause is longer than max_pause
+    assert most <= max(MS // 2, kernel_ns)
+
+
+def test_without_a_floor_a_pause_ends_all_the_same_with_nothing_beyond_the_launch_that_was_stopped() -> None:
+    it = closed_gate()
+    stop = pause(1000 * MS, reason=PAUSE_GATE)
+    stop.rule.floor_ppm = 0
+    it.add(stop)
+    (due,) = it.due(1200 * MS)
+    assert due.pass_ns == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 10**8)), max_size=40))
