@@ -188,6 +188,16 @@ class Enforcement:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """Whether a device is fit for offline work, as enforcement judges it."""
+
+    state: str  # "init" | "healthy" | "unhealthy" | "overlimit" | "disabled"
+    reason: str  # one line
+    seconds: float  # in this state
+    hold_seconds: float  # it cannot become better before
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeCounts:
     """Symbols of one role in one library."""
 
@@ -240,3 +250,4 @@ class Snapshot:
     name_lookups: Mapping[str, int] = field(default_factory=dict)  # "source:outcome" → times since start
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
     held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them
+    health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # only where a policy is
