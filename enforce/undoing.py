@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from agent.procfs import Procfs
 from enforce.entries import Entry
+from enforce.mps.restoring import restore
 from enforce.outcome import Outcome
 from enforce.resuming import resume
 
@@ -19,4 +20,5 @@ Undo = Callable[[Entry, Procfs], Outcome]  # may raise GoneError, OSError, Warde
 UNDO: dict[str, Undo] = {
     "pace": resume,
     "hold": resume,
+    "mps": restore,  # slow: a control daemon may hang
 }

@@ -7,8 +7,6 @@ A daemon that does not answer at all is not tried a second time: that would only
 
 from __future__ import annotations
 
-from agent.errors import GoneError
-from agent.procfs import Procfs
 from enforce.mps.channel import PATIENCE_SECONDS, Channel
 from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError
 from enforce.mps.protocol2 import Protocol2
@@ -32,9 +30,3 @@ def connect(daemon: Daemon, patience_seconds: float = PATIENCE_SECONDS) -> Contr
             first = first or error
     assert first
     raise first
-
-
-def require_alive(daemon: Daemon, proc: Procfs) -> None:
-    """GoneError when that very daemon has ended; whatever was set went with it."""
-    if not proc.is_alive(daemon.process):
-        raise GoneError(f"the MPS control daemon {daemon.process.tgid} has ended")

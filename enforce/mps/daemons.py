@@ -101,16 +101,20 @@ def serves(daemon: Daemon, process: ProcessId, proc: Procfs) -> bool:
         return False
 
 
-def reaches(process: ProcessId, daemon: Daemon, proc: Procfs) -> bool:
-    """Whether the pipe directory that the process was started with is the daemon's. GoneError when it has ended."""
+def reaches(process: ProcessId, daemon: Daemon, proc: Procfs, below: str = "") -> bool:
+    """Whether the pipe directory that the process was started with is the daemon's, or one `below` it.
+
+    GoneError when the process has ended.
+    """
+    own = _identity(f"{daemon.pipe_directory}{below}/{_CONTROL}")
     named = proc.environ(process.tgid, [PIPE_VARIABLE]).get(PIPE_VARIABLE)
-    own = _identity(f"{daemon.pipe_directory}/{_CONTROL}")
     root = f"{proc.root}/{process.tgid}/root"
     places = [named] if named else list(_USUAL_DIRECTORIES)
     return own is not None and any(_identity(f"{root}{place}/{_CONTROL}") == own for place in places)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
+    """The same for all names and mounts of one pipe."""
     try:
         found = os.stat(path)
     except OSError:

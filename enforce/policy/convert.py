@@ -73,7 +73,7 @@ def _tuning(tuning: schema.TuningSection) -> model.Tuning:
 
 def _health(rule: schema.HealthSection) -> model.HealthRule:
     return model.HealthRule(
-        devices=tuple(rule.devices),
+        devices=tuple(rule.devices or ("*",)),
         unhealthy=_bounds(rule.unhealthy),
         overlimit=_bounds(rule.overlimit),
         patience_ns=rule.patience,

@@ -186,7 +186,7 @@ class BoundsSection(Section):
 class HealthSection(Section):
     """How the health of devices is judged. A GPU that is lost or broken (fatal XID) gets no offline work anyway."""
 
-    devices: Patterns = Field(default=["*"], description="Names or UUIDs of the devices, as patterns.")
+    devices: Patterns | None = Field(None, description="Names or UUIDs of the devices. Left out: all.")
     unhealthy: BoundsSection = Field(
         default_factory=lambda: BoundsSection.model_validate({}),
         description="Beyond these, offline work does not grow, and what is new gets its floor.",
