@@ -60,6 +60,7 @@ class Mps:
         self._held: dict[ProcessId, Held] = {}  # by daemon
         self._caught: set[ProcessId] = set()
         self.foreign_writes = 0
+        self._survey.listeners.append(self.watch)
 
     def losses(self) -> dict[str, int]:
         """What went otherwise than meant: for Snapshot.lost."""
@@ -72,7 +73,7 @@ class Mps:
         self._memory_bytes = {uuid: size for uuid, size in sizes.items() if size}
         self._activity.observe(seats, snapshot)
         if self._held or any(standing.is_limited(seat) for seat in seats.values()):
-            self._survey.poke((p for seat in seats.values() for p in processes_of(seat)), self.watch)
+            self._survey.poke(process for seat in seats.values() for process in processes_of(seat))
 
     def obstacle(self, subject: Subject) -> str | None:
         """See Rung. From the last look at MPS."""

@@ -101,6 +101,10 @@ class Control(Protocol):
         """UUID → ordinal."""
         ...
 
+    def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
+        """Device → pids of the clients that use it, as far as the daemon tells."""
+        ...
+
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
         """What can be set for a scope: by kind."""
         ...

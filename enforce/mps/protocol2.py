@@ -59,6 +59,18 @@ class Protocol2:
                 found[DeviceUuid(uuid[0])] = int(ordinal[0])
         return found
 
+    def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
+        """A line that names a device, then lines of pids."""
+        found: dict[DeviceUuid, tuple[int, ...]] = {}
+        device: DeviceUuid | None = None
+        for line in self._say("get_device_client_list").splitlines():
+            if uuid := _UUID.search(line):
+                device = DeviceUuid(uuid[0])
+                found.setdefault(device, ())
+            elif device is not None and line.strip().isdecimal():
+                found[device] += (int(line),)
+        return found
+
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
         """Priority is the daemon's, whichever server: that is told apart from what is one server's."""
         return {

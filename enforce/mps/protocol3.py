@@ -57,6 +57,15 @@ class Protocol3:
                 found[DeviceUuid(row[3])] = int(row[0])
         return found
 
+    def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
+        """A client has a line for each device, by its ordinal."""
+        uuids = {str(ordinal): uuid for uuid, ordinal in self.devices().items()}
+        found: dict[DeviceUuid, tuple[int, ...]] = {}
+        for row in self._table(["client", "list", "--all"], 4):
+            if row[2] in uuids and row[0].isdecimal():
+                found[uuids[row[2]]] = (*found.get(uuids[row[2]], ()), int(row[0]))
+        return found
+
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
         """A memory limit is one for all devices."""
         return {what: (Setting(what, scope),) for what in _FIELDS}

@@ -38,6 +38,7 @@ class Place:
     clients: tuple[Client, ...] = ()
     scopes: tuple[Scope, ...] = ()
     ordinals: tuple[tuple[DeviceUuid, int], ...] = ()
+    device_clients: tuple[tuple[DeviceUuid, tuple[int, ...]], ...] = ()  # pids as the daemon sees them
     reached: tuple[tuple[ProcessId, frozenset[Scope]], ...] = ()
     connected: tuple[tuple[ProcessId, Client], ...] = ()
 
@@ -57,22 +58,24 @@ class Survey:
         self._proc, self._each_ns = proc, each_ns
         self._thread: threading.Thread | None = None
         self.picture: Picture | None = None
+        self.listeners: list[Callable[[Picture], None]] = []  # called by the looking thread
         self.failures = 0
 
-    def poke(self, processes: Iterable[ProcessId], then: Callable[[Picture], None]) -> None:
-        """Has a look taken, if none is under way and the last one is old; `then` is called by the looking thread."""
+    def poke(self, processes: Iterable[ProcessId]) -> None:
+        """Has a look taken, if none is under way and the last one is old."""
         if self._thread is not None and self._thread.is_alive():
             return
         if self.picture is not None and monotonic_ns() - self.picture.at_ns < self._each_ns:
             return
         known = tuple(processes)
-        self._thread = threading.Thread(target=self._look, args=(known, then), name="mps-survey", daemon=True)
+        self._thread = threading.Thread(target=self._look, args=(known,), name="mps-survey", daemon=True)
         self._thread.start()
 
-    def _look(self, processes: tuple[ProcessId, ...], then: Callable[[Picture], None]) -> None:
+    def _look(self, processes: tuple[ProcessId, ...]) -> None:
         try:
             self.picture = take(self._proc, processes, monotonic_ns())
-            then(self.picture)
+            for listener in self.listeners:
+                listener(self.picture)
         except Exception:  # noqa: BLE001  # a thread's exception would be seen by nobody
             self.failures += 1
             _log.exception("looking at MPS failed")
@@ -96,6 +99,7 @@ def _place(daemon: Daemon, proc: Procfs, processes: tuple[ProcessId, ...]) -> Pl
             clients,
             scopes,
             tuple(control.devices().items()),
+            tuple(control.device_clients().items()),
             tuple((process, _reached(process, control, scopes, proc)) for process in processes),
             connected,
         )

@@ -122,6 +122,16 @@ def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: Contro
         control.clients()
 
 
+def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: Node, control: Control) -> None:
+    client = client_of(mps)
+    first, second = control.devices()
+    assert control.device_clients() == {first: (client.pid,), second: ()}
+    control.shut_down(control.servers()[0])
+    assert client.wait(timeout=60) > 0
+    with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
+        control.servers()
+
+
 def fake(folder: Path, script: str) -> Daemon:
     """A command program that does what the script says."""
     program = folder / "nvidia-cuda-mps-control"
