@@ -43,6 +43,8 @@ class Share:
     max_queued_ns: int
     reason: str
     exhausted: bool = False
+    soft: bool = False  # there is slack enough to queue work while an online request runs, so that no gap follows it
+    blocks: int | None = None  # instead of ratio and queue: so many blocks of grids in each 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Level:
 
     online: bool = False  # its requests shut the gate of its devices; it is never slowed itself
     gate: bool = False  # stops at a launch while an online request runs
+    soft: bool = False  # … but may queue what there is room for meanwhile
     pace: bool = False  # stops at a launch that would queue more than max_queued_ns
     share_ratio: float = 1.0
     max_queued_ns: int = 0
@@ -80,12 +83,14 @@ FULL = Level()  # released
 
 @dataclass(frozen=True, slots=True)
 class OnlineOn:
-    """One online container on a device: its promise and the latest reading."""
+    """One online container on a device: its promise, the latest reading, and what the device's online side does."""
 
     container: ContainerKey
     device: DeviceUuid
     slo: Slo
     reading: Reading | None
+    busy_ratio: float | None = None  # share of the last second that online requests ran on the device
+    blocks_total: int | None = None  # blocks that online processes launched on the device, ever
 
 
 class Signal(Protocol):
@@ -111,8 +116,8 @@ class Law(Protocol, Generic[State]):
         """The state before the first reading."""
         ...
 
-    def step(self, state: State, reading: Reading | None, slo: Slo, now_ns: int) -> tuple[State, Share]:
-        """One decision. `slo` is the strictest of the device."""
+    def step(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
+        """One decision. `online` is the one of the device with the least slack."""
         ...
 
 

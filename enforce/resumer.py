@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.layout import PAUSE_GATE, RULE_GATE, SLOTS, Gate, Pause
+from agent.layout import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
 from agent.model import ProcessId
+from enforce.gates import is_busy
 
 _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
-_LONGEST_WAIT_HOLDS = 100  # as LONGEST_WAIT_HOLDS in bpf/pace.bpf.c
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
+_SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
 
@@ -34,6 +35,7 @@ class Stop:
     latest_ns: int  # resume then, whatever queue and gate say …
     pass_ns: int  # … and let it launch so much, the launch that was stopped included
     gated: bool
+    open_delay_ns: int  # after the gate opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ class Resumer:
     _free_since: dict[int, int] = field(default_factory=dict)
     _credits: dict[ProcessId, _Credit] = field(default_factory=dict)
 
-    def add(self, pause: Pause) -> None:
-        """The kernel stopped a process."""
+    def add(self, pause: Pause) -> bool:
+        """The kernel stopped a process. True when it should have been stopped already: somebody else resumed it."""
         process = pause.process.id()
+        known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
         portion = max(_PASS_NS, pause.estimate_ns)
         latest = pause.at_ns + min(longest, self._starved_in_ns(process, pause, longest, portion))
@@ -78,7 +81,9 @@ class Resumer:
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
+            open_delay_ns=0 if pause.rule.flags & RULE_SOFT else self.open_delay_ns,
         )
+        return known is not None and pause.at_ns - known.at_ns > _SAME_STOP_NS
 
     def due(self, now_ns: int) -> list[Due]:
         """Who may go now. They are taken out."""
@@ -101,12 +106,8 @@ class Resumer:
         return min(self._due_ns(stop, now_ns) for stop in self.stops.values())
 
     def is_busy(self, slot: int, now_ns: int) -> bool:
-        """Whether an online request runs on the device: the same rule as is_busy() in bpf/pace.bpf.c."""
-        if slot >= SLOTS:
-            return False
-        gate = self.gates[slot]
-        hold = self.hold_ns * (_LONGEST_WAIT_HOLDS if gate.in_wait > 0 else 1)
-        return bool(gate.open > 0 and now_ns - gate.last_online_ns < hold)
+        """Whether an online request runs on the device."""
+        return slot < SLOTS and is_busy(self.gates[slot], self.hold_ns, now_ns)
 
     def forget(self, process: ProcessId) -> None:
         """It is gone."""
@@ -114,7 +115,7 @@ class Resumer:
         self._credits.pop(process, None)
 
     def _starved_in_ns(self, process: ProcessId, pause: Pause, longest_ns: int, portion_ns: int) -> int:
-        """How long until the floor owes it another portion. Debts either way are at most what a longest pause is worth."""
+        """How long until the floor owes it another portion. Debts are bounded by what a longest pause is worth."""
         floor = pause.rule.floor_ppm / _PPM
         bound = longest_ns * floor
         credit = self._credits.setdefault(process, _Credit(pause.at_ns, pause.charged_ns, -bound))
@@ -127,7 +128,7 @@ class Resumer:
         if not stop.gated:
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
-        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self.open_delay_ns
+        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + stop.open_delay_ns
         return min(stop.latest_ns, max(stop.queue_due_ns, opens))
 
     def _watch_gates(self, now_ns: int) -> None:

@@ -20,6 +20,7 @@ from agent.model import ProcessId
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.decisions import DecisionLog
+from enforce.gates import GateReader
 from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
@@ -82,6 +83,7 @@ class Enforcement:
             supervisor=supervisor,
             log=log,
             meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
+            gates=GateReader(probes.map("gates").share(layout.SLOTS), self._policy.tuning.gate_hold_ns),
         )
 
 

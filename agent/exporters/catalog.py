@@ -112,6 +112,12 @@ CATALOG: Final = (
     Metric("gpuwarden_container_share_ratio", "gauge", CONTAINER, "Share of the device that it may use now."),
     Metric("gpuwarden_container_paused_ratio", "gauge", CONTAINER, "Share of the last second that it was stopped."),
     Metric("gpuwarden_container_pauses_total", "counter", CONTAINER, "Times that it was stopped."),
+    Metric(
+        "gpuwarden_container_foreign_resumes_total",
+        "counter",
+        CONTAINER,
+        "Stops that somebody else ended with SIGCONT; whoever does that is not fought.",
+    ),
     Metric("gpuwarden_container_paused_seconds_total", "counter", CONTAINER, "Time that it was stopped."),
     # The agent itself.
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; names the agent's version."),

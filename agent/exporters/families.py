@@ -144,6 +144,7 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
     yield "container_paused_ratio", labels, enforcement.paused_ratio
     if enforcement.role == "offline":  # nobody else is ever paused: a counter that cannot move says nothing
         yield "container_pauses_total", labels, enforcement.pauses_total
+        yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total
         yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total
 
 
