@@ -96,3 +96,18 @@ def _seen_as(process: ProcessId, namespace: int, proc: Procfs) -> int | None:
     finally:
         os.close(descriptor)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class AllClients:
+    """The clients of all daemons of this machine, as evicting needs them."""
+
+    proc: Procfs
+
+    def terminate(self, process: ProcessId) -> bool:
+        """Takes the device from a client; False: it is none. MpsError: nobody knows, so it may be one."""
+        found = find_client(process, self.proc)
+        if found is None:
+            return False
+        terminate_client(found, self.proc)
+        return True

@@ -16,7 +16,7 @@ import pytest
 from agent.errors import GoneError
 from agent.procfs import Procfs
 from bench.node import Node, simulated_node
-from enforce.mps.clients import find_client, is_mps_client, terminate_client
+from enforce.mps.clients import AllClients, find_client, is_mps_client, terminate_client
 from enforce.mps.control import connect
 from enforce.mps.daemons import daemons
 from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError, Scope, Setting
@@ -90,6 +90,13 @@ def test_a_client_can_be_ended_without_a_signal(mps: Node) -> None:
     assert client.wait(timeout=60) > 0
     with pytest.raises(GoneError):
         terminate_client(found, PROC)
+
+
+def test_evicting_is_told_whether_it_was_a_client(mps: Node) -> None:
+    client = client_of(mps)
+    assert AllClients(PROC).terminate(PROC.process_id(client.pid))
+    assert client.wait(timeout=60) > 0
+    assert not AllClients(PROC).terminate(PROC.process_id(os.getpid()))
 
 
 def test_devices_are_known_by_uuid(control: Control, mps: Node) -> None:
