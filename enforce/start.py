@@ -1,34 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The enforcing half of the agent, put together on top of an observer."""
+"""The enforcing half of the agent, put together on top of an observer.
+
+Only an agent that enforces owns the run directory; whoever does not leaves alone what another one holds.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
 from agent import layout
 from agent.collectors.deliveries import Deliveries
-from agent.errors import SetupError
-from agent.model import ProcessId
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.decisions import DecisionLog
+from enforce.explain.history import History
+from enforce.explainer import Explainer
 from enforce.gates import GateReader
-from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
+from enforce.model import Signal
+from enforce.owner import Owner, enforcing_elsewhere
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
-from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.signalling import signals
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -37,29 +38,40 @@ _log = logging.getLogger(__name__)
 class Enforcement:
     """A context manager: inside it the loop decides, and acts if the policy says `enforce: true`."""
 
-    def __init__(self, policy: Policy, observer: Observer, run_dir: Path, decisions: str) -> None:
-        self._policy, self._observer = policy, observer
+    def __init__(self, policy: Policy, observer: Observer, run_dir: Path, decisions: str, history: History) -> None:
+        self._policy, self._observer, self._history = policy, observer, history
+        self._run_dir = run_dir
         self._ledger_path = run_dir / "ledger.jsonl"
         self._decisions = decisions
         self._ending = threading.Event()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        left_over = release_all(self._ledger_path)
-        if left_over:
-            _log.warning("released %d processes that an earlier agent left", len(left_over))
         with ExitStack() as stack:
             supervisor, holds = None, None
             if self._policy.enforce:
+                owner = Owner.take(self._run_dir, self._observer.proc)
+                stack.callback(owner.close)
+                self._release_left_over()
                 ledger = Ledger(self._ledger_path)
                 stack.callback(ledger.close)
-                supervisor = Supervisor(self._observer.probes, self._ledger_path, self._policy.tuning)
+                supervisor = Supervisor(self._observer.probes, self._ledger_path, self._policy.tuning, (owner.fd,))
                 supervisor.start()
                 stack.callback(supervisor.stop)
                 holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
+            elif (other := enforcing_elsewhere(self._run_dir, self._observer.proc)) is not None:
+                _log.warning("process %d enforces with %s: what it holds is left alone", other, self._run_dir)
+            else:
+                self._release_left_over()
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
-            loop = self._loop(log, holds, supervisor)
+            self._history.has_policy, self._history.enforcing = True, self._policy.enforce
+            explainer = Explainer(log, self._history, acts=self._policy.enforce)
+            others = self._observer.losses
+            self._observer.losses = lambda: {**others(), **explainer.losses()}
+            stack.callback(setattr, self._observer, "losses", others)
+            known = stack.enter_context(signals(self._policy, self._observer))
+            loop = deciding(self._policy, self._observer, known, holds, supervisor, explainer)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -69,44 +81,34 @@ class Enforcement:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self._history.has_policy = self._history.enforcing = False
 
-    def _loop(self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None) -> Loop:
-        observer, probes = self._observer, self._observer.probes
-        observer.pipeline.enforcing = supervisor is not None
-        return Loop(
-            policy=self._policy,
-            pipeline=observer.pipeline,
-            members=observer.members,
-            signals={"gpu_wait": GpuWait(_histograms(observer))},
-            deliveries=Deliveries(probes),
-            holds=holds,
-            supervisor=supervisor,
-            log=log,
-            meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
-            gates=GateReader(probes.map("gates").share(layout.SLOTS), self._policy.tuning.gate_hold_ns),
-        )
+    def _release_left_over(self) -> None:
+        left_over = release_all(self._ledger_path)
+        if left_over:
+            _log.warning("released %d processes that an earlier agent left", len(left_over))
 
 
-def _histograms(observer: Observer) -> ReadHistogram:
-    """A reader of one process's cumulative latency histogram."""
-    latencies = observer.probes.map("latencies")
-
-    def read(process: ProcessId) -> Counts | None:
-        found = latencies.get(layout.ProcessKey.of(process))
-        return tuple(found.buckets) if found is not None else None
-
-    return read
-
-
-def plan(policy: Policy, observer: Observer, run_dir: Path, seconds: float) -> int:
-    """Watches for a while, then prints what would be done: one line of JSON per container."""
-    with Enforcement(replace(policy, enforce=False), observer, run_dir, decisions=""):
-        time.sleep(seconds)
-        snapshot = observer.snapshot()
-    if snapshot is None:
-        raise SetupError("nothing was observed in that time: give more --seconds")
-    for row in snapshot.containers:
-        stance = observer.pipeline.enforcement.get(row.container.key)
-        if stance is not None:
-            print(json.dumps({"container": row.container.name, "key": row.container.key, **asdict(stance)}))
-    return 0
+def deciding(
+    policy: Policy,
+    observer: Observer,
+    known: dict[str, Signal],
+    holds: Holds | None,
+    supervisor: Supervisor | None,
+    explainer: Explainer,
+) -> Loop:
+    """The loop, not yet running. Without holds and supervisor it touches nothing."""
+    probes = observer.probes
+    observer.pipeline.enforcing = supervisor is not None
+    return Loop(
+        policy=policy,
+        pipeline=observer.pipeline,
+        members=observer.members,
+        signals=known,
+        deliveries=Deliveries(probes),
+        holds=holds,
+        supervisor=supervisor,
+        explainer=explainer,
+        meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
+        gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
+    )

@@ -21,6 +21,7 @@ from agent.probes import Probes
 from enforce.guardian import Settings
 from enforce.policy.model import Tuning
 from enforce.release import release_all
+from enforce.undoing import STOPS
 
 _log = logging.getLogger(__name__)
 _MAPS = ("pauses", "gates", "controls", "resumes")
@@ -32,9 +33,10 @@ _HANGS_NS = 1_000_000_000  # without a lease for so long, while the agent's hear
 class Supervisor:
     """Keeps one guardian running from `start` to `stop`."""
 
-    def __init__(self, probes: Probes, ledger: Path, tuning: Tuning) -> None:
+    def __init__(self, probes: Probes, ledger: Path, tuning: Tuning, inherited: tuple[int, ...] = ()) -> None:
         fds = {name: probes.bpf.map_fd(name) for name in _MAPS}
         self._settings = Settings(fds, str(ledger), os.getpid(), tuning.gate_open_delay_ns, tuning.gate_hold_ns)
+        self._inherited = inherited  # file descriptors that the guardian keeps open until it ends
         self._control: Control = probes.map("controls").share(1)[0]
         self._ledger = ledger
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +90,7 @@ class Supervisor:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
             stdin=subprocess.PIPE,
-            pass_fds=tuple(self._settings.fds.values()),
+            pass_fds=(*self._settings.fds.values(), *self._inherited),
             start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it
         )
 
@@ -101,7 +103,7 @@ class Supervisor:
             if self._ending.is_set():
                 return
             self._control.lease_until_ns = 0
-            released = release_all(self._ledger)
+            released = release_all(self._ledger, acts=STOPS)  # the agent lives: what its rungs did is theirs to undo
             self.restarts += 1
             _log.error("the guardian ended with code %s: released %d processes, starting it again", code, len(released))
             if self._ending.wait(_RESTART_SECONDS):
