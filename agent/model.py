@@ -192,6 +192,16 @@ class Enforcement:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """Whether a device is fit for offline work, as enforcement judges it."""
+
+    state: str  # "init" | "healthy" | "unhealthy" | "overlimit" | "disabled"
+    reason: str  # one line
+    seconds: float  # in this state
+    hold_seconds: float  # it cannot become better before
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeCounts:
     """Symbols of one role in one library."""
 
@@ -245,3 +255,4 @@ class Snapshot:
     signal_failures: Mapping[str, int] = field(default_factory=dict)  # "rule:signal:reason" → times since the policy
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
     held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them
+    health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # only where a policy is

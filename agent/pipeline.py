@@ -25,6 +25,8 @@ from agent.model import (
     CollectorHealth,
     ContainerKey,
     ContainerUsage,
+    DeviceHealth,
+    DeviceUuid,
     Enforcement,
     ProcessId,
     ProcessUsage,
@@ -49,6 +51,7 @@ class Pipeline:
     snapshot: Snapshot | None = None
     enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
     enforcing: bool = False
+    device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # likewise
     unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
     nvml_errors: Callable[[], Mapping[str, int]] = dict
     name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict
@@ -136,6 +139,7 @@ class Pipeline:
             unattributed=tuple(rest),
             enforcement=dict(self.enforcement),
             enforcing=self.enforcing,
+            health=dict(self.device_health),
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
             collectors=tuple(health),
             lost=self._lost(),

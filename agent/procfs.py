@@ -71,9 +71,18 @@ class Procfs:
         line = proctext.parse_command(self._read(tgid, "cmdline", _COMMAND_BYTES), LONGEST_COMMAND)
         return line or f"[{printable(self.stat(tgid).comm, LONGEST_COMMAND - 2)}]"
 
+    def arguments(self, tgid: int) -> tuple[str, ...]:
+        """The command line's words as they are, the first few KiB of them; empty for kernel threads and zombies."""
+        text = self._read(tgid, "cmdline", _COMMAND_BYTES).rstrip("\0")
+        return tuple(text.split("\0")) if text else ()
+
+    def status(self, tgid: int) -> str:
+        """The text of /proc/PID/status."""
+        return self._read(tgid, "status", _SMALL_BYTES)
+
     def user(self, tgid: int) -> str:
         """The name of the real user, its number where this machine has no name for it."""
-        uid = proctext.parse_status_uid(self._read(tgid, "status", _SMALL_BYTES))
+        uid = proctext.parse_status_uid(self.status(tgid))
         if uid is None:
             raise GoneError(f"process {tgid} ended while its user was read")
         return user_name(uid)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from agent.procfs import Procfs
 from enforce.checkpoint.undoing import release_process
 from enforce.entries import Entry
+from enforce.mps.restoring import restore
 from enforce.outcome import Outcome
 from enforce.resuming import resume
 
@@ -22,6 +23,7 @@ UNDO: dict[str, Undo] = {
     "hold": resume,
     "lock": release_process,  # after what resumes and thaws: the driver needs the process to run
     "swap": release_process,
+    "mps": restore,  # slow: a control daemon may hang
 }
 
 MAY_YET_SUCCEED = frozenset({"lock", "swap"})  # where undoing may have to wait for room, or for a process to run

@@ -98,6 +98,12 @@ CATALOG: Final = (
         "When this XID was last seen (rate() misses the first one of a new series).",
     ),
     # Enforcement.
+    Metric(
+        "gpuwarden_device_health",
+        "gauge",
+        (*DEVICE, "state"),
+        "1 for the state that the device is in (init, healthy, unhealthy, overlimit, disabled), 0 for the others.",
+    ),
     Metric("gpuwarden_enforcing", "gauge", NONE, "1 if the policy is acted on, 0 if decisions are only logged."),
     Metric("gpuwarden_container_role_info", "gauge", (*CONTAINER, "role", "rule"), "Always 1; role and matching rule."),
     Metric("gpuwarden_container_slo_latency_seconds", "gauge", CONTAINER, "Latency at the SLO's quantile."),

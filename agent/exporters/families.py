@@ -32,6 +32,7 @@ Row = tuple[str, Labels, float]
 Candidate = tuple[str, Labels, float | None]
 
 PREFIX: Final = "gpuwarden_"
+HEALTH_STATES: Final = ("init", "healthy", "unhealthy", "overlimit", "disabled")
 
 
 def rows(snapshot: Snapshot) -> Iterator[Row]:
@@ -57,6 +58,7 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
         yield from _device_totals(
             reading, snapshot.device_totals.get(reading.device.uuid), devices[reading.device.uuid]
         )
+    yield from _health(snapshot, devices)
     for key, enforcement in snapshot.enforcement.items():
         if key in containers:
             yield from _enforcement(enforcement, containers[key])
@@ -116,6 +118,12 @@ def _device(reading: DeviceReading, labels: Labels) -> Iterator[Candidate]:
         yield "device_xids_total", (*labels, str(xid)), count
     for xid, at_ns in reading.xid_last_seen_wall_ns.items():
         yield "device_xid_last_seen_timestamp_seconds", (*labels, str(xid)), at_ns / NS_PER_SECOND
+
+
+def _health(snapshot: Snapshot, devices: Mapping[DeviceUuid, Labels]) -> Iterator[Candidate]:
+    for uuid, health in snapshot.health.items():
+        for state in HEALTH_STATES if uuid in devices else ():
+            yield "device_health", (*devices[uuid], state), health.state == state
 
 
 def _device_totals(reading: DeviceReading, totals: Totals | None, labels: Labels) -> Iterator[Candidate]:

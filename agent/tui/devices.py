@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
-from agent.model import DeviceReading
+from agent.model import DeviceHealth, DeviceReading, DeviceUuid
 from agent.tui.cells import GPU_THRESHOLDS, MEMORY_THRESHOLDS, Glyphs, bar, name, percent, size
 
+_ALARMING = {"unhealthy": "yellow", "overlimit": "red", "disabled": "bold red"}
 NAME_FROM, HEALTH_FROM = 96, 130  # columns of the terminal from which there is room for them
 
 
-def device_lines(readings: tuple[DeviceReading, ...], width: int, glyphs: Glyphs) -> list[Text]:
-    """The head of every view, each line cut to `width`."""
+def device_lines(
+    readings: tuple[DeviceReading, ...], width: int, glyphs: Glyphs, health: Mapping[DeviceUuid, DeviceHealth]
+) -> list[Text]:
+    """The head of every view, each line cut to `width`. What is not fit for offline work says so."""
     fixed = 65 + (22 if width >= NAME_FROM else 0) + (30 if width >= HEALTH_FROM else 0)
     cells = max(6, min(40, (width - fixed) // 2))
-    lines = [_line(reading, width, cells, glyphs) for reading in readings]
+    lines = [_line(reading, width, cells, glyphs, health.get(reading.device.uuid)) for reading in readings]
     for line in lines:
         line.truncate(width, overflow=glyphs.overflow)
     return lines
@@ -28,12 +33,14 @@ def memory_ratio(reading: DeviceReading) -> float | None:
     return None if used is None or not total else used / total
 
 
-def _line(reading: DeviceReading, width: int, cells: int, glyphs: Glyphs) -> Text:
+def _line(reading: DeviceReading, width: int, cells: int, glyphs: Glyphs, health: DeviceHealth | None) -> Text:
     parts = [Text(f"GPU {reading.device.index}", style="bold")]
     if width >= NAME_FROM:
         model = name(reading.device.name, glyphs)
         model.truncate(20, overflow=glyphs.overflow, pad=True)
         parts.append(model)
+    if health and health.state in _ALARMING:
+        parts.append(Text(health.state.upper(), style=_ALARMING[health.state]))
     if reading.lost:
         parts.append(Text("LOST: does not answer; see dmesg", style="bold red"))
     else:

@@ -51,7 +51,8 @@ class Screen:
         glyphs = ASCII if options.ascii_only else UTF8
         columns, build, nothing = VIEWS[self.view]
         width = options.max_width
-        head = [_title(self.snapshot, glyphs), *device_lines(self.snapshot.devices, width, glyphs), Text()]
+        devices = device_lines(self.snapshot.devices, width, glyphs, self.snapshot.health)
+        head = [_title(self.snapshot, glyphs), *devices, Text()]
         foot = _footer(self.snapshot, glyphs)
         lines = build(self.snapshot, glyphs)
         room = console.height - len(head) - len(foot) - 2 if self.full else len(lines)

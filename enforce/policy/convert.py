@@ -15,6 +15,7 @@ def policy(section: schema.PolicySection) -> model.Policy:
         offline=tuple(_offline(rule) for rule in section.offline),
         protect=tuple(_match(match) for match in section.protect),
         tuning=_tuning(section.tuning),
+        health=tuple(_health(rule) for rule in section.health),
     )
 
 
@@ -85,4 +86,27 @@ def _tuning(tuning: schema.TuningSection) -> model.Tuning:
         gate_open_delay_ns=tuning.gate_open_delay,
         no_data_hold_ns=tuning.no_data_hold,
         tgs_sample_ns=tuning.tgs_sample,
+    )
+
+
+def _health(rule: schema.HealthSection) -> model.HealthRule:
+    return model.HealthRule(
+        devices=tuple(rule.devices or ("*",)),
+        unhealthy=_bounds(rule.unhealthy),
+        overlimit=_bounds(rule.overlimit),
+        patience_ns=rule.patience,
+        init_ns=rule.init,
+        hold_off_ns=rule.hold_off,
+        hold_off_most_ns=rule.hold_off_most,
+        clean_ns=rule.clean,
+        forgive_ns=rule.forgive,
+    )
+
+
+def _bounds(bounds: schema.BoundsSection) -> model.Bounds:
+    return model.Bounds(
+        utilization_ratio=bounds.utilization,
+        sm_activity_ratio=bounds.sm_activity,
+        memory_ratio=bounds.memory,
+        sm_clock_hertz=bounds.sm_clock * 1e6 if bounds.sm_clock is not None else None,
     )

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
+from agent.model import Device
 from enforce.policy.matching import Facts, Match, ProcessFacts
 
-__all__ = ["Classification", "Facts", "HttpSource", "Limits", "Match", "OfflineRule", "OnlineRule", "Policy"]
-__all__ += ["ProcessFacts", "PrometheusSource", "Role", "Slo", "Source", "Tuning", "UprobeSource"]
+__all__ = ["Bounds", "Classification", "Facts", "HealthRule", "HttpSource", "Limits", "Match", "OfflineRule"]
+__all__ += ["OnlineRule", "Policy", "ProcessFacts", "PrometheusSource", "Role", "Slo", "Source", "Tuning"]
+__all__ += ["UprobeSource"]
 
 
 class Role(StrEnum):
@@ -114,6 +117,34 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a device may show before its health counts as bad. None: no bound."""
+
+    utilization_ratio: float | None = None  # of devices that tell no SM activity
+    sm_activity_ratio: float | None = None
+    memory_ratio: float | None = None
+    sm_clock_hertz: float | None = None  # the least, while it works
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRule:
+    """How the health of devices is judged. `devices`: patterns of their names or UUIDs."""
+
+    devices: tuple[str, ...] = ("*",)
+    unhealthy: Bounds = Bounds()
+    overlimit: Bounds = Bounds()
+    patience_ns: int = 5_000_000_000
+    init_ns: int = 0
+    hold_off_ns: int = 30_000_000_000
+    hold_off_most_ns: int = 1_800_000_000_000
+    clean_ns: int = 600_000_000_000
+    forgive_ns: int = 600_000_000_000
+
+
+DEFAULT_HEALTH = HealthRule()  # XIDs and lost devices only
+
+
+@dataclass(frozen=True, slots=True)
 class Classification:
     """What a container is, by which rule, and why. `conflict` names the rules that claim it against each other."""
 
@@ -132,6 +163,13 @@ class Policy:
     offline: tuple[OfflineRule, ...]
     protect: tuple[Match, ...]
     tuning: Tuning
+    health: tuple[HealthRule, ...] = ()
+
+    def health_of(self, device: Device) -> HealthRule:
+        """The first rule that names the device; without one its bounds are none."""
+        named = (device.name, device.uuid)
+        rules = (rule for rule in self.health if any(fnmatchcase(n, p) for n in named for p in rule.devices))
+        return next(rules, DEFAULT_HEALTH)
 
     def classify(self, facts: Facts) -> Classification:
         """The container's role. `protect` beats every rule; whatever an offline rule disputes is left alone."""

@@ -207,6 +207,56 @@ class TuningSection(Section):
     )
 
 
+class BoundsSection(Section):
+    """Bounds on what a device shows. A figure that is not known is beyond none; a key that is left out is no bound."""
+
+    sm_activity: Annotated[float, Ratio("95%", above_zero=True)] | None = Field(
+        None, description="Most SM activity, on GPUs that tell it (Hopper and later)."
+    )
+    utilization: Annotated[float, Ratio("99%", above_zero=True)] | None = Field(
+        None, description="Most utilisation (share of time with a kernel running), on GPUs that tell only that."
+    )
+    memory: Annotated[float, Ratio("95%", above_zero=True)] | None = Field(
+        None, description="Most device memory in use, as a share of all."
+    )
+    sm_clock: Annotated[int, Whole(1, 10_000, "1200")] | None = Field(
+        None, description="Least SM clock in MHz while the device is at work (over 20 %)."
+    )
+
+
+class HealthSection(Section):
+    """How the health of devices is judged. A GPU that is lost or broken (fatal XID) gets no offline work anyway."""
+
+    devices: Patterns | None = Field(None, description="Names or UUIDs of the devices. Left out: all.")
+    unhealthy: BoundsSection = Field(
+        default_factory=lambda: BoundsSection.model_validate({}),
+        description="Beyond these, offline work does not grow, and what is new gets its floor.",
+    )
+    overlimit: BoundsSection = Field(
+        default_factory=lambda: BoundsSection.model_validate({}),
+        description="Beyond these for longer than `patience`, offline work is brought to its floor and up its ladder.",
+    )
+    patience: Annotated[int, Duration("5s", "0ms", "10m")] = Field(
+        5_000 * MS, description="How long the bounds of `overlimit` may be exceeded."
+    )
+    init: Annotated[int, Duration("10s", "0ms", "10m")] = Field(
+        0, description="How long a device is watched before it counts as healthy."
+    )
+    hold_off: Annotated[int, Duration("30s", "100ms", "1h")] = Field(
+        30_000 * MS,
+        description="How long a device must be within its bounds to count as healthy again. Doubles with each relapse.",
+    )
+    hold_off_most: Annotated[int, Duration("30m", "100ms", "24h")] = Field(
+        1_800_000 * MS, description="Where the doubling ends."
+    )
+    clean: Annotated[int, Duration("10m", "100ms", "24h")] = Field(
+        600_000 * MS, description="How long a device must show no fatal XID before it may be used again."
+    )
+    forgive: Annotated[int, Duration("10m", "100ms", "24h")] = Field(
+        600_000 * MS, description="One relapse is forgotten for each such time of good health."
+    )
+
+
 class PolicySection(Section):
     """The whole file."""
 
@@ -218,6 +268,9 @@ class PolicySection(Section):
     offline: list[OfflineSection] = Field(default=[], description="Rules for containers that may be slowed.")
     protect: list[MatchSection] = Field(
         default=[], description="Containers and units that are never touched, whatever the rules say."
+    )
+    health: list[HealthSection] = Field(
+        default=[], description="When devices are fit for offline work; the first entry that names a device counts."
     )
     tuning: TuningSection = Field(
         default_factory=lambda: TuningSection.model_validate({}), description="The control loop's own times."

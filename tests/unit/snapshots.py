@@ -10,6 +10,7 @@ from agent.model import (
     ContainerKey,
     ContainerUsage,
     Device,
+    DeviceHealth,
     DeviceReading,
     DeviceUuid,
     Enforcement,
@@ -165,6 +166,10 @@ def rich_snapshot() -> Snapshot:
             ContainerKey("gone"): Enforcement("offline"),
         },
         enforcing=True,
+        health={
+            GPU_0: DeviceHealth("disabled", "XID 79 (the GPU has fallen off the bus)", 12.5, 587.5),
+            GPU_1: DeviceHealth("healthy", "within its bounds", 3600.0, 0.0),
+        },
         probes=(
             probed("/usr/lib/x86_64-linux-gnu/libcuda.so.1", 42, ("cuLaunchKernel_v9",)),
             probed("/proc/100/root/usr/lib/libcuda.so.1", 41, failures={"cuMemFree_v2": "Invalid argument"}),

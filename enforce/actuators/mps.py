@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`mps`: limits for the MPS clients that an offline container starts from now on: a percentage of the SMs (what the
+online side leaves), pinned memory (the rule's quota), and low priority. Clients that run already keep what they have.
+
+With protocol 2 a limit reaches every later client of the daemon, online ones too, and a client keeps what it got until
+it ends. So nothing is set while a container that is not to be limited reaches the daemon with a process that is not
+connected yet; what is set is put back when such a process is seen; one that was caught all the same is reported. With
+protocol 3 limits are set on namespaces that only such offline containers reach, so they are nobody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.clock import wall_ns
+from agent.errors import WardenError
+from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
+from agent.procfs import Procfs
+from enforce.activity import OnlineActivity
+from enforce.entries import Entry
+from enforce.model import Subject
+from enforce.mps import limits, standing
+from enforce.mps.model import Client, Control, MpsError, Scope
+from enforce.mps.restoring import Change, put_back, to_place
+from enforce.mps.survey import Picture, Place, Survey
+from enforce.roster import Seat, processes_of
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is in force on one daemon, and for whom it was set. `known`: processes that were connected before."""
+
+    container: ContainerKey
+    control: Control
+    changes: tuple[Change, ...]
+    known: frozenset[ProcessId]
+
+    def reaches(self, client: Client) -> bool:
+        """Whether one of the limits is for a client like this."""
+        own = (Scope(client.server, client.space), Scope(""))
+        return any(change.setting.scope in own for change in self.changes)
+
+
+class Mps:
+    """A rung. `look` is to be called at every decision, also while the rung is not wanted."""
+
+    name = standing.RUNG
+
+    def __init__(self, proc: Procfs, survey: Survey | None = None) -> None:
+        self._survey = survey or Survey(proc)
+        self._activity = OnlineActivity()
+        self._seats: Mapping[ContainerKey, Seat] = {}
+        self._memory_bytes: dict[DeviceUuid, int] = {}
+        self._plans: dict[ContainerKey, Held] = {}
+        self._held: dict[ProcessId, Held] = {}  # by daemon
+        self._caught: set[ProcessId] = set()
+        self.foreign_writes = 0
+        self._survey.listeners.append(self.watch)
+
+    def losses(self) -> dict[str, int]:
+        """What went otherwise than meant: for Snapshot.lost."""
+        return {"mps:caught": len(self._caught), "mps:foreign": self.foreign_writes, "mps:look": self._survey.failures}
+
+    def look(self, seats: Mapping[ContainerKey, Seat], snapshot: Snapshot) -> None:
+        """Learns what the online side uses, and has MPS looked at where a rule lists this rung. Does not block."""
+        self._seats = seats
+        sizes = {reading.device.uuid: reading.device.memory_total_bytes for reading in snapshot.devices}
+        self._memory_bytes = {uuid: size for uuid, size in sizes.items() if size}
+        self._activity.observe(seats, snapshot)
+        if self._held or any(standing.is_limited(seat) for seat in seats.values()):
+            self._survey.poke(process for seat in seats.values() for process in processes_of(seat))
+
+    def obstacle(self, subject: Subject) -> str | None:
+        """See Rung. From the last look at MPS."""
+        picture = self._survey.picture
+        if picture is None:
+            return "MPS has not been looked at yet; asked again in a moment"
+        place = standing.place_of(subject, picture)
+        held = self._held.get(place.daemon.process) if place else None
+        if held and held.container != subject.container.key:
+            return f"the MPS daemon is limited for {self._name(held.container)} already, which reaches its clients too"
+        return standing.obstacle(subject, picture, self._seats)
+
+    def intents(self, subject: Subject) -> Sequence[Entry]:
+        """See Rung. Asks the daemon what is set now."""
+        picture = self._survey.picture
+        place = standing.place_of(subject, picture) if picture else None
+        if place is None or place.control is None:
+            raise MpsError("the MPS control daemon has gone since it was looked at")
+        (scope,) = standing.scopes_of(subject, place)
+        wanted = {
+            "percentage": limits.percent(subject, self._activity),
+            "memory": limits.quota(scope, place, self._seats),
+            "priority": "1",
+        }
+        changes = tuple(limits.changes(place, place.control, scope, subject, wanted, self._memory_bytes))
+        key = subject.container.key
+        self._plans[key] = Held(key, place.control, changes, frozenset(process for process, _ in place.connected))
+        return [Entry.of(self.name, place.daemon.process, key, wall_ns(), to_place(changes))] if changes else []
+
+    def apply(self, subject: Subject) -> None:
+        """See Rung."""
+        held = self._plans.pop(subject.container.key)
+        for change in held.changes:
+            held.control.put(change.setting, change.ours)
+        if held.changes:
+            self._held[held.control.daemon.process] = held
+        what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes) or "nothing to lower"
+        _log.info("%s: MPS: %s, for clients that connect later; others keep theirs", subject.container.name, what)
+
+    def watch(self, picture: Picture) -> None:
+        """Looks whether what was set is still ours to keep, in the surveying thread."""
+        places = {place.daemon.process: place for place in picture.places}
+        for daemon, held in list(self._held.items()):
+            place = places.get(daemon)
+            try:
+                if place is None or not self._keeps(place, held):
+                    self._held.pop(daemon, None)  # the daemon ended, or the limits are put back, or another's
+            except WardenError as error:
+                _log.warning("MPS limits of %s: %s", self._name(held.container), error)
+
+    def _keeps(self, place: Place, held: Held) -> bool:
+        """Puts the limits back where they would reach the wrong one."""
+        if place.error:
+            return True
+        now = [(change, held.control.get(change.setting)) for change in held.changes]
+        for change, value in now:
+            if value not in (change.before, change.back, change.ours):
+                self.foreign_writes += 1
+                _log.warning("MPS: somebody else has set %s to %s: left alone", change.setting.what, value or "none")
+                return False
+        self._report_caught(place, held)
+        scopes = frozenset(change.setting.scope for change in held.changes if change.setting.scope.server)
+        other = standing.bystander(place, scopes or frozenset(place.scopes), self._seats)
+        if other:
+            _log.warning("MPS: %s is about to connect: the limits are put back", other)
+            for change in held.changes:
+                put_back(held.control, change)
+        return not other and any(value == change.ours for change, value in now)
+
+    def _report_caught(self, place: Place, held: Held) -> None:
+        safe = {p for seat in self._seats.values() if standing.is_limited(seat) for p in processes_of(seat)}
+        for process, client in place.connected:
+            if held.reaches(client) and process not in held.known | safe | self._caught:
+                self._caught.add(process)
+                _log.warning("MPS: process %d connected while others were limited: it has their limit", process.tgid)
+
+    def _name(self, key: ContainerKey) -> str:
+        seat = self._seats.get(key)
+        return seat.container.name if seat else str(key)

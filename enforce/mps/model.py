@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The words of MPS: daemons, their servers and clients, and the limits of new clients. Everything is immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.errors import WardenError
+from agent.model import DeviceUuid, ProcessId
+
+
+class MpsError(WardenError):
+    """A control daemon could not be asked, or what it answered makes no sense. It says nothing about the clients."""
+
+
+class MpsTimeoutError(MpsError):
+    """It did not answer in time."""
+
+
+class NotSpokenError(MpsError):
+    """It does not know this language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A control daemon, where it is reached, and the program that speaks to it."""
+
+    process: ProcessId
+    pipe_directory: str  # as this program sees it
+    program: str
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What clients share: a process of its own. `name` is what commands call it: its pid, or a name (protocol 3)."""
+
+    name: str
+    tgid: int | None
+    status: str  # "ACTIVE", "FAULT", … in capitals; "" unknown
+
+    @property
+    def faulted(self) -> bool:
+        """Whether it has met a fatal error, which all its clients share."""
+        return "FAULT" in self.status
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A process that shares the SMs through a server; its pid as the daemon sees it."""
+
+    tgid: int
+    server: str
+    space: str = ""  # the namespace, with protocol 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose new clients a limit is for: those of a server, of one namespace of it, or ("") of servers to come."""
+
+    server: str
+    space: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One limit: what, for whom. `device` is the ordinal of a memory limit where the language has one for each."""
+
+    what: str  # "percentage" | "memory" | "priority"
+    scope: Scope
+    device: int | None = None
+
+
+class Control(Protocol):
+    """A control daemon that answers. Every call ends in bounded time; each may raise MpsError."""
+
+    @property
+    def protocol(self) -> int:
+        """2 or 3."""
+        ...
+
+    @property
+    def daemon(self) -> Daemon:
+        """Who is spoken to."""
+        ...
+
+    def servers(self) -> tuple[Server, ...]:
+        """Those that run."""
+        ...
+
+    def clients(self) -> tuple[Client, ...]:
+        """Those of all servers, each process once."""
+        ...
+
+    def scopes(self) -> tuple[Scope, ...]:
+        """For whom limits can be set now."""
+        ...
+
+    def devices(self) -> dict[DeviceUuid, int]:
+        """UUID → ordinal."""
+        ...
+
+    def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
+        """Device → pids of the clients that use it, as far as the daemon tells."""
+        ...
+
+    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
+        """What can be set for a scope: by kind."""
+        ...
+
+    def get(self, setting: Setting) -> str:
+        """As the daemon writes it, but without what does not count; "" where nothing is set."""
+        ...
+
+    def put(self, setting: Setting, value: str) -> None:
+        """For clients that connect from now on. `value` as `get` gave it, or percent, 0 or 1, or MiB ("512M")."""
+        ...
+
+    def terminate(self, client: Client) -> None:
+        """Ends a client's use of the device without harm to the others; the process itself gets errors."""
+        ...
+
+    def shut_down(self, server: Server) -> None:
+        """Ends a server and all its clients' contexts."""
+        ...

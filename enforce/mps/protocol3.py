@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Protocol 3: `module verb` as arguments, named servers, and namespaces with limits of their own (drivers from 615 on).
+
+A namespace's limits reach the clients that connect through its directory and nobody else.
+Source: NVIDIA's MPS guide, "MPS v3 interface".
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+
+from agent.model import DeviceUuid
+from enforce.mps.channel import Channel
+from enforce.mps.model import Client, Daemon, MpsError, NotSpokenError, Scope, Server, Setting
+from enforce.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, mebibytes
+
+_FORMAT = "--format=csv,noheader"
+_FIELDS = {"percentage": "active-thread-percentage", "memory": "pinned-memory-limit", "priority": "client-priority"}
+_DEFAULT = "default"  # every server's own namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol3:
+    """A daemon that was found to speak it."""
+
+    channel: Channel
+    protocol: int = 3
+
+    @property
+    def daemon(self) -> Daemon:
+        """Who is spoken to."""
+        return self.channel.daemon
+
+    def servers(self) -> tuple[Server, ...]:
+        """Ready ones are ACTIVE in the words of protocol 2."""
+        rows = self._table(["server", "list"], 4)
+        return tuple(Server(row[0], int(row[2]) if row[2].isdecimal() else None, _state(row[3])) for row in rows)
+
+    def clients(self) -> tuple[Client, ...]:
+        """Those of all servers."""
+        rows = self._table(["client", "list", "--all"], 4)
+        if not all(row[0].isdecimal() for row in rows):
+            raise MpsError("MPS: client list answered with a pid that is no number")
+        return tuple(dict.fromkeys(Client(int(row[0]), row[1], row[3]) for row in rows))
+
+    def scopes(self) -> tuple[Scope, ...]:
+        """Every namespace."""
+        return tuple(Scope(row[1], row[0]) for row in self._table(["namespace", "list"], 2))
+
+    def devices(self) -> dict[DeviceUuid, int]:
+        """As `device list` has them."""
+        found = {}
+        for row in self._table(["device", "list"], 4):
+            if row[0].isdecimal():
+                found[DeviceUuid(row[3])] = int(row[0])
+        return found
+
+    def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
+        """A client has a line for each device, by its ordinal."""
+        uuids = {str(ordinal): uuid for uuid, ordinal in self.devices().items()}
+        found: dict[DeviceUuid, tuple[int, ...]] = {}
+        for row in self._table(["client", "list", "--all"], 4):
+            if row[2] in uuids and row[0].isdecimal():
+                found[uuids[row[2]]] = (*found.get(uuids[row[2]], ()), int(row[0]))
+        return found
+
+    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
+        """A memory limit is one for all devices."""
+        return {what: (Setting(what, scope),) for what in _FIELDS}
+
+    def get(self, setting: Setting) -> str:
+        """As with protocol 2."""
+        scope, field = setting.scope, _FIELDS[setting.what]
+        text = self._say(["namespace", "get", scope.space, scope.server, field]).strip()
+        if text.lower() in _NONE | {"-"} and setting.what != "priority":
+            return "100" if setting.what == "percentage" else ""
+        if setting.what == "percentage" and _PERCENTAGE.match(text):
+            return f"{float(text):g}"
+        if setting.what == "priority" and text in ("0", "1"):
+            return text
+        if setting.what == "memory" and (found := _MEMORY.match(text)):
+            return mebibytes(int(found[1]), found[2])
+        raise MpsError(f"MPS: namespace get {field} answered {text[:80]!r}, which makes no sense")
+
+    def put(self, setting: Setting, value: str) -> None:
+        """And looks whether it is so. A daemon may refuse while a client is connected there."""
+        scope, option = setting.scope, f"--{_FIELDS[setting.what]}={value}"
+        if scope.space == _DEFAULT:
+            self._say(["server", "set", scope.server, option])
+        else:
+            self._say(["namespace", "set", scope.space, f"--server={scope.server}", option])
+        now = self.get(setting)
+        if now != value:
+            raise MpsError(f"MPS: {option} was taken without a word, but it is {now or 'none'}")
+
+    def terminate(self, client: Client) -> None:
+        """See Control."""
+        self._say(["client", "terminate", str(client.tgid)])
+
+    def shut_down(self, server: Server) -> None:
+        """That server alone; the daemon and other servers stay."""
+        self._say(["server", "delete", server.name, "--force"])
+
+    def _table(self, arguments: list[str], least: int) -> list[list[str]]:
+        rows = [row for row in csv.reader(self._say([*arguments, _FORMAT]).splitlines()) if row]
+        if any(len(row) < least for row in rows):
+            raise MpsError(f"MPS: {' '.join(arguments)} answered a line of too few columns, which makes no sense")
+        return [[cell.strip() for cell in row] for row in rows]
+
+    def _say(self, arguments: list[str]) -> str:
+        answer = self.channel.ask(["-p", "3", *arguments])
+        said = " ".join(answer.text.split())[:200] or "nothing"
+        if answer.fine:
+            return answer.text
+        if "invalid option" in said or said.startswith(("Usage", "Unknown")):
+            raise NotSpokenError(f"MPS: {' '.join(arguments[:2])} is not known there: {said}")
+        raise MpsError(f"MPS: {' '.join(arguments[:2])} failed, it said: {said}")
+
+
+def _state(word: str) -> str:
+    return "ACTIVE" if word.upper() == "READY" else word.upper()

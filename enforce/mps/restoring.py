@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Limits that were set on an MPS daemon: how they are written down, and put back as they were.
+
+One ledger entry is what was set on one daemon at once: each limit with its value before and ours. Only a limit that
+still has our value is put back; whoever changed it since has the last word. A daemon that ended took them with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+
+from agent.errors import GoneError
+from agent.procfs import Procfs
+from enforce.entries import Entry
+from enforce.mps.control import connect
+from enforce.mps.daemons import daemons
+from enforce.mps.model import Control, MpsError, Scope, Setting
+from enforce.outcome import Outcome
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One limit: what it was ("" none), what we set, and what to set so that it is as before."""
+
+    setting: Setting
+    before: str
+    ours: str
+    back: str
+
+
+def to_place(changes: tuple[Change, ...]) -> str:
+    """For a ledger entry."""
+    return json.dumps([_row(change) for change in changes], separators=(",", ":"))
+
+
+def from_place(place: str) -> tuple[Change, ...]:
+    """MpsError when it is not what `to_place` wrote."""
+    try:
+        return tuple(_change(*row) for row in json.loads(place))
+    except (ValueError, TypeError) as error:
+        raise MpsError("an entry of the ledger about MPS limits cannot be read: look at them by hand") from error
+
+
+def restore(entry: Entry, proc: Procfs) -> Outcome:
+    """Puts back what an entry says was set. MpsError when the daemon does not answer, GoneError when it has ended."""
+    if entry.process is None:
+        raise MpsError("an entry of the ledger about MPS limits names no daemon: look at them by hand")
+    daemon = next((one for one in daemons(proc) if one.process == entry.process), None)
+    if daemon is None:
+        if proc.is_alive(entry.process):
+            raise MpsError(
+                f"the MPS control daemon {entry.process.tgid} is not recognised any more: look at its limits"
+            )
+        raise GoneError(f"the MPS control daemon {entry.process.tgid} has ended")
+    control = connect(daemon)
+    found = {put_back(control, change) for change in from_place(entry.place)}
+    return next((one for one in (Outcome.FOREIGN, Outcome.RESTORED) if one in found), Outcome.RUNNING)
+
+
+def put_back(control: Control, change: Change) -> Outcome:
+    """One limit; of a default also where servers that started meanwhile took it over."""
+    outcome = _put_back(control, change)
+    setting = change.setting
+    if control.protocol == 2 and not setting.scope.server and setting.what != "priority":
+        for scope in control.scopes():
+            inherited = replace(change, setting=replace(setting, scope=scope))
+            if scope.server and control.get(inherited.setting) == change.ours:
+                _put_back(control, inherited)
+    return outcome
+
+
+def _put_back(control: Control, change: Change) -> Outcome:
+    if not _is_there(control, change.setting.scope):
+        return Outcome.GONE
+    now = control.get(change.setting)
+    if now in (change.before, change.back):
+        return Outcome.RUNNING
+    if now != change.ours:
+        what, daemon = change.setting.what, control.daemon.process.tgid
+        _log.warning("MPS daemon %d: somebody set %s to %s since: left alone", daemon, what, now or "none")
+        return Outcome.FOREIGN
+    control.put(change.setting, change.back)
+    return Outcome.RESTORED
+
+
+def _is_there(control: Control, scope: Scope) -> bool:
+    return not scope.server or scope.server in {server.name for server in control.servers()}
+
+
+def _row(change: Change) -> list[object]:
+    setting = change.setting
+    where = [setting.scope.server, setting.scope.space, setting.device]
+    return [setting.what, *where, change.before, change.ours, change.back]
+
+
+def _change(what: str, server: str, space: str, device: int | None, before: str, ours: str, back: str) -> Change:
+    if not all(isinstance(text, str) for text in (what, server, space, before, ours, back)):
+        raise TypeError(what)
+    if what not in ("percentage", "memory", "priority") or not (device is None or isinstance(device, int)):
+        raise ValueError(what)
+    return Change(Setting(what, Scope(server, space), device), before, ours, back)

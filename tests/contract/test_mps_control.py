@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Speaking to MPS control daemons: one that works, one that hangs, one that dies, one that talks nonsense."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.errors import GoneError
+from agent.procfs import Procfs
+from bench.node import Node, simulated_node
+from enforce.mps.clients import AllClients, find_client, is_mps_client, terminate_client
+from enforce.mps.control import connect
+from enforce.mps.daemons import daemons
+from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError, Scope, Setting
+
+PROC = Procfs()
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    with simulated_node(tmp_path / "gpu", {"gpus": "2"}) as node:
+        for name, value in node.environment.items():
+            monkeypatch.setenv(name, value)
+        yield node
+
+
+@pytest.fixture
+def mps(node: Node) -> Iterator[Node]:
+    with node.mps_daemon():
+        yield node
+
+
+def daemon_of(node: Node) -> Daemon:
+    """Of several that other tests may be running, this node's."""
+    (found,) = (one for one in daemons(PROC) if one.pipe_directory == str(node.folder / "mps"))
+    return found
+
+
+@pytest.fixture
+def control(mps: Node) -> Control:
+    return connect(daemon_of(mps), PATIENCE_SECONDS)
+
+
+def client_of(mps: Node) -> subprocess.Popen[str]:
+    client = mps.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
+    assert client.stdout
+    assert client.stdout.readline() == "ready\n"
+    return client
+
+
+def test_a_daemon_is_found_with_its_pipes_and_the_program_that_speaks_to_it(mps: Node) -> None:
+    daemon = daemon_of(mps)
+    assert os.path.basename(daemon.program) == "nvidia-cuda-mps-control"
+    pid = (mps.folder / "mps" / "nvidia-cuda-mps-control.pid").read_text()
+    assert daemon.process == PROC.process_id(int(pid))
+
+
+def test_its_language_is_found_by_trying(control: Control) -> None:
+    assert control.protocol == 2
+    (server,) = control.servers()
+    assert server.status == "ACTIVE"
+    assert not server.faulted
+
+
+def test_a_process_is_a_client_while_it_uses_the_gpu_through_mps_and_not_otherwise(mps: Node) -> None:
+    client = client_of(mps)
+    process = PROC.process_id(client.pid)
+    assert is_mps_client(process, PROC, PATIENCE_SECONDS)
+    assert not is_mps_client(PROC.process_id(os.getpid()), PROC, PATIENCE_SECONDS)
+    client.kill()
+    client.wait(timeout=60)
+    with pytest.raises(GoneError):
+        is_mps_client(process, PROC, PATIENCE_SECONDS)
+
+
+def test_a_client_can_be_ended_without_a_signal(mps: Node) -> None:
+    client = client_of(mps)
+    found = find_client(PROC.process_id(client.pid), PROC, PATIENCE_SECONDS)
+    assert found is not None
+    terminate_client(found, PROC)
+    assert client.wait(timeout=60) > 0
+    with pytest.raises(GoneError):
+        terminate_client(found, PROC)
+
+
+def test_evicting_is_told_whether_it_was_a_client(mps: Node) -> None:
+    client = client_of(mps)
+    assert AllClients(PROC).terminate(PROC.process_id(client.pid))
+    assert client.wait(timeout=60) > 0
+    assert not AllClients(PROC).terminate(PROC.process_id(os.getpid()))
+
+
+def test_devices_are_known_by_uuid(control: Control, mps: Node) -> None:
+    assert control.devices() == {device["uuid"]: index for index, device in enumerate(mps.status())}
+
+
+@pytest.mark.parametrize(("what", "value"), [("percentage", "35"), ("memory", "512M"), ("priority", "1")])
+def test_what_is_set_is_read_back(control: Control, what: str, value: str) -> None:
+    (scope,) = control.scopes()
+    for setting in control.settings(scope, (0, 1))[what]:
+        control.put(setting, value)
+        assert control.get(setting) == value
+
+
+def test_a_refused_value_is_an_error_with_what_the_daemon_said(control: Control) -> None:
+    (scope,) = control.scopes()
+    with pytest.raises(MpsError, match="Invalid active thread percentage: 0"):
+        control.put(Setting("percentage", scope), "0")
+    with pytest.raises(MpsError, match="Server 1 not found"):
+        control.get(Setting("percentage", Scope("1")))
+
+
+def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: Control) -> None:
+    os.kill(control.daemon.process.tgid, signal.SIGKILL)
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while PROC.is_alive(control.daemon.process):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
+        control.clients()
+
+
+def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: Node, control: Control) -> None:
+    client = client_of(mps)
+    first, second = control.devices()
+    assert control.device_clients() == {first: (client.pid,), second: ()}
+    control.shut_down(control.servers()[0])
+    assert client.wait(timeout=60) > 0
+    with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
+        control.servers()
+
+
+def fake(folder: Path, script: str) -> Daemon:
+    """A command program that does what the script says."""
+    program = folder / "nvidia-cuda-mps-control"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return Daemon(PROC.process_id(os.getpid()), str(folder), str(program))
+
+
+def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program_ended(tmp_path: Path) -> None:
+    daemon = fake(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 1000")
+    with pytest.raises(MpsTimeoutError, match="did not answer in 2 s"):
+        connect(daemon, patience_seconds=2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_an_answer_without_end_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(MpsError, match="without end"):
+        connect(fake(tmp_path, "exec yes"), PATIENCE_SECONDS)
+
+
+def test_nonsense_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(MpsError, match="makes no sense"):
+        connect(fake(tmp_path, "echo one two three"), PATIENCE_SECONDS)
+
+
+def test_a_program_that_cannot_be_run_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(MpsError, match="cannot be run"):
+        connect(Daemon(PROC.process_id(os.getpid()), "/nowhere", str(tmp_path / "absent")), PATIENCE_SECONDS)
+
+
+THIRD = """
+[ "$1 $2" = "-p 3" ] || { echo "Unknown command"; exit 1; }
+shift 2
+case "$*" in
+"server list "*) echo "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-aa,-" ;;
+"client list --all "*) echo "51023,training,0,default,python train.py"; echo "51087,training,0,low,python, eval.py" ;;
+"namespace list "*) echo "low,training,Ready,4G,25.00,0,/run"; echo "default,training,Ready,-,100.00,0,/run" ;;
+"namespace get low training active-thread-percentage") cat "$0.percent" ;;
+"namespace set low --server=training --active-thread-percentage="*) echo "${5##*=}.00" >"$0.percent" ;;
+"namespace get low training pinned-memory-limit") echo 4G ;;
+"client terminate 51087") ;;
+*) echo "failed: $*"; exit 1 ;;
+esac
+"""
+
+
+def test_the_third_language_is_spoken_where_the_second_is_not_known(tmp_path: Path) -> None:
+    control = connect(fake(tmp_path, THIRD), PATIENCE_SECONDS)
+    assert control.protocol == 3
+    assert [(server.name, server.tgid, server.status) for server in control.servers()] == [
+        ("training", 48201, "ACTIVE")
+    ]
+    assert [(client.tgid, client.space) for client in control.clients()] == [(51023, "default"), (51087, "low")]
+    low = control.scopes()[0]
+    (percentage,) = control.settings(low, ())["percentage"]
+    control.put(percentage, "30")
+    assert control.get(percentage) == "30"
+    assert control.get(Setting("memory", low)) == "4096M"
+    control.terminate(control.clients()[1])
+    with pytest.raises(MpsError, match="failed: client terminate 51023"):
+        control.terminate(control.clients()[0])

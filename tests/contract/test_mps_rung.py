@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The rung `mps` against a real control daemon: later clients are limited, and nobody else; everything is put back."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.members import Member
+from agent.model import (
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    Device,
+    DeviceReading,
+    DeviceUuid,
+    Process,
+    Provenance,
+    Snapshot,
+    Usage,
+)
+from agent.procfs import Procfs
+from bench.node import Node, simulated_node
+from enforce.actuators.mps import Mps
+from enforce.ledger import Ledger, read
+from enforce.model import Subject
+from enforce.mps.survey import Survey
+from enforce.outcome import Outcome
+from enforce.policy.load import parse
+from enforce.policy.model import OfflineRule, Policy
+from enforce.release import release_all
+from enforce.roster import Seat, seats
+from enforce.rungs import Rungs
+
+PROC = Procfs()
+PATIENCE_SECONDS = 60.0
+POLICY = """
+version: 1
+enforce: true
+online: [{name: chat, match: {container: online}, slo: {signal: gpu_wait, quantile: 0.9, target: 5ms, window: 1s}}]
+offline:
+  - {name: batch, match: {container: "offline*"}, limits: {memory: 2GiB}, ladder: [pace, mps]}
+"""
+
+
+class Stage:
+    """A node with MPS, the containers on it, and the rung that looks at them."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node, self.ledger_path = node, folder / "ledger.jsonl"
+        self.policy: Policy = parse(POLICY, "p")
+        self.device = DeviceUuid(str(node.status()[0]["uuid"]))
+        self.members: list[Member] = []
+        self.mps = Mps(PROC, Survey(PROC, each_ns=50_000_000))
+        self.ledger = Ledger(self.ledger_path)
+        self.rungs = Rungs({"mps": self.mps}, self.ledger)
+        self.now_ns = 0
+
+    def start(self, name: str, *arguments: str, mps: bool = True) -> subprocess.Popen[str]:
+        """A container with one client of the GPU."""
+        extra = {} if mps else {"CUDA_MPS_PIPE_DIRECTORY": str(self.node.folder / "no-mps")}
+        options = ["--seconds", "0", "--kernel-us", "100", "--kernels", "10", *arguments]
+        client = self.node.start("offline", options, extra)
+        assert client.stdout
+        assert client.stdout.readline() == "ready\n"
+        self.join(name, client.pid)
+        return client
+
+    def idle(self) -> subprocess.Popen[str]:
+        """A process that has the daemon's pipe in its environment and does not connect: it waits for commands."""
+        return self.node.start("nvidia-cuda-mps-control")
+
+    def join(self, name: str, tgid: int) -> None:
+        container = Container(ContainerKey(name), name, "docker")
+        process = Process(PROC.process_id(tgid), name, "root", container.key)
+        self.members.append(Member(process, container, (self.device,)))
+
+    def seats(self) -> dict[ContainerKey, Seat]:
+        return seats(self.policy, self.members, Snapshot(0, 0, 0))
+
+    def look(self, online_ratio: float = 0.6) -> None:
+        """As each decision does."""
+        self.now_ns += 1_000_000_000
+        container = Container(ContainerKey("online"), "online", "docker")
+        usage = Usage(self.device, online_ratio, Provenance.MEASURED, None, None, None, None)
+        reading = DeviceReading(Device(0, self.device, "GPU", "00:01", 132, 80 << 30))
+        rows = (ContainerUsage(container, (usage,), ()),)
+        self.mps.look(self.seats(), Snapshot(self.now_ns, 0, 0, (reading,), rows))
+
+    def subject(self, name: str = "offline") -> Subject:
+        seat = self.seats()[ContainerKey(name)]
+        rule = seat.classification.rule
+        assert isinstance(rule, OfflineRule)
+        processes = tuple(member.process.id for member in seat.members)
+        return Subject(seat.container, processes, frozenset({self.device}), rule)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        ends = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < ends
+            self.look()
+            time.sleep(0.01)
+
+    def want(self, *names: str) -> None:
+        """Until the rungs are where they are wanted."""
+        obstacle(self)  # it has been looked at: what fails is tried again after seconds only
+        key = ContainerKey("offline")
+        wanted = {key: (self.subject(), frozenset(names))}
+
+        def there() -> bool:
+            self.rungs.want(wanted)
+            return self.rungs.in_force(key) == frozenset(names)
+
+        self.until(there)
+
+    def said(self, command: str) -> str:
+        (server,) = self.node.mps_control("get_server_list").stdout.split()
+        return self.node.mps_control(command.replace("SERVER", server)).stdout.strip()
+
+    def limits(self) -> tuple[str, str, str]:
+        return (
+            self.said("get_active_thread_percentage SERVER"),
+            self.said("get_device_pinned_mem_limit SERVER 0"),
+            self.said("get_default_client_priority"),
+        )
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    with simulated_node(tmp_path / "gpu") as node, node.mps_daemon():
+        for name, value in node.environment.items():
+            monkeypatch.setenv(name, value)
+        stage = Stage(node, tmp_path)
+        yield stage
+        stage.rungs.release_all()
+
+
+def test_later_clients_get_what_the_online_side_leaves_and_release_puts_everything_back(stage: Stage) -> None:
+    stage.start("online")
+    stage.start("offline")
+    for _ in range(20):
+        stage.look(online_ratio=0.6)
+    stage.want("mps")
+    assert stage.limits() == ("40.0", "2048M", "1")
+    assert stage.said("get_default_active_thread_percentage") == "100.0"
+    (entry,) = read(stage.ledger_path)
+    assert entry.act == "mps"
+    stage.want()
+    assert stage.limits() == ("100.0", "81920M", "0")
+    assert read(stage.ledger_path) == []
+
+
+def test_a_crash_leaves_in_the_ledger_all_that_undoing_needs(stage: Stage) -> None:
+    stage.start("online")
+    stage.start("offline")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    (released,) = release_all(stage.ledger_path)
+    assert released.outcome is Outcome.RESTORED
+    assert stage.limits() == ("100.0", "81920M", "0")
+    assert read(stage.ledger_path) == []
+
+
+def test_what_somebody_else_set_meanwhile_stays(stage: Stage) -> None:
+    stage.start("online")
+    stage.start("offline")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    stage.said("set_active_thread_percentage SERVER 70")
+    stage.until(lambda: stage.mps.losses()["mps:foreign"] == 1)
+    (released,) = release_all(stage.ledger_path)
+    assert released.outcome is Outcome.FOREIGN
+    assert stage.limits() == ("70.0", "81920M", "0")
+
+
+def test_limits_that_are_as_strict_already_are_left_as_they_are(stage: Stage) -> None:
+    stage.start("offline")
+    stage.said("set_active_thread_percentage SERVER 20")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    assert stage.limits() == ("20.0", "2048M", "1")
+    stage.want()
+    assert stage.limits() == ("20.0", "81920M", "0")
+
+
+def obstacle(stage: Stage, name: str = "offline") -> str:
+    """Once MPS has been looked at."""
+    stage.until(lambda: "not been looked at" not in (stage.mps.obstacle(stage.subject(name)) or ""))
+    return stage.mps.obstacle(stage.subject(name)) or ""
+
+
+def test_nothing_is_set_while_an_online_process_could_still_connect(stage: Stage) -> None:
+    stage.start("offline")
+    stage.join("online", stage.idle().pid)
+    assert "online reaches the MPS daemon and is not connected yet" in obstacle(stage)
+
+
+def test_limits_are_put_back_when_an_online_process_comes(stage: Stage) -> None:
+    stage.start("offline")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    assert stage.limits()[2] == "1"
+    stage.join("online", stage.idle().pid)
+    stage.until(lambda: stage.limits() == ("100.0", "81920M", "0"))
+    assert stage.mps.losses()["mps:caught"] == 0
+
+
+def test_an_online_client_that_was_caught_is_reported(stage: Stage) -> None:
+    stage.start("offline")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    stage.start("online")
+    stage.until(lambda: stage.mps.losses()["mps:caught"] == 1)
+
+
+def test_a_container_that_does_not_go_through_mps_is_an_obstacle(stage: Stage) -> None:
+    stage.start("offline", mps=False)
+    assert "reach none of the MPS control daemons" in obstacle(stage)
+
+
+def test_one_daemon_is_limited_for_one_container_at_a_time(stage: Stage) -> None:
+    stage.start("offline")
+    stage.start("offline-2")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    assert "limited for offline already" in obstacle(stage, "offline-2")
+    stage.want()
+    stage.until(lambda: stage.mps.obstacle(stage.subject("offline-2")) is None)
+
+
+def test_an_offline_rule_without_the_rung_is_a_bystander_too(stage: Stage) -> None:
+    text = POLICY.replace("ladder: [pace, mps]", "ladder: [pace]")
+    stage.start("offline")
+    stage.join("offline-2", stage.idle().pid)
+    (batch,) = stage.policy.offline
+    other = replace(parse(text, "p").offline[0], name="other", match=replace(batch.match, container=("offline-2",)))
+    mine = replace(batch, match=replace(batch.match, container=("offline",)))
+    stage.policy = replace(stage.policy, offline=(mine, other))
+    assert "offline-2 reaches the MPS daemon" in obstacle(stage)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Faults of MPS servers: offline clients are asked first, and a server never ends under somebody who may be well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.members import Member
+from agent.model import (
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    Device,
+    DeviceReading,
+    DeviceUuid,
+    Process,
+    ProcessId,
+    Snapshot,
+    Usage,
+)
+from agent.procfs import Procfs
+from enforce.mishaps import GRACE_NS, Party, Scene, Trouble, is_lost, respond
+from enforce.mps.faults import Faults
+from enforce.mps.model import Client, Daemon, Server
+from enforce.mps.survey import Picture, Place, Survey
+from enforce.policy.load import parse
+from enforce.roster import Seat, seats
+
+GPU_0, GPU_1 = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
+BATCH = ContainerKey("batch")
+parties = st.builds(
+    Party,
+    st.integers(1, 5),
+    st.none() | st.sampled_from([BATCH, ContainerKey("chat")]),
+    st.booleans(),
+    st.none() | st.frozensets(st.sampled_from([GPU_0, GPU_1])),
+)
+groups = st.lists(parties, max_size=4).map(tuple)
+scenes = st.builds(Scene, st.booleans(), st.frozensets(st.sampled_from([GPU_0, GPU_1])), groups, groups)
+
+
+@given(st.lists(st.tuples(scenes, st.integers(0, 2 * GRACE_NS)), max_size=20))
+def test_a_server_never_ends_under_somebody_who_is_not_known_to_be_lost(steps: list[tuple[Scene, int]]) -> None:
+    trouble: Trouble | None = None
+    now = 0
+    for scene, pause_ns in steps:
+        now += pause_ns
+        before = trouble
+        trouble, response = respond(trouble, scene, now)
+        if response.end_server:
+            assert scene.faulted
+            assert all(is_lost(party, scene.broken) for party in scene.endangered)
+            assert before is not None
+            assert now - before.since_ns >= GRACE_NS
+            assert not before.was_ended
+        for container in response.stop:
+            assert any(party.container == container and party.may_stop for party in scene.clients)
+        if not scene.faulted:
+            assert trouble is None
+            assert not response.stop
+
+
+def test_offline_clients_are_asked_first_and_the_server_ends_once_after_the_grace() -> None:
+    client = Party(1, BATCH, True, frozenset({GPU_0}))
+    scene = Scene(True, frozenset({GPU_0}), (client,), (client,))
+    trouble, response = respond(None, scene, 0)
+    assert set(response.stop) == {BATCH}
+    assert not response.end_server
+    trouble, response = respond(trouble, scene, GRACE_NS)
+    assert response.end_server
+    assert not respond(trouble, scene, 3 * GRACE_NS)[1].end_server
+
+
+def test_who_is_on_another_device_keeps_the_server_alive() -> None:
+    online = Party(2, ContainerKey("chat"), False, frozenset({GPU_0, GPU_1}))
+    scene = Scene(True, frozenset({GPU_0}), (), (online,))
+    response = respond(Trouble(0), scene, 10 * GRACE_NS)[1]
+    assert not response.end_server
+    assert "process 2 may still be well" in response.reason
+
+
+POLICY = """
+version: 1
+online: [{name: chat, match: {container: chat}, slo: {signal: gpu_wait, quantile: 0.9, target: 5ms, window: 1s}}]
+offline: [{name: batch, match: {container: batch}, ladder: [pace, evict]}]
+"""
+BATCH_CLIENT, CHAT_CLIENT = Client(10, "7"), Client(20, "7")
+DAEMON = Daemon(ProcessId(5, 1), "/run/mps", "nvidia-cuda-mps-control")
+
+
+@dataclass
+class Control:
+    """A daemon whose one server has met a fault."""
+
+    faulted: bool = True
+    ended: list[str] = field(default_factory=list)
+    protocol: int = 2
+
+    def servers(self) -> tuple[Server, ...]:
+        return (Server("7", 7, "FAULT" if self.faulted else "ACTIVE"),)
+
+    def shut_down(self, server: Server) -> None:
+        self.ended.append(server.name)
+
+
+class Stage:
+    """Two containers, two devices, and a daemon; `watch` is one look."""
+
+    def __init__(self) -> None:
+        self.survey = Survey(Procfs("/nonexistent"))
+        self.faults = Faults(self.survey)
+        self.control = Control()
+        self.readings = {uuid: DeviceReading(Device(0, uuid, "GPU", "0", 1, 1)) for uuid in (GPU_0, GPU_1)}
+        self.on: dict[DeviceUuid, tuple[int, ...]] = {GPU_0: (10, 20)}
+        self.at_ns = 0
+        self.working: tuple[str, ...] = ()
+
+    def xid(self, device: DeviceUuid, xid: int) -> None:
+        self.readings[device] = replace(self.readings[device], xid_counts={xid: 1})
+
+    def seats(self) -> dict[ContainerKey, Seat]:
+        members = []
+        for name, tgid in (("batch", 10), ("chat", 20)):
+            container = Container(ContainerKey(name), name, "docker")
+            members.append(Member(Process(ProcessId(tgid, 1), name, "root", container.key), container, ()))
+        return seats(parse(POLICY, "p"), members, Snapshot(0, 0, 0))
+
+    def rows(self) -> tuple[ContainerUsage, ...]:
+        usage = Usage(GPU_0, None, None, None, None, None, 100.0)
+        return tuple(
+            ContainerUsage(Container(ContainerKey(name), name, "docker"), (usage,), ()) for name in self.working
+        )
+
+    def watch(self, seconds: int) -> Mapping[ContainerKey, str]:
+        self.at_ns += seconds * 10**9
+        here = self.seats()
+        self.survey.picture = Picture(1 << 62)  # so new that nobody looks for himself
+        self.faults.look(here, Snapshot(self.at_ns, 0, 0, tuple(self.readings.values()), self.rows()))
+        connected = ((ProcessId(10, 1), BATCH_CLIENT), (ProcessId(20, 1), CHAT_CLIENT))
+        place = Place(
+            DAEMON,
+            None,
+            cast(Any, self.control),
+            self.control.servers(),
+            (BATCH_CLIENT, CHAT_CLIENT),
+            ordinals=((GPU_0, 0), (GPU_1, 1)),
+            device_clients=tuple(self.on.items()),
+            connected=connected,
+        )
+        self.faults.watch(Picture(self.at_ns, (place,)))
+        return self.faults.wanted
+
+
+def test_after_a_fault_offline_containers_are_to_go_and_the_server_ends_when_all_on_its_device_is_lost() -> None:
+    stage = Stage()
+    stage.xid(GPU_0, 31)
+    assert set(stage.watch(1)) == {BATCH}
+    assert stage.control.ended == []
+    stage.watch(40)
+    assert stage.control.ended == ["7"]
+    assert stage.faults.losses() == {"mps:server_ended": 1}
+    stage.control.faulted = False
+    assert stage.watch(1) == {}
+
+
+def test_an_online_client_that_still_works_keeps_the_server() -> None:
+    stage = Stage()
+    stage.xid(GPU_0, 31)
+    stage.working = ("chat",)
+    for _ in range(3):
+        assert set(stage.watch(40)) == {BATCH}
+    assert stage.control.ended == []
+
+
+def test_an_online_client_on_another_device_keeps_the_server() -> None:
+    stage = Stage()
+    stage.on = {GPU_0: (10,), GPU_1: (20,)}
+    stage.xid(GPU_0, 31)
+    stage.watch(1)
+    stage.watch(40)
+    assert stage.control.ended == []
+
+
+def test_where_two_devices_met_errors_nobody_knows_which_the_fault_is_about() -> None:
+    stage = Stage()
+    stage.xid(GPU_0, 31)
+    stage.xid(GPU_1, 31)
+    stage.watch(1)
+    stage.watch(40)
+    assert stage.control.ended == []
+
+
+def test_a_lost_device_speaks_for_itself() -> None:
+    stage = Stage()
+    stage.on = {GPU_0: (10,), GPU_1: (20,)}
+    stage.readings = {uuid: replace(reading, lost=True) for uuid, reading in stage.readings.items()}
+    stage.watch(1)
+    stage.watch(40)
+    assert stage.control.ended == ["7"]
+
+
+def test_a_server_that_came_back_meanwhile_is_not_ended() -> None:
+    stage = Stage()
+    stage.xid(GPU_0, 31)
+    stage.watch(1)
+    asked = iter([(Server("7", 7, "FAULT"),), (Server("7", 7, "ACTIVE"),)])
+    stage.control.servers = lambda: next(asked)  # type: ignore[method-assign]
+    stage.watch(40)
+    assert stage.control.ended == []

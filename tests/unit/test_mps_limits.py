@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the online side leaves over, who would be limited, and what is written down to be undone. Made-up daemons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.members import Member
+from agent.model import (
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    Device,
+    DeviceReading,
+    DeviceUuid,
+    Process,
+    ProcessId,
+    Snapshot,
+    Usage,
+)
+from enforce.activity import LEAST_SAMPLES, OnlineActivity
+from enforce.entries import LONGEST_LINE_BYTES, Entry, intend_line
+from enforce.model import Subject
+from enforce.mps.daemons import is_daemon
+from enforce.mps.limits import percent, quota
+from enforce.mps.model import Client, Daemon, MpsError, Scope, Server, Setting
+from enforce.mps.protocol2 import mebibytes
+from enforce.mps.restoring import Change, from_place, put_back, to_place
+from enforce.mps.standing import obstacle
+from enforce.mps.survey import Picture, Place
+from enforce.outcome import Outcome
+from enforce.policy.load import parse
+from enforce.policy.model import OfflineRule
+from enforce.roster import Seat, seats
+
+GPU = DeviceUuid("GPU-0")
+POLICY = """
+version: 1
+online: [{name: chat, match: {container: chat}, slo: {signal: gpu_wait, quantile: 0.9, target: 5ms, window: 1s}}]
+offline:
+  - {name: batch, match: {container: "batch*"}, limits: {memory: 2GiB, floor: 10%}, ladder: [pace, mps]}
+"""
+DAEMON = Daemon(ProcessId(5, 1), "/run/mps", "nvidia-cuda-mps-control")
+ONE, TWO = Scope("7"), Scope("8")
+TGIDS = {"batch": 10, "batch-2": 11, "chat": 20}
+
+
+def seats_of(*names: str, policy: str = POLICY) -> dict[ContainerKey, Seat]:
+    members = []
+    for name in names:
+        container = Container(ContainerKey(name), name, "docker")
+        process = Process(ProcessId(TGIDS[name], 1), name, "root", container.key)
+        members.append(Member(process, container, (GPU,)))
+    return seats(parse(policy, "p"), members, Snapshot(0, 0, 0))
+
+
+def subject() -> Subject:
+    seat = seats_of("batch")[ContainerKey("batch")]
+    rule = seat.classification.rule
+    assert isinstance(rule, OfflineRule)
+    return Subject(seat.container, (ProcessId(10, 1),), frozenset({GPU}), rule)
+
+
+def activity(*ratios: float | None) -> OnlineActivity:
+    learned = OnlineActivity()
+    for second, ratio in enumerate(ratios):
+        usage = Usage(GPU, ratio, None, None, None, None, None)
+        row = ContainerUsage(Container(ContainerKey("chat"), "chat", "docker"), (usage,), ())
+        reading = DeviceReading(Device(0, GPU, "GPU", "0", 1, 1))
+        for _ in range(2):  # ten decisions see the same snapshot
+            learned.observe(seats_of("chat"), Snapshot(second * 10**9, 0, 0, (reading,), (row,)))
+    return learned
+
+
+@given(st.lists(st.floats(0, 2), min_size=LEAST_SAMPLES, max_size=100))
+def test_no_more_is_given_than_the_online_side_leaves_at_its_busiest_but_one_in_twenty(ratios: list[float]) -> None:
+    left = activity(*ratios).left_over_percent(GPU)
+    assert left is not None
+    busier = [ratio for ratio in ratios if min(1.0, ratio) * 100 > 100 - left + 1e-6]
+    assert 0 <= left <= 100
+    assert len(busier) <= len(ratios) / 20
+
+
+def test_with_too_few_or_unknown_figures_nothing_is_known() -> None:
+    assert activity(*[0.5] * (LEAST_SAMPLES - 1)).left_over_percent(GPU) is None
+    assert activity(*[None] * 50).left_over_percent(GPU) is None
+    assert percent(subject(), activity()) is None
+
+
+def test_old_figures_are_forgotten() -> None:
+    assert activity(*[0.9] * 100, *[0.2] * 620).left_over_percent(GPU) == 80
+
+
+@pytest.mark.parametrize(("busy", "wanted"), [(0.6, "40"), (0.605, "39"), (1.0, "10"), (0.0, "100")])
+def test_the_percentage_is_the_rest_and_never_less_than_the_floor(busy: float, wanted: str) -> None:
+    assert percent(subject(), activity(*[busy] * 20)) == wanted
+
+
+def place(connected: dict[int, Client], reached: dict[int, frozenset[Scope]], protocol: int = 2) -> Place:
+    @dataclass
+    class Speaks:
+        protocol: int
+
+    return Place(
+        DAEMON,
+        None,
+        cast(Any, Speaks(protocol)),
+        connected=tuple((ProcessId(tgid, 1), client) for tgid, client in connected.items()),
+        reached=tuple((ProcessId(tgid, 1), scopes) for tgid, scopes in reached.items()),
+    )
+
+
+EVERYWHERE = frozenset({ONE})
+
+
+def test_a_quota_is_the_largest_of_those_whom_it_reaches_and_none_where_one_has_none() -> None:
+    everybody = place({}, {10: EVERYWHERE, 11: EVERYWHERE})
+    assert quota(ONE, everybody, seats_of("batch", "batch-2")) == "2048M"
+    without = POLICY.replace("memory: 2GiB, ", "")
+    assert quota(ONE, everybody, seats_of("batch", "batch-2", policy=without)) is None
+    assert quota(TWO, everybody, seats_of("batch")) is None
+
+
+def why_not(found: Place, *names: str) -> str | None:
+    return obstacle(subject(), Picture(0, (found,)), seats_of("batch", *names))
+
+
+def test_a_connected_online_client_is_in_nobodys_way_and_one_that_could_connect_is() -> None:
+    mine, reached = {10: Client(10, "7")}, {10: EVERYWHERE, 20: EVERYWHERE}
+    assert why_not(place({**mine, 20: Client(20, "7")}, reached), "chat") is None
+    assert "chat reaches the MPS daemon" in (why_not(place(mine, reached), "chat") or "")
+    assert why_not(place(mine, {10: EVERYWHERE, 20: frozenset()}), "chat") is None
+
+
+def test_in_a_namespace_nobody_else_may_be_connected_or_not() -> None:
+    mine, reached = {10: Client(10, "7"), 20: Client(20, "7")}, {10: EVERYWHERE, 20: EVERYWHERE}
+    assert "chat is in the same MPS namespace" in (why_not(place(mine, reached, protocol=3), "chat") or "")
+    assert why_not(place(mine, {10: EVERYWHERE, 20: frozenset({TWO})}, protocol=3), "chat") is None
+
+
+def test_of_several_users_servers_it_must_be_known_which_one_its_clients_go_to() -> None:
+    both = frozenset({ONE, TWO})
+    assert "several users' MPS servers (7, 8)" in (why_not(place({}, {10: both})) or "")
+    assert why_not(place({10: Client(10, "8")}, {10: both})) is None
+
+
+def test_without_a_daemon_or_with_one_that_does_not_answer_it_is_said_what_to_do() -> None:
+    assert "no MPS control daemon runs here" in (obstacle(subject(), Picture(0), {}) or "")
+    hung = Place(DAEMON, "the MPS control daemon at /run/mps did not answer in 2 s: restart it")
+    assert "did not answer" in (obstacle(subject(), Picture(0, (hung,)), {}) or "")
+
+
+@dataclass
+class Control:
+    """One server's limits in a dictionary."""
+
+    values: dict[Setting, str] = field(default_factory=dict)
+    protocol: int = 2
+    daemon: Daemon = DAEMON
+
+    def servers(self) -> tuple[Server, ...]:
+        return (Server("7", 7, "ACTIVE"),)
+
+    def scopes(self) -> tuple[Scope, ...]:
+        return (ONE,)
+
+    def get(self, setting: Setting) -> str:
+        return self.values[setting]
+
+    def put(self, setting: Setting, value: str) -> None:
+        self.values[setting] = value
+
+
+PERCENT = Setting("percentage", ONE)
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "after"),
+    [
+        ("40", Outcome.RESTORED, "100"),
+        ("100", Outcome.RUNNING, "100"),
+        ("70", Outcome.FOREIGN, "70"),
+    ],
+)
+def test_only_what_is_still_ours_is_put_back(now: str, outcome: Outcome, after: str) -> None:
+    control = Control({PERCENT: now})
+    assert put_back(cast(Any, control), Change(PERCENT, "100", "40", "100")) is outcome
+    assert control.values[PERCENT] == after
+    assert outcome.closed
+
+
+def test_the_limits_of_a_server_that_ended_went_with_it() -> None:
+    assert put_back(cast(Any, Control()), Change(Setting("percentage", TWO), "100", "40", "100")) is Outcome.GONE
+
+
+def test_a_default_is_put_back_on_the_servers_too_that_took_it_over() -> None:
+    default = Setting("percentage", Scope(""))
+    control = Control({default: "40", PERCENT: "40"})
+    put_back(cast(Any, control), Change(default, "100", "40", "100"))
+    assert set(control.values.values()) == {"100"}
+
+
+names = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", max_size=64)
+settings = st.builds(
+    Setting,
+    st.sampled_from(["percentage", "memory", "priority"]),
+    st.builds(Scope, names, names),
+    st.none() | st.integers(0, 15),
+)
+values = st.sampled_from(["", "0", "1", "40", "37.5", "512M"])
+changes = st.lists(st.builds(Change, settings, values, values, values), max_size=18).map(tuple)
+
+
+@given(changes)
+def test_what_was_set_is_read_back_from_the_ledger_and_fits_in_a_line(written: tuple[Change, ...]) -> None:
+    place_text = to_place(written)
+    assert from_place(place_text) == written
+    entry = Entry.of("mps", DAEMON.process, ContainerKey("x" * 100), 1, place_text)
+    assert len(intend_line(entry)) <= LONGEST_LINE_BYTES
+
+
+@pytest.mark.parametrize(
+    "place_text", ["", "{}1", "[1]", '[["other","7","",null,"a","b","c"]]', '[["memory",7]]', "[[]]"]
+)
+def test_a_ledger_entry_of_another_kind_is_no_limit(place_text: str) -> None:
+    with pytest.raises(MpsError):
+        from_place(place_text)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("/usr/bin/nvidia-cuda-mps-control -d", True),
+        ("nvidia-cuda-mps-control --foreground", True),
+        ("nvidia-cuda-mps-control -p 3 -d", True),
+        ("nvidia-cuda-mps-control", False),
+        ("nvidia-cuda-mps-control -p 3 server list --format=csv", False),
+        ("nvidia-cuda-mps-server -d", False),
+        ("", False),
+    ],
+)
+def test_a_daemon_is_told_from_a_program_that_gives_one_a_command(line: str, found: bool) -> None:
+    assert is_daemon(line.split()) is found
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "text"), [(2, "G", "2048M"), (1, "", "1M"), (512, "M", "512M"), (0, "G", "")]
+)
+def test_limits_compare_in_mebibytes(number: int, unit: str, text: str) -> None:
+    assert mebibytes(number, unit) == text
