@@ -43,7 +43,8 @@ class Owner:
             _wait(fd, run_dir, proc, patience_seconds)
             me = ProcessId(os.getpid(), proc.stat(os.getpid()).start_ticks)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps({"tgid": me.tgid, "start_ticks": me.start_ticks}).encode(), 0)
+            with suppress(OSError):  # the lock is what counts; who holds it is for messages, and the disk may be full
+                os.pwrite(fd, json.dumps({"tgid": me.tgid, "start_ticks": me.start_ticks}).encode(), 0)
         except BaseException:
             os.close(fd)
             raise
