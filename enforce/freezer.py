@@ -12,14 +12,24 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
+from typing import Self
 
 from agent.errors import GoneError, WardenError
 
 _MARK = "trusted.gpuwarden"
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+_SELF_FREEZING = "freezer.self_freezing"
 _LONGEST_BYTES = 4096
+
+
+class Mark(Enum):
+    """What the mark says."""
+
+    OURS = b"ours"
+    UNDOING = b"undoing"  # whoever finds it thawed under this mark knows that it was no stranger
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,93 +59,95 @@ class Place:
 
 
 class Cgroup:
-    """An open cgroup. Its methods raise GoneError when it was removed, OSError otherwise."""
+    """An open cgroup: whoever has run out of file descriptors can still thaw it. Methods raise GoneError or OSError."""
 
-    def __init__(self, version: int, folder_fd: int) -> None:
-        self._v2, self._folder = version == 2, folder_fd
+    def __init__(self, place: Place) -> None:
+        """GoneError when that very cgroup is not there any more."""
+        self._v2, self.folder = place.version == 2, place.folder
+        with ExitStack() as stack, self._translated():
+            self._folder = _open(place.folder, os.O_RDONLY | os.O_DIRECTORY, stack)
+            if os.fstat(self._folder).st_ino != place.inode:
+                raise GoneError(f"cgroup {place.folder} is another one now")
+            control, state = ("cgroup.freeze", "cgroup.events") if self._v2 else ("freezer.state", _SELF_FREEZING)
+            self._control = _open(control, os.O_RDWR, stack, self._folder)
+            self._state = _open(state, os.O_RDONLY, stack, self._folder)
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        """Leaves it as it is."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def is_asked(self) -> bool:
         """Whether it itself is told to be frozen."""
-        return self._read("cgroup.freeze" if self._v2 else "freezer.self_freezing") == "1"
+        return self._read(self._control if self._v2 else self._state) == "1"
 
     def is_frozen(self) -> bool:
         """Whether all of it stands still, be it for its own sake or its parent's."""
         if self._v2:
-            return "frozen 1" in self._read("cgroup.events").split("\n")
-        return self._read("freezer.state") == "FROZEN"
+            return "frozen 1" in self._read(self._state).split("\n")
+        return self._read(self._control) == "FROZEN"
 
     def is_touched(self) -> bool:
         """Whether it or what it lies in is frozen, or about to be."""
-        if self._v2:
-            return self.is_asked() or (self.is_frozen() and "populated 1" in self._read("cgroup.events").split("\n"))
-        return self._read("freezer.state") != "THAWED"
+        return self.is_asked() or (self.is_frozen() if self._v2 else self._read(self._control) != "THAWED")
 
     def freeze(self) -> None:
         """Asks for it; it takes a moment."""
-        self._write("cgroup.freeze" if self._v2 else "freezer.state", "1" if self._v2 else "FROZEN")
+        self._write(b"1" if self._v2 else b"FROZEN")
 
     def thaw(self) -> None:
         """Lets it run."""
-        self._write("cgroup.freeze" if self._v2 else "freezer.state", "0" if self._v2 else "THAWED")
+        self._write(b"0" if self._v2 else b"THAWED")
 
-    def mark(self) -> None:
-        """Says that whatever freezes it from now on is us."""
-        os.setxattr(self._folder, _MARK, b"1")
+    def mark(self, mark: Mark) -> None:
+        """Says that whatever freezes it from now on is us, or that it is being undone."""
+        with self._translated():
+            os.setxattr(self._folder, _MARK, mark.value)
 
-    def is_marked(self) -> bool:
-        """Whether it is us who may have frozen it."""
-        try:
-            os.getxattr(self._folder, _MARK)
-        except OSError as error:
-            if error.errno == errno.ENODATA:
-                return False
-            raise
-        return True
+    def marked(self) -> Mark | None:
+        """None: if it is frozen, that was not us."""
+        with self._translated():
+            try:
+                return Mark.OURS if os.getxattr(self._folder, _MARK) == Mark.OURS.value else Mark.UNDOING
+            except OSError as error:
+                if error.errno == errno.ENODATA:
+                    return None
+                raise
 
     def unmark(self) -> None:
         """Says that we have nothing to do with it any more."""
+        with self._translated():
+            try:
+                os.removexattr(self._folder, _MARK)
+            except OSError as error:
+                if error.errno != errno.ENODATA:
+                    raise
+
+    def _read(self, file: int) -> str:
+        with self._translated():
+            return os.pread(file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
+
+    def _write(self, value: bytes) -> None:
+        with self._translated():
+            os.pwrite(self._control, value, 0)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
-            os.removexattr(self._folder, _MARK)
+            yield
         except OSError as error:
-            if error.errno != errno.ENODATA:
-                raise
-
-    def _read(self, name: str) -> str:
-        with _file(self._folder, name, os.O_RDONLY) as file:
-            return os.read(file, _LONGEST_BYTES).decode(errors="replace").strip()
-
-    def _write(self, name: str, value: str) -> None:
-        with _file(self._folder, name, os.O_WRONLY) as file:
-            os.write(file, value.encode())
+            if error.errno in _GONE:
+                raise GoneError(f"cgroup {self.folder} is no longer there") from error
+            raise
 
 
-@contextmanager
-def opened(place: Place) -> Iterator[Cgroup]:
-    """GoneError when that very cgroup is not there any more."""
-    with _translated(place.folder):
-        folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if os.fstat(folder).st_ino != place.inode:
-                raise GoneError(f"cgroup {place.folder} is another one now")
-            yield Cgroup(place.version, folder)
-        finally:
-            os.close(folder)
-
-
-@contextmanager
-def _translated(folder: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _GONE:
-            raise GoneError(f"cgroup {folder} is no longer there") from error
-        raise
-
-
-@contextmanager
-def _file(folder: int, name: str, flags: int) -> Iterator[int]:
-    file = os.open(name, flags | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        yield file
-    finally:
-        os.close(file)
+def _open(name: str, flags: int, stack: ExitStack, folder: int | None = None) -> int:
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    stack.callback(os.close, file)
+    return file
