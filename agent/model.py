@@ -185,6 +185,8 @@ class Enforcement:
     pauses_total: int = 0
     paused_seconds_total: float = 0.0
     reason: str | None = None  # one line: why this share
+    rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace: in force, or with enforce: false, would be
+    troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def advance(
 def _up(footing: Footing, ladder: Sequence[str], able: Callable[[str], bool], now_ns: int) -> Footing:
     step = next((step for step in _above(footing.step, ladder) if able(step)), None)
     if step is None:
-        return footing
+        return replace(footing, since_ns=now_ns)  # asked again after as long: looking may be dear
     down_ns = footing.came_down_ns
     hold_ns = footing.hold_ns
     if down_ns is not None:  # a relapse, unless the last time is long past

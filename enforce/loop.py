@@ -20,6 +20,7 @@ from agent.delivery import LaunchTimes
 from agent.members import Members
 from agent.model import ContainerKey, DeviceUuid, ProcessId
 from agent.pipeline import Pipeline
+from enforce.climber import Climber
 from enforce.decide import Decided, decide, slack_ratio
 from enforce.decisions import Decision, DecisionLog
 from enforce.holds import Holds
@@ -46,6 +47,7 @@ class Loop:
     supervisor: Supervisor | None
     log: DecisionLog
     meter: PauseMeter
+    climber: Climber
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
     _present: frozenset[ContainerKey] = frozenset()
@@ -71,6 +73,7 @@ class Loop:
     def _release(self) -> None:
         if self.holds:
             self.holds.release_all()
+        self.climber.release()
 
     def step(self) -> None:
         """One decision."""
@@ -95,8 +98,11 @@ class Loop:
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         if self.holds:
             self.holds.perform(changes(decided.levels, self.holds.in_force()))
+        self.climber.step(here, decided, snapshot, now)
         self._explain(decided, before)
-        self.pipeline.enforcement = report(here, readings, decided, self.meter.read(here, now))
+        self.pipeline.enforcement = report(
+            here, readings, decided, self.meter.read(here, now), {key: self.climber.standing(key) for key in here}
+        )
 
     def _read(self, seat: Seat, now_ns: int) -> Reading | None:
         rule = seat.classification.rule

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from agent.layout import ProcessKey
 from agent.libbpf import Map
 from agent.model import ContainerKey, Enforcement, ProcessId
+from enforce.climber import Standing
 from enforce.decide import Decided
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
@@ -78,6 +79,7 @@ def report(
     readings: Mapping[ContainerKey, Reading],
     decided: Decided,
     paused: Mapping[ContainerKey, Paused],
+    standing: Mapping[ContainerKey, Standing],
 ) -> dict[ContainerKey, Enforcement]:
     """One entry per container on a GPU."""
     verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
@@ -98,5 +100,7 @@ def report(
             pauses_total=paused[key].pauses,
             paused_seconds_total=paused[key].seconds,
             reason=verdict.share.reason if verdict else ("no online container on its GPUs" if offline else None),
+            rungs=standing[key].rungs,
+            troubles=standing[key].troubles,
         )
     return out

@@ -16,17 +16,23 @@ from typing import Self
 from agent import layout
 from agent.collectors.deliveries import Deliveries
 from agent.errors import SetupError
-from agent.model import ProcessId
+from agent.model import ContainerKey, ProcessId
 from agent.observer import Observer
+from enforce.actuators.evict import Evict
+from enforce.actuators.freeze import Freeze
 from enforce.actuators.pace import Pace
+from enforce.climber import Climber
 from enforce.decisions import DecisionLog
 from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
+from enforce.model import Rung
+from enforce.mps_clients import AnyMps
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
+from enforce.rungs import Rungs
 from enforce.signals.gpu_wait import GpuWait, ReadHistogram
 from enforce.supervisor import Supervisor
 
@@ -48,7 +54,12 @@ class Enforcement:
         if left_over:
             _log.warning("released %d processes that an earlier agent left", len(left_over))
         with ExitStack() as stack:
-            supervisor, holds = None, None
+            supervisor, holds, rungs = None, None, None
+            freeze = Freeze(self._observer.proc, self._others)
+            stack.callback(freeze.close)
+            table: dict[str, Rung] = {
+                rung.name: rung for rung in (freeze, Evict(self._observer.proc, AnyMps(self._observer.proc)))
+            }
             if self._policy.enforce:
                 ledger = Ledger(self._ledger_path)
                 stack.callback(ledger.close)
@@ -56,9 +67,10 @@ class Enforcement:
                 supervisor.start()
                 stack.callback(supervisor.stop)
                 holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
+                rungs = Rungs(table, ledger)
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
-            loop = self._loop(log, holds, supervisor)
+            loop = self._loop(log, holds, supervisor, Climber(table, rungs))
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -69,7 +81,12 @@ class Enforcement:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _loop(self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None) -> Loop:
+    def _others(self, container: ContainerKey) -> frozenset[int]:
+        """The processes on a GPU that are in other containers."""
+        members = self._observer.members.all()
+        return frozenset(member.process.id.tgid for member in members if member.container.key != container)
+
+    def _loop(self, log: DecisionLog, holds: Holds | None, supervisor: Supervisor | None, climber: Climber) -> Loop:
         observer, probes = self._observer, self._observer.probes
         observer.pipeline.enforcing = supervisor is not None
         return Loop(
@@ -82,6 +99,7 @@ class Enforcement:
             supervisor=supervisor,
             log=log,
             meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
+            climber=climber,
         )
 
 

@@ -35,6 +35,7 @@ def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
         floor_ratio=rule.limits.floor,
         max_pause_ns=rule.limits.max_pause,
         max_queued_ns=rule.limits.max_queued,
+        evict_grace_ns=rule.limits.evict_grace,
     )
     return model.OfflineRule(
         name=rule.name,

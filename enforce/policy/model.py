@@ -44,6 +44,7 @@ class Limits:
     floor_ratio: float
     max_pause_ns: int
     max_queued_ns: int | None
+    evict_grace_ns: int = 30_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,9 @@ class LimitsSection(Section):
         None,
         description="Upper bound on the GPU work it may have queued. Left out: the law decides, from the SLO's slack.",
     )
+    evict_grace: Annotated[int, Duration("30s", "1s", "1h")] = Field(
+        30_000 * MS, description="Evicted, its processes get SIGTERM, and so long after it SIGKILL."
+    )
 
 
 class OfflineSection(Section):

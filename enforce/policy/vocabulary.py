@@ -11,10 +11,10 @@ from __future__ import annotations
 
 SIGNALS = ("gpu_wait",)
 LAWS = ("headroom", "fixed")
-RUNGS = ("pace", "gate")
+RUNGS = ("pace", "gate", "freeze", "evict")
 
 PLANNED_SIGNALS = ("http", "prometheus", "uprobe")
 PLANNED_LAWS = ("tgs", "off")
-PLANNED_RUNGS = ("deny", "freeze", "mps", "lock", "swap", "evict")
+PLANNED_RUNGS = ("deny", "mps", "lock", "swap")
 
 MEMORY_RUNGS = ("deny", "swap", "evict")  # those that act on a memory quota

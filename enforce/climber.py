@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Between the ladder and the rungs: who wishes what for which offline container, and what of it is in force.
+
+Latency wishes by `enforce.ladder`; memory and health are planners of their own. Only containers of an offline rule can
+be wished anything, and only what their rule lists. Without rungs (`enforce: false`) it is only said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agent.model import ContainerKey, Snapshot
+from enforce.actuators.freeze import Freeze
+from enforce.decide import Decided, Verdict
+from enforce.ladder import FROM_THE_START, Footing, Reasons, advance, merged
+from enforce.model import Rung, Subject
+from enforce.policy.model import OfflineRule, Role
+from enforce.roster import Seat, processes_of
+from enforce.rungs import Rungs
+
+LATENCY = "the promise is missed with the least share: "
+NOTHING: Reasons = {}
+
+
+class Planner(Protocol):
+    """Who else wants rungs, such as a memory promise or a device's health. One file each."""
+
+    def wishes(
+        self, here: Mapping[ContainerKey, Seat], snapshot: Snapshot, now_ns: int
+    ) -> Mapping[ContainerKey, Reasons]:
+        """Rung → why, by container. Called once per decision, in the deciding thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is done to one container beyond gate and pace (or would be), and what could not be done."""
+
+    rungs: tuple[str, ...] = ()
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    reasons: Reasons = field(default_factory=dict)  # of what is wanted
+
+
+class Climber:
+    """Everybody's footing. For the deciding thread alone."""
+
+    def __init__(self, table: Mapping[str, Rung], rungs: Rungs | None, planners: Sequence[Planner] = ()) -> None:
+        self._table, self._rungs, self._planners = table, rungs, planners
+        self._footings: dict[ContainerKey, Footing] = {}
+        self._wanted: dict[ContainerKey, Reasons] = {}
+        self._obstacles: dict[ContainerKey, dict[str, str]] = {}  # step → why it was passed over, the last time
+
+    @property
+    def failures(self) -> int:
+        """How often something could not be done."""
+        return self._rungs.failures if self._rungs else 0
+
+    def step(self, here: Mapping[ContainerKey, Seat], decided: Decided, snapshot: Snapshot, now_ns: int) -> None:
+        """Once per decision."""
+        subjects = {key: subject for key, seat in here.items() if (subject := _subject(seat)) is not None}
+        verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
+        self._footings = {
+            key: self._advance(subjects[key], verdict, now_ns) for key, verdict in verdicts.items() if key in subjects
+        }
+        self._obstacles = {key: whys for key, whys in self._obstacles.items() if key in self._footings}
+        others = [planner.wishes(here, snapshot, now_ns) for planner in self._planners]
+        self._wanted = {}
+        for key, subject in subjects.items():
+            wishes = [*(wish.get(key, NOTHING) for wish in others), self._by_latency(key, verdicts.get(key))]
+            ladder = [rung for rung in subject.rule.ladder if rung in self._table]
+            if wanted := merged(ladder, wishes):
+                self._wanted[key] = wanted
+        if self._rungs is not None:
+            self._allow_freezing(others)
+            self._rungs.want({key: (subjects[key], frozenset(wanted)) for key, wanted in self._wanted.items()})
+
+    def standing(self, key: ContainerKey) -> Standing:
+        """As of the last `step`; without rungs, what would be done."""
+        wanted, obstacles = self._wanted.get(key, NOTHING), self._obstacles.get(key, {})
+        if self._rungs is None:
+            return Standing(tuple(wanted), obstacles, wanted)
+        return Standing(tuple(sorted(self._rungs.in_force(key))), {**obstacles, **self._rungs.troubles(key)}, wanted)
+
+    def release(self) -> None:
+        """Undoes everything and forgets where everybody stood."""
+        self._footings, self._wanted, self._obstacles = {}, {}, {}
+        if self._rungs is not None:
+            self._allow_freezing([])
+            self._rungs.release_all()
+
+    def _advance(self, subject: Subject, verdict: Verdict, now_ns: int) -> Footing:
+        key = subject.container.key
+        troubles = self._rungs.troubles(key) if self._rungs else {}
+        obstacles = self._obstacles.setdefault(key, {})
+
+        def able(step: str) -> bool:
+            obstacle = self._table[step].obstacle(subject) if step in self._table else "it is not in this version"
+            obstacles.pop(step, None)
+            if obstacle is not None:
+                obstacles[step] = obstacle
+            return obstacle is None and step not in troubles
+
+        footing = self._footings.get(key) or Footing(since_ns=now_ns)
+        return advance(footing, subject.rule.ladder, verdict.share.exhausted, able, now_ns)
+
+    def _by_latency(self, key: ContainerKey, verdict: Verdict | None) -> Reasons:
+        if verdict is None:
+            return NOTHING
+        wishes = dict.fromkeys(FROM_THE_START, "an online container is on its GPUs")
+        step = self._footings[key].step if key in self._footings else None
+        return wishes if step is None else {**wishes, step: LATENCY + verdict.share.reason}
+
+    def _allow_freezing(self, others: Sequence[Mapping[ContainerKey, Reasons]]) -> None:
+        """Whom only latency wants frozen is thawed by turns, so that it keeps its floor."""
+        freeze = self._table.get("freeze")
+        if isinstance(freeze, Freeze):
+            steady = {key for wishes in others for key, wish in wishes.items() if "freeze" in wish}
+            freeze.allow({key: key in steady for key, wanted in self._wanted.items() if "freeze" in wanted})
+
+
+def _subject(seat: Seat) -> Subject | None:
+    rule = seat.classification.rule
+    if seat.classification.role is not Role.OFFLINE or not isinstance(rule, OfflineRule):
+        return None
+    return Subject(seat.container, processes_of(seat), seat.devices, rule)
