@@ -1,23 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One decision for everybody: seats and readings → shares → levels. Pure but for the laws' states, which it returns.
+"""One decision for everybody: what was seen → shares → levels. Pure but for the laws' states, which it returns.
 
 Rules: the online container with the least slack rules its devices; an offline container is held only where an online
-one is; what offline work may queue on a device is shared out among the offline processes there.
+one is; what offline work may use of a device is split between the offline containers there by weight, and within a
+container between its processes, so that what one does not want the others have. On several devices the strictest holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent.model import ContainerKey, DeviceUuid, ProcessId
+from enforce.fair import Claim, parts
 from enforce.laws import law_of
 from enforce.model import Level, OnlineOn, Reading, Share, Target
 from enforce.planner import offline_level
 from enforce.policy.model import OfflineRule, OnlineRule, Role, Tuning
 from enforce.roster import Seat, target_of
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a decision is made from. What is missing in a mapping is unknown."""
+
+    seats: Mapping[ContainerKey, Seat]
+    readings: Mapping[ContainerKey, Reading | None]
+    slots: Mapping[DeviceUuid, int]
+    launch_ns: Mapping[ProcessId, float] = field(default_factory=dict)  # estimated GPU time of one launch
+    wanted: Mapping[ProcessId, float] = field(default_factory=dict)  # share of a device that it would use unhindered
+    busy: Mapping[DeviceUuid, float] = field(default_factory=dict)  # share of time that online requests run
+    blocks: Mapping[DeviceUuid, int] = field(default_factory=dict)  # that online processes launched, ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,53 +54,45 @@ class Decided:
     levels: dict[Target, Level]
 
 
-def decide(
-    seats: Mapping[ContainerKey, Seat],
-    readings: Mapping[ContainerKey, Reading | None],
-    states: Mapping[ContainerKey, Any],
-    slots: Mapping[DeviceUuid, int],
-    launch_ns: Mapping[ProcessId, float],
-    tuning: Tuning,
-    now_ns: int,
-) -> Decided:
-    """See the module."""
-    online = [seat for seat in seats.values() if seat.classification.role is Role.ONLINE]
-    offline = [seat for seat in seats.values() if seat.classification.role is Role.OFFLINE]
+def decide(seen: Seen, states: Mapping[ContainerKey, Any], tuning: Tuning, now_ns: int) -> Decided:
+    """See the module. `states`: of the laws, by offline container, as the last decision returned them."""
+    online = [seat for seat in seen.seats.values() if seat.classification.role is Role.ONLINE]
+    offline = [seat for seat in seen.seats.values() if seat.classification.role is Role.OFFLINE]
     verdicts = tuple(
-        verdict for seat in offline if (verdict := _judge(seat, online, readings, states, tuning, now_ns)) is not None
+        verdict
+        for seat in offline
+        if (verdict := _judge(seat, online, seen, states.get(seat.container.key), tuning, now_ns)) is not None
     )
-    levels = {target_of(member, slots, seat.devices): Level(online=True) for seat in online for member in seat.members}
-    crowd = _crowd(verdicts)
+    levels = {
+        target_of(member, seen.slots, seat.devices): Level(online=True) for seat in online for member in seat.members
+    }
+    split = _split(verdicts, seen)
     for verdict in verdicts:
-        for member in verdict.seat.members:
-            parts = max(crowd.get(device, 1) for device in verdict.seat.devices)
-            target = target_of(member, slots, verdict.seat.devices)
-            levels[target] = _part(verdict, parts, launch_ns.get(member.process.id))
+        part = min(split[device][verdict.seat.container.key] for device in verdict.seat.devices)
+        levels |= _levels(verdict, part, seen)
     return Decided(verdicts, levels)
 
 
-def _judge(
-    seat: Seat,
-    online: list[Seat],
-    readings: Mapping[ContainerKey, Reading | None],
-    states: Mapping[ContainerKey, Any],
-    tuning: Tuning,
-    now_ns: int,
-) -> Verdict | None:
+def _judge(seat: Seat, online: list[Seat], seen: Seen, state: Any, tuning: Tuning, now_ns: int) -> Verdict | None:
     rulers = [
         OnlineOn(
-            other.container.key, next(iter(shared)), other.classification.rule.slo, readings.get(other.container.key)
+            container=other.container.key,
+            device=device,
+            slo=other.classification.rule.slo,
+            reading=seen.readings.get(other.container.key),
+            busy_ratio=seen.busy.get(device),
+            blocks_total=seen.blocks.get(device),
         )
         for other in online
-        if isinstance(other.classification.rule, OnlineRule) and (shared := other.devices & seat.devices)
+        if isinstance(other.classification.rule, OnlineRule)
+        for device in sorted(other.devices & seat.devices)
     ]
     rule = seat.classification.rule
     if not rulers or not isinstance(rule, OfflineRule):
         return None
-    ruler = min(rulers, key=_slack)
+    ruler = min(rulers, key=lambda one: (_slack(one), -(one.busy_ratio or 0.0)))
     law = law_of(rule, tuning)
-    state = states.get(seat.container.key)
-    state, share = law.step(law.start() if state is None else state, ruler.reading, ruler.slo, now_ns)
+    state, share = law.step(law.start() if state is None else state, ruler, now_ns)
     return Verdict(seat, rule, ruler, share, state)
 
 
@@ -102,15 +109,31 @@ def _slack(ruler: OnlineOn) -> float:
     return 1.0 if slack is None else slack
 
 
-def _crowd(verdicts: tuple[Verdict, ...]) -> dict[DeviceUuid, int]:
-    """Offline processes per device."""
-    crowd: dict[DeviceUuid, int] = {}
+def _split(verdicts: tuple[Verdict, ...], seen: Seen) -> dict[DeviceUuid, dict[ContainerKey, float]]:
+    """Device → container → its part of what offline work may use there."""
+    claims: dict[DeviceUuid, dict[ContainerKey, Claim]] = {}
     for verdict in verdicts:
+        claim = Claim(verdict.rule.weight, _wanted_by(verdict, seen))
         for device in verdict.seat.devices:
-            crowd[device] = crowd.get(device, 0) + len(verdict.seat.members)
-    return crowd
+            claims.setdefault(device, {})[verdict.seat.container.key] = claim
+    return {device: parts(those) for device, those in claims.items()}
 
 
-def _part(verdict: Verdict, parts: int, launch_ns: float | None) -> Level:
-    level = offline_level(verdict.rule, verdict.share, launch_ns)
-    return replace(level, share_ratio=level.share_ratio / parts, max_queued_ns=level.max_queued_ns // parts)
+def _wanted_by(verdict: Verdict, seen: Seen) -> float:
+    """What the container wants of its law's share, 0–1."""
+    wanted = sum(seen.wanted.get(member.process.id, 1.0) for member in verdict.seat.members)
+    return min(1.0, wanted / verdict.share.ratio) if verdict.share.ratio > 0 else 1.0
+
+
+def _levels(verdict: Verdict, part: float, seen: Seen) -> dict[Target, Level]:
+    """The levels of the container's processes."""
+    whole = max(verdict.share.ratio * part, 1e-9)
+    wanted = {member.process.id: seen.wanted.get(member.process.id, 1.0) for member in verdict.seat.members}
+    inside = parts({process: Claim(1.0, min(1.0, ratio / whole)) for process, ratio in wanted.items()})
+    given = sum(inside.values()) or 1.0
+    return {
+        target_of(member, seen.slots, verdict.seat.devices): offline_level(
+            verdict.rule, verdict.share, part * inside[member.process.id] / given, seen.launch_ns.get(member.process.id)
+        )
+        for member in verdict.seat.members
+    }

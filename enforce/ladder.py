@@ -17,7 +17,8 @@ from agent.clock import NS_PER_SECOND
 
 STEPS: Final = ("freeze", "lock", "swap", "evict")  # the mildest first; each replaces the one before it
 FROM_THE_START: Final = ("mps",)  # no step: limits for clients that connect later
-CLIMB_AFTER_NS: Final = 3 * NS_PER_SECOND
+CLIMB_AFTER_NS: Final = 2 * NS_PER_SECOND
+EVICT_AFTER_NS: Final = 30 * NS_PER_SECOND  # what cannot be taken back has to wait until all else had its time
 HOLD_NS: Final = 10 * NS_PER_SECOND
 MOST_HOLD_NS: Final = 600 * NS_PER_SECOND
 
@@ -54,6 +55,8 @@ def _up(footing: Footing, ladder: Sequence[str], able: Callable[[str], bool], no
     step = next((step for step in _above(footing.step, ladder) if able(step)), None)
     if step is None:
         return replace(footing, since_ns=now_ns)  # asked again after as long: looking may be dear
+    if step == "evict" and now_ns - footing.since_ns < EVICT_AFTER_NS:
+        return footing
     down_ns = footing.came_down_ns
     hold_ns = footing.hold_ns
     if down_ns is not None:  # a relapse, unless the last time is long past

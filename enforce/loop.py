@@ -21,8 +21,10 @@ from agent.members import Members
 from agent.model import ContainerKey, DeviceUuid, ProcessId
 from agent.pipeline import Pipeline
 from enforce.climber import Climber
-from enforce.decide import Decided, decide, slack_ratio
+from enforce.decide import Decided, Seen, decide, slack_ratio
 from enforce.decisions import Decision, DecisionLog
+from enforce.demand import Demand
+from enforce.gates import GateReader
 from enforce.holds import Holds
 from enforce.model import Reading, Signal
 from enforce.planner import changes
@@ -48,6 +50,8 @@ class Loop:
     log: DecisionLog
     meter: PauseMeter
     climber: Climber
+    gates: GateReader
+    _demand: Demand = field(default_factory=Demand)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
     _present: frozenset[ContainerKey] = frozenset()
@@ -93,7 +97,17 @@ class Loop:
             for reading in snapshot.devices
             if not reading.lost
         }
-        decided = decide(here, readings, self._states, slots, self._launch_ns(now), self.policy.tuning, now)
+        self._demand.observe(now, self.meter.counters)
+        seen = Seen(
+            seats=here,
+            readings=readings,
+            slots=slots,
+            launch_ns=self._launch_ns(now),
+            wanted=self._demand.wanted(self.meter.counters),
+            busy=self.gates.busy(slots, now),
+            blocks=self.gates.blocks(slots),
+        )
+        decided = decide(seen, self._states, self.policy.tuning, now)
         before = {v.seat.container.key: self._states.get(v.seat.container.key) for v in decided.verdicts}
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         if self.holds:

@@ -43,6 +43,7 @@ class Share:
     max_queued_ns: int
     reason: str
     exhausted: bool = False
+    blocks: int | None = None  # instead of ratio and queue: so many blocks of grids in each 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,14 @@ FULL = Level()  # released
 
 @dataclass(frozen=True, slots=True)
 class OnlineOn:
-    """One online container on a device: its promise and the latest reading."""
+    """One online container on a device: its promise, the latest reading, and what the device's online side does."""
 
     container: ContainerKey
     device: DeviceUuid
     slo: Slo
     reading: Reading | None
+    busy_ratio: float | None = None  # share of the last second that online requests ran on the device
+    blocks_total: int | None = None  # blocks that online processes launched on the device, ever
 
 
 class Signal(Protocol):
@@ -111,8 +114,8 @@ class Law(Protocol, Generic[State]):
         """The state before the first reading."""
         ...
 
-    def step(self, state: State, reading: Reading | None, slo: Slo, now_ns: int) -> tuple[State, Share]:
-        """One decision. `slo` is the strictest of the device."""
+    def step(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
+        """One decision. `online` is the one of the device with the least slack."""
         ...
 
 

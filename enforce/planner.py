@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enforce.model import FULL, Level, Share, Target
 from enforce.policy.model import OfflineRule
 
 FALLBACK_LAUNCH_NS = 100_000  # before a process's first delivery: nothing is known, so a middling kernel
-RELEVANT_CHANGE = 0.02  # of an estimate: smaller ones are not worth a write
+RELEVANT_CHANGE = 0.02  # of a figure: smaller ones are not worth a write
+BLOCKS_WINDOW_NS = 50_000_000  # of a budget in blocks, as TGS has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +24,27 @@ class Change:
     after: Level
 
 
-def offline_level(rule: OfflineRule, share: Share, launch_ns: float | None) -> Level:
-    """The level of one process under an offline rule."""
-    return Level(
+def offline_level(rule: OfflineRule, share: Share, part: float, launch_ns: float | None) -> Level:
+    """The level of one process under an offline rule, with its part 0–1 of the share."""
+    if rule.law == "off":
+        return FULL
+    level = Level(
         gate="gate" in rule.ladder,
         pace="pace" in rule.ladder,
-        share_ratio=max(rule.limits.floor_ratio, min(1.0, share.ratio)),
-        max_queued_ns=share.max_queued_ns,
+        share_ratio=max(rule.limits.floor_ratio, min(1.0, share.ratio * part)),
+        max_queued_ns=int(share.max_queued_ns * part),
         launch_ns=int(launch_ns) if launch_ns else FALLBACK_LAUNCH_NS,
         max_pause_ns=rule.limits.max_pause_ns,
         floor_ratio=rule.limits.floor_ratio,
+    )
+    return level if share.blocks is None else _by_blocks(level, share.blocks * part)
+
+
+def _by_blocks(level: Level, blocks: float) -> Level:
+    """A budget of blocks per window: a queue one window long, that each block adds its part of a window to."""
+    charge_ns = int(BLOCKS_WINDOW_NS / max(1.0, blocks))
+    return replace(
+        level, gate=False, by_blocks=True, share_ratio=1.0, max_queued_ns=BLOCKS_WINDOW_NS, launch_ns=charge_ns
     )
 
 
@@ -48,14 +60,8 @@ def changes(desired: Mapping[Target, Level], current: Mapping[Target, Level]) ->
 
 
 def _same(a: Level, b: Level) -> bool:
-    if abs(a.launch_ns - b.launch_ns) > RELEVANT_CHANGE * max(a.launch_ns, b.launch_ns):
-        return False
-    return (a.online, a.gate, a.pace, a.share_ratio, a.max_queued_ns, a.max_pause_ns, a.floor_ratio) == (
-        b.online,
-        b.gate,
-        b.pace,
-        b.share_ratio,
-        b.max_queued_ns,
-        b.max_pause_ns,
-        b.floor_ratio,
-    )
+    def plain(level: Level) -> Level:
+        return replace(level, share_ratio=0.0, max_queued_ns=0, launch_ns=0)
+
+    figures = ((a.share_ratio, b.share_ratio), (a.max_queued_ns, b.max_queued_ns), (a.launch_ns, b.launch_ns))
+    return plain(a) == plain(b) and all(abs(x - y) <= RELEVANT_CHANGE * max(x, y) for x, y in figures)

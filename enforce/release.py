@@ -47,10 +47,7 @@ def release_all(
 
     `patience_seconds`: how long to wait, when all is undone, for a dying agent to let go of the ledger.
     """
-    entries = ledger.read(ledger_path)  # needs neither the lock nor space on the disk: undoing comes first
-    boot = ledger.this_boot()
-    entries.sort(key=lambda entry: _ORDER.get(entry.act, len(_ORDER)))
-    released = [undo(entry, boot, proc_root) for entry in entries]
+    released = undo_all(ledger_path, proc_root)
     if any(one.closed for one in released):
         with suppress(WardenError):  # what stays open is looked at again next time, and found running
             book = _open(ledger_path, patience_seconds)
@@ -59,6 +56,14 @@ def release_all(
                     book.done(one.entry.id)
             book.close()
     return released
+
+
+def undo_all(ledger_path: str | os.PathLike[str], proc_root: str = "/proc") -> list[Released]:
+    """Undo everything that the ledger has outstanding, and leave its entries: whoever wrote them may yet go on."""
+    entries = ledger.read(ledger_path)  # needs neither the lock nor space on the disk: undoing comes first
+    boot = ledger.this_boot()
+    entries.sort(key=lambda entry: _ORDER.get(entry.act, len(_ORDER)))
+    return [undo(entry, boot, proc_root) for entry in entries]
 
 
 def undo(entry: Entry, boot: str, proc_root: str = "/proc") -> Released:

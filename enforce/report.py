@@ -12,6 +12,7 @@ from agent.libbpf import Map
 from agent.model import ContainerKey, Enforcement, ProcessId
 from enforce.climber import Standing
 from enforce.decide import Decided
+from enforce.demand import Counters
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.roster import Seat, processes_of
@@ -33,6 +34,7 @@ class PauseMeter:
 
     def __init__(self, paces: Map, resumes: Map) -> None:
         self._paces, self._resumes = paces, resumes
+        self.counters: dict[ProcessId, Counters] = {}  # of whoever was charged, at the last reading
         self._last: dict[ProcessId, tuple[int, int]] = {}
         self._sums: dict[ContainerKey, tuple[int, int]] = {}
         self._history: dict[ContainerKey, list[tuple[int, int]]] = {}
@@ -42,6 +44,7 @@ class PauseMeter:
         self._sums = {key: sums for key, sums in self._sums.items() if key in here}
         self._history = {key: points for key, points in self._history.items() if key in here}
         alive = {process for seat in here.values() for process in processes_of(seat)}
+        self.counters = {}
         for process in [process for process in self._last if process not in alive]:
             del self._last[process]
             self._paces.delete(ProcessKey.of(process))
@@ -68,6 +71,8 @@ class PauseMeter:
         """Pauses and paused ns so far, the stop that it is in included."""
         key = ProcessKey.of(process)
         pace, resume = self._paces.get(key), self._resumes.get(key)
+        if pace is not None:
+            self.counters[process] = Counters(pace.charged_ns, pace.pauses)
         if resume is None:
             return (pace.pauses if pace else 0, 0)
         going_on = max(0, now_ns - resume.stopped_at_ns) if resume.stopped_at_ns else 0

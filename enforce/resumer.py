@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from agent.layout import PAUSE_GATE, RULE_GATE, SLOTS, Gate, Pause
 from agent.model import ProcessId
+from enforce.gates import is_busy
 
 _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
-_LONGEST_WAIT_HOLDS = 100  # as LONGEST_WAIT_HOLDS in bpf/pace.bpf.c
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
@@ -101,12 +101,8 @@ class Resumer:
         return min(self._due_ns(stop, now_ns) for stop in self.stops.values())
 
     def is_busy(self, slot: int, now_ns: int) -> bool:
-        """Whether an online request runs on the device: the same rule as is_busy() in bpf/pace.bpf.c."""
-        if slot >= SLOTS:
-            return False
-        gate = self.gates[slot]
-        hold = self.hold_ns * (_LONGEST_WAIT_HOLDS if gate.in_wait > 0 else 1)
-        return bool(gate.open > 0 and now_ns - gate.last_online_ns < hold)
+        """Whether an online request runs on the device."""
+        return slot < SLOTS and is_busy(self.gates[slot], self.hold_ns, now_ns)
 
     def forget(self, process: ProcessId) -> None:
         """It is gone."""
@@ -114,7 +110,7 @@ class Resumer:
         self._credits.pop(process, None)
 
     def _starved_in_ns(self, process: ProcessId, pause: Pause, longest_ns: int, portion_ns: int) -> int:
-        """How long until the floor owes it another portion. Debts either way are at most what a longest pause is worth."""
+        """How long until the floor owes it another portion. Debts are bounded by what a longest pause is worth."""
         floor = pause.rule.floor_ppm / _PPM
         bound = longest_ns * floor
         credit = self._credits.setdefault(process, _Credit(pause.at_ns, pause.charged_ns, -bound))

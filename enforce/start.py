@@ -23,6 +23,7 @@ from enforce.actuators.freeze import Freeze
 from enforce.actuators.pace import Pace
 from enforce.climber import Climber
 from enforce.decisions import DecisionLog
+from enforce.gates import GateReader
 from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
@@ -100,6 +101,7 @@ class Enforcement:
             log=log,
             meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
             climber=climber,
+            gates=GateReader(probes.map("gates").share(layout.SLOTS), self._policy.tuning.gate_hold_ns),
         )
 
 

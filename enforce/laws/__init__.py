@@ -8,10 +8,12 @@ from typing import Any
 
 from enforce.laws.fixed import Fixed
 from enforce.laws.headroom import Headroom
+from enforce.laws.off import Off
+from enforce.laws.tgs import Tgs
 from enforce.model import Law
 from enforce.policy.model import OfflineRule, Tuning
 
-BUILTIN: tuple[type[Any], ...] = (Headroom, Fixed)
+BUILTIN: tuple[type[Any], ...] = (Headroom, Fixed, Tgs, Off)
 
 
 def law_of(rule: OfflineRule, tuning: Tuning) -> Law[Any]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from enforce.laws.headroom import DEFAULT_MAX_QUEUED_NS
-from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, Slo, Tuning
+from enforce.model import OnlineOn, Share
+from enforce.policy.model import OfflineRule, Tuning
+
+DEFAULT_MAX_QUEUED_NS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,6 @@ class Fixed:
     def start(self) -> None:
         """Has no state."""
 
-    def step(self, state: None, reading: Reading | None, slo: Slo, now_ns: int) -> tuple[None, Share]:
+    def step(self, state: None, online: OnlineOn, now_ns: int) -> tuple[None, Share]:
         """The same answer each time."""
         return None, Share(self.ratio, self.max_queued_ns, f"fixed share of {self.ratio:.0%}")

@@ -2,12 +2,16 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`headroom`: spend the SLO's slack on offline work, and no more.
 
-What an online request waits for is what offline work has queued on the device when it arrives. So the first lever
-is the bound of that queue, `max_queued`, and it follows the slack; the second, for when the shortest queue is too long,
-is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band (Heracles: no
-growth below 10 % slack), and after a step down the law waits until it has readings from after the step.
+What an online request waits for is what offline work has queued on the device when it arrives, and one kernel. So the
+first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain, and never beyond
+what lies between the best latency seen and the target. The second, for when the shortest queue is too long, is the
+share of time. Both move down at once and up slowly (senpai), not at all within the dead band and not while the online
+side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law waits until it has readings
+from after the step.
 
-The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR keeps a path's queue short.
+Slowing may not help: the latency can be the online side's own. Then the share is given back and tried again later,
+each time after twice as long. The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR
+keeps a path's queue short.
 """
 
 from __future__ import annotations
@@ -15,31 +19,45 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from enforce.model import Reading, Share
+from enforce.model import OnlineOn, Share
 from enforce.policy.model import OfflineRule, Slo, Tuning
 
-DEFAULT_MAX_QUEUED_NS = 2_000_000
+SECOND_NS = 1_000_000_000
+START_QUEUED_NS = 800_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
 TOP_QUEUED_NS = 20_000_000
-GROW_SLACK = 0.10  # less than this: no growth
-SHRINK_SLACK = 0.0  # less than this, if only by what noise explains: a little down
-HOLD_NS = 1_000_000_000  # after a step down: as long as the reading's recent part
-GROW_EVERY_NS = 500_000_000
-QUEUE_GROWTH, QUEUE_TRIM, QUEUE_CUT = 1.10, 0.9, 0.5
+SPENT_PER_SECOND = 0.25  # of the certain slack
+GROW_SLACK = 0.03  # less than this: no growth
+BUSY_RATIO = 0.85  # no growth above
+HOLD_NS = SECOND_NS  # after a step down: as long as the reading's recent part
+WATCH_NS = SECOND_NS  # a miss with the shortest queue that lasts so long cuts the share
+QUEUE_TRIM, QUEUE_CUT = 0.9, 0.5
 SHARE_GROWTH, SHARE_CUT = 0.05, 0.7
-MISSES_BEFORE_CUT = 3
+EXHAUSTED_NS = 3 * SECOND_NS  # a miss at the floor that lasts so long: the ladder's next rung
+FUTILE_NS = 10 * SECOND_NS  # … and so long without help: given back
+HELPED = 0.9  # of the latency before: less is help
+WORSE = 1.25  # of the latency for which slowing was given up: more is another trouble
+FIRST_BACKOFF_NS, LONGEST_BACKOFF_NS = 30 * SECOND_NS, 1800 * SECOND_NS
+BEST_FORGOTTEN_PER_SECOND = 0.001  # so that a best that will not come again is forgotten within some minutes
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the two levers stand, and when each may move again."""
+    """Where the two levers stand, and when each may move again. Times are of the decisions; None: not so now."""
 
     ratio: float
     max_queued_ns: float
+    at_ns: int | None = None
     hold_until_ns: int = 0
-    grow_after_ns: int = 0
+    grow_share_ns: int = 0
     last_reading_ns: int | None = None
-    misses: int = 0  # in a row, with the shortest queue
+    best_ns: float | None = None  # the lowest latency seen, forgotten slowly
+    missed_since_ns: int | None = None  # with the shortest queue
+    missed_with_ns: float = 0.0  # the latency then, before the share was cut
+    floor_since_ns: int | None = None  # missed at the floor
+    given_up_until_ns: int = 0
+    given_up_at_ns: float = 0.0  # the latency that slowing did not help
+    backoff_ns: int = FIRST_BACKOFF_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,67 +74,116 @@ class Headroom:
         """With the rule's floor and upper bound of the queue."""
         return cls(rule.limits.floor_ratio, rule.limits.max_queued_ns or TOP_QUEUED_NS, tuning.no_data_hold_ns)
 
+    @property
+    def shortest_ns(self) -> float:
+        """The shortest queue."""
+        return min(MIN_QUEUED_NS, self.top_queued_ns)
+
     def start(self) -> State:
         """Everything allowed, with a short queue: protection before the first reading."""
-        return State(1.0, min(DEFAULT_MAX_QUEUED_NS, self.top_queued_ns))
+        return State(1.0, min(START_QUEUED_NS, self.top_queued_ns))
 
-    def step(self, state: State, reading: Reading | None, slo: Slo, now_ns: int) -> tuple[State, Share]:
+    def step(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
         """One decision."""
+        reading, slo = online.reading, online.slo
         if reading is None:
             return self._without_data(state, now_ns)
-        state = replace(state, last_reading_ns=now_ns)
-        if now_ns < state.hold_until_ns:
-            return self._answer(state, "holding after a step down")
+        elapsed_ns = 0 if state.at_ns is None else max(0, now_ns - state.at_ns)
+        state = replace(state, at_ns=now_ns, last_reading_ns=now_ns)
+        state = _remember_best(state, reading.latency_ns, elapsed_ns)
         # The long window remembers what is already mended: only what is recent may cause another step down.
         recent = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
         low = reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
         if recent is None or low is None:
             return self._answer(state, "too few requests to judge")
+        if low > slo.target_ns and now_ns < state.given_up_until_ns and low <= WORSE * state.given_up_at_ns:
+            return self._answer(state, f"target missed by {-_slack(recent, slo):.0%}: slowing did not help")
+        if now_ns < state.hold_until_ns:
+            return self._answer(state, "holding after a step down", self._is_exhausted(state, now_ns))
         if low > slo.target_ns:
-            return self._step_down(state, now_ns, _slack(recent, slo))
-        state = replace(state, misses=0)
-        if _slack(recent, slo) < SHRINK_SLACK:
+            return self._step_down(state, now_ns, low, _slack(recent, slo))
+        state = replace(state, missed_since_ns=None, floor_since_ns=None)
+        if recent > slo.target_ns:
             return self._trim(state, now_ns, _slack(recent, slo))
-        worst = _slack(max(recent, reading.latency_ns or 0.0), slo)
-        if worst < GROW_SLACK:
-            return self._answer(state, f"slack {worst:.0%}: within the dead band")
-        return self._grow(state, now_ns, worst)
+        slack = _slack(max(recent, reading.latency_ns or 0.0), slo)
+        if slack < GROW_SLACK:
+            return self._answer(state, f"slack {slack:.0%}: within the dead band")
+        if online.busy_ratio is not None and online.busy_ratio > BUSY_RATIO:
+            return self._answer(state, f"slack {slack:.0%}, but the online side keeps the device busy: no growth")
+        return self._grow(state, now_ns, slack, slo, elapsed_ns)
 
     def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
         """Hold, then release: an online side that says nothing has nothing to protect, but may come back."""
         if state.last_reading_ns is not None and now_ns - state.last_reading_ns < self.no_data_hold_ns:
-            return self._answer(state, "no reading: holding")
-        start = self.start()
+            return self._answer(replace(state, at_ns=now_ns), "no reading: holding")
+        start = replace(self.start(), best_ns=state.best_ns)
         return start, Share(start.ratio, int(start.max_queued_ns), "no online requests: released")
 
-    def _step_down(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
-        held = replace(state, hold_until_ns=now_ns + HOLD_NS, grow_after_ns=now_ns + 2 * HOLD_NS)
+    def _step_down(self, state: State, now_ns: int, low_ns: float, slack: float) -> tuple[State, Share]:
+        held = replace(state, hold_until_ns=now_ns + HOLD_NS, grow_share_ns=now_ns + 2 * HOLD_NS)
         missed = f"target missed by {-slack:.0%}"
-        if state.max_queued_ns > MIN_QUEUED_NS:
-            queued = max(MIN_QUEUED_NS, state.max_queued_ns * QUEUE_CUT)
-            return self._answer(replace(held, max_queued_ns=queued, misses=0), f"{missed}: shorter queue")
-        if state.misses + 1 < MISSES_BEFORE_CUT:  # a second of noise is no reason: the queue is as short as can be
-            return self._answer(replace(held, misses=state.misses + 1), f"{missed}: watching")
-        ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
-        return self._answer(replace(held, ratio=ratio, misses=0), f"{missed}: smaller share")
+        if state.max_queued_ns > self.shortest_ns:
+            queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_CUT)
+            return self._answer(replace(held, max_queued_ns=queued), f"{missed}: shorter queue")
+        if state.missed_since_ns is None:  # a second of noise is no reason: the queue is as short as can be
+            watching = replace(held, missed_since_ns=now_ns, missed_with_ns=low_ns, hold_until_ns=now_ns + WATCH_NS)
+            return self._answer(watching, f"{missed}: watching")
+        if state.ratio > self.floor_ratio:
+            ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
+            return self._answer(replace(held, ratio=ratio), f"{missed}: smaller share")
+        return self._at_floor(held, now_ns, low_ns, missed)
+
+    def _at_floor(self, state: State, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
+        since = state.floor_since_ns if state.floor_since_ns is not None else now_ns
+        state = replace(state, floor_since_ns=since)
+        if now_ns - since < FUTILE_NS or low_ns < HELPED * state.missed_with_ns:
+            return self._answer(state, f"{missed}: at the floor", self._is_exhausted(state, now_ns))
+        given_up = replace(
+            self.start(),
+            at_ns=now_ns,
+            last_reading_ns=now_ns,
+            best_ns=state.best_ns,
+            given_up_until_ns=now_ns + state.backoff_ns,
+            given_up_at_ns=max(low_ns, state.missed_with_ns),
+            backoff_ns=min(LONGEST_BACKOFF_NS, 2 * state.backoff_ns),
+        )
+        return self._answer(given_up, f"{missed}: slowing does not help, given back for {state.backoff_ns / 1e9:.0f} s")
+
+    def _is_exhausted(self, state: State, now_ns: int) -> bool:
+        return state.floor_since_ns is not None and now_ns - state.floor_since_ns >= EXHAUSTED_NS
 
     def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
-        queued = max(MIN_QUEUED_NS, state.max_queued_ns * QUEUE_TRIM)
+        queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_TRIM)
         trimmed = replace(state, max_queued_ns=queued, hold_until_ns=now_ns + HOLD_NS // 4)
         return self._answer(trimmed, f"slack {slack:.1%}: a shorter queue")
 
-    def _grow(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
-        if now_ns < state.grow_after_ns:
-            return self._answer(state, f"slack {slack:.0%}: waiting to grow")
-        later = replace(state, grow_after_ns=now_ns + GROW_EVERY_NS)
+    def _grow(self, state: State, now_ns: int, slack: float, slo: Slo, elapsed_ns: int) -> tuple[State, Share]:
         if state.ratio < 1.0:
+            if now_ns < state.grow_share_ns:
+                return self._answer(state, f"slack {slack:.0%}: waiting to grow")
             ratio = min(1.0, state.ratio + SHARE_GROWTH)
-            return self._answer(replace(later, ratio=ratio), f"slack {slack:.0%}: larger share")
-        queued = min(self.top_queued_ns, state.max_queued_ns * QUEUE_GROWTH)
-        return self._answer(replace(later, max_queued_ns=queued), f"slack {slack:.0%}: longer queue")
+            grown = replace(state, ratio=ratio, grow_share_ns=now_ns + SECOND_NS)
+            return self._answer(grown, f"slack {slack:.0%}: larger share")
+        grown_ns = state.max_queued_ns + SPENT_PER_SECOND * slack * slo.target_ns * elapsed_ns / SECOND_NS
+        most_ns = self.top_queued_ns
+        if state.best_ns is not None:
+            most_ns = min(most_ns, max(self.shortest_ns, slo.target_ns - state.best_ns))
+        if state.max_queued_ns >= most_ns:
+            return self._answer(state, f"slack {slack:.0%}: the queue is as long as the target allows")
+        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), backoff_ns=FIRST_BACKOFF_NS)
+        return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
-    def _answer(self, state: State, reason: str) -> tuple[State, Share]:
-        return state, Share(state.ratio, int(state.max_queued_ns), reason)
+    def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
+        return state, Share(state.ratio, int(state.max_queued_ns), reason, exhausted)
+
+
+def _remember_best(state: State, latency_ns: float | None, elapsed_ns: int) -> State:
+    if latency_ns is None:
+        return state
+    if state.best_ns is None:
+        return replace(state, best_ns=latency_ns)
+    faded = state.best_ns * (1 + BEST_FORGOTTEN_PER_SECOND * elapsed_ns / SECOND_NS)
+    return replace(state, best_ns=min(latency_ns, faded))
 
 
 def _slack(latency_ns: float, slo: Slo) -> float:

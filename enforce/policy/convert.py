@@ -68,4 +68,5 @@ def _tuning(tuning: schema.TuningSection) -> model.Tuning:
         gate_hold_ns=tuning.gate_hold,
         gate_open_delay_ns=tuning.gate_open_delay,
         no_data_hold_ns=tuning.no_data_hold,
+        tgs_sample_ns=tuning.tgs_sample,
     )

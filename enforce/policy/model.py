@@ -77,6 +77,7 @@ class Tuning:
     gate_hold_ns: int
     gate_open_delay_ns: int
     no_data_hold_ns: int
+    tgs_sample_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,14 +133,13 @@ class OfflineSection(Section):
 
     name: Annotated[str, Name("training")] = Field(description="The rule's name, unique in the file.")
     match: MatchSection = Field(description="Which containers.")
-    law: Annotated[str, Word(vocabulary.LAWS, vocabulary.PLANNED_LAWS)] = Field(
-        "headroom", description="How the share is decided."
-    )
+    law: Annotated[str, Word(vocabulary.LAWS)] = Field("headroom", description="How the share is decided.")
     share: Annotated[float, Ratio("30%", above_zero=True)] | None = Field(
         None, description="The share of the device, with `law: fixed` and only there."
     )
     weight: Annotated[float, Weight()] = Field(
-        1.0, description="How the offline share is split between containers: by proportion. No effect in this version."
+        1.0,
+        description="How the offline share of a device is split between the containers that want it: by proportion.",
     )
     limits: LimitsSection = Field(
         default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on what is done to it."
@@ -166,6 +165,9 @@ class TuningSection(Section):
     no_data_hold: Annotated[int, Duration("2s", "100ms", "10m")] = Field(
         2_000 * MS,
         description="Without a latency reading the share is held for so long; then offline work is released.",
+    )
+    tgs_sample: Annotated[int, Duration("5s", "100ms", "1m")] = Field(
+        5_000 * MS, description="How long `law: tgs` counts the online side's blocks before each step."
     )
 
 

@@ -10,11 +10,10 @@ that ends early does less to a workload, never more.
 from __future__ import annotations
 
 SIGNALS = ("gpu_wait",)
-LAWS = ("headroom", "fixed")
+LAWS = ("headroom", "fixed", "tgs", "off")
 RUNGS = ("pace", "gate", "freeze", "evict")
 
 PLANNED_SIGNALS = ("http", "prometheus", "uprobe")
-PLANNED_LAWS = ("tgs", "off")
 PLANNED_RUNGS = ("deny", "mps", "lock", "swap")
 
 MEMORY_RUNGS = ("deny", "swap", "evict")  # those that act on a memory quota

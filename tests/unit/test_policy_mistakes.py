@@ -115,7 +115,6 @@ def test_a_mistake_is_told_at_its_line(old: str, new: str, line: int, says: str)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("law: tgs", "not in this version"),
         ("law: head", "write one of: headroom, fixed"),
         ("law: fixed", "write share: 30%"),
         ("share: 30%", "only law fixed has a share"),

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One decision for many tenants: who rules, who is held, and how the share is split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.members import Member
+from agent.model import Container, ContainerKey, DeviceUuid, Process, ProcessId
+from enforce.decide import Decided, Seen, decide
+from enforce.demand import Counters, Demand
+from enforce.model import FULL, Level, Reading
+from enforce.policy.matching import Match
+from enforce.policy.model import Classification, Limits, OfflineRule, OnlineRule, Role, Slo, Tuning
+from enforce.roster import Seat
+
+MS = 1_000_000
+TUNING = Tuning(100 * MS, 20 * MS, MS // 5, 2000 * MS, 5000 * MS)
+SLO = Slo("gpu_wait", 0.99, 10 * MS, 10_000 * MS, 20)
+FIXED = OfflineRule("batch", Match(), "fixed", 0.8, 1.0, Limits(None, 0.05, 200 * MS, 4 * MS), ladder=("gate", "pace"))
+GPU_0, GPU_1 = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
+SLOTS = {GPU_0: 0, GPU_1: 1}
+
+
+@dataclass
+class Stage:
+    """Containers on devices, and what is read of them."""
+
+    seats: dict[ContainerKey, Seat]
+    readings: dict[ContainerKey, Reading | None]
+    wanted: dict[ProcessId, float]
+    next_tgid: int = 100
+
+    def put(self, name: str, role: Role, rule: Any, devices: set[DeviceUuid], processes: int = 1) -> list[ProcessId]:
+        key = ContainerKey(name)
+        ids = [ProcessId(self.next_tgid + number, 1) for number in range(processes)]
+        self.next_tgid += processes
+        container = Container(key, name, "docker")
+        members = tuple(Member(Process(one, "python", "root", key), container, (GPU_0, GPU_1)) for one in ids)
+        self.seats[key] = Seat(container, Classification(role, rule), members, frozenset(devices))
+        return ids
+
+    def online(self, name: str, devices: set[DeviceUuid], latency_ns: float | None, target_ns: int = 10 * MS) -> None:
+        self.put(name, Role.ONLINE, OnlineRule(name, Match(), replace(SLO, target_ns=target_ns)), devices)
+        reading = Reading(0, 0.99, latency_ns, 500, latency_ns, latency_ns, 100) if latency_ns else None
+        self.readings[ContainerKey(name)] = reading
+
+    def offline(self, name: str, devices: set[DeviceUuid], processes: int = 1, **changed: Any) -> list[ProcessId]:
+        return self.put(name, Role.OFFLINE, replace(FIXED, name=name, **changed), devices, processes)
+
+    def decide(self) -> Decided:
+        return decide(Seen(self.seats, self.readings, SLOTS, wanted=self.wanted), {}, TUNING, 0)
+
+    def levels(self) -> dict[ProcessId, Level]:
+        return {target.process: level for target, level in self.decide().levels.items() if not level.online}
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage({}, {}, {})
+
+
+def test_the_online_container_with_the_least_slack_rules_its_device(stage: Stage) -> None:
+    stage.online("calm", {GPU_0}, 2 * MS)
+    stage.online("tight", {GPU_0}, 9 * MS)
+    stage.online("elsewhere", {GPU_1}, 30 * MS)
+    stage.offline("batch", {GPU_0})
+    (verdict,) = stage.decide().verdicts
+    assert verdict.ruler.container == "tight"
+
+
+def test_an_offline_container_alone_on_its_device_is_not_held(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    stage.offline("batch", {GPU_1})
+    assert stage.levels() == {}
+
+
+def test_a_container_on_several_devices_is_held_for_the_strictest_of_them(stage: Stage) -> None:
+    stage.online("calm", {GPU_0}, 2 * MS)
+    stage.online("tight", {GPU_1}, 9 * MS)
+    (spanning,) = stage.offline("spanning", {GPU_0, GPU_1})
+    (alone,) = stage.offline("beside", {GPU_1})
+    (verdict, _) = stage.decide().verdicts
+    assert verdict.ruler.container == "tight"
+    assert stage.levels()[spanning].share_ratio == pytest.approx(stage.levels()[alone].share_ratio) == 0.4
+
+
+def test_shares_and_queues_are_split_by_weight(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    (heavy,), (light,) = stage.offline("heavy", {GPU_0}, weight=3.0), stage.offline("light", {GPU_0}, weight=1.0)
+    levels = stage.levels()
+    assert levels[heavy].share_ratio == pytest.approx(0.6)
+    assert levels[light].share_ratio == pytest.approx(0.2)
+    assert levels[heavy].max_queued_ns == 3 * MS
+
+
+def test_what_one_container_does_not_want_the_other_has(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    (idle,), (busy,) = stage.offline("idle", {GPU_0}), stage.offline("busy", {GPU_0})
+    stage.wanted[idle] = 0.08
+    levels = stage.levels()
+    assert levels[idle].share_ratio == pytest.approx(0.08)
+    assert levels[busy].share_ratio == pytest.approx(0.72)
+
+
+def test_processes_of_a_container_split_its_part(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    first, second = stage.offline("batch", {GPU_0}, processes=2)
+    assert stage.levels()[first].share_ratio == stage.levels()[second].share_ratio == pytest.approx(0.4)
+
+
+def test_nobody_is_told_less_than_the_floor(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    tgids = [stage.offline(f"batch-{n}", {GPU_0})[0] for n in range(40)]
+    assert {stage.levels()[one].share_ratio for one in tgids} == {0.05}
+
+
+def test_law_off_leaves_its_container_alone(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 20 * MS)
+    (free,) = stage.offline("free", {GPU_0}, law="off")
+    assert stage.levels()[free] == FULL
+
+
+def test_unmatched_and_protected_containers_get_no_level(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 20 * MS)
+    stage.put("unknown", Role.UNMATCHED, None, {GPU_0})
+    stage.put("kept", Role.PROTECTED, None, {GPU_0})
+    assert stage.levels() == {}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 4), st.floats(0, 1)), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_all_together_have_no_more_than_the_share_but_for_the_floors(
+    batches: list[tuple[float, int, float]], both: bool
+) -> None:
+    stage = Stage({}, {}, {})
+    stage.online("chat", {GPU_0}, 2 * MS)
+    for number, (weight, processes, wanted) in enumerate(batches):
+        devices = {GPU_0, GPU_1} if both and number % 2 else {GPU_0}
+        for one in stage.offline(f"batch-{number}", devices, processes, weight=weight):
+            stage.wanted[one] = wanted
+    levels = stage.levels().values()
+    assert sum(level.share_ratio for level in levels if level.share_ratio > 0.05) <= 0.8 + 1e-6
+    assert sum(level.max_queued_ns for level in levels) <= 4 * MS
+
+
+def test_a_process_that_is_stopped_wants_everything_and_one_that_is_not_what_it_uses() -> None:
+    demand, stopped, free, new = Demand(), ProcessId(1, 1), ProcessId(2, 1), ProcessId(3, 1)
+    demand.observe(0, {stopped: Counters(0, 0), free: Counters(0, 5)})
+    demand.observe(1000 * MS, {stopped: Counters(1, 1), free: Counters(200 * MS, 5), new: Counters(0, 0)})
+    assert demand.wanted([stopped, free, new]) == pytest.approx({stopped: 1.0, free: 0.35})
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    demand, gone = Demand(), ProcessId(1, 1)
+    for now in (0, 100 * MS):
+        demand.observe(now, {gone: Counters(now, 0)})
+    demand.observe(200 * MS, {})
+    assert demand.wanted([gone]) == {}
