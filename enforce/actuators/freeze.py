@@ -23,7 +23,7 @@ from agent.procfs import Procfs
 from enforce.duty import FROZEN_BY_OTHERS, IDLE_NS, Duty, ForeignWriterError
 from enforce.entries import Entry
 from enforce.freezable import NotFreezableError, freezable
-from enforce.freezer import Cgroup, Place
+from enforce.freezer import Cgroup, Mark, Place
 from enforce.model import Subject
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,10 @@ class _Turns:
 
     place: Place
     duty: Duty
+
+    def holds(self, place: Place) -> bool:
+        """Whether it is that cgroup, and nobody has undone it meanwhile."""
+        return self.place == place and self.duty.cgroup.marked() is Mark.OURS
 
 
 class Freeze:
@@ -99,7 +103,7 @@ class Freeze:
         with self._turns:
             place = self._places[key]
             self._check_left_alone(place)
-            if key in self._taking and self._taking[key].place == place:
+            if key in self._taking and self._taking[key].holds(place):
                 return
             if self._lease(key) is None:
                 raise NotFreezableError("it is no longer wanted")
