@@ -2,17 +2,16 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Between the ladder and the rungs: who wishes what for which offline container, and what of it is in force.
 
-Latency wishes by `enforce.ladder`; memory and health are planners of their own. Only containers of an offline rule can
-be wished anything, and only what their rule lists. Without rungs (`enforce: false`) it is only said.
+Latency wishes by `enforce.ladder`; what memory and health wish is handed in. Only containers of an offline rule can be
+wished anything, and only what their rule lists. Without rungs (`enforce: false`) it is only said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from agent.model import ContainerKey, Snapshot
+from agent.model import ContainerKey
 from enforce.actuators.freeze import Freeze
 from enforce.decide import Decided, Verdict
 from enforce.ladder import FROM_THE_START, Footing, Reasons, advance, merged
@@ -23,16 +22,6 @@ from enforce.rungs import Rungs
 
 LATENCY = "the promise is missed with the least share: "
 NOTHING: Reasons = {}
-
-
-class Planner(Protocol):
-    """Who else wants rungs, such as a memory promise or a device's health. One file each."""
-
-    def wishes(
-        self, here: Mapping[ContainerKey, Seat], snapshot: Snapshot, now_ns: int
-    ) -> Mapping[ContainerKey, Reasons]:
-        """Rung → why, by container. Called once per decision, in the deciding thread."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +36,8 @@ class Standing:
 class Climber:
     """Everybody's footing. For the deciding thread alone."""
 
-    def __init__(self, table: Mapping[str, Rung], rungs: Rungs | None, planners: Sequence[Planner] = ()) -> None:
-        self._table, self._rungs, self._planners = table, rungs, planners
+    def __init__(self, table: Mapping[str, Rung], rungs: Rungs | None) -> None:
+        self._table, self._rungs = table, rungs
         self._footings: dict[ContainerKey, Footing] = {}
         self._wanted: dict[ContainerKey, Reasons] = {}
         self._obstacles: dict[ContainerKey, dict[str, str]] = {}  # step → why it was passed over, the last time
@@ -58,15 +47,20 @@ class Climber:
         """How often something could not be done."""
         return self._rungs.failures if self._rungs else 0
 
-    def step(self, here: Mapping[ContainerKey, Seat], decided: Decided, snapshot: Snapshot, now_ns: int) -> None:
-        """Once per decision."""
+    def step(
+        self,
+        here: Mapping[ContainerKey, Seat],
+        decided: Decided,
+        now_ns: int,
+        others: Sequence[Mapping[ContainerKey, Reasons]] = (),
+    ) -> None:
+        """Once per decision. `others`: what memory and health wish; where two wish the same, the earlier gives why."""
         subjects = {key: subject for key, seat in here.items() if (subject := _subject(seat)) is not None}
         verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
         self._footings = {
             key: self._advance(subjects[key], verdict, now_ns) for key, verdict in verdicts.items() if key in subjects
         }
         self._obstacles = {key: whys for key, whys in self._obstacles.items() if key in self._footings}
-        others = [planner.wishes(here, snapshot, now_ns) for planner in self._planners]
         self._wanted = {}
         for key, subject in subjects.items():
             wishes = [*(wish.get(key, NOTHING) for wish in others), self._by_latency(key, verdicts.get(key))]

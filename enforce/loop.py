@@ -112,7 +112,7 @@ class Loop:
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         if self.holds:
             self.holds.perform(changes(decided.levels, self.holds.in_force()))
-        self.climber.step(here, decided, snapshot, now)
+        self.climber.step(here, decided, now)
         self._explain(decided, before)
         self.pipeline.enforcement = report(
             here, readings, decided, self.meter.read(here, now), {key: self.climber.standing(key) for key in here}

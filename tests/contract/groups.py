@@ -73,15 +73,22 @@ class Group:
     def key(self) -> ContainerKey:
         return ContainerKey(f"docker:{self.id}")
 
-    def spinner(self, below: str = "") -> int:
-        """A process in it that uses all the CPU that it gets."""
+    def spinner(self, below: str = "", comm: str = "spinner", deaf: bool = False) -> int:
+        """A process in it that uses all the CPU that it gets; `deaf` to SIGTERM."""
         folder = self.folder / below
         folder.mkdir(parents=True, exist_ok=True)
+        ready, told = os.pipe()
         tgid = os.fork()
         if tgid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else signal.SIG_DFL)
+            Path("/proc/self/comm").write_text(comm)
+            os.write(told, b"r")
             while True:
                 pass
         self.started.append(tgid)
+        os.close(told)
+        assert os.read(ready, 1) == b"r"
+        os.close(ready)
         (folder / "cgroup.procs").write_text(str(tgid))
         return tgid
 

@@ -259,8 +259,7 @@ def test_a_cgroup_with_another_container_below_is_left_alone(box: Group, freeze:
 
 def test_a_program_that_others_depend_on_is_left_alone(box: Group, freeze: Freeze) -> None:
     tgid = box.spinner()
-    server = box.spinner()
-    Path(f"/proc/{server}/comm").write_text("nvidia-cuda-mps")
+    box.spinner(comm="nvidia-cuda-mps")
     assert "nvidia-cuda-mps, which others depend on" in (freeze.obstacle(box.subject(tgid)) or "")
 
 

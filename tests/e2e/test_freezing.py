@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A target that nobody can meet, and a ladder with `freeze`: the agent climbs it, and whoever dies, everybody runs."""
+
+from __future__ import annotations
+
+import time
+
+from enforce import ledger
+from enforce.freezer import Cgroup, Place
+from tests.contract.groups import roots
+from tests.e2e.conftest import Busy
+from tests.e2e.node import Agent, Node, guardians, is_gone, until
+
+PROMISED_SECONDS = 0.1
+
+
+def policy(node: Node) -> str:
+    """Turns of two seconds each way."""
+    text = node.policy(enforce=True, max_pause="2s").replace("target: 400ms", "target: 1ms")
+    return text.replace("max_pause: 2s", "max_pause: 2s, floor: 50%").replace("[gate, pace]", "[gate, pace, freeze]")
+
+
+def cgroups(busy: Busy) -> list[Cgroup]:
+    """Those of the offline containers that are frozen, in the hierarchy that the agent uses too."""
+    version, root = next((version, roots()[version]) for version in (2, 1) if version in roots())
+    return [Cgroup(Place.of(version, f"{root}{one.cgroup_path}")) for one in busy.training]
+
+
+def test_it_freezes_in_the_end_and_after_the_agent_is_killed_everybody_runs_within_100_ms(
+    node: Node, busy: Busy
+) -> None:
+    with node.agent(policy(node), run_dir="frozen") as agent:
+        groups = cgroups(busy)
+        until(lambda: all(group.is_frozen() for group in groups), "all offline containers to be frozen", step=0.005)
+        guardian = agent.guardian()
+        assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
+        until(lambda: not any(group.is_asked() for group in groups), "the turn to thaw", step=0.005)
+        until(lambda: says_frozen(agent, node), "the agent to say so")
+        until(lambda: all(group.is_frozen() for group in groups), "the turn to freeze", step=0.005)
+        seconds = frozen_seconds_after_the_kill(agent, groups)
+        print(f"thawed after {seconds * 1e3:.2f} ms")
+        until(lambda: is_gone(guardian), "the guardian to end")
+        assert guardians(agent.run_dir) == []
+        assert ledger.read(agent.run_dir / "ledger.jsonl") == []
+        before = node.truth()
+        until(lambda: all(node.truth()[one.tgid] > before[one.tgid] for one in busy.training), "everybody's launches")
+        assert not any(group.is_asked() for group in groups)
+        assert seconds <= PROMISED_SECONDS
+
+
+def says_frozen(agent: Agent, node: Node) -> bool:
+    stance = agent.stance(node.name("training-0"))
+    return stance is not None and "freeze" in stance.rungs
+
+
+def frozen_seconds_after_the_kill(agent: Agent, groups: list[Cgroup]) -> float:
+    """How long after the kill the last was still seen frozen: a slow look can only make it shorter."""
+    began = last = time.monotonic()
+    agent.process.kill()
+    while True:
+        now = time.monotonic()
+        if not any(group.is_asked() for group in groups):
+            return last - began
+        last = now
+        assert now - began < 30, "still frozen after 30 s"
