@@ -71,7 +71,7 @@ def _offline(policy: Policy, rule: OfflineRule) -> list[str]:
     planned = [rung for rung in rule.ladder if rung not in vocabulary.RUNGS]
     if planned:
         found.append(f"{rule.name}: the ladder's {', '.join(planned)} are not in this version; they are passed over")
-    if rule.limits.memory_bytes is not None and not any(rung in vocabulary.MEMORY_RUNGS for rung in vocabulary.RUNGS):
+    if rule.limits.memory_bytes is not None and "deny" not in vocabulary.RUNGS:
         found.append(f"{rule.name}: limits.memory is not enforced by this version")
     if rule.match in policy.protect:
         found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")

@@ -146,7 +146,12 @@ class OfflineSection(Section):
     )
     ladder: Annotated[
         list[Annotated[str, Word(vocabulary.RUNGS, also=vocabulary.PLANNED_RUNGS)]], BeforeValidator(_not_empty)
-    ] = Field(default=["gate", "pace"], description="What may be done to it, the mildest first.")
+    ] = Field(
+        default=["gate", "pace"],
+        description="What may be done to it. `gate` and `pace` always act; the "
+        "next ones only while the promise is missed with the least share, one at a time: `freeze` (by turns, as "
+        "`limits` has it), and at last, half a minute later, `evict`.",
+    )
 
 
 class TuningSection(Section):

@@ -157,6 +157,8 @@ def rich_snapshot() -> Snapshot:
                 pauses_total=412,
                 paused_seconds_total=9.5,
                 reason="slack 75 %: growing by 2 % of the device",
+                rungs=("mps",),
+                troubles={"freeze": "somebody else has frozen it: left alone"},
             ),
             ContainerKey("c5"): Enforcement("unmatched"),
             ContainerKey("gone"): Enforcement("offline"),
