@@ -13,7 +13,8 @@ import queue
 import re
 import threading
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from agent.clock import NS_PER_SECOND
 from enforce.sinks import MOST_FILE_BYTES, Sink, sink_of
@@ -45,6 +46,8 @@ class Decision:
     max_queued_ns: int
     reason: str
     acted: bool
+    rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace, in force; if nothing is acted on, would be
+    troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
 
 
 @dataclass(slots=True)
@@ -109,13 +112,17 @@ class DecisionLog:
 
 def differs(before: Decision, now: Decision) -> bool:
     """Whether the decision is another one: not just other figures behind the same one."""
-    if (before.rule, before.law, before.acted, before.target_ns) != (now.rule, now.law, now.acted, now.target_ns):
+    if _frame(before) != _frame(now):
         return True
     if abs(before.share_after - now.share_after) >= _SHARE_STEP:
         return True
     if abs(before.max_queued_ns - now.max_queued_ns) > _QUEUED_STEP * max(before.max_queued_ns, now.max_queued_ns):
         return True
     return _NUMBERS.sub("#", before.reason) != _NUMBERS.sub("#", now.reason)
+
+
+def _frame(decision: Decision) -> tuple[object, ...]:
+    return (decision.rule, decision.law, decision.acted, decision.target_ns, decision.rungs, set(decision.troubles))
 
 
 def to_line(decision: Decision, repeated: int) -> bytes:

@@ -137,6 +137,7 @@ class Loop:
         for verdict in decided.verdicts:
             previous = before.get(verdict.seat.container.key)
             reading = verdict.ruler.reading
+            standing = self.climber.standing(verdict.seat.container.key)
             self.log.write(
                 Decision(
                     wall_ns=wall_ns(),
@@ -154,5 +155,7 @@ class Loop:
                     max_queued_ns=verdict.share.max_queued_ns,
                     reason=verdict.share.reason,
                     acted=self.supervisor is not None,
+                    rungs=standing.rungs,
+                    troubles=standing.troubles,
                 )
             )

@@ -25,6 +25,7 @@ from enforce.outcome import Outcome
 from enforce.policy.model import Limits
 from enforce.release import release_all, undo_all
 from enforce.rungs import Rungs
+from enforce.undoer import Undoer
 from tests.contract.groups import Group, group, process_of, spins, ticks, until
 
 
@@ -303,3 +304,12 @@ def test_a_mark_alone_says_that_it_is_ours_to_thaw(box: Group, path: Path) -> No
             cgroup.freeze()
         assert outcomes(path) == [Outcome.RESUMED]
     until(lambda: spins(tgid), "the spinner to spin again")
+
+
+def test_beside_an_agent_that_hangs_it_is_undone_and_its_entry_stays(box: Group, freeze: Freeze, path: Path) -> None:
+    act(freeze, box.subject(box.spinner()), path)
+    undoer = Undoer(path, time.monotonic_ns)
+    undoer.start_if_due()
+    undoer.wait()
+    assert not is_frozen(box)
+    assert [entry.act for entry in read(path)] == ["freeze"]

@@ -54,12 +54,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_decision_is_one_line_with_everything_in_it(path: Path) -> None:
-    (line,) = lines(path, BASE)
+    (line,) = lines(path, replace(BASE, rungs=("freeze",), troubles={"swap": "no room"}))
     assert line == {
         "wall_ns": BASE.wall_ns, "container": "docker:abc", "device": "GPU-1", "rule": "training", "law": "headroom",
         "latency_ns": 40_000_000.0, "samples": 120, "quantile": 0.99, "target_ns": 50_000_000, "slack_ratio": 0.2,
         "share_before": 0.3, "share_after": 0.35, "max_queued_ns": 2_000_000, "reason": "slack 20%: one step up",
-        "acted": True, "repeated": 0,
+        "acted": True, "rungs": ["freeze"], "troubles": {"swap": "no room"}, "repeated": 0,
     }  # fmt: skip
 
 
@@ -71,7 +71,8 @@ def test_what_is_unknown_is_null(path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"share_after": 0.36}, {"max_queued_ns": 1_000_000}, {"reason": "target missed by 5%: half"}, {"law": "fixed"},
-     {"rule": "sweep"}, {"acted": False}, {"target_ns": 1}],
+     {"rule": "sweep"}, {"acted": False}, {"target_ns": 1}, {"rungs": ("freeze",)},
+     {"troubles": {"freeze": "no"}}],
 )  # fmt: skip
 def test_a_change_of_the_decision_is_a_line_at_once(path: Path, change: dict[str, Any]) -> None:
     assert len(lines(path, BASE, after(0.1, **change))) == 2
