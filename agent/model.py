@@ -184,6 +184,7 @@ class Enforcement:
     paused_ratio: float | None = None  # share of the last second that it was stopped
     pauses_total: int = 0
     paused_seconds_total: float = 0.0
+    foreign_resumes_total: int = 0  # stops of ours that somebody else ended
     reason: str | None = None  # one line: why this share
     rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace: in force, or with enforce: false, would be
     troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done

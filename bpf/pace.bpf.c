@@ -200,7 +200,7 @@ static __always_inline __u64 estimate_of(const struct rule *rule, __u64 blocks)
 static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
 					    __u64 estimate, __u64 now)
 {
-	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now))
+	if ((rule->flags & RULE_GATE) && !(rule->flags & RULE_SOFT) && gate && is_busy(gate, now))
 		return PAUSE_GATE;
 	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
 		return PAUSE_QUEUE;

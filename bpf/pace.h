@@ -27,6 +27,8 @@ enum role {
 enum rule_flag {
 	RULE_PACE = 1,
 	RULE_GATE = 2,
+	RULE_SOFT =
+		8, /* a running online request stops nobody whose queue has room; but queues do not drain meanwhile */
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 };
 
@@ -70,6 +72,7 @@ struct resume {
 	__u64 stopped_at_ns; /* 0: not stopped by us now */
 	__u64 paused_ns; /* Σ lengths of stops */
 	__u64 resumes;
+	__u64 foreign; /* how often somebody else ended a stop of ours */
 };
 
 /* One per device. */

@@ -34,6 +34,7 @@ _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
 ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
 STALE_HEARTBEAT_NS = 1_000_000_000
+FOREIGN_PASS_NS = 1_000_000_000  # of launches that whoever sends SIGCONT in our place has free
 PRUNE_NS = 5_000_000_000
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
@@ -192,12 +193,20 @@ class Guardian:
     def _receive(self, record: bytes) -> None:
         pause = layout.Pause.from_buffer_copy(record)
         if pause.kind == layout.PAUSE_STOPPED:
-            self._resumer.add(pause)
-            stopped = self._resumes.get(pause.process) or layout.Resume()
-            stopped.stopped_at_ns = pause.at_ns
-            self._resumes.put(pause.process, stopped)
+            self._stopped(pause)
         elif pause.kind == layout.PAUSE_AGENT_EXIT:
             self._finished = True
+
+    def _stopped(self, pause: layout.Pause) -> None:
+        record = self._resumes.get(pause.process) or layout.Resume()
+        record.stopped_at_ns = pause.at_ns
+        if self._resumer.add(pause):  # it launched though we had not resumed it: whoever did is not fought
+            if not record.foreign:
+                _log.warning("process %d was resumed by somebody else: it goes on for a while", pause.process.tgid)
+            record.foreign += 1
+            record.passes += 1
+            record.pass_ns = FOREIGN_PASS_NS
+        self._resumes.put(pause.process, record)
 
     def _sleep_seconds(self) -> float:
         now = self._clock()

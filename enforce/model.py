@@ -43,6 +43,7 @@ class Share:
     max_queued_ns: int
     reason: str
     exhausted: bool = False
+    soft: bool = False  # there is slack enough to queue work while an online request runs, so that no gap follows it
     blocks: int | None = None  # instead of ratio and queue: so many blocks of grids in each 50 ms
 
 
@@ -62,6 +63,7 @@ class Level:
 
     online: bool = False  # its requests shut the gate of its devices; it is never slowed itself
     gate: bool = False  # stops at a launch while an online request runs
+    soft: bool = False  # … but may queue what there is room for meanwhile
     pace: bool = False  # stops at a launch that would queue more than max_queued_ns
     share_ratio: float = 1.0
     max_queued_ns: int = 0

@@ -30,6 +30,7 @@ def offline_level(rule: OfflineRule, share: Share, part: float, launch_ns: float
         return FULL
     level = Level(
         gate="gate" in rule.ladder,
+        soft=share.soft and "gate" in rule.ladder and "pace" in rule.ladder,
         pace="pace" in rule.ladder,
         share_ratio=max(rule.limits.floor_ratio, min(1.0, share.ratio * part)),
         max_queued_ns=int(share.max_queued_ns * part),
@@ -44,7 +45,13 @@ def _by_blocks(level: Level, blocks: float) -> Level:
     """A budget of blocks per window: a queue one window long, that each block adds its part of a window to."""
     charge_ns = int(BLOCKS_WINDOW_NS / max(1.0, blocks))
     return replace(
-        level, gate=False, by_blocks=True, share_ratio=1.0, max_queued_ns=BLOCKS_WINDOW_NS, launch_ns=charge_ns
+        level,
+        gate=False,
+        soft=False,
+        by_blocks=True,
+        share_ratio=1.0,
+        max_queued_ns=BLOCKS_WINDOW_NS,
+        launch_ns=charge_ns,
     )
 
 

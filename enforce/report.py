@@ -22,11 +22,12 @@ _WINDOW_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A container's stops: how many ever, how long ever, and the share of the last second."""
+    """A container's stops: how many ever, how long ever, the share of the last second, and those others ended."""
 
     pauses: int
     seconds: float
     ratio: float | None
+    foreign: int = 0
 
 
 class PauseMeter:
@@ -35,8 +36,8 @@ class PauseMeter:
     def __init__(self, paces: Map, resumes: Map) -> None:
         self._paces, self._resumes = paces, resumes
         self.counters: dict[ProcessId, Counters] = {}  # of whoever was charged, at the last reading
-        self._last: dict[ProcessId, tuple[int, int]] = {}
-        self._sums: dict[ContainerKey, tuple[int, int]] = {}
+        self._last: dict[ProcessId, tuple[int, int, int]] = {}
+        self._sums: dict[ContainerKey, tuple[int, int, int]] = {}
         self._history: dict[ContainerKey, list[tuple[int, int]]] = {}
 
     def read(self, here: Mapping[ContainerKey, Seat], now_ns: int) -> dict[ContainerKey, Paused]:
@@ -52,31 +53,32 @@ class PauseMeter:
         return {key: self._container(key, seat, now_ns) for key, seat in here.items()}
 
     def _container(self, key: ContainerKey, seat: Seat, now_ns: int) -> Paused:
-        pauses, paused_ns = self._sums.get(key, (0, 0))
+        sums = self._sums.get(key, (0, 0, 0))
         for process in processes_of(seat):
-            before = self._last.get(process, (0, 0))
-            now = self._process(process, now_ns)
-            self._last[process] = now
-            pauses, paused_ns = pauses + now[0] - before[0], paused_ns + now[1] - before[1]
-        self._sums[key] = (pauses, paused_ns)
+            before = self._last.get(process, (0, 0, 0))
+            now = self._last[process] = self._process(process, now_ns)
+            sums = (sums[0] + now[0] - before[0], sums[1] + now[1] - before[1], sums[2] + now[2] - before[2])
+        self._sums[key] = sums
+        pauses, paused_ns, foreign = sums
         history = self._history.setdefault(key, [])
         history.append((now_ns, paused_ns))
         while len(history) > 2 and history[1][0] <= now_ns - _WINDOW_NS:
             history.pop(0)
         elapsed = now_ns - history[0][0]
         ratio = min(1.0, (paused_ns - history[0][1]) / elapsed) if elapsed > 0 else None
-        return Paused(pauses, paused_ns / 1e9, ratio)
+        return Paused(pauses, paused_ns / 1e9, ratio, foreign)
 
-    def _process(self, process: ProcessId, now_ns: int) -> tuple[int, int]:
-        """Pauses and paused ns so far, the stop that it is in included."""
+    def _process(self, process: ProcessId, now_ns: int) -> tuple[int, int, int]:
+        """Pauses and paused ns so far, the stop that it is in included, and how many of them others ended."""
         key = ProcessKey.of(process)
         pace, resume = self._paces.get(key), self._resumes.get(key)
         if pace is not None:
             self.counters[process] = Counters(pace.charged_ns, pace.pauses)
+        pauses = pace.pauses if pace else 0
         if resume is None:
-            return (pace.pauses if pace else 0, 0)
+            return (pauses, 0, 0)
         going_on = max(0, now_ns - resume.stopped_at_ns) if resume.stopped_at_ns else 0
-        return (pace.pauses if pace else 0, resume.paused_ns + going_on)
+        return (pauses, resume.paused_ns + going_on, resume.foreign)
 
 
 def report(
@@ -104,6 +106,7 @@ def report(
             paused_ratio=paused[key].ratio if offline else None,
             pauses_total=paused[key].pauses,
             paused_seconds_total=paused[key].seconds,
+            foreign_resumes_total=paused[key].foreign,
             reason=verdict.share.reason if verdict else ("no online container on its GPUs" if offline else None),
             rungs=standing[key].rungs,
             troubles=standing[key].troubles,

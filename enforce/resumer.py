@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.layout import PAUSE_GATE, RULE_GATE, SLOTS, Gate, Pause
+from agent.layout import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
 from agent.model import ProcessId
 from enforce.gates import is_busy
 
 _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
+_SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
 
@@ -34,6 +35,7 @@ class Stop:
     latest_ns: int  # resume then, whatever queue and gate say …
     pass_ns: int  # … and let it launch so much, the launch that was stopped included
     gated: bool
+    open_delay_ns: int  # after the gate opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ class Resumer:
     _free_since: dict[int, int] = field(default_factory=dict)
     _credits: dict[ProcessId, _Credit] = field(default_factory=dict)
 
-    def add(self, pause: Pause) -> None:
-        """The kernel stopped a process."""
+    def add(self, pause: Pause) -> bool:
+        """The kernel stopped a process. True when it should have been stopped already: somebody else resumed it."""
         process = pause.process.id()
+        known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
         portion = max(_PASS_NS, pause.estimate_ns)
         latest = pause.at_ns + min(longest, self._starved_in_ns(process, pause, longest, portion))
@@ -78,7 +81,9 @@ class Resumer:
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
+            open_delay_ns=0 if pause.rule.flags & RULE_SOFT else self.open_delay_ns,
         )
+        return known is not None and pause.at_ns - known.at_ns > _SAME_STOP_NS
 
     def due(self, now_ns: int) -> list[Due]:
         """Who may go now. They are taken out."""
@@ -123,7 +128,7 @@ class Resumer:
         if not stop.gated:
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
-        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self.open_delay_ns
+        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + stop.open_delay_ns
         return min(stop.latest_ns, max(stop.queue_due_ns, opens))
 
     def _watch_gates(self, now_ns: int) -> None:

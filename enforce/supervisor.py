@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The agent's side of the guardian: starts it, notices its death at once, resumes everything then, starts it again."""
+"""The agent's side of the guardian: starts it, notices its death at once, resumes everything then, starts it again.
+
+A guardian that hangs renews no lease, so the kernel stops nobody any more; it is killed, so that what it left stopped
+is resumed as after its death.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ from enforce.release import release_all
 _log = logging.getLogger(__name__)
 _MAPS = ("pauses", "gates", "controls", "resumes")
 _RESTART_SECONDS = 1.0
+_STARTS_NS = 10_000_000_000  # what a guardian may take to start on a busy machine
+_HANGS_NS = 1_000_000_000  # without a lease for so long, while the agent's heart beats
 
 
 class Supervisor:
@@ -35,6 +41,7 @@ class Supervisor:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="guardian-watch", daemon=True)
         self.restarts = 0
+        self._lease_expected_ns = 0
 
     def start(self) -> None:
         """Starts the guardian. From now on the kernel may stop processes, while `beat` is called."""
@@ -45,7 +52,22 @@ class Supervisor:
 
     def beat(self) -> None:
         """Says that the agent still decides. Without it for a second, everything is released."""
-        self._control.heartbeat_ns = monotonic_ns()
+        now = monotonic_ns()
+        if (
+            now - self._control.heartbeat_ns > _HANGS_NS
+        ):  # the agent itself hung: the guardian was right to end the lease
+            self._lease_expected_ns = now + _HANGS_NS
+        self._control.heartbeat_ns = now
+        if now - max(self._control.lease_until_ns, self._lease_expected_ns) > _HANGS_NS:
+            self._kill_hanging(now)
+
+    def _kill_hanging(self, now_ns: int) -> None:
+        process = self._process
+        if process is None or self._ending.is_set():
+            return
+        self._lease_expected_ns = now_ns + _STARTS_NS
+        _log.error("the guardian hangs: killing it")
+        process.kill()
 
     def stop(self) -> None:
         """Ends the guardian, which releases everything first."""
@@ -62,6 +84,7 @@ class Supervisor:
         release_all(self._ledger)
 
     def _spawn(self) -> None:
+        self._lease_expected_ns = monotonic_ns() + _STARTS_NS
         self._process = subprocess.Popen(
             [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
             stdin=subprocess.PIPE,

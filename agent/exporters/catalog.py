@@ -118,6 +118,12 @@ CATALOG: Final = (
         "1 while this rung is wanted or was passed over and cannot be done; the snapshot and the log say why.",
     ),
     Metric("gpuwarden_container_pauses_total", "counter", CONTAINER, "Times that it was stopped."),
+    Metric(
+        "gpuwarden_container_foreign_resumes_total",
+        "counter",
+        CONTAINER,
+        "Stops that somebody else ended with SIGCONT; whoever does that is not fought.",
+    ),
     Metric("gpuwarden_container_paused_seconds_total", "counter", CONTAINER, "Time that it was stopped."),
     # The agent itself.
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; names the agent's version."),

@@ -140,6 +140,7 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
         yield "container_rung_trouble", (*labels, text(rung)), 1
     if enforcement.role == "offline":  # nobody else is ever paused: a counter that cannot move says nothing
         yield "container_pauses_total", labels, enforcement.pauses_total
+        yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total
         yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total
 
 

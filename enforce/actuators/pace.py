@@ -15,6 +15,7 @@ from agent.layout import (
     RULE_BLOCKS,
     RULE_GATE,
     RULE_PACE,
+    RULE_SOFT,
     SLOT_NONE,
     ProcessKey,
     Rule,
@@ -62,7 +63,7 @@ def rule_of(target: Target, level: Level) -> Rule:
     """A level as the kernel reads it."""
     rule = Rule(
         role=ROLE_ONLINE if level.online else ROLE_OFFLINE,
-        flags=RULE_GATE * level.gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks,
+        flags=_flags(level),
         rate_ppm=round(level.share_ratio * _PPM),
         max_queued_ns=level.max_queued_ns,
         launch_ns=level.launch_ns,
@@ -75,12 +76,18 @@ def rule_of(target: Target, level: Level) -> Rule:
     return rule
 
 
+def _flags(level: Level) -> int:
+    gate = RULE_GATE * level.gate | RULE_SOFT * level.soft
+    return gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks
+
+
 def level_of(rule: Rule) -> Level:
     """The opposite of `rule_of`."""
     return Level(
         online=rule.role == ROLE_ONLINE,
         gate=bool(rule.flags & RULE_GATE),
         pace=bool(rule.flags & RULE_PACE),
+        soft=bool(rule.flags & RULE_SOFT),
         by_blocks=bool(rule.flags & RULE_BLOCKS),
         share_ratio=rule.rate_ppm / _PPM,
         max_queued_ns=rule.max_queued_ns,

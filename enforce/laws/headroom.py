@@ -7,7 +7,8 @@ first lever is the bound of that queue, `max_queued`: it grows by a part of the 
 what lies between the best latency seen and the target. The second, for when the shortest queue is too long, is the
 share of time. Both move down at once and up slowly (senpai), not at all within the dead band and not while the online
 side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law waits until it has readings
-from after the step.
+from after the step. Where the target allows a long queue, the gate is soft: what fits is queued while a request runs,
+so that the device is not idle between its end and the offline side's next launch.
 
 Slowing may not help: the latency can be the online side's own. Then the share is given back and tried again later,
 each time after twice as long. The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR
@@ -26,6 +27,7 @@ SECOND_NS = 1_000_000_000
 START_QUEUED_NS = 800_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
 TOP_QUEUED_NS = 20_000_000
+SOFT_QUEUED_NS, HARD_QUEUED_NS = 3_000_000, 2_000_000  # from … and down to: the gate lets what fits be queued
 SPENT_PER_SECOND = 0.25  # of the certain slack
 GROW_SLACK = 0.03  # less than this: no growth
 BUSY_RATIO = 0.85  # no growth above
@@ -47,6 +49,7 @@ class State:
 
     ratio: float
     max_queued_ns: float
+    soft: bool = False
     at_ns: int | None = None
     hold_until_ns: int = 0
     grow_share_ns: int = 0
@@ -174,7 +177,8 @@ class Headroom:
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
     def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
-        return state, Share(state.ratio, int(state.max_queued_ns), reason, exhausted)
+        soft = state.max_queued_ns >= (HARD_QUEUED_NS if state.soft else SOFT_QUEUED_NS)
+        return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
 
 
 def _remember_best(state: State, latency_ns: float | None, elapsed_ns: int) -> State:

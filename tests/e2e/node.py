@@ -43,7 +43,7 @@ offline:
   - name: training
     match: {{container: "training-{token}*"}}
     law: headroom
-    limits: {{max_pause: {max_pause}}}
+    limits: {{max_pause: {max_pause}, floor: 0%}}
     ladder: [gate, pace]
 """
 

@@ -139,6 +139,34 @@ def test_after_the_guardian_is_killed_everybody_runs_and_a_new_one_goes_on(
     )
 
 
+def test_a_guardian_that_hangs_is_replaced_and_everybody_runs_meanwhile(
+    node: Node, enforcing: Agent, tgids: list[int]
+) -> None:
+    guardian = enforcing.guardian()
+    stopped_seconds_after(lambda: os.kill(guardian, signal.SIGSTOP), tgids)
+    until(lambda: is_gone(guardian), "the hanging guardian to be killed")
+    until(lambda: guardians(enforcing.run_dir), "a new guardian")
+    until_all_stopped(tgids)
+    assert "the guardian hangs" in enforcing.log.read_text()
+
+
+def test_who_is_resumed_by_somebody_else_goes_on_for_a_while_and_that_is_told(
+    node: Node, enforcing: Agent, tgids: list[int]
+) -> None:
+    until_all_stopped(tgids)
+    before = node.truth()[tgids[0]]
+    os.kill(tgids[0], signal.SIGCONT)  # it meets the gate at its next launch; then our agent knows
+    until(lambda: node.truth()[tgids[0]] > before + 5, "the process that somebody resumed to go on")
+    name = node.name("training-0")
+
+    def told() -> bool:
+        stance = enforcing.stance(name)
+        return stance is not None and stance.foreign_resumes_total > 0
+
+    until(told, "the foreign resume to be told")
+    until_all_stopped(tgids)
+
+
 def test_when_the_agent_hangs_everybody_runs_and_when_it_wakes_it_goes_on(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
