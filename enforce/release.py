@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -58,9 +59,11 @@ def release_all(
     return released
 
 
-def undo_all(ledger_path: str | os.PathLike[str], proc_root: str = "/proc") -> list[Released]:
-    """Undo everything that the ledger has outstanding, and leave its entries: whoever wrote them may yet go on."""
-    entries = ledger.read(ledger_path)  # needs neither the lock nor space on the disk: undoing comes first
+def undo_all(
+    ledger_path: str | os.PathLike[str], proc_root: str = "/proc", without: Collection[str] = ()
+) -> list[Released]:
+    """Undo what the ledger has outstanding but for some acts; entries stay: whoever wrote them may yet go on."""
+    entries = [entry for entry in ledger.read(ledger_path) if entry.act not in without]  # needs no lock and no space
     boot = ledger.this_boot()
     entries.sort(key=lambda entry: _ORDER.get(entry.act, len(_ORDER)))
     return [undo(entry, boot, proc_root) for entry in entries]

@@ -16,6 +16,7 @@ from agent.clock import NS_PER_SECOND
 from enforce.release import undo_all
 
 AGAIN_NS: Final = NS_PER_SECOND // 2
+RESUMED_BY_THE_GUARDIAN: Final = ("pace", "hold")  # twice would look as if somebody else had resumed them
 
 
 class Undoer:
@@ -30,7 +31,7 @@ class Undoer:
         """Begins now, unless it is at it."""
         if self._thread is None or not self._thread.is_alive():
             self._began_ns = self._clock()
-            self._thread = threading.Thread(target=undo_all, args=(self._ledger,), name="undo", daemon=True)
+            self._thread = threading.Thread(target=self._undo, name="undo", daemon=True)
             self._thread.start()
 
     def start_if_due(self) -> None:
@@ -42,3 +43,6 @@ class Undoer:
         """Until it is done with what it is at."""
         if self._thread is not None:
             self._thread.join()
+
+    def _undo(self) -> None:
+        undo_all(self._ledger, without=RESUMED_BY_THE_GUARDIAN)
