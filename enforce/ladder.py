@@ -69,6 +69,11 @@ def _above(step: str | None, ladder: Sequence[str]) -> list[str]:
     return [name for name in STEPS[lowest:] if name in ladder]
 
 
+def strongest(ladder: Collection[str]) -> str | None:
+    """The last step that the rule lists; for work that has to go."""
+    return next((step for step in reversed(STEPS) if step in ladder), None)
+
+
 Reasons = Mapping[str, str]  # rung → why it is wanted
 
 

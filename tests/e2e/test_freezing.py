@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from enforce import ledger
@@ -16,9 +17,9 @@ PROMISED_SECONDS = 0.1
 
 
 def policy(node: Node) -> str:
-    """Turns of two seconds each way."""
-    text = node.policy(enforce=True, max_pause="2s").replace("target: 400ms", "target: 1ms")
-    return text.replace("max_pause: 2s", "max_pause: 2s, floor: 50%").replace("[gate, pace]", "[gate, pace, freeze]")
+    """Turns of a second each way."""
+    text = node.policy(enforce=True, max_pause="1s").replace("target: 400ms", "target: 1ms")
+    return text.replace("floor: 0%", "floor: 50%").replace("[gate, pace]", "[gate, pace, freeze]")
 
 
 def cgroups(busy: Busy) -> list[Cgroup]:
@@ -36,6 +37,7 @@ def test_it_freezes_in_the_end_and_after_the_agent_is_killed_everybody_runs_with
         guardian = agent.guardian()
         assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
         until(lambda: not any(group.is_asked() for group in groups), "the turn to thaw", step=0.005)
+        hang(agent, groups)
         until(lambda: says_frozen(agent, node), "the agent to say so")
         until(lambda: all(group.is_frozen() for group in groups), "the turn to freeze", step=0.005)
         seconds = frozen_seconds_after_the_kill(agent, groups)
@@ -47,6 +49,17 @@ def test_it_freezes_in_the_end_and_after_the_agent_is_killed_everybody_runs_with
         until(lambda: all(node.truth()[one.tgid] > before[one.tgid] for one in busy.training), "everybody's launches")
         assert not any(group.is_asked() for group in groups)
         assert seconds <= PROMISED_SECONDS
+
+
+def hang(agent: Agent, groups: list[Cgroup]) -> None:
+    """An agent that hangs while all are frozen: the guardian thaws them, and leaves it the entries."""
+    until(lambda: all(group.is_asked() for group in groups), "the turn to freeze", step=0.005)
+    agent.process.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: not any(group.is_asked() for group in groups), "the guardian to thaw", step=0.005)
+        assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
 
 
 def says_frozen(agent: Agent, node: Node) -> bool:

@@ -18,6 +18,7 @@ from enforce.ladder import (
     Footing,
     advance,
     merged,
+    strongest,
 )
 
 STEP_NS = 100_000_000
@@ -137,3 +138,9 @@ def test_of_all_wishes_only_what_the_rule_lists_and_of_the_steps_only_the_strong
     assert wanted.keys() == (asked - set(STEPS)) | strongest
     for rung, reason in wanted.items():
         assert reason == next(wish[rung] for wish in wishes if rung in wish)
+
+
+def test_the_strongest_is_the_last_that_the_rule_lists() -> None:
+    assert strongest(("evict", "pace", "swap")) == "evict"
+    assert strongest(("gate", "freeze", "lock")) == "lock"
+    assert strongest(("gate", "pace", "mps")) is None
