@@ -88,6 +88,8 @@ class Climber:
     def _advance(self, subject: Subject, verdict: Verdict, now_ns: int) -> Footing:
         key = subject.container.key
         troubles = self._rungs.troubles(key) if self._rungs else {}
+        if not verdict.share.exhausted:
+            self._obstacles.pop(key, None)  # nobody wants to climb
         obstacles = self._obstacles.setdefault(key, {})
 
         def able(step: str) -> bool:
