@@ -20,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration docs clean
+.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -69,6 +69,13 @@ bench-attribution: setup ## each container's share of a GPU against the truth; A
 
 bench-calibration: setup ## the simulated GPU's contention against published figures
 	@$(BIN)/python -m bench.calibration $(ARGS)
+
+bench-convergence: setup ## pictures of latency, queue and share over time, in bench/results; installs matplotlib into .venv
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
+	@$(BIN)/python -m bench.convergence $(ARGS)
+
+bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
+	@$(BIN)/python -m bench.enforcement $(ARGS)
 
 docs: $(VENV) ## generate the reference pages in docs/ (CI fails where they are stale)
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md

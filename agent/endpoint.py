@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The agent's UNIX socket: gputop asks "snapshot" and gets the last one as one line of JSON.
+"""The agent's UNIX socket: one line asks, one line of JSON answers.
+
+gputop asks "snapshot" and gets the last one. Other words are answered by whoever offers them: WORD [ARGUMENT].
 
 Owns /run/gpuwarden/agent.sock (0660, directory 0755). Invariants: one thread serves all, nothing it does waits for a
 client (one that neither reads nor writes is cut off by its deadline, and their number is bounded), and a socket file
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,9 +29,11 @@ from agent.errors import SetupError, WardenError
 from agent.model import Snapshot
 from agent.schema import dumps, loads
 
+_log = logging.getLogger(__name__)
 PATH: Final = Path("/run/gpuwarden/agent.sock")
 REQUEST: Final = b"snapshot\n"
 NOTHING_YET: Final = b"null\n"
+LONGEST_REQUEST_BYTES: Final = 8192
 MOST_CLIENTS: Final = 32
 DEADLINE_SECONDS: Final = 5.0
 LONGEST_ANSWER_BYTES: Final = 64 << 20
@@ -45,10 +50,20 @@ class Client:
 
 
 class Endpoint:
-    """Serves snapshots until closed. Counts the clients that it had to cut off in `dropped`."""
+    """Serves snapshots until closed. Counts the clients that it had to cut off in `dropped`.
 
-    def __init__(self, get_snapshot: Callable[[], Snapshot | None], path: Path = PATH) -> None:
+    `answers`: word → function from the rest of the line to a line of JSON; one that fails is counted in `failed`.
+    """
+
+    def __init__(
+        self,
+        get_snapshot: Callable[[], Snapshot | None],
+        path: Path = PATH,
+        answers: Mapping[str, Callable[[str], str]] | None = None,
+    ) -> None:
         self._get_snapshot, self._path = get_snapshot, path
+        self._answers = {word.encode(): answer for word, answer in (answers or {}).items()}
+        self.failed = 0
         self._encoded: tuple[Snapshot | None, bytes] = (None, NOTHING_YET)
         self._clients: dict[socket.socket, Client] = {}
         self.dropped = 0
@@ -115,21 +130,48 @@ class Endpoint:
             self._drop(client)
 
     def _read(self, client: Client) -> bool:
-        received = client.connection.recv(len(REQUEST) - len(client.request))
+        received = client.connection.recv(LONGEST_REQUEST_BYTES - len(client.request))
         client.request += received
-        if not received or not REQUEST.startswith(client.request):
+        if not received or not self._may_become(client.request):
             return True
-        if client.request == REQUEST:
-            client.answer = memoryview(self._answer())
+        if client.request.endswith(b"\n"):
+            answer = self._answer(client.request)
+            if answer is None:
+                return True
+            client.answer = memoryview(answer)
             self._selector.modify(client.connection, selectors.EVENT_WRITE, client)
         return False
+
+    def _may_become(self, request: bytes) -> bool:
+        """Whether this is a request, or the beginning of one."""
+        if REQUEST.startswith(request):
+            return True
+        if b"\n" in request[:-1] or len(request) >= LONGEST_REQUEST_BYTES:
+            return False
+        word, end, _ = request.rstrip(b"\n").partition(b" ")
+        if end or request.endswith(b"\n"):
+            return word in self._answers
+        return any(known.startswith(word) for known in self._answers)
 
     def _write(self, client: Client) -> bool:
         assert client.answer is not None
         client.answer = client.answer[client.connection.send(client.answer) :]
         return not client.answer
 
-    def _answer(self) -> bytes:
+    def _answer(self, request: bytes) -> bytes | None:
+        """None where the one that offered the word failed."""
+        if request == REQUEST:
+            return self._snapshot()
+        word, _, argument = request[:-1].partition(b" ")
+        try:
+            return self._answers[word](argument.decode(errors="surrogateescape")).encode() + b"\n"
+        except Exception:  # noqa: BLE001  # whatever one answer does, the others are served
+            if not self.failed:
+                _log.exception("a request was not answered; further failures are only counted")
+            self.failed += 1
+            return None
+
+    def _snapshot(self) -> bytes:
         snapshot = self._get_snapshot()
         if snapshot is not None and snapshot is not self._encoded[0]:
             self._encoded = (snapshot, dumps(snapshot).encode() + b"\n")
@@ -154,7 +196,7 @@ def fetch(path: Path = PATH, timeout: float = 3.0) -> Snapshot | None:
     """
     give_up = time.monotonic() + timeout
     while True:
-        line = _ask(path, give_up)
+        line = _ask(path, REQUEST, give_up)
         if line is None:
             return None
         if line != NOTHING_YET:
@@ -164,12 +206,21 @@ def fetch(path: Path = PATH, timeout: float = 3.0) -> Snapshot | None:
         time.sleep(0.05)  # the agent is up and its first tick is not over
 
 
-def _ask(path: Path, give_up: float) -> bytes | None:
+def ask(path: Path, word: str, argument: str = "", timeout: float = 10.0) -> bytes | None:
+    """The running agent's answer to one word, a line of JSON; None when no agent runs.
+
+    SetupError when an agent is there but cannot be asked, or knows no such word.
+    """
+    request = f"{word} {argument}".rstrip(" ").encode(errors="surrogateescape") + b"\n"
+    return _ask(path, request, time.monotonic() + timeout)
+
+
+def _ask(path: Path, request: bytes, give_up: float) -> bytes | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(max(0.1, give_up - time.monotonic()))
         try:
             connection.connect(str(path))
-            connection.sendall(REQUEST)
+            connection.sendall(request)
             with connection.makefile("rb") as stream:
                 line = stream.readline(LONGEST_ANSWER_BYTES)
         except (FileNotFoundError, ConnectionRefusedError):

@@ -30,6 +30,7 @@ from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
     from agent.observer import Observer, Settings
+    from enforce.explain.history import History
     from enforce.policy.model import Policy
 
 _log = logging.getLogger("gpuwarden")
@@ -93,8 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(act=_run)
     plan = commands.add_parser("plan", help="what the policy would do now, without doing it")
     _run_arguments(plan)
+    plan.add_argument("--json", action="store_true", help="a line of JSON per container instead of a table")
     plan.add_argument("--seconds", type=float, default=5.0, help="how long to watch first (%(default)s)")
     plan.set_defaults(act=_plan)
+    explaining = commands.add_parser("explain", help="why a container was slowed, when, how much and for whom")
+    _explain_arguments(explaining)
+    explaining.set_defaults(act=_explain)
     reporting = commands.add_parser("report", help="who used how much, hour by hour, out of the usage ledger")
     add_arguments(reporting)
     reporting.set_defaults(act=_report)
@@ -138,11 +143,19 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    from enforce.explain.arguments import add_arguments as explain_arguments
+
+    explain_arguments(parser, DEFAULT_RUN_DIR)
+
+
 def _run(options: argparse.Namespace) -> int:
     from agent import preflight
     from agent.exporters import prometheus
     from agent.observer import Observer
     from agent.usage.ledger import keep
+    from enforce.explain.command import WORD, answer
+    from enforce.explain.history import History
 
     preflight.require_this_machine()
     received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -150,12 +163,13 @@ def _run(options: argparse.Namespace) -> int:
     policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
-        observer = Observer(_settings(options))
+        observer, history = Observer(_settings(options)), History()
         server = prometheus.serve(
             address, port, observer.snapshot, observer.served
         )  # first what can be refused for little
         stack.callback(server.close)
-        socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock")
+        answers = {WORD: lambda container: answer(history, container)}
+        socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock", answers)
         stack.callback(socket.close)
         keep(observer, options.usage, options.usage_days, stack)
         stack.enter_context(observer)
@@ -163,10 +177,10 @@ def _run(options: argparse.Namespace) -> int:
             "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
         )
         enforcing = stack.enter_context(ExitStack())
-        _enforce(policy, observer, options, enforcing)
+        _enforce(policy, observer, history, options, enforcing)
         print("ready", file=sys.stderr, flush=True)
         while next(received) == signal.SIGHUP:
-            _reload(observer, options, enforcing)
+            _reload(observer, history, options, enforcing)
         _log.info("ending: releasing everything")
     return 0
 
@@ -189,7 +203,9 @@ def _signals(*numbers: signal.Signals) -> Iterator[int]:
     return received()
 
 
-def _enforce(policy: Policy | None, observer: Observer, options: argparse.Namespace, into: ExitStack) -> None:
+def _enforce(
+    policy: Policy | None, observer: Observer, history: History, options: argparse.Namespace, into: ExitStack
+) -> None:
     from enforce.check import warnings
     from enforce.start import Enforcement
 
@@ -198,10 +214,10 @@ def _enforce(policy: Policy | None, observer: Observer, options: argparse.Namesp
         return
     for warning in warnings(policy):
         _log.warning("policy: %s", warning)
-    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions))
+    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions, history))
 
 
-def _reload(observer: Observer, options: argparse.Namespace, enforcing: ExitStack) -> None:
+def _reload(observer: Observer, history: History, options: argparse.Namespace, enforcing: ExitStack) -> None:
     """SIGHUP: the new policy if it is right, else the old one goes on."""
     try:
         policy = _policy(options.policy)
@@ -211,7 +227,7 @@ def _reload(observer: Observer, options: argparse.Namespace, enforcing: ExitStac
     enforcing.close()
     observer.pipeline.enforcing, observer.pipeline.enforcement = False, {}
     try:
-        _enforce(policy, observer, options, enforcing)
+        _enforce(policy, observer, history, options, enforcing)
     except (WardenError, OSError) as error:
         _log.error("policy not reloaded, nothing is enforced now; SIGHUP tries again: %s", error)
         return
@@ -220,13 +236,20 @@ def _reload(observer: Observer, options: argparse.Namespace, enforcing: ExitStac
 
 def _plan(options: argparse.Namespace) -> int:
     from agent.observer import Observer
-    from enforce.start import plan
+    from enforce.plan import plan
+    from enforce.start import rungs_of
 
     policy = _policy(options.policy)
     if policy is None:
         raise SetupError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
     with Observer(_settings(options)) as observer:
-        return plan(policy, observer, options.run_dir, options.seconds)
+        return plan(policy, observer, rungs_of(observer), options.seconds, options.json, sys.stdout)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from enforce.explain.command import explain
+
+    return explain(options, sys.stdout)
 
 
 def _check(options: argparse.Namespace) -> int:

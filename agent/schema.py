@@ -19,7 +19,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from agent.errors import WardenError
 from agent.model import Snapshot
@@ -27,6 +27,7 @@ from agent.model import Snapshot
 VERSION: Final = 1
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class SchemaError(WardenError):
@@ -60,6 +61,16 @@ def loads(line: str | bytes) -> Snapshot:
         return from_json(json.loads(line))
     except ValueError as error:
         raise SchemaError(f"not JSON: {error}") from error
+
+
+def encode(value: Any) -> Any:
+    """Any value of frozen dataclasses as JSON, in the way of the snapshot: for documents of other parts."""
+    return _encode(value)
+
+
+def decode(kind: type[T], document: Any, name: str) -> T:
+    """The opposite of `encode`. SchemaError says where it is wrong, beginning with `name`."""
+    return cast(T, _decoder(cast(Any, kind))(document, name))
 
 
 def _encode(value: Any) -> Any:

@@ -14,10 +14,17 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.calibration",
         "the simulated GPU's contention is of the order that was published for real ones",
     ),
+    "enforcement": (
+        "bench.enforcement",
+        "online p99 stays at its target and offline work gets what is left, beside every other way of sharing",
+    ),
+    "convergence": ("bench.convergence", "pictures of how the law finds its way; whoever looks at them judges"),
+    "reaction": ("bench.reaction", "how fast the gate shuts, and how fast the loop gives offline work less"),
     "scale": (
         "bench.scale",
         "1,000 containers, 10,000 short-lived processes, 50,000 kernel functions: all is counted, all is bounded",
     ),
+    "watching": ("bench.watching", "being watched costs at most a twentieth more than empty probes do"),
 }
 
 

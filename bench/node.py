@@ -29,6 +29,11 @@ class Node:
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
+    def server_tgid(self) -> int:
+        """The simulated GPU's process."""
+        return self._running[0].pid
+
+    @property
     def environment(self) -> dict[str, str]:
         """For a program that is to use this node's GPUs."""
         pipe = self.folder / ("mps" if self.mps else "no-mps")

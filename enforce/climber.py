@@ -9,28 +9,21 @@ wished anything, and only what their rule lists. Without rungs (`enforce: false`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from agent.model import ContainerKey
 from enforce.actuators.freeze import Freeze
 from enforce.decide import Decided, Verdict
+from enforce.explainer import Explainer
 from enforce.ladder import FROM_THE_START, Footing, Reasons, advance, merged
 from enforce.model import Rung, Subject
 from enforce.policy.model import OfflineRule, Role
 from enforce.roster import Seat, processes_of
 from enforce.rungs import Rungs
+from enforce.standing import Standing
 
-LATENCY = "the promise is missed with the least share: "
+LATENCY = "the promise is missed with the least share"
 NOTHING: Reasons = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What is done to one container beyond gate and pace (or would be), and what could not be done."""
-
-    rungs: tuple[str, ...] = ()
-    troubles: Mapping[str, str] = field(default_factory=dict)
-    reasons: Reasons = field(default_factory=dict)  # of what is wanted
 
 
 class Climber:
@@ -42,10 +35,20 @@ class Climber:
         self._wanted: dict[ContainerKey, Reasons] = {}
         self._obstacles: dict[ContainerKey, dict[str, str]] = {}  # step → why it was passed over, the last time
 
-    @property
-    def failures(self) -> int:
-        """How often something could not be done."""
-        return self._rungs.failures if self._rungs else 0
+    def explained(self, explainer: Explainer) -> Explainer:
+        """The same, with what is said here."""
+        return replace(
+            explainer,
+            in_force=lambda key: frozenset(self.standing(key).rungs),
+            troubles=lambda key: self.standing(key).troubles,
+            also=self._reasons,
+        )
+
+    def losses(self) -> dict[str, int]:
+        """What could not be done, or was done by others too: for Snapshot.lost."""
+        freeze = self._table.get("freeze")
+        foreign = {"freeze:foreign": freeze.foreign_writes} if isinstance(freeze, Freeze) else {}
+        return {"rungs:failed": self._rungs.failures if self._rungs else 0, **foreign}
 
     def step(
         self,
@@ -107,7 +110,11 @@ class Climber:
             return NOTHING
         wishes = dict.fromkeys(FROM_THE_START, "an online container is on its GPUs")
         step = self._footings[key].step if key in self._footings else None
-        return wishes if step is None else {**wishes, step: LATENCY + verdict.share.reason}
+        return wishes if step is None else {**wishes, step: LATENCY}
+
+    def _reasons(self, key: ContainerKey) -> tuple[str, ...]:
+        wanted = self._wanted.get(key, NOTHING)
+        return tuple(f"{rung}: {why}" for rung, why in wanted.items() if rung not in FROM_THE_START)
 
     def _allow_freezing(self, others: Sequence[Mapping[ContainerKey, Reasons]]) -> None:
         """Whom only latency wants frozen is thawed by turns, so that it keeps its floor."""

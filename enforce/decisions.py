@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The decision log: one line of JSON for each decision that changed something, and now and then for one that did not.
 
+A line's `kind` is "decision", or "effect" for what a decision had brought one SLO window later.
 The loop hands a decision over and goes on: a thread of its own writes, so that neither a full disk nor a terminal that
 nobody reads can hold up a release. What could not be written is counted.
 """
@@ -15,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from agent.clock import NS_PER_SECOND
 from enforce.sinks import MOST_FILE_BYTES, Sink, sink_of
@@ -46,8 +48,16 @@ class Decision:
     max_queued_ns: int
     reason: str
     acted: bool
-    rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace, in force; if nothing is acted on, would be
+    max_queued_before_ns: int | None = None
+    name: str = ""  # of the container, as people call it
+    pod: str | None = None
+    namespace: str | None = None
+    ruler: str = ""  # key of the online container that it is held for
+    ruler_name: str = ""
+    rungs: tuple[str, ...] = ()  # of the ladder, in force
     troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
+    pauses: int = 0  # since the agent first saw the container
+    paused_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -71,23 +81,24 @@ class DecisionLog:
         self._thread = threading.Thread(target=self._drain, args=(self._sink,), name="decisions", daemon=True)
         self._thread.start()
 
-    def write(self, decision: Decision) -> None:
-        """One line, unless it says the same as the container's last one and that is recent."""
+    def write(self, decision: Decision) -> bool:
+        """One line, unless it says the same as the container's last one and that is recent. Whether it is told."""
         key = (decision.container, decision.device)
         told = self._told.get(key)
         if told is not None and not self._is_due(told.decision, decision):
             told.repeated += 1
-            return
-        line = to_line(decision, told.repeated if told is not None else 0)
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self.dropped += 1
-            return
+            return False
+        if not self._put(to_line(decision, told.repeated if told is not None else 0)):
+            return False
         self._told[key] = _Told(decision)
         self._told.move_to_end(key)
         while len(self._told) > MOST_CONTAINERS:
             self._told.popitem(last=False)
+        return True
+
+    def follow(self, line: bytes) -> None:
+        """A line about what an earlier one brought."""
+        self._put(line)
 
     def close(self, within_seconds: float = 1.0) -> None:
         """Writes what is waiting, for so long at most."""
@@ -96,6 +107,14 @@ class DecisionLog:
         except queue.Full:
             return
         self._thread.join(within_seconds)
+
+    def _put(self, line: bytes) -> bool:
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self.dropped += 1
+            return False
+        return True
 
     def _is_due(self, before: Decision, now: Decision) -> bool:
         elapsed_ns = now.wall_ns - before.wall_ns  # negative after the clock was set back: then nobody knows
@@ -118,17 +137,26 @@ def differs(before: Decision, now: Decision) -> bool:
         return True
     if abs(before.max_queued_ns - now.max_queued_ns) > _QUEUED_STEP * max(before.max_queued_ns, now.max_queued_ns):
         return True
-    return _NUMBERS.sub("#", before.reason) != _NUMBERS.sub("#", now.reason)
+    return plain(before.reason) != plain(now.reason)
 
 
-def _frame(decision: Decision) -> tuple[object, ...]:
-    return (decision.rule, decision.law, decision.acted, decision.target_ns, decision.rungs, set(decision.troubles))
+def plain(reason: str) -> str:
+    """The reason without its figures: what makes two decisions the same one."""
+    return _NUMBERS.sub("#", reason)
 
 
 def to_line(decision: Decision, repeated: int) -> bytes:
     """One line of JSON. `repeated`: decisions since the container's last line that said the same as it."""
-    record = asdict(decision)
+    return as_line({"kind": "decision", **asdict(decision), "repeated": repeated})
+
+
+def as_line(record: dict[str, Any]) -> bytes:
+    """One line of strict JSON: what is no number is null."""
     for name, value in record.items():
         if isinstance(value, float):
             record[name] = round(value, 6) if value == value and abs(value) != float("inf") else None
-    return json.dumps({**record, "repeated": repeated}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _frame(decision: Decision) -> tuple[object, ...]:
+    return (decision.rule, decision.law, decision.acted, decision.target_ns, decision.rungs, set(decision.troubles))

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.clock import monotonic_ns, wall_ns
+from agent.clock import monotonic_ns
 from agent.collectors.deliveries import Deliveries
 from agent.delivery import LaunchTimes
 from agent.members import Members
 from agent.model import ContainerKey, DeviceUuid, ProcessId
 from agent.pipeline import Pipeline
 from enforce.climber import Climber
-from enforce.decide import Decided, Seen, decide, slack_ratio
-from enforce.decisions import Decision, DecisionLog
+from enforce.decide import Seen, decide
 from enforce.demand import Demand
+from enforce.explainer import Explainer
 from enforce.gates import GateReader
 from enforce.holds import Holds
 from enforce.model import Reading, Signal
@@ -47,10 +47,10 @@ class Loop:
     deliveries: Deliveries
     holds: Holds | None  # None, as the supervisor: enforce is false
     supervisor: Supervisor | None
-    log: DecisionLog
+    explainer: Explainer
     meter: PauseMeter
-    climber: Climber
     gates: GateReader
+    climber: Climber
     _demand: Demand = field(default_factory=Demand)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
@@ -108,15 +108,14 @@ class Loop:
             blocks=self.gates.blocks(slots),
         )
         decided = decide(seen, self._states, self.policy.tuning, now)
-        before = {v.seat.container.key: self._states.get(v.seat.container.key) for v in decided.verdicts}
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         if self.holds:
             self.holds.perform(changes(decided.levels, self.holds.in_force()))
         self.climber.step(here, decided, now)
-        self._explain(decided, before)
-        self.pipeline.enforcement = report(
-            here, readings, decided, self.meter.read(here, now), {key: self.climber.standing(key) for key in here}
-        )
+        paused = self.meter.read(here, now)
+        self.explainer.tell(here, decided, readings, paused, now)
+        standing = {key: self.climber.standing(key) for key in here}
+        self.pipeline.enforcement = report(here, readings, decided, paused, standing)
 
     def _read(self, seat: Seat, now_ns: int) -> Reading | None:
         rule = seat.classification.rule
@@ -132,30 +131,3 @@ class Loop:
         for process in self._launch_times.processes() - alive:
             self._launch_times.forget(process)
         return {p: ns for p in alive if (ns := self._launch_times.per_launch_ns(p)) is not None}
-
-    def _explain(self, decided: Decided, before: dict[ContainerKey, Any]) -> None:
-        for verdict in decided.verdicts:
-            previous = before.get(verdict.seat.container.key)
-            reading = verdict.ruler.reading
-            standing = self.climber.standing(verdict.seat.container.key)
-            self.log.write(
-                Decision(
-                    wall_ns=wall_ns(),
-                    container=str(verdict.seat.container.key),
-                    device=str(verdict.ruler.device),
-                    rule=verdict.rule.name,
-                    law=verdict.rule.law,
-                    latency_ns=None if reading is None else reading.latency_ns,
-                    samples=0 if reading is None else reading.samples,
-                    quantile=verdict.ruler.slo.quantile,
-                    target_ns=verdict.ruler.slo.target_ns,
-                    slack_ratio=slack_ratio(reading, verdict.ruler.slo.target_ns),
-                    share_before=getattr(previous, "ratio", None),
-                    share_after=verdict.share.ratio,
-                    max_queued_ns=verdict.share.max_queued_ns,
-                    reason=verdict.share.reason,
-                    acted=self.supervisor is not None,
-                    rungs=standing.rungs,
-                    troubles=standing.troubles,
-                )
-            )

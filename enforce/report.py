@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from agent.layout import ProcessKey
 from agent.libbpf import Map
 from agent.model import ContainerKey, Enforcement, ProcessId
-from enforce.climber import Standing
 from enforce.decide import Decided
 from enforce.demand import Counters
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.roster import Seat, processes_of
+from enforce.standing import NOWHERE, Standing
 
 _WINDOW_NS = 1_000_000_000
 
@@ -108,7 +108,7 @@ def report(
             paused_seconds_total=paused[key].seconds,
             foreign_resumes_total=paused[key].foreign,
             reason=verdict.share.reason if verdict else ("no online container on its GPUs" if offline else None),
-            rungs=standing[key].rungs,
-            troubles=standing[key].troubles,
+            rungs=standing.get(key, NOWHERE).rungs,
+            troubles=standing.get(key, NOWHERE).troubles,
         )
     return out

@@ -32,9 +32,10 @@ _HANGS_NS = 1_000_000_000  # without a lease for so long, while the agent's hear
 class Supervisor:
     """Keeps one guardian running from `start` to `stop`."""
 
-    def __init__(self, probes: Probes, ledger: Path, tuning: Tuning) -> None:
+    def __init__(self, probes: Probes, ledger: Path, tuning: Tuning, inherited: tuple[int, ...] = ()) -> None:
         fds = {name: probes.bpf.map_fd(name) for name in _MAPS}
         self._settings = Settings(fds, str(ledger), os.getpid(), tuning.gate_open_delay_ns, tuning.gate_hold_ns)
+        self._inherited = inherited  # file descriptors that the guardian keeps open until it ends
         self._control: Control = probes.map("controls").share(1)[0]
         self._ledger = ledger
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +89,7 @@ class Supervisor:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
             stdin=subprocess.PIPE,
-            pass_fds=tuple(self._settings.fds.values()),
+            pass_fds=(*self._settings.fds.values(), *self._inherited),
             start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it
         )
 

@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("machines that stall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "machines that stall",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,  # what lands is judged by the same cases each time; people look for new ones
+)
 settings.load_profile("machines that stall")
 
 TIERS = ("unit", "contract", "kernel", "sim", "e2e", "gpu")

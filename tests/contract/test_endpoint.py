@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import stat
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent import endpoint
-from agent.endpoint import Endpoint, fetch
+from agent.endpoint import Endpoint, ask, fetch
 from agent.errors import SetupError
 from agent.model import Snapshot
 from tests.unit.snapshots import rich_snapshot
@@ -155,6 +156,54 @@ def test_another_request_is_hung_up_on(served: Endpoint, path: Path, request_lin
         with contextlib.suppress(ConnectionResetError):  # it had not read everything that we sent
             assert client.recv(1) == b""
     assert fetch(path) is not None
+
+
+def echo(argument: str) -> str:
+    if argument == "fail":
+        raise ValueError(argument)
+    return json.dumps({"asked": argument})
+
+
+def test_other_words_are_answered_by_whoever_offers_them(path: Path) -> None:
+    served = Endpoint(rich_snapshot, path, {"explain": echo, "explore": lambda _: "1"})
+    try:
+        assert ask(path, "explain") == b'{"asked": ""}\n'
+        assert ask(path, "explain", "a b/c") == b'{"asked": "a b/c"}\n'
+        assert ask(path, "explore") == b"1\n"
+        with connect(path) as slow:
+            for byte in b"explain x\n":
+                slow.sendall(bytes([byte]))
+            with slow.makefile("rb") as stream:
+                assert stream.readline() == b'{"asked": "x"}\n'
+        for word, argument in (("expl", ""), ("explains", "x"), ("snapshot", "x"), ("explain", "x\ny")):
+            with pytest.raises(SetupError, match="hung up"):
+                ask(path, word, argument)
+        assert fetch(path) is not None
+    finally:
+        served.close()
+
+
+def test_an_answer_that_fails_is_counted_and_the_others_go_on(path: Path) -> None:
+    served = Endpoint(rich_snapshot, path, {"explain": echo})
+    try:
+        with pytest.raises(SetupError, match="hung up"):
+            ask(path, "explain", "fail")
+        assert served.failed == 1
+        assert ask(path, "explain", "x") is not None
+        assert fetch(path) is not None
+    finally:
+        served.close()
+
+
+def test_a_request_without_end_is_cut_off(served: Endpoint, path: Path) -> None:
+    with connect(path) as endless, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        endless.sendall(b"explain " + b"x" * (2 * endpoint.LONGEST_REQUEST_BYTES))
+        assert endless.recv(1) == b""
+    assert fetch(path) is not None
+
+
+def test_without_an_agent_nobody_is_asked(path: Path) -> None:
+    assert ask(path, "explain") is None
 
 
 def test_a_request_may_come_in_pieces_and_a_client_may_go_in_the_middle(served: Endpoint, path: Path) -> None:

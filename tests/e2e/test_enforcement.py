@@ -54,9 +54,9 @@ def seen(tgids: list[int], seconds: float = WATCHED_SECONDS) -> dict[int, set[st
 
 
 def lines(agent: Agent, after: int = 0) -> list[dict[str, Any]]:
-    """The decisions that are whole; each must be JSON."""
+    """The decisions that are whole; each must be JSON. What they brought is told in lines of another kind."""
     text = agent.decisions.read_bytes()[after:]
-    return [json.loads(line) for line in text.split(b"\n")[:-1]]
+    return [line for line in map(json.loads, text.split(b"\n")[:-1]) if line["kind"] == "decision"]
 
 
 def test_with_enforce_false_it_decides_and_logs_but_touches_nobody(node: Node, deciding: Agent, busy: Busy) -> None:

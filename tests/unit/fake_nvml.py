@@ -58,7 +58,7 @@ class FakeNvml:
         self.refuse: dict[str, int] = {}
         self.calls: Counter[str] = Counter()
         self.xids: list[tuple[FakeGpu, int]] = []
-        self.samples_alive = 0
+        self.samples: list[Any] = []  # allocated and not given back; they go with the driver
         self.asked_since: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -200,11 +200,12 @@ class FakeNvml:
         return SimpleNamespace(isSupportedDevice=int(self._gpu(handle).gpm))
 
     def _nvmlGpmSampleAlloc(self) -> Any:
-        self.samples_alive += 1
-        return pynvml.c_nvmlGpmSample_t()
+        sample = pynvml.c_nvmlGpmSample_t()
+        self.samples.append(sample)
+        return sample
 
     def _nvmlGpmSampleFree(self, sample: Any) -> None:
-        self.samples_alive -= 1
+        self.samples = [one for one in self.samples if one is not sample]
 
     def _nvmlGpmSampleGet(self, handle: int, sample: Any) -> Any:
         self._gpm_percent = self._gpu(handle).sm_percent

@@ -328,9 +328,9 @@ def test_a_storm_of_xids_does_not_hold_up_the_tick() -> None:
 def test_closing_gives_every_sample_back() -> None:
     nvml, api, clock = session(FakeGpu("GPU-a"), FakeGpu("GPU-b"))
     tick(nvml, clock)
-    assert api.samples_alive == 4
+    assert len(api.samples) == 4
     nvml.close()
-    assert api.samples_alive == 0
+    assert len(api.samples) == 0
     assert not api.initialised
 
 

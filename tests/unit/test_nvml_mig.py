@@ -138,12 +138,12 @@ def test_an_instance_that_is_gone_gives_its_samples_back() -> None:
     gpu = split(FakeInstance("MIG-1"), FakeInstance("MIG-2", number=2))
     nvml, api, clock = session(gpu)
     tick(nvml, clock)
-    assert api.samples_alive == 4
+    assert len(api.samples) == 4
     gpu.instances.pop()
     tick(nvml, clock, 5)
-    assert api.samples_alive == 2
+    assert len(api.samples) == 2
     nvml.close()
-    assert api.samples_alive == 0
+    assert len(api.samples) == 0
 
 
 def test_an_instance_that_is_gone_is_no_reason_to_start_anew() -> None:
@@ -246,6 +246,7 @@ def happen(api: FakeNvml, gpu: FakeGpu, clock: Clock, kind: str, value: Any) -> 
         gpu.lost = value
     elif kind == "loaded":
         api.loaded, api.initialised = value, api.initialised and value
+        api.samples = api.samples if value else []
     elif kind == "refuse":
         api.refuse[value[0]] = value[1]
     elif kind == "allow":
@@ -265,7 +266,7 @@ def test_whatever_happens_nothing_raises_and_in_the_end_everything_is_seen(
         for reading in tick(nvml, clock, 0.5):
             nvml.processes(reading.device)
             assert not (reading.lost and reading.memory_used_bytes is not None)
-        assert api.samples_alive <= 2 * (2 + len(gpu.instances)) + 2 * 4
+        assert len(api.samples) <= 2 * (2 + len(gpu.instances)) + 2 * 4
     for kind, value in (("lost", False), ("loaded", True), ("allow", None)):
         happen(api, gpu, clock, kind, value)
     for _ in range(4):

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the enforcement bench's phases come to. Pure: what was measured in, rows and verdicts out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from bench.enforcement_modes import ALONE, Mode
+
+QUANTILES: Final = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+COLUMNS: Final = (
+    "pair",
+    "mode",
+    "online_p50_ratio",
+    "online_p99_ratio",
+    "online_p999_ratio",
+    "slo_miss_ratio",
+    "offline_left_over_ratio",
+)
+LEAST_LEFT_OVER: Final = {1.1: 0.6, 1.5: 0.8, 3.0: 0.95}  # what the median of the pairs is to reach
+_TOLERANCE: Final = 0.05
+_FAR_RATIO: Final = 1.3
+_PAIRS_PER_MISS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase, measured: latencies from the arrival that was meant, and what the GPU truly did meanwhile."""
+
+    latencies_s: tuple[float, ...]
+    online_sm_ratio: float  # of the device's SM time
+    offline_sm_ratio: float  # of all offline workloads together
+    stolen_ratio: float | None = None  # of the machine's CPUs, by its hypervisor
+    online_busy_ratio: float = 0.0  # of the time, some request was being served
+    signal_ns: float | None = None  # the online side's p99 as the agent's signal reads it
+
+    def quantile_s(self, quantile: float) -> float:
+        """By the nearest rank."""
+        ordered = sorted(self.latencies_s)
+        return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A pair's online side alone, measured twice with everything else in between; the offline side alone once."""
+
+    first: Phase
+    second: Phase
+    offline_sm_ratio: float
+
+    @property
+    def both(self) -> Phase:
+        """All requests of the two."""
+        sm_ratio = (self.first.online_sm_ratio + self.second.online_sm_ratio) / 2
+        busy_ratio = (self.first.online_busy_ratio + self.second.online_busy_ratio) / 2
+        latencies_s = (*self.first.latencies_s, *self.second.latencies_s)
+        return Phase(latencies_s, sm_ratio, 0.0, online_busy_ratio=busy_ratio)
+
+
+def left_over_ratio(offline_sm_ratio: float, offline_alone_sm_ratio: float, taken_ratio: float) -> float:
+    """Offline throughput, to alone, over what the online side leaves when it is alone. NaN: it leaves nothing."""
+    if offline_alone_sm_ratio <= 0 or taken_ratio >= 1:
+        return math.nan
+    return offline_sm_ratio / offline_alone_sm_ratio / (1 - taken_ratio)
+
+
+def miss_ratio(latencies_s: Sequence[float], target_s: float) -> float:
+    """Requests that took longer than the target."""
+    return sum(latency > target_s for latency in latencies_s) / len(latencies_s)
+
+
+def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, Any]:
+    """One row: the columns that were promised, and what they were made from."""
+    base = alone.both
+    ratios = {f"online_{name}_ratio": phase.quantile_s(q) / base.quantile_s(q) for name, q in QUANTILES.items()}
+    target_s = mode.target_ratio * base.quantile_s(QUANTILES["p99"])
+    offline = phase.offline_sm_ratio
+    return {
+        "pair": pair,
+        "mode": mode.name,
+        **{name: round(ratio, 4) for name, ratio in ratios.items()},
+        "slo_miss_ratio": round(miss_ratio(phase.latencies_s, target_s), 5),
+        "offline_left_over_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, base.online_sm_ratio), 4),
+        "offline_left_time_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, base.online_busy_ratio), 4),
+        "offline_to_alone_ratio": round(offline / alone.offline_sm_ratio, 4),
+        "online_p99_ms": round(phase.quantile_s(0.99) * 1e3, 3),
+        "alone_p99_ms": [round(one.quantile_s(0.99) * 1e3, 3) for one in (alone.first, alone.second)],
+        "left_ratio": round(1 - base.online_sm_ratio, 4),
+        "idle_ratio": round(1 - base.online_busy_ratio, 4),
+        "target_ratio": None if mode.name == ALONE else mode.target_ratio,
+        "signal_p99_ms": None if phase.signal_ns is None else round(phase.signal_ns / 1e6, 3),
+        "requests": len(phase.latencies_s),
+        "mps": mode.mps,
+        "stolen_ratio": None if phase.stolen_ratio is None else round(phase.stolen_ratio, 4),
+    }
+
+
+def unavailable(pair: str, mode: str, reason: str) -> dict[str, Any]:
+    """The row of a mode that could not be had: nothing in it is a figure."""
+    return {**dict.fromkeys(COLUMNS), "pair": pair, "mode": mode, "unavailable": reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that the figures are to reach, and what was found. `met` is None where nothing was measured."""
+
+    text: str
+    found: str
+    met: bool | None
+
+
+def marks(rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
+    """Those of the bench, for the targets that were measured."""
+    measured = [row for row in rows if row["online_p99_ratio"] is not None]
+    targets = sorted({float(row["mode"].partition("@")[2]) for row in measured if "@" in row["mode"]})
+    out = [mark for target in targets for mark in _of_target(target, measured)]
+    return [*out, _better_than_tgs(measured)]
+
+
+def _of_target(target: float, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
+    mine = [row for row in rows if row["mode"] == f"headroom@{target:g}"]
+    p99 = {row["pair"]: row["online_p99_ratio"] for row in mine}
+    over = [f"{pair} {ratio:.2f}" for pair, ratio in p99.items() if ratio > target + _TOLERANCE]
+    far = [f"{pair} {ratio:.2f}" for pair, ratio in p99.items() if ratio > _FAR_RATIO * target]
+    within = len(p99) - len(over)
+    out = [
+        Mark(
+            f"headroom@{target:g}: p99 ≤ {target + _TOLERANCE:.2f} in at least 7 of 8 pairs",
+            f"{within} of {len(p99)}{'; not ' + ', '.join(over) if over else ''}",
+            len(over) <= len(p99) // _PAIRS_PER_MISS,
+        ),
+        Mark(
+            f"headroom@{target:g}: p99 never above {_FAR_RATIO * target:.2f}",
+            ", ".join(far) or f"at most {max(p99.values()):.2f}",
+            not far,
+        ),
+    ]
+    least = LEAST_LEFT_OVER.get(target)
+    if least is not None:
+        middle = median(row["offline_left_over_ratio"] for row in mine)
+        out.append(
+            Mark(
+                f"headroom@{target:g}: offline work gets ≥ {least:g} of what is left (median of the pairs)",
+                f"{middle:.2f}",
+                middle >= least,
+            )
+        )
+    return out
+
+
+def _better_than_tgs(rows: Sequence[Mapping[str, Any]]) -> Mark:
+    text = "headroom@1.1: p99 better than tgs in every pair"
+    p99 = {(row["pair"], row["mode"]): row["online_p99_ratio"] for row in rows}
+    pairs = [pair for pair, mode in p99 if mode == "tgs" and (pair, "headroom@1.1") in p99]
+    if not pairs:
+        return Mark(text, "not measured", None)
+    worse = [pair for pair in pairs if p99[pair, "headroom@1.1"] >= p99[pair, "tgs"]]
+    return Mark(
+        text, f"{len(pairs) - len(worse)} of {len(pairs)}{'; not ' + ', '.join(worse) if worse else ''}", not worse
+    )

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who shares the GPU in the enforcement bench: an online service and the offline work beside it, pair by pair.
+
+Shapes are those of bench/workloads.py, whose contention was compared with published figures, and variations of one
+trait each. A request is half as long as there, so that two thousand of them take eight seconds at half load.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from bench.workloads import RESNET_LIKE, WHISPER_LIKE
+
+TRACE: Final = Path(__file__).parent / "traces" / "bursts.csv"
+
+# 20 kernels of 100 µs = 2 ms, each a full wave of 50 µs blocks and a little more: a BERT-like request, half as long.
+SERVICE: Final = shlex.split("--kernels 20 --kernel-us 50 --blocks 284 --threads 1024")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One row of the bench. `under`: what lies below the laws of ours; the published one runs as it was published."""
+
+    name: str
+    what: str
+    online: tuple[str, ...]
+    rate_per_second: float
+    offline: tuple[tuple[str, ...], ...]  # arguments of each offline workload
+    trace: bool = False  # arrivals as in the trace file
+    under: str = ""  # "" | "mps"
+    stretch: float = 1.0  # of the measured time: slow arrivals need longer for as many requests
+
+
+def _pair(name: str, what: str, offline: str | list[str], rate: float = 250.0, online: str = "") -> Pair:
+    arguments = shlex.split(offline) if isinstance(offline, str) else offline
+    return Pair(name, what, tuple(shlex.split(online) if online else SERVICE), rate, (tuple(arguments),))
+
+
+_RESNET: Final = tuple(RESNET_LIKE)
+_GRAPHS: Final = "--kernels 4 --graph 8 --kernel-us 50 --blocks 200 --threads 1024 --host-us 300"
+_DEEP: Final = "--kernels 400 --kernel-us 250 --jitter 0.5 --blocks 132 --threads 1024"
+_COPIES: Final = "--kernels 2 --kernel-us 250 --jitter 0.5 --blocks 132 --threads 1024 --copy-bytes 24MiB"
+_SHORT: Final = "--kernels 10 --kernel-us 60 --jitter 0.3 --blocks 132 --threads 1024 --host-us 200"
+
+PAIRS: Final[Mapping[str, Pair]] = MappingProxyType(
+    {
+        pair.name: pair
+        for pair in (
+            _pair("short", "offline kernels of 60 µs", _SHORT),
+            replace(_pair("long", "offline kernels of 7 to 11 ms", list(WHISPER_LIKE)), under="mps"),
+            replace(
+                _pair("bursts", "arrivals in bursts, from a trace", list(RESNET_LIKE), 160.0), trace=True, stretch=1.6
+            ),
+            _pair("graphs", "both launch CUDA graphs", _GRAPHS, online=shlex.join([*SERVICE, "--graph"])),
+            _pair("deep", "400 launches, 100 ms of work, queued before each wait", _DEEP),
+            _pair("copies", "both copy a lot", _COPIES, online=shlex.join([*SERVICE, "--copy-bytes", "2MiB"])),
+            replace(_pair("load20", "online at 20 % load", list(RESNET_LIKE), 100.0), stretch=2.5),
+            _pair("load50", "online at 50 % load", list(RESNET_LIKE)),
+            _pair("load80", "online at 80 % load", list(RESNET_LIKE), 400.0),
+            replace(
+                _pair("two", "two offline beside one online", list(RESNET_LIKE)),
+                offline=(_RESNET, tuple(shlex.split(_GRAPHS))),
+            ),
+        )
+    }
+)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the enforcement bench found: a table for a terminal, and a page in Markdown with the marks that were met."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from rich.table import Table
+
+from bench.enforcement_figures import Mark
+from bench.enforcement_modes import ALONE
+from bench.enforcement_pairs import PAIRS
+
+_SHOWN: Final = {
+    "p50": "online_p50_ratio",
+    "p99": "online_p99_ratio",
+    "p999": "online_p999_ratio",
+    "late": "slo_miss_ratio",
+    "of what is left": "offline_left_over_ratio",
+    "of the time left": "offline_left_time_ratio",
+}
+
+Row = Mapping[str, Any]
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """All rows."""
+    table = Table("pair", "mode", *_SHOWN, title="to alone without probes", title_justify="left")
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is None or following["pair"] != row["pair"]
+        table.add_row(row["pair"], row["mode"], *_cells(row), end_section=last)
+    return table
+
+
+def write_report(rows: Sequence[Row], found: Sequence[Mark], seconds: float, signal: str) -> str:
+    """The whole page."""
+    today, cpus = datetime.now(UTC).date().isoformat(), os.cpu_count()
+    parts = [
+        "# What each way of sharing gives to an online service and to the work beside it",
+        "",
+        f"Written by `make bench-enforcement` on the simulated GPU, with {cpus} virtual CPUs"
+        f"{' in a virtual machine' if _is_virtual() else ''}, on {today}. One run; "
+        f"{seconds:g} s measured of each phase (longer where arrivals are slow), {_requests(rows)}; signal `{signal}`.",
+        "Latencies are the online workload's own, from the moment at which a request was to arrive; ratios are to both "
+        "phases alone, which come first and last, without a probe.",
+        "",
+        "## Marks",
+        "",
+        "| mark | found | met |",
+        "|---|---|---|",
+        *(f"| {mark.text} | {mark.found} | {_word(mark)} |" for mark in found),
+        "",
+        "## Medians of the pairs",
+        "",
+        *_medians(rows),
+        "",
+        "## Every pair",
+        "",
+        *_pairs(rows),
+        "",
+        *_noise(rows),
+        "",
+        "## What was run",
+        "",
+        *_shapes(rows),
+        "",
+        _HOW.format(signal=signal),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _cells(row: Row) -> list[str]:
+    if row["online_p99_ratio"] is None:
+        return ["–"] * len(_SHOWN)
+    return [_text(heading, row[column]) for heading, column in _SHOWN.items()]
+
+
+def _text(heading: str, value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}" if heading == "late" else f"{value:.2f}"
+
+
+def _word(mark: Mark) -> str:
+    return "–" if mark.met is None else "yes" if mark.met else "**no**"
+
+
+def _medians(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"| mode | {' | '.join(_SHOWN)} |"
+    yield f"|---|{'---|' * len(_SHOWN)}"
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        mine = [row for row in rows if row["mode"] == mode and row["online_p99_ratio"] is not None]
+        if mine:
+            cells = (_text(heading, median(row[column] for row in mine)) for heading, column in _SHOWN.items())
+            yield f"| {mode} | {' | '.join(cells)} |"
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"| pair | mode | {' | '.join(_SHOWN)} | |"
+    yield f"|---|---|{'---|' * len(_SHOWN)}---|"
+    for row in rows:
+        under = "MPS below" if row.get("mps") and "@" in row["mode"] else ""
+        note = f"not available: {row['unavailable']}" if "unavailable" in row else under
+        yield f"| {row['pair']} | {row['mode']} | {' | '.join(_cells(row))} | {note} |"
+
+
+def _noise(rows: Sequence[Row]) -> Iterator[str]:
+    alone = {row["pair"]: row["alone_p99_ms"] for row in rows if "alone_p99_ms" in row}
+    texts = ", ".join(f"{pair} {first:.2f} and {second:.2f}" for pair, (first, second) in alone.items())
+    yield f"p99 alone in ms, at the beginning and at the end of each pair: {texts}."
+    stolen = [row["stolen_ratio"] for row in rows if row.get("stolen_ratio") is not None]
+    if stolen:
+        yield (
+            "Share of the CPUs that the hypervisor took during a phase: "
+            f"{median(stolen):.1%} in the median, {max(stolen):.1%} at most."
+        )
+
+
+def _shapes(rows: Sequence[Row]) -> Iterator[str]:
+    left = {row["pair"]: row["left_ratio"] for row in rows if "left_ratio" in row}
+    idle = {row["pair"]: row["idle_ratio"] for row in rows if "idle_ratio" in row}
+    for name in dict.fromkeys(row["pair"] for row in rows):
+        pair = PAIRS[name]
+        beside = " and ".join(f"`offline {shlex.join(arguments)}`" for arguments in pair.offline)
+        source = "the trace at" if pair.trace else "Poisson,"
+        yield (
+            f"- {name} ({pair.what}): `online {shlex.join(pair.online)}`, {source} {pair.rate_per_second:g} a second, "
+            f"leaves {_share(left.get(name))} of the SM time and {_share(idle.get(name))} of the time; beside {beside}"
+        )
+
+
+def _share(ratio: float | None) -> str:
+    return "?" if ratio is None else f"{ratio:.0%}"
+
+
+def _requests(rows: Sequence[Row]) -> str:
+    counts = [row["requests"] for row in rows if row.get("requests") and row["mode"] != ALONE]
+    return f"{min(counts)} to {max(counts)} requests" if counts else "no requests"
+
+
+def _is_virtual() -> bool:
+    return "hypervisor" in Path("/proc/cpuinfo").read_text()
+
+
+_HOW: Final = """## How to read it
+
+- `late`: requests over the target, which is t times the p99 alone for `headroom@t` and 1.1 times for all others.
+- `of what is left`: the offline side's SM time, to alone, over the SM time that the online side leaves when alone.
+  Without MPS nobody can use the SMs that a running kernel leaves idle: `of the time left` is over the time in which
+  the online side, alone, serves nobody.
+- The law's own target is t times the p99 alone *as its signal (`{signal}`) reads it*, measured in the same run.
+  `gpu_wait` does not see how long a request waits inside the service before its first launch; the ratios here do.
+- A law settles for some seconds before each measurement (`headroom` 6, `tgs` 24, all others 1), which are left out.
+  `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
+  anything through.
+- Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.
+- "MPS below": ours ran with MPS, and the offline side with the complement of the online side's SM activity as its
+  percentage of the SMs. `tgs` ran without MPS, as it was published.
+- The online side and the simulated GPU share one CPU, everything else has the other ones."""

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The containers of a phase: cgroups that look like Docker's, and in each a workload that has said that it is ready.
+
+The online service and the simulated GPU have a CPU of their own where the machine has two: what an offline workload or
+the agent does on a CPU is not to be mistaken for what it does on the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.errors import SetupError
+from bench import cgroups
+from bench.attribution_stage import hierarchy
+from bench.node import BUILD, Node
+
+PATIENCE_SECONDS = 60.0
+_ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """Who runs where. Empty sets: anywhere."""
+
+    online: frozenset[int] = frozenset()
+    rest: frozenset[int] = frozenset()
+
+    @classmethod
+    def split(cls, wanted: bool = True) -> Cpus:
+        """The first for the online side, the others for the rest; nobody is bound where there is one only."""
+        ours = sorted(os.sched_getaffinity(0))
+        return cls(frozenset(ours[:1]), frozenset(ours[1:])) if wanted and len(ours) > 1 else cls()
+
+    def bind(self, process: int, online: bool) -> None:
+        """All threads of a process. One that ended meanwhile needs no CPU."""
+        for task in Path(f"/proc/{process}/task").iterdir() if self.online else ():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task.name), self.online if online else self.rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A process in its container."""
+
+    cgroup: str  # its container's path
+    process: subprocess.Popen[bytes]
+    stderr: Path
+
+    def require_alive(self) -> None:
+        """SetupError when it ended by itself, with what it said."""
+        if self.process.poll() is not None:
+            words = self.stderr.read_text(errors="replace").strip()
+            raise SetupError(f"a workload ended with {self.process.returncode}: {words or 'it said nothing'}")
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within that time."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=seconds)
+        return self.process.poll() is not None
+
+
+@dataclass(slots=True)
+class Stage:
+    """One node and everything in containers on it."""
+
+    node: Node
+    folder: Path
+    cpus: Cpus
+    path: str  # of the cgroup around all containers; those of each role lie in ROLE/ below it
+    _running: list[Workload] = field(default_factory=list)
+
+    def start(self, role: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
+        """The workload of sim/ of that name; see `run`."""
+        return self.run(role, [str(BUILD / "bin" / role), *arguments], extra)
+
+    def run(self, role: str, program: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
+        """A program in a container of its own, once it is ready. An online one then waits for `go`."""
+        name = uuid.uuid4().hex * 2
+        cgroup = f"{self.path}/{role}/docker/{name}"
+        folder = hierarchy() / cgroup.lstrip("/")
+        folder.mkdir(parents=True)
+        command = ["sh", "-c", _ENTER, str(folder), *program]
+        stderr, pipe = self.folder / f"{name[:12]}.err", subprocess.PIPE
+        with stderr.open("wb") as errors:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **self.node.environment, **(extra or {})},
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+            )
+        workload = Workload(cgroup, process, stderr)
+        self._running.append(workload)
+        _until_ready(workload)
+        self.cpus.bind(process.pid, role == "online")
+        return workload
+
+    def go(self, online: Workload) -> None:
+        """Its first request arrives now."""
+        assert online.process.stdin
+        online.process.stdin.write(b"g")
+        online.process.stdin.flush()
+
+    def end(self, workloads: Sequence[Workload] | None = None) -> None:
+        """Kills these, or everybody, and removes their containers."""
+        for workload in list(self._running) if workloads is None else workloads:
+            workload.process.kill()
+            workload.process.communicate()
+            cgroups.empty(workload.cgroup)
+            cgroups.remove(workload.cgroup, ())
+            self._running.remove(workload)
+
+
+@contextmanager
+def stage(node: Node, folder: Path, cpus: Cpus) -> Iterator[Stage]:
+    """An empty one. Everything on it is gone after the block."""
+    here = Stage(node, folder, cpus, f"/gpuwarden-bench-{os.getpid()}")
+    mounted, made = cgroups.mount_if_none(), cgroups.missing(here.path)
+    (hierarchy() / here.path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    try:
+        yield here
+    finally:
+        here.end()
+        cgroups.empty(here.path)
+        cgroups.remove(here.path, made)
+        if mounted:
+            cgroups.unmount()
+
+
+def poll_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """SetupError when it does not become true in that time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise SetupError(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(0.01)
+
+
+def _until_ready(workload: Workload) -> None:
+    """Byte by byte, so that nothing stays in a buffer of ours."""
+    assert workload.process.stdout
+    descriptor, said, deadline = workload.process.stdout.fileno(), b"", time.monotonic() + PATIENCE_SECONDS
+    while not said.endswith(b"ready\n"):
+        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        byte = os.read(descriptor, 1) if readable else b""
+        if not byte:
+            words = workload.stderr.read_text(errors="replace").strip()
+            raise SetupError(f"a workload did not start: {words or 'it said nothing'}")
+        said += byte

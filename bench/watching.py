@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`python -m bench watching`: what being watched costs an offline process that nobody slows.
+
+Its launch rate beside the agent, over that with an empty BPF program on the same probes: what any watching by uprobes
+costs is in both. The agent watches one copy of libcuda and the empty program another one, all the time, and short runs
+with either take turns, so that what else happens on the machine hits both alike. The process has a CPU of its own. It
+holds when the median ratio of the rounds is at least 0.95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from platform import machine
+from statistics import median
+from typing import Final
+
+from agent.elf import exported_functions
+from agent.errors import ProbeError
+from agent.libbpf import BpfObject
+from agent.symbols import PROGRAMS, SYMBOLS
+from bench.enforcement_agent import Promise, agent
+from bench.enforcement_stage import Cpus, Stage, stage
+from bench.node import BUILD, simulated_node
+
+LEAST_RATIO: Final = 0.95
+_SOURCE: Final = Path(__file__).parent / "empty.bpf.c"
+_LIBRARY: Final = BUILD / "lib" / "libcuda.so.1"
+# Launches without end, as fast as the process can: kernels of 2 µs, and a wait for each two hundred.
+_LAUNCHING: Final = ("--kernels", "200", "--kernel-us", "2", "--blocks", "1", "--iterations-per-us", "100")
+
+
+def launches_per_second(here: Stage, library: Path, seconds: float) -> float:
+    """Of a process that uses this copy of libcuda."""
+    summary = here.folder / "summary.json"
+    arguments = [*_LAUNCHING, "--seconds", str(seconds), "--json", str(summary)]
+    workload = here.start("offline", arguments, {"LD_LIBRARY_PATH": str(library.parent)})
+    if not workload.wait(seconds + 60):
+        workload.require_alive()
+    here.end([workload])
+    return float(json.loads(summary.read_text())["kernels_per_second"])
+
+
+@contextmanager
+def empty_probes(library: Path, folder: Path) -> Iterator[None]:
+    """An empty program at each place at which the agent has one."""
+    with _empty_object(folder) as bpf:
+        offsets = exported_functions(str(library), "cu")
+        for at_return in (True, False):
+            places = {offsets[s.name] for s in SYMBOLS if s.name in offsets and PROGRAMS[s.role][1 if at_return else 0]}
+            bpf.attach_uprobes("empty", str(library), [(place, 0) for place in sorted(places)], at_return=at_return)
+        yield
+
+
+def _empty_object(folder: Path) -> BpfObject:
+    target = folder / "empty.bpf.o"
+    flags = ["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", f"-I/usr/include/{machine()}-linux-gnu"]
+    subprocess.run(["clang", *flags, "-c", str(_SOURCE), "-o", str(target)], check=True)
+    try:
+        return BpfObject(target, multi={"empty"})
+    except ProbeError:  # as the agent does where the kernel has no uprobe_multi
+        return BpfObject(target)
+
+
+@contextmanager
+def libraries(here: Stage) -> Iterator[dict[str, Path]]:
+    """Three copies of libcuda: one without a probe, one with empty ones, and the one that the agent watches."""
+    copies = {name: here.folder / name / _LIBRARY.name for name in ("bare", "empty")}
+    for copy in copies.values():
+        copy.parent.mkdir()
+        shutil.copy(_LIBRARY, copy)
+    promise = Promise("headroom", "gpu_wait", 0, 1e9, 10.0)
+    with empty_probes(copies["empty"], here.folder), agent(here, promise, isolated=True) as warden:
+        here.cpus.bind(warden.process.pid, online=True)
+        yield {**copies, "watched": _LIBRARY}
+
+
+def rounds(here: Stage, count: int, seconds: float) -> Iterator[dict[str, float]]:
+    """Launch rates with each of the libraries; the order turns with each round."""
+    with libraries(here) as copies:
+        for number in range(count):
+            names = list(copies)[:: 1 if number % 2 else -1]
+            rates = {name: launches_per_second(here, copies[name], seconds) for name in names}
+            if number:  # the first is for caches, clocks and whatever else has to wake
+                yield rates
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when being watched costs little enough."""
+    parser = argparse.ArgumentParser(prog="python -m bench.watching", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25, help="(default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement (default %(default)s)")
+    options = parser.parse_args(arguments)
+    ratios, of_nothing = [], []
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-watching-") as name:
+        folder, cpus = Path(name), Cpus.split()
+        with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
+            cpus.bind(node.server_tgid, online=True)
+            for rates in rounds(here, options.rounds + 1, options.seconds):
+                ratios.append(rates["watched"] / rates["empty"])
+                of_nothing.append(rates["watched"] / rates["bare"])
+                told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+                print(f"launches a second: {told}: {ratios[-1]:.3f} of those with empty probes", flush=True)
+    print(
+        f"watching: {median(ratios):.3f} of the launch rate with empty probes (median of {len(ratios)} rounds; "
+        f"aimed for: {LEAST_RATIO}), {median(of_nothing):.3f} of that without probes"
+    )
+    return 0 if median(ratios) >= LEAST_RATIO else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The same history out of a decision log, for when no agent runs that could be asked.
+
+A log tells less: only what changed, and an online container only while something was held for it. A line that is none
+(torn, of another program) is counted and passed over; lines of an older version lack some names, no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from agent.errors import SetupError
+from enforce.decisions import Decision
+from enforce.explain.history import History
+from enforce.explain.model import Brought, Who
+from enforce.explain.track import KEPT_NS
+from enforce.sinks import MOST_FILE_BYTES
+
+_NAMES = {field.name for field in fields(Decision)}
+_NUMBERS = ("latency_ns", "slack_ratio", "share_before", "max_queued_before_ns")  # or null
+
+
+def read(path: Path, now_ns: int) -> tuple[History, int]:
+    """The last hour before `now_ns` (CLOCK_REALTIME) in the log and its predecessor; how many lines were no lines."""
+    history, bad = History(now=lambda: (now_ns, 0)), 0
+    everybody: dict[str, Who] = {}
+    before: dict[tuple[str, int], Decision] = {}  # what an effect refers to
+    for line in _lines(path):
+        record = _record(line)
+        wall_ns = record.get("wall_ns")
+        if not isinstance(wall_ns, int) or not now_ns - 2 * KEPT_NS <= wall_ns <= now_ns:
+            bad += not isinstance(wall_ns, int)
+            continue
+        try:
+            _take(record, history, everybody, before)
+        except (TypeError, ValueError, KeyError):
+            bad += 1
+    history.see(everybody.values(), now_ns)
+    history.end(min((wall_ns for _, wall_ns in before), default=now_ns), now_ns)
+    history.has_policy = bool(everybody)
+    return history, bad
+
+
+def _take(
+    record: dict[str, Any],
+    history: History,
+    everybody: dict[str, Who],
+    before: dict[tuple[str, int], Decision],
+) -> None:
+    if record.get("kind", "decision") == "effect":
+        container, at_ns = str(record["container"]), int(record["decision_wall_ns"])
+        was = before.get((container, at_ns))
+        latency, slack = (None, None) if was is None else (was.latency_ns, was.slack_ratio)
+        now, slack_now = _number(record["latency_ns"]), _number(record["slack_ratio"])
+        history.brought(container, Brought(at_ns, int(record["window_ns"]), latency, now, slack, slack_now))
+        return
+    decision = _decision(record)
+    before[decision.container, decision.wall_ns] = decision
+    name, rule = decision.name or decision.container, decision.rule
+    everybody[decision.container] = Who(
+        decision.container, name, decision.pod, decision.namespace, role="offline", rule=rule
+    )
+    history.decided(decision, decision.wall_ns)
+    history.enforcing = decision.acted
+    if decision.ruler:
+        everybody.setdefault(decision.ruler, Who(decision.ruler, decision.ruler_name, role="online"))
+        history.ruled(decision, decision.wall_ns)
+
+
+def _decision(record: dict[str, Any]) -> Decision:
+    given = {name: value for name, value in record.items() if name in _NAMES}
+    given["rungs"] = tuple(str(rung) for rung in given.get("rungs", ()))
+    for name in ("wall_ns", "target_ns", "max_queued_ns", "pauses"):
+        given[name] = int(given.get(name, 0))
+    for name in ("share_after", "quantile", "paused_seconds"):
+        given[name] = float(given.get(name, 0.0))
+    for name in _NUMBERS:
+        given[name] = _number(given.get(name))
+    for name in ("container", "device", "rule", "law", "reason"):
+        given[name] = str(given[name])
+    given["troubles"] = dict(given.get("troubles", {}))
+    return Decision(**given)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    found = False
+    for one in (path.with_name(f"{path.name}.1"), path):
+        try:
+            with open(one, "rb", opener=_opener) as file:
+                found = True
+                yield from filter(None, file.read(MOST_FILE_BYTES * 4).split(b"\n"))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise SetupError(
+                f"cannot read {one} ({error.strerror}): name a file that `run --decisions` wrote"
+            ) from error
+    if not found:
+        raise SetupError(f"there is no {path}: name a file that `run --decisions` wrote")
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Where explanations are printed: as wide as the terminal, 80 columns without one, in ASCII where it has no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_ASCII: Final = str.maketrans({"–": "-", "→": "to", "…": "~"})
+
+
+class Screen:
+    """Shows text as it is: nothing in it is markup."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 80)
+        self._utf8 = self._console.encoding.lower().startswith("utf")
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line, folded where it is too long."""
+        self._console.print(self._text(text), style=style)
+
+    def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
+        """A label and a text each, set in a little."""
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, text in rows:
+            table.add_row(self._text(label), self._text(text))
+        if rows:
+            self._console.print(Padding(table, (0, 0, 0, 2)))
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Columns as wide as they need to be; what does not fit is folded."""
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(self._text(cell) for cell in row))
+        self._console.print(table)
+
+    def _text(self, text: str) -> Text:
+        if not self._utf8:
+            text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+        return Text(text)

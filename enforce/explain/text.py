@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A story in words: a title, and a block for each stretch of time. Pure; who shows it decides on width and colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+
+from enforce.explain.choice import shown, title
+from enforce.explain.model import Brought, Interval, Kept, Slowed, Story, Whom
+
+_WHOLE_SHARE = 0.9995
+_HARMLESS = {"gate", "pace"}  # while they stop nobody; every other rung does something whenever it is in force
+_HARDLY = 0.0005  # of the time: less than this is written as 0 %
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A line, and what belongs to it: label and text each."""
+
+    head: str
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+def heading(story: Story, since_wall_ns: int, zone: tzinfo | None) -> list[str]:
+    """Who it is, and the whole of it in one or two sentences."""
+    who = story.who
+    rule = f", rule {shown(who.rule)}" if who.rule else ""
+    first = f"{shown(title(who))} ({who.role or 'role unknown'}{rule})"
+    said = _offline_sum(story.intervals) if who.role == "offline" else _online_sum(story.kept)
+    if who.role not in ("online", "offline"):
+        said = f"it is never slowed: {shown(who.reason) or 'no rule names it'}"
+    return [first, f"since {clock(since_wall_ns, zone)}: {said}"]
+
+
+def blocks(story: Story, zone: tzinfo | None) -> list[Block]:
+    """One for each stretch, the oldest first, and who was slowed for it."""
+    made = [_interval(one, zone) for one in story.intervals] + [_kept(one, zone) for one in story.kept]
+    if story.kept:
+        rows = tuple((shown(one.name), _slowed(one)) for one in sorted(story.slowed, key=lambda one: -one.seconds))
+        made.append(Block("slowed for it", rows) if rows else Block("nobody was slowed for it"))
+    return made
+
+
+def clock(wall_ns: int, zone: tzinfo | None) -> str:
+    """14:02:11, in the zone; the machine's own without one."""
+    return datetime.fromtimestamp(wall_ns / 1e9, zone).strftime("%H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """0.4 s, 12 s, 7 min, 1 h 5 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def milliseconds(*values_ns: float | None) -> str:
+    """One figure, or a range where they differ: 31–58 ms; "unknown" without any."""
+    known = [f"{value / 1e6:.3g}" if value < 1e9 else f"{value / 1e6:.0f}" for value in values_ns if value is not None]
+    if not known:
+        return "unknown"
+    return f"{known[0]} ms" if len(set(known)) == 1 else f"{known[0]}–{known[-1]} ms"
+
+
+def percent(*ratios: float | None) -> str:
+    """One figure, or a range: 35–100 %."""
+    known = [f"{ratio * 100:.0f}" for ratio in ratios if ratio is not None]
+    if not known:
+        return "unknown"
+    return f"{known[0]} %" if len(set(known)) == 1 else f"{known[0]}–{known[-1]} %"
+
+
+def quantile(ratio: float) -> str:
+    """p99, p99.9."""
+    return f"p{ratio * 100:.6g}"
+
+
+def was_slowed(one: Interval) -> bool:
+    """Whether anything was really taken away in it."""
+    stopped = one.paused_seconds > 0 or one.pauses > 0 or bool(set(one.means) - _HARMLESS)
+    return one.acted and (stopped or one.share_low < _WHOLE_SHARE)
+
+
+def _offline_sum(intervals: Sequence[Interval]) -> str:
+    held = [one for one in intervals if one.acted]
+    if not intervals:
+        return "nothing was held back: no online container was on its GPUs"
+    if not held:
+        return f"only watched for {duration(_length(intervals))}: the policy has `enforce: false`"
+    paused, pauses = sum(one.paused_seconds for one in held), sum(one.pauses for one in held)
+    if not any(was_slowed(one) for one in held):
+        return f"under a rule for {duration(_length(held))}, but never slowed"
+    share = percent(min(one.share_low for one in held))
+    return (
+        f"held back for {duration(_length(held))}; stopped {pauses} times, "
+        f"{_ratio(paused, _length(held))} of that time; its share was {share} at the least"
+    )
+
+
+def _online_sum(kept: Sequence[Kept]) -> str:
+    if not kept:
+        return "nothing is known about its promise"
+    sums = [
+        (sum(one.kept_seconds for one in kept), "kept"),
+        (sum(one.missed_seconds for one in kept), "missed"),
+        (sum(one.unknown_seconds for one in kept), "not to be judged (too few requests)"),
+    ]
+    return "its promise was " + ", ".join(f"{what} for {duration(seconds)}" for seconds, what in sums if seconds > 0)
+
+
+def _interval(one: Interval, zone: tzinfo | None) -> Block:
+    length = _length([one])
+    paused = f"stopped {_ratio(one.paused_seconds, length)}" if one.acted else "only watched"
+    queued = milliseconds(one.queued_low_ns, one.queued_high_ns)
+    allowed = f"share {percent(one.share_low, one.share_high)}, queue up to {queued}, " if one.whom else ""
+    head = f"{_span(one, zone)}  {allowed}{paused}"
+    means = ", ".join(one.means) or "nothing"
+    rows = [("for", _for(whom)) for whom in sorted(one.whom.values(), key=lambda whom: -whom.seconds)]
+    rows.append(("by", f"{means}; rule {shown(one.rule)}, law {shown(one.law)}"))
+    reasons = sorted(one.reasons.values(), key=lambda why: -why.seconds)
+    rows.append(("why", "; ".join(f"{shown(why.text)} ({duration(why.seconds)})" for why in reasons)))
+    if one.brought is not None:
+        quantiles = {whom.quantile for whom in one.whom.values()}
+        rows.append(("then", _then(one.brought, quantile(quantiles.pop()) if len(quantiles) == 1 else "latency")))
+    rows += [("but", f"{rung}: {shown(why)}") for rung, why in one.troubles.items()]
+    return Block(head, tuple(rows))
+
+
+def _for(whom: Whom) -> str:
+    promise = f"{shown(whom.name) or 'an online container'} on {shown(whom.device)}: "
+    promise += f"{quantile(whom.quantile)} within {milliseconds(whom.target_ns)}"
+    if whom.latency_ns is None:
+        return f"{promise}; too few requests to say how it fared"
+    missed = f", over it for {duration(whom.missed_seconds)}" if whom.missed_seconds > 0 else ""
+    return f"{promise}; it was up to {milliseconds(whom.latency_ns)}{missed}"
+
+
+def _then(brought: Brought, what: str) -> str:
+    after = f"{duration(brought.window_ns / 1e9)} after the last step"
+    if brought.latency_ns is None:
+        return f"{after} there were too few requests to say"
+    before = "" if brought.latency_before_ns is None else f"{milliseconds(brought.latency_before_ns)} → "
+    slack = "" if brought.slack_before_ratio is None else f"{percent(brought.slack_before_ratio)} → "
+    return f"{after}: {what} {before}{milliseconds(brought.latency_ns)}, slack {slack}{percent(brought.slack_ratio)}"
+
+
+def _kept(one: Kept, zone: tzinfo | None) -> Block:
+    parts = []
+    for seconds, what in ((one.missed_seconds, "missed"), (one.kept_seconds, "kept")):
+        if seconds > 0:
+            parts.append(f"{what} for {duration(seconds)}")
+    said = ", ".join(parts) or "too few requests to judge"
+    signal = f" by {shown(one.signal)}" if one.signal else ""
+    latency = milliseconds(one.latency_low_ns, one.latency_high_ns)
+    promise = f"{quantile(one.quantile)} {latency}, promised {milliseconds(one.target_ns)}{signal}"
+    return Block(f"{_span(one, zone)}  {said}", (("was", promise),))
+
+
+def _slowed(one: Slowed) -> str:
+    return (
+        f"for {duration(one.seconds)}, share {percent(one.share_low)} at the least, "
+        f"stopped for {duration(one.paused_seconds)}"
+    )
+
+
+def _span(one: Interval | Kept, zone: tzinfo | None) -> str:
+    return f"{clock(one.since_ns, zone)}–{clock(one.until_ns, zone)} ({duration(_length([one]))})"
+
+
+def _length(stretches: Iterable[Interval | Kept]) -> float:
+    return sum((one.until_ns - one.since_ns) / 1e9 for one in stretches)
+
+
+def _ratio(part: float, whole: float) -> str:
+    ratio = min(1.0, part / whole) if whole > 0 else 0.0
+    return "<1 %" if _HARDLY < ratio < 0.01 else percent(ratio)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who may act with a run directory: one enforcing agent, and its guardian until that has undone everything.
+
+A lock on a file of the run directory, which the guardian inherits: it goes with the last of the two, however they end.
+So nobody undoes what a living agent holds, and a new agent's holds never meet an old guardian's last release.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from agent.errors import SetupError
+from agent.model import ProcessId
+from agent.procfs import Procfs
+
+_log = logging.getLogger(__name__)
+FILE: Final = "enforcing.lock"
+PATIENCE_SECONDS: Final = 60.0  # a guardian waits 30 s for the ledger; a killed agent's probes are closed one by one
+_ROUND_SECONDS = 0.02
+_LONGEST_BYTES = 256
+
+
+class Owner:
+    """Holds the lock until closed. `fd` is for the guardian to inherit."""
+
+    def __init__(self, run_dir: Path, fd: int) -> None:
+        self.run_dir, self.fd = run_dir, fd
+
+    @classmethod
+    def take(cls, run_dir: Path, proc: Procfs, patience_seconds: float = PATIENCE_SECONDS) -> Owner:
+        """Waits for the guardian of a dead agent to finish. SetupError while another agent enforces."""
+        fd = _opened(run_dir)
+        try:
+            _wait(fd, run_dir, proc, patience_seconds)
+            me = ProcessId(os.getpid(), proc.stat(os.getpid()).start_ticks)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"tgid": me.tgid, "start_ticks": me.start_ticks}).encode(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(run_dir, fd)
+
+    def close(self) -> None:
+        """Lets go of it; a guardian that still runs holds it on."""
+        os.close(self.fd)
+
+
+def enforcing_elsewhere(run_dir: Path, proc: Procfs) -> int | None:
+    """The pid of a living agent that enforces with this run directory; None when there is none."""
+    try:
+        fd = os.open(run_dir / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _holder(fd, proc) if not _locked(fd, fcntl.LOCK_SH) else None
+    finally:
+        os.close(fd)
+
+
+def _opened(run_dir: Path) -> int:
+    path = run_dir / FILE
+    try:
+        run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SetupError(f"cannot lock {path} ({error.strerror}): run as root, or choose another --run-dir") from error
+
+
+def _wait(fd: int, run_dir: Path, proc: Procfs, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    began, said = clock(), False
+    while not _locked(fd, fcntl.LOCK_EX):
+        holder = _holder(fd, proc)
+        if holder is not None:
+            raise SetupError(
+                f"another agent (process {holder}) already enforces with {run_dir}: stop it first, "
+                "or choose another --run-dir"
+            )
+        if clock() - began >= seconds:
+            raise SetupError(
+                f"the guardian of an agent that is gone still holds {run_dir / FILE}: "
+                "look for a hanging `enforce.guardian` process and end it"
+            )
+        if not said:
+            said = True
+            _log.warning("waiting for the guardian of an agent that is gone to undo everything")
+        time.sleep(_ROUND_SECONDS)
+
+
+def _locked(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(fd: int, proc: Procfs) -> int | None:
+    """The agent that wrote its name into the file, if it lives."""
+    with suppress(ValueError, KeyError, TypeError, OSError):
+        said = json.loads(os.pread(fd, _LONGEST_BYTES, 0))
+        process = ProcessId(int(said["tgid"]), int(said["start_ticks"]))
+        if process.tgid != os.getpid() and proc.is_alive(process):
+            return process.tgid
+    return None

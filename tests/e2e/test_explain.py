@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`explain` asks an agent that enforces; `plan` and a second agent beside it undo nothing of what it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from enforce import ledger
+from enforce.owner import FILE
+from tests.e2e.conftest import Busy
+from tests.e2e.kernel_maps import rule_of
+from tests.e2e.node import Agent, Node, until
+
+
+@pytest.fixture
+def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
+    """The shared agent, enforcing: the training containers are being paused."""
+    warden.reload(node.policy(enforce=True, max_pause="100ms"))
+    until(lambda: warden.pauses(node.name("training-0")) > 0, "the first pause")
+    yield warden
+    warden.reload(node.policy(enforce=False))
+
+
+def story_of(node: Node, agent: Agent, name: str) -> dict[str, Any]:
+    done = node.run("explain", node.name(name), "--json", "--run-dir", str(agent.run_dir))
+    assert done.returncode == 0, done.stderr
+    story = json.loads(done.stdout)["story"]
+    assert isinstance(story, dict)
+    return story
+
+
+def paused_seconds(story: dict[str, Any]) -> float:
+    return float(sum(one["paused_seconds"] for one in story["intervals"]))
+
+
+def test_explain_says_who_was_slowed_for_whom_by_what_and_how_much(node: Node, enforcing: Agent, busy: Busy) -> None:
+    until(lambda: paused_seconds(story_of(node, enforcing, "training-0")) > 0, "stops in the story", step=0.5)
+    story = story_of(node, enforcing, "training-0")
+    latest = story["intervals"][-1]
+    assert latest["acted"]
+    assert latest["means"] == ["gate", "pace"]
+    assert [whom["name"] for whom in latest["whom"].values()] == [node.name("chat")]
+    assert story_of(node, enforcing, "chat")["kept"]
+    assert node.name("training-0") in {one["name"] for one in story_of(node, enforcing, "chat")["slowed"]}
+    done = node.run("explain", node.name("training-0"), "--run-dir", str(enforcing.run_dir))
+    assert f"{node.name('chat')} on GPU-" in done.stdout
+    assert "rule training, law headroom" in done.stdout
+    assert max(map(len, done.stdout.split("\n"))) <= 80
+    from_log = node.run("explain", node.name("training-0"), "--decisions", str(enforcing.decisions))
+    assert f"{node.name('chat')} on GPU-" in from_log.stdout
+    unknown = node.run("explain", "none-such", "--run-dir", str(enforcing.run_dir))
+    assert unknown.returncode == 1
+    assert f"offline   {node.name('training-0')}" in unknown.stderr
+
+
+def test_a_plan_beside_an_agent_that_enforces_undoes_nothing_of_what_it_holds(
+    node: Node, enforcing: Agent, busy: Busy
+) -> None:
+    guardian, socket = enforcing.guardian(), enforcing.socket.stat().st_ino
+    owner = (enforcing.run_dir / FILE).read_bytes()
+    told = enforcing.log.read_text()
+    plan = ("plan", "--policy", str(enforcing.policy), "--run-dir", str(enforcing.run_dir), "--seconds", "3", "--json")
+    done = node.run(*plan)
+    assert done.returncode == 0, done.stderr
+    lines = {line["container"]: line for line in map(json.loads, done.stdout.splitlines())}
+    planned = lines[node.name("training-0")]
+    assert (planned["role"], planned["rule"]) == ("offline", "training")
+    assert planned["decision"]["acted"] is False
+    assert planned["decision"]["ruler_name"] == node.name("chat")
+    assert planned["ladder"] == {"gate": None, "pace": None}
+    assert lines[node.name("chat")]["role"] == "online"
+    held = {entry.process.tgid for entry in ledger.read(enforcing.run_dir / "ledger.jsonl") if entry.process}
+    assert held == {one.tgid for one in busy.training}
+    assert all(rule_of(enforcing.process.pid, one.tgid) is not None for one in busy.training)
+    assert (enforcing.guardian(), enforcing.socket.stat().st_ino) == (guardian, socket)
+    assert (enforcing.run_dir / FILE).read_bytes() == owner
+    assert enforcing.log.read_text() == told  # neither a decision that failed nor a guardian that died
+    pauses = enforcing.pauses(node.name("training-0"))
+    until(lambda: enforcing.pauses(node.name("training-0")) > pauses, "pauses that go on")
