@@ -63,7 +63,11 @@ class Baseline:
 
 
 def left_over_ratio(offline_sm_ratio: float, offline_alone_sm_ratio: float, taken_ratio: float) -> float:
-    """Offline throughput, to alone, over what the online side leaves when it is alone. NaN: it leaves nothing."""
+    """Offline throughput, to alone, over what the online side leaves when it is alone. NaN: it leaves nothing.
+
+    `taken_ratio` is of the SM time under MPS; without it nobody can use the SMs that a running kernel leaves idle, so
+    there it is of the time.
+    """
     if offline_alone_sm_ratio <= 0 or taken_ratio >= 1:
         return math.nan
     return offline_sm_ratio / offline_alone_sm_ratio / (1 - taken_ratio)
@@ -80,13 +84,13 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
     ratios = {f"online_{name}_ratio": phase.quantile_s(q) / base.quantile_s(q) for name, q in QUANTILES.items()}
     target_s = mode.target_ratio * base.quantile_s(QUANTILES["p99"])
     offline = phase.offline_sm_ratio
+    taken = base.online_sm_ratio if mode.mps else base.online_busy_ratio
     return {
         "pair": pair,
         "mode": mode.name,
         **{name: round(ratio, 4) for name, ratio in ratios.items()},
         "slo_miss_ratio": round(miss_ratio(phase.latencies_s, target_s), 5),
-        "offline_left_over_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, base.online_sm_ratio), 4),
-        "offline_left_time_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, base.online_busy_ratio), 4),
+        "offline_left_over_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, taken), 4),
         "offline_to_alone_ratio": round(offline / alone.offline_sm_ratio, 4),
         "online_p99_ms": round(phase.quantile_s(0.99) * 1e3, 3),
         "alone_p99_ms": [round(one.quantile_s(0.99) * 1e3, 3) for one in (alone.first, alone.second)],

@@ -24,7 +24,6 @@ _SHOWN: Final = {
     "p999": "online_p999_ratio",
     "late": "slo_miss_ratio",
     "of what is left": "offline_left_over_ratio",
-    "of the time left": "offline_left_time_ratio",
 }
 
 Row = Mapping[str, Any]
@@ -150,9 +149,9 @@ def _is_virtual() -> bool:
 _HOW: Final = """## How to read it
 
 - `late`: requests over the target, which is t times the p99 alone for `headroom@t` and 1.1 times for all others.
-- `of what is left`: the offline side's SM time, to alone, over the SM time that the online side leaves when alone.
-  Without MPS nobody can use the SMs that a running kernel leaves idle: `of the time left` is over the time in which
-  the online side, alone, serves nobody.
+- `of what is left`: the offline side's SM time, to alone, over what the online side leaves when it is alone: with MPS
+  the SM time; without it, as nobody can use the SMs that a running kernel leaves idle, the time in which no request is
+  served.
 - The law's own target is t times the p99 alone *as its signal (`{signal}`) reads it*, measured in the same run.
   `gpu_wait` does not see how long a request waits inside the service before its first launch; the ratios here do.
 - A law settles for some seconds before each measurement (`headroom` 6, `tgs` 24, all others 1), which are left out.

@@ -58,10 +58,15 @@ def test_a_phase_twice_as_slow_has_ratios_of_two() -> None:
     found = row_of("short", mode_of("headroom@1.5"), slow, BASELINE)
     assert set(COLUMNS) <= found.keys()
     assert [found[f"online_{name}_ratio"] for name in ("p50", "p99", "p999")] == [2.0, 2.0, 2.0]
-    assert found["offline_left_over_ratio"] == pytest.approx(0.3 / 0.6 / 0.7, abs=1e-3)
-    assert found["offline_left_time_ratio"] == pytest.approx(0.3 / 0.6 / 0.5, abs=1e-3)
+    assert found["offline_left_over_ratio"] == pytest.approx(0.3 / 0.6 / 0.5, abs=1e-3)
     assert found["slo_miss_ratio"] == pytest.approx(1 - 1.5 * 0.99 / 2, abs=2e-3)
     assert found["requests"] == 1000
+
+
+def test_what_is_left_is_sm_time_under_mps_and_time_without() -> None:
+    busy = Phase(LATENCIES, 0.3, 0.3)
+    found = [row_of("short", mode_of(mode), busy, BASELINE)["offline_left_over_ratio"] for mode in ("mps", "timeslice")]
+    assert found == pytest.approx([0.3 / 0.6 / 0.7, 0.3 / 0.6 / 0.5], abs=1e-3)
 
 
 def test_alone_is_one_and_nothing_offline_ran() -> None:
