@@ -6,14 +6,37 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+import pytest
+
+from bench.containers import Container
 from enforce import ledger
 from enforce.freezer import Cgroup, Place
 from tests.contract.groups import roots
-from tests.e2e.conftest import Busy
-from tests.e2e.node import Agent, Node, guardians, is_gone, until
+from tests.e2e.node import TRAINING, Agent, Node, guardians, is_gone, until
 
 PROMISED_SECONDS = 0.1
+SERVING = ("--rate", "50", "--kernels", "4", "--kernel-us", "500", "--seconds", "3600", "--start-now")
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Requests that never keep their target, whatever is done to the offline containers."""
+
+    training: tuple[Container, ...]
+
+
+@pytest.fixture
+def busy(node: Node) -> Iterator[Busy]:
+    """An online container and two offline ones."""
+    with (
+        node.container("chat", "online", SERVING),
+        node.container("training-0", "offline", TRAINING) as one,
+        node.container("training-1", "offline", TRAINING) as other,
+    ):
+        yield Busy((one, other))
 
 
 def policy(node: Node) -> str:
