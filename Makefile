@@ -15,7 +15,7 @@ ARGS ?=
 MACHINE := $(shell uname -m)
 BPF_ARCH_x86_64 := x86
 BPF_ARCH_aarch64 := arm64
-BPF_OBJECTS := bpf/build/gpuwarden.bpf.o bpf/build/stacks.bpf.o
+BPF_OBJECTS := bpf/build/gpuwarden.bpf.o bpf/build/http.bpf.o bpf/build/stacks.bpf.o bpf/build/uprobe.bpf.o
 BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(arch)/%))
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')

@@ -21,7 +21,7 @@ _LARGEST_BYTES = 1 << 30
 _MOST_READ_BYTES, _MOST_READS = 64 << 20, 300_000  # of a libcuda: 2 MiB in 30,000
 
 
-class _Bounded(io.FileIO):
+class Bounded(io.FileIO):
     """A file of which only so much is read."""
 
     def __init__(self, path: str) -> None:
@@ -38,7 +38,7 @@ class _Bounded(io.FileIO):
 
 def exported_functions(path: str, prefix: str) -> dict[str, int]:
     """File offsets of the functions so named that the library has. ProbeError when it is no readable ELF library."""
-    with _Bounded(path) as stream:
+    with Bounded(path) as stream:
         if os.fstat(stream.fileno()).st_size > _LARGEST_BYTES:
             raise ProbeError(f"{path} is larger than any libcuda: not probed")
         try:

@@ -9,6 +9,7 @@ without this file fails at start instead of reading rubbish.
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Mapping
 from typing import Any
 
 from agent.errors import ProbeError
@@ -22,7 +23,7 @@ QUEUES = SLOTS + 1
 MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned", "spare_6", "spare_7")
 PINNED = MEMORY_KINDS.index("pinned")
 COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device", "unknown", "memset")
-LATENCY_FIRST_POWER, LATENCY_SUB_BITS, LATENCY_POWERS = 10, 5, 27
+LATENCY_FIRST_POWER, LATENCY_SUB_BITS, LATENCY_POWERS = 10, 5, 30
 LATENCY_BUCKETS = LATENCY_POWERS << LATENCY_SUB_BITS
 DELIVERIES = 16
 DELIVERED_FUNCTIONS = 8
@@ -321,9 +322,9 @@ class _BtfMember(c.Structure):
     _fields_ = [("name", U32), ("type", U32), ("offset_bits", U32)]
 
 
-def check(bpf: BpfObject) -> None:
+def check(bpf: BpfObject, mirrors: Mapping[str, type[c.Structure]] = _MIRRORS) -> None:
     """Raises ProbeError naming the first struct that differs from the object's BTF."""
-    for name, mirror in _MIRRORS.items():
+    for name, mirror in mirrors.items():
         expected = _fields_in_btf(bpf, name)
         ours = {field[0]: getattr(mirror, field[0]).offset for field in mirror._fields_}
         if expected != (c.sizeof(mirror), ours):

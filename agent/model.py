@@ -241,5 +241,6 @@ class Snapshot:
     probe_calls: Mapping[str, int] = field(default_factory=dict)  # symbol → calls seen since start
     nvml_errors: Mapping[str, int] = field(default_factory=dict)  # "call:error" → times since start
     name_lookups: Mapping[str, int] = field(default_factory=dict)  # "source:outcome" → times since start
+    signal_failures: Mapping[str, int] = field(default_factory=dict)  # "rule:signal:reason" → times since the policy
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
     held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them

@@ -53,6 +53,7 @@ class Pipeline:
     nvml_errors: Callable[[], Mapping[str, int]] = dict
     name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict
     held: Callable[[], Held | None] = lambda: None
+    signal_failures: Callable[[], Mapping[str, int]] = dict  # "rule:signal:reason" → count, by whoever enforces
     losses: Callable[[], Mapping[str, int]] = dict  # "source:reason" → count, of other parts of the agent
     books: Books = field(default_factory=Books)
     _accounts: Accounts = field(init=False)
@@ -143,6 +144,7 @@ class Pipeline:
             held=holders(self.held() or {}),
             probe_calls=self.probes.calls() if self.probes else {},
             nvml_errors=dict(self.nvml_errors()),
+            signal_failures=dict(self.signal_failures()),
             name_lookups={f"{source}:{outcome}": n for (source, outcome), n in self.name_lookups().items()},
         )
 

@@ -14,6 +14,7 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.calibration",
         "the simulated GPU's contention is of the order that was published for real ones",
     ),
+    "http": ("bench.http", "the probes of the signal http cost an unrelated system call less than a microsecond"),
     "enforcement": (
         "bench.enforcement",
         "online p99 stays at its target and offline work gets what is left, beside every other way of sharing",

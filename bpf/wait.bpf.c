@@ -1,51 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "latency.bpf.h"
 #include "maps.bpf.h"
 #include "pace.bpf.c"
 #include "process.bpf.h"
 
-static __always_inline __u32 latency_bucket(__u64 ns)
-{
-	__u32 power = 0;
-	__u64 rest = ns >> LATENCY_FIRST_POWER;
-	__u32 sub;
-
-	/* floor(log2(rest)) without a loop */
-#define STEP(bits)                                                                                                     \
-	if (rest >> (bits)) {                                                                                          \
-		power += (bits);                                                                                       \
-		rest >>= (bits);                                                                                       \
-	}
-	STEP(32)
-	STEP(16)
-	STEP(8)
-	STEP(4)
-	STEP(2)
-	STEP(1)
-#undef STEP
-	if (ns < (1ull << LATENCY_FIRST_POWER))
-		return 0;
-	if (power >= LATENCY_POWERS)
-		return LATENCY_BUCKETS - 1;
-	sub = (ns >> (power + LATENCY_FIRST_POWER - LATENCY_SUB_BITS)) & ((1 << LATENCY_SUB_BITS) - 1);
-	return (power << LATENCY_SUB_BITS) | sub;
-}
-
 static __always_inline void record_latency(const struct process_id *id, __u64 ns)
 {
-	__u32 zero = 0, bucket = latency_bucket(ns);
+	__u32 zero = 0;
 	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
 	struct latency *latency;
 
 	if (!blank)
 		return;
 	latency = find_or_add(&latencies, id, &blank->latency, LOST_LATENCY);
-	if (!latency || bucket >= LATENCY_BUCKETS)
-		return;
-	__sync_fetch_and_add(&latency->count, 1);
-	__sync_fetch_and_add(&latency->sum_ns, ns);
-	__sync_fetch_and_add(&latency->buckets[bucket], 1);
+	if (latency)
+		add_latency(latency, ns);
 }
 
 /* Counts a launch among those of the stretch that a delivery will tell of. */

@@ -7,9 +7,9 @@
 #pragma once
 #include "abi.h"
 
-/* Log-linear histogram: 32 buckets per power of two from 2^10 ns to 2^37 ns; a bucket is at most 3.2 % wide. */
+/* Log-linear histogram: 32 buckets per power of two from 2^10 ns to 2^40 ns; a bucket is at most 3.2 % wide. */
 #define LATENCY_FIRST_POWER 10
-#define LATENCY_POWERS 27
+#define LATENCY_POWERS 30
 #define LATENCY_SUB_BITS 5
 #define LATENCY_BUCKETS (LATENCY_POWERS << LATENCY_SUB_BITS)
 

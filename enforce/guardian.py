@@ -26,7 +26,7 @@ from agent.clock import monotonic_ns
 from agent.libbpf import Library, Map, RingBuffer
 from agent.model import ProcessId
 from agent.procfs import Procfs
-from enforce.release import release_all
+from enforce.release import keep_releasing, release_all
 from enforce.resumer import Due, Resumer
 from enforce.undoer import Undoer
 
@@ -37,6 +37,8 @@ STALE_HEARTBEAT_NS = 1_000_000_000
 FOREIGN_PASS_NS = 1_000_000_000  # of launches that whoever sends SIGCONT in our place has free
 PRUNE_NS = 5_000_000_000
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_KEEP_RELEASING_SECONDS = 600.0  # a saved process comes back when its device has room; then the next start's turn
 _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before it ended may still stop
 
 
@@ -153,7 +155,12 @@ class Guardian:
                 break
             select.select([self._ring.epoll_fd], [], [], _LAST_ROUNDS_NS / 4e9)
         self._undoer.wait()
-        release_all(Path(self._settings.ledger), patience_seconds=_LEDGER_SECONDS)
+        ledger = Path(self._settings.ledger)
+        released = release_all(ledger, patience_seconds=_LEDGER_SECONDS)
+        if select.select([self._agent], [], [], 0)[0]:  # nobody else is there to try again
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_DFL)
+            keep_releasing(ledger, released, _KEEP_RELEASING_SECONDS)
 
     def _round(self) -> None:
         self._ring.consume()
@@ -218,7 +225,7 @@ def main() -> None:
     """`python -m enforce.guardian SETTINGS`: started by the agent, never by hand."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     guardian = Guardian(Settings(**json.loads(sys.argv[1])))
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, lambda *_: guardian.stop())
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -20)  # a resume that waits for a CPU is a longer pause

@@ -31,6 +31,7 @@ from enforce.planner import changes
 from enforce.policy.model import OnlineRule, Policy, Role
 from enforce.report import PauseMeter, report
 from enforce.roster import Seat, seats
+from enforce.signalling import with_troubles
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Loop:
             busy=self.gates.busy(slots, now),
             blocks=self.gates.blocks(slots),
         )
-        decided = decide(seen, self._states, self.policy.tuning, now)
+        decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         if self.holds:
             self.holds.perform(changes(decided.levels, self.holds.in_force()))

@@ -102,6 +102,10 @@ class Signal(Protocol):
         """None: no data, never 0."""
         ...
 
+    def trouble(self, container: ContainerKey) -> str | None:
+        """Why there is no reading, as a sentence for people; None where nothing is known but silence."""
+        ...
+
     def forget(self, containers: Iterable[ContainerKey]) -> None:
         """Drops what is kept about containers that are gone."""
         ...

@@ -25,6 +25,7 @@ from enforce.explainer import Explainer
 from enforce.model import Rung, Subject
 from enforce.policy.model import OfflineRule, Policy
 from enforce.roster import Seat, processes_of, seats
+from enforce.signalling import signals
 from enforce.start import deciding
 
 _IN_KERNEL = ("gate", "pace")
@@ -68,16 +69,17 @@ def watch(policy: Policy, observer: Observer, rungs: Mapping[str, Rung], seconds
     latest = _Latest()
     climber = Climber(rungs, None)
     explainer = climber.explained(Explainer(latest, History(), acts=False))
-    loop = deciding(policy, observer, None, None, explainer, climber)
     ending = threading.Event()
-    thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
-    thread.start()
-    try:
-        time.sleep(seconds)
-    finally:
-        ending.set()
-        thread.join()
-        latest.close()
+    with signals(policy, observer) as known:
+        loop = deciding(policy, observer, known, None, None, explainer, climber)
+        thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
+        thread.start()
+        try:
+            time.sleep(seconds)
+        finally:
+            ending.set()
+            thread.join()
+            latest.close()
     snapshot = observer.snapshot()
     if snapshot is None or (loop.failures and not observer.pipeline.enforcement):
         raise SetupError("nothing was observed in that time: give more --seconds")

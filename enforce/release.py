@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from agent.procfs import Procfs
 from enforce import ledger
 from enforce.entries import Entry
 from enforce.outcome import Outcome
-from enforce.undoing import UNDO
+from enforce.undoing import MAY_YET_SUCCEED, UNDO
 
 _AGAIN_SECONDS = 0.02
 _NO_PROCESS = (errno.EINVAL, errno.ENOENT)  # pidfd_open, older and newer kernels: the number is a thread's now
@@ -42,13 +42,43 @@ class Released:
 
 
 def release_all(
-    ledger_path: str | os.PathLike[str], proc_root: str = "/proc", patience_seconds: float = 0.0
+    ledger_path: str | os.PathLike[str],
+    proc_root: str = "/proc",
+    patience_seconds: float = 0.0,
+    acts: Collection[str] = UNDO,
 ) -> list[Released]:
     """Undo everything that the ledger has outstanding, and close its entries. Never raises for one of them.
 
     `patience_seconds`: how long to wait, when all is undone, for a dying agent to let go of the ledger.
+    `acts`: only these.
     """
-    released = undo_all(ledger_path, proc_root)
+    entries = [entry for entry in ledger.read(ledger_path) if acts is UNDO or entry.act in acts]
+    return _release(entries, ledger_path, proc_root, patience_seconds)
+
+
+def keep_releasing(
+    ledger_path: str | os.PathLike[str], left: Iterable[Released], limit_seconds: float, every_seconds: float = 1.0
+) -> list[Released]:
+    """Tries again what failed and may yet succeed, such as memory that did not fit on its device. What is left then.
+
+    An act that a later agent has intended anew is that agent's, and left to it.
+    """
+    rest = [one for one in left if one.outcome is Outcome.FAILED and one.entry.act in MAY_YET_SUCCEED]
+    ends = time.monotonic() + limit_seconds
+    while rest and time.monotonic() < ends:
+        time.sleep(every_seconds)
+        outstanding = ledger.read(ledger_path)
+        entries = [one.entry for one in rest if one.entry in outstanding]
+        rest = [one for one in _release(entries, ledger_path, "/proc", 0.0) if not one.closed]
+    return rest
+
+
+def _release(
+    entries: list[Entry], ledger_path: str | os.PathLike[str], proc_root: str, patience_seconds: float
+) -> list[Released]:
+    boot = ledger.this_boot()  # reading needs neither the lock nor space on the disk: undoing comes first
+    entries.sort(key=lambda entry: _ORDER.get(entry.act, len(_ORDER)))
+    released = [undo(entry, boot, proc_root) for entry in entries]
     if any(one.closed for one in released):
         with suppress(WardenError):  # what stays open is looked at again next time, and found running
             book = _open(ledger_path, patience_seconds)

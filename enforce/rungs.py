@@ -57,6 +57,7 @@ class Rungs:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rung")
         self._ending = threading.Event()
         self.failures = 0
+        self._adopt()
 
     def want(self, wanted: Wanted) -> None:
         """Says what ought to be in force now, for every container; whatever is not named is undone."""
@@ -86,6 +87,13 @@ class Rungs:
             for name in list(holding.in_force):
                 self._descend(holding, name)
         self._held = {key: holding for key, holding in self._held.items() if holding.in_force}
+
+    def _adopt(self) -> None:
+        """What an earlier agent left, and the start's release could not undo yet: undone here unless it is wanted."""
+        for entry in self._ledger.outstanding():
+            if entry.act in self.table:
+                holding = self._held.setdefault(entry.container, _Holding())
+                holding.in_force.setdefault(entry.act, []).append(entry)
 
     def _start(self, key: ContainerKey, subject: Subject | None, names: frozenset[str]) -> None:
         holding = self._held.get(key)

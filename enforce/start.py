@@ -16,7 +16,7 @@ from typing import Self
 
 from agent import layout
 from agent.collectors.deliveries import Deliveries
-from agent.model import ContainerKey, ProcessId
+from agent.model import ContainerKey
 from agent.observer import Observer
 from enforce.actuators.evict import Evict
 from enforce.actuators.freeze import Freeze
@@ -26,18 +26,17 @@ from enforce.decisions import DecisionLog
 from enforce.explain.history import History
 from enforce.explainer import Explainer
 from enforce.gates import GateReader
-from enforce.histogram import Counts
 from enforce.holds import Holds
 from enforce.ledger import Ledger
 from enforce.loop import Loop
-from enforce.model import Rung
+from enforce.model import Rung, Signal
 from enforce.mps_clients import AnyMps
 from enforce.owner import Owner, enforcing_elsewhere
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
 from enforce.rungs import Rungs
-from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.signalling import signals
 from enforce.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -82,7 +81,8 @@ class Enforcement:
             others = self._observer.losses
             self._observer.losses = lambda: {**others(), **explainer.losses(), **climber.losses()}
             stack.callback(setattr, self._observer, "losses", others)
-            loop = deciding(self._policy, self._observer, holds, supervisor, explainer, climber)
+            known = stack.enter_context(signals(self._policy, self._observer))
+            loop = deciding(self._policy, self._observer, known, holds, supervisor, explainer, climber)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -121,6 +121,7 @@ def closed(table: Mapping[str, Rung]) -> None:
 def deciding(
     policy: Policy,
     observer: Observer,
+    known: dict[str, Signal],
     holds: Holds | None,
     supervisor: Supervisor | None,
     explainer: Explainer,
@@ -133,7 +134,7 @@ def deciding(
         policy=policy,
         pipeline=observer.pipeline,
         members=observer.members,
-        signals={"gpu_wait": GpuWait(_histograms(observer))},
+        signals=known,
         deliveries=Deliveries(probes),
         holds=holds,
         supervisor=supervisor,
@@ -142,14 +143,3 @@ def deciding(
         gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
         climber=climber,
     )
-
-
-def _histograms(observer: Observer) -> ReadHistogram:
-    """A reader of one process's cumulative latency histogram."""
-    latencies = observer.probes.map("latencies")
-
-    def read(process: ProcessId) -> Counts | None:
-        found = latencies.get(layout.ProcessKey.of(process))
-        return tuple(found.buckets) if found is not None else None
-
-    return read

@@ -21,6 +21,7 @@ from agent.probes import Probes
 from enforce.guardian import Settings
 from enforce.policy.model import Tuning
 from enforce.release import release_all
+from enforce.undoing import STOPS
 
 _log = logging.getLogger(__name__)
 _MAPS = ("pauses", "gates", "controls", "resumes")
@@ -102,7 +103,7 @@ class Supervisor:
             if self._ending.is_set():
                 return
             self._control.lease_until_ns = 0
-            released = release_all(self._ledger)
+            released = release_all(self._ledger, acts=STOPS)  # the agent lives: what its rungs did is theirs to undo
             self.restarts += 1
             _log.error("the guardian ended with code %s: released %d processes, starting it again", code, len(released))
             if self._ending.wait(_RESTART_SECONDS):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.procfs import Procfs
+from enforce.checkpoint.undoing import release_process
 from enforce.entries import Entry
 from enforce.outcome import Outcome
 from enforce.resuming import resume
@@ -22,4 +23,10 @@ UNDO: dict[str, Undo] = {
     "freeze": thaw,
     "pace": resume,
     "hold": resume,
+    "lock": release_process,  # after what resumes and thaws: the driver needs the process to run
+    "swap": release_process,
 }
+
+MAY_YET_SUCCEED = frozenset({"lock", "swap"})  # where undoing may have to wait for room, or for a process to run
+
+STOPS = frozenset({"pace", "hold"})  # made by the kernel for a guardian to undo; all others are the agent's own

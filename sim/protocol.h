@@ -13,7 +13,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GPUSIM_VERSION 1u
+#define GPUSIM_VERSION 2u
 #define GPUSIM_MAGIC 0x4d495347u
 #define GPUSIM_DEFAULT_DIR "/run/gpusim"
 #define GPUSIM_SOCKET "gpusim.sock"
@@ -71,6 +71,9 @@ enum command_kind {
 	CMD_ALLOC, /* a = bytes → values[0] = address */
 	CMD_FREE, /* a = address → values[0] = bytes */
 	CMD_MEMORY_INFO, /* → values = free, total */
+	CMD_IPC_EXPORT, /* a = address: other processes may open it from now on */
+	CMD_IPC_OPEN, /* a = address of another process */
+	CMD_IPC_CLOSE, /* a = address */
 };
 
 enum copy_kind { COPY_H2D, COPY_D2H, COPY_D2D, COPY_SET };
@@ -97,7 +100,12 @@ struct shared {
 	_Atomic uint32_t gone; /* 1: the server dropped this client */
 	uint64_t _pad1[6];
 	_Atomic uint32_t waiters; /* threads in, or about to enter, a futex wait */
-	uint32_t _pad2[15];
+	/* A lock from outside (cuCheckpointProcessLock): the server writes `locked`, the client the other two. Whoever adds
+	 * to `calls` and then finds `locked` set takes itself back, rings the doorbell and waits. */
+	_Atomic uint32_t locked;
+	_Atomic uint32_t calls; /* threads in a call that changes something on the device */
+	_Atomic uint32_t host_calls; /* host functions that were asked for and have not returned */
+	uint32_t _pad2[12];
 	struct reply replies[MAX_REPLIES];
 	_Atomic uint64_t completed[MAX_STREAMS];
 	_Atomic uint64_t marks[MAX_MARKS]; /* ns; 0 while not reached */
@@ -114,7 +122,8 @@ enum query_op {
 	Q_DEVICE_SAMPLES, /* device, a = since (wall µs) → util_sample with pid 0 */
 	Q_XIDS, /* a = after this sequence → xid_event */
 	Q_FAULT, /* text: lose, restore, drop-samples (a = how many), xid (a = number, b = pid), unsupported, supported
-		    (name = NVML function), driver-unload, driver-load, mig (name = profiles, or off) */
+		    (name = NVML function), driver-unload, driver-load, mig (name = profiles, or off), checkpoint-fails
+		    (a = pid) */
 	Q_UNSUPPORTED, /* name → count 1 if the NVML function is switched to NOT_SUPPORTED */
 	Q_TRUTH, /* → truth_entry */
 	Q_MPS_STATUS, /* → mps_status */
@@ -123,11 +132,28 @@ enum query_op {
 	Q_MPS_SET, /* text: default-percentage, percentage, default-priority (a); default-memory, memory (device, a) */
 	Q_MPS_CLIENTS, /* → mps_client */
 	Q_MPS_TERMINATE, /* a = client id */
+	Q_CHECKPOINT, /* a = pid, b = enum checkpoint_op, c = ms, 0: no limit (lock) → checkpoint_reply, when it is done */
+};
+
+enum checkpoint_op {
+	CHECKPOINT_STATE = 1,
+	CHECKPOINT_THREAD,
+	CHECKPOINT_LOCK,
+	CHECKPOINT_SAVE,
+	CHECKPOINT_RESTORE,
+	CHECKPOINT_UNLOCK
+};
+
+enum checkpoint_state { STATE_RUNNING, STATE_LOCKED, STATE_CHECKPOINTED, STATE_FAILED };
+
+struct checkpoint_reply {
+	int32_t result; /* a CUresult */
+	uint32_t value; /* state or thread */
 };
 
 struct query {
 	uint32_t op, device;
-	uint64_t a, b;
+	uint64_t a, b, c;
 	char text[32];
 	char name[96];
 };

@@ -125,6 +125,12 @@ CATALOG: Final = (
         "Stops that somebody else ended with SIGCONT; whoever does that is not fought.",
     ),
     Metric("gpuwarden_container_paused_seconds_total", "counter", CONTAINER, "Time that it was stopped."),
+    Metric(
+        "gpuwarden_signal_failures_total",
+        "counter",
+        ("rule", "signal", "reason"),
+        "Times that an online rule's signal could not be read, since the policy was read.",
+    ),
     # The agent itself.
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; names the agent's version."),
     Metric("gpuwarden_snapshot_timestamp_seconds", "gauge", NONE, "When the figures of this scrape were taken."),

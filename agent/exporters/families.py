@@ -158,6 +158,9 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
     for call, count in snapshot.nvml_errors.items():
         name, _, error = call.partition(":")
         yield "nvml_errors_total", (text(name), text(error)), count
+    for failed, count in snapshot.signal_failures.items():
+        rule, signal, reason = failed.split(":", 2)
+        yield "signal_failures_total", (text(rule), text(signal), text(reason)), count
     for lookup, count in snapshot.name_lookups.items():
         name, _, outcome = lookup.partition(":")
         yield "name_lookups_total", (text(name), text(outcome)), count

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from enforce.policy import model, schema
+from enforce.policy import model, schema, vocabulary
 
 
 def policy(section: schema.PolicySection) -> model.Policy:
@@ -25,8 +25,24 @@ def _online(rule: schema.OnlineSection) -> model.OnlineRule:
         target_ns=rule.slo.target,
         window_ns=rule.slo.window,
         min_samples=rule.slo.min_samples,
+        source=_source(rule.slo),
     )
     return model.OnlineRule(name=rule.name, match=_match(rule.match), slo=slo)
+
+
+def _source(slo: schema.SloSection) -> model.Source | None:
+    """`crosschecks` has seen to it that the signal's keys are there, and no other's."""
+    if slo.signal == "http" and slo.port is not None:
+        return model.HttpSource(slo.port, slo.path)
+    if slo.signal == "prometheus" and slo.url is not None and slo.metric is not None:
+        return model.PrometheusSource(slo.url, slo.metric, _labels(slo.labels), vocabulary.UNITS_NS[slo.unit])
+    if slo.signal == "uprobe" and slo.binary is not None:
+        return model.UprobeSource(slo.binary, slo.symbol, slo.offset, slo.nothrow)
+    return None
+
+
+def _labels(labels: dict[str, list[str]] | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple((name, tuple(patterns)) for name, patterns in sorted((labels or {}).items()))
 
 
 def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
@@ -54,7 +70,7 @@ def _match(match: schema.MatchSection) -> model.Match:
         pod=tuple(match.pod or ()),
         container=tuple(match.container or ()),
         image=tuple(match.image or ()),
-        labels=tuple((name, tuple(patterns)) for name, patterns in sorted((match.labels or {}).items())),
+        labels=_labels(match.labels),
         unit=tuple(match.unit or ()),
         cgroup=tuple(match.cgroup or ()),
         user=tuple(match.user or ()),

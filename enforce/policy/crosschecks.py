@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Mistakes that no single key shows: two rules that collide, a match without keys, a share without its law.
+"""Mistakes that no single key shows: rules that collide, empty matches, a share without its law, a signal's keys.
 
 Works on the values as read, not on validated ones, so that these are found in the same run as a bad unit elsewhere.
 Whatever has the wrong type here is somebody else's complaint and passed over.
@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from enforce.policy import units
+from enforce.policy import units, vocabulary
 from enforce.policy.complaints import label
-from enforce.policy.schema import LimitsSection
+from enforce.policy.kind import Kind
+from enforce.policy.schema import LimitsSection, SloSection
+from enforce.policy.sections import kind_of
 from enforce.policy.source import Path, Problem, Source
 
 _Rule = tuple[Path, dict[str, object]]
@@ -21,7 +23,7 @@ _Rule = tuple[Path, dict[str, object]]
 
 def crosschecks(source: Source) -> list[Problem]:
     """Every such mistake, each at the line of what has to be changed."""
-    found = [*_same_names(source), *_empty_matches(source), *_same_matches(source), *_laws(source)]
+    found = [*_same_names(source), *_empty_matches(source), *_same_matches(source), *_laws(source), *_slos(source)]
     return [Problem(source.line(path), text) for path, text in found]
 
 
@@ -102,3 +104,41 @@ def _floor_above_share(rule: dict[str, object]) -> str | None:
     except units.UnitError:
         return None
     return units.format_ratio(floor) if 0 < share < floor else None
+
+
+def _slos(source: Source) -> Iterator[tuple[Path, str]]:
+    for path, rule in _entries(source, "online"):
+        slo = rule.get("slo")
+        signal = slo.get("signal") if isinstance(slo, dict) else None
+        if isinstance(slo, dict) and isinstance(signal, str) and signal in vocabulary.SIGNALS:
+            yield from _foreign_keys((*path, "slo"), slo, signal)
+            yield from _missing_keys((*path, "slo"), slo, signal)
+
+
+def _foreign_keys(path: Path, slo: dict[str, object], signal: str) -> Iterator[tuple[Path, str]]:
+    for other in vocabulary.SIGNALS:
+        for key in vocabulary.SIGNAL_KEYS[other] if other != signal else ():
+            if key in slo:
+                text = f"only signal {other} has {key}, and this is {signal}; remove it or write signal: {other}"
+                yield (*path, key), f"{label(path)}.{key}: {text}"
+
+
+def _missing_keys(path: Path, slo: dict[str, object], signal: str) -> Iterator[tuple[Path, str]]:
+    for key in vocabulary.NEEDED_KEYS[signal]:
+        if key not in slo:
+            yield (*path, "signal"), f"{label(path)}: signal {signal} has no {key}; write {key}: {_example(key)}"
+    if signal == "uprobe" and "symbol" not in slo and "offset" not in slo:
+        yield (
+            (*path, "signal"),
+            f"{label(path)}: signal uprobe has neither symbol nor offset; write symbol: {_example('symbol')}",
+        )
+    elif signal == "uprobe" and "symbol" in slo and "offset" in slo:
+        yield (*path, "offset"), f"{label(path)}.offset: symbol says where the function is already; remove one of them"
+    labels = slo.get("labels")
+    if signal == "prometheus" and isinstance(labels, dict) and "le" in labels:
+        yield (*path, "labels", "le"), f"{label(path)}.labels: le names the buckets, and all are needed; remove it"
+
+
+def _example(key: str) -> str:
+    kind: Kind | None = kind_of(SloSection.model_fields[key])
+    return kind.example if kind is not None else "..."

@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from enforce.policy.matching import Facts, Match, ProcessFacts
 
-__all__ = ["Classification", "Facts", "Limits", "Match", "OfflineRule", "OnlineRule"]
-__all__ += ["Policy", "ProcessFacts", "Role", "Slo", "Tuning"]
+__all__ = ["Classification", "Facts", "HttpSource", "Limits", "Match", "OfflineRule", "OnlineRule", "Policy"]
+__all__ += ["ProcessFacts", "PrometheusSource", "Role", "Slo", "Source", "Tuning", "UprobeSource"]
 
 
 class Role(StrEnum):
@@ -26,6 +26,37 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSource:
+    """Requests that come in at a port; only those whose path begins so, if one is given."""
+
+    port: int
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusSource:
+    """A classic histogram on a page of metrics: all its series that have such labels, added up."""
+
+    url: str
+    metric: str  # without _bucket
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name → patterns, of which one must match
+    unit_ns: int = 1_000_000_000  # what 1 means in `le`
+
+
+@dataclass(frozen=True, slots=True)
+class UprobeSource:
+    """A function of a file that the container sees; by `symbol` or by `offset` in the file, the other is None."""
+
+    binary: str
+    symbol: str | None = None
+    offset: int | None = None
+    nothrow: bool = False  # its owner says that no exception leaves it
+
+
+Source = HttpSource | PrometheusSource | UprobeSource
+
+
+@dataclass(frozen=True, slots=True)
 class Slo:
     """The promise: `quantile` of the signal's latency over `window_ns` stays under `target_ns`."""
 
@@ -34,6 +65,7 @@ class Slo:
     target_ns: int
     window_ns: int
     min_samples: int  # fewer in the window: unknown
+    source: Source | None = None  # what the signal needs beyond its name
 
 
 @dataclass(frozen=True, slots=True)

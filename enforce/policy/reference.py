@@ -53,6 +53,28 @@ More policies are in [examples/](examples/).
   or itself.
 """
 
+_SIGNALS = """\
+## The signals
+- `gpu_wait`: from the first launch after the GPU was waited for, until the next such wait returns. Needs no other key.
+- `http`: HTTP/1 requests to a port that the container listens on, until the answer is complete:
+  `signal: http, port: 8000`.
+- `prometheus`: whatever the service itself counts in a classic histogram on its page of metrics:
+  `signal: prometheus, url: "http://10.0.0.7:8000/metrics", metric: "vllm:e2e_request_latency_seconds"`. Give the
+  address of the pod or server itself: behind a service's are several, whose counters would be taken for one. All
+  containers of the rule get that page's latency, so write a rule for each server. The page is asked once a second;
+  redirects are not followed; `https` wants a certificate that this machine trusts. The quantile is taken as
+  `histogram_quantile` does it, so it is as exact as the buckets are: one of them should end at the target. Above the
+  last finite bucket nothing is known but that. Triton's times are in milliseconds: `unit: ms`.
+- `uprobe`: calls of a function in any program or library of the container, until it returns:
+  `signal: uprobe, binary: /usr/local/bin/server, symbol: handle_request`. To notice the return, the kernel changes
+  where the function returns to. An exception (C++) or panic (Rust) cannot pass that: it would end the program. So in a
+  program that can throw, a function is watched only if you say of it `nothrow: true`. Functions of Go programs never
+  are: Go moves its stacks.
+
+A signal that has nothing to say is unknown, never 0: the share is held for `tuning.no_data_hold`, then offline work is
+released.
+"""
+
 _CLASSIFYING = """\
 ## Which rule a container gets
 1. A match under `protect`: never touched.
@@ -72,7 +94,7 @@ def page() -> str:
     """The whole page, in Markdown."""
     sections = [_section("The file", schema.PolicySection)]
     sections += [_section(f"`{path}`", section) for path, section in _inner("", schema.PolicySection)]
-    return "\n".join([_INTRO, *sections, _CLASSIFYING])
+    return "\n".join([_INTRO, *sections, _SIGNALS, _CLASSIFYING])
 
 
 def _inner(prefix: str, section: type[schema.Section]) -> Iterator[tuple[str, type[schema.Section]]]:

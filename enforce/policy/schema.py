@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from enforce.policy import vocabulary
 from enforce.policy.kind import mistake, quote
+from enforce.policy.places import FilePath, MetricName, Offset, SymbolName, Url, UrlPath
 from enforce.policy.quantities import Duration, Ratio, Size, Version, Weight, Whole
 from enforce.policy.words import Flag, Glob, Name, Word
 
@@ -84,11 +85,9 @@ class MatchSection(Section):
 
 
 class SloSection(Section):
-    """The promise to an online container."""
+    """The promise to an online container. The keys from `port` on belong to one signal each; others refuse them."""
 
-    signal: Annotated[str, Word(vocabulary.SIGNALS, vocabulary.PLANNED_SIGNALS)] = Field(
-        description="Where the latency comes from."
-    )
+    signal: Annotated[str, Word(vocabulary.SIGNALS)] = Field(description="Where the latency comes from; see below.")
     quantile: Annotated[float, Ratio("0.99", inside=True)] = Field(
         description="Which quantile of the latency is promised."
     )
@@ -98,6 +97,36 @@ class SloSection(Section):
     )
     min_samples: Annotated[int, Whole()] = Field(
         20, description="With fewer requests in the window the latency counts as unknown."
+    )
+    port: Annotated[int, Whole(1, 65535, "8000")] | None = Field(
+        None, description="`http` (required): the port that the container listens on, as seen inside it."
+    )
+    path: Annotated[str, UrlPath()] | None = Field(
+        None, description="`http`: only requests whose path begins so. Left out: all requests."
+    )
+    url: Annotated[str, Url()] | None = Field(
+        None, description="`prometheus` (required): where the service shows its metrics."
+    )
+    metric: Annotated[str, MetricName()] | None = Field(
+        None, description="`prometheus` (required): the histogram's name, without `_bucket`."
+    )
+    labels: Annotated[dict[str, Patterns], BeforeValidator(_labels)] | None = Field(
+        None, description="`prometheus`: only series with such labels; all that match are added up."
+    )
+    unit: Annotated[str, Word(tuple(vocabulary.UNITS_NS))] = Field(
+        "s", description="`prometheus`: the unit of the histogram's `le`."
+    )
+    binary: Annotated[str, FilePath()] | None = Field(
+        None, description="`uprobe` (required): the program or library, by its path inside the container."
+    )
+    symbol: Annotated[str, SymbolName()] | None = Field(
+        None, description="`uprobe`: the function's name as in the file's symbols, mangled if it is. This or `offset`."
+    )
+    offset: Annotated[int, Offset()] | None = Field(
+        None, description="`uprobe`: where the function begins in the file, in bytes. This or `symbol`."
+    )
+    nothrow: Annotated[bool, Flag()] = Field(
+        False, description="`uprobe`: true says that no exception or panic ever leaves the function."
     )
 
 

@@ -9,11 +9,25 @@ that ends early does less to a workload, never more.
 
 from __future__ import annotations
 
-SIGNALS = ("gpu_wait",)
+SIGNALS = ("gpu_wait", "http", "prometheus", "uprobe")
 LAWS = ("headroom", "fixed", "tgs", "off")
 RUNGS = ("pace", "gate", "freeze", "evict")
 
-PLANNED_SIGNALS = ("http", "prometheus", "uprobe")
 PLANNED_RUNGS = ("deny", "mps", "lock", "swap")
 
 MEMORY_RUNGS = ("deny", "swap", "evict")  # those that act on a memory quota
+
+# What `slo` may say beside the keys that every signal has, and what of it each signal cannot do without.
+SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
+    "gpu_wait": (),
+    "http": ("port", "path"),
+    "prometheus": ("url", "metric", "labels", "unit"),
+    "uprobe": ("binary", "symbol", "offset", "nothrow"),
+}
+NEEDED_KEYS: dict[str, tuple[str, ...]] = {
+    "gpu_wait": (),
+    "http": ("port",),
+    "prometheus": ("url", "metric"),
+    "uprobe": ("binary",),
+}
+UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000}  # of a histogram's `le`

@@ -3,5 +3,8 @@
 """The signals: where an online latency comes from."""
 
 from enforce.signals.gpu_wait import GpuWait
+from enforce.signals.http import Http
+from enforce.signals.prometheus import Prometheus
+from enforce.signals.uprobe import Uprobe
 
-BUILTIN = (GpuWait,)
+BUILTIN = (GpuWait, Http, Prometheus, Uprobe)

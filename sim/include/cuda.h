@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define CUDA_VERSION 12040
+#define CUDA_VERSION 12080
 #define CUDAAPI
 
 typedef unsigned long long CUdeviceptr;
@@ -47,6 +47,7 @@ typedef enum {
 	CUDA_ERROR_INVALID_PTX = 218,
 	CUDA_ERROR_FILE_NOT_FOUND = 301,
 	CUDA_ERROR_INVALID_HANDLE = 400,
+	CUDA_ERROR_ILLEGAL_STATE = 401,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
@@ -138,6 +139,12 @@ typedef enum {
 	CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED = 3
 } CUgraphExecUpdateResult;
 typedef enum { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 } CUmemcpySrcAccessOrder;
+typedef enum {
+	CU_PROCESS_STATE_RUNNING = 0,
+	CU_PROCESS_STATE_LOCKED,
+	CU_PROCESS_STATE_CHECKPOINTED,
+	CU_PROCESS_STATE_FAILED
+} CUprocessState;
 typedef int CUjit_option;
 typedef int CUlibraryOption;
 
@@ -160,6 +167,29 @@ typedef int CUlibraryOption;
 #define CU_MEMHOSTREGISTER_DEVICEMAP 2
 #define CUDA_ARRAY3D_LAYERED 0x01
 #define CUDA_ARRAY3D_CUBEMAP 0x04
+
+#define CU_IPC_HANDLE_SIZE 64
+#define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1
+
+typedef struct {
+	char reserved[CU_IPC_HANDLE_SIZE];
+} CUipcMemHandle;
+
+/* What is reserved must be 0. */
+typedef struct {
+	unsigned timeoutMs; /* 0: no limit */
+	unsigned reserved0;
+	cuuint64_t reserved1[7];
+} CUcheckpointLockArgs;
+typedef struct {
+	cuuint64_t reserved[8];
+} CUcheckpointCheckpointArgs;
+typedef struct {
+	cuuint64_t reserved[8];
+} CUcheckpointRestoreArgs;
+typedef struct {
+	cuuint64_t reserved[8];
+} CUcheckpointUnlockArgs;
 
 typedef struct {
 	int id;
@@ -374,6 +404,7 @@ typedef struct {
 #define cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2
 #define cuCtxCreate cuCtxCreate_v2
 #define cuCtxDestroy cuCtxDestroy_v2
+#define cuIpcOpenMemHandle cuIpcOpenMemHandle_v2
 #define cuCtxPushCurrent cuCtxPushCurrent_v2
 #define cuCtxPopCurrent cuCtxPopCurrent_v2
 #define cuStreamDestroy cuStreamDestroy_v2
@@ -607,6 +638,15 @@ CUresult cuMemsetD2D16Async(CUdeviceptr pointer, size_t pitch, unsigned short va
 			    CUstream stream);
 CUresult cuMemsetD2D32Async(CUdeviceptr pointer, size_t pitch, unsigned value, size_t width, size_t height,
 			    CUstream stream);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
+CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
+CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
+CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
+CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
+CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
+CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
 
 #ifdef __cplusplus
 }

@@ -314,7 +314,7 @@ API cuCtxGetDevice(CUdevice *device)
 static CUresult synchronize(struct CUctx_st *context)
 {
 	struct point points[MAX_STREAMS];
-	CUresult result = CUDA_SUCCESS;
+	CUresult result = call_pass();
 	size_t count = ring_points(context, points, MAX_STREAMS);
 
 	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {

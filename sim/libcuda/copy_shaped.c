@@ -108,6 +108,9 @@ static CUresult copy_batch(const struct batch *b, size_t *failed, CUstream strea
 	/* The legacy NULL stream is not for batches. */
 	if (!valid_batch(b) || !stream || stream == CU_STREAM_LEGACY)
 		return CUDA_ERROR_INVALID_VALUE;
+	result = call_begin();
+	if (result != CUDA_SUCCESS)
+		return result;
 	for (size_t i = 0; i < b->count && result == CUDA_SUCCESS; i++) {
 		int kind = copy_direction_of(b->to[i], b->from[i]);
 
@@ -117,6 +120,7 @@ static CUresult copy_batch(const struct batch *b, size_t *failed, CUstream strea
 		if (result == CUDA_SUCCESS && kind == COPY_D2H)
 			host_touch((void *)b->to[i], b->bytes[i]);
 	}
+	call_end();
 	return result;
 }
 

@@ -22,6 +22,7 @@ static const struct {
 	E(CUDA_ERROR_INVALID_PTX, "a PTX JIT compilation failed"),
 	E(CUDA_ERROR_FILE_NOT_FOUND, "file not found"),
 	E(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
+	E(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
 	E(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
 	E(CUDA_ERROR_NOT_READY, "device not ready"),
 	E(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),

@@ -125,6 +125,8 @@ API cuEventSynchronize(CUevent event)
 	bool recorded;
 	CUresult result = look(event, &at, &recorded);
 
+	if (result == CUDA_SUCCESS)
+		result = call_pass();
 	return result == CUDA_SUCCESS && recorded ? point_wait(at) : result;
 }
 
@@ -134,6 +136,8 @@ API cuEventQuery(CUevent event)
 	bool recorded;
 	CUresult result = look(event, &at, &recorded);
 
+	if (result == CUDA_SUCCESS)
+		result = call_pass();
 	return result == CUDA_SUCCESS && recorded ? point_query(at) : result;
 }
 

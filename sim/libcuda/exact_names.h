@@ -8,6 +8,7 @@
 #undef cuArrayGetDescriptor
 #undef cuCtxCreate
 #undef cuCtxDestroy
+#undef cuIpcOpenMemHandle
 #undef cuCtxPopCurrent
 #undef cuCtxPushCurrent
 #undef cuDeviceGetUuid

@@ -436,8 +436,13 @@ static CUresult launch(CUgraphExec exec, CUstream handle)
 
 	if (result == CUDA_SUCCESS)
 		result = check_exec(exec);
+	if (result == CUDA_SUCCESS)
+		result = call_begin();
+	if (result != CUDA_SUCCESS)
+		return result;
 	for (size_t i = 0; result == CUDA_SUCCESS && i < exec->count; i++)
 		result = submit(stream, &exec->operations[i], &first);
+	call_end();
 	return result;
 }
 

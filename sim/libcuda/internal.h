@@ -70,6 +70,14 @@ struct point {
 };
 
 uint64_t clock_ns(void);
+/*
+ * Around whatever changes something on the device, so that a lock from outside (cuCheckpointProcessLock) finds the call
+ * whole or not begun. They nest. call_begin waits while the process is locked; where it fails there is no call_end.
+ */
+CUresult call_begin(void);
+void call_end(void);
+/* Waits while the process is locked: for calls that only look or wait. */
+CUresult call_pass(void);
 CUresult ring_request(uint32_t kind, uint32_t device, uint64_t a, uint64_t values[2]);
 /* Appends an operation to the stream, after the waits that the legacy NULL stream's rules ask for. */
 CUresult ring_operation(struct CUstream_st *stream, uint32_t kind, const uint64_t arguments[4], struct point *at);

@@ -139,6 +139,9 @@ API cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned coun
 		return result;
 	if (!list || !count || flags & ~3u || !valid_multi(list, count))
 		return CUDA_ERROR_INVALID_VALUE;
+	result = call_begin();
+	if (result != CUDA_SUCCESS)
+		return result;
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
 		const CUDA_LAUNCH_PARAMS *p = &list[i];
 
@@ -147,6 +150,7 @@ API cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned coun
 									      p->blockDimZ, p->sharedMemBytes,
 									      p->kernelParams, NULL, NULL, NULL});
 	}
+	call_end();
 	return result;
 }
 
@@ -164,6 +168,13 @@ static pthread_cond_t host_changed = PTHREAD_COND_INITIALIZER;
 static struct host_call *host_first, **host_end = &host_first;
 static bool host_thread_runs;
 static uint64_t host_asked[MAX_STREAMS], host_done[MAX_STREAMS];
+
+/* A lock from outside waits for them too. */
+static void host_calls_add(int change)
+{
+	if (ready() == CUDA_SUCCESS)
+		atomic_fetch_add(&connection.shared->host_calls, (uint32_t)change);
+}
 
 static void *call_host_functions(void *unused)
 {
@@ -183,6 +194,7 @@ static void *call_host_functions(void *unused)
 		result = point_wait(call->after);
 		if (result == CUDA_SUCCESS) /* as the real driver: not called after an error of the context */
 			call->function(call->argument);
+		host_calls_add(-1);
 		pthread_mutex_lock(&host_lock);
 		host_done[call->after.stream]++;
 		pthread_cond_broadcast(&host_changed);
@@ -243,9 +255,15 @@ API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
 	call = malloc(sizeof(*call));
 	if (!call)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call_begin();
+	if (result != CUDA_SUCCESS) {
+		free(call);
+		return result;
+	}
 	*call = (struct host_call){ring_last(stream), function, argument, NULL};
 	pthread_mutex_lock(&host_lock);
 	if (host_thread_start()) {
+		host_calls_add(1);
 		*host_end = call;
 		host_end = &call->next;
 		host_asked[call->after.stream]++;
@@ -255,5 +273,6 @@ API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	pthread_mutex_unlock(&host_lock);
+	call_end();
 	return result;
 }

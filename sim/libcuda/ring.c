@@ -159,6 +159,52 @@ static CUresult put_plain(const struct command *command)
 	return result;
 }
 
+/* ---- the gate: a lock from outside stops calls before they begin, and lets those that have begun finish ---- */
+
+static __thread unsigned inside;
+
+static bool unlocked(uint64_t a, uint64_t b, uint64_t c)
+{
+	(void)a, (void)b, (void)c;
+	return !atomic_load(&connection.shared->locked);
+}
+
+static void leave(void)
+{
+	atomic_fetch_sub(&connection.shared->calls, 1);
+	if (!unlocked(0, 0, 0))
+		ring_bell(); /* the server waits for this */
+}
+
+CUresult call_begin(void)
+{
+	CUresult result = ready();
+
+	while (result == CUDA_SUCCESS && !inside) {
+		atomic_fetch_add(&connection.shared->calls, 1);
+		if (unlocked(0, 0, 0))
+			break;
+		leave();
+		result = wait_until(unlocked, 0, 0, 0);
+	}
+	if (result == CUDA_SUCCESS)
+		inside++;
+	return result;
+}
+
+void call_end(void)
+{
+	if (--inside == 0)
+		leave();
+}
+
+CUresult call_pass(void)
+{
+	CUresult result = ready();
+
+	return result == CUDA_SUCCESS && !inside ? wait_until(unlocked, 0, 0, 0) : result;
+}
+
 /* ---- requests ---- */
 
 static uint32_t reply_take(void)
@@ -186,7 +232,7 @@ CUresult ring_request(uint32_t kind, uint32_t device, uint64_t a, uint64_t value
 {
 	struct command command = {.kind = kind, .device = device, .stream = NO_STREAM, .at_ns = clock_ns(), .a = a};
 	struct reply *reply;
-	CUresult result = ready();
+	CUresult result = call_begin();
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -206,6 +252,7 @@ CUresult ring_request(uint32_t kind, uint32_t device, uint64_t a, uint64_t value
 		}
 	}
 	reply_give(command.reply);
+	call_end();
 	return result;
 }
 
@@ -270,7 +317,7 @@ CUresult ring_operation(struct CUstream_st *stream, uint32_t kind, const uint64_
 				  .b = arguments[1],
 				  .c = arguments[2],
 				  .d = arguments[3]};
-	CUresult result = ready();
+	CUresult result = call_begin();
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -294,6 +341,7 @@ CUresult ring_operation(struct CUstream_st *stream, uint32_t kind, const uint64_
 	if (at)
 		*at = (struct point){stream->number, stream->generation, stream->sequence};
 	pthread_mutex_unlock(&ring_lock);
+	call_end();
 	return result;
 }
 
@@ -381,6 +429,11 @@ CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority,
 
 	if (!stream)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call_begin();
+	if (result != CUDA_SUCCESS) {
+		free(stream);
+		return result;
+	}
 	pthread_mutex_lock(&ring_lock);
 	result = take_number(&command.stream);
 	if (result == CUDA_SUCCESS) {
@@ -400,6 +453,7 @@ CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority,
 		*out = stream;
 	}
 	pthread_mutex_unlock(&ring_lock);
+	call_end();
 	if (result != CUDA_SUCCESS)
 		free(stream);
 	return result;
@@ -408,6 +462,7 @@ CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority,
 void ring_stream_end(struct CUstream_st *stream)
 {
 	struct CUstream_st **link;
+	bool begun = call_begin() == CUDA_SUCCESS; /* without a server there is nothing to wait for */
 
 	pthread_mutex_lock(&ring_lock);
 	for (link = &stream->context->streams; *link && *link != stream; link = &(*link)->next)
@@ -418,6 +473,8 @@ void ring_stream_end(struct CUstream_st *stream)
 	numbers[stream->number].last = stream->sequence;
 	retire_drained();
 	pthread_mutex_unlock(&ring_lock);
+	if (begun)
+		call_end();
 	stream->magic = 0;
 	free(stream);
 }
@@ -426,6 +483,7 @@ void ring_streams_end(struct CUctx_st *context)
 {
 	struct point points[MAX_STREAMS];
 	size_t count = ring_points(context, points, MAX_STREAMS);
+	bool begun = call_begin() == CUDA_SUCCESS;
 
 	for (size_t i = 0; i < count && point_wait(points[i]) == CUDA_SUCCESS; i++)
 		;
@@ -452,4 +510,6 @@ void ring_streams_end(struct CUctx_st *context)
 			break;
 	}
 	pthread_mutex_unlock(&ring_lock);
+	if (begun)
+		call_end();
 }

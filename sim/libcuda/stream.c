@@ -71,6 +71,8 @@ static CUresult synchronize(CUstream handle)
 	CUresult result = stream_for_work(handle, &stream);
 	uint32_t number;
 
+	if (result == CUDA_SUCCESS)
+		result = call_pass();
 	if (result != CUDA_SUCCESS)
 		return result;
 	number = stream->number;
@@ -83,6 +85,8 @@ static CUresult query(CUstream handle)
 	struct CUstream_st *stream;
 	CUresult result = stream_for_work(handle, &stream);
 
+	if (result == CUDA_SUCCESS)
+		result = call_pass();
 	if (result == CUDA_SUCCESS)
 		result = point_query(ring_last(stream));
 	return result == CUDA_SUCCESS && host_pending(stream->number) ? CUDA_ERROR_NOT_READY : result;

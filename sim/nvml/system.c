@@ -5,9 +5,9 @@
 
 #include "session.h"
 
-static const char DRIVER_VERSION[] = "550.54.14";
-static const char NVML_VERSION[] = "12.550.54.14";
-static const int CUDA_DRIVER_VERSION = 12040;
+static const char DRIVER_VERSION[] = "570.86.15";
+static const char NVML_VERSION[] = "12.570.86.15";
+static const int CUDA_DRIVER_VERSION = 12080;
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 {

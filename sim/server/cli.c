@@ -18,6 +18,7 @@ static const char USAGE[] =
 	"       gpusim fault drop-samples COUNT\n"
 	"       gpusim fault unsupported|supported NVML-FUNCTION\n"
 	"       gpusim fault driver-unload|driver-load\n"
+	"       gpusim fault checkpoint-fails PID          (its next checkpoint; it is in state FAILED then)\n"
 	"       gpusim fault mig GPU PROFILES|off          (3g.40gb,2g.20gb; '': in MIG mode, nothing made)\n"
 	"The server is found by $GPUSIM_DIR (default " GPUSIM_DEFAULT_DIR ").\n";
 
@@ -127,7 +128,7 @@ static int fault(int fd, int argc, char **argv)
 	struct answer answer;
 
 	snprintf(query.text, sizeof(query.text), "%s", argv[0]);
-	if (strcmp(argv[0], "drop-samples") == 0) {
+	if (strcmp(argv[0], "drop-samples") == 0 || strcmp(argv[0], "checkpoint-fails") == 0) {
 		query.a = strtoull(argv[1], NULL, 10);
 	} else if (strcmp(argv[0], "unsupported") == 0 || strcmp(argv[0], "supported") == 0) {
 		snprintf(query.name, sizeof(query.name), "%s", argv[1]);

@@ -101,10 +101,10 @@ void client_end_cuda(struct node *node, struct client *client)
 			context_end(client->contexts[d]);
 		if (client->records[d])
 			record_dead(client->records[d]);
-		if (client->contexts[d])
+		if (client->contexts[d] && !client->swapped)
 			memory_give(node->model, d, node->config.context_bytes);
 	}
-	for (size_t i = 0; i < client->allocation_count; i++)
+	for (size_t i = 0; i < client->allocation_count && !client->swapped; i++)
 		memory_give(node->model, client->allocations[i].device, client->allocations[i].bytes);
 	free(client->allocations);
 	if (client->shared) {
@@ -201,7 +201,7 @@ static int allocate(struct node *node, struct client *client, const struct comma
 		node->next_address = FIRST_ADDRESS;
 	*address = node->next_address;
 	node->next_address += bytes;
-	client->allocations[client->allocation_count++] = (struct allocation){*address, bytes, command->device};
+	client->allocations[client->allocation_count++] = (struct allocation){*address, bytes, command->device, false};
 	record->truth.memory_bytes += bytes;
 	record->truth.allocations++;
 	return CUDA_OK;
@@ -234,6 +234,46 @@ static void memory_info(const struct node *node, const struct client *client, ui
 	values[1] = total;
 }
 
+/* ---- memory of other processes ---- */
+
+static struct allocation *allocation_at(struct client *client, uint64_t address)
+{
+	for (size_t i = 0; i < client->allocation_count; i++)
+		if (client->allocations[i].address == address)
+			return &client->allocations[i];
+	return NULL;
+}
+
+static int ipc_export(struct client *client, uint64_t address)
+{
+	struct allocation *allocation = allocation_at(client, address);
+
+	if (allocation)
+		allocation->exported = true;
+	return allocation ? CUDA_OK : CUDA_INVALID_VALUE;
+}
+
+static int ipc_open(struct node *node, struct client *client, uint64_t address)
+{
+	for (struct client *other = node->clients; other; other = other->next) {
+		const struct allocation *allocation = other == client ? NULL : allocation_at(other, address);
+
+		if (!allocation || !allocation->exported)
+			continue;
+		client->opened++;
+		return CUDA_OK;
+	}
+	return CUDA_INVALID_VALUE;
+}
+
+static int ipc_close(struct client *client)
+{
+	if (!client->opened)
+		return CUDA_INVALID_VALUE;
+	client->opened--;
+	return CUDA_OK;
+}
+
 static void answer(struct node *node, struct client *client, const struct command *command)
 {
 	struct reply *reply = &client->shared->replies[command->reply];
@@ -248,6 +288,12 @@ static void answer(struct node *node, struct client *client, const struct comman
 		result = allocate(node, client, command, &values[0]);
 	else if (command->kind == CMD_FREE)
 		result = release(node, client, command->a, &values[0]);
+	else if (command->kind == CMD_IPC_EXPORT)
+		result = ipc_export(client, command->a);
+	else if (command->kind == CMD_IPC_OPEN)
+		result = ipc_open(node, client, command->a);
+	else if (command->kind == CMD_IPC_CLOSE)
+		result = ipc_close(client);
 	else
 		memory_info(node, client, command->device, values);
 	memcpy(reply->values, values, sizeof(values));
@@ -276,6 +322,8 @@ static bool obey(struct node *node, struct client *client, const struct command 
 
 	if (command->device >= device_count(node->model) || command->reply >= MAX_REPLIES)
 		return false;
+	if (client->state != STATE_RUNNING)
+		return false; /* who is locked sends nothing */
 	switch (command->kind) {
 	case CMD_STREAM_NEW:
 		return stream_open(client, command);
@@ -305,6 +353,9 @@ static bool obey(struct node *node, struct client *client, const struct command 
 	case CMD_ALLOC:
 	case CMD_FREE:
 	case CMD_MEMORY_INFO:
+	case CMD_IPC_EXPORT:
+	case CMD_IPC_OPEN:
+	case CMD_IPC_CLOSE:
 		answer(node, client, command);
 		return true;
 	default:

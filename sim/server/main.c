@@ -96,6 +96,7 @@ static void accept_client(struct node *node)
 	client->socket = socket;
 	client->doorbell = -1;
 	client->pid = (uint32_t)peer.pid;
+	client->uid = (uint32_t)peer.uid;
 	client->id = ++node->next_id;
 	client->pid_fd = (int)syscall(SYS_pidfd_open, peer.pid, 0);
 	read_name(client);
@@ -109,7 +110,7 @@ static void accept_client(struct node *node)
 		client->doomed = true; /* it is dead already, or nobody could tell when it is */
 }
 
-static void send_output(struct node *node, struct client *client)
+void client_send(struct node *node, struct client *client)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.ptr = client};
 	ssize_t sent;
@@ -151,7 +152,7 @@ static bool use_message(struct node *node, struct client *client)
 	struct query query;
 	size_t wanted = client->kind ? sizeof(query) : sizeof(struct hello);
 
-	if (client->doomed || client->input_length < wanted)
+	if (client->doomed || client->question.op || client->input_length < wanted)
 		return false;
 	if (!client->kind) {
 		client->doomed = !begin(node, client);
@@ -160,7 +161,7 @@ static bool use_message(struct node *node, struct client *client)
 		query.text[sizeof(query.text) - 1] = query.name[sizeof(query.name) - 1] = 0;
 		clients_run(node, clock_ns()); /* the answer is about now, not about when we last woke */
 		query_answer(node, client, &query);
-		send_output(node, client);
+		client_send(node, client);
 	}
 	client->input_length -= wanted;
 	memmove(client->input, client->input + wanted, client->input_length);
@@ -186,7 +187,7 @@ static void serve_client(struct node *node, struct client *client, uint32_t even
 	if (events & (EPOLLHUP | EPOLLERR))
 		client->doomed = true;
 	if (client->output_length)
-		send_output(node, client);
+		client_send(node, client);
 	if (!client->output_length)
 		read_client(node, client);
 }
@@ -243,6 +244,7 @@ static void run(struct node *node)
 	while (!ending) {
 		now = clock_ns();
 		clients_run(node, now);
+		checkpoints_run(node, now);
 		clients_wake(node);
 		if (now >= sample) {
 			samples_take(node, now);
@@ -250,6 +252,8 @@ static void run(struct node *node)
 		}
 		drop_doomed(node);
 		next = model_next(node->model);
+		if (checkpoints_next(node, now) < next)
+			next = checkpoints_next(node, now);
 		sleep_until(node, next < sample ? next : sample);
 		serve_events(node, clients_idle(node) && next > clock_ns() ? -1 : 0);
 	}

@@ -25,7 +25,7 @@ static void put(struct client *client, const void *data, size_t bytes)
 	client->output_length += bytes;
 }
 
-static void reply(struct client *client, uint32_t status, const void *items, size_t count, size_t item_bytes)
+void query_reply(struct client *client, uint32_t status, const void *items, size_t count, size_t item_bytes)
 {
 	struct answer answer = {.status = status, .count = (uint32_t)count, .item_bytes = (uint32_t)item_bytes};
 
@@ -60,7 +60,7 @@ static void device_state(const struct node *node, struct client *client, uint32_
 	state.mps = node->mps.running;
 	state.generation = node->generation;
 	state.old_process_utilization = !node->config.old_process_utilization_off;
-	reply(client, 0, &state, 1, sizeof(state));
+	query_reply(client, 0, &state, 1, sizeof(state));
 }
 
 struct process_list {
@@ -81,7 +81,7 @@ static void list_device(const struct node *node, struct process_list *all, uint3
 	bool any_mps = false;
 
 	for (struct client *other = node->clients; other; other = other->next) {
-		if (!other->contexts[device])
+		if (!other->contexts[device] || other->swapped)
 			continue;
 		any_mps |= other->mps;
 		list(all, (struct process_entry){.pid = other->pid,
@@ -103,7 +103,7 @@ static void processes(const struct node *node, struct client *client, uint32_t d
 	for (uint32_t d = node->config.gpus; d < device_count(node->model) && device < node->config.gpus; d++)
 		if (node->facts[d].gpu == device)
 			list_device(node, &all, d);
-	reply(client, 0, all.entries, all.count, sizeof(*all.entries));
+	query_reply(client, 0, all.entries, all.count, sizeof(*all.entries));
 	free(all.entries);
 }
 
@@ -113,7 +113,7 @@ static void sample_list(struct client *client, const struct samples *samples, ui
 
 	while (i > first && samples->ring[(i - 1) % SAMPLES].at_us > since_us)
 		i--;
-	reply(client, 0, NULL, 0, 0);
+	query_reply(client, 0, NULL, 0, 0);
 	client->output_length -= sizeof(struct answer);
 	put(client, &(struct answer){.count = (uint32_t)(samples->count - i), .item_bytes = sizeof(struct util_sample)},
 	    sizeof(struct answer));
@@ -129,7 +129,7 @@ static void xid_list(const struct node *node, struct client *client, uint64_t af
 	for (uint64_t i = node->xid_count > XIDS ? node->xid_count - XIDS : 0; i < node->xid_count; i++)
 		if (node->xids[i % XIDS].sequence > after)
 			found[count++] = node->xids[i % XIDS];
-	reply(client, 0, found, count, sizeof(*found));
+	query_reply(client, 0, found, count, sizeof(*found));
 }
 
 static void truth(const struct node *node, struct client *client)
@@ -188,6 +188,8 @@ static uint32_t fault(struct node *node, const struct query *query)
 		node->unloaded = false;
 	else if (strcmp(query->text, "mig") == 0)
 		return split(node, query);
+	else if (strcmp(query->text, "checkpoint-fails") == 0)
+		return checkpoint_fault(node, (uint32_t)query->a);
 	else if (strcmp(query->text, "drop-samples") == 0)
 		node->drop_samples = query->a;
 	else if (strcmp(query->text, "unsupported") == 0 || strcmp(query->text, "supported") == 0)
@@ -224,7 +226,7 @@ static void mps_status(const struct node *node, struct client *client)
 	memcpy(status.memory, node->mps.memory, sizeof(status.memory));
 	for (struct client *other = node->clients; other; other = other->next)
 		status.clients += other->mps && other->shared;
-	reply(client, 0, &status, 1, sizeof(status));
+	query_reply(client, 0, &status, 1, sizeof(status));
 }
 
 static void mps_reset(struct node *node, bool running)
@@ -267,7 +269,7 @@ static void mps_clients(const struct node *node, struct client *client)
 				abort();
 			found[count++] = (struct mps_client){other->id, other->pid, d, other->percentage};
 		}
-	reply(client, 0, found, count, sizeof(*found));
+	query_reply(client, 0, found, count, sizeof(*found));
 	free(found);
 }
 
@@ -284,12 +286,12 @@ static uint32_t mps_terminate(struct node *node, uint64_t id)
 void query_answer(struct node *node, struct client *client, const struct query *query)
 {
 	if (query->device >= device_count(node->model)) {
-		reply(client, ENODEV, NULL, 0, 0);
+		query_reply(client, ENODEV, NULL, 0, 0);
 		return;
 	}
 	switch (query->op) {
 	case Q_DEVICES:
-		reply(client, 0, node->facts, device_count(node->model), sizeof(node->facts[0]));
+		query_reply(client, 0, node->facts, device_count(node->model), sizeof(node->facts[0]));
 		return;
 	case Q_DEVICE_STATE:
 		device_state(node, client, query->device);
@@ -307,10 +309,10 @@ void query_answer(struct node *node, struct client *client, const struct query *
 		xid_list(node, client, query->a);
 		return;
 	case Q_FAULT:
-		reply(client, fault(node, query), NULL, 0, 0);
+		query_reply(client, fault(node, query), NULL, 0, 0);
 		return;
 	case Q_UNSUPPORTED:
-		reply(client, 0, "", is_unsupported(node, query->name), 1);
+		query_reply(client, 0, "", is_unsupported(node, query->name), 1);
 		return;
 	case Q_TRUTH:
 		truth(node, client);
@@ -321,17 +323,20 @@ void query_answer(struct node *node, struct client *client, const struct query *
 	case Q_MPS_START:
 	case Q_MPS_QUIT:
 		mps_reset(node, query->op == Q_MPS_START);
-		reply(client, 0, NULL, 0, 0);
+		query_reply(client, 0, NULL, 0, 0);
 		return;
 	case Q_MPS_SET:
-		reply(client, mps_set(node, query), NULL, 0, 0);
+		query_reply(client, mps_set(node, query), NULL, 0, 0);
 		return;
 	case Q_MPS_CLIENTS:
 		mps_clients(node, client);
 		return;
+	case Q_CHECKPOINT:
+		checkpoint_ask(node, client, query);
+		return;
 	case Q_MPS_TERMINATE:
-		reply(client, mps_terminate(node, query->a), NULL, 0, 0);
+		query_reply(client, mps_terminate(node, query->a), NULL, 0, 0);
 		return;
 	}
-	reply(client, EINVAL, NULL, 0, 0);
+	query_reply(client, EINVAL, NULL, 0, 0);
 }

@@ -21,13 +21,29 @@
 struct allocation {
 	uint64_t address, bytes;
 	uint32_t device;
+	bool exported; /* to other processes */
+};
+
+/* A change of state of a process that somebody else asked for (cuCheckpointProcess…). */
+struct transition {
+	enum checkpoint_op op; /* 0: none */
+	uint32_t caller; /* client id: may be gone by now */
+	uint64_t deadline_ns, done_ns;
+};
+
+/* What a query client asked about another process, while it has no answer. */
+struct question {
+	enum checkpoint_op op; /* 0: none */
+	bool begun;
+	uint32_t pid;
+	uint64_t deadline_ns;
 };
 
 struct client {
 	struct client *next;
 	int socket, pid_fd, doorbell;
 	uint32_t kind; /* 0: no hello yet */
-	uint32_t pid, id;
+	uint32_t pid, id, uid;
 	bool mps, dirty, doomed;
 	struct hello hello;
 	char command[16];
@@ -47,6 +63,13 @@ struct client {
 	struct stream *streams[MAX_STREAMS];
 	struct allocation *allocations;
 	size_t allocation_count, allocation_room;
+	/* checkpoint.c */
+	struct question question;
+	struct transition transition;
+	enum checkpoint_state state;
+	bool swapped; /* its memory is not on the devices */
+	bool checkpoint_fails;
+	uint32_t opened; /* memory of other processes */
 };
 
 struct mps {
@@ -94,7 +117,18 @@ bool clients_idle(const struct node *node);
 void clients_wake(struct node *node);
 extern const struct model_events CLIENT_EVENTS;
 
+/* main.c */
+void client_send(struct node *node, struct client *client);
+
+/* checkpoint.c: the answer comes when checkpoints_run has it */
+void checkpoint_ask(struct node *node, struct client *client, const struct query *query);
+void checkpoints_run(struct node *node, uint64_t now_ns);
+/* When to look again; UINT64_MAX: nothing is under way. */
+uint64_t checkpoints_next(const struct node *node, uint64_t now_ns);
+uint32_t checkpoint_fault(struct node *node, uint32_t pid);
+
 /* query.c */
+void query_reply(struct client *client, uint32_t status, const void *items, size_t count, size_t item_bytes);
 void query_answer(struct node *node, struct client *client, const struct query *query);
 
 /* mig.c: 0 or an errno; EBUSY while anything runs on the GPU or its instances */

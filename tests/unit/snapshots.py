@@ -172,6 +172,7 @@ def rich_snapshot() -> Snapshot:
         collectors=(CollectorHealth("nvml", 0.004), CollectorHealth("launches", 0.001, "map read failed: E2BIG")),
         lost={"launches:full": 12, "events:ring_full": 0},
         probe_calls={"cuLaunchKernel": 730, "cuMemAlloc_v2": 7},
+        signal_failures={"chat:prometheus:timeout": 2},
         nvml_errors={"nvmlDeviceGetPowerUsage:not_supported": 1},
         name_lookups={"cri:found": 7, "docker:absent": 2},
         ended=(ended(),),

@@ -24,6 +24,7 @@ offline:
   - name: training
     match: {namespace: batch}
 """
+PROMETHEUS = "signal: prometheus, url: 'http://a:1/metrics'"
 
 
 def mistakes(text: str) -> list[str]:
@@ -66,7 +67,25 @@ def test_every_message_names_file_line_and_what_to_write() -> None:
         ("version: 1\n", "", 1, "has no version"),
         ("signal: gpu_wait, ", "", 6, "has no signal; write signal: gpu_wait"),
         ("signal: gpu_wait", "signal: gpu_weight", 6, "write one of: gpu_wait"),
-        ("signal: gpu_wait", "signal: http", 6, "not in this version"),
+        ("signal: gpu_wait", "signal: http", 6, "signal http has no port; write port: 8000"),
+        ("signal: gpu_wait", "signal: gpu_wait, port: 80", 6, "only signal http has port, and this is gpu_wait"),
+        ("signal: gpu_wait", "signal: http, port: 80, metric: m", 6, "only signal prometheus has metric"),
+        ("signal: gpu_wait", "signal: http, port: 70000", 6, "out of range"),
+        ("signal: gpu_wait", "signal: http, port: 80, path: v1", 6, "begin it with /"),
+        ("signal: gpu_wait", "signal: prometheus, metric: m", 6, "has no url; write url: http://"),
+        ("signal: gpu_wait", f"{PROMETHEUS}, metric: m_bucket", 6, "write m"),
+        ("signal: gpu_wait", f"{PROMETHEUS}, metric: a-b", 6, "not a metric's name"),
+        ("signal: gpu_wait", f"{PROMETHEUS}, metric: m, unit: h", 6, "write one of: s, ms, us"),
+        ("signal: gpu_wait", f"{PROMETHEUS}, metric: m, labels: {{le: '1'}}", 6, "all are needed; remove it"),
+        ("signal: gpu_wait", "signal: prometheus, metric: m, url: 'ftp://a/b'", 6, "is not an address"),
+        ("signal: gpu_wait", "signal: prometheus, metric: m, url: 'http://a:b/'", 6, "is not an address"),
+        ("signal: gpu_wait", "signal: prometheus, metric: m, url: 'http://u:p@a/'", 6, "user name"),
+        ("signal: gpu_wait", "signal: uprobe, symbol: f", 6, "has no binary; write binary: /usr"),
+        ("signal: gpu_wait", "signal: uprobe, binary: /b", 6, "neither symbol nor offset; write symbol: handle"),
+        ("signal: gpu_wait", "signal: uprobe, binary: /b, symbol: f, offset: 26", 6, "remove one of them"),
+        ("signal: gpu_wait", "signal: uprobe, binary: b, symbol: f", 6, "is not a file's full path"),
+        ("signal: gpu_wait", "signal: uprobe, binary: /b, offset: f", 6, "is not an offset"),
+        ("signal: gpu_wait", "signal: uprobe, binary: /b, offset: 0", 6, "out of range"),
         ("signal: gpu_wait", "sginal: gpu_wait", 6, "did you mean signal?"),
         ("quantile: 0.99", "quantile: 1", 6, "between 0 and 1"),
         ("quantile: 0.99", "quantile: 0", 6, "between 0 and 1"),

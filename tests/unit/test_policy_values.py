@@ -13,9 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import PolicyError
-from enforce.policy import units, vocabulary
+from enforce.policy import schema, units, vocabulary
 from enforce.policy.load import parse
-from enforce.policy.model import Limits, Match, OfflineRule, Slo, Tuning
+from enforce.policy.model import (
+    HttpSource,
+    Limits,
+    Match,
+    OfflineRule,
+    PrometheusSource,
+    Slo,
+    Tuning,
+    UprobeSource,
+)
 
 DESIGN = """\
 version: 1
@@ -152,5 +161,39 @@ def test_any_yaml_is_a_policy_or_a_list_of_mistakes(tree: object) -> None:
 
 
 def test_no_name_is_both_there_and_planned() -> None:
-    assert not set(vocabulary.SIGNALS) & set(vocabulary.PLANNED_SIGNALS)
     assert not set(vocabulary.RUNGS) & set(vocabulary.PLANNED_RUNGS)
+
+
+def slo_of(text: str) -> Slo:
+    keys = f"{{quantile: 0.99, target: 50ms, window: 10s, {text}}}"
+    return parse(f"version: 1\nonline: [{{name: o, match: {{pod: x}}, slo: {keys}}}]\n", "p").online[0].slo
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("signal: gpu_wait", None),
+        ("signal: http, port: 8000", HttpSource(8000)),
+        ("signal: http, port: 80, path: /v1/", HttpSource(80, "/v1/")),
+        (
+            "signal: prometheus, url: 'http://10.0.0.7:8000/metrics', metric: 'vllm:e2e_request_latency_seconds'",
+            PrometheusSource("http://10.0.0.7:8000/metrics", "vllm:e2e_request_latency_seconds"),
+        ),
+        (
+            "signal: prometheus, url: 'https://[::1]/m', metric: m, unit: ms, labels: {model: [b, a], app: 'x*'}",
+            PrometheusSource("https://[::1]/m", "m", (("app", ("x*",)), ("model", ("b", "a"))), 1_000_000),
+        ),
+        ("signal: uprobe, binary: /bin/server, symbol: serve", UprobeSource("/bin/server", symbol="serve")),
+        ("signal: uprobe, binary: /bin/server, offset: 0x1A", UprobeSource("/bin/server", offset=26)),
+        ("signal: uprobe, binary: /b, offset: 26, nothrow: true", UprobeSource("/b", offset=26, nothrow=True)),
+    ],
+)
+def test_what_a_signal_needs_beyond_its_name_is_kept(text: str, source: object) -> None:
+    assert slo_of(text).source == source
+
+
+def test_every_key_of_a_signal_exists_and_belongs_to_that_signal_alone() -> None:
+    keys = [key for signal in vocabulary.SIGNALS for key in vocabulary.SIGNAL_KEYS[signal]]
+    assert len(keys) == len(set(keys))
+    assert set(keys) < schema.SloSection.model_fields.keys()
+    assert all(set(vocabulary.NEEDED_KEYS[one]) <= set(vocabulary.SIGNAL_KEYS[one]) for one in vocabulary.SIGNALS)

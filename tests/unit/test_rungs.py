@@ -136,8 +136,8 @@ def test_half_of_an_act_is_undone(rungs: Rungs, chalk: Chalk, path: Path) -> Non
     chalk.error = WardenError("the chalk broke")
     rungs.want(WANTED)
     until(lambda: "chalk" in rungs.troubles(KEY) and bool(chalk.undone))
-    until(lambda: read(path) == [])
-    assert not rungs.in_force(KEY)
+    until(lambda: not rungs.in_force(KEY))
+    assert read(path) == []
 
 
 def test_what_cannot_be_undone_stays_in_force_and_in_the_ledger(
@@ -208,3 +208,19 @@ def test_what_fails_when_it_is_applied_again_is_undone(rungs: Rungs, chalk: Chal
     assert dict(rungs.troubles(KEY)) == {"chalk": "somebody else has wiped it"}
     assert chalk.undone == ["chalk:/board"]
     until(lambda: read(path) == [])
+
+
+def test_what_an_earlier_agent_left_is_undone_unless_it_is_wanted(path: Path, chalk: Chalk, clock: Clock) -> None:
+    Ledger(path).intend(Entry.at("chalk", "/board", KEY, 0))
+    Ledger(path).intend(Entry.at("another act", "/board", KEY, 0))
+    chalk.outcome = Outcome.FAILED
+    rungs = Rungs({"chalk": chalk}, Ledger(path), clock)
+    assert rungs.in_force(KEY) == {"chalk"}
+    rungs.want(WANTED)
+    assert not chalk.undone
+    until_wanting(rungs, {}, lambda: "chalk" in rungs.troubles(KEY))
+    chalk.outcome = Outcome.RESUMED
+    clock.now = RETRY_NS
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
+    assert [entry.act for entry in read(path)] == ["another act"]
+    rungs.release_all()

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// SPDX-FileCopyrightText: The GPU Warden authors
+/*
+ * An object of its own: loaded and attached only while some container's promise is about HTTP. Every system call of the
+ * node that returns more than 0 pays one look-up then. Only returns are looked at: a call's arguments are still there.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "http.h"
+#include "http_call.bpf.h"
+#include "http_connection.h"
+#include "http_socket.bpf.h"
+#include "latency.bpf.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#define HTTP_STEPS 8192 /* pieces of one call: eight bytes of a header, all of a body, an element of a vector */
+#define HTTP_SHUT 4 /* TCP_FIN_WAIT1: we sent our last byte */
+#define HTTP_SHUT_LATER 9 /* TCP_LAST_ACK: the same after the client did */
+#define HTTP_GONE 7 /* TCP_CLOSE */
+
+#define MAP(name, map_type, key_type, value_type, entries, flags)                                                      \
+	struct {                                                                                                       \
+		__uint(type, map_type);                                                                                \
+		__uint(max_entries, entries);                                                                          \
+		__uint(map_flags, flags);                                                                              \
+		__type(key, key_type);                                                                                 \
+		__type(value, value_type);                                                                             \
+	} name SEC(".maps")
+
+/* The bytes of one call, as far as they are not looked at yet. */
+struct http_bytes {
+	__u64 base;
+	__u64 here; /* left at `base` */
+	__u64 vector;
+	__u64 vectors;
+	__u64 left; /* in all */
+	__u64 now;
+	__u32 side;
+	__u32 is_unreadable;
+};
+
+/* What a step needs. */
+struct http_context {
+	struct http_connection *connection;
+	const struct http_watch *watch;
+	struct http_bytes *bytes;
+};
+
+MAP(http_wanted, BPF_MAP_TYPE_HASH, __u32, struct http_follower, 16384, BPF_F_NO_PREALLOC);
+MAP(http_watches, BPF_MAP_TYPE_ARRAY, __u32, struct http_watch, HTTP_WATCHES, 0);
+MAP(http_latencies, BPF_MAP_TYPE_ARRAY, __u32, struct latency, HTTP_WATCHES, 0);
+MAP(http_connections, BPF_MAP_TYPE_HASH, __u64, struct http_connection, 16384, BPF_F_NO_PREALLOC);
+MAP(http_tallies, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, HTTP_TALLIES, 0);
+MAP(http_scratch, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct http_bytes, 1, 0);
+MAP(http_blank, BPF_MAP_TYPE_ARRAY, __u32, struct http_connection, 1, 0);
+MAP(http_steps, BPF_MAP_TYPE_ARRAY, __u32, __u32, HTTP_STEPS, 0); /* its length is what counts */
+
+static __always_inline void tally(__u32 index, __u64 count)
+{
+	__u64 *found = bpf_map_lookup_elem(&http_tallies, &index);
+
+	if (found)
+		*found += count;
+}
+
+static __always_inline void record(__u32 watch, __u64 ns)
+{
+	struct latency *latency = bpf_map_lookup_elem(&http_latencies, &watch);
+
+	if (latency)
+		add_latency(latency, ns);
+}
+
+/* Only while its container is still the one that the place belongs to. */
+static __always_inline const struct http_watch *watch_of(__u32 index, __u32 epoch)
+{
+	const struct http_watch *watch = bpf_map_lookup_elem(&http_watches, &index);
+
+	return watch && epoch && watch->epoch == epoch ? watch : NULL;
+}
+
+static __always_inline void settle(const struct http_connection *connection, const struct http_outcome *outcome)
+{
+	if (outcome->tally >= HTTP_TALLIES)
+		return;
+	tally(outcome->tally, outcome->count);
+	if (outcome->tally == HTTP_ANSWERED && watch_of(connection->watch, connection->epoch))
+		record(connection->watch, outcome->ended_ns - outcome->begun_ns);
+}
+
+static __always_inline struct http_connection *open_connection(struct sock *sock, const struct http_follower *follower,
+							       int is_fresh)
+{
+	__u64 key = (__u64)sock;
+	__u32 zero = 0;
+	struct http_connection *connection = bpf_map_lookup_elem(&http_blank, &zero);
+
+	if (!connection || bpf_map_update_elem(&http_connections, &key, connection, BPF_ANY)) {
+		tally(HTTP_NO_CONNECTION, 1);
+		return NULL;
+	}
+	connection = bpf_map_lookup_elem(&http_connections, &key);
+	if (connection) {
+		connection->watch = follower->watch;
+		connection->epoch = follower->epoch;
+		http_start(connection, is_fresh);
+	}
+	return connection;
+}
+
+static __always_inline struct http_connection *connection_of(struct sock *sock, const struct http_follower *follower)
+{
+	__u64 key = (__u64)sock;
+	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
+
+	if (connection && connection->epoch == follower->epoch && connection->watch == follower->watch)
+		return connection;
+	return open_connection(sock, follower, 0);
+}
+
+struct iovec {
+	__u64 base;
+	__u64 length;
+};
+
+static __always_inline int next_vector(struct http_bytes *bytes)
+{
+	struct iovec vector;
+
+	if (!bytes->vectors || bpf_probe_read_user(&vector, sizeof(vector), (void *)bytes->vector)) {
+		bytes->is_unreadable = 1;
+		return 0;
+	}
+	bytes->vector += sizeof(vector);
+	bytes->vectors--;
+	bytes->base = vector.base;
+	bytes->here = vector.length < bytes->left ? vector.length : bytes->left;
+	return 1;
+}
+
+static __always_inline void advance(struct http_bytes *bytes, __u64 count)
+{
+	bytes->base += count;
+	bytes->here -= count;
+	bytes->left -= count;
+}
+
+static __always_inline int take_word(struct http_parser *parser, const struct http_watch *watch,
+				     struct http_bytes *bytes, __u32 *event)
+{
+	__u64 word = 0;
+	__u32 count = bytes->here < 8 ? bytes->here : 8;
+
+	if (count > 8 || bpf_probe_read_user(&word, count, (void *)bytes->base)) {
+		bytes->is_unreadable = 1;
+		return 0;
+	}
+	advance(bytes, http_take(parser, watch, word, count, event));
+	return 1;
+}
+
+/* One piece; 1: there is no more to do. */
+static long step(void *map, const __u32 *key, __u32 *value, struct http_context *context)
+{
+	struct http_bytes *bytes = context->bytes;
+	struct http_connection *connection = context->connection;
+	struct http_parser *parser = bytes->side == HTTP_READ ? &connection->request : &connection->answer;
+	struct http_outcome outcome = {.tally = HTTP_TALLIES};
+	__u64 passed;
+	__u32 event;
+
+	if (!bytes->left)
+		return 1;
+	if (!bytes->here)
+		return !next_vector(bytes);
+	passed = http_pass(parser, bytes->here, &event);
+	if (passed)
+		advance(bytes, passed);
+	else if (!take_word(parser, context->watch, bytes, &event))
+		return 1;
+	if (!event)
+		return 0;
+	http_event(connection, bytes->side, event, bytes->now, &outcome);
+	settle(connection, &outcome);
+	if (!connection->closed && !connection->astray)
+		return 0;
+	bytes->left = 0;
+	return 1;
+}
+
+/* Bytes that nobody can look at may only be part of a body. */
+static __always_inline void pass_opaque(struct http_context *context)
+{
+	struct http_connection *connection = context->connection;
+	struct http_bytes *bytes = context->bytes;
+	struct http_parser *parser = bytes->side == HTTP_READ ? &connection->request : &connection->answer;
+	struct http_outcome outcome = {.tally = HTTP_TALLIES};
+	__u32 event;
+
+	bytes->left -= http_pass(parser, bytes->left, &event);
+	bytes->is_unreadable = 1;
+	if (event) {
+		http_event(connection, bytes->side, event, bytes->now, &outcome);
+		settle(connection, &outcome);
+	}
+}
+
+#define MESSAGE_VECTORS 16 /* offset of msg_iov in struct msghdr */
+
+static __always_inline void find_bytes(struct http_bytes *bytes, const struct http_call *call, __u64 length)
+{
+	struct iovec vectors = {.base = call->memory, .length = call->count};
+
+	*bytes = (struct http_bytes){.left = length, .side = call->side, .now = bpf_ktime_get_ns()};
+	if (call->shape == HTTP_UNCOUNTED)
+		bytes->left = HTTP_MOST_LEFT;
+	if (call->shape == HTTP_BUFFER) {
+		bytes->base = call->memory;
+		bytes->here = length;
+	}
+	if (call->shape == HTTP_MESSAGE &&
+	    bpf_probe_read_user(&vectors, sizeof(vectors), (void *)call->memory + MESSAGE_VECTORS))
+		vectors.length = 0; /* without any, the first step finds the bytes unreadable */
+	bytes->vector = vectors.base;
+	bytes->vectors = vectors.length;
+}
+
+static __always_inline void look_through(struct http_context *context, const struct http_call *call)
+{
+	struct http_bytes *bytes = context->bytes;
+	struct http_outcome outcome = {.tally = HTTP_TALLIES};
+
+	if (call->shape == HTTP_OPAQUE || call->shape == HTTP_UNCOUNTED)
+		pass_opaque(context);
+	else
+		bpf_for_each_map_elem(&http_steps, step, context, 0);
+	if (!bytes->left)
+		return;
+	http_go_astray(context->connection, bytes->is_unreadable ? HTTP_UNREADABLE : HTTP_LONG, &outcome);
+	settle(context->connection, &outcome);
+}
+
+static __always_inline void follow(struct http_connection *connection, const struct http_watch *watch,
+				   const struct http_call *call, __u64 length)
+{
+	struct http_outcome outcome = {.tally = HTTP_TALLIES};
+	struct http_context context = {.connection = connection, .watch = watch};
+	__u32 zero = 0;
+
+	context.bytes = bpf_map_lookup_elem(&http_scratch, &zero);
+	if (!context.bytes)
+		return;
+	find_bytes(context.bytes, call, length);
+	if (http_enter(connection, call->side, context.bytes->now, &outcome))
+		look_through(&context, call);
+	settle(connection, &outcome);
+}
+
+static __always_inline void note_call(const struct http_follower *follower, struct http_call *call, __u64 result)
+{
+	const struct http_watch *watch = watch_of(follower->watch, follower->epoch);
+	struct http_connection *connection;
+	struct sock *sock;
+
+	if (!watch)
+		return;
+	sock = socket_at(call->shape == HTTP_ACCEPTS ? result : call->fd, watch->port);
+	if (!sock && call->other_fd != HTTP_NO_FD) {
+		sock = socket_at(call->other_fd, watch->port);
+		call->side = HTTP_READ;
+	}
+	if (!sock)
+		return;
+	if (call->shape == HTTP_ACCEPTS) {
+		open_connection(sock, follower, 1);
+		return;
+	}
+	connection = connection_of(sock, follower);
+	if (connection)
+		follow(connection, watch, call, result);
+}
+
+SEC("raw_tp/sys_exit")
+int http_call_returns(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	__s64 result = ctx->args[1];
+	const struct http_follower *follower;
+	struct http_arguments arguments;
+	struct http_call call;
+
+	if (result <= 0)
+		return 0;
+	follower = bpf_map_lookup_elem(&http_wanted, &tgid);
+	if (!follower || !read_call_arguments(&arguments, (void *)ctx->args[0]))
+		return 0;
+	describe_call(&call, &arguments);
+	if (call.shape != HTTP_NOTHING)
+		note_call(follower, &call, result);
+	return 0;
+}
+
+/* Also when the process just dies, and before the socket's address can be another's. */
+SEC("raw_tp/inet_sock_set_state")
+int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u64 key = ctx->args[0];
+	int state = ctx->args[2];
+	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
+	struct http_outcome outcome = {.tally = HTTP_TALLIES};
+
+	if (!connection)
+		return 0;
+	if (state == HTTP_SHUT || state == HTTP_SHUT_LATER)
+		http_conclude(connection, &outcome);
+	else if (state == HTTP_GONE)
+		http_abandon(connection, &outcome);
+	settle(connection, &outcome);
+	if (state == HTTP_GONE)
+		bpf_map_delete_elem(&http_connections, &key);
+	return 0;
+}
+
+/* A server that forks for each connection is done with it before anybody could have asked who it is. */
+SEC("raw_tp/sched_process_fork")
+int http_process_forks(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 parent = bpf_get_current_pid_tgid() >> 32;
+	struct task_struct *task = (void *)ctx->args[1];
+	__u32 child = BPF_CORE_READ(task, tgid);
+	struct http_follower *follower = bpf_map_lookup_elem(&http_wanted, &parent), copy;
+
+	if (!follower || child == parent)
+		return 0;
+	copy = *follower;
+	if (bpf_map_update_elem(&http_wanted, &child, &copy, BPF_ANY))
+		tally(HTTP_NO_PROCESS, 1);
+	return 0;
+}
+
+SEC("raw_tp/sched_process_exit")
+int http_process_exits(void *ctx)
+{
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct task_struct *task = (void *)bpf_get_current_task();
+
+	if (bpf_map_lookup_elem(&http_wanted, &tgid) && BPF_CORE_READ(task, signal, live.counter) <= 0)
+		bpf_map_delete_elem(&http_wanted, &tgid);
+	return 0;
+}

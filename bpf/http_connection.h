@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* SPDX-FileCopyrightText: The GPU Warden authors */
+/*
+ * Requests and answers of one connection, as the server reads and writes them. Answers come in the order of the
+ * requests, so a queue of beginnings is all that is kept. One side adds to it, the other takes from it: reads of a
+ * connection follow each other and so do writes, but a read and a write may be looked at at once.
+ *
+ * Where the bytes make no sense any more (a call that could not be read, a server that breaks its own framing) the
+ * connection is `astray`: an answer then ends with the last write before the next request is read.
+ */
+#pragma once
+#include "http_parser.h"
+
+#define HTTP_DEPTH 32 /* requests that wait for their answers */
+
+enum http_side {
+	HTTP_READ,
+	HTTP_WRITE,
+};
+
+struct http_connection {
+	struct http_parser request;
+	struct http_parser answer;
+	__u64 request_ns; /* when the first byte of the request that is being read was there */
+	__u64 last_write_ns;
+	__u64 begun[HTTP_DEPTH]; /* ns; its three lowest bits are the request's flags */
+	__u32 pushed;
+	__u32 popped;
+	__u32 watch;
+	__u32 epoch;
+	__u8 is_fresh; /* seen from its beginning on */
+	__u8 spoke; /* a request was answered */
+	__u8 answering; /* the answer that is being written has a request */
+	__u8 wrote; /* since the last read */
+	__u8 astray;
+	__u8 closed; /* speaks something else from here on */
+	__u8 _pad[2];
+};
+
+/* A request that is over. `tally`: how it ended, an enum http_tally; HTTP_TALLIES: none is over. */
+struct http_outcome {
+	__u64 begun_ns;
+	__u64 ended_ns;
+	__u32 tally;
+	__u32 count;
+};
+
+#define FLAG_BITS 7ull
+#define FLAG_SHIFT 3 /* HTTP_HEAD, HTTP_CONNECT and HTTP_OTHER_PATH are neighbours */
+
+static __always_inline __u32 http_waiting(const struct http_connection *connection)
+{
+	return connection->pushed - connection->popped;
+}
+
+static __always_inline void http_tell(struct http_outcome *outcome, __u32 tally, __u32 count)
+{
+	outcome->tally = tally;
+	outcome->count = count;
+}
+
+static __always_inline void http_start(struct http_connection *connection, int is_fresh)
+{
+	connection->is_fresh = is_fresh;
+	connection->answer.is_answer = 1;
+}
+
+static __always_inline __u8 http_first_flags(const struct http_connection *connection)
+{
+	return (connection->begun[connection->popped % HTTP_DEPTH] & FLAG_BITS) << FLAG_SHIFT;
+}
+
+/* The oldest request is answered. */
+static __always_inline void http_pop(struct http_connection *connection, __u64 ended_ns, struct http_outcome *outcome)
+{
+	outcome->begun_ns = connection->begun[connection->popped % HTTP_DEPTH] & ~FLAG_BITS;
+	outcome->ended_ns = ended_ns;
+	http_tell(outcome, http_first_flags(connection) & HTTP_OTHER_PATH ? HTTP_ELSEWHERE : HTTP_ANSWERED, 1);
+	connection->popped++;
+	connection->spoke = 1;
+}
+
+static __always_inline void http_go_astray(struct http_connection *connection, __u32 tally,
+					   struct http_outcome *outcome)
+{
+	connection->astray = 1;
+	http_tell(outcome, tally, 1);
+}
+
+/* Bytes that are not HTTP/1: from the first on, or only since something was missed. */
+static __always_inline void http_misunderstand(struct http_connection *connection, struct http_outcome *outcome)
+{
+	if (connection->is_fresh && !connection->spoke) {
+		connection->closed = 1;
+		connection->popped = connection->pushed;
+		http_tell(outcome, HTTP_FOREIGN, 1);
+	} else {
+		http_go_astray(connection, connection->spoke ? HTTP_UNFRAMED : HTTP_UNSEEN, outcome);
+	}
+}
+
+static __always_inline void http_push(struct http_connection *connection, struct http_outcome *outcome)
+{
+	__u8 flags = connection->request.flags >> FLAG_SHIFT;
+
+	if (http_waiting(connection) >= HTTP_DEPTH) {
+		http_go_astray(connection, HTTP_DEEP, outcome);
+		return;
+	}
+	connection->begun[connection->pushed % HTTP_DEPTH] =
+		(connection->request_ns & ~FLAG_BITS) | (flags & FLAG_BITS);
+	connection->pushed++;
+}
+
+static __always_inline void http_read_event(struct http_connection *connection, __u32 event, __u64 now,
+					    struct http_outcome *outcome)
+{
+	if (event & HTTP_BROKE) {
+		http_misunderstand(connection, outcome);
+		return;
+	}
+	if (event & HTTP_BEGAN)
+		connection->request_ns = now;
+	if (event & HTTP_HEADED) {
+		http_push(connection, outcome);
+		http_headed(&connection->request);
+	}
+}
+
+/* The header of an answer is complete: whose it is, and with that whether it has a body. */
+static __always_inline __u32 http_answer_headed(struct http_connection *connection)
+{
+	struct http_parser *answer = &connection->answer;
+
+	connection->answering = answer->status / 100 != 1 || answer->status == 101;
+	if (connection->answering && !http_waiting(connection))
+		connection->answering = 0;
+	else
+		answer->flags |= http_first_flags(connection) & (HTTP_HEAD | HTTP_CONNECT);
+	return http_headed(answer);
+}
+
+static __always_inline void http_answer_done(struct http_connection *connection, __u64 now,
+					     struct http_outcome *outcome)
+{
+	struct http_parser *answer = &connection->answer;
+
+	if (answer->status == 101 || (answer->flags & HTTP_CONNECT && answer->status / 100 == 2))
+		connection->closed = 1;
+	if (connection->answering)
+		http_pop(connection, now, outcome);
+	else if (answer->status / 100 != 1 || answer->status == 101)
+		http_tell(outcome, HTTP_UNSEEN, 1);
+	connection->answering = 0;
+}
+
+static __always_inline void http_write_event(struct http_connection *connection, __u32 event, __u64 now,
+					     struct http_outcome *outcome)
+{
+	if (event & HTTP_BROKE) {
+		http_misunderstand(connection, outcome);
+		return;
+	}
+	if (event & HTTP_HEADED)
+		event |= http_answer_headed(connection);
+	if (event & HTTP_DONE)
+		http_answer_done(connection, now, outcome);
+}
+
+static __always_inline void http_event(struct http_connection *connection, enum http_side side, __u32 event, __u64 now,
+				       struct http_outcome *outcome)
+{
+	if (side == HTTP_READ)
+		http_read_event(connection, event, now, outcome);
+	else
+		http_write_event(connection, event, now, outcome);
+}
+
+/* No more of the answer will come: it ended with the last write, if nothing else said where. */
+static __always_inline void http_conclude(struct http_connection *connection, struct http_outcome *outcome)
+{
+	__u32 waiting = http_waiting(connection);
+	int open = connection->answering && connection->answer.phase == HTTP_UNTIL_CLOSE;
+	__u64 begun = connection->begun[connection->popped % HTTP_DEPTH] & ~FLAG_BITS;
+
+	if (waiting && (open || (connection->astray && waiting == 1)) && connection->last_write_ns > begun)
+		http_pop(connection, connection->last_write_ns, outcome);
+	connection->answering = 0;
+}
+
+/* Begins anew at what may be the first byte of a request. */
+static __always_inline void http_find_back(struct http_connection *connection, struct http_outcome *outcome)
+{
+	http_conclude(connection, outcome);
+	if (outcome->tally == HTTP_TALLIES && http_waiting(connection))
+		http_tell(outcome, HTTP_UNANSWERED, http_waiting(connection));
+	connection->popped = connection->pushed;
+	connection->request.phase = HTTP_IDLE;
+	connection->answer.phase = HTTP_IDLE;
+	connection->astray = 0;
+}
+
+/* Before the bytes of a call are looked at: 0 if they need not be. */
+static __always_inline int http_enter(struct http_connection *connection, enum http_side side, __u64 now,
+				      struct http_outcome *outcome)
+{
+	__u8 wrote = connection->wrote;
+
+	if (connection->closed)
+		return 0;
+	connection->wrote = side == HTTP_WRITE;
+	if (side == HTTP_WRITE)
+		connection->last_write_ns = now;
+	else if (connection->astray && wrote)
+		http_find_back(connection, outcome);
+	return !connection->astray;
+}
+
+/* The socket is gone: how many requests had no answer. */
+static __always_inline void http_abandon(struct http_connection *connection, struct http_outcome *outcome)
+{
+	if (http_waiting(connection))
+		http_tell(outcome, HTTP_UNANSWERED, http_waiting(connection));
+	connection->popped = connection->pushed;
+}

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`python -m enforce.checkpoint ACT --pid N --start-ticks T`: one act on one process, one line of JSON.
+
+Acts: state, lock, swap-out, swap-in, unlock, release (from whatever state back to running). The process is checked
+through a pidfd right before, and again afterwards. It ends by itself, whatever the driver does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import threading
+from contextlib import suppress
+
+from agent.errors import GoneError, SetupError, WardenError
+from agent.model import ProcessId
+from agent.procfs import Procfs
+from enforce.checkpoint import transitions
+from enforce.checkpoint.answer import Answer, Kind
+from enforce.checkpoint.driver import Cuda, Driver
+from enforce.checkpoint.running import check_identity, wait_until_it_runs
+
+ACTS = ("state", "lock", "swap-out", "swap-in", "unlock", "release")
+_IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # half an act is worse than one that ends by its own limit
+
+
+def main() -> int:
+    """Prints the answer; 0 if the act is done."""
+    options = _parser().parse_args()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    out = _keep_stdout()
+    watchdog = threading.Timer(options.limit_ms / 1e3, _give_up, [out])
+    watchdog.daemon = True
+    watchdog.start()
+    answer = _answer(options)
+    watchdog.cancel()
+    os.write(out, (answer.to_line() + "\n").encode())
+    return 0 if answer.kind is Kind.DONE else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m enforce.checkpoint", description=__doc__)
+    parser.add_argument("act", choices=ACTS)
+    parser.add_argument("--pid", type=int, required=True)
+    parser.add_argument("--start-ticks", type=int, required=True, help="field 22 of /proc/PID/stat")
+    parser.add_argument("--timeout-ms", type=int, default=2000, help="of a lock; and to wait until the process runs")
+    parser.add_argument("--limit-ms", type=int, default=120_000, help="of everything (%(default)s)")
+    parser.add_argument("--settle-ms", type=int, default=0, help="release: how long a lock may still come to be")
+    parser.add_argument("--library", default="", help="the driver library, if not the first of the node")
+    parser.add_argument("--parent", type=int, default=0, help="does nothing if this process is no longer its parent")
+    parser.add_argument("--ours", action="store_true", help="a lock that is there is ours")
+    return parser
+
+
+def _answer(options: argparse.Namespace) -> Answer:
+    process, procfs = ProcessId(options.pid, options.start_ticks), Procfs()
+    try:
+        pidfd = os.pidfd_open(process.tgid)
+    except (OSError, OverflowError) as error:
+        return Answer(Kind.GONE, error=f"process {process.tgid}: {error}")
+    try:
+        check_identity(process, procfs)
+        driver = Cuda(_library(options.library))
+        if options.act != "state":
+            held = wait_until_it_runs(process.tgid, procfs, options.timeout_ms / 1e3)
+            if held is not None:
+                return Answer(Kind.STOPPED, error=f"{held}: the driver needs it to run; release pace and freeze first")
+        if options.parent and os.getppid() != options.parent:
+            return Answer(Kind.FAILED, error="the agent has ended: nothing is done any more")
+        check_identity(process, procfs)
+        return _check_again(_act(driver, options), driver, process, pidfd)
+    except GoneError as error:
+        return Answer(Kind.GONE, error=str(error))
+    except SetupError as error:
+        return Answer(Kind.NO_DRIVER, error=str(error))
+    except (WardenError, OSError) as error:
+        return Answer(Kind.FAILED, error=str(error))
+    finally:
+        os.close(pidfd)
+
+
+def _act(driver: Driver, options: argparse.Namespace) -> Answer:
+    tgid, limit_ms = options.pid, options.timeout_ms
+    if options.act == "lock":
+        return transitions.lock(driver, tgid, limit_ms, options.ours)
+    if options.act == "swap-out":
+        return transitions.swap_out(driver, tgid, limit_ms, options.ours)
+    if options.act == "swap-in":
+        return transitions.swap_in(driver, tgid)
+    if options.act == "unlock":
+        return transitions.unlock(driver, tgid)
+    if options.act == "release":
+        return transitions.release(driver, tgid, options.settle_ms / 1e3)
+    return transitions.state(driver, tgid)
+
+
+def _check_again(answer: Answer, driver: Driver, process: ProcessId, pidfd: int) -> Answer:
+    """The driver takes a number, not a pidfd: if the process ended meanwhile, a stranger may have been meant."""
+    if not select.select([pidfd], [], [], 0)[0]:
+        return answer
+    if answer.kind is Kind.DONE and answer.before != answer.after and answer.after:
+        transitions.release(driver, process.tgid)
+    return Answer(Kind.GONE, error=f"process {process.tgid} has ended")
+
+
+def _library(wanted: str) -> str:
+    if wanted and os.path.isfile(wanted):
+        return wanted
+    from agent.discovery import host_libraries  # slow, and rarely needed
+
+    found = host_libraries(())
+    if not found:
+        raise SetupError("no libcuda.so.1 on this node")
+    return found[0]
+
+
+def _keep_stdout() -> int:
+    """The answer's own way out: what the driver prints goes to the log."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    return out
+
+
+def _give_up(out: int) -> None:
+    answer = Answer(Kind.TIMEOUT, error="the driver did not return in time")
+    with suppress(OSError):
+        os.write(out, (answer.to_line() + "\n").encode())
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

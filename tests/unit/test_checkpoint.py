@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Locking, saving and releasing over a driver that may refuse any call: nobody stays locked, nobody else's is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import GoneError
+from agent.model import ContainerKey, ProcessId
+from agent.procfs import Procfs
+from enforce.checkpoint import driver as codes
+from enforce.checkpoint import transitions, undoing
+from enforce.checkpoint.answer import Answer, Kind, parse_answer
+from enforce.checkpoint.driver import CallError, State
+from enforce.checkpoint.room import room_bytes
+from enforce.checkpoint.running import check_identity, what_holds
+from enforce.entries import Entry
+from enforce.outcome import Outcome
+
+TGID = 4321
+_WANTED = {
+    "Lock": (State.RUNNING, State.LOCKED),
+    "Checkpoint": (State.LOCKED, State.CHECKPOINTED),
+    "Restore": (State.CHECKPOINTED, State.LOCKED),
+    "Unlock": (State.LOCKED, State.RUNNING),
+}
+answers = st.builds(
+    Answer,
+    st.sampled_from(Kind),
+    st.none() | st.sampled_from(State),
+    st.none() | st.sampled_from(State),
+    st.none() | st.text(min_size=1),
+)
+
+
+class FakeDriver:
+    """The documented state machine. `refusals`: what each further call of that name returns instead of acting."""
+
+    def __init__(self, now: State = State.RUNNING, refusals: dict[str, list[int]] | None = None) -> None:
+        self.now = now
+        self.refusals = refusals or {}
+        self.calls: list[str] = []
+        self.becomes: list[State] = []  # on its own: one before each look at it
+
+    def state(self, _tgid: int) -> State:
+        if self.becomes:
+            self.now = self.becomes.pop(0)
+        return self.now
+
+    def lock(self, _tgid: int, _limit_ms: int) -> None:
+        self._move("Lock")
+
+    def checkpoint(self, _tgid: int) -> None:
+        self._move("Checkpoint")
+
+    def restore(self, _tgid: int) -> None:
+        self._move("Restore")
+
+    def unlock(self, _tgid: int) -> None:
+        self._move("Unlock")
+
+    def _move(self, call: str) -> None:
+        self.calls.append(call)
+        codes_left = self.refusals.get(call, [])
+        code = codes_left.pop(0) if codes_left else 0
+        wanted, after = _WANTED[call]
+        if code == 0 and self.now is not wanted:
+            code = codes.ILLEGAL_STATE
+        if code:
+            raise CallError(call, code)
+        self.now = after
+
+
+class Clock:
+    """Time passes by sleeping only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_lock_and_a_swap_go_one_way() -> None:
+    driver = FakeDriver()
+    assert transitions.lock(driver, TGID, 100) == Answer(Kind.DONE, State.RUNNING, State.LOCKED)
+    driver = FakeDriver()
+    assert transitions.swap_out(driver, TGID, 100) == Answer(Kind.DONE, State.RUNNING, State.CHECKPOINTED)
+    assert transitions.swap_in(driver, TGID) == Answer(Kind.DONE, State.CHECKPOINTED, State.LOCKED)
+    assert transitions.unlock(driver, TGID) == Answer(Kind.DONE, State.LOCKED, State.RUNNING)
+
+
+@pytest.mark.parametrize("now", [State.LOCKED, State.CHECKPOINTED, State.FAILED])
+def test_what_is_not_running_is_somebody_elses(now: State) -> None:
+    driver = FakeDriver(now)
+    assert transitions.lock(driver, TGID, 100).kind is Kind.FOREIGN
+    assert transitions.swap_out(driver, TGID, 100).kind is Kind.FOREIGN
+    assert driver.calls == []
+
+
+def test_a_lock_that_is_ours_is_saved_where_it_is() -> None:
+    driver = FakeDriver(State.LOCKED)
+    assert transitions.swap_out(driver, TGID, 100, ours=True).after is State.CHECKPOINTED
+    assert driver.calls == ["Checkpoint"]
+    assert transitions.swap_out(driver, TGID, 100, ours=True).kind is Kind.DONE  # and again
+    assert driver.calls == ["Checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(codes.NOT_SUPPORTED, Kind.UNSUPPORTED), (codes.OUT_OF_MEMORY, Kind.NO_ROOM), (999, Kind.FAILED)],
+)
+def test_what_can_be_locked_but_not_saved_is_unlocked_again(code: int, kind: Kind) -> None:
+    driver = FakeDriver(refusals={"Checkpoint": [code]})
+    assert transitions.swap_out(driver, TGID, 100).kind is kind
+    assert driver.now is State.RUNNING
+
+
+def test_a_lock_that_does_not_come_in_time_says_so() -> None:
+    driver = FakeDriver(refusals={"Lock": [codes.NOT_READY]})
+    answer = transitions.lock(driver, TGID, 100)
+    assert answer.kind is Kind.BUSY
+    assert "CUDA_ERROR_NOT_READY" in (answer.error or "")
+
+
+@given(st.sampled_from([State.RUNNING, State.LOCKED, State.CHECKPOINTED]))
+def test_release_ends_at_running_from_whatever_state(now: State) -> None:
+    driver = FakeDriver(now)
+    assert transitions.release(driver, TGID) == Answer(Kind.DONE, now, State.RUNNING)
+    assert driver.now is State.RUNNING
+
+
+@given(st.sampled_from(State), st.dictionaries(st.sampled_from(["Restore", "Unlock"]), st.lists(st.integers(1, 999))))
+def test_release_says_done_only_when_it_runs(now: State, refusals: dict[str, list[int]]) -> None:
+    driver = FakeDriver(now, refusals)
+    answer = transitions.release(driver, TGID)
+    assert (answer.kind is Kind.DONE) == (driver.now is State.RUNNING)
+
+
+def test_a_checkpoint_that_ends_under_the_hands_of_release_is_restored() -> None:
+    driver = FakeDriver(State.LOCKED, {"Unlock": [codes.ILLEGAL_STATE]})
+    driver.becomes = [State.LOCKED, State.CHECKPOINTED]
+    assert transitions.release(driver, TGID).kind is Kind.DONE
+    assert driver.calls == ["Unlock", "Restore", "Unlock"]
+
+
+def test_a_lock_that_comes_late_is_waited_for_and_undone() -> None:
+    clock, driver = Clock(), FakeDriver()
+    driver.becomes = [State.RUNNING, State.RUNNING, State.LOCKED]
+    answer = transitions.release(driver, TGID, 1.0, clock, clock.sleep)
+    assert answer == Answer(Kind.DONE, State.LOCKED, State.RUNNING)
+    assert driver.calls == ["Unlock"]
+    assert 0 < clock.now < 1.0
+
+
+def test_what_stays_running_is_watched_no_longer_than_it_has_to() -> None:
+    clock = Clock()
+    assert transitions.release(FakeDriver(), TGID, 0.5, clock, clock.sleep).before is State.RUNNING
+    assert 0.5 <= clock.now < 0.6
+
+
+@given(answers)
+def test_what_the_helper_says_is_understood(answer: Answer) -> None:
+    assert parse_answer(answer.to_line()) == answer
+
+
+@given(st.text() | st.sampled_from(["[]", "{}", "3", '{"kind": "done", "before": "up"}', '{"kind": 1}']))
+def test_a_helper_that_says_anything_else_has_failed(line: str) -> None:
+    assert parse_answer(line).kind in (Kind.FAILED,)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (Answer(Kind.DONE, State.LOCKED, State.RUNNING), Outcome.RESUMED),
+        (Answer(Kind.DONE, State.RUNNING, State.RUNNING), Outcome.RUNNING),
+        (Answer(Kind.GONE), Outcome.GONE),
+        (Answer(Kind.NO_CUDA), Outcome.RUNNING),
+    ],
+)
+def test_what_release_found_closes_the_entry(
+    answer: Answer, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(undoing, "ask", lambda *_: answer)
+    assert undoing.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path))) is outcome
+
+
+@pytest.mark.parametrize("kind", [Kind.NO_ROOM, Kind.STOPPED, Kind.BUSY, Kind.TIMEOUT, Kind.NO_DRIVER, Kind.FAILED])
+def test_what_is_not_released_stays_in_the_ledger(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(undoing, "ask", lambda *_: Answer(kind))
+    with pytest.raises(undoing.CheckpointError):
+        undoing.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path)))
+
+
+def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
+    proc_with(tmp_path)
+    with pytest.raises(GoneError):
+        check_identity(ProcessId(TGID, 1), Procfs(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("state", "cgroup", "file", "text", "held"),
+    [
+        ("T", "0::/a\n", "a/cgroup.events", "frozen 0\n", "it is stopped"),
+        ("t", "0::/a\n", "a/cgroup.events", "frozen 0\n", "it is stopped"),
+        ("S", "0::/a\n", "a/cgroup.events", "populated 1\nfrozen 1\n", "its cgroup is frozen"),
+        ("S", "0::/a\n", "unified/a/cgroup.events", "populated 1\nfrozen 1\n", "its cgroup is frozen"),
+        ("D", "4:freezer:/b\n0::/a\n", "freezer/b/freezer.state", "FROZEN\n", "its cgroup is frozen"),
+        ("S", "4:freezer:/b\n0::/a\n", "freezer/b/freezer.state", "THAWED\n", None),
+        ("R", "0::/a\n", "a/cgroup.events", "populated 1\nfrozen 0\n", None),
+        ("R", "0::/elsewhere\n", "a/cgroup.events", "frozen 1\n", None),
+    ],
+)
+def test_what_holds_a_process_is_told(
+    state: str, cgroup: str, file: str, text: str, held: str | None, tmp_path: Path
+) -> None:
+    proc_with(tmp_path / "proc", state, cgroup)
+    place = tmp_path / "cgroup" / file
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    assert what_holds(TGID, Procfs(str(tmp_path / "proc")), tmp_path / "cgroup") == held
+
+
+@pytest.mark.parametrize(
+    ("files", "room"),
+    [
+        ({}, 100 << 10),
+        ({"a/b/memory.max": "max\n", "a/b/memory.current": "5\n"}, 100 << 10),
+        ({"a/b/memory.max": "5000\n", "a/b/memory.current": "1000\n"}, 4000),
+        ({"a/b/memory.max": "5000\n", "a/b/memory.current": "6000\n"}, 0),
+        ({"a/memory.max": "5000\n", "a/memory.current": "1000\n"}, 4000),  # of its pod
+        (
+            {
+                "a/b/memory.max": "5000\n",
+                "a/b/memory.current": "4000\n",
+                "a/b/memory.stat": "anon 1\ninactive_file 2500\nactive_file 9\n",
+            },
+            3500,
+        ),
+        ({"memory/a/b/memory.limit_in_bytes": "5000\n", "memory/a/b/memory.usage_in_bytes": "2000\n"}, 3000),
+    ],
+)
+def test_the_room_is_the_least_that_the_host_and_the_cgroups_leave(
+    files: dict[str, str], room: int, tmp_path: Path
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 50 kB\nMemAvailable: 100 kB\n")
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    assert room_bytes("/a/b", tmp_path / "cgroup", tmp_path / "meminfo") == room
+
+
+def test_a_room_that_nobody_tells_is_unknown(tmp_path: Path) -> None:
+    assert room_bytes("/a", tmp_path, tmp_path / "meminfo") is None
+
+
+def proc_with(root: Path, state: str = "S", cgroup: str = "0::/\n") -> ProcessId:
+    folder = root / str(TGID)
+    folder.mkdir(parents=True)
+    fields = [state, "1"] + ["0"] * 15 + ["1", "0", "777"]
+    (folder / "stat").write_text(f"{TGID} (train) {' '.join(fields)}\n")
+    (folder / "cgroup").write_text(cgroup)
+    return ProcessId(TGID, 777)
+
+
+def entry_of(process: ProcessId) -> Entry:
+    return Entry.of("swap", process, ContainerKey("docker:abc"), 0, "/usr/lib/libcuda.so.1")

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A container's processes are those of its cgroup, in the first hierarchy that knows any."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agent.containers.cgroup import parse_cgroup
+from agent.containers.identity import identify
+from agent.containers.residents import Residents, hierarchies
+from agent.model import Container
+from agent.procfs import Procfs
+
+OURS, INNER = "a" * 64, "b" * 64
+PATH = f"/docker/{OURS}"
+
+
+def machine(root: Path, processes: dict[int, str]) -> Residents:
+    """A /proc of these processes, and the cgroups that they are in; v1 above all, v2 with nothing in it."""
+    legacy, unified = root / "memory", root / "unified"
+    unified.mkdir(parents=True)
+    (root / str(os.getpid())).mkdir()
+    (root / str(os.getpid()) / "mountinfo").write_text(
+        f"30 20 0:26 / {legacy} rw - cgroup cgroup rw,memory\n31 20 0:27 / {unified} rw - cgroup2 cgroup2 rw\n"
+    )
+    for tgid, path in processes.items():
+        (legacy / path[1:]).mkdir(parents=True, exist_ok=True)
+        with open(legacy / path[1:] / "cgroup.procs", "a") as members:
+            members.write(f"{tgid}\n")
+        (root / str(tgid)).mkdir()
+        (root / str(tgid) / "cgroup").write_text(f"4:memory:{path}\n0::/\n")
+        (root / str(tgid) / "stat").write_text(f"{tgid} (x) S" + " 1" * 49 + "\n")
+    return Residents(Procfs(str(root)))
+
+
+def container(path: str) -> Container:
+    return identify(parse_cgroup(f"4:memory:{path}\n0::/\n"))
+
+
+def test_those_of_cgroups_below_count_and_those_of_a_container_inside_do_not(tmp_path: Path) -> None:
+    residents = machine(
+        tmp_path, {11: PATH, 12: PATH, 13: f"{PATH}/worker", 14: f"{PATH}/docker/{INNER}", 15: f"/docker/{INNER}"}
+    )
+    assert residents.of(container(PATH)) == {11, 12, 13}
+
+
+def test_a_process_that_left_counts_no_more(tmp_path: Path) -> None:
+    residents = machine(tmp_path, {11: PATH, 12: PATH})
+    assert residents.of(container(PATH)) == {11, 12}
+    (tmp_path / "memory" / PATH[1:] / "cgroup.procs").write_text("12\n")
+    assert residents.of(container(PATH)) == {12}
+
+
+def test_a_container_that_is_gone_has_none(tmp_path: Path) -> None:
+    assert machine(tmp_path, {11: PATH}).of(container("/docker/" + "c" * 64)) == set()
+
+
+def test_whole_hierarchies_count_and_v2_comes_first() -> None:
+    text = (
+        "30 20 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
+        "31 20 0:27 /docker/x /somewhere rw - cgroup2 cgroup2 rw\n"
+        "32 20 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+        "33 20 0:29 / /proc rw - proc proc rw\n"
+    )
+    assert hierarchies(text) == ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What was in the last while, out of counters that only grow, whatever becomes of whoever counts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.model import ContainerKey
+from enforce.policy.model import Slo
+from enforce.signals.sliding import Sliding
+from enforce.signals.window import Window, Windows
+from tests.unit.latencies import Recorded
+
+S = 1_000_000_000
+MS = 1_000_000
+TICK = S // 10
+SLO = Slo("gpu_wait", 0.9, 50 * MS, 10 * S, 20)
+
+latencies = st.lists(st.integers(1 << 10, 1 << 36), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), latencies, st.booleans()), min_size=1, max_size=60), st.floats(0.5, 0.99))
+def test_a_quantile_is_within_three_percent_of_the_window_whoever_comes_and_goes(
+    ticks: list[tuple[int, list[int], bool]], quantile: float
+) -> None:
+    slo = Slo("gpu_wait", quantile, 50 * MS, 2 * S, 1)
+    window, counters = Window(slo.window_ns), {key: Recorded(start=(1 << 32) - 2) for key in range(3)}
+    window.take({key: counter.buckets for key, counter in counters.items()}, 0)
+    unseen: list[int] = []
+    seen: list[tuple[int, int]] = []
+    for tick, (key, values, shown) in enumerate(ticks, 1):
+        counters[key].add(values)
+        unseen += values
+        if not shown:  # not asked, or they did not answer: the next look shows it all
+            continue
+        seen += [(tick * TICK, value) for value in unseen]
+        unseen = []
+        window.take({key: counter.buckets for key, counter in counters.items()}, tick * TICK)
+        inside = sorted(value for at, value in seen if at > tick * TICK - slo.window_ns)
+        reading = window.reading(slo, tick * TICK)
+        assert (reading.samples if reading else 0) == len(inside)
+        if inside:
+            assert reading is not None
+            assert reading.latency_ns is not None
+            truth = inside[max(0, math.ceil(round(quantile * len(inside), 9)) - 1)]
+            assert abs(reading.latency_ns - truth) / truth <= 0.03
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.none(), latencies), min_size=1, max_size=40))
+def test_no_window_ever_holds_less_than_nothing_however_counters_are_set_back(ticks: list[list[int] | None]) -> None:
+    window, counter = Window(3 * S), Recorded()
+    for tick, values in enumerate(ticks):
+        if values is None:
+            counter = Recorded()
+        else:
+            counter.add(values)
+        window.take({"one": counter.buckets if tick % 3 else None}, tick * TICK)
+        for sliding in (window._window, window._recent):
+            assert all(count > 0 for count in sliding.counts.values())
+            assert sliding.total == sum(sliding.counts.values()) <= sum(len(values or ()) for values in ticks)
+
+
+def test_what_was_there_before_is_not_of_the_window() -> None:
+    window, old = Window(10 * S), Recorded()
+    old.add([40 * MS] * 100)
+    window.take({"old": old.buckets}, 0)
+    assert window.reading(SLO, 0) is None
+    old.add([20 * MS] * 25)
+    window.take({"old": old.buckets}, TICK)
+    reading = window.reading(SLO, TICK)
+    assert reading is not None
+    assert reading.samples == 25
+
+
+def test_what_a_process_did_stays_in_the_window_when_it_ends_and_another_adds_to_it() -> None:
+    window, first, second = Window(10 * S), Recorded(), Recorded()
+    window.take({"first": first.buckets}, 0)
+    first.add([10 * MS] * 20)
+    window.take({"first": first.buckets}, TICK)
+    second.add([20 * MS] * 20)
+    window.take({"second": second.buckets}, 2 * TICK)
+    reading = window.reading(SLO, 2 * TICK)
+    assert reading is not None
+    assert reading.samples == 40
+    assert reading.latency_ns == pytest.approx(20 * MS, rel=0.03)
+
+
+def test_a_process_that_is_out_of_sight_for_a_while_is_not_counted_twice() -> None:
+    window, one = Window(10 * S), Recorded()
+    window.take({"one": one.buckets}, 0)
+    one.add([10 * MS] * 30)
+    for tick, shown in enumerate([True, False, True, False, True], 1):
+        window.take({"one": one.buckets if shown else None}, tick * TICK)
+    window.take({}, 6 * TICK)
+    window.take({"one": one.buckets}, 7 * TICK)
+    reading = window.reading(SLO, 7 * TICK)
+    assert reading is not None
+    assert reading.samples == 30
+
+
+def test_a_window_that_hears_no_more_says_nothing_once_it_has_passed() -> None:
+    window, one = Window(10 * S), Recorded()
+    window.take({"one": one.buckets}, 0)
+    one.add([10 * MS] * 30)
+    window.take({"one": one.buckets}, S)
+    window.take({"one": one.buckets}, 11 * S - 1)
+    late = window.reading(SLO, 11 * S - 1)
+    assert late is not None
+    assert (late.samples, late.recent_ns, late.at_ns) == (30, None, 11 * S - 1)
+    window.take({"one": one.buckets}, 11 * S)
+    assert window.reading(SLO, 11 * S) is None
+
+
+def test_few_requests_say_something_about_neither_the_window_nor_the_last_second() -> None:
+    window, one = Window(10 * S), Recorded()
+    window.take({"one": one.buckets}, 0)
+    one.add([10 * MS] * 19)
+    window.take({"one": one.buckets}, TICK)
+    assert window.reading(SLO, TICK) is None
+
+
+def test_the_last_second_is_told_apart_from_the_window() -> None:
+    window, one = Window(10 * S), Recorded()
+    window.take({"one": one.buckets}, 0)
+    one.add([10 * MS] * 100)
+    window.take({"one": one.buckets}, S)
+    one.add([80 * MS] * 20)
+    window.take({"one": one.buckets}, 3 * S)
+    reading = window.reading(SLO, 3 * S)
+    assert reading is not None
+    assert reading.latency_ns == pytest.approx(80 * MS, rel=0.03)
+    assert (reading.samples, reading.recent_samples) == (120, 20)
+    assert reading.recent_ns == pytest.approx(80 * MS, rel=0.03)
+
+
+def test_a_long_window_is_no_more_to_keep_than_a_short_one() -> None:
+    sliding: Sliding[int] = Sliding(3600 * S)
+    for tick in range(40_000):
+        sliding.add(tick * TICK, {tick % 50: 1})
+        sliding.expire(tick * TICK)
+    assert len(sliding._kept) <= sliding.slices + 2
+    assert abs(sliding.total - 36_000) <= 36_000 / sliding.slices + 1
+
+
+def test_each_container_has_a_window_of_its_own_until_it_is_gone() -> None:
+    windows, one = Windows(), Recorded()
+    chat, other = ContainerKey("chat"), ContainerKey("other")
+    for now in (0, TICK):
+        windows.read(chat, {"p": one.buckets}, SLO, now)
+        windows.read(other, {"q": Recorded().buckets}, SLO, now)
+        one.add([MS] * 30 if not now else [])
+    assert (found := windows.read(chat, {"p": one.buckets}, SLO, TICK)) is not None
+    assert found.samples == 30
+    assert windows.read(other, {"q": Recorded().buckets}, SLO, TICK) is None
+    windows.forget([chat])
+    assert windows.read(chat, {"p": one.buckets}, SLO, 2 * TICK) is None
