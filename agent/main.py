@@ -237,12 +237,13 @@ def _reload(observer: Observer, history: History, options: argparse.Namespace, e
 def _plan(options: argparse.Namespace) -> int:
     from agent.observer import Observer
     from enforce.plan import plan
+    from enforce.toolbox import Toolbox
 
     policy = _policy(options.policy)
     if policy is None:
         raise SetupError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
     with Observer(_settings(options)) as observer:
-        return plan(policy, observer, {}, options.seconds, options.json, sys.stdout)
+        return plan(policy, observer, Toolbox.of(observer, None), options.seconds, options.json, sys.stdout)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -186,6 +186,8 @@ class Enforcement:
     paused_seconds_total: float = 0.0
     foreign_resumes_total: int = 0  # stops of ours that somebody else ended
     reason: str | None = None  # one line: why this share
+    rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace: in force, or with enforce: false, would be
+    troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
     memory_quota_bytes: int | None = None  # that it may hold on a device
     allocations_denied_total: int = 0  # they returned CUDA_ERROR_OUT_OF_MEMORY without running
     allocations_held_total: int = 0  # they were stopped before they ran

@@ -51,6 +51,7 @@ class Observer:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.libcuda = settings.libcuda
         self._stack = ExitStack()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="observer", daemon=True)

@@ -68,9 +68,6 @@ def warnings(policy: Policy) -> list[str]:
 
 def _offline(policy: Policy, rule: OfflineRule) -> list[str]:
     found = []
-    planned = [rung for rung in rule.ladder if rung not in vocabulary.RUNGS]
-    if planned:
-        found.append(f"{rule.name}: the ladder's {', '.join(planned)} are not in this version; they are passed over")
     if rule.limits.memory_bytes is not None and not any(rung in vocabulary.MEMORY_RUNGS for rung in rule.ladder):
         rungs = ", ".join(vocabulary.MEMORY_RUNGS)
         found.append(f"{rule.name}: limits.memory has no effect: the ladder has none of {rungs}; add deny and hold")

@@ -15,6 +15,7 @@ from typing import Any
 
 from agent.model import ContainerKey, DeviceUuid, ProcessId
 from enforce.fair import Claim, parts
+from enforce.health import HealthView, limit, worst
 from enforce.laws import law_of
 from enforce.model import Level, OnlineOn, Reading, Share, Target
 from enforce.planner import offline_level
@@ -33,6 +34,8 @@ class Seen:
     wanted: Mapping[ProcessId, float] = field(default_factory=dict)  # share of a device that it would use unhindered
     busy: Mapping[DeviceUuid, float] = field(default_factory=dict)  # share of time that online requests run
     blocks: Mapping[DeviceUuid, int] = field(default_factory=dict)  # that online processes launched, ever
+    health: Mapping[DeviceUuid, HealthView] = field(default_factory=dict)
+    shares: Mapping[ContainerKey, float] = field(default_factory=dict)  # of offline containers, as decided last
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def _judge(seat: Seat, online: list[Seat], seen: Seen, state: Any, tuning: Tunin
     ruler = min(rulers, key=lambda one: (_slack(one), -(one.busy_ratio or 0.0)))
     law = law_of(rule, tuning)
     state, share = law.step(law.start() if state is None else state, ruler, now_ns)
+    health = worst([seen.health[device] for device in sorted(seat.devices) if device in seen.health])
+    share = limit(share, health, seen.shares.get(seat.container.key), rule.limits.floor_ratio)
     return Verdict(seat, rule, ruler, share, state)
 
 

@@ -165,4 +165,4 @@ def as_line(record: dict[str, Any]) -> bytes:
 
 
 def _frame(decision: Decision) -> tuple[object, ...]:
-    return (decision.rule, decision.law, decision.acted, decision.target_ns, decision.rungs)
+    return (decision.rule, decision.law, decision.acted, decision.target_ns, decision.rungs, set(decision.troubles))

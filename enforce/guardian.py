@@ -29,6 +29,7 @@ from agent.procfs import Procfs
 from enforce.memory.waiting import Waiting, kernel_room
 from enforce.release import keep_releasing, release_all
 from enforce.resumer import Resumer
+from enforce.undoer import Undoer
 
 _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
@@ -124,6 +125,7 @@ class Guardian:
         self._waiting = Waiting(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
         self._handles = Handles(Procfs())
+        self._undoer = Undoer(Path(settings.ledger), clock)
         self._agent = os.pidfd_open(settings.agent_tgid)
         self._finished = False
         self._prune_ns = 0
@@ -145,14 +147,16 @@ class Guardian:
         self._finished = True
 
     def release_everything(self) -> None:
-        """Ends the lease, then resumes whoever is stopped, and whoever the ledger says may be."""
+        """Ends the lease, resumes whoever is stopped, undoes what the ledger says; twice: an act may come late."""
         self._control.lease_until_ns = 0
+        self._undoer.start()
         until = self._clock() + _LAST_ROUNDS_NS
         while True:
             self._resume_all()
             if self._clock() >= until:
                 break
             select.select([self._ring.epoll_fd], [], [], _LAST_ROUNDS_NS / 4e9)
+        self._undoer.wait()
         ledger = Path(self._settings.ledger)
         released = release_all(ledger, patience_seconds=_LEDGER_SECONDS)
         if select.select([self._agent], [], [], 0)[0]:  # nobody else is there to try again
@@ -165,6 +169,7 @@ class Guardian:
         now = self._clock()
         if now - self._control.heartbeat_ns > STALE_HEARTBEAT_NS:
             self._control.lease_until_ns = 0
+            self._undoer.start_if_due()
             self._resume_all()
             return
         self._control.lease_until_ns = now + LEASE_NS

@@ -17,7 +17,7 @@ from enforce.model import FULL, Actuator, Level, Target
 from enforce.planner import Change
 
 _log = logging.getLogger(__name__)
-_STOPPED = "T"
+_STOPPED = "TD"  # frozen by a v1 freezer it shows as D, and may be stopped as well
 
 
 class Holds:
@@ -65,7 +65,7 @@ class Holds:
     def _close_left(self) -> None:
         for entry, process in list(self._leaving.items()):
             try:
-                if self._proc.is_alive(process) and self._proc.stat(process.tgid).state == _STOPPED:
+                if self._proc.is_alive(process) and self._proc.stat(process.tgid).state in _STOPPED:
                     continue
             except GoneError:
                 pass

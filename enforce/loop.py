@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +20,37 @@ from agent.delivery import LaunchTimes
 from agent.members import Members
 from agent.model import ContainerKey, DeviceUuid, ProcessId
 from agent.pipeline import Pipeline
-from enforce.decide import Seen, decide
+from enforce.climber import Climber, leaving
+from enforce.decide import Decided, Seen, decide
 from enforce.demand import Demand
 from enforce.explainer import Explainer
 from enforce.gates import GateReader
+from enforce.health import HealthView
 from enforce.holds import Holds
-from enforce.memory.keeper import Keeper
+from enforce.memory.bounds import Bounds
+from enforce.memory.keeper import Keeper, Kept
 from enforce.model import Reading, Signal
 from enforce.planner import changes
 from enforce.policy.model import OnlineRule, Policy, Role
 from enforce.report import PauseMeter, report
 from enforce.roster import Seat, seats
+from enforce.rungs import Rungs
 from enforce.signalling import with_troubles
 from enforce.supervisor import Supervisor
+from enforce.sysmonitor import SysMonitor, published
+from enforce.toolbox import Toolbox
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What acting needs; there are none with `enforce: false`."""
+
+    supervisor: Supervisor
+    holds: Holds
+    bounds: Bounds
+    rungs: Rungs
 
 
 @dataclass(slots=True)
@@ -46,15 +62,18 @@ class Loop:
     members: Members
     signals: dict[str, Signal]
     deliveries: Deliveries
-    holds: Holds | None  # None, as the supervisor: enforce is false
-    supervisor: Supervisor | None
+    hands: Hands | None
+    tools: Toolbox
+    climber: Climber
     explainer: Explainer
     meter: PauseMeter
     gates: GateReader
     memory: Keeper
+    health: SysMonitor = field(default_factory=SysMonitor)
     _demand: Demand = field(default_factory=Demand)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
+    _shares: dict[ContainerKey, float] = field(default_factory=dict)  # as they were decided last
     _present: frozenset[ContainerKey] = frozenset()
     _slots: dict[DeviceUuid, int] = field(default_factory=dict)  # a device keeps its own while the agent runs
     failures: int = 0
@@ -76,15 +95,21 @@ class Loop:
             self._release()
 
     def _release(self) -> None:
-        if self.holds:
-            self.holds.release_all()
+        if self.hands:
+            self.hands.holds.release_all()
         self.memory.release()
+        self.climber.release()
+
+    def losses(self) -> dict[str, int]:
+        """What went otherwise than meant, or was not told: for Snapshot.lost."""
+        bounds = self.hands.bounds.losses() if self.hands else {}
+        return {**self.explainer.losses(), **bounds, **self.climber.losses(), **self.tools.losses()}
 
     def step(self) -> None:
         """One decision."""
         now = monotonic_ns()
-        if self.supervisor:
-            self.supervisor.beat()
+        if self.hands:
+            self.hands.supervisor.beat()
         snapshot = self.pipeline.snapshot
         if snapshot is None:
             return
@@ -98,28 +123,54 @@ class Loop:
             for reading in snapshot.devices
             if not reading.lost
         }
-        self._demand.observe(now, self.meter.counters)
-        seen = Seen(
+        health = self.health.look(snapshot, self.policy, now)
+        seen = self._seen(here, readings, slots, health, now)
+        decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
+        self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
+        self._shares = {verdict.seat.container.key: verdict.share.ratio for verdict in decided.verdicts}
+        if self.hands:
+            self.hands.holds.perform(changes(decided.levels, self.hands.holds.in_force()))
+        kept = self.memory.step(snapshot, here, slots, now)
+        faults = self.tools.look(here, snapshot)
+        self.climber.step(here, decided, now, (kept.wishes, leaving(here, health), faults))
+        self._publish(here, readings, decided, kept, now)
+        self.pipeline.device_health = published(health, now)
+
+    def _seen(
+        self,
+        here: Mapping[ContainerKey, Seat],
+        readings: Mapping[ContainerKey, Reading],
+        slots: Mapping[DeviceUuid, int],
+        health: Mapping[DeviceUuid, HealthView],
+        now_ns: int,
+    ) -> Seen:
+        self._demand.observe(now_ns, self.meter.counters)
+        return Seen(
             seats=here,
             readings=readings,
             slots=slots,
-            launch_ns=self._launch_ns(now),
+            launch_ns=self._launch_ns(now_ns),
             wanted=self._demand.wanted(self.meter.counters),
-            busy=self.gates.busy(slots, now),
+            busy=self.gates.busy(slots, now_ns),
             blocks=self.gates.blocks(slots),
+            health=health,
+            shares=self._shares,
         )
-        decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
-        self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
-        if self.holds:
-            self.holds.perform(changes(decided.levels, self.holds.in_force()))
-        kept = self.memory.step(snapshot, here, slots, now)
-        if self.memory.rungs:
-            self.memory.rungs.want(kept.wanted)
-        paused = self.meter.read(here, now)
-        self.explainer.tell(here, decided, readings, paused, now)
+
+    def _publish(
+        self,
+        here: Mapping[ContainerKey, Seat],
+        readings: Mapping[ContainerKey, Reading],
+        decided: Decided,
+        kept: Kept,
+        now_ns: int,
+    ) -> None:
+        paused = self.meter.read(here, now_ns)
+        self.explainer.tell(here, decided, readings, paused, now_ns)
         for told in kept.told:
             self.explainer.log.write(told)
-        self.pipeline.enforcement = report(here, readings, decided, paused, kept.stances)
+        standing = {key: self.climber.standing(key) for key in here}
+        self.pipeline.enforcement = report(here, readings, decided, paused, standing, kept.stances)
 
     def _read(self, seat: Seat, now_ns: int) -> Reading | None:
         rule = seat.classification.rule

@@ -27,6 +27,7 @@ from enforce.policy.model import OfflineRule, Policy
 from enforce.roster import Seat, processes_of, seats
 from enforce.signalling import signals
 from enforce.start import deciding
+from enforce.toolbox import Toolbox
 
 _IN_KERNEL = ("gate", "pace")
 
@@ -42,11 +43,9 @@ class Planned:
     rungs: Mapping[str, str | None]
 
 
-def plan(
-    policy: Policy, observer: Observer, rungs: Mapping[str, Rung], seconds: float, as_json: bool, out: IO[str]
-) -> int:
+def plan(policy: Policy, observer: Observer, tools: Toolbox, seconds: float, as_json: bool, out: IO[str]) -> int:
     """Watches for a while, then prints it: a table, or one line of JSON per container. SetupError: nothing to see."""
-    planned = watch(replace(policy, enforce=False), observer, rungs, seconds)
+    planned = watch(replace(policy, enforce=False), observer, tools, seconds)
     if as_json:
         for one in planned:
             print(json.dumps(document(one)), file=out)
@@ -64,12 +63,12 @@ def document(one: Planned) -> dict[str, object]:
     return {**head, **asdict(one.stance), "decision": decision, "ladder": dict(one.rungs)}
 
 
-def watch(policy: Policy, observer: Observer, rungs: Mapping[str, Rung], seconds: float) -> list[Planned]:
+def watch(policy: Policy, observer: Observer, tools: Toolbox, seconds: float) -> list[Planned]:
     """Decides for so many seconds without acting; the last decisions."""
     latest = _Latest()
     ending = threading.Event()
     with signals(policy, observer) as known:
-        loop = deciding(policy, observer, known, None, None, Explainer(latest, History(), acts=False))
+        loop = deciding(policy, observer, known, tools, None, Explainer(latest, History(), acts=False))
         thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
         thread.start()
         try:
@@ -81,7 +80,7 @@ def watch(policy: Policy, observer: Observer, rungs: Mapping[str, Rung], seconds
     snapshot = observer.snapshot()
     if snapshot is None or (loop.failures and not observer.pipeline.enforcement):
         raise SetupError("nothing was observed in that time: give more --seconds")
-    return _planned(policy, observer, snapshot, latest.decisions, rungs)
+    return _planned(policy, observer, snapshot, latest.decisions, tools.table)
 
 
 class _Latest(DecisionLog):

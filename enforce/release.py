@@ -89,6 +89,16 @@ def _release(
     return released
 
 
+def undo_all(
+    ledger_path: str | os.PathLike[str], proc_root: str = "/proc", without: Collection[str] = ()
+) -> list[Released]:
+    """Undo what the ledger has outstanding but for some acts; entries stay: whoever wrote them may yet go on."""
+    entries = [entry for entry in ledger.read(ledger_path) if entry.act not in without]  # needs no lock and no space
+    boot = ledger.this_boot()
+    entries.sort(key=lambda entry: _ORDER.get(entry.act, len(_ORDER)))
+    return [undo(entry, boot, proc_root) for entry in entries]
+
+
 def undo(entry: Entry, boot: str, proc_root: str = "/proc") -> Released:
     """Undo one act; its entry in the ledger is not touched. Never raises."""
     if entry.boot and boot and entry.boot != boot:

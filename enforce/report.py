@@ -16,6 +16,7 @@ from enforce.memory.told import MemoryStance
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.roster import Seat, processes_of
+from enforce.standing import NOWHERE, Standing
 
 _WINDOW_NS = 1_000_000_000
 
@@ -86,6 +87,7 @@ def report(
     readings: Mapping[ContainerKey, Reading],
     decided: Decided,
     paused: Mapping[ContainerKey, Paused],
+    standing: Mapping[ContainerKey, Standing],
     memory: Mapping[ContainerKey, MemoryStance] | None = None,
 ) -> dict[ContainerKey, Enforcement]:
     """One entry per container on a GPU."""
@@ -112,5 +114,7 @@ def report(
             memory_quota_bytes=stance.quota_bytes if stance else None,
             allocations_denied_total=stance.denied if stance else 0,
             allocations_held_total=stance.held if stance else 0,
+            rungs=standing.get(key, NOWHERE).rungs,
+            troubles=standing.get(key, NOWHERE).troubles,
         )
     return out

@@ -4,7 +4,8 @@
 
 `want` says once per decision what ought to be in force and returns at once; threads of its own climb and descend. Per
 container one thing is done at a time. A rung that fails is reported and tried again later; one that is no longer wanted
-is undone the same way as after a crash, from its entries.
+is undone the same way as after a crash, from its entries. What is in force is applied again now and then, and at once
+when the container has other processes: so whatever somebody else has undone is found, and new processes are held too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import WardenError
-from agent.model import ContainerKey
+from agent.model import ContainerKey, ProcessId
 from enforce.entries import Entry
 from enforce.ledger import Ledger, this_boot
 from enforce.model import Rung, Subject
@@ -26,7 +27,13 @@ from enforce.release import undo
 _log = logging.getLogger(__name__)
 _THREADS = 4
 RETRY_NS = 5 * NS_PER_SECOND
+AGAIN_NS = 2 * NS_PER_SECOND
+UNFINISHED_NS = NS_PER_SECOND // 4
 Wanted = Mapping[ContainerKey, tuple[Subject, frozenset[str]]]
+
+
+class UnfinishedError(WardenError):
+    """A rung is in force but not done: it is applied again soon. No trouble."""
 
 
 @dataclass(slots=True)
@@ -35,6 +42,8 @@ class _Holding:
 
     in_force: dict[str, list[Entry]] = field(default_factory=dict)  # rung → entries; empty: nothing to undo
     failed: dict[str, tuple[int, str]] = field(default_factory=dict)  # rung → when, why
+    again_ns: dict[str, int] = field(default_factory=dict)  # rung → when to apply it again
+    processes: dict[str, tuple[ProcessId, ...]] = field(default_factory=dict)  # rung → those it was applied to
     busy: bool = False
 
 
@@ -65,7 +74,7 @@ class Rungs:
     def troubles(self, key: ContainerKey) -> Mapping[str, str]:
         """Rung → why it could not be done the last time."""
         holding = self._held.get(key)
-        return {name: why for name, (_, why) in holding.failed.items()} if holding else {}
+        return {name: why for name, (_, why) in dict(holding.failed).items()} if holding else {}
 
     def release_all(self) -> None:
         """Undoes everything that can be undone now, and waits for it."""
@@ -95,7 +104,7 @@ class Rungs:
         if holding.busy:
             return
         now = self._clock()
-        again = {name for name in names - holding.in_force.keys() if self._may_try(holding, name, now)}
+        again = {name for name in names if self._is_due(holding, subject, name, now)}
         over = {name for name in holding.in_force.keys() - names if self._may_try(holding, name, now)}
         if not again and not over:
             if not holding.in_force and not names:
@@ -103,6 +112,11 @@ class Rungs:
             return
         holding.busy = True
         self._pool.submit(self._move, holding, subject, again, over)
+
+    def _is_due(self, holding: _Holding, subject: Subject | None, name: str, now_ns: int) -> bool:
+        if name not in holding.in_force or subject is None:
+            return self._may_try(holding, name, now_ns)
+        return now_ns >= holding.again_ns.get(name, 0) or subject.processes != holding.processes.get(name)
 
     def _may_try(self, holding: _Holding, name: str, now_ns: int) -> bool:
         failed = holding.failed.get(name)
@@ -122,27 +136,37 @@ class Rungs:
             holding.busy = False
 
     def _climb(self, holding: _Holding, subject: Subject, name: str) -> None:
+        """Also for a rung that is in force: applies it again. Its entries stay the same ones."""
         rung = self.table[name]
-        obstacle = rung.obstacle(subject)
+        obstacle = None if name in holding.in_force else rung.obstacle(subject)
         if obstacle is not None:
             holding.failed[name] = (self._clock(), obstacle)
             return
-        entries: list[Entry] = []
+        known = {entry.id: entry for entry in holding.in_force.get(name, [])}
+        again_ns = AGAIN_NS
         try:
             for entry in rung.intents(subject):
-                self._ledger.intend(entry)
-                entries.append(entry)
+                self._ledger.intend(known.setdefault(entry.id, entry))
             rung.apply(subject)
+        except UnfinishedError:
+            again_ns = UNFINISHED_NS
         except (OSError, WardenError) as error:
-            self.failures += 1
-            holding.failed[name] = (self._clock(), str(error))
-            _log.warning("%s: %s: %s", subject.container.name, name, error)
-            holding.in_force[name] = entries  # half of it may be in force
-            self._descend(holding, name)
+            self._fail(holding, subject, name, list(known.values()), str(error))
             return
         holding.failed.pop(name, None)
+        if name not in holding.in_force:
+            _log.info("%s: %s", subject.container.name, name)
+        holding.in_force[name] = list(known.values())
+        holding.again_ns[name] = self._clock() + again_ns
+        holding.processes[name] = subject.processes
+
+    def _fail(self, holding: _Holding, subject: Subject, name: str, entries: list[Entry], why: str) -> None:
+        """Half of it may be in force: all of it is undone."""
+        self.failures += 1
+        holding.failed[name] = (self._clock(), why)
+        _log.warning("%s: %s: %s", subject.container.name, name, why)
         holding.in_force[name] = entries
-        _log.info("%s: %s", subject.container.name, name)
+        self._descend(holding, name)
 
     def _descend(self, holding: _Holding, name: str) -> None:
         left = []

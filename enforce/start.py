@@ -17,13 +17,14 @@ from agent import layout
 from agent.collectors.deliveries import Deliveries
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
+from enforce.climber import Climber
 from enforce.decisions import DecisionLog
 from enforce.explain.history import History
 from enforce.explainer import Explainer
 from enforce.gates import GateReader
 from enforce.holds import Holds
 from enforce.ledger import Ledger
-from enforce.loop import Loop
+from enforce.loop import Hands, Loop
 from enforce.memory.bounds import Bounds
 from enforce.memory.keeper import Keeper
 from enforce.model import Signal
@@ -31,8 +32,10 @@ from enforce.owner import Owner, enforcing_elsewhere
 from enforce.policy.model import Policy
 from enforce.release import release_all
 from enforce.report import PauseMeter
+from enforce.rungs import Rungs
 from enforce.signalling import signals
 from enforce.supervisor import Supervisor
+from enforce.toolbox import Toolbox
 
 _log = logging.getLogger(__name__)
 
@@ -46,35 +49,26 @@ class Enforcement:
         self._ledger_path = run_dir / "ledger.jsonl"
         self._decisions = decisions
         self._ending = threading.Event()
+        self._guarded_by: tuple[int, ...] = ()  # descriptors that the guardian is to inherit
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            supervisor, holds, bounds = None, None, None
-            if self._policy.enforce:
-                owner = Owner.take(self._run_dir, self._observer.proc)
-                stack.callback(owner.close)
-                self._release_left_over()
-                ledger = Ledger(self._ledger_path)
-                stack.callback(ledger.close)
-                supervisor = Supervisor(self._observer.probes, self._ledger_path, self._policy.tuning, (owner.fd,))
-                supervisor.start()
-                stack.callback(supervisor.stop)
-                holds = Holds(Pace(self._observer.probes.map("rules")), ledger, self._observer.proc)
-                bounds = Bounds(self._observer.probes.map, ledger, self._observer.proc)
-            elif (other := enforcing_elsewhere(self._run_dir, self._observer.proc)) is not None:
-                _log.warning("process %d enforces with %s: what it holds is left alone", other, self._run_dir)
-            else:
-                self._release_left_over()
+            ledger = self._own(stack) if self._policy.enforce else None
+            if ledger is None:
+                self._leave_alone()
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
             self._history.has_policy, self._history.enforcing = True, self._policy.enforce
             explainer = Explainer(log, self._history, acts=self._policy.enforce)
-            others = self._observer.losses
-            self._observer.losses = lambda: {**others(), **explainer.losses(), **(bounds.losses() if bounds else {})}
-            stack.callback(setattr, self._observer, "losses", others)
             known = stack.enter_context(signals(self._policy, self._observer))
-            loop = deciding(self._policy, self._observer, known, holds, supervisor, explainer, bounds)
+            tools = Toolbox.of(self._observer, ledger)
+            stack.callback(tools.close)
+            hands = self._hands(ledger, tools, stack) if ledger is not None else None
+            loop = deciding(self._policy, self._observer, known, tools, hands, explainer)
+            others = self._observer.losses
+            self._observer.losses = lambda: {**others(), **loop.losses()}
+            stack.callback(setattr, self._observer, "losses", others)
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -86,6 +80,31 @@ class Enforcement:
         self._stack.close()
         self._history.has_policy = self._history.enforcing = False
 
+    def _own(self, stack: ExitStack) -> Ledger:
+        owner = Owner.take(self._run_dir, self._observer.proc)
+        stack.callback(owner.close)
+        self._release_left_over()
+        ledger = Ledger(self._ledger_path)
+        stack.callback(ledger.close)
+        self._guarded_by = (owner.fd,)
+        return ledger
+
+    def _hands(self, ledger: Ledger, tools: Toolbox, stack: ExitStack) -> Hands:
+        observer = self._observer
+        supervisor = Supervisor(observer.probes, self._ledger_path, self._policy.tuning, self._guarded_by)
+        supervisor.start()
+        stack.callback(supervisor.stop)
+        holds = Holds(Pace(observer.probes.map("rules")), ledger, observer.proc)
+        bounds = Bounds(observer.probes.map, ledger, observer.proc)
+        return Hands(supervisor, holds, bounds, Rungs(tools.table, ledger))
+
+    def _leave_alone(self) -> None:
+        other = enforcing_elsewhere(self._run_dir, self._observer.proc)
+        if other is None:
+            self._release_left_over()
+        else:
+            _log.warning("process %d enforces with %s: what it holds is left alone", other, self._run_dir)
+
     def _release_left_over(self) -> None:
         left_over = release_all(self._ledger_path)
         if left_over:
@@ -96,26 +115,25 @@ def deciding(
     policy: Policy,
     observer: Observer,
     known: dict[str, Signal],
-    holds: Holds | None,
-    supervisor: Supervisor | None,
+    tools: Toolbox,
+    hands: Hands | None,
     explainer: Explainer,
-    bounds: Bounds | None = None,
 ) -> Loop:
-    """The loop, not yet running. Without holds and supervisor it touches nothing."""
+    """The loop, not yet running. Without hands it touches nothing."""
     probes = observer.probes
-    memory = Keeper(policy, probes.map("resumes"), bounds, rungs=None)
-    explainer.also = memory.reasons
-    observer.pipeline.enforcing = supervisor is not None
+    climber = Climber(tools.table, hands.rungs if hands else None)
+    observer.pipeline.enforcing = hands is not None
     return Loop(
         policy=policy,
         pipeline=observer.pipeline,
         members=observer.members,
         signals=known,
         deliveries=Deliveries(probes),
-        holds=holds,
-        supervisor=supervisor,
-        explainer=explainer,
+        hands=hands,
+        tools=tools,
+        climber=climber,
+        explainer=climber.explained(explainer),
         meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
-        memory=memory,
+        memory=Keeper(policy, probes.map("resumes"), hands.bounds if hands else None, hands.rungs if hands else None),
         gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
     )

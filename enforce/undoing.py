@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """How each act of the ledger is undone: one way for whoever survives, be it the agent, the guardian or a later start.
 
-In the order in which they are undone: what is quick and lets most workloads run comes first.
+In the order in which they are undone: what is quick and lets most workloads run comes first. Thawing comes before
+resuming: a process that is frozen does not show that it is stopped, too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from enforce.entries import Entry
 from enforce.mps.restoring import restore
 from enforce.outcome import Outcome
 from enforce.resuming import resume
+from enforce.thawing import thaw
 
 Undo = Callable[[Entry, Procfs], Outcome]  # may raise GoneError, OSError, WardenError
 
 UNDO: dict[str, Undo] = {
+    "freeze": thaw,
     "pace": resume,
     "hold": resume,
     "lock": release_process,  # after what resumes and thaws: the driver needs the process to run

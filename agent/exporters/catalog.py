@@ -111,6 +111,18 @@ CATALOG: Final = (
     Metric("gpuwarden_container_slo_quantile_ratio", "gauge", CONTAINER, "The SLO's quantile, 0–1."),
     Metric("gpuwarden_container_share_ratio", "gauge", CONTAINER, "Share of the device that it may use now."),
     Metric("gpuwarden_container_paused_ratio", "gauge", CONTAINER, "Share of the last second that it was stopped."),
+    Metric(
+        "gpuwarden_container_rung",
+        "gauge",
+        (*CONTAINER, "rung"),
+        "1 while this rung of the rule's ladder, beyond gate and pace, is in force; with enforce: false, would be.",
+    ),
+    Metric(
+        "gpuwarden_container_rung_trouble",
+        "gauge",
+        (*CONTAINER, "rung"),
+        "1 while this rung is wanted or was passed over and cannot be done; the snapshot and the log say why.",
+    ),
     Metric("gpuwarden_container_pauses_total", "counter", CONTAINER, "Times that it was stopped."),
     Metric(
         "gpuwarden_container_foreign_resumes_total",

@@ -142,6 +142,10 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
     yield "container_slo_quantile_ratio", labels, enforcement.latency_quantile
     yield "container_share_ratio", labels, enforcement.share_ratio
     yield "container_paused_ratio", labels, enforcement.paused_ratio
+    for rung in enforcement.rungs:
+        yield "container_rung", (*labels, text(rung)), 1
+    for rung in enforcement.troubles:
+        yield "container_rung_trouble", (*labels, text(rung)), 1
     if enforcement.role == "offline":  # nobody else is ever paused: a counter that cannot move says nothing
         yield "container_pauses_total", labels, enforcement.pauses_total
         yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total

@@ -39,6 +39,7 @@ CONTAINERS: Final = (
     *ENFORCEMENT,
 )
 ROLES: Final = {"online": ("online", "cyan"), "offline": ("offline", "magenta"), "unmatched": ("no rule", "dim")}
+HELD: Final = {"freeze": "frozen", "lock": "locked", "swap": "swapped", "evict": "evicted"}  # the mildest first
 PROCESSES: Final = (
     Column("tgid", "PID", 8, 0),
     Column("user", "USER", 8, 4, 12, "left"),
@@ -124,9 +125,17 @@ def _enforcement(said: Enforcement, glyphs: Glyphs) -> dict[str, Text]:
         "role": name(role, glyphs, style),
         "latency": _latency(said.latency_seconds, said.target_seconds, glyphs),
         "share": Text(glyphs.missing if said.share_ratio is None else percent(said.share_ratio, glyphs) + "%"),
-        "paused": Text(glyphs.missing if said.paused_ratio is None else percent(said.paused_ratio, glyphs) + "%"),
+        "paused": _paused(said, glyphs),
         "reason": name(said.reason, glyphs, "dim"),
     }
+
+
+def _paused(said: Enforcement, glyphs: Glyphs) -> Text:
+    """The strongest rung where there is one: how often it was stopped besides says little then."""
+    held = [word for rung, word in HELD.items() if rung in said.rungs]
+    if held:
+        return name(held[-1], glyphs, "yellow")
+    return Text(glyphs.missing if said.paused_ratio is None else percent(said.paused_ratio, glyphs) + "%")
 
 
 def _latency(seconds: float | None, target: float | None, glyphs: Glyphs) -> Text:

@@ -34,7 +34,7 @@ _NOTHING_TO_DO = (Kind.GONE, Kind.NO_CUDA)
 class Checkpoints:
     """Shared by the two rungs. `ledger` says which locks are ours."""
 
-    ledger: Ledger
+    ledger: Ledger | None  # None: nothing of it is to be applied
     library: DriverLibrary
     procfs: Procfs = field(default_factory=Procfs)
     wall_ns: Callable[[], int] = time.time_ns
@@ -107,6 +107,5 @@ class Checkpoints:
         about_to_act(process)
 
     def _in_ledger(self) -> frozenset[ProcessId]:
-        return frozenset(
-            entry.process for entry in self.ledger.outstanding() if entry.process is not None and entry.act in ACTS
-        )
+        entries = self.ledger.outstanding() if self.ledger is not None else ()
+        return frozenset(entry.process for entry in entries if entry.process is not None and entry.act in ACTS)

@@ -11,6 +11,7 @@ from agent.clock import wall_ns
 from agent.layout import ProcessKey
 from agent.libbpf import Map
 from agent.model import ContainerKey, DeviceUuid, Snapshot
+from enforce.ladder import Reasons
 from enforce.memory.accounts import Tenant, View
 from enforce.memory.bounds import Bounds, Refusals
 from enforce.memory.planner import EVICT, SWAP, Act, State, plan
@@ -21,14 +22,12 @@ from enforce.policy.model import OfflineRule, Policy, Role
 from enforce.roster import Seat, processes_of
 from enforce.rungs import Rungs
 
-Wanted = dict[ContainerKey, tuple[Subject, frozenset[str]]]
-
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The outcome of one decision."""
 
-    wanted: Wanted
+    wishes: Mapping[ContainerKey, Reasons]
     stances: Mapping[ContainerKey, MemoryStance]
     told: tuple[MemoryDecision, ...]
 
@@ -65,9 +64,7 @@ class Keeper:
         told = (*self._told_refusals(view, subjects, refusals), *self._told_acts(view, subjects, before, planned.acts))
         self._refusals = refusals
         return Kept(
-            wanted={
-                key: (subjects[key], frozenset({act.rung})) for key, act in planned.acts.items() if key in subjects
-            },
+            wishes={key: {act.rung: f"memory: {act.reason}"} for key, act in planned.acts.items() if key in subjects},
             stances={
                 tenant.container: MemoryStance(
                     tenant.quota_bytes, refusals[tenant.container].denied, refusals[tenant.container].held
@@ -76,11 +73,6 @@ class Keeper:
             },
             told=told,
         )
-
-    def reasons(self, container: ContainerKey) -> tuple[str, ...]:
-        """What is done to it for memory's sake now, as a sentence; none where nothing is."""
-        act = self._state.acts.get(container)
-        return () if act is None else (f"memory: {act.rung}: {act.reason}",)
 
     def release(self) -> None:
         """Bounds nobody any more, and forgets what was planned."""

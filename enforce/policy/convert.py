@@ -53,6 +53,7 @@ def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
         max_pause_ns=rule.limits.max_pause,
         max_queued_ns=rule.limits.max_queued,
         max_hold_ns=rule.limits.max_hold,
+        evict_grace_ns=rule.limits.evict_grace,
     )
     return model.OfflineRule(
         name=rule.name,

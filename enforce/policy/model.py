@@ -80,6 +80,7 @@ class Limits:
     max_pause_ns: int
     max_queued_ns: int | None
     max_hold_ns: int = 30_000_000_000
+    evict_grace_ns: int = 30_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

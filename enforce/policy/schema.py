@@ -162,6 +162,9 @@ class LimitsSection(Section):
     max_hold: Annotated[int, Duration("30s", "100ms", "1h")] = Field(
         30_000 * MS, description="Longest time that an allocation is held for want of memory."
     )
+    evict_grace: Annotated[int, Duration("30s", "1s", "1h")] = Field(
+        30_000 * MS, description="Evicted, its processes get SIGTERM, and so long after it SIGKILL."
+    )
 
 
 class OfflineSection(Section):
@@ -180,9 +183,13 @@ class OfflineSection(Section):
     limits: LimitsSection = Field(
         default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on what is done to it."
     )
-    ladder: Annotated[
-        list[Annotated[str, Word(vocabulary.RUNGS, also=vocabulary.PLANNED_RUNGS)]], BeforeValidator(_not_empty)
-    ] = Field(default=["gate", "pace", "deny", "hold"], description="What may be done to it, the mildest first.")
+    ladder: Annotated[list[Annotated[str, Word(vocabulary.RUNGS)]], BeforeValidator(_not_empty)] = Field(
+        default=["gate", "pace", "deny", "hold"],
+        description="What may be done to it. `gate` and `pace` always act, `deny` and `hold` where memory is "
+        "short; the next ones only while the promise is missed with the least share, one at a time: `freeze` (by "
+        "turns, as `limits` has it), `lock`, `swap`, and at last, half a minute later, `evict`. `mps` limits clients "
+        "that connect later.",
+    )
 
 
 class TuningSection(Section):

@@ -3,17 +3,14 @@
 """The names of signals, laws and ladder rungs that a policy may use.
 
 Kept apart from their implementations so that `gpuwarden check` needs none of them; a test holds the two lists together.
-An SLO or a law that does not exist here is refused. A rung that is only planned is accepted with a warning: a ladder
-that ends early does less to a workload, never more.
+Whatever is not here is refused.
 """
 
 from __future__ import annotations
 
 SIGNALS = ("gpu_wait", "http", "prometheus", "uprobe")
 LAWS = ("headroom", "fixed", "tgs", "off")
-RUNGS = ("pace", "gate", "deny", "hold")
-
-PLANNED_RUNGS = ("freeze", "mps", "lock", "swap", "evict")
+RUNGS = ("pace", "gate", "deny", "hold", "freeze", "mps", "lock", "swap", "evict")
 
 MEMORY_RUNGS = ("deny", "hold", "swap", "evict")  # those that keep limits.memory and online[].reserve
 

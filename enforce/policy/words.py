@@ -35,11 +35,9 @@ class Flag(Kind):
 
 @dataclass(frozen=True)
 class Word(Kind):
-    """One of `known`; `planned` are refused with a word of their own."""
+    """One of `known`."""
 
     known: tuple[str, ...]
-    planned: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()  # accepted, but without effect in this version
 
     @property
     def example(self) -> str:
@@ -47,18 +45,14 @@ class Word(Kind):
 
     @property
     def says(self) -> str:
-        later = f" (no effect in this version: {', '.join(self.also)})" if self.also else ""
-        return f"one of {', '.join(self.known)}{later}"
+        return f"one of {', '.join(self.known)}"
 
     def read(self, value: object) -> str:
-        known = (*self.known, *self.also)
-        if isinstance(value, str) and value in known:
+        if isinstance(value, str) and value in self.known:
             return value
-        if isinstance(value, str) and value in self.planned:
-            raise mistake(f"{quote(value)} is not in this version", f"write one of: {', '.join(known)}")
-        near = get_close_matches(value, known, n=1) if isinstance(value, str) else []
+        near = get_close_matches(value, self.known, n=1) if isinstance(value, str) else []
         meant = f"did you mean {near[0]}? " if near else ""
-        raise mistake(f"{quote(value)} is unknown", f"{meant}write one of: {', '.join(known)}")
+        raise mistake(f"{quote(value)} is unknown", f"{meant}write one of: {', '.join(self.known)}")
 
 
 @dataclass(frozen=True)

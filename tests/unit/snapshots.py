@@ -161,6 +161,8 @@ def rich_snapshot() -> Snapshot:
                 memory_quota_bytes=40 * GIB,
                 allocations_denied_total=3,
                 allocations_held_total=5,
+                rungs=("mps",),
+                troubles={"freeze": "somebody else has frozen it: left alone"},
             ),
             ContainerKey("c5"): Enforcement("unmatched"),
             ContainerKey("gone"): Enforcement("offline"),

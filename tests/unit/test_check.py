@@ -51,7 +51,6 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         (ONLINE.replace("0.99", "0.999"), "is the slowest"),
         (ONLINE + "protect: [{pod: a}]\n", "never applies"),
         (OFFLINE + "protect: [{pod: b}]\n", "never applies"),
-        (OFFLINE.replace("match: {pod: b}", "match: {pod: b}, ladder: [pace, evict]"), "evict are not in this version"),
         (
             OFFLINE.replace("match: {pod: b}", "match: {pod: b}, limits: {memory: 1GiB}, ladder: [pace]"),
             "limits.memory has no effect",

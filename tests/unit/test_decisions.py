@@ -73,7 +73,8 @@ def test_what_is_unknown_is_null(path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"share_after": 0.36}, {"max_queued_ns": 1_000_000}, {"reason": "target missed by 5%: half"}, {"law": "fixed"},
-     {"rule": "sweep"}, {"acted": False}, {"target_ns": 1}, {"rungs": ("freeze",)}],
+     {"rule": "sweep"}, {"acted": False}, {"target_ns": 1}, {"rungs": ("freeze",)},
+     {"troubles": {"freeze": "no"}}],
 )  # fmt: skip
 def test_a_change_of_the_decision_is_a_line_at_once(path: Path, change: dict[str, Any]) -> None:
     assert len(lines(path, BASE, after(0.1, **change))) == 2

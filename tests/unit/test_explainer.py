@@ -146,7 +146,7 @@ def test_effects_that_wait_are_bounded_and_what_found_no_room_is_counted() -> No
 
 def test_a_plan_is_a_line_for_people_with_what_stands_in_the_way_and_one_for_programs() -> None:
     verdicts = decided(58e6, 0.35, 1_000_000, "target missed by 16%: smaller share")
-    stances = report(SEATS, {CHAT.key: reading(58e6)}, verdicts, {key: Paused(0, 0.0, None) for key in SEATS})
+    stances = report(SEATS, {CHAT.key: reading(58e6)}, verdicts, {key: Paused(0, 0.0, None) for key in SEATS}, {})
     rungs = {"gate": None, "pace": None, "freeze": "its cgroup holds other processes"}
     decision = at(0, latency_ns=58e6, slack_ratio=-0.16, share_after=0.35, max_queued_ns=1_000_000)
     train = Planned(TRAIN.key, "train", stances[TRAIN.key], decision, rungs)

@@ -163,10 +163,6 @@ def test_any_yaml_is_a_policy_or_a_list_of_mistakes(tree: object) -> None:
     assert all(problem.startswith("p:") and "; " in problem for problem in mistakes(yaml.safe_dump(tree)))
 
 
-def test_no_name_is_both_there_and_planned() -> None:
-    assert not set(vocabulary.RUNGS) & set(vocabulary.PLANNED_RUNGS)
-
-
 def slo_of(text: str) -> Slo:
     keys = f"{{quantile: 0.99, target: 50ms, window: 10s, {text}}}"
     return parse(f"version: 1\nonline: [{{name: o, match: {{pod: x}}, slo: {keys}}}]\n", "p").online[0].slo

@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.errors import WardenError
-from agent.model import Container, ContainerKey
+from agent.model import Container, ContainerKey, ProcessId
 from agent.procfs import Procfs
 from enforce import undoing
 from enforce.entries import Entry
 from enforce.ledger import Ledger, read
 from enforce.model import Subject
 from enforce.outcome import Outcome
-from enforce.rungs import RETRY_NS, Rungs, Wanted
+from enforce.rungs import AGAIN_NS, RETRY_NS, UNFINISHED_NS, Rungs, UnfinishedError, Wanted
 
 KEY = ContainerKey("docker:abc")
 SUBJECT: Any = Subject(Container(KEY, "training", "docker"), (), frozenset(), rule=None)  # type: ignore[arg-type]
@@ -35,6 +36,7 @@ class Chalk:
         self.ledger = ledger
         self.applied_with: list[str] = []
         self.undone: list[str] = []
+        self.applied = 0
         self.obstacle_now: str | None = None
         self.error: Exception | None = None
         self.outcome = Outcome.RESUMED
@@ -46,6 +48,7 @@ class Chalk:
         return [Entry.at(self.name, "/board", subject.container.key, 0)]
 
     def apply(self, subject: Subject) -> None:
+        self.applied += 1
         self.applied_with = [entry.id for entry in read(self.ledger)]
         if self.error:
             raise self.error
@@ -159,6 +162,52 @@ def test_the_end_undoes_everything(rungs: Rungs, chalk: Chalk, path: Path) -> No
     assert chalk.undone == ["chalk:/board"]
     assert read(path) == []
     assert not rungs.in_force(KEY)
+
+
+def test_what_is_in_force_is_applied_again_now_and_then_with_the_same_entry(
+    rungs: Rungs, chalk: Chalk, path: Path, clock: Clock
+) -> None:
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    size = path.stat().st_size
+    until_wanting(rungs, WANTED, lambda: not rungs._held[KEY].busy)
+    assert chalk.applied == 1
+    clock.now = AGAIN_NS
+    until_wanting(rungs, WANTED, lambda: chalk.applied == 2)
+    assert path.stat().st_size == size
+    Ledger(path).done("chalk:/board")  # somebody released everything
+    until_wanting(rungs, WANTED, lambda: not rungs._held[KEY].busy)
+    clock.now = 2 * AGAIN_NS
+    until_wanting(rungs, WANTED, lambda: chalk.applied == 3)
+    assert chalk.applied_with == ["chalk:/board"]
+
+
+def test_other_processes_have_it_applied_again_at_once(rungs: Rungs, chalk: Chalk) -> None:
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    more: Wanted = {KEY: (replace(SUBJECT, processes=(ProcessId(7, 7),)), frozenset({"chalk"}))}
+    until_wanting(rungs, more, lambda: chalk.applied == 2)
+
+
+def test_what_is_not_finished_is_no_trouble_and_is_gone_on_with_soon(rungs: Rungs, chalk: Chalk, clock: Clock) -> None:
+    chalk.error = UnfinishedError("half of the board is white")
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    assert not rungs.troubles(KEY)
+    clock.now = UNFINISHED_NS
+    until_wanting(rungs, WANTED, lambda: chalk.applied == 2)
+    assert not chalk.undone
+
+
+def test_what_fails_when_it_is_applied_again_is_undone(rungs: Rungs, chalk: Chalk, path: Path, clock: Clock) -> None:
+    rungs.want(WANTED)
+    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    chalk.error = WardenError("somebody else has wiped it")
+    clock.now = AGAIN_NS
+    until_wanting(rungs, WANTED, lambda: not rungs.in_force(KEY))
+    assert dict(rungs.troubles(KEY)) == {"chalk": "somebody else has wiped it"}
+    assert chalk.undone == ["chalk:/board"]
+    until(lambda: read(path) == [])
 
 
 def test_what_an_earlier_agent_left_is_undone_unless_it_is_wanted(path: Path, chalk: Chalk, clock: Clock) -> None:

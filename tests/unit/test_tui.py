@@ -308,3 +308,9 @@ def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], capsys: 
     with pytest.raises(SystemExit) as caught:
         options(*words)
     assert caught.value.code == 2
+
+
+def test_a_container_that_stands_still_is_said_to() -> None:
+    key = next(key for key, said in rich_snapshot().enforcement.items() if said.role == "offline")
+    said = replace(rich_snapshot().enforcement[key], rungs=("freeze", "mps"))
+    assert "frozen" in "".join(drawn(replace(rich_snapshot(), enforcement={key: said}), width=160))

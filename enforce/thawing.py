@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Undo a freeze: thaw the very cgroup that the ledger names, if it is we who froze it."""
+
+from __future__ import annotations
+
+from agent.procfs import Procfs
+from enforce.entries import Entry
+from enforce.freezer import Cgroup, Mark, Place
+from enforce.outcome import Outcome
+
+
+def thaw(entry: Entry, _procfs: Procfs) -> Outcome:
+    """Raises GoneError, OSError or WardenError. The mark goes last: until then somebody else may finish this."""
+    with Cgroup(Place.parse(entry.place)) as cgroup:
+        if cgroup.marked() is None:
+            return Outcome.RUNNING  # never frozen, or undone already; if it is frozen now, that was not us
+        cgroup.mark(Mark.UNDOING)
+        asked = cgroup.is_asked()
+        cgroup.thaw()
+        cgroup.unmark()
+        return Outcome.RESUMED if asked else Outcome.RUNNING

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`evict`, on real processes: asked first, killed after the grace if need be, and MPS clients never killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from agent.errors import WardenError
+from agent.model import Container, ContainerKey, DeviceUuid, ProcessId
+from agent.procfs import Procfs
+from enforce.actuators.evict import Evict, EvictError
+from enforce.model import Subject
+from enforce.policy.model import Limits, Match, OfflineRule
+from enforce.rungs import UnfinishedError
+from tests.contract.groups import process_of, until
+
+GRACE_NS = 30_000_000_000
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+CIVIL = "import signal; print('ready', flush=True); signal.pause()"
+
+
+class Clock:
+    now = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Mps:
+    """What the MPS daemons would say."""
+
+    def __init__(self) -> None:
+        self.clients: set[ProcessId] = set()
+        self.error: WardenError | None = None
+        self.terminated: list[ProcessId] = []
+
+    def terminate(self, process: ProcessId) -> bool:
+        if self.error:
+            raise self.error
+        if process in self.clients:
+            self.terminated.append(process)
+        return process in self.clients
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def mps() -> Mps:
+    return Mps()
+
+
+@pytest.fixture
+def evict(clock: Clock, mps: Mps) -> Evict:
+    return Evict(Procfs(), mps, clock)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def program(text: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        started.append(process)
+        return process
+
+    yield program
+    for process in started:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def subject(*processes: ProcessId) -> Subject:
+    rule = OfflineRule("t", Match(), "headroom", None, 1.0, Limits(None, 0.05, 1, None, GRACE_NS), ("evict",))
+    return Subject(Container(ContainerKey("c"), "training", "runc"), processes, frozenset[DeviceUuid](), rule)
+
+
+def test_who_is_asked_ends_and_nobody_is_killed(evict: Evict, start: Callable[[str], subprocess.Popen[str]]) -> None:
+    program = start(CIVIL)
+    who = subject(process_of(program.pid))
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    assert program.wait(timeout=30) == -signal.SIGTERM
+    evict.apply(who)
+    assert (evict.asked_to_end, evict.killed) == (1, 0)
+
+
+def test_who_does_not_listen_is_killed_after_the_grace_and_not_before(
+    evict: Evict, clock: Clock, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    program = start(DEAF)
+    who = subject(process_of(program.pid))
+    for _ in range(3):
+        with pytest.raises(UnfinishedError):
+            evict.apply(who)
+        clock.now += GRACE_NS // 3
+    assert program.poll() is None
+    assert evict.asked_to_end == 1
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    assert program.wait(timeout=30) == -signal.SIGKILL
+    evict.apply(who)
+    assert evict.killed == 1
+
+
+def test_a_stopped_process_is_made_to_run_so_that_it_can_end(
+    evict: Evict, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    program = start(CIVIL)
+    who = subject(process_of(program.pid))
+    program.send_signal(signal.SIGSTOP)
+    until(lambda: Procfs().stat(program.pid).state == "T", "the stop")
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    assert program.wait(timeout=30) == -signal.SIGTERM
+
+
+def test_an_mps_client_loses_the_device_and_is_asked_but_never_killed(
+    evict: Evict, clock: Clock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    program = start(DEAF)
+    who = subject(process_of(program.pid))
+    mps.clients = set(who.processes)
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    assert mps.terminated == list(who.processes)
+    for _ in range(5):
+        clock.now += GRACE_NS
+        with pytest.raises(EvictError, match=f"process {program.pid} does not end and is not killed"):
+            evict.apply(who)
+    assert program.poll() is None
+    assert (evict.asked_to_end, evict.killed) == (1, 0)
+
+
+def test_where_nobody_knows_whether_it_is_an_mps_client_it_is_not_killed(
+    evict: Evict, clock: Clock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    program = start(DEAF)
+    mps.error = WardenError("the daemon does not answer")
+    who = subject(process_of(program.pid))
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    clock.now += GRACE_NS
+    with pytest.raises(EvictError, match="the daemon does not answer"):
+        evict.apply(who)
+    assert program.poll() is None
+
+
+def test_a_pid_that_is_another_processes_now_is_left_alone(
+    evict: Evict, clock: Clock, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    program = start(CIVIL)
+    now = process_of(program.pid)
+    evict.apply(subject(ProcessId(now.tgid, now.start_ticks - 1)))
+    assert program.poll() is None
+    assert evict.asked_to_end == 0
+
+
+def test_who_was_asked_long_ago_is_asked_again_before_it_is_killed(
+    evict: Evict, clock: Clock, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    program = start(DEAF)
+    who = subject(process_of(program.pid))
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    clock.now += 100 * GRACE_NS  # in between nobody wanted it out any more
+    with pytest.raises(UnfinishedError):
+        evict.apply(who)
+    assert program.poll() is None
+    assert (evict.asked_to_end, evict.killed) == (2, 0)

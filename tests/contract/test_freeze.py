@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`freeze`, on real cgroups of both versions: what is frozen uses no CPU, and only what we froze is thawed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.procfs import Procfs
+from enforce.actuators.freeze import Freeze
+from enforce.duty import ForeignWriterError
+from enforce.entries import Entry
+from enforce.freezable import NotFreezableError
+from enforce.freezer import Cgroup, Mark, Place
+from enforce.ledger import Ledger, read
+from enforce.model import Subject
+from enforce.outcome import Outcome
+from enforce.policy.model import Limits
+from enforce.release import release_all, undo_all
+from enforce.rungs import Rungs
+from enforce.undoer import Undoer
+from tests.contract.groups import Group, group, process_of, spins, ticks, until
+
+
+@pytest.fixture(params=[2, 1], ids=["v2", "v1"])
+def box(request: pytest.FixtureRequest) -> Iterator[Group]:
+    with group(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def freeze() -> Iterator[Freeze]:
+    freeze = Freeze(Procfs(), lambda _: ())
+    yield freeze
+    freeze.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+def state_of(box: Group) -> Cgroup:
+    return Cgroup(Place.of(box.version, str(box.folder)))
+
+
+def is_frozen(box: Group) -> bool:
+    with state_of(box) as cgroup:
+        return cgroup.is_frozen()
+
+
+def by_hand(box: Group, frozen: bool) -> None:
+    """As another program does it."""
+    if box.version == 2:
+        (box.folder / "cgroup.freeze").write_text("1" if frozen else "0")
+    else:
+        (box.folder / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+    until(lambda: is_frozen(box) == frozen, "the other program's act")
+
+
+def act(freeze: Freeze, subject: Subject, path: Path, steady: bool = True) -> Entry:
+    """As `enforce.rungs` does it: the entry, then the act."""
+    freeze.allow({subject.container.key: steady})
+    assert freeze.obstacle(subject) is None
+    (entry,) = freeze.intents(subject)
+    Ledger(path).intend(entry)
+    freeze.apply(subject)
+    return entry
+
+
+def applied_again(freeze: Freeze, subject: Subject) -> bool:
+    """As `enforce.rungs` does now and then; always true."""
+    freeze.allow({subject.container.key: False})
+    freeze.intents(subject)
+    freeze.apply(subject)
+    return True
+
+
+def outcomes(path: Path) -> list[Outcome]:
+    return [one.outcome for one in release_all(path)]
+
+
+def test_what_is_frozen_uses_no_cpu_and_what_is_released_does(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    until(lambda: ticks(tgid) > 0, "the spinner to spin")
+    act(freeze, box.subject(tgid), path)
+    assert is_frozen(box)
+    assert not spins(tgid)
+    freeze.allow({})
+    assert outcomes(path) in ([Outcome.RESUMED], [Outcome.RUNNING])
+    until(lambda: spins(tgid), "the spinner to spin again")
+    assert read(path) == []
+    with state_of(box) as cgroup:
+        assert cgroup.marked() is None
+
+
+def test_whatever_lies_below_it_is_frozen_too_and_what_joins_it(box: Group, freeze: Freeze, path: Path) -> None:
+    parent, inner = box.spinner(), box.spinner("payload/deep")
+    act(freeze, box.subject(parent), path)
+    assert not spins(inner)
+    late = box.spinner()
+    freeze.allow({box.key: True})
+    assert not spins(late)
+
+
+def test_the_ledger_alone_thaws_it_after_everybody_is_gone(box: Group, path: Path) -> None:
+    tgid = box.spinner()
+    actor = os.fork()
+    if actor == 0:
+        try:
+            act(Freeze(Procfs(), lambda _: ()), box.subject(tgid), path)
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(actor, 0)[1])
+    assert is_frozen(box)
+    assert outcomes(path) == [Outcome.RESUMED]
+    assert spins(tgid)
+    assert outcomes(path) == []
+
+
+def test_it_takes_turns_so_that_the_floor_is_kept(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    limits = Limits(None, 0.5, 100_000_000, None)
+    act(freeze, box.subject(tgid, limits=limits), path, steady=False)
+    seen = set()
+
+    def both() -> bool:
+        freeze.allow({box.key: False})
+        seen.add(is_frozen(box))
+        return len(seen) == 2
+
+    until(both, "both turns")
+    before = ticks(tgid)
+
+    def worked() -> bool:
+        freeze.allow({box.key: False})
+        return ticks(tgid) > before + 5
+
+    until(worked, "work in the thawed turns")
+
+
+def test_it_is_thawed_when_the_deciding_thread_says_nothing_any_more(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    act(freeze, box.subject(tgid), path)
+    until(lambda: not is_frozen(box), "the lease to run out")
+    assert [entry.act for entry in read(path)] == ["freeze"]
+    until(lambda: applied_again(freeze, box.subject(tgid)) and is_frozen(box), "to be frozen again")
+
+
+def test_a_guardian_that_undoes_it_ends_the_turns_and_is_not_taken_for_a_stranger(
+    box: Group, freeze: Freeze, path: Path
+) -> None:
+    tgid = box.spinner()
+    subject = box.subject(tgid, limits=Limits(None, 0.05, 30_000_000, None))
+    act(freeze, subject, path, steady=False)
+    for _ in range(20):
+        assert next(one.outcome for one in undo_all(path)) in (Outcome.RESUMED, Outcome.RUNNING)
+        until(lambda: not is_frozen(box), "the undoing")
+        until(lambda: applied_again(freeze, subject) and is_frozen(box), "to be frozen again")
+    assert freeze.foreign_writes == 0
+
+
+def test_what_somebody_else_has_frozen_is_never_ours_and_never_thawed(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    subject = box.subject(tgid)
+    freeze.allow({box.key: True})
+    by_hand(box, frozen=True)
+    assert freeze.obstacle(subject) == "somebody else has frozen it: left alone"
+    (entry,) = freeze.intents(subject)  # it was frozen after we looked
+    Ledger(path).intend(entry)
+    with pytest.raises(ForeignWriterError):
+        freeze.apply(subject)
+    assert outcomes(path) == [Outcome.RUNNING]
+    assert is_frozen(box)
+    assert freeze.foreign_writes == 1
+
+
+def test_what_somebody_else_thaws_is_reported_and_not_frozen_again(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    subject = box.subject(tgid)
+    act(freeze, subject, path)
+    by_hand(box, frozen=False)
+
+    def reported() -> bool:
+        freeze.allow({box.key: True})
+        return freeze.foreign_writes == 1
+
+    until(reported, "the foreign writer to be noticed")
+    with pytest.raises(ForeignWriterError, match="somebody else has thawed it"):
+        freeze.apply(subject)
+    assert "thawed" in (freeze.obstacle(subject) or "")
+    assert outcomes(path) == [Outcome.RUNNING]
+    assert not is_frozen(box)
+
+
+def test_a_cgroup_that_was_made_anew_under_the_same_name_is_not_thawed(box: Group, freeze: Freeze, path: Path) -> None:
+    act(freeze, box.subject(box.spinner()), path)
+    freeze.close()
+    box.end()
+    box.folder.mkdir()
+    box.started.clear()
+    box.spinner()
+    by_hand(box, frozen=True)
+    assert outcomes(path) == [Outcome.GONE]
+    assert is_frozen(box)
+
+
+def test_a_cgroup_that_is_gone_is_done(box: Group, freeze: Freeze, path: Path) -> None:
+    act(freeze, box.subject(box.spinner()), path)
+    box.end()
+    assert outcomes(path) == [Outcome.GONE]
+    assert read(path) == []
+    box.folder.mkdir()
+
+
+def test_frozen_and_stopped_both_are_undone(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    Ledger(path).intend(Entry.of("pace", process_of(tgid), box.key, time.time_ns()))
+    os.kill(tgid, signal.SIGSTOP)
+    act(freeze, box.subject(tgid), path)
+    freeze.close()
+    assert release_all(path)
+    until(lambda: spins(tgid), "the spinner to spin again")
+    assert read(path) == []
+
+
+def test_its_own_cgroup_is_asked_for(box: Group, freeze: Freeze) -> None:
+    mine, other = box.spinner(), box.spinner()
+    assert freeze.obstacle(box.subject(mine)) is None
+    spared = Freeze(Procfs(), lambda _: {other})
+    assert "also holds processes that are not of" in (spared.obstacle(box.subject(mine)) or "")
+    assert freeze.obstacle(box.subject(mine, os.getpid())) == f"no freezer has all of its processes in {box.path}"
+
+
+def test_a_container_without_a_cgroup_of_its_own_is_left_alone(box: Group, freeze: Freeze) -> None:
+    tgid = box.spinner()
+    subject = box.subject(tgid)
+    host = replace(subject, container=replace(subject.container, cgroup="/"))
+    assert freeze.obstacle(host) == "it has no cgroup of its own"
+    os.kill(tgid, signal.SIGKILL)
+    os.waitpid(tgid, 0)
+    assert freeze.obstacle(subject) == "none of its processes runs"
+
+
+def test_a_cgroup_with_another_container_below_is_left_alone(box: Group, freeze: Freeze) -> None:
+    tgid = box.spinner()
+    box.spinner("docker-" + "ab" * 32 + ".scope")
+    assert "also holds abababababab" in (freeze.obstacle(box.subject(tgid)) or "")
+    with pytest.raises(NotFreezableError):
+        freeze.intents(box.subject(tgid))
+
+
+def test_a_program_that_others_depend_on_is_left_alone(box: Group, freeze: Freeze) -> None:
+    tgid = box.spinner()
+    box.spinner(comm="nvidia-cuda-mps")
+    assert "nvidia-cuda-mps, which others depend on" in (freeze.obstacle(box.subject(tgid)) or "")
+
+
+def test_through_the_rungs_it_is_frozen_and_thawed(box: Group, freeze: Freeze, path: Path) -> None:
+    tgid = box.spinner()
+    subject = box.subject(tgid)
+    rungs = Rungs({"freeze": freeze}, Ledger(path))
+
+    def wanting(rung: str | None, then: Callable[[], bool]) -> Callable[[], bool]:
+        def again() -> bool:
+            freeze.allow({box.key: True} if rung else {})
+            rungs.want({box.key: (subject, frozenset({rung} if rung else ()))})
+            return then()
+
+        return again
+
+    until(wanting("freeze", lambda: rungs.in_force(box.key) == {"freeze"}), "the rung to be in force")
+    assert is_frozen(box)
+    until(wanting(None, lambda: not rungs.in_force(box.key)), "the rung to be undone")
+    assert not is_frozen(box)
+    assert read(path) == []
+    until(wanting("freeze", lambda: rungs.in_force(box.key) == {"freeze"}), "the rung to be in force")
+    freeze.allow({})
+    rungs.release_all()
+    assert not is_frozen(box)
+    assert read(path) == []
+
+
+def test_a_mark_alone_says_that_it_is_ours_to_thaw(box: Group, path: Path) -> None:
+    """A crash between the mark and the freezer, and one in the middle of the undoing."""
+    tgid = box.spinner()
+    place = Place.of(box.version, str(box.folder))
+    for mark in Mark:
+        Ledger(path).intend(Entry.at("freeze", str(place), box.key, 1))
+        with Cgroup(place) as cgroup:
+            cgroup.mark(mark)
+        assert outcomes(path) == [Outcome.RUNNING]
+        Ledger(path).intend(Entry.at("freeze", str(place), box.key, 2))
+        with Cgroup(place) as cgroup:
+            cgroup.mark(mark)
+            cgroup.freeze()
+        assert outcomes(path) == [Outcome.RESUMED]
+    until(lambda: spins(tgid), "the spinner to spin again")
+
+
+def test_beside_an_agent_that_hangs_it_is_undone_and_its_entry_stays(box: Group, freeze: Freeze, path: Path) -> None:
+    act(freeze, box.subject(box.spinner()), path)
+    undoer = Undoer(path, time.monotonic_ns)
+    undoer.start_if_due()
+    undoer.wait()
+    assert not is_frozen(box)
+    assert [entry.act for entry in read(path)] == ["freeze"]

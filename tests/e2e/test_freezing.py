@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A target that nobody can meet, and a ladder with `freeze`: the agent climbs it, and whoever dies, everybody runs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from bench.containers import Container
+from enforce import ledger
+from enforce.freezer import Cgroup, Place
+from tests.contract.groups import roots
+from tests.e2e.node import TRAINING, Agent, Node, guardians, is_gone, until
+
+PROMISED_SECONDS = 0.1
+SERVING = ("--rate", "50", "--kernels", "4", "--kernel-us", "500", "--seconds", "3600", "--start-now")
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Requests that never keep their target, whatever is done to the offline containers."""
+
+    training: tuple[Container, ...]
+
+
+@pytest.fixture
+def busy(node: Node) -> Iterator[Busy]:
+    """An online container and two offline ones."""
+    with (
+        node.container("chat", "online", SERVING),
+        node.container("training-0", "offline", TRAINING) as one,
+        node.container("training-1", "offline", TRAINING) as other,
+    ):
+        yield Busy((one, other))
+
+
+def policy(node: Node) -> str:
+    """Turns of a second each way."""
+    text = node.policy(enforce=True, max_pause="1s").replace("target: 400ms", "target: 1ms")
+    return text.replace("floor: 0%", "floor: 50%").replace("[gate, pace]", "[gate, pace, freeze]")
+
+
+def cgroups(busy: Busy) -> list[Cgroup]:
+    """Those of the offline containers that are frozen, in the hierarchy that the agent uses too."""
+    version, root = next((version, roots()[version]) for version in (2, 1) if version in roots())
+    return [Cgroup(Place.of(version, f"{root}{one.cgroup_path}")) for one in busy.training]
+
+
+def test_it_freezes_in_the_end_and_after_the_agent_is_killed_everybody_runs_within_100_ms(
+    node: Node, busy: Busy
+) -> None:
+    with node.agent(policy(node), run_dir="frozen") as agent:
+        groups = cgroups(busy)
+        until(lambda: all(group.is_frozen() for group in groups), "all offline containers to be frozen", step=0.005)
+        guardian = agent.guardian()
+        assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
+        until(lambda: not any(group.is_asked() for group in groups), "the turn to thaw", step=0.005)
+        hang(agent, groups)
+        until(lambda: says_frozen(agent, node), "the agent to say so")
+        until(lambda: all(group.is_frozen() for group in groups), "the turn to freeze", step=0.005)
+        seconds = frozen_seconds_after_the_kill(agent, groups)
+        print(f"thawed after {seconds * 1e3:.2f} ms")
+        until(lambda: is_gone(guardian), "the guardian to end")
+        assert guardians(agent.run_dir) == []
+        assert ledger.read(agent.run_dir / "ledger.jsonl") == []
+        before = node.truth()
+        until(lambda: all(node.truth()[one.tgid] > before[one.tgid] for one in busy.training), "everybody's launches")
+        assert not any(group.is_asked() for group in groups)
+        assert seconds <= PROMISED_SECONDS
+
+
+def hang(agent: Agent, groups: list[Cgroup]) -> None:
+    """An agent that hangs while all are frozen: the guardian thaws them, and leaves it the entries."""
+    until(lambda: all(group.is_asked() for group in groups), "the turn to freeze", step=0.005)
+    agent.process.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: not any(group.is_asked() for group in groups), "the guardian to thaw", step=0.005)
+        assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
+
+
+def says_frozen(agent: Agent, node: Node) -> bool:
+    stance = agent.stance(node.name("training-0"))
+    return stance is not None and "freeze" in stance.rungs
+
+
+def frozen_seconds_after_the_kill(agent: Agent, groups: list[Cgroup]) -> float:
+    """How long after the kill the last was still seen frozen: a slow look can only make it shorter."""
+    began = last = time.monotonic()
+    agent.process.kill()
+    while True:
+        now = time.monotonic()
+        if not any(group.is_asked() for group in groups):
+            return last - began
+        last = now
+        assert now - began < 30, "still frozen after 30 s"
