@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from agent.layout import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
 from agent.model import ProcessId
-from enforce.gates import is_busy
+from enforce.gates import busy_total_ns, is_busy
 
 _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
@@ -36,6 +36,7 @@ class Stop:
     pass_ns: int  # … and let it launch so much, the launch that was stopped included
     gated: bool
     open_delay_ns: int  # after the gate opened
+    busy_ns: int | None = None  # the gate's busy total then: this queue drains only while the gate is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Resumer:
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
             open_delay_ns=0 if pause.rule.flags & RULE_SOFT else self.open_delay_ns,
+            busy_ns=self._busy_ns(pause.slot, pause.at_ns) if pause.rule.flags & RULE_SOFT else None,
         )
         return known is not None and pause.at_ns - known.at_ns > _SAME_STOP_NS
 
@@ -129,7 +131,13 @@ class Resumer:
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
         opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + stop.open_delay_ns
-        return min(stop.latest_ns, max(stop.queue_due_ns, opens))
+        queue_due_ns = stop.queue_due_ns
+        if stop.busy_ns is not None:  # or each gap between two requests would let another launch through
+            queue_due_ns += max(0, self._busy_ns(stop.slot, now_ns) - stop.busy_ns)
+        return min(stop.latest_ns, max(queue_due_ns, opens))
+
+    def _busy_ns(self, slot: int, now_ns: int) -> int:
+        return busy_total_ns(self.gates[slot], self.hold_ns, now_ns) if slot < SLOTS else 0
 
     def _watch_gates(self, now_ns: int) -> None:
         waiting = [0] * SLOTS

@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.layout import PAUSE_GATE, PAUSE_QUEUE, RULE_GATE, RULE_PACE, SLOTS, Gate, Pause, ProcessKey, Rule
+from agent.layout import PAUSE_GATE, PAUSE_QUEUE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOTS, Gate, Pause, ProcessKey, Rule
 from enforce.resumer import Resumer, drain_ns
 
 MS = 1_000_000
@@ -133,6 +133,21 @@ def test_without_a_floor_a_pause_ends_all_the_same_with_nothing_beyond_the_launc
     it.add(stop)
     (due,) = it.due(1200 * MS)
     assert due.pass_ns == 0
+
+
+def test_behind_a_soft_gate_a_full_queue_drains_only_between_requests() -> None:
+    it = resumer()
+    it.add(stop := pause(1000 * MS))
+    it.stops.clear()
+    stop.rule.flags = RULE_PACE | RULE_GATE | RULE_SOFT
+    drains = drain_ns(stop)
+    it.gates[0].open, it.gates[0].last_online_ns = 1, 1000 * MS
+    it.gates[0].busy_since_ns = 1000 * MS
+    it.add(stop)
+    it.gates[0].open, it.gates[0].busy_total_ns, it.gates[0].last_free_ns = 0, 5 * MS, 1005 * MS
+    assert it.due(1005 * MS + 1) == []  # a gap between two requests
+    assert it.due(1005 * MS + drains - 1) == []
+    assert len(it.due(1005 * MS + drains)) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 10**8)), max_size=40))
