@@ -18,7 +18,7 @@ from agent.clock import monotonic_ns
 from agent.collectors.deliveries import Deliveries
 from agent.delivery import LaunchTimes
 from agent.members import Members
-from agent.model import ContainerKey, DeviceUuid, ProcessId
+from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
 from agent.pipeline import Pipeline
 from enforce.climber import Climber, leaving
 from enforce.decide import Decided, Seen, decide
@@ -134,7 +134,7 @@ class Loop:
         lost = {reading.device.uuid for reading in snapshot.devices if reading.lost}
         slots = {device: slot for device, slot in self._slots.items() if device not in lost}
         health = self.health.look(snapshot, self.policy, now)
-        seen = self._seen(here, readings, slots, health, now)
+        seen = self._seen(snapshot, here, readings, slots, health, now)
         decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         self._shares = {verdict.seat.container.key: verdict.share.ratio for verdict in decided.verdicts}
@@ -148,6 +148,7 @@ class Loop:
 
     def _seen(
         self,
+        snapshot: Snapshot,
         here: Mapping[ContainerKey, Seat],
         readings: Mapping[ContainerKey, Reading],
         slots: Mapping[DeviceUuid, int],
@@ -165,6 +166,7 @@ class Loop:
             blocks=self.gates.blocks(slots),
             health=health,
             shares=self._shares,
+            launching=_launching(snapshot),
         )
 
     def _publish(
@@ -202,3 +204,12 @@ class Loop:
         for process in self._launch_times.processes() - alive:
             self._launch_times.forget(process)
         return {p: ns for p in alive if (ns := self._launch_times.per_launch_ns(p)) is not None}
+
+
+def _launching(snapshot: Snapshot) -> dict[ProcessId, frozenset[DeviceUuid]]:
+    """Where each process launched work in the last tick; memory says less: all ranks of a job have some on each."""
+    return {
+        row.process.id: devices
+        for row in snapshot.processes
+        if (devices := frozenset(usage.device for usage in row.usage if usage.launches_per_second))
+    }
