@@ -146,7 +146,7 @@ def _levels(
 
 
 def _wanted_on(device: DeviceUuid, seat: Seat, seen: Seen) -> dict[ProcessId, float]:
-    """What each process that is at work there wants of it, 0–1; all where nobody knows, or while it is being stopped."""
+    """What each process at work there wants of it, 0–1; all where nobody knows, or while it is being stopped."""
     wanted = {}
     for member in seat.members:
         process = member.process.id
