@@ -231,11 +231,12 @@ def test_what_an_earlier_agent_left_is_undone_unless_it_is_wanted(path: Path, ch
 def test_after_a_long_descent_only_what_is_wanted_by_then_is_climbed_and_on_whom(
     path: Path, chalk: Chalk, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    wiped, subjects = threading.Event(), list[Subject]()
+    begun, wiped, subjects = threading.Event(), threading.Event(), list[Subject]()
     sponge = Chalk(path)
     sponge.name = "sponge"
 
     def wipe(_entry: Entry, _proc: Procfs) -> Outcome:
+        begun.set()
         assert wiped.wait(DEADLINE_SECONDS)
         return Outcome.RESUMED
 
@@ -243,7 +244,7 @@ def test_after_a_long_descent_only_what_is_wanted_by_then_is_climbed_and_on_whom
     monkeypatch.setattr(chalk, "apply", subjects.append)
     rungs = Rungs({"chalk": chalk, "sponge": sponge}, Ledger(path))
     until_wanting(rungs, {KEY: (SUBJECT, frozenset({"sponge"}))}, lambda: rungs.in_force(KEY) == {"sponge"})
-    until_wanting(rungs, WANTED, lambda: rungs._held[KEY].busy and "chalk" not in rungs.in_force(KEY))
+    until_wanting(rungs, WANTED, begun.is_set)
     later = replace(SUBJECT, processes=(ProcessId(7, 7),))
     still: Wanted = {} if meanwhile == "it is over" else {KEY: (later, frozenset({"chalk"}))}
     rungs.want(still)
