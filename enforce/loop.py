@@ -88,6 +88,7 @@ class Loop:
                 self._guarded(self.step)
         finally:
             self._release()
+            self._guarded(self.climber.release)
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
@@ -102,7 +103,7 @@ class Loop:
         for act in (
             *((self.hands.holds.release_all,) if self.hands else ()),
             self.memory.release,
-            self.climber.release,
+            self.climber.let_go,
         ):
             try:
                 act()
