@@ -134,6 +134,12 @@ def deciding(
         climber=climber,
         explainer=climber.explained(explainer),
         meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
-        memory=Keeper(policy, probes.map("resumes"), hands.bounds if hands else None, hands.rungs if hands else None),
+        memory=Keeper(
+            policy,
+            probes.map("resumes"),
+            tools.table,
+            hands.bounds if hands else None,
+            hands.rungs if hands else None,
+        ),
         gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
     )
