@@ -27,6 +27,7 @@ from agent.proctext import MappedFile, Stat
 LONGEST_COMMAND = 256
 _COMMAND_BYTES, _ENVIRON_BYTES, _MAPS_BYTES, _SMALL_BYTES = 4 << 10, 1 << 20, 16 << 20, 64 << 10
 _GONE = {errno.ENOENT, errno.ESRCH, errno.ENOTDIR}
+_NOT_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # ours or the machine's lack; of the process it says nothing
 _OPENAT2 = 437  # the same number on every architecture; Linux 5.6
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
 
@@ -57,7 +58,7 @@ class Procfs:
         return ProcessId(tgid, self.stat(tgid).start_ticks)
 
     def is_alive(self, process: ProcessId) -> bool:
-        """Whether that very process still runs; a zombie does not, one that is hidden from us may."""
+        """Whether that very process still runs; a zombie does not, one that cannot be read may."""
         try:
             now = self.stat(process.tgid)
         except GoneError:
@@ -185,6 +186,8 @@ def _regular(descriptor: int, path: str) -> int:
 def _translated(error: OSError, what: str) -> GoneError | SetupError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return SetupError(f"not allowed to read {what}: run as root")
+    if error.errno in _NOT_NOW:
+        return SetupError(f"{what} cannot be read now: {error.strerror}; raise the limit of open files, or free memory")
     reason = "no longer there" if error.errno in _GONE else error.strerror
     return GoneError(f"{what}: {reason}")
 

@@ -208,6 +208,36 @@ static __always_inline __u32 reason_to_stop(const struct rule *rule, const struc
 	return 0;
 }
 
+/* Stops the process unless nobody would hear of it. */
+static __always_inline void stop_launch(const struct process_id *id, struct pace *pace, const struct rule *rule,
+					__u32 slot, __u32 reason, __u64 queued, __u64 estimate)
+{
+	struct pause *pause = bpf_ringbuf_reserve(&pauses, sizeof(struct pause), 0);
+
+	if (!pause) {
+		count_lost(LOST_EVENT);
+		return;
+	}
+	if (bpf_send_signal(SIGSTOP)) {
+		bpf_ringbuf_discard(pause, 0);
+		return;
+	}
+	pace->pauses++;
+	if (reason == PAUSE_GATE)
+		pace->gate_pauses++;
+	pause->kind = PAUSE_STOPPED;
+	pause->reason = reason;
+	pause->process = *id;
+	pause->slot = slot;
+	pause->_pad = 0;
+	pause->at_ns = bpf_ktime_get_ns();
+	pause->queued_ns = queued;
+	pause->estimate_ns = estimate;
+	pause->charged_ns = pace->charged_ns;
+	pause->rule = *rule;
+	bpf_ringbuf_submit(pause, 0);
+}
+
 /* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
 static __always_inline void pace_launch(const struct process_id *id, struct process *process, const struct rule *rule,
 					__u32 slot, __u64 blocks, __u64 now)
@@ -230,19 +260,7 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 	reason = reason_to_stop(rule, gate, queued, estimate, now);
 	if (!reason || !may_stop(now) || has_pass(id, pace, estimate))
 		return;
-	if (bpf_send_signal(SIGSTOP))
-		return;
-	pace->pauses++;
-	if (reason == PAUSE_GATE)
-		pace->gate_pauses++;
-	post_pause(&(struct pause){.kind = PAUSE_STOPPED,
-				   .reason = reason,
-				   .process = *id,
-				   .slot = slot,
-				   .queued_ns = queued,
-				   .estimate_ns = estimate,
-				   .charged_ns = pace->charged_ns,
-				   .rule = *rule});
+	stop_launch(id, pace, rule, slot, reason, queued, estimate);
 }
 
 /* The process has waited everything out: its virtual queue is empty, whatever the estimates said. */

@@ -11,6 +11,7 @@ unit's ExecStopPost or the next start reads the ledger.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -23,12 +24,14 @@ from pathlib import Path
 
 from agent import layout
 from agent.clock import monotonic_ns
+from agent.errors import GoneError, WardenError
 from agent.libbpf import Library, Map, RingBuffer
 from agent.model import ProcessId
 from agent.procfs import Procfs
-from enforce.memory.waiting import Waiting, kernel_room
+from enforce.checkpoint.running import check_identity
+from enforce.memory.waiting import Hold, Waiting, kernel_room
 from enforce.release import keep_releasing, release_all
-from enforce.resumer import Resumer
+from enforce.resumer import Due, Resumer
 from enforce.undoer import QUICK, SLOW, Undoer
 from enforce.undoing import STOPS
 
@@ -38,6 +41,7 @@ ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
 STALE_HEARTBEAT_NS = 1_000_000_000
 FOREIGN_PASS_NS = 1_000_000_000  # of launches that whoever sends SIGCONT in our place has free
 PRUNE_NS = 5_000_000_000
+_NO_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)  # the last two: the number is a thread's now
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KEEP_RELEASING_SECONDS = 600.0  # a saved process comes back when its device has room; then the next start's turn
@@ -67,17 +71,27 @@ class Handles:
         self._fds: dict[ProcessId, int] = {}
 
     def get(self, process: ProcessId) -> int | None:
-        """None when the process is gone."""
+        """None when the process is gone. Raises OSError or SetupError when that cannot be told now."""
         if process not in self._fds:
             try:
-                handle = os.pidfd_open(process.tgid)
-            except OSError:
+                self._fds[process] = self._opened(process)
+            except GoneError:
                 return None
-            if not self._proc.is_alive(process):  # the pid may have passed to another process before we opened it
-                os.close(handle)
-                return None
-            self._fds[process] = handle
         return self._fds[process]
+
+    def _opened(self, process: ProcessId) -> int:
+        try:
+            handle = os.pidfd_open(process.tgid)
+        except OSError as error:
+            if error.errno in _NO_PROCESS:
+                raise GoneError(f"process {process.tgid} has ended") from error
+            raise
+        try:
+            check_identity(process, self._proc)  # the pid may have passed to another process before we opened it
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
 
     def prune(self) -> list[ProcessId]:
         """Closes the handles of processes that have ended, and says which."""
@@ -90,6 +104,11 @@ class Handles:
             self.drop(process)
         return ended
 
+    def drop_all(self) -> None:
+        """Closes every handle: they only save time, and may be all the descriptors that we may have."""
+        for process in list(self._fds):
+            self.drop(process)
+
     def drop(self, process: ProcessId) -> None:
         """Closes the handle."""
         handle = self._fds.pop(process, None)
@@ -98,7 +117,7 @@ class Handles:
 
 
 def resume_process(handles: Handles, process: ProcessId) -> bool:
-    """SIGCONT through a pidfd; False when the process is gone."""
+    """SIGCONT through a pidfd; False when the process is gone. Raises OSError or SetupError: try again later."""
     handle = handles.get(process)
     if handle is None:
         return False
@@ -129,6 +148,7 @@ class Guardian:
         self._undoers = [Undoer(Path(settings.ledger), clock, acts) for acts in (QUICK, SLOW)]
         self._agent = os.pidfd_open(settings.agent_tgid)
         self._finished = False
+        self._failures = 0
         self._prune_ns = 0
 
     def run(self) -> None:
@@ -183,10 +203,10 @@ class Guardian:
             if not self._waiting.keeps(
                 due.stop.process
             ):  # it also waits for memory: its longest pause does not end that
-                self._resume(due.stop.process, due.stop.at_ns, due.pass_ns)
+                self._end_stop(due)
         for hold in self._waiting.due(now):
             self._resumer.stops.pop(hold.process, None)  # it goes on from whatever else it was stopped for
-            self._resume(hold.process, hold.at_ns)
+            self._end_hold(hold)
         if now >= self._prune_ns:
             self._prune_ns = now + PRUNE_NS
             for process in self._handles.prune():
@@ -195,24 +215,56 @@ class Guardian:
 
     def _resume_all(self) -> None:
         self._ring.consume()
-        for stop in self._resumer.stops.values():
-            self._resume(stop.process, stop.at_ns)
-        for hold in self._waiting.holds:
-            self._resume(hold.process, hold.at_ns)
-        self._resumer.stops.clear()
-        self._waiting.holds.clear()
+        stops, holds = list(self._resumer.stops.values()), self._waiting.holds
+        self._resumer.stops, self._waiting.holds = {}, []
+        for stop in stops:
+            self._end_stop(Due(stop, 0))
+        for hold in holds:
+            self._end_hold(hold)
 
-    def _resume(self, process: ProcessId, stopped_at_ns: int, pass_ns: int = 0) -> None:
-        key = layout.ProcessKey.of(process)
-        record = self._resumes.get(key) or layout.Resume()
+    def _end_stop(self, due: Due) -> None:
+        """Or the next round does."""
+        if not self._resume(due.stop.process, due.stop.at_ns, due.pass_ns):
+            self._resumer.put_back(due, self._clock() + ROUND_NS)
+
+    def _end_hold(self, hold: Hold) -> None:
+        """Or one of the next rounds does."""
+        if not self._resume(hold.process, hold.at_ns):
+            self._waiting.holds.append(hold)
+
+    def _resume(self, process: ProcessId, stopped_at_ns: int, pass_ns: int = 0) -> bool:
+        """False when it may still be stopped. One that cannot be resumed keeps no other stopped."""
+        record = self._record(process)
         if pass_ns:
             record.passes += 1
             record.pass_ns = pass_ns
         record.stopped_at_ns = 0
         record.paused_ns += max(0, self._clock() - stopped_at_ns)
         record.resumes += 1
-        if resume_process(self._handles, process):
-            self._resumes.put(key, record)
+        try:
+            if resume_process(self._handles, process):
+                self._write(process, record)
+        except (OSError, WardenError) as error:
+            self._handles.drop_all()
+            self._count(f"process {process.tgid} cannot be resumed now", error)
+            return False
+        return True
+
+    def _record(self, process: ProcessId) -> layout.Resume:
+        found: layout.Resume | None = self._resumes.get(layout.ProcessKey.of(process))
+        return found or layout.Resume()
+
+    def _write(self, process: ProcessId, record: layout.Resume) -> None:
+        """For the figures, and a pass: without it the process only has less."""
+        try:
+            self._resumes.put(layout.ProcessKey.of(process), record)
+        except OSError as error:
+            self._count(f"what became of process {process.tgid} cannot be written", error)
+
+    def _count(self, what: str, error: Exception) -> None:
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:  # the first, second, fourth, … time
+            _log.warning("%s (%d failures so far): %s", what, self._failures, error)
 
     def _receive(self, record: bytes) -> None:
         if layout.U32.from_buffer_copy(record).value == layout.PAUSE_HELD:
@@ -225,21 +277,25 @@ class Guardian:
             self._finished = True
 
     def _held(self, held: layout.Held) -> None:
-        record = self._resumes.get(held.process) or layout.Resume()
-        record.stopped_at_ns = held.at_ns
-        self._resumes.put(held.process, record)
         self._waiting.add(held)
+        process = held.process.id()
+        record = self._record(process)
+        record.stopped_at_ns = held.at_ns
+        self._write(process, record)
 
     def _stopped(self, pause: layout.Pause) -> None:
-        record = self._resumes.get(pause.process) or layout.Resume()
-        record.stopped_at_ns = pause.at_ns
-        if self._resumer.add(pause):  # it launched though we had not resumed it: whoever did is not fought
+        process = pause.process.id()
+        foreign = self._resumer.add(pause)  # it launched though we had not resumed it: whoever did is not fought
+        self._waiting.ran(process, pause.at_ns)
+        record = self._record(process)
+        record.stopped_at_ns = self._resumer.stops[process].at_ns
+        if foreign:
             if not record.foreign:
-                _log.warning("process %d was resumed by somebody else: it goes on for a while", pause.process.tgid)
+                _log.warning("process %d was resumed by somebody else: it goes on for a while", process.tgid)
             record.foreign += 1
             record.passes += 1
             record.pass_ns = FOREIGN_PASS_NS
-        self._resumes.put(pause.process, record)
+        self._write(process, record)
 
     def _sleep_seconds(self) -> float:
         now = self._clock()

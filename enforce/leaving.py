@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from agent.errors import GoneError
+from agent.errors import GoneError, SetupError
 from agent.model import ProcessId
 from agent.procfs import Procfs
 from enforce.ledger import Ledger
@@ -39,3 +39,5 @@ class Leaving:
             return self._proc.is_alive(process) and self._proc.stat(process.tgid).state == _STOPPED
         except GoneError:
             return False
+        except SetupError:  # it cannot be read now
+            return True

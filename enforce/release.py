@@ -12,7 +12,7 @@ import errno
 import os
 import time
 from collections.abc import Collection, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from agent.errors import GoneError, WardenError
@@ -24,6 +24,7 @@ from enforce.undoing import MAY_YET_SUCCEED, UNDO
 
 _AGAIN_SECONDS = 0.02
 _NO_PROCESS = (errno.EINVAL, errno.ENOENT)  # pidfd_open, older and newer kernels: the number is a thread's now
+_SLOW = frozenset({"lock", "swap", "mps"})  # all others are undone at once, before anything waits for the disk
 _ORDER = {act: position for position, act in enumerate(UNDO)}
 
 
@@ -78,15 +79,29 @@ def _release(
 ) -> list[Released]:
     boot = ledger.this_boot()  # reading needs neither the lock nor space on the disk: undoing comes first
     entries.sort(key=lambda entry: _ORDER.get(entry.act, len(_ORDER)))
-    released = [undo(entry, boot, proc_root) for entry in entries]
-    if any(one.closed for one in released):
-        with suppress(WardenError):  # what stays open is looked at again next time, and found running
-            book = _open(ledger_path, patience_seconds)
-            for one in released:
-                if one.closed:
-                    book.done(one.entry.id)
-            book.close()
+    quick = [undo(entry, boot, proc_root) for entry in entries if entry.act not in _SLOW]
+    released, unclosed = [*quick], _close(quick, ledger_path)
+    for entry in entries:
+        if entry.act in _SLOW:  # its act may be done anew while others are undone
+            released.append(undo(entry, boot, proc_root))
+            unclosed += _close(released[-1:], ledger_path)
+    _close(unclosed, ledger_path, patience_seconds)
     return released
+
+
+def _close(
+    released: list[Released], ledger_path: str | os.PathLike[str], patience_seconds: float = 0.0
+) -> list[Released]:
+    """Those that could not be closed: they are looked at again next time, and found running."""
+    left = [one for one in released if one.closed]
+    if left:
+        with suppress(WardenError), closing(_open(ledger_path, patience_seconds)) as book:
+            outstanding = book.outstanding()
+            while left:
+                if left[0].entry in outstanding:  # or whoever did it anew has another entry, and keeps it
+                    book.done(left[0].entry.id)
+                del left[0]
+    return left
 
 
 def undo_all(

@@ -10,7 +10,7 @@ through a little at a time: much at once would meet one online request with all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.layout import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
 from agent.model import ProcessId
@@ -19,7 +19,7 @@ from enforce.gates import busy_total_ns, is_busy
 _PPM = 1_000_000
 _LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
-_SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
+SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
 
@@ -73,11 +73,14 @@ class Resumer:
         known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
         portion = max(_PASS_NS, pause.estimate_ns)
-        latest = pause.at_ns + min(longest, self._starved_in_ns(process, pause, longest, portion))
+        goes_on = known is not None and pause.at_ns - known.at_ns <= SAME_STOP_NS
+        began_ns = known.at_ns if known is not None and goes_on else pause.at_ns
+        starved_ns = pause.at_ns + self._starved_in_ns(process, pause, longest, portion)
+        latest = min(began_ns + longest, starved_ns)
         self.stops[process] = Stop(
             process=process,
             slot=pause.slot,
-            at_ns=pause.at_ns,
+            at_ns=began_ns,  # or many launches, each soon after the one before, would never look like a foreign resume
             queue_due_ns=min(latest, pause.at_ns + drain_ns(pause)),
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
@@ -85,7 +88,7 @@ class Resumer:
             open_delay_ns=0 if pause.rule.flags & RULE_SOFT else self.open_delay_ns,
             busy_ns=self._busy_ns(pause.slot, pause.at_ns) if pause.rule.flags & RULE_SOFT else None,
         )
-        return known is not None and pause.at_ns - known.at_ns > _SAME_STOP_NS
+        return known is not None and not goes_on
 
     def due(self, now_ns: int) -> list[Due]:
         """Who may go now. They are taken out."""
@@ -111,6 +114,11 @@ class Resumer:
         """Whether an online request runs on the device."""
         return slot < SLOTS and is_busy(self.gates[slot], self.hold_ns, now_ns)
 
+    def put_back(self, due: Due, again_ns: int) -> None:
+        """It could not be resumed: due again then, whatever it waited for."""
+        stop = replace(due.stop, queue_due_ns=again_ns, latest_ns=again_ns, pass_ns=due.pass_ns)
+        self.stops[stop.process] = stop
+
     def forget(self, process: ProcessId) -> None:
         """It is gone."""
         self.stops.pop(process, None)
@@ -127,7 +135,7 @@ class Resumer:
         return int(max(0.0, portion_ns - credit.owed_ns) / floor) if floor > 0 else longest_ns
 
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
-        if not stop.gated:
+        if not stop.gated or stop.slot >= SLOTS:  # a device that is not known has no gate
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
         opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + stop.open_delay_ns

@@ -21,6 +21,7 @@ from enforce.outcome import Outcome
 
 _STOPPED, _TRACED = "T", "t"
 _PENDING = re.compile(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", re.MULTILINE)
+_UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _SIGSTOP_BIT = 1 << (signal.SIGSTOP - 1)
 _START_TICKS = 0xFFFFFFFF  # the probes carry 32 bits of it; they wrap after 497 days
 
@@ -66,7 +67,7 @@ def _stop_is_pending(tgid: int, procfs: Procfs) -> bool:
     """Whether it was told to stop and has not yet: it was about to run, or waits for a disk."""
     threads = f"{procfs.root}/{tgid}/task"
     for tid in _threads(Procfs(threads)):
-        with suppress(OSError), open(f"{threads}/{tid}/status", encoding="utf-8", errors="replace") as file:
+        with suppress(*_UNREADABLE), open(f"{threads}/{tid}/status", encoding="utf-8", errors="replace") as file:
             if any(int(mask, 16) & _SIGSTOP_BIT for mask in _PENDING.findall(file.read(1 << 16))):
                 return True
     return False

@@ -20,8 +20,8 @@ from agent.layout import Control
 from agent.probes import Probes
 from enforce.guardian import Settings
 from enforce.policy.model import Tuning
-from enforce.release import release_all
-from enforce.undoing import STOPS
+from enforce.release import release_all, undo_all
+from enforce.undoing import STOPS, UNDO
 
 _log = logging.getLogger(__name__)
 _MAPS = ("pauses", "gates", "controls", "resumes", "quotas", "quota_uses", "memory")
@@ -41,6 +41,7 @@ class Supervisor:
         self._ledger = ledger
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Event()
+        self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="guardian-watch", daemon=True)
         self.restarts = 0
         self._lease_expected_ns = 0
@@ -65,7 +66,7 @@ class Supervisor:
 
     def _kill_hanging(self, now_ns: int) -> None:
         process = self._process
-        if process is None or self._ending.is_set():
+        if process is None or process.returncode is not None or self._ending.is_set():
             return
         self._lease_expected_ns = now_ns + _STARTS_NS
         _log.error("the guardian hangs: killing it")
@@ -73,8 +74,9 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ends the guardian, which releases everything first."""
-        self._ending.set()
-        process = self._process
+        with self._starting:  # one that is being started now is ended too
+            self._ending.set()
+            process = self._process
         if process and process.stdin:
             process.stdin.close()
             try:
@@ -86,13 +88,16 @@ class Supervisor:
         release_all(self._ledger)
 
     def _spawn(self) -> None:
-        self._lease_expected_ns = monotonic_ns() + _STARTS_NS
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
-            stdin=subprocess.PIPE,
-            pass_fds=(*self._settings.fds.values(), *self._inherited),
-            start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it
-        )
+        with self._starting:
+            if self._ending.is_set():
+                return
+            self._lease_expected_ns = monotonic_ns() + _STARTS_NS
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
+                stdin=subprocess.PIPE,
+                pass_fds=(*self._settings.fds.values(), *self._inherited),
+                start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it
+            )
 
     def _watch(self) -> None:
         while not self._ending.is_set():
@@ -103,9 +108,18 @@ class Supervisor:
             if self._ending.is_set():
                 return
             self._control.lease_until_ns = 0
-            released = release_all(self._ledger, acts=STOPS)  # the agent lives: what its rungs did is theirs to undo
+            # What the rungs did is theirs to undo; and the kernel's rules stay, so their entries do.
+            released = undo_all(self._ledger, without=UNDO.keys() - STOPS)
             self.restarts += 1
             _log.error("the guardian ended with code %s: released %d processes, starting it again", code, len(released))
-            if self._ending.wait(_RESTART_SECONDS):
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """Until it works. Meanwhile nobody renews the lease, so the kernel stops nobody."""
+        while not self._ending.wait(_RESTART_SECONDS):
+            try:
+                self._spawn()
+            except (OSError, ValueError, subprocess.SubprocessError) as error:  # no memory, processes or descriptors
+                _log.error("the guardian cannot be started: nobody is stopped meanwhile; tried again: %s", error)
+            else:
                 return
-            self._spawn()

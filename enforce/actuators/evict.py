@@ -21,6 +21,7 @@ from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import GoneError, WardenError
 from agent.model import ProcessId
 from agent.procfs import Procfs
+from enforce.checkpoint.running import check_identity
 from enforce.entries import Entry
 from enforce.model import Subject
 from enforce.rungs import UnfinishedError
@@ -97,9 +98,7 @@ class Evict:
                 return False
             raise
         try:
-            if not self._proc.is_alive(process):  # of the pid that the handle holds: it cannot be another one's now
-                self._asked.pop(process, None)
-                return False
+            check_identity(process, self._proc)  # of the pid that the handle holds: it cannot be another one's now
             self._proceed(process, handle, grace_ns, now_ns)
         except (GoneError, ProcessLookupError):
             self._asked.pop(process, None)

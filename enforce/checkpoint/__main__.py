@@ -9,6 +9,7 @@ through a pidfd right before, and again afterwards. It ends by itself, whatever 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from enforce.checkpoint.driver import Cuda, Driver
 from enforce.checkpoint.running import check_identity, wait_until_it_runs
 
 ACTS = ("state", "lock", "swap-out", "swap-in", "unlock", "release")
+_NO_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # half an act is worse than one that ends by its own limit
 
 
@@ -62,7 +64,8 @@ def _answer(options: argparse.Namespace) -> Answer:
     try:
         pidfd = os.pidfd_open(process.tgid)
     except (OSError, OverflowError) as error:
-        return Answer(Kind.GONE, error=f"process {process.tgid}: {error}")
+        gone = isinstance(error, OverflowError) or error.errno in _NO_PROCESS  # else the machine lacks something now
+        return Answer(Kind.GONE if gone else Kind.FAILED, error=f"process {process.tgid}: {error}")
     try:
         check_identity(process, procfs)
         driver = Cuda(_library(options.library))

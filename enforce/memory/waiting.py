@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from agent.layout import GROUP_ALL, PINNED, Held, QuotaKey
 from agent.libbpf import Map
 from agent.model import ProcessId
+from enforce.resumer import SAME_STOP_NS
 
 POLL_NS = 10_000_000  # room comes by calls of other processes, of which nobody tells
 _FALLBACK_HOLD_NS = 30_000_000_000
@@ -45,7 +46,13 @@ class Waiting:
     def add(self, held: Held) -> None:
         """The kernel stopped a process."""
         longest = held.max_hold_ns or _FALLBACK_HOLD_NS
+        self.ran(held.process.id(), held.at_ns)
         self.holds.append(Hold(held.process.id(), held.group, held.slot, held.bytes, held.at_ns, held.at_ns + longest))
+
+    def ran(self, process: ProcessId, at_ns: int) -> None:
+        """It called the driver then. Whatever had been held well before is over: somebody else resumed the process."""
+        over_ns = at_ns - SAME_STOP_NS
+        self.holds = [hold for hold in self.holds if hold.process != process or hold.at_ns >= over_ns]
 
     def keeps(self, process: ProcessId) -> bool:
         """Whether it must stay stopped, whatever else it was stopped for."""

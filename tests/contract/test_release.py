@@ -26,6 +26,8 @@ from enforce.entries import Entry
 from enforce.ledger import Ledger, LedgerError, read
 from enforce.outcome import Outcome
 from enforce.release import release_all
+from enforce.resuming import resume
+from enforce.undoing import UNDO
 
 DEADLINE_SECONDS = 10.0
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
@@ -253,6 +255,41 @@ def test_a_ledger_that_cannot_be_written_does_not_keep_anybody_stopped(path: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert child.is_told_to_continue(DEADLINE_SECONDS)
     assert outcomes(path) == [Outcome.RUNNING]
+
+
+def test_an_act_that_was_done_anew_while_it_was_undone_keeps_its_entry(
+    path: Path, spawn: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = spawn()
+    first, second = (Entry.of("pace", child.process, ContainerKey("c"), wall_ns) for wall_ns in (1, 2))
+    ledger = Ledger(path)
+    ledger.intend(first)
+
+    def undo(entry: Entry, procfs: Procfs) -> Outcome:
+        ledger.intend(second)
+        return resume(entry, procfs)
+
+    monkeypatch.setitem(UNDO, "pace", undo)
+    assert outcomes(path) == [Outcome.RUNNING]
+    assert [entry.wall_ns for entry in read(path)] == [2]
+
+
+def test_what_is_undone_quickly_is_closed_before_what_takes_long(
+    path: Path, spawn: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = spawn()
+    intend(path, child.process, "swap")
+    intend(path, child.process, "pace")
+    seen: list[str] = []
+
+    def undo(_entry: Entry, _procfs: Procfs) -> Outcome:
+        seen.extend(entry.act for entry in read(path))
+        return Outcome.RESTORED
+
+    monkeypatch.setitem(UNDO, "swap", undo)
+    assert outcomes(path) == [Outcome.RUNNING, Outcome.RESTORED]
+    assert seen == ["swap"]
+    assert read(path) == []
 
 
 def test_a_ledger_that_is_not_there_or_is_rubbish_releases_nobody(path: Path) -> None:

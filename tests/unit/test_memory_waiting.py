@@ -99,6 +99,20 @@ def test_two_threads_of_one_process_wait_for_room_for_both() -> None:
     assert not waiting.holds
 
 
+def test_a_process_that_calls_the_driver_again_is_held_no_more() -> None:
+    kernel = Kernel({1: 10})
+    waiting = Waiting(kernel.room)
+    kernel.hold(waiting, 7, 1, 11, at=1000 * MS)
+    kernel.hold(waiting, 8, 1, 11, at=1000 * MS)
+    waiting.ran(ProcessId(7, 1), 1049 * MS)  # another of its threads, just before all had stopped
+    assert waiting.keeps(ProcessId(7, 1))
+    waiting.ran(ProcessId(7, 1), 1051 * MS)
+    assert not waiting.keeps(ProcessId(7, 1))
+    assert waiting.keeps(ProcessId(8, 1))
+    kernel.hold(waiting, 8, 1, 2, at=1060 * MS)
+    assert [hold.bytes for hold in waiting.holds] == [2]
+
+
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 20)), max_size=12), st.integers(0, 60))
 def test_whoever_is_let_go_in_time_is_within_every_limit(asked: list[tuple[int, int, int]], limit: int) -> None:
     kernel = Kernel({1: limit, 2: limit // 2, GROUP_ALL: limit})

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.containers import ContainerIndex
-from agent.errors import GoneError
+from agent.errors import GoneError, SetupError
 from agent.model import HOST, ProcessId
 from agent.names import printable
 from agent.procfs import Procfs
@@ -110,6 +112,20 @@ def test_a_process_is_read_from_a_tree_of_fixtures(fixture_proc: Path) -> None:
     assert proc.command(100) == "python3 train.py --epochs=9"
     assert proc.user(100) == "root"
     assert proc.environ(100, {"CUDA_VISIBLE_DEVICES"}) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+
+
+@pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_process_that_cannot_be_read_for_lack_of_something_is_not_taken_for_gone(
+    fixture_proc: Path, monkeypatch: pytest.MonkeyPatch, lack: int
+) -> None:
+    def refuse(*_args: object, **_more: object) -> None:
+        raise OSError(lack, os.strerror(lack))
+
+    proc = Procfs(str(fixture_proc))
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(SetupError, match="cannot be read now"):
+        proc.stat(100)
+    assert proc.is_alive(ProcessId(100, 567))
 
 
 def test_a_process_without_arguments_is_shown_by_its_name(fixture_proc: Path) -> None:

@@ -150,6 +150,50 @@ def test_behind_a_soft_gate_a_full_queue_drains_only_between_requests() -> None:
     assert len(it.due(1005 * MS + drains)) == 1
 
 
+def test_a_stop_at_a_device_that_is_not_known_waits_for_its_queue_alone() -> None:
+    it = resumer()
+    stop = pause(1000 * MS)
+    stop.slot, stop.rule.flags = SLOTS, RULE_PACE | RULE_GATE
+    it.add(stop)
+    assert it.due(1000 * MS + drain_ns(stop) - 1) == []
+    assert len(it.due(1000 * MS + drain_ns(stop))) == 1
+
+
+def test_launches_after_a_foreign_resume_are_noticed_however_soon_they_follow_each_other() -> None:
+    it = closed_gate()
+    assert [it.add(pause((1000 + at) * MS, reason=PAUSE_GATE)) for at in (0, 20, 40, 60, 80)] == [
+        False,  # several threads may each run into one stop …
+        False,
+        False,
+        True,  # … but not for so long
+        False,
+    ]
+
+
+@given(st.lists(st.integers(1, 49), min_size=1, max_size=20))
+def test_stops_that_follow_each_other_closely_last_no_longer_than_one(gaps: list[int]) -> None:
+    it = closed_gate()
+    at, began = 1000, 1000
+    it.add(pause(at * MS, reason=PAUSE_GATE))
+    for gap in gaps:
+        at += gap
+        if it.add(pause(at * MS, reason=PAUSE_GATE)):
+            began = at
+    (stop,) = it.stops.values()
+    assert stop.at_ns == began * MS
+    assert stop.latest_ns <= (began + 200) * MS
+
+
+def test_who_could_not_be_resumed_is_due_again() -> None:
+    it = closed_gate()
+    it.add(pause(1000 * MS, reason=PAUSE_GATE))
+    (due,) = it.due(1200 * MS)
+    it.put_back(due, 1250 * MS)
+    assert it.due(1249 * MS) == []
+    (again,) = it.due(1250 * MS)
+    assert (again.stop.process, again.pass_ns) == (due.stop.process, due.pass_ns)
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 10**8)), max_size=40))
 def test_everybody_is_resumed_in_the_end(stops: list[tuple[int, bool, int]]) -> None:
     it = resumer()
