@@ -69,7 +69,7 @@ def test_a_plan_beside_an_agent_that_enforces_undoes_nothing_of_what_it_holds(
     guardian, socket = enforcing.guardian(), enforcing.socket.stat().st_ino
     owner = (enforcing.run_dir / FILE).read_bytes()
     told = complaints(enforcing)
-    plan = ("plan", "--policy", str(enforcing.policy), "--run-dir", str(enforcing.run_dir), "--seconds", "3", "--json")
+    plan = ("plan", "--policy", str(enforcing.policy), "--seconds", "3", "--json")
     done = node.run(*plan)
     assert done.returncode == 0, done.stderr
     lines = {line["container"]: line for line in map(json.loads, done.stdout.splitlines())}

@@ -36,8 +36,9 @@ _DELAY_SECONDS = 0.002
 def container(tmp_path: Path) -> Iterator[Container]:
     """With a process for each connection."""
     command = ["python3", str(_SERVERS), "forks", str(_DELAY_SECONDS)]
+    own = f"/docker/{secrets.token_hex(32)}"
     with Container.start(
-        "http-watching", command, cgroup_path=f"/docker/{secrets.token_hex(32)}", mounts=[Mount(_SERVERS)], state=tmp_path
+        "http-watching", command, cgroup_path=own, mounts=[Mount(_SERVERS)], state=tmp_path
     ) as container:
         yield container
 
