@@ -36,6 +36,7 @@ class Seen:
     blocks: Mapping[DeviceUuid, int] = field(default_factory=dict)  # that online processes launched, ever
     health: Mapping[DeviceUuid, HealthView] = field(default_factory=dict)
     shares: Mapping[ContainerKey, float] = field(default_factory=dict)  # of offline containers, as decided last
+    launching: Mapping[ProcessId, frozenset[DeviceUuid]] = field(default_factory=dict)  # where a process is at work
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,7 @@ def decide(seen: Seen, states: Mapping[ContainerKey, Any], tuning: Tuning, now_n
     }
     split = _split(verdicts, seen)
     for verdict in verdicts:
-        part = min(split[device][verdict.seat.container.key] for device in verdict.seat.devices)
-        levels |= _levels(verdict, part, seen)
+        levels |= _levels(verdict, split, seen)
     return Decided(verdicts, levels)
 
 
@@ -118,27 +118,47 @@ def _split(verdicts: tuple[Verdict, ...], seen: Seen) -> dict[DeviceUuid, dict[C
     """Device → container → its part of what offline work may use there."""
     claims: dict[DeviceUuid, dict[ContainerKey, Claim]] = {}
     for verdict in verdicts:
-        claim = Claim(verdict.rule.weight, _wanted_by(verdict, seen))
         for device in verdict.seat.devices:
-            claims.setdefault(device, {})[verdict.seat.container.key] = claim
+            wanted = sum(_wanted_on(device, verdict.seat, seen).values())
+            ratio = min(1.0, wanted / verdict.share.ratio) if verdict.share.ratio > 0 else 1.0
+            claims.setdefault(device, {})[verdict.seat.container.key] = Claim(verdict.rule.weight, ratio)
     return {device: parts(those) for device, those in claims.items()}
 
 
-def _wanted_by(verdict: Verdict, seen: Seen) -> float:
-    """What the container wants of its law's share, 0–1."""
-    wanted = sum(seen.wanted.get(member.process.id, 1.0) for member in verdict.seat.members)
-    return min(1.0, wanted / verdict.share.ratio) if verdict.share.ratio > 0 else 1.0
-
-
-def _levels(verdict: Verdict, part: float, seen: Seen) -> dict[Target, Level]:
-    """The levels of the container's processes."""
-    whole = max(verdict.share.ratio * part, 1e-9)
-    wanted = {member.process.id: seen.wanted.get(member.process.id, 1.0) for member in verdict.seat.members}
-    inside = parts({process: Claim(1.0, min(1.0, ratio / whole)) for process, ratio in wanted.items()})
-    given = sum(inside.values()) or 1.0
+def _levels(
+    verdict: Verdict, split: Mapping[DeviceUuid, Mapping[ContainerKey, float]], seen: Seen
+) -> dict[Target, Level]:
+    """The levels of the container's processes: on each device its part is split between those at work there."""
+    fractions: dict[ProcessId, tuple[float, float]] = {}  # of the share, and of the container's part of it
+    for device in sorted(verdict.seat.devices):
+        part = split[device][verdict.seat.container.key]
+        for process, inside in _inside(_wanted_on(device, verdict.seat, seen), verdict.share.ratio * part).items():
+            fractions[process] = min(fractions.get(process, (1.0, 1.0)), (part * inside, inside))
     return {
         target_of(member, seen.slots, verdict.seat.devices): offline_level(
-            verdict.rule, verdict.share, part * inside[member.process.id] / given, seen.launch_ns.get(member.process.id)
+            verdict.rule,
+            verdict.share,
+            *fractions.get(member.process.id, (1.0, 1.0)),
+            seen.launch_ns.get(member.process.id),
         )
         for member in verdict.seat.members
     }
+
+
+def _wanted_on(device: DeviceUuid, seat: Seat, seen: Seen) -> dict[ProcessId, float]:
+    """What each process at work there wants of it, 0–1; all where nobody knows, or while it is being stopped."""
+    wanted = {}
+    for member in seat.members:
+        process = member.process.id
+        at_work = seen.launching.get(process) or (frozenset(member.visible) & seat.devices) or seat.devices
+        if device in at_work:
+            ratio = seen.wanted.get(process, 1.0)
+            wanted[process] = ratio / len(at_work) if ratio < 1 else 1.0
+    return wanted
+
+
+def _inside(wanted: Mapping[ProcessId, float], whole: float) -> dict[ProcessId, float]:
+    """Fractions of the container's part, with a sum of 1."""
+    given = parts({process: Claim(1.0, min(1.0, ratio / max(whole, 1e-9))) for process, ratio in wanted.items()})
+    total = sum(given.values())
+    return {process: part / total if total else 1.0 / len(given) for process, part in given.items()}

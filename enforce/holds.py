@@ -69,6 +69,11 @@ class Holds:
                     continue
             except GoneError:
                 pass
-            del self._leaving[entry]
             if entry not in self._entries.values():
-                self._ledger.done(entry)
+                try:
+                    self._ledger.done(entry)
+                except WardenError as error:  # it stays outstanding: undoing it again does no harm
+                    self.refused += 1
+                    _log.warning("%s", error)
+                    return
+            del self._leaving[entry]

@@ -18,7 +18,7 @@ from agent.clock import monotonic_ns
 from agent.collectors.deliveries import Deliveries
 from agent.delivery import LaunchTimes
 from agent.members import Members
-from agent.model import ContainerKey, DeviceUuid, ProcessId
+from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
 from agent.pipeline import Pipeline
 from enforce.climber import Climber, leaving
 from enforce.decide import Decided, Seen, decide
@@ -36,6 +36,7 @@ from enforce.report import PauseMeter, report
 from enforce.roster import Seat, seats
 from enforce.rungs import Rungs
 from enforce.signalling import with_troubles
+from enforce.slots import assign
 from enforce.supervisor import Supervisor
 from enforce.sysmonitor import SysMonitor, published
 from enforce.toolbox import Toolbox
@@ -75,8 +76,10 @@ class Loop:
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
     _shares: dict[ContainerKey, float] = field(default_factory=dict)  # as they were decided last
     _present: frozenset[ContainerKey] = frozenset()
-    _slots: dict[DeviceUuid, int] = field(default_factory=dict)  # a device keeps its own while the agent runs
+    _slots: dict[DeviceUuid, int] = field(default_factory=dict)
+    _slotless: int = 0  # devices beyond the kernel's slots: not controlled
     failures: int = 0
+    unread: int = 0  # latencies, for a fault of ours
 
     def run(self, ending: threading.Event) -> None:
         """Decides until `ending` is set, then releases everything."""
@@ -95,15 +98,23 @@ class Loop:
             self._release()
 
     def _release(self) -> None:
-        if self.hands:
-            self.hands.holds.release_all()
-        self.memory.release()
-        self.climber.release()
+        """Each on its own: what one cannot release must not keep another one held."""
+        for act in (
+            *((self.hands.holds.release_all,) if self.hands else ()),
+            self.memory.release,
+            self.climber.release,
+        ):
+            try:
+                act()
+            except Exception:  # noqa: BLE001
+                self.failures += 1
+                _log.exception("releasing failed; the guardian and `gpuwarden release` can still do it")
 
     def losses(self) -> dict[str, int]:
         """What went otherwise than meant, or was not told: for Snapshot.lost."""
         bounds = self.hands.bounds.losses() if self.hands else {}
-        return {**self.explainer.losses(), **bounds, **self.climber.losses(), **self.tools.losses()}
+        own = {"loop:failed": self.failures, "loop:unread": self.unread, "loop:no_slot": self._slotless}
+        return {**own, **self.explainer.losses(), **bounds, **self.climber.losses(), **self.tools.losses()}
 
     def step(self) -> None:
         """One decision."""
@@ -118,13 +129,12 @@ class Loop:
             signal.forget(self._present - here.keys())
         self._present = frozenset(here)
         readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
-        slots = {
-            reading.device.uuid: self._slots.setdefault(reading.device.uuid, len(self._slots))
-            for reading in snapshot.devices
-            if not reading.lost
-        }
+        self._slots = assign(self._slots, [reading.device.uuid for reading in snapshot.devices])
+        self._slotless = len(snapshot.devices) - len(self._slots)
+        lost = {reading.device.uuid for reading in snapshot.devices if reading.lost}
+        slots = {device: slot for device, slot in self._slots.items() if device not in lost}
         health = self.health.look(snapshot, self.policy, now)
-        seen = self._seen(here, readings, slots, health, now)
+        seen = self._seen(snapshot, here, readings, slots, health, now)
         decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
         self._shares = {verdict.seat.container.key: verdict.share.ratio for verdict in decided.verdicts}
@@ -138,6 +148,7 @@ class Loop:
 
     def _seen(
         self,
+        snapshot: Snapshot,
         here: Mapping[ContainerKey, Seat],
         readings: Mapping[ContainerKey, Reading],
         slots: Mapping[DeviceUuid, int],
@@ -155,6 +166,7 @@ class Loop:
             blocks=self.gates.blocks(slots),
             health=health,
             shares=self._shares,
+            launching=_launching(snapshot),
         )
 
     def _publish(
@@ -177,7 +189,13 @@ class Loop:
         snapshot = self.pipeline.snapshot
         if seat.classification.role is not Role.ONLINE or not isinstance(rule, OnlineRule) or snapshot is None:
             return None
-        return self.signals[rule.slo.signal].read(snapshot, seat.container.key, rule.slo, now_ns)
+        try:
+            return self.signals[rule.slo.signal].read(snapshot, seat.container.key, rule.slo, now_ns)
+        except Exception:  # noqa: BLE001  # what one container says must not end the decisions about the others
+            self.unread += 1
+            if self.unread & (self.unread - 1) == 0:  # the first, second, fourth, … time
+                _log.exception("%s: its latency could not be read", seat.container.name)
+            return None
 
     def _launch_ns(self, now_ns: int) -> dict[ProcessId, float]:
         for delivery in self.deliveries.collect(now_ns):
@@ -186,3 +204,12 @@ class Loop:
         for process in self._launch_times.processes() - alive:
             self._launch_times.forget(process)
         return {p: ns for p in alive if (ns := self._launch_times.per_launch_ns(p)) is not None}
+
+
+def _launching(snapshot: Snapshot) -> dict[ProcessId, frozenset[DeviceUuid]]:
+    """Where each process launched work in the last tick; memory says less: all ranks of a job have some on each."""
+    return {
+        row.process.id: devices
+        for row in snapshot.processes
+        if (devices := frozenset(usage.device for usage in row.usage if usage.launches_per_second))
+    }

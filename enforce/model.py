@@ -30,6 +30,7 @@ class Reading:
     recent_ns: float | None
     recent_low_ns: float | None
     recent_samples: int
+    recent_span_ns: int = 1_000_000_000  # how far back the recent part reaches
 
 
 @dataclass(frozen=True, slots=True)

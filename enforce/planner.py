@@ -24,19 +24,19 @@ class Change:
     after: Level
 
 
-def offline_level(rule: OfflineRule, share: Share, part: float, launch_ns: float | None) -> Level:
-    """The level of one process under an offline rule, with its part 0–1 of the share."""
+def offline_level(rule: OfflineRule, share: Share, part: float, inside: float, launch_ns: float | None) -> Level:
+    """The level of one process under an offline rule: its part 0–1 of the share, and of its container's floor."""
     if rule.law == "off":
         return FULL
     level = Level(
         gate="gate" in rule.ladder,
         soft=share.soft and "gate" in rule.ladder and "pace" in rule.ladder,
         pace="pace" in rule.ladder,
-        share_ratio=max(rule.limits.floor_ratio, min(1.0, share.ratio * part)),
+        share_ratio=max(rule.limits.floor_ratio * inside, min(1.0, share.ratio * part)),
         max_queued_ns=int(share.max_queued_ns * part),
         launch_ns=int(launch_ns) if launch_ns else FALLBACK_LAUNCH_NS,
         max_pause_ns=rule.limits.max_pause_ns,
-        floor_ratio=rule.limits.floor_ratio,
+        floor_ratio=rule.limits.floor_ratio * inside,
     )
     return level if share.blocks is None else _by_blocks(level, share.blocks * part)
 

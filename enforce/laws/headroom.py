@@ -31,8 +31,7 @@ SOFT_QUEUED_NS, HARD_QUEUED_NS = 3_000_000, 2_000_000  # from … and down to: t
 SPENT_PER_SECOND = 0.25  # of the certain slack
 GROW_SLACK = 0.03  # less than this: no growth
 BUSY_RATIO = 0.85  # no growth above
-HOLD_NS = SECOND_NS  # after a step down: as long as the reading's recent part
-WATCH_NS = SECOND_NS  # a miss with the shortest queue that lasts so long cuts the share
+HOLD_NS = SECOND_NS  # after a step down, or as long as the reading remembers, if that is longer
 QUEUE_TRIM, QUEUE_CUT = 0.9, 0.5
 SHARE_GROWTH, SHARE_CUT = 0.05, 0.7
 EXHAUSTED_NS = 3 * SECOND_NS  # a miss at the floor that lasts so long: the ladder's next rung
@@ -50,6 +49,7 @@ class State:
     ratio: float
     max_queued_ns: float
     soft: bool = False
+    remembers_ns: int = HOLD_NS  # how far back the last reading reached: as long a step down is waited for
     at_ns: int | None = None
     hold_until_ns: int = 0
     grow_share_ns: int = 0
@@ -92,7 +92,8 @@ class Headroom:
         if reading is None:
             return self._without_data(state, now_ns)
         elapsed_ns = 0 if state.at_ns is None else max(0, now_ns - state.at_ns)
-        state = replace(state, at_ns=now_ns, last_reading_ns=now_ns)
+        remembers_ns = max(HOLD_NS, reading.recent_span_ns if reading.recent_ns is not None else slo.window_ns)
+        state = replace(state, at_ns=now_ns, last_reading_ns=now_ns, remembers_ns=remembers_ns)
         state = _remember_best(state, reading.latency_ns, elapsed_ns)
         # The long window remembers what is already mended: only what is recent may cause another step down.
         recent = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
@@ -123,14 +124,14 @@ class Headroom:
         return start, Share(start.ratio, int(start.max_queued_ns), "no online requests: released")
 
     def _step_down(self, state: State, now_ns: int, low_ns: float, slack: float) -> tuple[State, Share]:
-        held = replace(state, hold_until_ns=now_ns + HOLD_NS, grow_share_ns=now_ns + 2 * HOLD_NS)
+        remembers_ns = state.remembers_ns
+        held = replace(state, hold_until_ns=now_ns + remembers_ns, grow_share_ns=now_ns + 2 * remembers_ns)
         missed = f"target missed by {-slack:.0%}"
         if state.max_queued_ns > self.shortest_ns:
             queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_CUT)
             return self._answer(replace(held, max_queued_ns=queued), f"{missed}: shorter queue")
         if state.missed_since_ns is None:  # a second of noise is no reason: the queue is as short as can be
-            watching = replace(held, missed_since_ns=now_ns, missed_with_ns=low_ns, hold_until_ns=now_ns + WATCH_NS)
-            return self._answer(watching, f"{missed}: watching")
+            return self._answer(replace(held, missed_since_ns=now_ns, missed_with_ns=low_ns), f"{missed}: watching")
         if state.ratio > self.floor_ratio:
             ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
             return self._answer(replace(held, ratio=ratio), f"{missed}: smaller share")
@@ -139,7 +140,7 @@ class Headroom:
     def _at_floor(self, state: State, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
         since = state.floor_since_ns if state.floor_since_ns is not None else now_ns
         state = replace(state, floor_since_ns=since)
-        if now_ns - since < FUTILE_NS or low_ns < HELPED * state.missed_with_ns:
+        if now_ns - since < max(FUTILE_NS, 3 * state.remembers_ns) or low_ns < HELPED * state.missed_with_ns:
             return self._answer(state, f"{missed}: at the floor", self._is_exhausted(state, now_ns))
         given_up = replace(
             self.start(),
@@ -153,11 +154,12 @@ class Headroom:
         return self._answer(given_up, f"{missed}: slowing does not help, given back for {state.backoff_ns / 1e9:.0f} s")
 
     def _is_exhausted(self, state: State, now_ns: int) -> bool:
-        return state.floor_since_ns is not None and now_ns - state.floor_since_ns >= EXHAUSTED_NS
+        lasting_ns = max(EXHAUSTED_NS, state.remembers_ns)
+        return state.floor_since_ns is not None and now_ns - state.floor_since_ns >= lasting_ns
 
     def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
         queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_TRIM)
-        trimmed = replace(state, max_queued_ns=queued, hold_until_ns=now_ns + HOLD_NS // 4)
+        trimmed = replace(state, max_queued_ns=queued, hold_until_ns=now_ns + state.remembers_ns // 4)
         return self._answer(trimmed, f"slack {slack:.1%}: a shorter queue")
 
     def _grow(self, state: State, now_ns: int, slack: float, slo: Slo, elapsed_ns: int) -> tuple[State, Share]:

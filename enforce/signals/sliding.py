@@ -83,6 +83,7 @@ def reading_of(
         recent_ns=quantile_ns(recent.counts, slo.quantile) if enough_recent else None,
         recent_low_ns=quantile_ns(recent.counts, low) if enough_recent else None,
         recent_samples=recent.total,
+        recent_span_ns=recent.span_ns,
     )
 
 

@@ -35,6 +35,7 @@ class Stage:
     seats: dict[ContainerKey, Seat]
     readings: dict[ContainerKey, Reading | None]
     wanted: dict[ProcessId, float]
+    launching: dict[ProcessId, frozenset[DeviceUuid]]
     next_tgid: int = 100
 
     def put(self, name: str, role: Role, rule: Any, devices: set[DeviceUuid], processes: int = 1) -> list[ProcessId]:
@@ -55,7 +56,8 @@ class Stage:
         return self.put(name, Role.OFFLINE, replace(FIXED, name=name, **changed), devices, processes)
 
     def decide(self) -> Decided:
-        return decide(Seen(self.seats, self.readings, SLOTS, wanted=self.wanted), {}, TUNING, 0)
+        seen = Seen(self.seats, self.readings, SLOTS, wanted=self.wanted, launching=self.launching)
+        return decide(seen, {}, TUNING, 0)
 
     def levels(self) -> dict[ProcessId, Level]:
         return {target.process: level for target, level in self.decide().levels.items() if not level.online}
@@ -63,7 +65,7 @@ class Stage:
 
 @pytest.fixture
 def stage() -> Stage:
-    return Stage({}, {}, {})
+    return Stage({}, {}, {}, {})
 
 
 def test_the_online_container_with_the_least_slack_rules_its_device(stage: Stage) -> None:
@@ -115,6 +117,22 @@ def test_processes_of_a_container_split_its_part(stage: Stage) -> None:
     assert stage.levels()[first].share_ratio == stage.levels()[second].share_ratio == pytest.approx(0.4)
 
 
+def test_a_rank_on_each_device_has_its_devices_whole_share(stage: Stage) -> None:
+    stage.online("chat-0", {GPU_0}, 2 * MS)
+    stage.online("chat-1", {GPU_1}, 2 * MS)
+    ranks = stage.offline("job", {GPU_0, GPU_1}, processes=2)
+    stage.launching = {ranks[0]: frozenset({GPU_0}), ranks[1]: frozenset({GPU_1})}
+    assert [stage.levels()[rank].share_ratio for rank in ranks] == pytest.approx([0.8, 0.8])
+
+
+def test_the_floor_is_the_containers_and_its_processes_share_it(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 20 * MS)
+    workers = stage.offline("batch", {GPU_0}, processes=10, share_ratio=0.05)
+    levels = [stage.levels()[worker] for worker in workers]
+    assert sum(level.share_ratio for level in levels) == pytest.approx(0.05)
+    assert sum(level.floor_ratio for level in levels) == pytest.approx(0.05)
+
+
 def test_nobody_is_told_less_than_the_floor(stage: Stage) -> None:
     stage.online("chat", {GPU_0}, 2 * MS)
     tgids = [stage.offline(f"batch-{n}", {GPU_0})[0] for n in range(40)]
@@ -141,14 +159,14 @@ def test_unmatched_and_protected_containers_get_no_level(stage: Stage) -> None:
 def test_all_together_have_no_more_than_the_share_but_for_the_floors(
     batches: list[tuple[float, int, float]], both: bool
 ) -> None:
-    stage = Stage({}, {}, {})
+    stage = Stage({}, {}, {}, {})
     stage.online("chat", {GPU_0}, 2 * MS)
     for number, (weight, processes, wanted) in enumerate(batches):
         devices = {GPU_0, GPU_1} if both and number % 2 else {GPU_0}
         for one in stage.offline(f"batch-{number}", devices, processes, weight=weight):
             stage.wanted[one] = wanted
     levels = stage.levels().values()
-    assert sum(level.share_ratio for level in levels if level.share_ratio > 0.05) <= 0.8 + 1e-6
+    assert sum(level.share_ratio for level in levels) <= 0.8 + 0.05 * len(batches) + 1e-6
     assert sum(level.max_queued_ns for level in levels) <= 4 * MS
 
 

@@ -154,3 +154,18 @@ def test_the_policys_bound_of_the_queue_holds_even_below_the_shortest() -> None:
     for number in range(100):
         state, share = law.step(state, online(TARGET * (2.0 if number % 3 else 0.5), number * STEP), number * STEP)
         assert share.max_queued_ns <= 100_000
+
+
+def test_one_burst_in_a_long_window_is_punished_once_and_not_each_second() -> None:
+    """Five requests a second, so that only the window of 30 s can judge, and remembers the burst for as long."""
+    slo = Slo("gpu_wait", 0.99, TARGET, 30_000_000_000, 20)
+    state, shares = LAW.start(), []
+    for number in range(400):
+        latency = TARGET * (3.0 if 10 <= number < 310 else 0.5)
+        reading = Reading(number * STEP, 0.99, latency, 150, None, None, 5)
+        one = OnlineOn(ContainerKey("chat"), DeviceUuid("GPU-0"), slo, reading, 0.1)
+        state, share = LAW.step(state, one, number * STEP)
+        shares.append(share)
+    assert min(share.ratio for share in shares) == 1.0
+    assert not any(share.exhausted or "given back" in share.reason for share in shares)
+    assert shares[10].max_queued_ns < shares[9].max_queued_ns
