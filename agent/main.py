@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agent.observer import Observer, Settings
     from enforce.explain.history import History
     from enforce.policy.model import Policy
+    from enforce.sysmonitor import SysMonitor
 
 _log = logging.getLogger("gpuwarden")
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
@@ -161,6 +162,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.usage.ledger import keep
     from enforce.explain.command import WORD, answer
     from enforce.explain.history import History
+    from enforce.sysmonitor import SysMonitor
 
     preflight.require_this_machine()
     received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -168,7 +170,7 @@ def _run(options: argparse.Namespace) -> int:
     policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
-        observer, history = Observer(_settings(options)), History()
+        observer, history, health = Observer(_settings(options)), History(), SysMonitor()
         server = prometheus.serve(
             address, port, observer.snapshot, observer.served
         )  # first what can be refused for little
@@ -182,10 +184,10 @@ def _run(options: argparse.Namespace) -> int:
             "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
         )
         enforcing = stack.enter_context(ExitStack())
-        _enforce(policy, observer, history, options, enforcing)
+        _enforce(policy, observer, history, health, options, enforcing)
         print("ready", file=sys.stderr, flush=True)
         while next(received) == signal.SIGHUP:
-            _reload(observer, history, options, enforcing)
+            _reload(observer, history, health, options, enforcing)
         _log.info("ending: releasing everything")
     return 0
 
@@ -209,7 +211,12 @@ def _signals(*numbers: signal.Signals) -> Iterator[int]:
 
 
 def _enforce(
-    policy: Policy | None, observer: Observer, history: History, options: argparse.Namespace, into: ExitStack
+    policy: Policy | None,
+    observer: Observer,
+    history: History,
+    health: SysMonitor,
+    options: argparse.Namespace,
+    into: ExitStack,
 ) -> None:
     from enforce.check import warnings
     from enforce.start import Enforcement
@@ -219,10 +226,12 @@ def _enforce(
         return
     for warning in warnings(policy):
         _log.warning("policy: %s", warning)
-    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions, history))
+    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions, history, health))
 
 
-def _reload(observer: Observer, history: History, options: argparse.Namespace, enforcing: ExitStack) -> None:
+def _reload(
+    observer: Observer, history: History, health: SysMonitor, options: argparse.Namespace, enforcing: ExitStack
+) -> None:
     """SIGHUP: the new policy if it is right, else the old one goes on."""
     try:
         policy = _policy(options.policy)
@@ -230,9 +239,9 @@ def _reload(observer: Observer, history: History, options: argparse.Namespace, e
         _log.error("policy not reloaded, the old one stays in force: %s", error)
         return
     enforcing.close()
-    observer.pipeline.enforcing, observer.pipeline.enforcement = False, {}
+    observer.pipeline.enforcing, observer.pipeline.enforcement, observer.pipeline.device_health = False, {}, {}
     try:
-        _enforce(policy, observer, history, options, enforcing)
+        _enforce(policy, observer, history, health, options, enforcing)
     except (WardenError, OSError) as error:
         _log.error("policy not reloaded, nothing is enforced now; SIGHUP tries again: %s", error)
         return

@@ -31,7 +31,7 @@ from bench.node import simulated_node
 from bench.workloads import RESNET_LIKE
 
 RESULTS: Final = Path(__file__).parent / "results"
-_ALONE_P99_NS: Final = 2_100_000  # of a request of 2 ms, by gpu_wait
+_ALONE_SECONDS: Final = 10.0
 _RATE: Final = {"low": 100.0, "middle": 250.0, "high": 400.0}  # 20, 50 and 80 % of the GPU's time
 
 
@@ -46,6 +46,7 @@ class Scene:
     offline_until: float
     ends: float
     marks: tuple[tuple[float, str], ...]
+    alone_rate: float  # at which the target is found
 
 
 def scenes(scale: float) -> tuple[Scene, Scene]:
@@ -60,6 +61,7 @@ def scenes(scale: float) -> tuple[Scene, Scene]:
         end,
         over,
         ((begin, "offline begins"), (end, "offline ends")),
+        _RATE["middle"],
     )
     parts = ((0.0, rise, "low"), (rise, fall, "high"), (fall, over, "low"))
     burst = Scene(
@@ -70,13 +72,35 @@ def scenes(scale: float) -> tuple[Scene, Scene]:
         over,
         over,
         ((rise, "burst begins"), (fall, "burst ends")),
+        _RATE["high"],
     )
     return step, burst
 
 
+def alone_ns(here: Stage, warden: Agent, rate: float) -> float:
+    """The online side's p99 by gpu_wait, alone at this rate and watched: what the target is a multiple of."""
+    if refused := warden.take(Promise("headroom", "gpu_wait", 0, 1e9, _ALONE_SECONDS), enforce=False):
+        raise SetupError(f"the agent does not take the policy: {refused}")
+    trace, found = here.folder / "alone.log", []
+    write_trace(poisson(rate, _ALONE_SECONDS, 1), trace)
+    timing = ["--trace", str(trace), "--seconds", str(_ALONE_SECONDS), "--iterations-per-us", "100"]
+    with ExitStack() as stack:
+        stack.callback(here.end)
+        online = here.start("online", [*SERVICE, *timing])
+        here.go(online)
+        while online.process.poll() is None:
+            found.append(warden.latency_ns())
+            time.sleep(0.2)
+    known = [latency_ns for latency_ns in found if latency_ns is not None]
+    if not known:
+        raise SetupError("the agent has read no latency of the online side alone: see its log")
+    return known[-1]
+
+
 def record(here: Stage, warden: Agent, scene: Scene, target_ratio: float) -> Course:
     """Lets it happen."""
-    promise = Promise("headroom", "gpu_wait", 0, target_ratio * _ALONE_P99_NS, 10.0)
+    target_ns = target_ratio * alone_ns(here, warden, scene.alone_rate)
+    promise = Promise("headroom", "gpu_wait", 0, target_ns, 10.0)
     if refused := warden.take(promise):
         raise SetupError(f"the agent does not take the policy: {refused}")
     trace, log, summary = (here.folder / name for name in ("arrivals", "requests.log", "online.json"))
@@ -97,7 +121,7 @@ def record(here: Stage, warden: Agent, scene: Scene, target_ratio: float) -> Cou
             here.end([offline])
         poll_until(lambda: online.process.poll() is not None, "the online service to end", scene.ends + 60)
     rows = [tuple(float(word) for word in line.split()) for line in log.read_text().splitlines()]
-    decisions = [d for d in _decisions(warden) if d["wall_ns"] >= wall_ns]
+    decisions = [d for d in _decisions(warden) if d["kind"] == "decision" and d["wall_ns"] >= wall_ns]
     return Course(
         title=f"{scene.title} (simulated GPU, headroom, target {target_ratio:g}× the p99 alone)",
         target_ms=promise.target_ns / 1e6,
@@ -118,7 +142,7 @@ def _start_offline(here: Stage) -> Workload:
 def _decisions(warden: Agent) -> list[dict[str, Any]]:
     if not warden.decisions.exists():
         raise SetupError("nothing was decided: see the agent's log")
-    return [json.loads(line) for line in warden.decisions.read_text().splitlines()]
+    return [json.loads(line) for line in warden.decisions.read_text().split("\n")[:-1]]
 
 
 @contextmanager

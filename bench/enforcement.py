@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of: {', '.join(NAMES)}; headroom@T takes any T above 1",
     )
     parser.add_argument("--seconds", type=_seconds, default=8.0, help="measured of each phase (default %(default)s)")
-    parser.add_argument("--signal", choices=list(SIGNALS), default="gpu_wait", help="what the laws read (%(default)s)")
+    parser.add_argument("--signal", choices=list(SIGNALS), default="http", help="what the laws read (%(default)s)")
     parser.add_argument("--trace", type=Path, default=TRACE, metavar="CSV", help="arrivals of the pair bursts")
     parser.add_argument("--seed", type=int, default=1, help="of the other arrivals (default %(default)s)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="where the page goes (a whole run: bench/results)")

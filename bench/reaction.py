@@ -98,7 +98,8 @@ def step(here: Stage, warden: Agent) -> tuple[int, int, int] | None:
 def _decisions(warden: Agent) -> list[dict[str, Any]]:
     if not warden.decisions.exists():
         return []
-    return [json.loads(line) for line in warden.decisions.read_text().splitlines()]
+    lines = (json.loads(line) for line in warden.decisions.read_text().split("\n")[:-1])
+    return [line for line in lines if line["kind"] == "decision"]
 
 
 def _require(refused: str) -> None:

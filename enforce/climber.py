@@ -83,11 +83,17 @@ class Climber:
             return Standing(tuple(wanted), obstacles, wanted)
         return Standing(tuple(sorted(self._rungs.in_force(key))), {**obstacles, **self._rungs.troubles(key)}, wanted)
 
-    def release(self) -> None:
-        """Undoes everything and forgets where everybody stood."""
+    def let_go(self) -> None:
+        """Has everything undone, waiting for none of it, and forgets where everybody stood."""
         self._footings, self._wanted, self._obstacles = {}, {}, {}
         if self._rungs is not None:
             self._allow_freezing([])
+            self._rungs.want({})
+
+    def release(self) -> None:
+        """As `let_go`, and waits until everything that can be undone is: for the end."""
+        self.let_go()
+        if self._rungs is not None:
             self._rungs.release_all()
 
     def _advance(self, subject: Subject, verdict: Verdict, now_ns: int) -> Footing:

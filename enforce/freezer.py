@@ -105,8 +105,17 @@ class Cgroup:
         """Lets it run."""
         self._write(b"0" if self._v2 else b"THAWED")
 
+    def claim(self) -> bool:
+        """Says that whatever freezes it from now on is us. False: it is being undone, and that goes first."""
+        with self._translated():
+            try:
+                os.setxattr(self._folder, _MARK, Mark.OURS.value, os.XATTR_CREATE)
+            except FileExistsError:
+                return self.marked() is Mark.OURS
+        return True
+
     def mark(self, mark: Mark) -> None:
-        """Says that whatever freezes it from now on is us, or that it is being undone."""
+        """Writes it over whatever mark there is. OURS is for `claim`, which does not."""
         with self._translated():
             os.setxattr(self._folder, _MARK, mark.value)
 

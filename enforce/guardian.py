@@ -29,7 +29,8 @@ from agent.procfs import Procfs
 from enforce.memory.waiting import Waiting, kernel_room
 from enforce.release import keep_releasing, release_all
 from enforce.resumer import Resumer
-from enforce.undoer import Undoer
+from enforce.undoer import QUICK, SLOW, Undoer
+from enforce.undoing import STOPS
 
 _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
@@ -125,7 +126,7 @@ class Guardian:
         self._waiting = Waiting(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
         self._handles = Handles(Procfs())
-        self._undoer = Undoer(Path(settings.ledger), clock)
+        self._undoers = [Undoer(Path(settings.ledger), clock, acts) for acts in (QUICK, SLOW)]
         self._agent = os.pidfd_open(settings.agent_tgid)
         self._finished = False
         self._prune_ns = 0
@@ -149,15 +150,19 @@ class Guardian:
     def release_everything(self) -> None:
         """Ends the lease, resumes whoever is stopped, undoes what the ledger says; twice: an act may come late."""
         self._control.lease_until_ns = 0
-        self._undoer.start()
+        for undoer in self._undoers:
+            undoer.start()
         until = self._clock() + _LAST_ROUNDS_NS
         while True:
             self._resume_all()
             if self._clock() >= until:
                 break
             select.select([self._ring.epoll_fd], [], [], _LAST_ROUNDS_NS / 4e9)
-        self._undoer.wait()
         ledger = Path(self._settings.ledger)
+        quick, slow = self._undoers
+        quick.wait()
+        release_all(ledger, acts=QUICK | STOPS)  # a late act, too, must not wait for what is slow
+        slow.wait()
         released = release_all(ledger, patience_seconds=_LEDGER_SECONDS)
         if select.select([self._agent], [], [], 0)[0]:  # nobody else is there to try again
             for number in _ENDING:
@@ -169,7 +174,8 @@ class Guardian:
         now = self._clock()
         if now - self._control.heartbeat_ns > STALE_HEARTBEAT_NS:
             self._control.lease_until_ns = 0
-            self._undoer.start_if_due()
+            for undoer in self._undoers:
+                undoer.start_if_due()
             self._resume_all()
             return
         self._control.lease_until_ns = now + LEASE_NS

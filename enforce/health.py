@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Whether a device is fit for offline work: a state machine per device, after MuxFlow's SysMonitor (arXiv 2303.13803).
 
-Init → Healthy ⇄ Unhealthy → Overlimit → Disabled. Worse at once (Overlimit, which costs work, after some patience),
-better only after a hold-off that doubles with each relapse and is forgotten slowly. Pure: time and readings are
-arguments. Invariant: what is not known is beyond no bound.
+Init → Healthy ⇄ Unhealthy → Overlimit → Disabled. Worse at once (what costs work, Overlimit or a device that does not
+answer, after some patience), better only after a hold-off that doubles with each relapse and is forgotten slowly. Pure:
+time and readings are arguments. Invariant: what is not known is beyond no bound.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class HealthState:
     condition: Condition = Condition.INIT
     since_ns: int | None = None  # in this condition; None: before the first step
     bad_since_ns: int | None = None  # over an overlimit bound without a break
+    lost_since_ns: int | None = None  # not answering without a break
     hold_until_ns: int = 0  # not better before this
     relapses: int = 0
     forgiven_ns: int = 0  # when a relapse was last forgotten, or it last got better
@@ -102,31 +103,40 @@ def step(state: HealthState, reading: DeviceReading, rule: HealthRule, now_ns: i
         state = replace(state, since_ns=now_ns, forgiven_ns=now_ns)
     xid, state = _new_xid(state, reading)
     wanted, reason = _wanted(state, reading, rule, xid)
-    over = wanted is Condition.OVERLIMIT
-    since = (state.bad_since_ns if state.bad_since_ns is not None else now_ns) if over else None
-    state = replace(state, bad_since_ns=since)
-    if over and since is not None and now_ns - since < rule.patience_ns:
+    fatal = xid is not None and reach_of(xid) is Reach.FATAL
+    over, lost = wanted is Condition.OVERLIMIT, wanted is Condition.DISABLED and not fatal
+    bad_since, lost_since = _since(state.bad_since_ns, over, now_ns), _since(state.lost_since_ns, lost, now_ns)
+    state = replace(state, bad_since_ns=bad_since, lost_since_ns=lost_since)
+    since = bad_since if over else lost_since
+    if since is not None and now_ns - since < rule.patience_ns:
         wanted = Condition.UNHEALTHY
     if wanted is not Condition.HEALTHY:
         return _bad(state, wanted, reason, rule, now_ns)
     return _good(state, rule, now_ns)
 
 
+def _since(before_ns: int | None, holds: bool, now_ns: int) -> int | None:
+    """Since when something holds without a break."""
+    return (before_ns if before_ns is not None else now_ns) if holds else None
+
+
 def _new_xid(state: HealthState, reading: DeviceReading) -> tuple[int | None, HealthState]:
-    """The worst XID that was not there before. Counts that went back (another driver) are taken as they are."""
+    """The worst XID that was not there before. Counts that went back (another driver) are taken as they are, but not
+    from a lost device, of which they may be missing."""
     new = [xid for xid, count in reading.xid_counts.items() if count > state.xids.get(xid, 0)]
     order = list(Reach)
     worst_xid = max(new, key=lambda xid: (order.index(reach_of(xid)), xid), default=None)
-    return worst_xid, replace(state, xids=dict(reading.xid_counts) if not reading.lost else state.xids)
+    kept = state.xids if reading.lost else {}
+    return worst_xid, replace(state, xids={**kept, **reading.xid_counts})
 
 
 def _wanted(state: HealthState, reading: DeviceReading, rule: HealthRule, xid: int | None) -> tuple[Condition, str]:
     """The condition that this reading alone speaks for."""
     reach = reach_of(xid) if xid is not None else None
-    if reading.lost:
-        return Condition.DISABLED, "the GPU does not answer"
     if xid is not None and reach is Reach.FATAL:
         return Condition.DISABLED, meaning_of(xid)
+    if reading.lost:
+        return Condition.DISABLED, "the GPU does not answer"
     if found := _beyond(reading, rule.overlimit):
         return Condition.OVERLIMIT, found
     if xid is not None and reach is Reach.DEVICE:

@@ -70,7 +70,7 @@ class Loop:
     meter: PauseMeter
     gates: GateReader
     memory: Keeper
-    health: SysMonitor = field(default_factory=SysMonitor)
+    health: SysMonitor
     _demand: Demand = field(default_factory=Demand)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
@@ -88,6 +88,7 @@ class Loop:
                 self._guarded(self.step)
         finally:
             self._release()
+            self._guarded(self.climber.release)
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
@@ -102,7 +103,7 @@ class Loop:
         for act in (
             *((self.hands.holds.release_all,) if self.hands else ()),
             self.memory.release,
-            self.climber.release,
+            self.climber.let_go,
         ):
             try:
                 act()
@@ -133,7 +134,7 @@ class Loop:
         self._slotless = len(snapshot.devices) - len(self._slots)
         lost = {reading.device.uuid for reading in snapshot.devices if reading.lost}
         slots = {device: slot for device, slot in self._slots.items() if device not in lost}
-        health = self.health.look(snapshot, self.policy, now)
+        health = self.health.look(snapshot, self.policy)
         seen = self._seen(snapshot, here, readings, slots, health, now)
         decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
         self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}

@@ -27,6 +27,7 @@ from enforce.policy.model import OfflineRule, Policy
 from enforce.roster import Seat, processes_of, seats
 from enforce.signalling import signals
 from enforce.start import deciding
+from enforce.sysmonitor import SysMonitor
 from enforce.toolbox import Toolbox
 
 _IN_KERNEL = ("gate", "pace")
@@ -68,7 +69,7 @@ def watch(policy: Policy, observer: Observer, tools: Toolbox, seconds: float) ->
     latest = _Latest()
     ending = threading.Event()
     with signals(policy, observer) as known:
-        loop = deciding(policy, observer, known, tools, None, Explainer(latest, History(), acts=False))
+        loop = deciding(policy, observer, known, tools, None, Explainer(latest, History(), acts=False), SysMonitor())
         thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
         thread.start()
         try:

@@ -54,6 +54,7 @@ class Rungs:
         self.table = table
         self._ledger, self._clock, self._boot = ledger, clock, this_boot()
         self._held: dict[ContainerKey, _Holding] = {}
+        self._wanted: Wanted = {}  # as it was said last; replaced, never changed
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rung")
         self._ending = threading.Event()
         self.failures = 0
@@ -61,6 +62,7 @@ class Rungs:
 
     def want(self, wanted: Wanted) -> None:
         """Says what ought to be in force now, for every container; whatever is not named is undone."""
+        self._wanted = wanted
         for key in list(self._held.keys() - wanted.keys()):
             self._start(key, None, frozenset())
         for key, (subject, names) in wanted.items():
@@ -77,7 +79,8 @@ class Rungs:
         return {name: why for name, (_, why) in dict(holding.failed).items()} if holding else {}
 
     def release_all(self) -> None:
-        """Undoes everything that can be undone now, and waits for it."""
+        """Undoes everything that can be undone now, and waits for it: for the end. `want({})` does not wait."""
+        self._wanted = {}
         self._ending.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rung")
@@ -111,7 +114,7 @@ class Rungs:
                 del self._held[key]
             return
         holding.busy = True
-        self._pool.submit(self._move, holding, subject, again, over)
+        self._pool.submit(self._move, key, holding, again, over)
 
     def _is_due(self, holding: _Holding, subject: Subject | None, name: str, now_ns: int) -> bool:
         if name not in holding.in_force or subject is None:
@@ -122,16 +125,18 @@ class Rungs:
         failed = holding.failed.get(name)
         return failed is None or now_ns - failed[0] >= RETRY_NS
 
-    def _move(self, holding: _Holding, subject: Subject | None, climb: set[str], descend: set[str]) -> None:
+    def _move(self, key: ContainerKey, holding: _Holding, climb: set[str], descend: set[str]) -> None:
+        """Waiting for a thread and descending may take minutes: what is climbed is what is wanted by then."""
         try:
             for name in descend:
                 self._descend(holding, name)
             for name in climb:
-                if subject is not None and not self._ending.is_set():
+                subject, names = self._wanted.get(key, (None, frozenset()))
+                if subject is not None and name in names and not self._ending.is_set():
                     self._climb(holding, subject, name)
         except Exception:  # noqa: BLE001  # a thread's exception would be seen by nobody
             self.failures += 1
-            _log.exception("acting on %s failed", subject.container.name if subject else "a container")
+            _log.exception("acting on %s failed", key)
         finally:
             holding.busy = False
 

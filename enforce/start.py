@@ -35,6 +35,7 @@ from enforce.report import PauseMeter
 from enforce.rungs import Rungs
 from enforce.signalling import signals
 from enforce.supervisor import Supervisor
+from enforce.sysmonitor import SysMonitor
 from enforce.toolbox import Toolbox
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,16 @@ _log = logging.getLogger(__name__)
 class Enforcement:
     """A context manager: inside it the loop decides, and acts if the policy says `enforce: true`."""
 
-    def __init__(self, policy: Policy, observer: Observer, run_dir: Path, decisions: str, history: History) -> None:
-        self._policy, self._observer, self._history = policy, observer, history
+    def __init__(
+        self,
+        policy: Policy,
+        observer: Observer,
+        run_dir: Path,
+        decisions: str,
+        history: History,
+        health: SysMonitor,
+    ) -> None:
+        self._policy, self._observer, self._history, self._health = policy, observer, history, health
         self._run_dir = run_dir
         self._ledger_path = run_dir / "ledger.jsonl"
         self._decisions = decisions
@@ -65,7 +74,7 @@ class Enforcement:
             tools = Toolbox.of(self._observer, ledger)
             stack.callback(tools.close)
             hands = self._hands(ledger, tools, stack) if ledger is not None else None
-            loop = deciding(self._policy, self._observer, known, tools, hands, explainer)
+            loop = deciding(self._policy, self._observer, known, tools, hands, explainer, self._health)
             others = self._observer.losses
             self._observer.losses = lambda: {**others(), **loop.losses()}
             stack.callback(setattr, self._observer, "losses", others)
@@ -118,6 +127,7 @@ def deciding(
     tools: Toolbox,
     hands: Hands | None,
     explainer: Explainer,
+    health: SysMonitor,
 ) -> Loop:
     """The loop, not yet running. Without hands it touches nothing."""
     probes = observer.probes
@@ -134,6 +144,13 @@ def deciding(
         climber=climber,
         explainer=climber.explained(explainer),
         meter=PauseMeter(probes.map("paces"), probes.map("resumes")),
-        memory=Keeper(policy, probes.map("resumes"), hands.bounds if hands else None, hands.rungs if hands else None),
+        health=health,
+        memory=Keeper(
+            policy,
+            probes.map("resumes"),
+            tools.table,
+            hands.bounds if hands else None,
+            hands.rungs if hands else None,
+        ),
         gates=GateReader(probes.map("gates").share(layout.SLOTS), policy.tuning.gate_hold_ns),
     )

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The health of all devices of this node: owns each one's state from look to look.
 
-A MIG instance is no better than its GPU. A device that left the snapshot is forgotten; a lost one stays in it.
+A MIG instance is no better than its GPU. A device that left the snapshot is forgotten; a lost one stays in it. There is
+one for the agent's life: another policy begins with what is known of the devices, or their old XIDs would be new ones.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ class SysMonitor:
     def __init__(self) -> None:
         self._states: dict[DeviceUuid, HealthState] = {}
 
-    def look(self, snapshot: Snapshot, policy: Policy, now_ns: int) -> dict[DeviceUuid, HealthView]:
-        """Takes in what the snapshot says; cheap, and the same snapshot may be looked at again."""
+    def look(self, snapshot: Snapshot, policy: Policy) -> dict[DeviceUuid, HealthView]:
+        """Takes in what the snapshot says; cheap, and the same snapshot may be looked at again.
+
+        Time is the snapshot's: however long it is the latest one, it is one look at the devices.
+        """
         self._states = {
             reading.device.uuid: step(
-                self._states.get(reading.device.uuid, HealthState()), reading, policy.health_of(reading.device), now_ns
+                self._states.get(reading.device.uuid, HealthState()),
+                reading,
+                policy.health_of(reading.device),
+                snapshot.at_ns,
             )
             for reading in snapshot.devices
         }

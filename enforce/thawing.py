@@ -11,12 +11,18 @@ from enforce.outcome import Outcome
 
 
 def thaw(entry: Entry, _procfs: Procfs) -> Outcome:
-    """Raises GoneError, OSError or WardenError. The mark goes last: until then somebody else may finish this."""
+    """Raises GoneError, OSError or WardenError."""
     with Cgroup(Place.parse(entry.place)) as cgroup:
-        if cgroup.marked() is None:
-            return Outcome.RUNNING  # never frozen, or undone already; if it is frozen now, that was not us
-        cgroup.mark(Mark.UNDOING)
-        asked = cgroup.is_asked()
-        cgroup.thaw()
+        return let_run(cgroup)
+
+
+def let_run(cgroup: Cgroup) -> Outcome:
+    """The mark goes last: until then somebody else may finish this. Raises GoneError or OSError."""
+    if cgroup.marked() is None:
+        return Outcome.RUNNING  # never frozen, or undone already; if it is frozen now, that was not us
+    cgroup.mark(Mark.UNDOING)
+    asked = cgroup.is_asked()
+    cgroup.thaw()
+    if cgroup.marked() is Mark.UNDOING:  # else another one has finished this, and it is frozen anew
         cgroup.unmark()
-        return Outcome.RESUMED if asked else Outcome.RUNNING
+    return Outcome.RESUMED if asked else Outcome.RUNNING

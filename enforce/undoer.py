@@ -2,28 +2,31 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Undoing beside the guardian's own work: what takes long keeps nobody else from being resumed.
 
-One thread at a time, and the entries stay in the ledger: while the agent only hangs, it may yet go on with them.
+One thread at a time for each, and the entries stay in the ledger: while the agent only hangs, it may yet go on with
+them. What is quick has an undoer of its own: giving a process its memory back may take minutes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
 from agent.clock import NS_PER_SECOND
 from enforce.release import undo_all
+from enforce.undoing import STOPS, UNDO
 
 AGAIN_NS: Final = NS_PER_SECOND // 2
-RESUMED_BY_THE_GUARDIAN: Final = ("pace", "hold")  # twice would look as if somebody else had resumed them
+QUICK: Final = frozenset({"freeze"})
+SLOW: Final = frozenset(UNDO) - QUICK - STOPS  # the guardian resumes: twice would look as if somebody else had done it
 
 
 class Undoer:
     """Owns the thread."""
 
-    def __init__(self, ledger: Path, clock: Callable[[], int]) -> None:
-        self._ledger, self._clock = ledger, clock
+    def __init__(self, ledger: Path, clock: Callable[[], int], acts: Collection[str]) -> None:
+        self._ledger, self._clock, self._without = ledger, clock, UNDO.keys() - acts
         self._thread: threading.Thread | None = None
         self._began_ns: int | None = None
 
@@ -45,4 +48,4 @@ class Undoer:
             self._thread.join()
 
     def _undo(self) -> None:
-        undo_all(self._ledger, without=RESUMED_BY_THE_GUARDIAN)
+        undo_all(self._ledger, without=self._without)

@@ -7,13 +7,16 @@ With protocol 2 a limit reaches every later client of the daemon, online ones to
 it ends. So nothing is set while a container that is not to be limited reaches the daemon with a process that is not
 connected yet; what is set is put back when such a process is seen; one that was caught all the same is reported. With
 protocol 3 limits are set on namespaces that only such offline containers reach, so they are nobody else's.
+
+Limits are set once per climb, all of them at once, and then only looked after: so the ledger entry of the climb names
+everything that is to be put back. A daemon whose limits somebody else sets too is left to him.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.clock import wall_ns
 from agent.errors import WardenError
@@ -58,6 +61,7 @@ class Mps:
         self._memory_bytes: dict[DeviceUuid, int] = {}
         self._plans: dict[ContainerKey, Held] = {}
         self._held: dict[ProcessId, Held] = {}  # by daemon
+        self._foreign: set[ProcessId] = set()  # daemons whose limits somebody else sets too
         self._caught: set[ProcessId] = set()
         self.foreign_writes = 0
         self._survey.listeners.append(self.watch)
@@ -78,44 +82,63 @@ class Mps:
     def obstacle(self, subject: Subject) -> str | None:
         """See Rung. From the last look at MPS."""
         picture = self._survey.picture
-        if picture is None:
-            return "MPS has not been looked at yet; asked again in a moment"
+        return (
+            self._obstacle(subject, picture) if picture else "MPS has not been looked at yet; asked again in a moment"
+        )
+
+    def _obstacle(self, subject: Subject, picture: Picture) -> str | None:
         place = standing.place_of(subject, picture)
-        held = self._held.get(place.daemon.process) if place else None
+        daemon = place.daemon.process if place else None
+        held = self._held.get(daemon) if daemon else None
         if held and held.container != subject.container.key:
             return f"the MPS daemon is limited for {self._name(held.container)} already, which reaches its clients too"
-        return standing.obstacle(subject, picture, self._seats)
+        if daemon in self._foreign:
+            return "somebody else has changed the limits of the MPS daemon: they are left alone until it is restarted"
+        if why := standing.obstacle(subject, picture, self._seats):
+            return why
+        known = held or limits.percent(subject, self._activity) is not None
+        return None if known else "what the online side uses is not known yet"
 
     def intents(self, subject: Subject) -> Sequence[Entry]:
-        """See Rung. Asks the daemon what is set now."""
+        """See Rung. Asks the daemon what is set now. Nothing is added to what is in force."""
         picture = self._survey.picture
         place = standing.place_of(subject, picture) if picture else None
-        if place is None or place.control is None:
+        if picture is None or place is None or place.control is None:
             raise MpsError("the MPS control daemon has gone since it was looked at")
+        if why := self._obstacle(subject, picture):
+            raise MpsError(why)
+        key, held = subject.container.key, self._held.get(place.daemon.process)
+        if held and any(held.control.get(change.setting) == change.ours for change in held.changes):
+            self._plans[key] = replace(held, changes=())
+            return []
+        changes = self._changes(subject, place, place.control)
+        self._plans[key] = Held(key, place.control, changes, frozenset(process for process, _ in place.connected))
+        return [_entry(key, place, changes)] if changes else []
+
+    def _changes(self, subject: Subject, place: Place, control: Control) -> tuple[Change, ...]:
         (scope,) = standing.scopes_of(subject, place)
         wanted = {
             "percentage": limits.percent(subject, self._activity),
             "memory": limits.quota(scope, place, self._seats),
             "priority": "1",
         }
-        changes = tuple(limits.changes(place, place.control, scope, subject, wanted, self._memory_bytes))
-        key = subject.container.key
-        self._plans[key] = Held(key, place.control, changes, frozenset(process for process, _ in place.connected))
-        return [Entry.of(self.name, place.daemon.process, key, wall_ns(), to_place(changes))] if changes else []
+        return tuple(limits.changes(place, control, scope, subject, wanted, self._memory_bytes))
 
     def apply(self, subject: Subject) -> None:
         """See Rung."""
         held = self._plans.pop(subject.container.key)
+        if not held.changes:
+            return
         for change in held.changes:
             held.control.put(change.setting, change.ours)
-        if held.changes:
-            self._held[held.control.daemon.process] = held
-        what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes) or "nothing to lower"
+        self._held[held.control.daemon.process] = held
+        what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes)
         _log.info("%s: MPS: %s, for clients that connect later; others keep theirs", subject.container.name, what)
 
     def watch(self, picture: Picture) -> None:
         """Looks whether what was set is still ours to keep, in the surveying thread."""
         places = {place.daemon.process: place for place in picture.places}
+        self._foreign.intersection_update(places)
         for daemon, held in list(self._held.items()):
             place = places.get(daemon)
             try:
@@ -132,6 +155,7 @@ class Mps:
         for change, value in now:
             if value not in (change.before, change.back, change.ours):
                 self.foreign_writes += 1
+                self._foreign.add(place.daemon.process)
                 _log.warning("MPS: somebody else has set %s to %s: left alone", change.setting.what, value or "none")
                 return False
         self._report_caught(place, held)
@@ -153,3 +177,10 @@ class Mps:
     def _name(self, key: ContainerKey) -> str:
         seat = self._seats.get(key)
         return seat.container.name if seat else str(key)
+
+
+def _entry(key: ContainerKey, place: Place, changes: tuple[Change, ...]) -> Entry:
+    """Each time that limits are set is an act of its own: what they were before may differ."""
+    at_ns = wall_ns()
+    entry = Entry.of(standing.RUNG, place.daemon.process, key, at_ns, to_place(changes))
+    return replace(entry, id=f"{entry.id}:{at_ns}")

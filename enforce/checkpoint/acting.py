@@ -4,7 +4,8 @@
 
 A process that somebody else has locked is refused before anything is written or done. One that the driver cannot lock
 or save (an MPS client, memory shared with other processes) is remembered, so that the ladder goes on to the next rung.
-A process has to run to take part: `pace` stops it for moments, which is waited for; a frozen one is an obstacle.
+A process has to run to take part: `pace` stops it for moments, which is waited for; a frozen one is an obstacle, unless
+it is the rung `freeze` that holds it: that is undone before another step is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.errors import GoneError, SetupError
-from agent.model import ProcessId
+from agent.model import ContainerKey, ProcessId
 from agent.procfs import Procfs
 from enforce.checkpoint.answer import Answer, Kind
 from enforce.checkpoint.driver import State
@@ -49,8 +50,14 @@ class Checkpoints:
             self.library.path()
         except SetupError as error:
             return str(error)
-        reasons = (self._obstacle_of(process) for process in subject.processes)
-        return next((reason for reason in reasons if reason), None)
+        refused = (self._refusal_of(process) for process in subject.processes)
+        reason = next((reason for reason in refused if reason), None)
+        if reason is not None:
+            return reason
+        frozen = next((process for process in subject.processes if self._is_frozen(process)), None)
+        if frozen is None or self._is_frozen_by_us(subject.container.key):
+            return None
+        return f"process {frozen.tgid}: its cgroup is frozen"
 
     def intents(self, act: str, subject: Subject) -> list[Entry]:
         """An entry for each process that uses CUDA. CheckpointError when somebody else has locked one."""
@@ -89,14 +96,20 @@ class Checkpoints:
             self._refused = {one: why for one, why in self._refused.items() if self.procfs.is_alive(one)}
             self._refused[process] = "it is an MPS client or shares memory with other processes: the driver refuses"
 
-    def _obstacle_of(self, process: ProcessId) -> str | None:
-        if process in self._refused:
-            return f"process {process.tgid}: {self._refused[process]}"
+    def _refusal_of(self, process: ProcessId) -> str | None:
+        why = self._refused.get(process)
+        return f"process {process.tgid}: {why}" if why else None
+
+    def _is_frozen(self, process: ProcessId) -> bool:
         try:
-            held = what_holds(process.tgid, self.procfs)
+            return "frozen" in (what_holds(process.tgid, self.procfs) or "")
         except (GoneError, SetupError):
-            return None
-        return f"process {process.tgid}: {held}" if held and "frozen" in held else None
+            return False
+
+    def _is_frozen_by_us(self, container: ContainerKey) -> bool:
+        """By the ledger, which has a freeze from before it comes until after it is gone."""
+        entries = self.ledger.outstanding() if self.ledger is not None else ()
+        return any(entry.act == "freeze" and entry.container == container for entry in entries)
 
     def _take(self, process: ProcessId, found: State | None) -> None:
         self._mine = {one for one in self._mine if self.procfs.is_alive(one)}

@@ -2,13 +2,14 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`headroom`: spend the SLO's slack on offline work, and no more.
 
-What an online request waits for is what offline work has queued on the device when it arrives, and one kernel. So the
-first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain, and never beyond
-what lies between the best latency seen and the target. The second, for when the shortest queue is too long, is the
-share of time. Both move down at once and up slowly (senpai), not at all within the dead band and not while the online
-side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law waits until it has readings
-from after the step. Where the target allows a long queue, the gate is soft: what fits is queued while a request runs,
-so that the device is not idle between its end and the offline side's next launch.
+What an online request waits for is what offline work has queued on the device when it arrives, and one kernel; and
+whoever queues behind it waits for that too, the longer the busier the online side is: by 1 ÷ (1 − its load). So the
+first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain and never beyond a
+part of it, times 1 − load. The second, for when the shortest queue is too long, is the share of time. Both move down at
+once and up slowly (senpai), not at all within the dead band and not while the online side keeps the device busy
+(Heracles: no growth above 85 % load); after a step down the law waits until it has readings from after the step. Where
+the target allows a long queue, the gate is soft: what fits is queued while a request runs, so that the device is not
+idle between its end and the offline side's next launch.
 
 Slowing may not help: the latency can be the online side's own. Then the share is given back and tried again later,
 each time after twice as long. The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR
@@ -28,7 +29,9 @@ START_QUEUED_NS = 800_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
 TOP_QUEUED_NS = 20_000_000
 SOFT_QUEUED_NS, HARD_QUEUED_NS = 3_000_000, 2_000_000  # from … and down to: the gate lets what fits be queued
-SPENT_PER_SECOND = 0.25  # of the certain slack
+SPENT_PER_SECOND = 0.25  # of the certain slack, times 1 − load
+SPENT_AT_MOST = 2.0  # likewise: as the slack shrinks by what is queued, two thirds of what there was are spent
+TOO_LONG, EASED = 1.5, 0.98  # beyond so much of that it is shortened by so much a decision
 GROW_SLACK = 0.03  # less than this: no growth
 BUSY_RATIO = 0.85  # no growth above
 HOLD_NS = SECOND_NS  # after a step down, or as long as the reading remembers, if that is longer
@@ -39,7 +42,6 @@ FUTILE_NS = 10 * SECOND_NS  # … and so long without help: given back
 HELPED = 0.9  # of the latency before: less is help
 WORSE = 1.25  # of the latency for which slowing was given up: more is another trouble
 FIRST_BACKOFF_NS, LONGEST_BACKOFF_NS = 30 * SECOND_NS, 1800 * SECOND_NS
-BEST_FORGOTTEN_PER_SECOND = 0.001  # so that a best that will not come again is forgotten within some minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,6 @@ class State:
     hold_until_ns: int = 0
     grow_share_ns: int = 0
     last_reading_ns: int | None = None
-    best_ns: float | None = None  # the lowest latency seen, forgotten slowly
     missed_since_ns: int | None = None  # with the shortest queue
     missed_with_ns: float = 0.0  # the latency then, before the share was cut
     floor_since_ns: int | None = None  # missed at the floor
@@ -94,7 +95,6 @@ class Headroom:
         elapsed_ns = 0 if state.at_ns is None else max(0, now_ns - state.at_ns)
         remembers_ns = max(HOLD_NS, reading.recent_span_ns if reading.recent_ns is not None else slo.window_ns)
         state = replace(state, at_ns=now_ns, last_reading_ns=now_ns, remembers_ns=remembers_ns)
-        state = _remember_best(state, reading.latency_ns, elapsed_ns)
         # The long window remembers what is already mended: only what is recent may cause another step down.
         recent = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
         low = reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
@@ -112,15 +112,16 @@ class Headroom:
         slack = _slack(max(recent, reading.latency_ns or 0.0), slo)
         if slack < GROW_SLACK:
             return self._answer(state, f"slack {slack:.0%}: within the dead band")
-        if online.busy_ratio is not None and online.busy_ratio > BUSY_RATIO:
+        busy = online.busy_ratio or 0.0
+        if busy > BUSY_RATIO:
             return self._answer(state, f"slack {slack:.0%}, but the online side keeps the device busy: no growth")
-        return self._grow(state, now_ns, slack, slo, elapsed_ns)
+        return self._grow(state, now_ns, slack, slack * slo.target_ns * (1 - busy), elapsed_ns)
 
     def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
         """Hold, then release: an online side that says nothing has nothing to protect, but may come back."""
         if state.last_reading_ns is not None and now_ns - state.last_reading_ns < self.no_data_hold_ns:
             return self._answer(replace(state, at_ns=now_ns), "no reading: holding")
-        start = replace(self.start(), best_ns=state.best_ns)
+        start = self.start()
         return start, Share(start.ratio, int(start.max_queued_ns), "no online requests: released")
 
     def _step_down(self, state: State, now_ns: int, low_ns: float, slack: float) -> tuple[State, Share]:
@@ -146,7 +147,6 @@ class Headroom:
             self.start(),
             at_ns=now_ns,
             last_reading_ns=now_ns,
-            best_ns=state.best_ns,
             given_up_until_ns=now_ns + state.backoff_ns,
             given_up_at_ns=max(low_ns, state.missed_with_ns),
             backoff_ns=min(LONGEST_BACKOFF_NS, 2 * state.backoff_ns),
@@ -162,34 +162,28 @@ class Headroom:
         trimmed = replace(state, max_queued_ns=queued, hold_until_ns=now_ns + state.remembers_ns // 4)
         return self._answer(trimmed, f"slack {slack:.1%}: a shorter queue")
 
-    def _grow(self, state: State, now_ns: int, slack: float, slo: Slo, elapsed_ns: int) -> tuple[State, Share]:
+    def _grow(
+        self, state: State, now_ns: int, slack: float, spendable_ns: float, elapsed_ns: int
+    ) -> tuple[State, Share]:
         if state.ratio < 1.0:
             if now_ns < state.grow_share_ns:
                 return self._answer(state, f"slack {slack:.0%}: waiting to grow")
             ratio = min(1.0, state.ratio + SHARE_GROWTH)
             grown = replace(state, ratio=ratio, grow_share_ns=now_ns + SECOND_NS)
             return self._answer(grown, f"slack {slack:.0%}: larger share")
-        grown_ns = state.max_queued_ns + SPENT_PER_SECOND * slack * slo.target_ns * elapsed_ns / SECOND_NS
-        most_ns = self.top_queued_ns
-        if state.best_ns is not None:
-            most_ns = min(most_ns, max(self.shortest_ns, slo.target_ns - state.best_ns))
+        most_ns = min(self.top_queued_ns, max(self.shortest_ns, SPENT_AT_MOST * spendable_ns))
+        if state.max_queued_ns > TOO_LONG * most_ns:
+            eased = replace(state, max_queued_ns=max(most_ns, EASED * state.max_queued_ns))
+            return self._answer(eased, f"slack {slack:.0%}: the queue is longer than that allows")
         if state.max_queued_ns >= most_ns:
-            return self._answer(state, f"slack {slack:.0%}: the queue is as long as the target allows")
+            return self._answer(state, f"slack {slack:.0%}: the queue is as long as that allows")
+        grown_ns = state.max_queued_ns + SPENT_PER_SECOND * spendable_ns * elapsed_ns / SECOND_NS
         longer = replace(state, max_queued_ns=min(most_ns, grown_ns), backoff_ns=FIRST_BACKOFF_NS)
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
     def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
         soft = state.max_queued_ns >= (HARD_QUEUED_NS if state.soft else SOFT_QUEUED_NS)
         return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
-
-
-def _remember_best(state: State, latency_ns: float | None, elapsed_ns: int) -> State:
-    if latency_ns is None:
-        return state
-    if state.best_ns is None:
-        return replace(state, best_ns=latency_ns)
-    faded = state.best_ns * (1 + BEST_FORGOTTEN_PER_SECOND * elapsed_ns / SECOND_NS)
-    return replace(state, best_ns=min(latency_ns, faded))
 
 
 def _slack(latency_ns: float, slo: Slo) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.model import ContainerKey, DeviceUuid
+from agent.model import ContainerKey, DeviceUuid, ProcessId
 
 _SAMPLES = 3
 
@@ -61,6 +61,7 @@ class Tenant:
     rungs: tuple[str, ...]  # of swap and evict: those on its ladder that can be done here and now, the mildest first
     max_hold_ns: int
     waiting_since_ns: int | None = None  # since when one of its allocations has not returned
+    processes: frozenset[ProcessId] = frozenset()  # on a GPU, now
 
     def on(self, device: DeviceUuid) -> Holding:
         """What it has there."""
@@ -75,6 +76,7 @@ class View:
     free_bytes: Mapping[DeviceUuid, int | None]
     claims: tuple[Claim, ...]
     tenants: tuple[Tenant, ...]
+    acting: bool = True  # False: nothing is done, so what was planned counts as if it had been
 
     def needed(self, device: DeviceUuid) -> int:
         """What has to stay free there for online containers."""

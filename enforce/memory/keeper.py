@@ -17,7 +17,7 @@ from enforce.memory.bounds import Bounds, Refusals
 from enforce.memory.planner import EVICT, SWAP, Act, State, plan
 from enforce.memory.told import MemoryDecision, MemoryStance
 from enforce.memory.view import Now, allowances_of, bounds_of, view_of
-from enforce.model import Subject
+from enforce.model import Rung, Subject
 from enforce.policy.model import OfflineRule, Policy, Role
 from enforce.roster import Seat, processes_of
 from enforce.rungs import Rungs
@@ -38,11 +38,14 @@ class Keeper:
 
     policy: Policy
     resumes: Map
+    table: Mapping[str, Rung]
     bounds: Bounds | None
     rungs: Rungs | None
     clock: Callable[[], int] = wall_ns
     _state: State = field(default_factory=State)
     _refusals: dict[ContainerKey, Refusals] = field(default_factory=dict)
+    _asked_at_ns: int | None = None  # of the snapshot at which `_unobstructed` was asked
+    _unobstructed: dict[ContainerKey, frozenset[str]] = field(default_factory=dict)
 
     def step(
         self, snapshot: Snapshot, here: Mapping[ContainerKey, Seat], slots: Mapping[DeviceUuid, int], now_ns: int
@@ -52,7 +55,10 @@ class Keeper:
         refusals = {key: self.bounds.refusals(key) if self.bounds else Refusals() for key in offline}
         subjects = {key: subject for key, seat in offline.items() if (subject := _subject(seat)) is not None}
         waiting = {key: since for key, seat in offline.items() if (since := self._waits(seat, refusals[key]))}
-        now = Now({key: self._possible(subject) for key, subject in subjects.items()}, waiting)
+        if snapshot.at_ns != self._asked_at_ns:  # to ask reads many files
+            self._asked_at_ns, self._unobstructed = snapshot.at_ns, {}
+        possible = {key: self._possible(subject) for key, subject in subjects.items()}
+        now = Now(possible, waiting, acting=self.rungs is not None)
         view = view_of(self.policy, snapshot, here, now)
         before = self._state.acts
         self._state, planned = plan(self._state, view, now_ns)
@@ -81,17 +87,20 @@ class Keeper:
             self.bounds.release_all()
 
     def _possible(self, subject: Subject) -> tuple[str, ...]:
-        if self.rungs is None:
-            return ()
-        table, troubles = self.rungs.table, self.rungs.troubles(subject.container.key)
-        return tuple(
-            name
-            for name in (SWAP, EVICT)
-            if name in subject.rule.ladder
-            and name in table
-            and name not in troubles
-            and table[name].obstacle(subject) is None
-        )
+        """What is in force or under way is judged by what came of it: by then it may itself be in its own way."""
+        key = subject.container.key
+        in_force = self.rungs.in_force(key) if self.rungs else frozenset[str]()
+        troubles = self.rungs.troubles(key) if self.rungs else {}
+        planned = self._state.acts.get(key)
+        if key not in self._unobstructed:
+            self._unobstructed[key] = self._ask(subject)
+        begun = self._unobstructed[key] | ({planned.rung} if planned is not None else set())
+        listed = (name for name in (SWAP, EVICT) if name in subject.rule.ladder and name in self.table)
+        return tuple(name for name in listed if name in in_force or (name in begun and name not in troubles))
+
+    def _ask(self, subject: Subject) -> frozenset[str]:
+        able = (name for name in (SWAP, EVICT) if name in subject.rule.ladder and name in self.table)
+        return frozenset(name for name in able if self.table[name].obstacle(subject) is None)
 
     def _waits(self, seat: Seat, refusals: Refusals) -> int | None:
         """Since when a process has been stopped with an allocation under way."""
@@ -128,8 +137,9 @@ class Keeper:
                 continue
             if new is not None and (old is None or old.rung != new.rung):
                 told.append(self._line(tenant, subject, new.rung, 1, new.device, new.reason))
-            elif old is not None and new is None:
-                told.append(self._line(tenant, subject, "restore", 1, old.device, "there is room for it again"))
+            elif old is not None and old.rung == SWAP and new is None:
+                why = "there is room for it again" if SWAP in tenant.rungs else "it could not be swapped out"
+                told.append(self._line(tenant, subject, "restore", 1, old.device, why))
         return told
 
     def _line(

@@ -5,7 +5,9 @@
 The kernel denies or holds what goes beyond a limit, so all that is left to do here is what was too much before: a
 promise that came later than its memory, or an allocation that waited in vain. Only what lasts counts, and of the
 containers on a device the fewest that make the room: those of the lowest weight, of these the youngest, for least work
-is lost with them, of these the biggest. What was swapped out comes back when there has been room for it for a while.
+is lost with them, of these the biggest. What was swapped out comes back when there has been room for it for a while, on
+all of its devices and beside whoever else comes back. What cannot be swapped out is passed over a while: others make
+the room, or it is evicted. An eviction is about the processes that were there, not about those started in their place.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.model import ContainerKey, DeviceUuid
+from agent.model import ContainerKey, DeviceUuid, ProcessId
 from enforce.memory.accounts import Overhead, Tenant, View
 
 PATIENCE_NS = 3_000_000_000  # NVML is read once a second; less than this may be between two acts of somebody else
 RESTORE_NS = 5_000_000_000
+SHUN_NS = 60_000_000_000  # before a swap that failed is tried again
 EASE = 1.05  # of what was swapped out: that much room, or it would have to go again at once
 TOLERANCE_BYTES = 64 << 20
 SWAP, EVICT = "swap", "evict"
@@ -32,7 +35,8 @@ class Act:
 
     rung: str
     device: DeviceUuid
-    bytes: int  # that it held there
+    held_bytes: Mapping[DeviceUuid, int]  # on each of its devices
+    processes: frozenset[ProcessId]  # that it had
     reason: str
     since_ns: int
     room_since_ns: int | None = None  # since when it could be swapped in again
@@ -47,6 +51,7 @@ class State:
     short_since_ns: Mapping[DeviceUuid, int] = field(default_factory=dict)
     over_since_ns: Mapping[ContainerKey, int] = field(default_factory=dict)
     acts: Mapping[ContainerKey, Act] = field(default_factory=dict)
+    shunned_since_ns: Mapping[ContainerKey, int] = field(default_factory=dict)  # when its swap failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Plan:
 
 def plan(state: State, view: View, now_ns: int) -> tuple[State, Plan]:
     """One decision."""
-    state = _observe(state, view)
+    state = _settle(_observe(state, view), view, now_ns)
     acts = _kept(state, view, now_ns)
     short = {device: state.short_since_ns.get(device, now_ns) for device in view.free_bytes if _lack(view, device) > 0}
     over = {one.container: state.over_since_ns.get(one.container, now_ns) for one in view.tenants if _excess(one)}
@@ -69,7 +74,7 @@ def plan(state: State, view: View, now_ns: int) -> tuple[State, Plan]:
             acts[tenant.container] = act
     for device, since in list(short.items()):
         if now_ns - since >= PATIENCE_NS:
-            acts |= _make_room(view, device, acts, now_ns)
+            acts |= _make_room(state, view, device, acts, now_ns)
             short[device] = now_ns  # what was done takes a while to show
     return replace(state, short_since_ns=short, over_since_ns=over, acts=acts), Plan(limits(state, view), acts)
 
@@ -128,19 +133,57 @@ def _excess(tenant: Tenant) -> bool:
     return quota is not None and any(one.bytes > quota + TOLERANCE_BYTES for one in tenant.holdings.values())
 
 
+def _settle(state: State, view: View, now_ns: int) -> State:
+    """Without the acts that are over or have failed. For a failed swap others are looked for at once."""
+    acts, short, over = dict(state.acts), dict(state.short_since_ns), dict(state.over_since_ns)
+    shunned = {key: since for key, since in state.shunned_since_ns.items() if now_ns - since < SHUN_NS}
+    for tenant in view.tenants:
+        act = acts.get(tenant.container)
+        if act is None:
+            continue
+        if act.rung == SWAP and SWAP not in tenant.rungs:
+            shunned[tenant.container] = now_ns
+            if act.device in short:
+                short[act.device] = now_ns - PATIENCE_NS  # it has been waited for
+        elif act.rung == EVICT and act.processes.isdisjoint(tenant.processes):
+            over.pop(tenant.container, None)  # NVML's figures may still be of those that ended
+            if act.device in short:
+                short[act.device] = now_ns
+        else:
+            continue
+        del acts[tenant.container]
+    return replace(state, acts=acts, short_since_ns=short, over_since_ns=over, shunned_since_ns=shunned)
+
+
 def _kept(state: State, view: View, now_ns: int) -> dict[ContainerKey, Act]:
     """What goes on: an eviction until the container is gone, a swap until there has been room for a while."""
     kept = {}
-    for tenant in view.tenants:
+    given: dict[DeviceUuid, float] = {}  # to those that come back before, the most valuable first
+    for tenant in sorted(view.tenants, key=lambda one: (-one.weight, one.started_ticks, one.container)):
         act = state.acts.get(tenant.container)
         if act is None:
             continue
-        room = view.room(act.device)
-        has_room = act.rung == SWAP and (room is None or room >= act.bytes * EASE)
+        has_room = act.rung == SWAP and _fits(state, view, act, given)
         since = (act.room_since_ns if act.room_since_ns is not None else now_ns) if has_room else None
+        if has_room:
+            given |= {device: given.get(device, 0) + held * EASE for device, held in act.held_bytes.items()}
         if since is None or now_ns - since < RESTORE_NS:
             kept[tenant.container] = replace(act, room_since_ns=since)
     return kept
+
+
+def _fits(state: State, view: View, act: Act, given: Mapping[DeviceUuid, float]) -> bool:
+    """Whether all that it held has room, beside what is given to others."""
+    for device, held in act.held_bytes.items():
+        room = view.room(device)
+        if room is not None and room + _pretended(view, device, state.acts) - given.get(device, 0) < held * EASE:
+            return False
+    return True
+
+
+def _pretended(view: View, device: DeviceUuid, acts: Mapping[ContainerKey, Act]) -> int:
+    """What would be free by now if anything were done."""
+    return 0 if view.acting else sum(act.held_bytes.get(device, 0) for act in acts.values())
 
 
 def _for_itself(tenant: Tenant, over: Mapping[ContainerKey, int], now_ns: int) -> Act | None:
@@ -148,27 +191,38 @@ def _for_itself(tenant: Tenant, over: Mapping[ContainerKey, int], now_ns: int) -
     device = max(tenant.holdings, key=lambda one: tenant.on(one).bytes, default=None)
     if EVICT not in tenant.rungs or device is None:
         return None
-    held = tenant.on(device).bytes
     since = over.get(tenant.container)
     if since is not None and now_ns - since >= PATIENCE_NS:
-        return Act(EVICT, device, held, f"holds {held} bytes, its quota is {tenant.quota_bytes}", now_ns)
+        held = tenant.on(device).bytes
+        return _act(EVICT, tenant, device, f"holds {held} bytes, its quota is {tenant.quota_bytes}", now_ns)
     waiting = tenant.waiting_since_ns
     if waiting is not None and now_ns - waiting >= tenant.max_hold_ns:
-        return Act(EVICT, device, held, "an allocation waited for memory as long as it may", now_ns)
+        return _act(EVICT, tenant, device, "an allocation waited for memory as long as it may", now_ns)
     return None
 
 
 def _make_room(
-    view: View, device: DeviceUuid, acts: Mapping[ContainerKey, Act], now_ns: int
+    state: State, view: View, device: DeviceUuid, acts: Mapping[ContainerKey, Act], now_ns: int
 ) -> dict[ContainerKey, Act]:
     """Acts beyond those under way, whose memory counts as free already while they are fresh."""
-    coming = sum(act.bytes for act in acts.values() if act.device == device and now_ns - act.since_ns < PATIENCE_NS)
-    lack = _lack(view, device) - coming
-    able = [tenant for tenant in view.tenants if tenant.rungs and tenant.container not in acts]
+    fresh = {key: act for key, act in acts.items() if not view.acting or now_ns - act.since_ns < PATIENCE_NS}
+    lack = _lack(view, device) - sum(act.held_bytes.get(device, 0) for act in fresh.values())
+    able = [tenant for tenant in view.tenants if _rungs(state, tenant) and tenant.container not in acts]
     made = {}
     for tenant in victims(able, device, lack) if lack > 0 else ():
-        rungs = [rung for rung in tenant.rungs if rung != SWAP or tenant.waiting_since_ns is None]
-        if rungs:  # what is stopped at an allocation cannot swap itself out
-            reason = f"{lack} bytes short of what online containers were promised"
-            made[tenant.container] = Act(rungs[0], device, tenant.on(device).bytes, reason, now_ns)
+        reason = f"{lack} bytes short of what online containers were promised"
+        if tenant.container in state.shunned_since_ns:
+            reason += "; it could not be swapped out"
+        made[tenant.container] = _act(_rungs(state, tenant)[0], tenant, device, reason, now_ns)
     return made
+
+
+def _rungs(state: State, tenant: Tenant) -> list[str]:
+    """Those that can make room. What is stopped at an allocation cannot swap itself out."""
+    no_swap = tenant.waiting_since_ns is not None or tenant.container in state.shunned_since_ns
+    return [rung for rung in tenant.rungs if rung != SWAP or not no_swap]
+
+
+def _act(rung: str, tenant: Tenant, device: DeviceUuid, reason: str, now_ns: int) -> Act:
+    held = {one: holding.bytes for one, holding in tenant.holdings.items() if holding.bytes > 0}
+    return Act(rung, device, held, tenant.processes, reason, now_ns)

@@ -14,7 +14,7 @@ from enforce.memory.accounts import NOTHING, Claim, Holding, Tenant, View
 from enforce.memory.bounds import Allowance, AllowanceKey, Bound
 from enforce.memory.planner import EVICT, LimitKey
 from enforce.policy.model import OfflineRule, OnlineRule, Policy, Role
-from enforce.roster import Seat, target_of
+from enforce.roster import Seat, processes_of, target_of
 
 GRACE_NS = 5_000_000_000  # beyond its longest hold, for an eviction to come first
 _AFTER_PAUSE_NS = 1_000_000_000
@@ -26,6 +26,7 @@ class Now:
 
     rungs: Mapping[ContainerKey, tuple[str, ...]] = field(default_factory=dict)  # of swap and evict: what can be done
     waiting_since_ns: Mapping[ContainerKey, int] = field(default_factory=dict)
+    acting: bool = True
 
 
 def view_of(policy: Policy, snapshot: Snapshot, here: Mapping[ContainerKey, Seat], now: Now) -> View:
@@ -40,6 +41,7 @@ def view_of(policy: Policy, snapshot: Snapshot, here: Mapping[ContainerKey, Seat
             for key, seat in here.items()
             if seat.classification.role is Role.OFFLINE and isinstance(seat.classification.rule, OfflineRule)
         ),
+        acting=now.acting,
     )
 
 
@@ -123,6 +125,7 @@ def _tenant(seat: Seat, rule: OfflineRule, usage: Mapping[DeviceUuid, Usage], no
         rungs=now.rungs.get(key, ()),
         max_hold_ns=max(rule.limits.max_hold_ns, rule.limits.max_pause_ns + _AFTER_PAUSE_NS),
         waiting_since_ns=now.waiting_since_ns.get(key),
+        processes=frozenset(processes_of(seat)),
     )
 
 

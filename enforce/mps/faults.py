@@ -53,7 +53,8 @@ class Faults:
         """Takes in XIDs, and has MPS looked at where a rule lists evict. Does not block."""
         self._seats = seats
         for reading in snapshot.devices:
-            uuid, before = reading.device.uuid, self._xids.get(reading.device.uuid, {})
+            uuid = reading.device.uuid
+            before = self._xids.get(uuid, reading.xid_counts)  # those counted before the first look are old
             for xid, count in reading.xid_counts.items():
                 if count > before.get(xid, 0):
                     self._struck[uuid, reach_of(xid)] = snapshot.at_ns

@@ -241,7 +241,7 @@ class HealthSection(Section):
         description="Beyond these for longer than `patience`, offline work is brought to its floor and up its ladder.",
     )
     patience: Annotated[int, Duration("5s", "0ms", "10m")] = Field(
-        5_000 * MS, description="How long the bounds of `overlimit` may be exceeded."
+        5_000 * MS, description="How long the bounds of `overlimit` may be exceeded, or the GPU not answer."
     )
     init: Annotated[int, Duration("10s", "0ms", "10m")] = Field(
         0, description="How long a device is watched before it counts as healthy."

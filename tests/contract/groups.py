@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
@@ -22,6 +23,8 @@ from enforce.freezable import hierarchies
 from enforce.model import Subject
 from enforce.policy.model import Limits, Match, OfflineRule
 
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 PATIENCE_SECONDS = 30.0
 WATCHED_SECONDS = 0.3
 
@@ -80,6 +83,7 @@ class Group:
         ready, told = os.pipe()
         tgid = os.fork()
         if tgid == 0:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it spins for nobody once the tests are killed
             signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else signal.SIG_DFL)
             Path("/proc/self/comm").write_text(comm)
             os.write(told, b"r")

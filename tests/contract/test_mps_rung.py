@@ -182,6 +182,7 @@ def test_what_somebody_else_set_meanwhile_stays(stage: Stage) -> None:
 
 
 def test_limits_that_are_as_strict_already_are_left_as_they_are(stage: Stage) -> None:
+    stage.start("online", mps=False)
     stage.start("offline")
     stage.said("set_active_thread_percentage SERVER 20")
     for _ in range(20):
@@ -205,6 +206,7 @@ def test_nothing_is_set_while_an_online_process_could_still_connect(stage: Stage
 
 
 def test_limits_are_put_back_when_an_online_process_comes(stage: Stage) -> None:
+    stage.start("online", mps=False)
     stage.start("offline")
     for _ in range(20):
         stage.look()
@@ -216,6 +218,7 @@ def test_limits_are_put_back_when_an_online_process_comes(stage: Stage) -> None:
 
 
 def test_an_online_client_that_was_caught_is_reported(stage: Stage) -> None:
+    stage.start("online", mps=False)
     stage.start("offline")
     for _ in range(20):
         stage.look()
@@ -230,6 +233,7 @@ def test_a_container_that_does_not_go_through_mps_is_an_obstacle(stage: Stage) -
 
 
 def test_one_daemon_is_limited_for_one_container_at_a_time(stage: Stage) -> None:
+    stage.start("online", mps=False)
     stage.start("offline")
     stage.start("offline-2")
     for _ in range(20):

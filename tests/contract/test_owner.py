@@ -108,14 +108,14 @@ def test_a_dead_agents_guardian_is_waited_for(tmp_path: Path) -> None:
 
 def test_the_guardian_of_a_killed_agent_keeps_the_directory_until_it_ends(tmp_path: Path) -> None:
     with owning(tmp_path, "guarded") as (agent, guardian):
-        os.kill(guardian, 19)
-        deadline = time.monotonic() + 60
-        while PROC.stat(guardian).state != "T":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        agent.kill()
-        agent.wait(timeout=60)
         try:
+            os.kill(guardian, 19)
+            deadline = time.monotonic() + 60
+            while PROC.stat(guardian).state != "T":
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            agent.kill()
+            agent.wait(timeout=60)
             with pytest.raises(SetupError, match="guardian"):
                 Owner.take(tmp_path, PROC, patience_seconds=0)
         finally:

@@ -10,16 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import GoneError
-from agent.model import ContainerKey, ProcessId
+from agent.errors import GoneError, SetupError
+from agent.model import Container, ContainerKey, ProcessId
 from agent.procfs import Procfs
+from enforce.checkpoint import acting, transitions, undoing
 from enforce.checkpoint import driver as codes
-from enforce.checkpoint import transitions, undoing
+from enforce.checkpoint.acting import Checkpoints
 from enforce.checkpoint.answer import Answer, Kind, parse_answer
 from enforce.checkpoint.driver import CallError, State
+from enforce.checkpoint.library import DriverLibrary
 from enforce.checkpoint.room import room_bytes
 from enforce.checkpoint.running import check_identity, what_holds
 from enforce.entries import Entry
+from enforce.ledger import Ledger
+from enforce.model import Subject
 from enforce.outcome import Outcome
 
 TGID = 4321
@@ -273,3 +277,52 @@ def proc_with(root: Path, state: str = "S", cgroup: str = "0::/\n") -> ProcessId
 
 def entry_of(process: ProcessId) -> Entry:
     return Entry.of("swap", process, ContainerKey("docker:abc"), 0, "/usr/lib/libcuda.so.1")
+
+
+class Present(DriverLibrary):
+    """A node with a driver."""
+
+    def path(self) -> str:
+        return "/usr/lib64/libcuda.so.1"
+
+
+def test_our_own_freeze_is_no_obstacle_and_anybody_elses_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "what_holds", lambda *_: "its cgroup is frozen")
+    key = ContainerKey("c:training")
+    subject = Subject(Container(key, "training", "runc"), (ProcessId(TGID, 1),), frozenset(), None)  # type: ignore[arg-type]
+    ledger = Ledger(tmp_path / "ledger")
+    checkpoints = Checkpoints(ledger, Present())
+    other = Entry.at("freeze", "v2:1:/other", ContainerKey("c:other"), 1)
+    ledger.intend(other)
+    assert checkpoints.obstacle(subject) == f"process {TGID}: its cgroup is frozen"
+    ours = Entry.at("freeze", "v2:2:/training", key, 1)
+    ledger.intend(ours)
+    assert checkpoints.obstacle(subject) is None
+    ledger.done(ours.id)
+    assert checkpoints.obstacle(subject) == f"process {TGID}: its cgroup is frozen"
+    assert Checkpoints(None, Present()).obstacle(subject) == f"process {TGID}: its cgroup is frozen"
+
+
+def test_that_there_is_no_driver_is_believed_for_a_minute(tmp_path: Path) -> None:
+    looked: list[int] = []
+    now = [0]
+    there: list[str] = []
+
+    def find(_extra: object) -> list[str]:
+        looked.append(now[0])
+        return there
+
+    library = DriverLibrary(find=find, clock=lambda: now[0])
+    for second in range(59):
+        now[0] = second * 10**9
+        with pytest.raises(SetupError, match="no libcuda"):
+            library.path()
+    assert looked == [0]
+    broken = tmp_path / "libcuda.so.1"
+    broken.write_text("no library")
+    there.append(str(broken))
+    for second in (60, 61, 119):
+        now[0] = second * 10**9
+        with pytest.raises(SetupError, match=str(broken)):
+            library.path()
+    assert looked == [0, 60 * 10**9]

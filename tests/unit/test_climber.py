@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,12 +13,15 @@ import pytest
 
 from agent.members import Member
 from agent.model import Container, ContainerKey, DeviceUuid, Process, ProcessId
+from agent.procfs import Procfs
+from enforce import undoing
 from enforce.climber import Climber
 from enforce.decide import Decided, Verdict
 from enforce.entries import Entry
 from enforce.ladder import CLIMB_AFTER_NS, EVICT_AFTER_NS, HOLD_NS
-from enforce.ledger import Ledger
+from enforce.ledger import Ledger, read
 from enforce.model import OnlineOn, Share, Subject
+from enforce.outcome import Outcome
 from enforce.policy.model import Classification, Limits, Match, OfflineRule, OnlineRule, Role, Slo
 from enforce.roster import Seat
 from enforce.rungs import Rungs
@@ -137,3 +142,33 @@ def test_of_two_wishes_the_stronger_step_is_taken(marks: dict[str, Mark]) -> Non
     wishes = [{TRAINING: {"swap": "short of memory"}}, {TRAINING: {"evict": "the device is broken", "freeze": "x"}}]
     climber.step(here, Decided((), {}), 1, wishes)
     assert climber.standing(TRAINING).reasons == {"evict": "the device is broken"}
+
+
+def test_letting_go_waits_for_no_undoing_and_releasing_does(
+    marks: dict[str, Mark], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, begun, applied = threading.Event(), threading.Event(), threading.Event()
+
+    def give_back(_entry: Entry, _proc: Procfs) -> Outcome:
+        begun.set()
+        assert room.wait(30)
+        return Outcome.RESUMED
+
+    swap, path = marks["swap"], tmp_path / "swaps"
+    monkeypatch.setitem(undoing.UNDO, "swap", give_back)
+    monkeypatch.setattr(swap, "intents", lambda subject: [Entry.at("swap", "/x", subject.container.key, 0)])
+    monkeypatch.setattr(swap, "apply", lambda _: applied.set())
+    climber = Climber(marks, Rungs(marks, Ledger(path)))
+    here = {TRAINING: seat(TRAINING, Role.OFFLINE, offline("swap"))}
+    climber.step(here, Decided((), {}), 1, [{TRAINING: {"swap": "short of memory"}}])
+    assert applied.wait(30)
+    ends = time.monotonic() + 30
+    while not begun.wait(0.01):  # what is still being climbed is undone by a later call
+        assert time.monotonic() < ends
+        climber.let_go()
+    assert climber.standing(TRAINING).rungs == ("swap",)
+    assert climber.standing(TRAINING).reasons == {}
+    room.set()
+    climber.release()
+    assert climber.standing(TRAINING).rungs == ()
+    assert read(path) == []

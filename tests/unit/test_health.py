@@ -126,13 +126,30 @@ def test_an_overlimit_that_eases_becomes_unhealthy_after_the_hold_off() -> None:
     assert states[-1].condition is Condition.UNHEALTHY
 
 
-@pytest.mark.parametrize("bad", [LOST, xids(x79=1), xids(x13=1, x48=2)])
+@pytest.mark.parametrize("bad", [replace(LOST, xid_counts={79: 1}), xids(x79=1), xids(x13=1, x48=2)])
 def test_a_broken_device_is_disabled_until_it_has_been_clean_for_long(bad: DeviceReading) -> None:
     clean = replace(FINE, xid_counts=bad.xid_counts)
     states = play(FINE, bad, *[clean] * 120)
     assert view(states[1]).must_leave
     assert conditions(states)[1:101] == [Condition.DISABLED] * 100
     assert conditions(states)[-1] is Condition.HEALTHY
+
+
+def test_one_reading_that_failed_makes_nobody_leave_and_a_device_that_stays_lost_is_disabled() -> None:
+    blink = play(FINE, LOST, *[FINE] * 20)
+    assert not any(view(state).must_leave for state in blink)
+    assert (blink[1].condition, blink[1].reason) == (Condition.UNHEALTHY, "the GPU does not answer")
+    gone = play(FINE, LOST, LOST, LOST)
+    assert conditions(gone)[1:] == [Condition.UNHEALTHY, Condition.UNHEALTHY, Condition.DISABLED]
+    assert Condition.DISABLED not in conditions(play(FINE, *[LOST, LOST, FINE] * 5))
+    assert Condition.DISABLED not in conditions(play(FULLER, FULLER, LOST))
+
+
+def test_a_fatal_xid_that_is_told_of_a_lost_device_is_not_met_again_when_it_answers() -> None:
+    told = replace(LOST, xid_counts={79: 1})
+    states = play(FINE, told, *[xids(x79=1)] * 120)
+    assert states[1].condition is Condition.DISABLED
+    assert states[-1].condition is Condition.HEALTHY
 
 
 def test_an_old_xid_is_not_met_twice_not_even_when_the_device_was_lost_meanwhile() -> None:
@@ -205,7 +222,7 @@ def policy(text: str = "") -> Policy:
 
 
 def look(policy: Policy, *devices: DeviceReading) -> dict[DeviceUuid, HealthView]:
-    return SysMonitor().look(Snapshot(0, 0, 0, devices), policy, 0)
+    return SysMonitor().look(Snapshot(0, 0, 0, devices), policy)
 
 
 def test_bounds_are_those_of_the_first_entry_that_names_the_device() -> None:
@@ -222,9 +239,25 @@ def test_an_instance_is_no_better_than_its_gpu() -> None:
     assert found[DeviceUuid("MIG-1")].must_leave
 
 
+def test_another_policy_begins_with_what_is_known_of_the_devices() -> None:
+    monitor, struck = SysMonitor(), (xids(x63=1),)
+    monitor.look(Snapshot(0, 0, 0, struck), policy())
+    (health,) = monitor.look(
+        Snapshot(31 * SECOND, 0, 0, struck), policy("health: [{unhealthy: {memory: 90%}}]\n")
+    ).values()
+    assert health.may_grow
+
+
+def test_a_snapshot_that_is_the_latest_for_long_is_one_look_at_the_devices() -> None:
+    monitor = SysMonitor()
+    for at_ns in (0, 0, 0, 10 * SECOND):
+        (health,) = monitor.look(Snapshot(at_ns, 0, 0, (LOST,)), policy()).values()
+        assert health.must_leave is (at_ns > 0)
+
+
 def test_what_is_published_says_since_when_and_until_when_at_least() -> None:
     monitor = SysMonitor()
-    views = monitor.look(Snapshot(0, 0, 0, (xids(x63=1),)), policy(), 0)
+    views = monitor.look(Snapshot(0, 0, 0, (xids(x63=1),)), policy())
     (health,) = published(views, 10 * SECOND).values()
     assert (health.state, health.seconds, health.hold_seconds) == ("unhealthy", 10.0, 20.0)
 

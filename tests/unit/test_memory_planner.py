@@ -10,12 +10,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import ContainerKey, DeviceUuid
+from agent.model import ContainerKey, DeviceUuid, ProcessId
 from enforce.memory.accounts import Claim, Holding, Overhead, Tenant, View
-from enforce.memory.planner import EASE, EVICT, PATIENCE_NS, RESTORE_NS, SWAP, Plan, State, plan, victims
+from enforce.memory.planner import EASE, EVICT, PATIENCE_NS, RESTORE_NS, SHUN_NS, SWAP, Plan, State, plan, victims
 
 GIB, SECOND_NS = 1 << 30, 1_000_000_000
-GPU = DeviceUuid("GPU-0")
+GPU, OTHER = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
+TRAINING = ContainerKey("training")
 CHAT = ContainerKey("chat")
 BYTES = st.integers(0, 80) | st.integers(0, 80 * GIB)
 
@@ -29,6 +30,7 @@ def tenant(
 ) -> Tenant:
     holding = Holding(nvml, live if live is not None else nvml or 0)
     made = Tenant(ContainerKey(name), quota, 1.0, 100, {GPU: holding}, (SWAP, EVICT), 30 * SECOND_NS)
+    made = replace(made, processes=frozenset({ProcessId(7, 100)}))
     return replace(made, **more)  # type: ignore[arg-type]
 
 
@@ -219,3 +221,98 @@ def test_overhead_is_the_least_of_the_last_ticks_and_of_pools_the_least_ever() -
         for _ in range(5):
             overhead = overhead.after(Holding(160, 100, has_pool))
         assert overhead.bytes == expected
+
+
+def test_a_swap_that_fails_becomes_an_eviction_while_room_still_lacks() -> None:
+    short = view(tenant(), free=GIB, reserve=5 * GIB)
+    state, planned = lasting(short)
+    assert planned.acts[TRAINING].rung == SWAP
+    failed = view(tenant(rungs=(EVICT,)), free=GIB, reserve=5 * GIB)
+    _, planned = run(state, failed, 4.1)
+    act = planned.acts[TRAINING]
+    assert act.rung == EVICT
+    assert act.reason.endswith("; it could not be swapped out")
+    _, planned = run(state, replace(failed, free_bytes={GPU: 6 * GIB}), 4.1)
+    assert not planned.acts
+
+
+def test_where_nothing_but_a_swap_is_allowed_a_failed_one_is_tried_again_only_after_a_while() -> None:
+    short = view(tenant(rungs=(SWAP,)), free=GIB, reserve=5 * GIB)
+    state, _ = lasting(short)
+    state, planned = run(state, view(tenant(rungs=()), free=GIB, reserve=5 * GIB), 4.1)
+    assert not planned.acts
+    for second in range(5, 4 + SHUN_NS // SECOND_NS):
+        state, planned = run(state, short, second)  # nobody remembers the failure but the planner
+        assert not planned.acts
+    for second in range(4 + SHUN_NS // SECOND_NS, 9 + SHUN_NS // SECOND_NS):
+        state, planned = run(state, short, second)
+    assert planned.acts[TRAINING].rung == SWAP
+
+
+def test_in_place_of_what_cannot_be_swapped_out_another_is() -> None:
+    state, planned = lasting(view(tenant("a", rungs=(SWAP,)), tenant("b"), free=GIB, reserve=5 * GIB))
+    assert set(planned.acts) == {"a"}
+    _, planned = run(state, view(tenant("a", rungs=()), tenant("b"), free=GIB, reserve=5 * GIB), 4.1)
+    assert {key: act.rung for key, act in planned.acts.items()} == {"b": SWAP}
+
+
+def test_an_eviction_ends_with_the_processes_that_it_was_about() -> None:
+    old, new = ProcessId(7, 100), ProcessId(8, 900)
+    over = tenant(nvml=10 * GIB, quota=8 * GIB, processes=frozenset({old}))
+    state, planned = lasting(view(over))
+    assert planned.acts[TRAINING].rung == EVICT
+    state, planned = run(state, view(replace(over, processes=frozenset({old, new}))), 5)
+    assert planned.acts[TRAINING].rung == EVICT  # not all of it is gone
+    restarted = replace(over, processes=frozenset({new}))
+    state, planned = run(state, view(restarted), 6)  # NVML's figure is the old one's still
+    assert not planned.acts
+    for second in range(7, 20):
+        state, planned = run(state, view(replace(restarted, holdings={GPU: Holding(GIB, GIB)})), second)
+        assert not planned.acts
+    _, planned = lasting(view(restarted), state=state)
+    assert planned.acts[TRAINING].processes == {new}  # it did it again
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4), BYTES, BYTES)
+def test_what_comes_back_together_fits_together_on_every_device(
+    sizes: list[tuple[int, int]], room: int, other_room: int
+) -> None:
+    them = [
+        tenant(f"t{number}", rungs=(SWAP,), holdings={GPU: Holding(a * GIB, 0), OTHER: Holding(b * GIB, 0)})
+        for number, (a, b) in enumerate(sizes)
+    ]
+
+    def seen(free: int, other: int, held: list[Tenant]) -> View:
+        claim = Claim("chat", 200 * GIB, CHAT, {GPU: 0, OTHER: 0})
+        return View(1, {GPU: 200 * GIB + free, OTHER: 200 * GIB + other}, (claim,), tuple(held))
+
+    state, before = lasting(seen(-190 * GIB, -190 * GIB, them))
+    gone = [replace(one, holdings={GPU: Holding(0, 0), OTHER: Holding(0, 0)}) for one in them]
+    after = before
+    for second in range(5, 12):
+        state, after = run(state, seen(room, other_room, gone), second)
+    back = [act for key, act in before.acts.items() if key not in after.acts]
+    for device, free in ((GPU, room), (OTHER, other_room)):
+        assert sum(act.held_bytes.get(device, 0) for act in back) <= free
+    if len(before.acts) == 1 and not back:  # nor is anybody kept out without a reason
+        (act,) = before.acts.values()
+        frees = {GPU: room, OTHER: other_room}
+        assert any(held * EASE > frees[device] for device, held in act.held_bytes.items())
+
+
+def test_what_is_only_planned_counts_as_done_so_that_no_other_is_named_for_the_same_lack() -> None:
+    both = replace(view(tenant("a"), tenant("b"), free=GIB, reserve=5 * GIB), acting=False)
+    state, planned = lasting(both, seconds=30)
+    assert {key: act.rung for key, act in planned.acts.items()} == {"a": SWAP}
+    for second in range(31, 40):
+        state, planned = run(state, replace(both, free_bytes={GPU: 6 * GIB}), second)
+    assert not planned.acts  # there is room for it, where it is
+
+
+def test_one_that_holds_memory_on_two_devices_counts_on_both() -> None:
+    wide = tenant("a", holdings={GPU: Holding(10 * GIB, 0), OTHER: Holding(10 * GIB, 0)})
+    beside = tenant("b", holdings={OTHER: Holding(10 * GIB, 0)})
+    claim = Claim("chat", 5 * GIB, CHAT, {GPU: 0, OTHER: 0})
+    seen = View(1, {GPU: GIB, OTHER: GIB}, (claim,), (wide, beside))
+    _, planned = lasting(seen)
+    assert set(planned.acts) == {"a"}

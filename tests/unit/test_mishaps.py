@@ -120,6 +120,7 @@ class Stage:
         self.on: dict[DeviceUuid, tuple[int, ...]] = {GPU_0: (10, 20)}
         self.at_ns = 0
         self.working: tuple[str, ...] = ()
+        self.faults.look({}, self.snapshot())  # before anything happens
 
     def xid(self, device: DeviceUuid, xid: int) -> None:
         self.readings[device] = replace(self.readings[device], xid_counts={xid: 1})
@@ -137,11 +138,14 @@ class Stage:
             ContainerUsage(Container(ContainerKey(name), name, "docker"), (usage,), ()) for name in self.working
         )
 
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.at_ns, 0, 0, tuple(self.readings.values()), self.rows())
+
     def watch(self, seconds: int) -> Mapping[ContainerKey, str]:
         self.at_ns += seconds * 10**9
         here = self.seats()
         self.survey.picture = Picture(1 << 62)  # so new that nobody looks for himself
-        self.faults.look(here, Snapshot(self.at_ns, 0, 0, tuple(self.readings.values()), self.rows()))
+        self.faults.look(here, self.snapshot())
         connected = ((ProcessId(10, 1), BATCH_CLIENT), (ProcessId(20, 1), CHAT_CLIENT))
         place = Place(
             DAEMON,
@@ -194,6 +198,17 @@ def test_where_two_devices_met_errors_nobody_knows_which_the_fault_is_about() ->
     stage.watch(1)
     stage.watch(40)
     assert stage.control.ended == []
+
+
+def test_an_xid_from_before_the_first_look_is_not_what_a_fault_is_about() -> None:
+    stage = Stage()
+    stage.xid(GPU_1, 31)
+    stage.faults = Faults(stage.survey)  # as for another policy
+    stage.faults.look({}, stage.snapshot())
+    stage.xid(GPU_0, 31)
+    stage.watch(1)
+    stage.watch(40)
+    assert stage.control.ended == ["7"]
 
 
 def test_a_lost_device_speaks_for_itself() -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +24,9 @@ from agent.model import (
     Snapshot,
     Usage,
 )
+from agent.procfs import Procfs
 from enforce.activity import LEAST_SAMPLES, OnlineActivity
+from enforce.actuators.mps import Mps
 from enforce.entries import LONGEST_LINE_BYTES, Entry, intend_line
 from enforce.model import Subject
 from enforce.mps.daemons import is_daemon
@@ -33,7 +35,7 @@ from enforce.mps.model import Client, Daemon, MpsError, Scope, Server, Setting
 from enforce.mps.protocol2 import mebibytes
 from enforce.mps.restoring import Change, from_place, put_back, to_place
 from enforce.mps.standing import obstacle
-from enforce.mps.survey import Picture, Place
+from enforce.mps.survey import Picture, Place, Survey
 from enforce.outcome import Outcome
 from enforce.policy.load import parse
 from enforce.policy.model import OfflineRule
@@ -176,8 +178,102 @@ class Control:
     def put(self, setting: Setting, value: str) -> None:
         self.values[setting] = value
 
+    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
+        return {"percentage": (PERCENT,), "memory": (MEMORY,), "priority": (PRIORITY,)}
 
-PERCENT = Setting("percentage", ONE)
+
+PERCENT, MEMORY = Setting("percentage", ONE), Setting("memory", ONE, 0)
+PRIORITY = Setting("priority", Scope(""))
+FREE = {PERCENT: "100", MEMORY: "81920M", PRIORITY: "0"}
+
+
+class Stage:
+    """The rung, with one offline container's client on a made-up daemon. `look` is a second of decisions."""
+
+    def __init__(self) -> None:
+        self.control = Control(dict(FREE))
+        self.survey = Survey(Procfs("/nonexistent"))
+        self.rung = Mps(Procfs("/nonexistent"), self.survey)
+        where = place({10: Client(10, "7")}, {10: EVERYWHERE})
+        self.place = replace(where, control=cast(Any, self.control), ordinals=((GPU, 0),))
+        self.seconds = 0
+
+    def look(self, online_ratio: float = 0.6, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.seconds += 1
+            self.survey.picture = Picture(1 << 62, (self.place,))  # so new that nobody looks for himself
+            usage = Usage(GPU, online_ratio, None, None, None, None, None)
+            row = ContainerUsage(Container(ContainerKey("chat"), "chat", "docker"), (usage,), ())
+            reading = DeviceReading(Device(0, GPU, "GPU", "0", 1, 80 << 30))
+            here = {
+                **seats_of("batch"),
+                ContainerKey("chat"): replace(seats_of("chat")[ContainerKey("chat")], members=()),
+            }
+            self.rung.look(here, Snapshot(self.seconds * 10**9, 0, 0, (reading,), (row,)))
+            self.rung.watch(self.survey.picture)
+
+    def apply(self) -> list[Entry]:
+        """What goes to the ledger, and then what is done."""
+        entries = list(self.rung.intents(subject()))
+        self.rung.apply(subject())
+        return entries
+
+    def put_back(self, *entries: Entry) -> None:
+        for entry in entries:
+            for change in from_place(entry.place):
+                put_back(cast(Any, self.control), change)
+
+
+def test_nothing_is_set_before_it_is_known_what_the_online_side_uses() -> None:
+    stage = Stage()
+    stage.look(seconds=LEAST_SAMPLES - 1)
+    assert "not known yet" in (stage.rung.obstacle(subject()) or "")
+    with pytest.raises(MpsError, match="not known yet"):
+        stage.apply()
+    assert stage.control.values == FREE
+    stage.look()
+    assert stage.rung.obstacle(subject()) is None
+
+
+def test_limits_are_set_once_and_the_entry_names_everything_that_is_to_be_put_back() -> None:
+    stage = Stage()
+    stage.look(seconds=20)
+    (entry,) = stage.apply()
+    limited = {PERCENT: "40", MEMORY: "2048M", PRIORITY: "1"}
+    assert stage.control.values == limited
+    stage.look(online_ratio=0.9, seconds=60)
+    assert stage.apply() == []
+    assert stage.control.values == limited
+    stage.put_back(entry)
+    assert stage.control.values == FREE
+
+
+def test_what_was_put_back_is_set_anew_as_an_act_of_its_own() -> None:
+    stage = Stage()
+    stage.look(seconds=20)
+    (first,) = stage.apply()
+    stage.put_back(first)
+    (second,) = stage.apply()
+    assert second.id != first.id
+    assert stage.control.values[PERCENT] == "40"
+    stage.put_back(second)
+    assert stage.control.values == FREE
+
+
+def test_where_somebody_else_sets_limits_too_no_more_are_set_until_the_daemon_is_another() -> None:
+    stage = Stage()
+    stage.look(seconds=20)
+    (entry,) = stage.apply()
+    stage.control.values[PERCENT] = "70"
+    stage.look()
+    assert "somebody else" in (stage.rung.obstacle(subject()) or "")
+    with pytest.raises(MpsError, match="somebody else"):
+        stage.apply()
+    stage.put_back(entry)
+    assert stage.control.values == {**FREE, PERCENT: "70"}
+    stage.place = replace(stage.place, daemon=replace(DAEMON, process=ProcessId(6, 1)))
+    stage.look()
+    assert stage.rung.obstacle(subject()) is None
 
 
 @pytest.mark.parametrize(

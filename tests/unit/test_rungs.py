@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -224,3 +225,33 @@ def test_what_an_earlier_agent_left_is_undone_unless_it_is_wanted(path: Path, ch
     until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
     assert [entry.act for entry in read(path)] == ["another act"]
     rungs.release_all()
+
+
+@pytest.mark.parametrize("meanwhile", ["it is over", "it has other processes"])
+def test_after_a_long_descent_only_what_is_wanted_by_then_is_climbed_and_on_whom(
+    path: Path, chalk: Chalk, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    begun, wiped, subjects = threading.Event(), threading.Event(), list[Subject]()
+    sponge = Chalk(path)
+    sponge.name = "sponge"
+
+    def wipe(_entry: Entry, _proc: Procfs) -> Outcome:
+        begun.set()
+        assert wiped.wait(DEADLINE_SECONDS)
+        return Outcome.RESUMED
+
+    monkeypatch.setitem(undoing.UNDO, "sponge", wipe)
+    monkeypatch.setattr(chalk, "apply", subjects.append)
+    rungs = Rungs({"chalk": chalk, "sponge": sponge}, Ledger(path))
+    until_wanting(rungs, {KEY: (SUBJECT, frozenset({"sponge"}))}, lambda: rungs.in_force(KEY) == {"sponge"})
+    until_wanting(rungs, WANTED, begun.is_set)
+    later = replace(SUBJECT, processes=(ProcessId(7, 7),))
+    still: Wanted = {} if meanwhile == "it is over" else {KEY: (later, frozenset({"chalk"}))}
+    rungs.want(still)
+    wiped.set()
+    until_wanting(rungs, still, lambda: not rungs.in_force(KEY) - {"chalk"})
+    if still:
+        until_wanting(rungs, still, lambda: rungs.in_force(KEY) == {"chalk"})
+    rungs.release_all()
+    assert [subject.processes for subject in subjects] == [later.processes for _ in subjects]
+    assert bool(subjects) == bool(still)
