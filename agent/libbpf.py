@@ -312,7 +312,8 @@ class BpfObject:
             return SetupError(
                 "the kernel refused to load BPF programs: run as root (CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN)"
             )
-        detail = " | ".join(self.lib.messages[-3:])
+        lines = [line.strip() for message in self.lib.messages[-3:] for line in message.splitlines()]
+        detail = " | ".join([line for line in lines if line][-6:])  # the verifier's log may have thousands
         return ProbeError(f"BPF programs did not load ({os.strerror(code)}): need Linux ≥ 5.15 with BTF. {detail}")
 
     def _map(self, name: str) -> int:

@@ -91,10 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="log everything")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="the agent: observe, serve metrics, and enforce where the policy says so")
+    _watching_arguments(run)
     _run_arguments(run)
     run.set_defaults(act=_run)
     plan = commands.add_parser("plan", help="what the policy would do now, without doing it")
-    _run_arguments(plan)
+    _watching_arguments(plan)
     plan.add_argument("--json", action="store_true", help="a line of JSON per container instead of a table")
     plan.add_argument("--seconds", type=float, default=5.0, help="how long to watch first (%(default)s)")
     plan.set_defaults(act=_plan)
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say whether a policy file is right, and what is wrong with it")
     check.add_argument("policy", type=Path)
     check.set_defaults(act=_check)
-    release = commands.add_parser("release", help="resume every process that a dead agent left stopped")
+    release = commands.add_parser("release", help="undo whatever a dead agent left in force")
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     release.set_defaults(act=_release)
     doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what to do about it")
@@ -124,16 +125,20 @@ def _parser() -> argparse.ArgumentParser:
 _RUN_DIR_HELP = "where the socket and the ledger are (%(default)s)"
 
 
-def _run_arguments(parser: argparse.ArgumentParser) -> None:
+def _watching_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is watched, and by which policy: for all who decide, whether they act or not."""
     parser.add_argument(
         "--policy", type=Path, help=f"the policy file ({DEFAULT_POLICY} if it exists, else observe only)"
     )
-    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="ADDRESS:PORT", help="for /metrics (%(default)s)")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between observations (%(default)s)"
     )
     parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
     parser.add_argument("--names", action="append", default=[], metavar="KIND=SOCKET", help=_NAMES_HELP)
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="ADDRESS:PORT", help="for /metrics (%(default)s)")
     parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     parser.add_argument(
         "--usage", default=str(DEFAULT_FILE), metavar="FILE", help="the usage ledger, or off (%(default)s)"

@@ -261,6 +261,9 @@ def _allow_many_files() -> None:
 
 def _can_deny(path: Path) -> bool:
     """Whether this kernel lets a uprobe change registers (Linux ≥ 6.18): what can do so is loaded, and dropped."""
+    if not path.is_file():  # no reason to see nothing
+        _log.info("allocations are held here, not denied: %s is missing; run `make bpf`, or reinstall", path)
+        return False
     try:
         with BpfObject(path):
             return True

@@ -35,7 +35,6 @@ offline:
   - name: training
     match: {namespace: batch}
     limits: {floor: 5%, max_pause: 200ms}
-    ladder: [pace, gate]
 protect: [{unit: "ssh.service"}]
 ```
 
@@ -75,6 +74,44 @@ A signal that has nothing to say is unknown, never 0: the share is held for `tun
 released.
 """
 
+_LAWS = """\
+## The laws
+- `headroom`: as much as the promise leaves. What may be queued grows with the certain part of the slack and is halved
+  at a violation; where the shortest queue is not enough the share of time shrinks, to `limits.floor` at most. What does
+  not help is given back for a while.
+- `fixed`: `share` always, whatever the latency.
+- `tgs`: a budget of blocks in 50 ms, steered by how many the online side launches, as TGS publishes it. The latency is
+  not looked at.
+- `off`: everything. Nothing is watched at a launch, so the gate does not act either.
+"""
+
+_LADDER = """\
+## The ladder
+| rung | what is done | when |
+|---|---|---|
+| `gate` | launches wait while an online request runs | always, with `headroom`, `fixed` and `tgs` |
+| `pace` | launches wait while more is queued than the law allows | always, with `headroom`, `fixed` and `tgs` |
+| `deny` | an allocation that does not fit fails (Linux 6.18 and later) | memory |
+| `hold` | where `deny` cannot or is not listed: it waits, for `limits.max_hold` at most | memory |
+| `mps` | its later MPS clients get a percentage, a memory limit and low priority | beside an online container |
+| `freeze` | its cgroup is frozen; for latency by turns, `limits.max_pause` at most | latency, health |
+| `lock` | its CUDA calls wait inside the driver (R570 and later, not MPS clients) | latency, health |
+| `swap` | its device memory is moved to the host (as `lock`) | latency, health, memory |
+| `evict` | its GPU processes end: SIGTERM, then SIGKILL (not for MPS clients) | latency, health, memory, MPS faults |
+
+- **Latency.** While the promise is missed though the law has nothing left to take, the steps `freeze`, `lock`, `swap`,
+  `evict` are taken in this order, one in two seconds at most, each in the place of the one before; `evict` half a
+  minute after the last. What cannot be done here is passed over, and said. Ten seconds after that has been over, the
+  ladder is left step by step; longer after each relapse.
+- **Memory.** `swap` and `evict` make the room that a promise (`reserve`, `limits.memory`) lacks for three seconds.
+- **Health.** On a device over its limits or disabled, the last of these steps that the rule lists is taken at once.
+- **MPS faults.** Where an MPS server has met a fatal error, its offline clients are asked to go if their rule lists
+  `evict`.
+
+No other rung is used than those that the rule lists, and no container of another rule is touched. A list that a rule
+gives replaces the default.
+"""
+
 _CLASSIFYING = """\
 ## Which rule a container gets
 1. A match under `protect`: never touched.
@@ -94,7 +131,7 @@ def page() -> str:
     """The whole page, in Markdown."""
     sections = [_section("The file", schema.PolicySection)]
     sections += [_section(f"`{path}`", section) for path, section in _inner("", schema.PolicySection)]
-    return "\n".join([_INTRO, *sections, _SIGNALS, _CLASSIFYING])
+    return "\n".join([_INTRO, *sections, _SIGNALS, _LAWS, _LADDER, _CLASSIFYING])
 
 
 def _inner(prefix: str, section: type[schema.Section]) -> Iterator[tuple[str, type[schema.Section]]]:

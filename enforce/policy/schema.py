@@ -185,10 +185,7 @@ class OfflineSection(Section):
     )
     ladder: Annotated[list[Annotated[str, Word(vocabulary.RUNGS)]], BeforeValidator(_not_empty)] = Field(
         default=["gate", "pace", "deny", "hold"],
-        description="What may be done to it. `gate` and `pace` always act, `deny` and `hold` where memory is "
-        "short; the next ones only while the promise is missed with the least share, one at a time: `freeze` (by "
-        "turns, as `limits` has it), `lock`, `swap`, and at last, half a minute later, `evict`. `mps` limits clients "
-        "that connect later.",
+        description="What may be done to it; see below. In which order the list names them does not matter.",
     )
 
 

@@ -38,6 +38,11 @@ def paused_seconds(story: dict[str, Any]) -> float:
     return float(sum(one["paused_seconds"] for one in story["intervals"]))
 
 
+def complaints(agent: Agent) -> list[str]:
+    """What its log says of decisions that failed and of guardians. Other lines may come at any time."""
+    return [line for line in agent.log.read_text().split("\n") if "guardian" in line or "decision" in line]
+
+
 def test_explain_says_who_was_slowed_for_whom_by_what_and_how_much(node: Node, enforcing: Agent, busy: Busy) -> None:
     until(lambda: paused_seconds(story_of(node, enforcing, "training-0")) > 0, "stops in the story", step=0.5)
     story = story_of(node, enforcing, "training-0")
@@ -63,8 +68,8 @@ def test_a_plan_beside_an_agent_that_enforces_undoes_nothing_of_what_it_holds(
 ) -> None:
     guardian, socket = enforcing.guardian(), enforcing.socket.stat().st_ino
     owner = (enforcing.run_dir / FILE).read_bytes()
-    told = enforcing.log.read_text()
-    plan = ("plan", "--policy", str(enforcing.policy), "--run-dir", str(enforcing.run_dir), "--seconds", "3", "--json")
+    told = complaints(enforcing)
+    plan = ("plan", "--policy", str(enforcing.policy), "--seconds", "3", "--json")
     done = node.run(*plan)
     assert done.returncode == 0, done.stderr
     lines = {line["container"]: line for line in map(json.loads, done.stdout.splitlines())}
@@ -79,6 +84,6 @@ def test_a_plan_beside_an_agent_that_enforces_undoes_nothing_of_what_it_holds(
     assert all(rule_of(enforcing.process.pid, one.tgid) is not None for one in busy.training)
     assert (enforcing.guardian(), enforcing.socket.stat().st_ino) == (guardian, socket)
     assert (enforcing.run_dir / FILE).read_bytes() == owner
-    assert enforcing.log.read_text() == told  # neither a decision that failed nor a guardian that died
+    assert complaints(enforcing) == told
     pauses = enforcing.pauses(node.name("training-0"))
     until(lambda: enforcing.pauses(node.name("training-0")) > pauses, "pauses that go on")

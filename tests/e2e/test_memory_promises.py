@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,18 @@ def refused(agent: Agent, name: str) -> int:
     return stance.allocations_denied_total + stance.allocations_held_total if stance else 0
 
 
+def memory_bytes(agent: Agent, name: str) -> int:
+    """By NVML; 0 while it is not known."""
+    row = agent.container(name)
+    return (row.usage[0].memory_bytes or 0) if row and row.usage else 0
+
+
+def refusals_told(agent: Agent, since: int) -> list[dict[str, Any]]:
+    """The decision log's lines about refused allocations from that byte on; one that is being written is none yet."""
+    lines = map(json.loads, agent.decisions.read_bytes()[since:].split(b"\n")[:-1])
+    return [line for line in lines if line.get("act") in ("deny", "hold")]
+
+
 def test_an_offline_container_is_kept_to_its_quota_while_an_online_one_allocates(node: Node, program: Path) -> None:
     policy = POLICY.format(token=node.token, quota="1GiB")
     with (
@@ -96,6 +109,7 @@ def test_an_offline_container_is_kept_to_its_quota_while_an_online_one_allocates
         allocating(node, program, "training-memory") as training,
     ):
         name = node.name("training-memory")
+        since = agent.decisions.stat().st_size  # an earlier try's are before it
         keep(training, 1)
         assert answer(training) == "done"
         until(lambda: is_bounded(agent, training.tgid), "the kernel to have its limit")
@@ -105,13 +119,10 @@ def test_an_offline_container_is_kept_to_its_quota_while_an_online_one_allocates
             assert state(training.tgid) == "T"
         keep(chat, 300)
         assert answer(chat) == "done"
-        until(lambda: (row := agent.container(name)) and row.usage[0].memory_bytes, "its memory by NVML")
-        row = agent.container(name)
-        assert row is not None
-        assert GIB // 2 < (row.usage[0].memory_bytes or 0) <= GIB
-        lines = [json.loads(line) for line in agent.decisions.read_text().splitlines()]
-        told = [line for line in lines if line.get("act") in ("deny", "hold")]
-        assert told
+        until(lambda: memory_bytes(agent, name) > GIB // 2, "its memory by NVML")
+        assert memory_bytes(agent, name) <= GIB
+        until(lambda: refusals_told(agent, since), "the refusal in the decision log")
+        told = refusals_told(agent, since)
         assert told[0]["container"].endswith(name)
         assert (told[0]["rule"], told[0]["quota_bytes"], told[0]["acted"]) == ("training", GIB, True)
         assert "quota" in told[0]["reason"]

@@ -125,7 +125,6 @@ def test_a_request_begins_at_its_first_of_five_reads_and_ends_at_the_last_of_fif
     service.talk(serve, ask)
     assert service.found.count == 1
     assert times.hold(service.found.sum_ns)
-    assert service.found.sum_ns >= len(parts) * int(_DELAY_SECONDS * 1e9)
 
 
 ANSWERS = {

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -29,15 +30,15 @@ from enforce.signals.http import Http
 _SERVERS = Path(__file__).with_name("http_servers.py").resolve()
 _PATIENCE_SECONDS = 90.0
 _DELAY_SECONDS = 0.002
-_ID = "7e57" * 16
 
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
     """With a process for each connection."""
     command = ["python3", str(_SERVERS), "forks", str(_DELAY_SECONDS)]
+    own = f"/docker/{secrets.token_hex(32)}"
     with Container.start(
-        "http-watching", command, cgroup_path=f"/docker/{_ID}", mounts=[Mount(_SERVERS)], state=tmp_path
+        "http-watching", command, cgroup_path=own, mounts=[Mount(_SERVERS)], state=tmp_path
     ) as container:
         yield container
 

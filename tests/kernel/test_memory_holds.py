@@ -30,6 +30,7 @@ MIB, MS, SECOND = 1 << 20, 1_000_000, 1_000_000_000
 KEY = ContainerKey("test:training")
 FOREVER = 3600 * SECOND
 DEADLINE_SECONDS = 20.0
+_FRESH_NS = 140 * MS  # of the guardian's 200 ms
 
 
 class Warden:
@@ -60,6 +61,10 @@ class Warden:
             limits[None, 0] = Allowance(room, members, sizes)
         bounds = {one: Bound(Target(one, KEY, (0, 1), None), True, True, hold) for one in processes}
         self.bounds.put(bounds, limits, time.monotonic_ns())
+
+    def until_the_lease_is_fresh(self) -> None:
+        """Nobody is held once it is over: what is to be held has to begin early in it."""
+        until(lambda: self._control.lease_until_ns - time.monotonic_ns() > _FRESH_NS, "a fresh lease")
 
     def stop(self) -> None:
         self._ending.set()
@@ -102,9 +107,10 @@ def live(probes: Probes, process: ProcessId) -> int:
 
 @contextmanager
 def started(driver: Driver, warden: Warden, limit: int, *operations: str, **more: int) -> Iterator[Driven]:
-    """A program that is bounded before it does anything."""
+    """A program that is bounded before it does anything, and begins while the guardian's lease has long to go."""
     with driver.start(*operations) as driven:
         warden.bound([driven.process], limit, **more)
+        warden.until_the_lease_is_fresh()
         driven.begin()
         yield driven
 

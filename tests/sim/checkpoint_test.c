@@ -196,7 +196,7 @@ static void launch_beside_a_long_one(void)
 	begin();
 	OK(cuStreamCreate(&slow, CU_STREAM_NON_BLOCKING));
 	OK(cuStreamCreate(&fast, CU_STREAM_NON_BLOCKING));
-	OK(launch(1000 * MS, slow));
+	OK(launch(3000 * MS, slow));
 	for (;;) {
 		OK(launch(MS / 10, fast));
 		OK(cuStreamSynchronize(fast));
@@ -460,7 +460,7 @@ static void a_lock_under_way_goes_on_when_its_caller_is_killed(void)
 		_exit((int)lock_for(LIMIT_MS));
 	do { /* no launches any more: it is under way */
 		before = atomic_load(&board->count);
-		for (int i = 0; i < 20; i++)
+		for (int i = 0; i < 300; i++)
 			nap();
 	} while (atomic_load(&board->count) != before);
 	kill(locker, SIGKILL);

@@ -46,12 +46,15 @@ def server(folder: Path, mps: bool) -> Iterator[None]:
     settings = {"GPUSIM_SMS": "4", "GPUSIM_MEMORY": "2GiB", "GPUSIM_MPS": "on" if mps else "off"}
     command = [str(BUILD / "bin" / "gpusim"), "serve", "--dir", str(folder)]
     with subprocess.Popen(command, env={**os.environ, **settings}, text=True, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        yield
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(timeout=30) == 0
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            yield
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()  # else Popen's own end would wait for ever after a failure
 
 
 @pytest.mark.parametrize("name", _NAMES)
