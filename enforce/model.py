@@ -90,7 +90,7 @@ class OnlineOn:
     device: DeviceUuid
     slo: Slo
     reading: Reading | None
-    busy_ratio: float | None = None  # share of the last second that online requests ran on the device
+    busy_ratio: float | None = None  # share of the time that online requests run on the device, in bursts
     blocks_total: int | None = None  # blocks that online processes launched on the device, ever
 
 

@@ -4,8 +4,8 @@
 
 What an online request waits for is what offline work has queued on the device when it arrives, and one kernel; and
 whoever queues behind it waits for that too, the longer the busier the online side is: by 1 ÷ (1 − its load). So the
-first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain and never beyond a
-part of it, times 1 − load. The second, for when the shortest queue is too long, is the share of time. Both move down at
+first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain and never beyond
+the slack, times 1 − load. The second, for when the shortest queue is too long, is the share of time. Both move down at
 once and up slowly (senpai), not at all within the dead band and not while the online side keeps the device busy
 (Heracles: no growth above 85 % load); after a step down the law waits until it has readings from after the step. Where
 the target allows a long queue, the gate is soft: what fits is queued while a request runs, so that the device is not
@@ -30,7 +30,7 @@ MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop an
 TOP_QUEUED_NS = 20_000_000
 SOFT_QUEUED_NS, HARD_QUEUED_NS = 3_000_000, 2_000_000  # from … and down to: the gate lets what fits be queued
 SPENT_PER_SECOND = 0.25  # of the certain slack, times 1 − load
-SPENT_AT_MOST = 2.0  # likewise: as the slack shrinks by what is queued, two thirds of what there was are spent
+SPENT_AT_MOST = 1.0  # likewise: as the slack shrinks by what is queued, half of what there was is spent
 TOO_LONG, EASED = 1.5, 0.98  # beyond so much of that it is shortened by so much a decision
 GROW_SLACK = 0.03  # less than this: no growth
 BUSY_RATIO = 0.85  # no growth above

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""How busy the online side keeps a device, as the kernel's gates say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.layout import SLOTS, Gate
+from agent.model import DeviceUuid
+from enforce.gates import GateReader, busiest
+
+MS = 1_000_000
+STEP = 100 * MS
+
+
+def points(ratios: list[float]) -> list[tuple[int, int]]:
+    """A point every 100 ms, in each of which the device was busy for such a share."""
+    found, busy = [(0, 0)], 0
+    for number, ratio in enumerate(ratios, 1):
+        busy += int(ratio * STEP)
+        found.append((number * STEP, busy))
+    return found
+
+
+def test_a_burst_counts_as_what_it_is_and_not_as_the_mean() -> None:
+    assert busiest(points([0.1] * 20 + [0.9] * 3 + [0.1] * 20)) == pytest.approx(0.9)
+
+
+def test_what_was_not_seen_for_long_enough_is_unknown() -> None:
+    assert busiest(points([0.5])) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=60))
+def test_the_busiest_is_no_less_than_the_mean_and_no_more_than_the_most(ratios: list[float]) -> None:
+    found = busiest(points(ratios))
+    assert found is not None
+    assert min(ratios) - 1e-6 <= found <= max(ratios) + 1e-6
+
+
+def test_what_is_over_for_ten_seconds_is_forgotten() -> None:
+    gates, device = [Gate() for _ in range(SLOTS)], DeviceUuid("GPU-0")
+    reader, busy = GateReader(gates, 20 * MS), []
+    for number in range(130):
+        if number < 10:
+            gates[0].busy_total_ns += 90 * MS
+        busy.append(reader.busy({device: 0}, number * STEP).get(device))
+    assert busy[9] == pytest.approx(0.9)
+    assert busy[100] == pytest.approx(0.9, abs=0.35)
+    assert busy[-1] == 0.0
