@@ -27,11 +27,13 @@ from enforce.policy.model import OfflineRule, Slo, Tuning
 SECOND_NS = 1_000_000_000
 START_QUEUED_NS = 800_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
-TOP_QUEUED_NS = 20_000_000
+TOP_QUEUED_NS = 8_000_000
 SOFT_QUEUED_NS, HARD_QUEUED_NS = 3_000_000, 2_000_000  # from … and down to: the gate lets what fits be queued
 SPENT_PER_SECOND = 0.25  # of the certain slack, times 1 − load
+GROWN_PER_SECOND_NS = 500_000  # at most: what has been read so far may hold no burst yet
 SPENT_AT_MOST = 1.0  # likewise: as the slack shrinks by what is queued, half of what there was is spent
 TOO_LONG, EASED = 1.5, 0.98  # beyond so much of that it is shortened by so much a decision
+FAR_SLACK = -0.25  # a miss beyond that ends in the shortest queue at once
 GROW_SLACK = 0.03  # less than this: no growth
 BUSY_RATIO = 0.85  # no growth above
 HOLD_NS = SECOND_NS  # after a step down, or as long as the reading remembers, if that is longer
@@ -129,7 +131,8 @@ class Headroom:
         held = replace(state, hold_until_ns=now_ns + remembers_ns, grow_share_ns=now_ns + 2 * remembers_ns)
         missed = f"target missed by {-slack:.0%}"
         if state.max_queued_ns > self.shortest_ns:
-            queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_CUT)
+            cut = QUEUE_CUT if slack > FAR_SLACK else 0.0  # far off, a queue behind the queue has built up
+            queued = max(self.shortest_ns, state.max_queued_ns * cut)
             return self._answer(replace(held, max_queued_ns=queued), f"{missed}: shorter queue")
         if state.missed_since_ns is None:  # a second of noise is no reason: the queue is as short as can be
             return self._answer(replace(held, missed_since_ns=now_ns, missed_with_ns=low_ns), f"{missed}: watching")
@@ -177,7 +180,8 @@ class Headroom:
             return self._answer(eased, f"slack {slack:.0%}: the queue is longer than that allows")
         if state.max_queued_ns >= most_ns:
             return self._answer(state, f"slack {slack:.0%}: the queue is as long as that allows")
-        grown_ns = state.max_queued_ns + SPENT_PER_SECOND * spendable_ns * elapsed_ns / SECOND_NS
+        rate_ns = min(GROWN_PER_SECOND_NS, SPENT_PER_SECOND * spendable_ns)
+        grown_ns = state.max_queued_ns + rate_ns * elapsed_ns / SECOND_NS
         longer = replace(state, max_queued_ns=min(most_ns, grown_ns), backoff_ns=FIRST_BACKOFF_NS)
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
