@@ -18,8 +18,7 @@ from enforce.explainer import Explainer
 from enforce.health import HealthView
 from enforce.ladder import FROM_THE_START, Footing, Reasons, advance, merged, strongest
 from enforce.model import Rung, Subject
-from enforce.policy.model import OfflineRule, Role
-from enforce.roster import Seat, processes_of
+from enforce.roster import Seat, subject_of
 from enforce.rungs import Rungs
 from enforce.standing import Standing
 
@@ -60,7 +59,7 @@ class Climber:
         others: Sequence[Mapping[ContainerKey, Reasons]] = (),
     ) -> None:
         """Once per decision. `others`: what memory and health wish; where two wish the same, the earlier gives why."""
-        subjects = {key: subject for key, seat in here.items() if (subject := _subject(seat)) is not None}
+        subjects = {key: subject for key, seat in here.items() if (subject := subject_of(seat)) is not None}
         verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
         self._footings = {
             key: self._advance(subjects[key], verdict, now_ns) for key, verdict in verdicts.items() if key in subjects
@@ -122,7 +121,7 @@ class Climber:
 
     def _is_able(self, name: str, verdict: Verdict) -> bool:
         """So that what became impossible is put back, and what became possible again set anew."""
-        rung, subject = self._table.get(name), _subject(verdict.seat)
+        rung, subject = self._table.get(name), subject_of(verdict.seat)
         return rung is not None and subject is not None and rung.obstacle(subject) is None
 
     def _reasons(self, key: ContainerKey) -> tuple[str, ...]:
@@ -141,16 +140,9 @@ def leaving(here: Mapping[ContainerKey, Seat], health: Mapping[DeviceUuid, Healt
     """Who has to go for the sake of a device's health: the strongest step that the rule lists, online ones or not."""
     wishes: dict[ContainerKey, Reasons] = {}
     for key, seat in here.items():
-        subject = _subject(seat)
+        subject = subject_of(seat)
         unfit = [health[device] for device in seat.devices if device in health and health[device].must_leave]
         step = strongest(subject.rule.ladder) if subject is not None else None
         if unfit and step is not None:
             wishes[key] = {step: f"device {unfit[0].state}: {unfit[0].reason}"}
     return wishes
-
-
-def _subject(seat: Seat) -> Subject | None:
-    rule = seat.classification.rule
-    if seat.classification.role is not Role.OFFLINE or not isinstance(rule, OfflineRule):
-        return None
-    return Subject(seat.container, processes_of(seat), seat.devices, rule)

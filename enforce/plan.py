@@ -23,8 +23,8 @@ from enforce.explain.history import History
 from enforce.explainer import Explainer
 from enforce.memory.told import MemoryDecision
 from enforce.model import Rung, Subject
-from enforce.policy.model import OfflineRule, Policy
-from enforce.roster import Seat, processes_of, seats
+from enforce.policy.model import Policy
+from enforce.roster import Seat, seats, subject_of
 from enforce.signalling import signals
 from enforce.start import deciding
 from enforce.sysmonitor import SysMonitor
@@ -116,11 +116,10 @@ def _planned(
 
 
 def _ladder(seat: Seat, rungs: Mapping[str, Rung]) -> dict[str, str | None]:
-    rule = seat.classification.rule
-    if not isinstance(rule, OfflineRule):
+    subject = subject_of(seat)
+    if subject is None:
         return {}
-    subject = Subject(seat.container, processes_of(seat), seat.devices, rule)
-    return {name: _obstacle(rungs, name, subject) for name in rule.ladder}
+    return {name: _obstacle(rungs, name, subject) for name in subject.rule.ladder}
 
 
 def _obstacle(rungs: Mapping[str, Rung], name: str, subject: Subject) -> str | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from agent.layout import ORDINALS
 from agent.members import Member
 from agent.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
-from enforce.model import Target
-from enforce.policy.model import Classification, Facts, Policy, ProcessFacts
+from enforce.model import Subject, Target
+from enforce.policy.model import Classification, Facts, OfflineRule, Policy, ProcessFacts, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,11 @@ def _devices_in_use(snapshot: Snapshot) -> dict[ContainerKey, frozenset[DeviceUu
 def processes_of(seat: Seat) -> tuple[ProcessId, ...]:
     """The container's processes on a GPU."""
     return tuple(member.process.id for member in seat.members)
+
+
+def subject_of(seat: Seat) -> Subject | None:
+    """The container as a whole, for the rungs; None for whoever is not offline, and is not to be acted upon."""
+    rule = seat.classification.rule
+    if seat.classification.role is not Role.OFFLINE or not isinstance(rule, OfflineRule):
+        return None
+    return Subject(seat.container, processes_of(seat), seat.devices, rule)

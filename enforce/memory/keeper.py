@@ -18,8 +18,8 @@ from enforce.memory.planner import EVICT, SWAP, Act, State, plan
 from enforce.memory.told import MemoryDecision, MemoryStance
 from enforce.memory.view import Now, allowances_of, bounds_of, view_of
 from enforce.model import Rung, Subject
-from enforce.policy.model import OfflineRule, Policy, Role
-from enforce.roster import Seat, processes_of
+from enforce.policy.model import Policy, Role
+from enforce.roster import Seat, processes_of, subject_of
 from enforce.rungs import Rungs
 
 
@@ -53,7 +53,7 @@ class Keeper:
         """One decision."""
         offline = {key: seat for key, seat in here.items() if seat.classification.role is Role.OFFLINE}
         refusals = {key: self.bounds.refusals(key) if self.bounds else Refusals() for key in offline}
-        subjects = {key: subject for key, seat in offline.items() if (subject := _subject(seat)) is not None}
+        subjects = {key: subject for key, seat in offline.items() if (subject := subject_of(seat)) is not None}
         waiting = {key: since for key, seat in offline.items() if (since := self._waits(seat, refusals[key]))}
         if snapshot.at_ns != self._asked_at_ns:  # to ask reads many files
             self._asked_at_ns, self._unobstructed = snapshot.at_ns, {}
@@ -159,10 +159,3 @@ class Keeper:
             reason=reason,
             acted=self.bounds is not None,
         )
-
-
-def _subject(seat: Seat) -> Subject | None:
-    rule = seat.classification.rule
-    if not isinstance(rule, OfflineRule):
-        return None
-    return Subject(seat.container, processes_of(seat), seat.devices, rule)
