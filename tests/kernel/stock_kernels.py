@@ -46,6 +46,16 @@ def require() -> None:
             pytest.skip(f"{program} is missing: run `make packages-test`")
 
 
+def _mirror() -> str:
+    """Where this machine has its packages from, without the archive's name. Skips when it does not say."""
+    command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
+    sites = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    found = [site.removesuffix("/debian") for site in sites if site.endswith("/debian")]
+    if not found:
+        raise pytest.skip.Exception("apt has no source that ends with /debian: run `apt-get update`")
+    return found[0]
+
+
 class Archive:
     """Debian's archive, apart from what this machine has installed. Skips when it cannot be reached."""
 
@@ -54,7 +64,7 @@ class Archive:
         for part in ("etc/apt/sources.list.d", "lists/partial", "cache/archives/partial", "dpkg", "kernels"):
             (folder / part).mkdir(parents=True)
         (folder / "dpkg" / "status").touch()
-        lines = (f"deb [signed-by={_KEYRING}] http://deb.debian.org/{source} main\n" for source in _SOURCES)
+        lines = (f"deb [signed-by={_KEYRING}] {_mirror()}/{source} main\n" for source in _SOURCES)
         (folder / "etc/apt/sources.list").write_text("".join(lines))
         self._run("apt-get", "update")
         found = _NAME.findall(self._run("apt-cache", "search", "--names-only", "^linux-(image|binary)-[0-9].*cloud"))
