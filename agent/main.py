@@ -29,7 +29,9 @@ from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
+    from agent.model import ContainerKey
     from agent.observer import Observer, Settings
+    from agent.tui.told import Tell, Told
     from enforce.explain.history import History
     from enforce.policy.model import Policy
     from enforce.sysmonitor import SysMonitor
@@ -56,12 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gputop`."""
-    from agent.tui import top
+    from agent.tui.arguments import add_arguments as gputop_arguments
 
     parser = argparse.ArgumentParser(prog="gputop", description="Who uses which GPU, by container, process or device.")
     parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
     parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
-    top.add_arguments(parser)
+    gputop_arguments(parser)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="gputop: %(message)s")
     _end(parser.prog, lambda: _gputop(options))
@@ -313,16 +315,31 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _gputop(options: argparse.Namespace) -> int:
-    from agent.observer import Observer, Settings
     from agent.tui import top
 
     if options.replay:
         return top.replay(options)
     if endpoint.fetch(options.socket) is not None:
-        return top.run(options, lambda: endpoint.fetch(options.socket))
+        return top.run(options, lambda: endpoint.fetch(options.socket), _decisions(options.socket))
+    from agent.observer import Observer, Settings
+
     settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
-    with Observer(settings) as observer:
-        return top.run(options, observer.snapshot)
+    try:
+        with Observer(settings) as observer:
+            return top.run(options, observer.snapshot, alone=True)
+    except SetupError as error:
+        raise SetupError(f"no agent answers at {options.socket}, and without one: {error}") from error
+
+
+def _decisions(socket: Path) -> Tell:
+    """What the running agent decided about a container, for gputop."""
+
+    def tell(key: ContainerKey) -> Sequence[Told]:
+        from enforce.explain.command import latest
+
+        return latest(socket, key)
+
+    return tell
 
 
 def _settings(options: argparse.Namespace) -> Settings:

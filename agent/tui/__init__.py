@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The snapshot's face for people: gputop."""
 
-from agent.tui.screen import Screen, View, render
+from agent.tui.entries import View
+from agent.tui.screen import Screen, render
 
 __all__ = ["Screen", "View", "render"]

@@ -32,6 +32,9 @@ class Glyphs:
     down: str
     dot: str
     overflow: Literal["ellipsis", "crop"]  # rich's ellipsis is no ASCII character
+    rising: str
+    falling: str
+    steps: str  # of a graph, from nothing to a whole cell
 
     @property
     def ascii(self) -> bool:
@@ -39,8 +42,8 @@ class Glyphs:
         return self is ASCII
 
 
-UTF8: Final = Glyphs("–", "█", "░", "↑", "↓", "·", "ellipsis")
-ASCII: Final = Glyphs("-", "#", ".", "tx", "rx", "|", "crop")
+UTF8: Final = Glyphs("–", "█", "░", "↑", "↓", "·", "ellipsis", "▲", "▼", " ▁▂▃▄▅▆▇█")
+ASCII: Final = Glyphs("-", "#", ".", "tx", "rx", "|", "crop", "^", "v", " .:-=+*%#")
 
 
 def printable(value: str, glyphs: Glyphs) -> str:
@@ -82,6 +85,13 @@ def count(value: float | None, glyphs: Glyphs) -> str:
             return f"{value:.0f}{unit}" if not unit or value >= 99.95 else f"{value:.1f}{unit}"
         value /= 1000
     return f"{value:.1f}G"
+
+
+def milliseconds(seconds: float | None, glyphs: Glyphs) -> str:
+    """Three digits, and no more after the point than they leave: 5.05, 12.3, 140."""
+    if seconds is None:
+        return glyphs.missing
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def bar(ratio: float | None, width: int, thresholds: tuple[float, float], glyphs: Glyphs) -> Text:

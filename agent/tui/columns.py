@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Which columns fit, and the table that they make.
+"""Which columns fit, and the lines that they make.
 
 Columns are given with a priority; as the terminal narrows the least important go first, and what room is left goes to
 the names and to the reason.
@@ -8,11 +8,10 @@ the names and to the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from rich.table import Table
 from rich.text import Text
 
 from agent.tui.cells import Glyphs
@@ -51,15 +50,34 @@ def fit(columns: Sequence[Column], width: int) -> list[Column]:
     return grown
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row], width: int, glyphs: Glyphs) -> Table:
-    """The rows under the columns that fit."""
-    made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
-    shown = fit(columns, width)
-    for column in shown:
-        title = Text(column.title)
-        made.add_column(title, width=column.width, justify=column.justify, no_wrap=True, overflow=glyphs.overflow)
-    for row in rows:
-        made.add_row(*(row.get(column.key, Text()) for column in shown))
+def line(columns: Sequence[Column], row: Row, glyphs: Glyphs) -> Text:
+    """One row under columns that fit."""
+    made = Text(no_wrap=True)
+    for column in columns:
+        if made:
+            made.append(" " * GAP)
+        made.append_text(_cell(row.get(column.key), column, glyphs))
+    return made
+
+
+def header(columns: Sequence[Column], glyphs: Glyphs, sorted_by: str = "", reverse: bool = False) -> Text:
+    """The titles; the one that is sorted by stands out, with an arrow where there is room for one."""
+    titles = {column.key: Text(column.title, style="bold") for column in columns}
+    if sorted_by in titles:
+        column = next(column for column in columns if column.key == sorted_by)
+        arrow = glyphs.rising if reverse else glyphs.falling
+        titles[sorted_by] = Text(f"{column.title}{arrow}"[: column.width], style="bold reverse")
+    return line(columns, titles, glyphs)
+
+
+def _cell(cell: Text | None, column: Column, glyphs: Glyphs) -> Text:
+    made = cell.copy() if cell is not None else Text()
+    made.truncate(column.width, overflow=glyphs.overflow)
+    left = column.width - made.cell_len
+    if column.justify == "right":
+        made.pad_left(left)
+    else:
+        made.pad_right(left)
     return made
 
 

@@ -1,45 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The rows of the three views, as cells by column key.
-
-Every view ends each device with what is unattributed, so that a column adds up to the device's figure in the head.
-"""
+"""The columns of each view, and a line of a list as cells by column key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from rich.text import Text
 
-from agent.model import Container, DeviceUuid, Enforcement, Snapshot, Unattributed, Usage
-from agent.tui.cells import GPU_THRESHOLDS, Glyphs, colour, count, name, percent, size
+from agent.model import DeviceUuid, Enforcement, Snapshot, Unattributed, Usage
+from agent.tui.cells import GPU_THRESHOLDS, Glyphs, colour, count, milliseconds, name, percent, size
 from agent.tui.columns import Column, Row
+from agent.tui.entries import View
+from agent.tui.order import Line
+from agent.tui.throttle import slack, state
 
 USAGE: Final = (
     Column("sm", "SM %", 6),
     Column("memory", "MEM", 6),
-    Column("tx", "TX/s", 6, 3),
-    Column("rx", "RX/s", 6, 3),
-    Column("launches", "LNCH/s", 6, 2),
+    Column("tx", "TX/s", 6, 4),
+    Column("rx", "RX/s", 6, 4),
+    Column("launches", "LNCH/s", 6, 3),
 )
 ENFORCEMENT: Final = (
     Column("latency", "LAT/TARGET", 12, 1),
+    Column("slack", "SLACK", 5, 2),
     Column("share", "SHARE", 5, 1),
-    Column("paused", "PAUSED", 6, 4),
-    Column("reason", "REASON", 16, 6, 80, "left"),
+    Column("state", "STATE", 10, 1, 0, "left"),
+    Column("reason", "REASON", 16, 7, 80, "left"),
 )
 CONTAINERS: Final = (
     Column("name", "CONTAINER", 14, 0, 32, "left"),
-    Column("where", "RUNTIME/POD", 14, 5, 36, "left"),
+    Column("where", "RUNTIME/POD", 14, 6, 36, "left"),
     Column("role", "CLASS", 7, 1, 0, "left"),
     Column("gpu", "GPU", 3, 0),
     *USAGE,
     *ENFORCEMENT,
 )
-ROLES: Final = {"online": ("online", "cyan"), "offline": ("offline", "magenta"), "unmatched": ("no rule", "dim")}
-HELD: Final = {"freeze": "frozen", "lock": "locked", "swap": "swapped", "evict": "evicted"}  # the mildest first
 PROCESSES: Final = (
     Column("tgid", "PID", 8, 0),
     Column("user", "USER", 8, 4, 12, "left"),
@@ -48,143 +46,97 @@ PROCESSES: Final = (
     Column("gpu", "GPU", 3, 0),
     *USAGE,
 )
+ROLES: Final = {"online": ("online", "cyan"), "offline": ("offline", "magenta"), "unmatched": ("no rule", "dim")}
+NOTHING: Final = {
+    View.CONTAINER: "no container uses a GPU",
+    View.PROCESS: "no process uses a GPU",
+    View.GPU: "no GPU found",
+}
+_DEEPER: Final = {"ascii": ("|  ", "   ", "|- ", "`- "), "utf8": ("│  ", "   ", "├─ ", "└─ ")}
 
 
-def container_columns(snapshot: Snapshot) -> list[Column]:
-    """The columns of containers: those of enforcement only if there is any, headed by the quantile if it is one."""
+def columns(snapshot: Snapshot, view: View) -> tuple[Column, ...]:
+    """The columns of a view: those of enforcement only if there is any, headed by the quantile if it is one."""
+    if view is View.PROCESS:
+        return PROCESSES
     enforced = ("role", *(column.key for column in ENFORCEMENT))
     quantiles = {said.latency_quantile for said in snapshot.enforcement.values()} - {None}
     title = f"p{quantiles.pop() or 0:.4%}".rstrip("0%").rstrip(".") if len(quantiles) == 1 else "LAT"
-    return [
+    return tuple(
         replace(column, title=f"{title}/TARGET") if column.key == "latency" else column
         for column in CONTAINERS
         if snapshot.enforcement or column.key not in enforced
-    ]
+    )
 
 
-def by_container(snapshot: Snapshot, glyphs: Glyphs) -> list[Row]:
-    """One row per container and device, the busiest container first; then what is unattributed."""
-    found: list[tuple[float, str, list[Row]]] = []
-    for used in snapshot.containers:
-        who = _who(used.container, snapshot.enforcement.get(used.container.key), glyphs)
-        mine = [{**who, **_usage(usage, _index(snapshot, usage.device), glyphs)} for usage in used.usage]
-        busy = sum(usage.sm_ratio or 0 for usage in used.usage)
-        found.append((-busy, used.container.name, [*mine[:1], *map(_without_name, mine[1:])] or [who]))
-    rows = [row for _, _, rows in sorted(found, key=lambda entry: entry[:2]) for row in rows]
-    return rows + [_unattributed(rest, snapshot, glyphs) for rest in snapshot.unattributed]
+def row(line: Line, snapshot: Snapshot, view: View, glyphs: Glyphs) -> Row:
+    """The cells of a line. What is said of the whole entry stands in its first line only."""
+    entry = line.entry
+    cells = {} if line.part else _who(line, view, glyphs)
+    if entry.said is not None and not line.part:
+        cells |= _enforcement(entry.said, snapshot.enforcing, glyphs)
+    elif entry.key[0] == "container" and not line.part:
+        cells["role"] = Text(glyphs.missing)
+    if entry.usage:
+        cells |= _usage(entry.usage[line.part], _index(snapshot, entry.usage[line.part].device), glyphs)
+    for cell in cells.values():
+        cell.style = cell.style or entry.style
+    return cells
 
 
-def by_process(snapshot: Snapshot, glyphs: Glyphs) -> list[Row]:
-    """One row per process and device, the busiest first; then what is unattributed."""
-    names = {used.container.key: used.container.name for used in snapshot.containers}
-    found: list[tuple[float, int, Row]] = []
-    for used in snapshot.processes:
-        process = used.process
-        who = {
-            "tgid": Text(str(process.id.tgid)),
-            "user": name(process.user, glyphs),
-            "command": name(process.command, glyphs),
-            "name": name(names.get(process.container, process.container), glyphs),
-        }
-        for usage in used.usage:
-            cells = _usage(usage, _index(snapshot, usage.device), glyphs)
-            found.append((-(usage.sm_ratio or 0), process.id.tgid, {**who, **cells}))
-    rows = [row for _, _, row in sorted(found, key=lambda entry: entry[:2])]
-    rest = [_unattributed(rest, snapshot, glyphs) for rest in snapshot.unattributed]
-    return rows + [{**row, "command": row["name"], "name": Text()} for row in rest]
+def _who(line: Line, view: View, glyphs: Glyphs) -> dict[str, Text]:
+    cells = {key: name(text, glyphs) for key, text in line.entry.names.items()}
+    if "where" in cells:
+        cells["where"].style = "dim"
+    if view is not View.PROCESS:
+        cells["name"] = Text.assemble((_stem(line.stem, glyphs), "dim"), cells["name"])
+    return cells
 
 
-def by_gpu(snapshot: Snapshot, glyphs: Glyphs) -> list[Row]:
-    """The containers of each device under a line of its own, each device ended by what is unattributed."""
-    rows: list[Row] = []
-    for reading in snapshot.devices:
-        uuid = reading.device.uuid
-        title = Text.assemble("GPU ", str(reading.device.index), " ", name(reading.device.name, glyphs))
-        rows.append({"name": Text(title.plain, style="bold"), "where": name(uuid, glyphs, "dim")})
-        here = [(usage, used.container) for used in snapshot.containers for usage in used.usage if usage.device == uuid]
-        for usage, container in sorted(here, key=lambda entry: (-(entry[0].sm_ratio or 0), entry[1].name)):
-            who = _who(container, snapshot.enforcement.get(container.key), glyphs)
-            rows.append({**who, **_usage(usage, str(reading.device.index), glyphs)})
-        rows += [_unattributed(rest, snapshot, glyphs) for rest in snapshot.unattributed if rest.device == uuid]
-    return rows
+def _stem(stem: tuple[bool, ...], glyphs: Glyphs) -> str:
+    """What leads from an entry to those below it; nothing at the root."""
+    past, blank, here, last = _DEEPER["ascii" if glyphs.ascii else "utf8"]
+    above = "".join(blank if is_last else past for is_last in stem[1:-1])
+    return f"{above}{last if stem[-1] else here}" if len(stem) > 1 else ""
 
 
-def _who(container: Container, enforcement: Enforcement | None, glyphs: Glyphs) -> dict[str, Text]:
-    where = [container.runtime, *filter(None, (container.namespace, container.pod))]
-    cells = {
-        "name": name(container.name, glyphs),
-        "where": name("/".join(where), glyphs, "dim"),
-        "role": Text(glyphs.missing),
-    }
-    return cells if enforcement is None else {**cells, **_enforcement(enforcement, glyphs)}
-
-
-def _enforcement(said: Enforcement, glyphs: Glyphs) -> dict[str, Text]:
+def _enforcement(said: Enforcement, enforcing: bool, glyphs: Glyphs) -> dict[str, Text]:
     role, style = ROLES.get(said.role, (said.role, "dim"))
+    left, word = slack(said), state(said, enforcing)
+    missed = "" if left is None else "red" if left < 0 else "green"
     return {
         "role": name(role, glyphs, style),
-        "latency": _latency(said.latency_seconds, said.target_seconds, glyphs),
+        "latency": _latency(said.latency_seconds, said.target_seconds, missed, glyphs),
+        "slack": Text(glyphs.missing if left is None else f"{left * 100:+.0f}%", style=missed),
         "share": Text(glyphs.missing if said.share_ratio is None else percent(said.share_ratio, glyphs) + "%"),
-        "paused": _paused(said, glyphs),
+        "state": name(word, glyphs, "yellow" if word not in (None, "free") else ""),
         "reason": name(said.reason, glyphs, "dim"),
     }
 
 
-def _paused(said: Enforcement, glyphs: Glyphs) -> Text:
-    """The strongest rung where there is one: how often it was stopped besides says little then."""
-    held = [word for rung, word in HELD.items() if rung in said.rungs]
-    if held:
-        return name(held[-1], glyphs, "yellow")
-    return Text(glyphs.missing if said.paused_ratio is None else percent(said.paused_ratio, glyphs) + "%")
-
-
-def _latency(seconds: float | None, target: float | None, glyphs: Glyphs) -> Text:
+def _latency(seconds: float | None, target: float | None, style: str, glyphs: Glyphs) -> Text:
     if seconds is None and target is None:
         return Text(glyphs.missing)
-    style = "" if seconds is None or target is None else "red" if seconds > target else "green"
-    return Text(f"{_milliseconds(seconds, glyphs)}/{_milliseconds(target, glyphs)}ms", style=style)
+    return Text(f"{milliseconds(seconds, glyphs)}/{milliseconds(target, glyphs)}ms", style=style)
 
 
-def _milliseconds(seconds: float | None, glyphs: Glyphs) -> str:
-    if seconds is None:
-        return glyphs.missing
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
-
-
-def _usage(usage: Usage, index: str, glyphs: Glyphs) -> dict[str, Text]:
-    return {
+def _usage(usage: Usage | Unattributed, index: str, glyphs: Glyphs) -> dict[str, Text]:
+    cells = {
         "gpu": Text(index),
-        "sm": Text(percent(usage.sm_ratio, glyphs, usage.sm_provenance), style=colour(usage.sm_ratio, GPU_THRESHOLDS)),
         "memory": Text(size(usage.memory_bytes, glyphs)),
-        "launches": Text(count(usage.launches_per_second, glyphs)),
-        **_flows(usage, glyphs),
+        "tx": Text(size(usage.pcie_tx_bytes_per_second, glyphs)),
+        "rx": Text(size(usage.pcie_rx_bytes_per_second, glyphs)),
     }
-
-
-def _unattributed(rest: Unattributed, snapshot: Snapshot, glyphs: Glyphs) -> Row:
-    cells: Mapping[str, Text] = {
-        "name": Text("(unattributed)"),
-        "gpu": Text(_index(snapshot, rest.device)),
-        "sm": Text(percent(rest.sm_ratio, glyphs)),
-        "memory": Text(size(rest.memory_bytes, glyphs)),
-        **_flows(rest, glyphs),
-    }
-    for cell in cells.values():
-        cell.style = "italic dim"
-    return cells
-
-
-def _flows(rate: Usage | Unattributed, glyphs: Glyphs) -> dict[str, Text]:
+    if isinstance(usage, Unattributed):
+        return {**cells, "sm": Text(percent(usage.sm_ratio, glyphs))}
+    figure = percent(usage.sm_ratio, glyphs, usage.sm_provenance)
     return {
-        "tx": Text(size(rate.pcie_tx_bytes_per_second, glyphs)),
-        "rx": Text(size(rate.pcie_rx_bytes_per_second, glyphs)),
+        **cells,
+        "sm": Text(figure, style=colour(usage.sm_ratio, GPU_THRESHOLDS)),
+        "launches": Text(count(usage.launches_per_second, glyphs)),
     }
 
 
 def _index(snapshot: Snapshot, uuid: DeviceUuid) -> str:
     indices = (str(reading.device.index) for reading in snapshot.devices if reading.device.uuid == uuid)
     return next(indices, "?")
-
-
-def _without_name(row: Row) -> Row:
-    return {key: cell for key, cell in row.items() if key in ("gpu", *(column.key for column in USAGE))}

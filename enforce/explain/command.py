@@ -19,7 +19,7 @@ from enforce.explain import logfile
 from enforce.explain.choice import choose
 from enforce.explain.history import History
 from enforce.explain.model import VERSION, Explanation, Interval, Kept, Story
-from enforce.explain.text import blocks, heading
+from enforce.explain.text import Block, blocks, heading
 from enforce.explain.track import KEPT_NS, thinned
 
 WORD = "explain"
@@ -65,6 +65,15 @@ def _asked(socket: Path, wanted: str) -> Explanation:
     if found.story is None:
         raise WardenError(f"{wanted} has just gone: ask again")
     return found
+
+
+def latest(socket: Path, key: str) -> list[Block]:
+    """The last stretches of one container, the latest first, for gputop. None without a policy."""
+    found = _ask(socket, key)
+    if found.story is None:
+        return []
+    told = replace(found.story, intervals=found.story.intervals[-MOST_BLOCKS:], kept=found.story.kept[-MOST_BLOCKS:])
+    return blocks(told, None)[::-1]
 
 
 def _ask(socket: Path, key: str) -> Explanation:

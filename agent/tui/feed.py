@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Where the live view has its snapshots from: a thread that waits for each new one, or a recording that can be sought.
+
+A failure is told and tried again at the next tick: an agent that is replaced comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from textual.message import Message
+from textual.message_pump import MessagePump
+
+from agent.errors import WardenError
+from agent.model import Snapshot
+from agent.tui.fresh import Stopped
+from agent.tui.history import KEPT_NS
+from agent.tui.plain import ticks
+from agent.tui.recording import Recording, Source
+
+MOST_REPLAYED: Final = 600  # ticks of the minute before the one that is sought
+
+
+class Took(Message):
+    """Snapshots have come, the last of which is to be shown. `again`: the history begins anew with them."""
+
+    def __init__(self, snapshots: Sequence[Snapshot], *, again: bool = False, place: str | None = None) -> None:
+        super().__init__()
+        self.snapshots, self.again, self.place = snapshots, again, place
+
+
+class Failed(Message):
+    """Something went wrong, in a line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class Feed(Protocol):
+    """Whoever posts `Took` and `Failed`."""
+
+    def start(self, top: MessagePump) -> None:
+        """From now on."""
+        ...
+
+    def seek(self, step: int) -> bool:
+        """So many ticks on, or back; False where there is no way to."""
+        ...
+
+    def play(self, playing: bool) -> None:
+        """Goes on or stands still, where it can."""
+        ...
+
+
+class Watching:
+    """What is live: it can neither be sought nor stopped, only not be shown."""
+
+    def __init__(self, first: Snapshot, source: Source, interval: float, ending: threading.Event) -> None:
+        """`ending` is what the source waits with; `stop` sets it."""
+        self._first, self._source, self._interval, self._ending = first, source, interval, ending
+        self._thread: threading.Thread | None = None
+
+    def start(self, top: MessagePump) -> None:
+        """Posts the first one, and then one each interval."""
+        top.post_message(Took([self._first]))
+        self._thread = threading.Thread(target=self._run, args=(top,), name="watching", daemon=True)
+        self._thread.start()
+
+    def seek(self, step: int) -> bool:
+        """There is no way to."""
+        return False
+
+    def play(self, playing: bool) -> None:
+        """It goes on either way."""
+
+    def stop(self) -> None:
+        """Nothing is posted or recorded afterwards."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, top: MessagePump) -> None:
+        due = ticks(self._interval, self._ending.wait)
+        next(due)
+        for _ in due:
+            if self._ending.is_set():
+                return
+            try:
+                top.post_message(Took([self._source()]))
+            except Stopped:
+                return
+            except WardenError as error:
+                top.post_message(Failed(str(error)))
+
+
+class Playing:
+    """A recording, tick after tick; it stands still at its end."""
+
+    def __init__(self, recording: Recording, narrow: Callable[[Snapshot], Snapshot], interval: float) -> None:
+        self._recording, self._narrow, self._interval = recording, narrow, interval
+        self._index, self._playing = 0, True
+        self._top: MessagePump | None = None
+
+    def start(self, top: MessagePump) -> None:
+        """From the first tick."""
+        self._top = top
+        self.seek(0)
+        top.set_interval(self._interval, self._advance)
+
+    def seek(self, step: int) -> bool:
+        """No further than to the ends."""
+        before, last = self._index, len(self._recording) - 1
+        self._index = max(0, min(last, before + step))
+        place = f"{self._index + 1}/{last + 1}"
+        assert self._top is not None
+        try:
+            ticks = [self._snapshot(self._index)] if step == 1 else self._minute(self._index)
+        except WardenError as error:
+            self._top.post_message(Failed(str(error)))
+            return True
+        self._top.post_message(Took(ticks, again=step != 1, place=place))
+        return True
+
+    def play(self, playing: bool) -> None:
+        """Goes on, or not."""
+        self._playing = playing
+
+    def _advance(self) -> None:
+        if self._playing and self._index < len(self._recording) - 1:
+            self.seek(1)
+
+    def _minute(self, index: int) -> list[Snapshot]:
+        """This tick, and before it those that its graphs are made of."""
+        found = [self._snapshot(index)]
+        for before in range(index - 1, max(-1, index - MOST_REPLAYED), -1):
+            snapshot = self._snapshot(before)
+            if not 0 < found[0].at_ns - snapshot.at_ns < KEPT_NS:
+                break
+            found.insert(0, snapshot)
+        return found
+
+    def _snapshot(self, index: int) -> Snapshot:
+        return self._narrow(self._recording[index])

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One container as a page: who it is, the last minute in four graphs, its kernels, allocations and decisions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final
+
+from rich.text import Text
+
+from agent.model import ContainerKey, ContainerUsage, Enforcement, FunctionUsage, Snapshot
+from agent.tui.cells import GPU_THRESHOLDS, Glyphs, count, milliseconds, name, percent, printable, size
+from agent.tui.graphs import NO_THRESHOLDS, graph
+from agent.tui.history import History, Moment, Series
+from agent.tui.rows import ROLES
+from agent.tui.throttle import slack, state
+from agent.tui.told import Told
+
+MOST_KERNELS: Final = 8
+TALL_FROM: Final = 36  # lines of the terminal from which graphs are higher
+GAP: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A graph's title, and what it draws; `most` is what fills its height, the largest figure where there is none."""
+
+    title: Text
+    series: Series
+    most: float | None = None
+    thresholds: tuple[float, float] = NO_THRESHOLDS
+    style: str = "cyan"
+
+
+def container_page(
+    snapshot: Snapshot,
+    key: ContainerKey,
+    history: History,
+    told: Sequence[Told] | str,
+    size_cells: tuple[int, int],
+    glyphs: Glyphs,
+) -> list[Text]:
+    """For a terminal of so many cells. `told`: the decisions, or why there are none."""
+    width, height = size_cells
+    used = next((used for used in snapshot.containers if used.container.key == key), None)
+    if used is None:
+        return [Text("The container has gone.", style="yellow")]
+    said = snapshot.enforcement.get(key)
+    lines = [_who(used, said, glyphs), *_said(said, snapshot.enforcing, glyphs), Text()]
+    lines += _plots(_figures(used, said, history, glyphs), width, 5 if height >= TALL_FROM else 2, glyphs)
+    half = (width - GAP) // 2
+    lines += [Text(), *_beside([_kernels(used.functions, half, glyphs), _memory(used, glyphs)], half)]
+    lines += [Text(), *_decisions(told, glyphs)]
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width, overflow=glyphs.overflow)
+    return lines
+
+
+def _who(used: ContainerUsage, said: Enforcement | None, glyphs: Glyphs) -> Text:
+    container = used.container
+    where = "/".join(filter(None, (container.runtime, container.namespace, container.pod)))
+    role, style = ROLES.get(said.role, (said.role, "dim")) if said else ("", "")
+    rule = f"  rule {printable(said.rule, glyphs)}" if said and said.rule else ""
+    image = f"  {printable(container.image, glyphs)}" if container.image else ""
+    return Text.assemble(
+        (printable(container.name, glyphs), "bold"),
+        "  ",
+        (printable(role, glyphs), style),
+        rule,
+        (f"  {printable(where, glyphs)}{image}", "dim"),
+    )
+
+
+def _said(said: Enforcement | None, enforcing: bool, glyphs: Glyphs) -> list[Text]:
+    """The state and its reason, then what could not be done."""
+    if said is None:
+        return []
+    word, left = state(said, enforcing), slack(said)
+    lines = []
+    if word:
+        lines.append(Text.assemble((word, "bold" if word == "free" else "bold yellow"), f": {_reason(said, glyphs)}"))
+    if left is not None:
+        fulfilled = ("kept", "green") if left >= 0 else ("missed", "red")
+        lines.append(Text.assemble("the promise is ", fulfilled, f", slack {left * 100:+.0f}%"))
+    lines += [
+        Text(f"{printable(rung, glyphs)} could not be done: {printable(why, glyphs)}", style="yellow")
+        for rung, why in said.troubles.items()
+    ]
+    return lines
+
+
+def _reason(said: Enforcement, glyphs: Glyphs) -> str:
+    return printable(said.reason, glyphs) if said.reason else glyphs.missing
+
+
+def _figures(used: ContainerUsage, said: Enforcement | None, history: History, glyphs: Glyphs) -> list[Plot]:
+    key = used.container.key
+    sm = history.container(key, lambda moment: moment.sm_ratio)
+    memory = history.container(key, lambda moment: moment.memory_bytes)
+    busiest, largest = f"most {percent(sm.most, glyphs)}%", f"most {size(memory.most, glyphs)}"
+    plots = [
+        Plot(_title("SM", f"{percent(_last(sm), glyphs)}%", busiest), sm, 1.0, GPU_THRESHOLDS),
+        Plot(_title("memory", size(_last(memory), glyphs), largest), memory),
+    ]
+    if said is not None and said.target_seconds is not None:
+        plots.append(_latency(history.container(key, _latency_seconds), said, glyphs))
+    if said is not None and said.share_ratio is not None:
+        share = _title("share", f"{percent(said.share_ratio, glyphs)}%", "of the device")
+        paused = _title("paused", f"{percent(said.paused_ratio, glyphs)}%", "of the time")
+        plots += [
+            Plot(share, history.container(key, _share_ratio), 1.0),
+            Plot(paused, history.container(key, _paused_ratio), 1.0, style="magenta"),
+        ]
+    return plots
+
+
+def _latency(series: Series, said: Enforcement, glyphs: Glyphs) -> Plot:
+    """Twice the target fills the graph: what is kept is in its lower half."""
+    target = said.target_seconds or 0.0
+    quantile = "latency" if said.latency_quantile is None else f"p{said.latency_quantile * 100:.6g}"
+    now, promised = milliseconds(said.latency_seconds, glyphs), milliseconds(target, glyphs)
+    return Plot(_title(quantile, f"{now} ms", f"target {promised} ms"), series, 2 * target, (0.5, 0.5))
+
+
+def _latency_seconds(moment: Moment) -> float | None:
+    return None if moment.said is None else moment.said.latency_seconds
+
+
+def _share_ratio(moment: Moment) -> float | None:
+    return None if moment.said is None else moment.said.share_ratio
+
+
+def _paused_ratio(moment: Moment) -> float | None:
+    return None if moment.said is None else moment.said.paused_ratio
+
+
+def _last(series: Series) -> float | None:
+    return series.points[-1][1] if series.points else None
+
+
+def _title(what: str, figure: str, remark: str) -> Text:
+    return Text.assemble((what, "bold"), f" {figure}  ", (remark, "dim"))
+
+
+def _plots(plots: Sequence[Plot], width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    """Two beside each other."""
+    half = (width - GAP) // 2
+    blocks = [_plot(plot, half, height, glyphs) for plot in plots]
+    lines: list[Text] = []
+    for first in range(0, len(blocks), 2):
+        lines += _beside(blocks[first : first + 2], half)
+    return lines
+
+
+def _plot(plot: Plot, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    style = "" if plot.thresholds != NO_THRESHOLDS else plot.style
+    most = plot.most or plot.series.most or 0.0
+    return [plot.title, *graph(plot.series.columns(width), height, most, glyphs, plot.thresholds, style)]
+
+
+def _beside(blocks: Sequence[Sequence[Text]], half: int) -> list[Text]:
+    lines = []
+    for left, *right in zip_longest(*blocks, fillvalue=Text()):
+        line = left.copy()
+        line.truncate(half, pad=True)
+        lines.append(Text.assemble(line, " " * GAP, *right))
+    return lines
+
+
+def _kernels(functions: Sequence[FunctionUsage], width: int, glyphs: Glyphs) -> list[Text]:
+    lines = [Text(f"{'top kernels':<{max(12, width - 23)}}   SM % LNCH/s  EACH", style="bold")]
+    ordered = sorted(functions, key=lambda one: -(one.sm_ratio or 0.0))
+    for one in ordered[:MOST_KERNELS]:
+        title = name(one.name or "(without a name)", glyphs)
+        title.truncate(max(12, width - 23), overflow=glyphs.overflow, pad=True)
+        figures = f" {percent(one.sm_ratio, glyphs):>6} {count(one.launches_per_second, glyphs):>6}"
+        lines.append(Text.assemble(title, figures, f" {_duration(one.gpu_seconds_per_launch, glyphs):>7}"))
+    return lines if functions else [*lines, Text("no launch was seen", style="dim")]
+
+
+def _duration(seconds: float | None, glyphs: Glyphs) -> str:
+    if seconds is None:
+        return glyphs.missing
+    return f"{seconds * 1e6:.0f} us" if seconds < 0.001 else f"{milliseconds(seconds, glyphs)} ms"
+
+
+def _memory(used: ContainerUsage, glyphs: Glyphs) -> list[Text]:
+    kinds: dict[str, int] = {}
+    for usage in used.usage:
+        for kind, held in usage.memory_by_kind.items():
+            kinds[kind] = kinds.get(kind, 0) + held
+    lines = [Text("allocations by kind", style="bold")]
+    for kind, held in sorted(kinds.items(), key=lambda item: -item[1]):
+        lines.append(Text(f"{printable(kind, glyphs):<12} {size(held, glyphs):>6}"))
+    return lines if kinds else [*lines, Text("no allocation was seen", style="dim")]
+
+
+def _decisions(told: Sequence[Told] | str, glyphs: Glyphs) -> Iterable[Text]:
+    yield Text("last decisions", style="bold")
+    if isinstance(told, str):
+        yield Text(printable(told, glyphs), style="dim")
+        return
+    for one in told:
+        yield Text(printable(one.head, glyphs))
+        for label, text in one.rows:
+            yield Text.assemble((f"  {printable(label, glyphs):<5} ", "dim"), printable(text, glyphs))
+    if not told:
+        yield Text("none in the last minute", style="dim")
