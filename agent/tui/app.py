@@ -139,7 +139,7 @@ class Top(App[None]):
         """The screen that is open, and the list below it, of the snapshot that is shown."""
         if self.shown is None or not self.is_running:
             return
-        if isinstance(self.screen, ContainerScreen):
+        if isinstance(self.screen, ContainerScreen) and self.screen.is_mounted:
             self.screen.draw()
         self._head.show(self.frame.head(self.shown, self.history))
         self._listing.show(Listed.of(self.shown, self.look, self.size.width, self.setting.glyphs))
@@ -153,8 +153,10 @@ class Top(App[None]):
         """Which part of the list there is to see."""
         first, last, count = self._listing.span
         remarks = [f"{first}-{last} of {count}"] if count > last - first + 1 else []
-        if self.look.wanted:
+        if self.look.wanted or self._prompt.what == "filter":
             remarks.append(f"filter: {self.look.wanted}")
+        if self._prompt.what == "search":
+            remarks.append("search, F3 for the next")
         if not count:
             remarks.append("nothing matches" if self.look.wanted else rows.NOTHING[self.look.view])
         return remarks

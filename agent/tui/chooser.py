@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import SelectionList
-from textual.widgets.selection_list import Selection
 
 from agent.tui.columns import Column
+from agent.tui.widgets import Ticks
+
+ALWAYS: Final = ("name", "command", "tgid")
 
 
 class Chooser(ModalScreen[frozenset[str]]):
@@ -22,27 +24,27 @@ class Chooser(ModalScreen[frozenset[str]]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,c,f2,q", "done")]
     CSS = """
     Chooser { align: center middle; }
-    Chooser SelectionList { width: 34; height: auto; max-height: 90%; border: round $foreground; }
+    Chooser Vertical { width: 34; height: auto; max-height: 90%; border: ascii $foreground; }
     """
 
     def __init__(self, columns: Sequence[Column], hidden: frozenset[str]) -> None:
         super().__init__()
-        self._columns, self._hidden = columns, hidden
+        self._offered = {
+            column.key: column.title for column in columns if column.key not in ("name", "command", "tgid")
+        }
+        self._hidden = hidden
 
     def compose(self) -> ComposeResult:
         """Columns that are always shown are not offered."""
-        choices = [
-            Selection(column.title, column.key, column.key not in self._hidden)
-            for column in self._columns
-            if column.key not in ("name", "command", "tgid")
-        ]
-        chosen = SelectionList[str](*choices)
-        chosen.border_title = "columns"
-        chosen.border_subtitle = "Space ticks, Esc ends"
-        yield chosen
+        frame = Vertical(Ticks(self._offered, self._offered.keys() - self._hidden))
+        frame.border_title, frame.border_subtitle = "columns", "Space ticks, Esc ends"
+        yield frame
+
+    def on_mount(self) -> None:
+        """The choices have the keys."""
+        self.query_one(Ticks).focus()
 
     def action_done(self) -> None:
-        """What is not ticked is hidden."""
-        chosen = self.query_one(SelectionList)
-        offered = {chosen.get_option_at_index(index).value for index in range(chosen.option_count)}
-        self.dismiss((self._hidden - offered) | (offered - set(chosen.selected)))
+        """What is not ticked is hidden; what has no room is not shown either."""
+        offered = self._offered.keys()
+        self.dismiss((self._hidden - offered) | (offered - self.query_one(Ticks).ticked))

@@ -50,7 +50,7 @@ class ContainerScreen(Screen[None]):
     def draw(self) -> None:
         """What is known of it now."""
         top = self._top
-        if top.shown is None or not self.is_mounted:
+        if top.shown is None:
             return
         told = self._decisions(top.setting.tell)
         size, glyphs = (top.size.width, top.size.height), top.setting.glyphs

@@ -76,10 +76,10 @@ def _gauges(reading: DeviceReading, history: History, head: Text, width: int, ea
     cells = max(3, min(LONGEST_BAR, (width - head.cell_len - needed) // len(GAUGES)))
     lines = [Text(), *(Text(" " * head.cell_len) for _ in range(each - 1))]
     lines[0].append_text(head)
-    for gauge in GAUGES:
+    for number, gauge in enumerate(GAUGES):
         block = _block(gauge, reading, history, cells, wide, each, glyphs)
         for line, part in zip(lines, block, strict=True):
-            line.append_text(part).append(" " * GAP)
+            line.append(" " * GAP if number else "").append_text(part)
     return lines
 
 

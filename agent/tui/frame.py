@@ -36,11 +36,10 @@ class Frame:
 
     def head(self, snapshot: Snapshot, history: History) -> list[Text]:
         """The title and the devices, half of the screen at the most."""
-        line = title(snapshot, self.glyphs, alone=self.alone)
+        remark = Text("PAUSED  " if self.paused else "", style="bold yellow")
         if self.place is not None:
-            line.append(f"  replay {self.place}", "bold")
-        if self.paused:
-            line.append("  PAUSED", "bold yellow")
+            remark.append(f"replay {self.place}  ", "bold")
+        line = title(snapshot, self.glyphs, alone=self.alone, remark=remark)
         return self._cut([line, *self._devices(snapshot, history), Text()])
 
     def foot(self, snapshot: Snapshot, line: Line | None, remarks: list[str]) -> list[Text]:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -27,12 +29,12 @@ def graph(
     """
     steps = len(glyphs.steps) - 1
     levels = [_level(value, most, height * steps) for value in values]
+    styles = [style or colour(value / most if value is not None and most else None, thresholds) for value in values]
     lines = []
     for below in range((height - 1) * steps, -1, -steps):
         line = Text(no_wrap=True)
-        for value, level in zip(values, levels, strict=True):
-            ratio = None if value is None or not most else value / most
-            line.append(glyphs.steps[min(steps, max(0, level - below))], style or colour(ratio, thresholds))
+        for shade, run in groupby(zip(styles, levels, strict=True), itemgetter(0)):
+            line.append("".join(glyphs.steps[min(steps, max(0, level - below))] for _, level in run), shade)
         lines.append(line)
     return lines
 

@@ -23,30 +23,27 @@ FOOT: Final = (
 REPLAY: Final = (*FOOT[:2], ("Space", "play"), ("Left/Right", "seek"), ("Home/End", "ends"), *FOOT[2:7])
 PAGE: Final = (("Esc", "back"), ("q", "quit"), ("Up/Down", "scroll"))
 HELP: Final = (
-    ("1  2  3", "containers, processes, GPUs"),
+    ("1 2 3", "containers, processes, GPUs"),
     ("t", "tree: container, its processes, their kernels"),
-    (",  .", "sort by the column to the left, to the right"),
+    (", .", "sort by the column to the left, to the right"),
     ("/", "reverse the order"),
-    ("\\", "show only what contains a word; Esc shows everything again"),
-    ("F3", "search: to the next line that contains a word; F3 again, or n, for the one after it"),
-    ("c  F2", "choose the columns"),
+    ("\\", "filter: only lines with a word; Esc shows all"),
+    ("F3", "search: go to a line with a word; F3 or n: next"),
+    ("c F2", "choose the columns"),
     ("Enter", "open the container of a line; Esc goes back"),
-    ("p  Space", "pause the display; watching and recording go on"),
-    ("Up  Down  PgUp  PgDn  Home  End", "move"),
-    ("h  ?  F1", "this page"),
-    ("q  F10  Ctrl-C", "quit"),
-    ("", ""),
-    ("In a replay", ""),
-    ("Space  p", "play, or stand still"),
-    ("Left  Right", "a tick back, a tick on"),
-    ("Home  End", "the first tick, the last one"),
+    ("p Space", "pause the display; recording goes on"),
+    ("Up Down PgUp PgDn Home End", "move"),
+    ("h ? F1", "this page"),
+    ("q F10 Ctrl-C", "quit"),
+    ("In a replay:", ""),
+    ("p Space", "stand still, or play"),
+    ("Left Right Home End", "a tick back, a tick on, the first, the last"),
 )
 ABOUT: Final = (
-    "SM and power are green below 10 %, yellow below 75 %, red from there on; memory: 10 % and 80 %.",
-    "A PCIe bar is full at the most that was seen in the last minute: NVML tells no bound.",
-    "~ is before what was estimated; a dash is what is not known.",
-    "SLACK is what is left of the target: below 0 it is missed.",
-    "STATE of an offline container: free, paced, paused for a part of the time, frozen, locked, swapped, evicted.",
+    "SM, power: green below 10 %, yellow below 75 %, then red. Memory: 10, 80 %.",
+    "A PCIe bar is full at the most of the last minute: NVML tells no bound.",
+    "~ estimated. SLACK: what is left of the target; below 0 it is missed.",
+    "STATE: free, paced, paused for a part of the time, frozen, locked, swapped.",
 )
 
 
@@ -62,6 +59,5 @@ def foot(keys: tuple[tuple[str, str], ...], width: int) -> Text:
 
 def help_page() -> list[Text]:
     """Everything."""
-    lines = [Text("gputop", style="bold"), Text()]
-    lines += [Text.assemble((f"  {key:<33}", "bold"), word) for key, word in HELP]
-    return [*lines, Text(), *(Text(f"  {sentence}") for sentence in ABOUT)]
+    lines = [Text.assemble((f"{key:<28}", "bold"), word) for key, word in HELP]
+    return [*lines, Text(), *map(Text, ABOUT)]

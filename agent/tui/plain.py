@@ -27,9 +27,9 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_plain(options: argparse.Namespace) -> bool:
-    """Whether there is no terminal to take over, or none is wanted."""
-    screen = Console()
-    return bool(options.once or options.json) or not screen.is_terminal or screen.is_dumb_terminal
+    """Whether there is no terminal to take over (textual reads stdin and draws on stderr), or none is wanted."""
+    on_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    return bool(options.once or options.json) or not on_terminal or Console().is_dumb_terminal
 
 
 def show(options: argparse.Namespace, source: Source, *, alone: bool) -> int:

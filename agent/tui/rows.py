@@ -65,7 +65,7 @@ def columns(snapshot: Snapshot, view: View) -> tuple[Column, ...]:
     return tuple(
         replace(column, title=f"{title}/TARGET") if column.key == "latency" else column
         for column in CONTAINERS
-        if snapshot.enforcement or column.key not in enforced
+        if snapshot.enforcement or snapshot.enforcing or column.key not in enforced
     )
 
 

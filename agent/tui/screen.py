@@ -59,7 +59,7 @@ def _cut(lines: list[Text], width: int, glyphs: Glyphs) -> Iterator[Text]:
         yield text
 
 
-def title(snapshot: Snapshot, glyphs: Glyphs, *, alone: bool = False) -> Text:
+def title(snapshot: Snapshot, glyphs: Glyphs, *, alone: bool = False, remark: Text | None = None) -> Text:
     """Who speaks, when, whether anything is enforced, and how much there is."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.wall_ns // NS_PER_SECOND))
     state = ("enforcing", "bold green") if snapshot.enforcing else ("observing only", "yellow")
@@ -74,7 +74,7 @@ def title(snapshot: Snapshot, glyphs: Glyphs, *, alone: bool = False) -> Text:
         f"{number} {word}{'' if number == 1 else 'es' if word == 'process' else 's'}" for number, word in counted
     ]
     dot = f" {glyphs.dot} "
-    return Text.assemble(("GPU Warden", "bold"), f"  {at}  ", state, f"  {dot.join(numbers)}")
+    return Text.assemble(("GPU Warden", "bold"), f"  {at}  ", state, "  ", remark or "", dot.join(numbers))
 
 
 def footer(snapshot: Snapshot, glyphs: Glyphs) -> list[Text]:

@@ -7,7 +7,7 @@ They draw only what is visible, and nothing that has not changed: that is what k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from rich.style import Style
@@ -77,8 +77,44 @@ class Page(Lines, can_focus=True):
         self.action_move(WHEEL_LINES)
 
 
+class Ticks(Page):
+    """Choices, each to be ticked with Space; the cursor is the line that stands out."""
+
+    DEFAULT_CSS = "Ticks { height: auto; max-height: 100%; }"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("space,enter", "tick")]
+
+    def __init__(self, choices: Mapping[str, str], ticked: Collection[str]) -> None:
+        """`choices`: key → title."""
+        super().__init__("ticks")
+        self._choices, self.ticked = choices, set(ticked)
+        self._cursor = 0
+        self._draw()
+
+    def action_move(self, step: int) -> None:
+        """So many choices down."""
+        self._cursor = max(0, min(self._cursor + step, len(self._choices) - 1))
+        self._top = max(self._cursor - self.size.height + 1, min(self._top, self._cursor))
+        self._draw()
+
+    def action_tick(self) -> None:
+        """Chosen, or not."""
+        self.ticked ^= {list(self._choices)[self._cursor]}
+        self._draw()
+
+    def _draw(self) -> None:
+        self.show(
+            [
+                Text(f" [{'x' if key in self.ticked else ' '}] {title}", "reverse" if number == self._cursor else "")
+                for number, (key, title) in enumerate(self._choices.items())
+            ]
+        )
+
+
 class Listing(Widget, can_focus=True):
-    """The titles and, below them, the lines around the cursor, which stays with its entry from tick to tick."""
+    """The titles and, below them, the lines around the cursor.
+
+    Once it was moved, the cursor stays with its entry from tick to tick.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)"),
@@ -97,6 +133,7 @@ class Listing(Widget, can_focus=True):
         self.listed: Listed | None = None
         self.cursor = 0
         self._top = 0
+        self._moved = False
 
     @property
     def line(self) -> Line | None:
@@ -114,9 +151,10 @@ class Listing(Widget, can_focus=True):
         """Draws this from now on."""
         line = self.line
         self.listed = listed
-        if line is not None:
+        if line is not None and self._moved:
             same = (index for index, one in enumerate(listed.lines) if one.key == line.key)
-            self.cursor = next(same, min(self.cursor, max(0, len(listed.lines) - 1)))
+            self.cursor = next(same, self.cursor)
+        self.cursor = min(self.cursor, max(0, len(listed.lines) - 1))
         self._follow()
         self.refresh()
 
@@ -124,6 +162,7 @@ class Listing(Widget, can_focus=True):
         """The cursor to the n-th line; -1 is the last one."""
         last = len(self.listed.lines) - 1 if self.listed else 0
         self.cursor = max(0, last if index < 0 else min(index, last))
+        self._moved = True
         self._follow()
         self.refresh()
         self.post_message(self.Moved())
