@@ -47,7 +47,7 @@ def from_json(document: Any) -> Snapshot:
         raise SchemaError(
             f"a snapshot of version {document['version']!r}, this program reads {VERSION}: use the same release of both"
         )
-    return cast(Snapshot, _decoder(Snapshot)(document, "snapshot"))
+    return cast(Snapshot, _decoded(Snapshot, document, "snapshot"))
 
 
 def dumps(snapshot: Snapshot) -> str:
@@ -70,7 +70,7 @@ def encode(value: Any) -> Any:
 
 def decode(kind: type[T], document: Any, name: str) -> T:
     """The opposite of `encode`. SchemaError says where it is wrong, beginning with `name`."""
-    return cast(T, _decoder(cast(Any, kind))(document, name))
+    return cast(T, _decoded(kind, document, name))
 
 
 def _encode(value: Any) -> Any:
@@ -92,7 +92,22 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-Decoder = Callable[[Any, str], Any]
+Decoder = Callable[[Any], Any]
+
+
+class _Wrong(Exception):  # noqa: N818  becomes a SchemaError once the way to it is known
+    """What is wrong with a value. `steps`: where it is, from the inside out, told only once something is wrong."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.steps: list[str] = []
+
+
+def _decoded(kind: Any, document: Any, name: str) -> Any:
+    try:
+        return _decoder(kind)(document)
+    except _Wrong as wrong:
+        raise SchemaError(f"{name}{''.join(reversed(wrong.steps))}: {wrong}") from None
 
 
 @cache
@@ -116,13 +131,19 @@ def _decoder(kind: Any) -> Decoder:
 
 
 def _optional(inner: Decoder) -> Decoder:
-    return lambda data, path: None if data is None else inner(data, path)
+    return lambda data: None if data is None else inner(data)
 
 
 def _tuple(inner: Decoder) -> Decoder:
-    def decode(data: Any, path: str) -> Any:
-        _expect(list, data, path)
-        return tuple(inner(item, f"{path}[{index}]") for index, item in enumerate(data))
+    def decode(data: Any) -> Any:
+        _expect(list, data)
+        made: list[Any] = []
+        try:
+            made.extend(map(inner, data))
+        except _Wrong as wrong:
+            wrong.steps.append(f"[{len(made)}]")
+            raise
+        return tuple(made)
 
     return decode
 
@@ -130,12 +151,18 @@ def _tuple(inner: Decoder) -> Decoder:
 def _mapping(key: Any, inner: Decoder) -> Decoder:
     to_key: Callable[[str], Any] = int if key is int else str
 
-    def decode(data: Any, path: str) -> Any:
-        _expect(dict, data, path)
+    def decode(data: Any) -> Any:
+        _expect(dict, data)
+        made, name = {}, ""
         try:
-            return {to_key(name): inner(item, f"{path}.{name}") for name, item in data.items()}
+            for name, item in data.items():
+                made[to_key(name)] = inner(item)
+        except _Wrong as wrong:
+            wrong.steps.append(f".{name}")
+            raise
         except ValueError as error:
-            raise SchemaError(f"{path}: {error}") from error
+            raise _Wrong(str(error)) from error
+        return made
 
     return decode
 
@@ -145,37 +172,44 @@ def _dataclass(kind: type) -> Decoder:
     decoders = {field.name: _decoder(hints[field.name]) for field in fields(kind)}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
 
-    def decode(data: Any, path: str) -> Any:
-        _expect(dict, data, path)
-        missing = sorted(required - data.keys())
-        if missing:
-            raise SchemaError(f"{path}: {', '.join(missing)} missing")
-        present = decoders.keys() & data.keys()
-        return kind(**{name: decoders[name](data[name], f"{path}.{name}") for name in present})
+    def decode(data: Any) -> Any:
+        _expect(dict, data)
+        if missing := sorted(required - data.keys()):
+            raise _Wrong(f"{', '.join(missing)} missing")
+        made, name = {}, ""
+        try:
+            for name, item in data.items():
+                if (decoder := decoders.get(name)) is not None:
+                    made[name] = decoder(item)
+        except _Wrong as wrong:
+            wrong.steps.append(f".{name}")
+            raise
+        return kind(**made)
 
     return decode
 
 
 def _enum(kind: type[StrEnum]) -> Decoder:
-    def decode(data: Any, path: str) -> Any:
+    def decode(data: Any) -> Any:
         try:
             return kind(data)
         except ValueError as error:
-            raise SchemaError(f"{path}: {error}") from error
+            raise _Wrong(str(error)) from error
 
     return decode
 
 
 def _scalar(kind: Any) -> Decoder:
-    def decode(data: Any, path: str) -> Any:
-        _expect((int, float) if kind is float else kind, data, path)
-        if isinstance(data, bool) is not (kind is bool):
-            raise SchemaError(f"{path}: expected {kind.__name__}, found {data!r:.40}")
-        return float(data) if kind is float else data
+    def decode(data: Any) -> Any:
+        if type(data) is kind:  # a bool is no int, either
+            return data
+        if kind is float and type(data) is int:
+            return float(data)
+        raise _Wrong(f"expected {'a number' if kind is float else kind.__name__}, found {data!r:.40}")
 
     return decode
 
 
-def _expect(kinds: Any, data: Any, path: str) -> None:
-    if not isinstance(data, kinds):
-        raise SchemaError(f"{path}: expected {getattr(kinds, '__name__', 'a number')}, found {data!r:.40}")
+def _expect(kind: type, data: Any) -> None:
+    if not isinstance(data, kind):
+        raise _Wrong(f"expected {kind.__name__}, found {data!r:.40}")

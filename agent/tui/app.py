@@ -51,7 +51,7 @@ class Setting:
 class Top(App[None]):
     """The program."""
 
-    CSS = "Screen { layout: vertical; }"
+    CSS = "Screen { layout: vertical; overflow: hidden; }"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key, f"view('{key}')") for key in VIEWS),
@@ -112,8 +112,8 @@ class Top(App[None]):
         self.feed.start(self)
 
     def on_resize(self) -> None:
-        """Everything anew: what fits has changed."""
-        self.draw()
+        """Everything anew, once textual knows the size itself: what fits has changed."""
+        self.call_later(self.draw)
 
     def on_took(self, message: Took) -> None:
         """Into the history always, onto the screen unless it stands still."""

@@ -18,7 +18,7 @@ from agent.tui.order import Line
 from agent.tui.screen import footer, title
 from agent.tui.throttle import state
 
-MOST_FOOT_LINES: Final = 4  # of what went wrong
+FOOT_PART: Final = 8  # of the screen, for what went wrong
 MOST_DEVICE_LINES: Final = 4  # of one device
 
 
@@ -35,7 +35,7 @@ class Frame:
     failure: str = ""
 
     def head(self, snapshot: Snapshot, history: History) -> list[Text]:
-        """The title and the devices, half of the screen at the most."""
+        """The title and the devices, a third of the screen at the most."""
         remark = Text("PAUSED  " if self.paused else "", style="bold yellow")
         if self.place is not None:
             remark.append(f"replay {self.place}  ", "bold")
@@ -46,7 +46,7 @@ class Frame:
         """What there is to say about the line of the cursor, what went wrong, and the keys."""
         said = [*remarks, *_said(snapshot, line)]
         lines = [Text(printable(f" {self.glyphs.dot} ".join(said), self.glyphs), style="dim")]
-        lines += footer(snapshot, self.glyphs)[:MOST_FOOT_LINES]
+        lines += footer(snapshot, self.glyphs)[: max(1, self.height // FOOT_PART)]
         if self.failure:
             lines.append(Text(printable(self.failure, self.glyphs), style="bold red"))
         lines.append(keys.foot(keys.FOOT if self.place is None else keys.REPLAY, self.width))
@@ -57,7 +57,7 @@ class Frame:
         count = max(1, len(snapshot.devices))
         each = max(1, min(MOST_DEVICE_LINES, self.height // 12, self.height // 3 // count))
         lines = device_lines(snapshot, history, self.width, each, self.glyphs)
-        left_out = len(lines) - self.height // 2
+        left_out = len(lines) - self.height // 3
         if left_out <= 0:
             return lines
         return [*lines[: -left_out - 1], Text(f"and {left_out + 1} more lines of devices: see -o", style="dim")]

@@ -20,10 +20,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import argparse, dataclasses, sys, time
-from agent.tui import top
+from agent.tui import arguments, top
 from tests.unit.snapshots import rich_snapshot
 parser = argparse.ArgumentParser()
-top.add_arguments(parser)
+arguments.add_arguments(parser)
 sys.exit(top.run(parser.parse_args(), lambda: dataclasses.replace(rich_snapshot(), at_ns=time.monotonic_ns())))
 """
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"

@@ -8,7 +8,7 @@ import argparse
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,22 +17,29 @@ from rich.console import Console
 from agent.errors import SetupError
 from agent.model import ContainerUsage, Enforcement, Provenance, Snapshot
 from agent.schema import loads
-from agent.tui import View, render, top
+from agent.tui import View, plain, render, top
+from agent.tui.arguments import add_arguments
 from agent.tui.cells import ASCII, GPU_THRESHOLDS, UTF8, bar, colour, count, percent, size
 from agent.tui.columns import Column, fit
-from agent.tui.fresh import fresh
-from agent.tui.recording import EndOfRecording, recorded, replayed
+from agent.tui.fresh import Stopped, fresh
+from agent.tui.recording import EndOfRecording, opened, played, recorded
 from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Snapshot):
+    """What an agent says that has refused a policy."""
+
+    policy_error: str | None = "line 3: no such key"
+
 
 WIDTHS = (80, 81, 95, 96, 97, 120, 129, 130, 160, 200)
 
 
-def drawn(
-    snapshot: Snapshot, view: View = View.CONTAINER, width: int = 160, height: int = 24, full: bool = False
-) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, highlight=False)
+def drawn(snapshot: Snapshot, view: View = View.CONTAINER, width: int = 160, *, alone: bool = False) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     with console.capture() as capture:
-        console.print(render(snapshot, view, full=full))
+        console.print(render(snapshot, view, alone=alone))
     return capture.get().splitlines()
 
 
@@ -75,19 +82,18 @@ def test_eighty_columns_have_room_for_what_enforcement_does() -> None:
         "0",
         "~31.0",
         "40.0Gi",
-        "977Ki",
-        "38.1Mi",
-        "12.3k",
         "12.3/50ms",
+        "+75%",
+        "–",
         "–",
     ]
-    assert row(lines, "trainer").split()[-1] == "62.0%"
+    assert row(lines, "trainer").split()[-3:] == ["62.0%", "paused", "35%"]
 
 
 def test_a_wide_terminal_shows_the_reason_and_the_pod() -> None:
     line = row(drawn(rich_snapshot(), width=200), "trainer")
     assert "containerd/batch/train-0" in line
-    assert "35.0%" in line
+    assert "paused 35%" in line
     assert "slack 75 %: growing by 2 % of the device" in line
 
 
@@ -98,7 +104,7 @@ def test_measured_figures_have_no_tilde_and_unknown_ones_are_dashes() -> None:
 
 
 def test_without_enforcement_its_columns_are_gone() -> None:
-    lines = drawn(replace(rich_snapshot(), enforcement={}), width=80)
+    lines = drawn(replace(rich_snapshot(), enforcement={}, enforcing=False), width=80)
     assert "CLASS" not in "".join(lines)
     assert "RUNTIME/POD" in "".join(lines)
 
@@ -113,6 +119,7 @@ def test_a_missed_target_is_red_and_a_kept_one_green() -> None:
         return capture.get()
 
     assert "\x1b[31m60/50ms" in styled(0.06).replace(" ", "")
+    assert "\x1b[31m-20%" in styled(0.06).replace(" ", "")
     assert "\x1b[32m40/50ms" in styled(0.04).replace(" ", "")
 
 
@@ -135,13 +142,6 @@ def test_the_footer_tells_of_losses_failures_and_xids() -> None:
     assert "lost events: launches:full 12" in text
     assert "collector launches: map read failed: E2BIG" in text
     assert "probes: 1 of 42 failed" in text
-
-
-def test_a_small_terminal_loses_rows_and_not_the_footer() -> None:
-    lines = drawn(rich_snapshot(), width=80, height=15, full=True)
-    assert len(lines) <= 15
-    assert any("more; make the terminal taller" in line for line in lines)
-    assert "probes:" in lines[-1]
 
 
 def test_an_empty_snapshot_says_what_there_is_not() -> None:
@@ -170,8 +170,8 @@ def test_processes_are_listed_with_their_container() -> None:
 def test_each_gpu_heads_its_containers_and_ends_with_what_is_unattributed() -> None:
     lines = drawn(rich_snapshot(), View.GPU)
     first, second = (next(i for i, line in enumerate(lines) if line.startswith(f"GPU {n} NVIDIA")) for n in (0, 1))
-    assert any(line.startswith("trainer") for line in lines[first:second])
-    assert lines[second - 1].startswith("(unattributed)")
+    assert any(line.startswith("├─ trainer") for line in lines[first:second])
+    assert lines[second - 1].startswith("└─ (unattributed)")
 
 
 @pytest.mark.parametrize(
@@ -258,21 +258,30 @@ def test_a_recording_plays_back_what_was_recorded(tmp_path: Path) -> None:
     snapshots = iter([rich_snapshot(), at(7)])
     with recorded(lambda: next(snapshots), file) as source:
         assert [source(), source()] == [rich_snapshot(), at(7)]
-    with replayed(file) as played:
-        assert [played(), played()] == [rich_snapshot(), at(7)]
+    with opened(file) as recording:
+        source = played(recording)
+        assert [source(), source()] == [rich_snapshot(), at(7)]
         with pytest.raises(EndOfRecording):
-            played()
+            source()
+        assert (len(recording), recording[1], recording[0]) == (2, at(7), rich_snapshot())
 
 
 def test_a_broken_recording_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     file.write_text("\n\n{}\n")
-    with pytest.raises(SetupError, match=r"gpu\.jsonl, line 3"), replayed(file) as played:
-        played()
+    with opened(file) as recording, pytest.raises(SetupError, match=r"gpu\.jsonl, line 3"):
+        played(recording)()
+
+
+def test_a_recording_of_nothing_is_said_to_be_one(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    file.write_text("\n")
+    with pytest.raises(SetupError, match="holds no snapshot"), opened(file):
+        pass
 
 
 def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="cannot replay"), replayed(tmp_path / "none"):
+    with pytest.raises(SetupError, match="cannot replay"), opened(tmp_path / "none"):
         pass
     with pytest.raises(SetupError, match="cannot record"), recorded(rich_snapshot, tmp_path):
         pass
@@ -280,7 +289,7 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
 
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    top.add_arguments(parser)
+    add_arguments(parser)
     return parser.parse_args(words)
 
 
@@ -308,6 +317,43 @@ def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], capsys: 
     with pytest.raises(SystemExit) as caught:
         options(*words)
     assert caught.value.code == 2
+
+
+def test_without_an_agent_enforcement_is_said_to_be_off() -> None:
+    assert "no agent: enforcement is off" in drawn(replace(rich_snapshot(), enforcing=False), alone=True)[0]
+
+
+def test_a_policy_that_was_refused_is_said_to_be() -> None:
+    assert "policy refused" not in "".join(drawn(rich_snapshot()))
+    assert "policy refused, the old one stays: line 3: no such key" in "\n".join(drawn(Refused(1, 1, 1)))
+
+
+def test_the_next_snapshot_is_not_asked_for_before_it_is_due() -> None:
+    asked: list[float] = []
+    clock = Latest(at(1_000_000_000, 500_000_000), at(1_500_000_000, 500_000_000))
+    clock.at = 1.1
+
+    def latest() -> Snapshot | None:
+        asked.append(clock.at)
+        return clock()
+
+    source = fresh(latest, 1.0, now=lambda: clock.at, wait=clock.wait)
+    assert [source().at_ns, source().at_ns] == [1_000_000_000, 1_500_000_000]
+    assert asked == [pytest.approx(1.1), pytest.approx(1.5)]
+
+
+def test_whoever_waits_can_be_stopped() -> None:
+    with pytest.raises(Stopped):
+        fresh(lambda: None, 1.0, now=lambda: 0.0, wait=lambda _: True)()
+
+
+def test_a_tick_that_took_longer_than_the_interval_is_followed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, waited = iter([0.0, 1.2, 1.3, 1.4]), []
+    monkeypatch.setattr(plain.time, "monotonic", lambda: next(times))
+    due = plain.ticks(1.0, waited.append)
+    next(due)
+    next(due)
+    assert waited == [0.0]
 
 
 def test_a_container_that_stands_still_is_said_to() -> None:

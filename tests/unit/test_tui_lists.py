@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Which lines gputop lists, in which order: trees, sorting, filters, search, a part of the devices; hostile names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import SetupError
+from agent.model import (
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    Enforcement,
+    FunctionUsage,
+    Process,
+    ProcessId,
+    ProcessUsage,
+    Snapshot,
+)
+from agent.tui import palette
+from agent.tui.cells import ASCII, UTF8, Glyphs
+from agent.tui.entries import View, entries
+from agent.tui.frame import Frame
+from agent.tui.history import History
+from agent.tui.look import Listed, Look
+from agent.tui.narrowing import narrowed
+from agent.tui.order import BUSIEST, Line, Order, arranged, found
+from agent.tui.page import container_page
+from agent.tui.throttle import slack, state
+from agent.tui.told import Seen, seen
+from tests.unit.snapshots import GPU_0, GPU_1, container, rich_snapshot, usage
+
+
+def names(lines: list[Line]) -> list[str]:
+    """Of the first line of each entry, indented as deep as it is."""
+    return ["  " * (len(line.stem) - 1) + line.entry.names["name"] for line in lines if line.part == 0]
+
+
+def few() -> Snapshot:
+    """Without the one whose name tries to do harm."""
+    snapshot = rich_snapshot()
+    return replace(snapshot, containers=tuple(used for used in snapshot.containers if used.container.key != "c5"))
+
+
+def test_the_tree_has_processes_under_containers_and_kernels_under_the_only_process() -> None:
+    lines = names(arranged(entries(few(), View.CONTAINER, tree=True), BUSIEST))
+    at = lines.index("trainer")
+    assert lines[at : at + 5] == [
+        "trainer",
+        "  gemm",
+        "  200 python train.py",
+        "  201 python train.py",
+        "  (graph without a name)",
+    ]
+    assert lines[lines.index("chat") + 1] == "  100 vllm serve"
+
+
+def test_kernels_stand_below_a_process_that_is_alone() -> None:
+    used = rich_snapshot().containers[1]
+    alone = replace(rich_snapshot(), containers=(used,), processes=rich_snapshot().processes[1:2])
+    lines = names(arranged(entries(alone, View.CONTAINER, tree=True), BUSIEST))
+    assert lines[:3] == ["trainer", "  200 python train.py", "    gemm"]
+
+
+def test_figures_begin_with_the_largest_and_names_with_a_unless_reversed() -> None:
+    listed = entries(few(), View.CONTAINER)
+    busiest = names(arranged(listed, BUSIEST))
+    assert busiest == ["trainer", "chat", "twin", "twin", "host", "(unattributed)", "(unattributed)"]
+    assert names(arranged(listed, Order("sm", True)))[:5] == ["twin", "twin", "chat", "trainer", "host"]
+    assert names(arranged(listed, Order("name")))[:5] == ["chat", "host", "trainer", "twin", "twin"]
+    assert names(arranged(listed, Order("name", True)))[:2] == ["twin", "twin"]
+    assert names(arranged(listed, Order("memory")))[:2] == ["trainer", "chat"]
+    assert names(arranged(listed, Order("state")))[0] == "trainer"
+
+
+@pytest.mark.parametrize("view", list(View))
+@pytest.mark.parametrize("reverse", [False, True])
+def test_every_column_can_be_sorted_by_and_what_is_unattributed_stays_last(view: View, reverse: bool) -> None:
+    snapshot = rich_snapshot()
+    for column in Listed.of(snapshot, Look(view), 300, UTF8).columns:
+        lines = arranged(entries(snapshot, view), Order(column.key, reverse))
+        assert len(lines) == len(arranged(entries(snapshot, view), BUSIEST))
+        assert lines[-1].entry.key[0] in ("rest", "gpu")
+
+
+def test_the_column_beside_is_one_that_is_shown() -> None:
+    shown = Listed.of(few(), Look(), 80, UTF8).columns
+    look = Look().sorted_beside(1, shown)
+    assert look.order == Order("memory")
+    assert look.sorted_beside(-1, shown).order == BUSIEST
+    assert look.reversed().order == Order("memory", True)
+    assert Look(order=Order("gone")).sorted_beside(-1, shown).order.column == shown[-1].key
+
+
+def test_a_view_keeps_the_order_that_it_shares_and_a_tree_begins_with_containers() -> None:
+    look = Look(order=Order("memory", True))
+    assert look.seen(View.GPU).order == look.order
+    assert look.seen(View.PROCESS).order == BUSIEST
+    assert look.seen(View.PROCESS).branched() == Look(View.CONTAINER, tree=True)
+    assert look.branched().tree
+    assert not look.branched().branched().tree
+
+
+def test_a_filter_keeps_what_matches_with_all_above_and_below_it() -> None:
+    def kept(wanted: str, view: View = View.CONTAINER) -> list[str]:
+        return names(arranged(entries(few(), view, tree=True), BUSIEST, wanted))
+
+    rest = ["(unattributed)", "(unattributed)"]
+    assert kept("GEMM") == ["trainer", "  gemm", *rest]
+    assert kept("online") == ["chat", "  100 vllm serve", *rest]
+    assert kept("train-0")[:2] == ["trainer", "  gemm"]
+    assert kept("nothing of the kind") == rest
+    assert kept("vllm", View.GPU)[:3] == ["GPU 0 NVIDIA H200", "  chat", "    100 vllm serve"]
+
+
+def test_a_search_goes_round_in_a_circle() -> None:
+    lines = arranged(entries(few(), View.CONTAINER), BUSIEST)
+    first = found(lines, "TWIN", 0)
+    assert first is not None
+    second = found(lines, "twin", first + 1)
+    assert second is not None
+    assert second > first
+    assert found(lines, "twin", second + 1) == first
+    assert found(lines, "not there", 0) is None
+
+
+def test_hidden_columns_are_not_shown() -> None:
+    shown = Listed.of(few(), Look(hidden=frozenset({"sm", "state"})), 120, UTF8)
+    assert {"sm", "state"}.isdisjoint(column.key for column in shown.columns)
+
+
+def test_only_some_devices() -> None:
+    snapshot = narrowed(rich_snapshot(), ["1"])
+    assert [reading.device.uuid for reading in snapshot.devices] == [GPU_1]
+    assert [used.container.name for used in snapshot.containers] == ["chat", "host"]
+    assert all(one.device == GPU_1 for used in snapshot.containers for one in used.usage)
+    assert narrowed(rich_snapshot(), [GPU_0[:12], "1"]).devices == rich_snapshot().devices[:2]
+    with pytest.raises(SetupError, match="no such GPU; by index there are: 0, 1, 2"):
+        narrowed(rich_snapshot(), ["7"])
+
+
+def test_only_one_namespace() -> None:
+    snapshot = narrowed(rich_snapshot(), namespace="batch")
+    assert [used.container.name for used in snapshot.containers] == ["trainer"]
+    assert {used.process.id.tgid for used in snapshot.processes} == {200, 201}
+    assert list(snapshot.enforcement) == ["c2"]
+    assert snapshot.devices == rich_snapshot().devices
+
+
+@pytest.mark.parametrize(
+    ("said", "enforcing", "expected"),
+    [
+        (Enforcement("online"), True, None),
+        (Enforcement("offline", share_ratio=1.0, paused_ratio=0.0), True, "free"),
+        (Enforcement("offline", share_ratio=0.4, paused_ratio=0.0), True, "paced"),
+        (Enforcement("offline", share_ratio=1.0, paused_ratio=0.36), True, "paused 36%"),
+        (Enforcement("offline", share_ratio=0.4, rungs=("freeze", "swap")), True, "swapped"),
+        (Enforcement("offline", share_ratio=0.4, rungs=("freeze",)), False, "free"),
+    ],
+)
+def test_the_state_is_one_word(said: Enforcement, enforcing: bool, expected: str | None) -> None:
+    assert state(said, enforcing) == expected
+
+
+def test_slack_is_what_is_left_of_the_target() -> None:
+    assert slack(Enforcement("online", latency_seconds=0.06, target_seconds=0.05)) == pytest.approx(-0.2)
+    assert slack(Enforcement("online", target_seconds=0.05)) is None
+
+
+def page(snapshot: Snapshot, key: str, glyphs: Glyphs = UTF8, width: int = 120) -> list[str]:
+    history = History()
+    history.add(snapshot)
+    told = [Seen(snapshot.containers[0].container.name, (("why", "because"),))]
+    return [line.plain for line in container_page(snapshot, ContainerKey(key), history, told, (width, 40), glyphs)]
+
+
+def test_the_page_of_a_container_has_all_there_is_to_say() -> None:
+    text = "\n".join(page(rich_snapshot(), "c2"))
+    for part in ("trainer", "paused 35%: slack 75 %", "share 62.0%", "gemm", "plain", "25.0Gi", "because"):
+        assert part in text
+    assert "freeze could not be done: somebody else has frozen it" in text
+    assert "the promise is kept, slack +75%" in "\n".join(page(rich_snapshot(), "c1"))
+    assert page(rich_snapshot(), "c9") == ["The container has gone."]
+
+
+def test_decisions_are_seen_where_reason_or_rungs_change() -> None:
+    history, snapshot = History(), rich_snapshot()
+    key = ContainerKey("c2")
+    said = snapshot.enforcement[key]
+    for second, reason in enumerate(("a", "a", "b")):
+        now = {key: replace(said, reason=reason)}
+        history.add(replace(snapshot, at_ns=second * 1_000_000_000, enforcement=now))
+    assert [one.head.partition("  ")[2] for one in seen(history, key)] == ["share 62%: b", "share 62%: a"]
+    assert seen(history, key)[0].rows == (("by", "mps"), ("but", "freeze: somebody else has frozen it: left alone"))
+
+
+def hostile(name: str) -> Snapshot:
+    """One of everything that can have a name, with that name."""
+    owner = Container(ContainerKey("x"), name, name, pod=name, namespace=name, image=name)
+    process = ProcessUsage(Process(ProcessId(7, 7), name, name, owner.key), (usage(GPU_0, 0.5, 1),))
+    kernel = FunctionUsage(name, GPU_0, 1.0, 0.1, 0.001)
+    said = Enforcement("offline", name, reason=name, troubles={name: name}, share_ratio=0.5)
+    used = ContainerUsage(
+        owner, (replace(usage(GPU_0, 0.5, 1), memory_by_kind={name: 1}),), (process.process.id,), (kernel,)
+    )
+    return replace(
+        rich_snapshot(),
+        containers=(used,),
+        processes=(process,),
+        enforcement={owner.key: said, container("y", "y").key: said},
+    )
+
+
+@given(st.text(st.characters(), max_size=30), st.sampled_from([UTF8, ASCII]), st.sampled_from(list(View)))
+def test_no_name_moves_a_cursor_or_colours_a_screen(name: str, glyphs: Glyphs, view: View) -> None:
+    snapshot = hostile("\x1b[2J\x1b]0;x\x07" + name)
+    listed = Listed.of(snapshot, Look(view, tree=True), 160, glyphs)
+    lines = [listed.drawn(index).plain for index in range(len(listed.lines))]
+    lines += page(snapshot, "x", glyphs)
+    frame = Frame(160, 40, glyphs, failure=name)
+    lines += [line.plain for line in frame.head(snapshot, History())]
+    lines += [line.plain for line in frame.foot(snapshot, listed.lines[0], [name])]
+    assert all(line.isprintable() for line in lines)
+    assert glyphs is UTF8 or all(line.isascii() for line in lines)
+
+
+def test_light_terminals_are_known_by_what_they_say() -> None:
+    assert palette.is_light({"COLORFGBG": "0;15"})
+    assert palette.is_light({"COLORFGBG": "0;default;7"})
+    assert not palette.is_light({"COLORFGBG": "15;0"})
+    assert not palette.is_light({})

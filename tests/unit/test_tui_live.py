@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""gputop live, driven by keys as a person would, on a terminal that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.message_pump import MessagePump
+from textual.pilot import Pilot
+
+from agent.errors import SetupError
+from agent.model import ContainerKey
+from agent.tui.app import Setting, Top
+from agent.tui.cells import UTF8
+from agent.tui.entries import View
+from agent.tui.feed import Failed, Playing, Took
+from agent.tui.order import Order
+from agent.tui.recording import opened, recorded
+from agent.tui.told import Seen, Told
+from tests.unit.snapshots import rich_snapshot
+
+SECOND = 1_000_000_000
+Act = Callable[[Pilot[None], Top], Awaitable[None]]
+
+
+class Standing:
+    """A feed of one snapshot; further ones are posted by the test."""
+
+    def __init__(self) -> None:
+        self.played: list[bool] = []
+
+    def start(self, top: MessagePump) -> None:
+        top.post_message(Took([rich_snapshot()]))
+
+    def seek(self, step: int) -> bool:
+        return False
+
+    def play(self, playing: bool) -> None:
+        self.played.append(playing)
+
+
+def drive(
+    act: Act, size: tuple[int, int] = (120, 40), setting: Setting | None = None, feed: Standing | Playing | None = None
+) -> Top:
+    """Runs it, and acts once the first snapshot is on the screen."""
+    top = Top(setting or Setting(View.CONTAINER, UTF8), feed or Standing())
+
+    async def run() -> None:
+        async with top.run_test(size=size) as pilot:
+            await pilot.pause()
+            await act(pilot, top)
+
+    asyncio.run(run())
+    return top
+
+
+def shown(top: Top) -> list[str]:
+    """What is on the screen, line by line."""
+    return ["".join(segment.text for segment in strip) for strip in top.screen._compositor.render_strips()]
+
+
+def text(top: Top) -> str:
+    return "\n".join(shown(top))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (40, 10)])
+def test_devices_are_on_top_the_list_below_and_the_keys_at_the_foot(size: tuple[int, int]) -> None:
+    async def act(_: Pilot[None], top: Top) -> None:
+        lines = shown(top)
+        assert len(lines) == size[1]
+        assert {len(line) for line in lines} == {size[0]}
+        assert lines[0].startswith("GPU Warden")
+        assert lines[1].startswith("GPU 0")
+        assert " h help" in lines[-1]
+        if size[1] > 20:
+            assert any(line.startswith("trainer") for line in lines)
+
+    drive(act, size)
+
+
+def test_keys_change_the_view_the_tree_and_the_order() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("2")
+        assert "COMMAND" in text(top)
+        await pilot.press("3")
+        assert "├─ trainer" in text(top)
+        await pilot.press("1", "t")
+        assert "└─ 100 vllm serve" in text(top)
+        await pilot.press("full_stop")
+        assert top.look.order == Order("memory")
+        assert "MEM▼" in text(top)
+        await pilot.press("slash")
+        assert "MEM▲" in text(top)
+        await pilot.press("comma", "comma")
+        assert top.look.order == Order("gpu")
+
+    drive(act)
+
+
+def test_a_filter_leaves_what_matches_and_escape_shows_everything_again() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("backslash", *"trai")
+        assert "twin" not in text(top)
+        assert "trainer" in text(top)
+        await pilot.press("enter", "q" if False else "t")
+        assert top.look.tree, "keys are keys again"
+        assert "filter: trai" in text(top)
+        await pilot.press("escape")
+        assert "twin" in text(top)
+        await pilot.press("backslash", "x", "escape")
+        assert top.look.wanted == ""
+
+    drive(act)
+
+
+def test_a_search_moves_the_cursor_from_one_match_to_the_next() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("f3", *"twin")
+        assert top._listing.line is not None
+        first = top._listing.cursor
+        assert top._listing.line.entry.names["name"] == "twin"
+        await pilot.press("f3")
+        assert top._listing.cursor > first
+        await pilot.press("enter", "n")
+        assert top._listing.cursor == first
+
+    drive(act)
+
+
+def test_the_cursor_stays_with_its_entry_and_the_foot_speaks_of_it() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("f3", *"trainer", "enter")
+        assert "trainer: paused 35%; slack 75 %: growing by 2 % of the device; freeze could not be done" in text(top)
+        before = top._listing.cursor
+        await pilot.press("full_stop", "slash")
+        assert top._listing.cursor != before
+        assert top._listing.line is not None
+        assert top._listing.line.entry.container == "c2"
+        await pilot.press("end", "home", "pagedown", "pageup", "down", "up")
+        assert top._listing.cursor == 0
+
+    drive(act)
+
+
+def test_a_paused_display_stands_still_while_the_history_goes_on() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("p")
+        top.post_message(Took([replace(rich_snapshot(), at_ns=9 * SECOND, containers=())]))
+        await pilot.pause()
+        assert "PAUSED" in text(top)
+        assert "trainer" in text(top)
+        assert len(top.history.ticks) == 2
+        await pilot.press("space")
+        assert "PAUSED" not in text(top)
+        assert "trainer" not in text(top)
+
+    drive(act)
+
+
+def test_columns_are_chosen() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        assert "CLASS" in text(top)
+        await pilot.press("c", "down", "space")
+        assert "[ ] CLASS" in text(top)
+        await pilot.press("escape")
+        assert top.look.hidden == {"role"}
+        assert "CLASS" not in text(top)
+
+    drive(act)
+
+
+def test_enter_opens_a_container_and_escape_goes_back() -> None:
+    def tell(key: ContainerKey) -> Sequence[Told]:
+        return [Seen(f"decided for {key}", (("why", "a good reason"),))]
+
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("f3", *"trainer", "enter", "enter")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+        assert "a good reason" in text(top)
+        assert "decided for c2" in text(top)
+        assert "gemm" in text(top)
+        top.post_message(Took([replace(rich_snapshot(), at_ns=9 * SECOND, containers=())]))
+        await pilot.pause()
+        assert "The container has gone." in text(top)
+        await pilot.press("escape")
+        assert "CONTAINER" in text(top)
+
+    drive(act, setting=Setting(View.CONTAINER, UTF8, tell=tell))
+
+
+def test_an_agent_that_cannot_be_asked_for_decisions_is_said_to_be_one() -> None:
+    def tell(_: ContainerKey) -> Sequence[Told]:
+        raise SetupError("the agent does not answer")
+
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("enter")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+        assert "the agent does not answer" in text(top)
+
+    drive(act, setting=Setting(View.CONTAINER, UTF8, tell=tell))
+
+
+def test_help_lists_the_keys() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("h")
+        assert "choose the columns" in text(top)
+        assert max(len(line.rstrip()) for line in shown(top)) <= 80
+        await pilot.press("escape")
+        assert "CONTAINER" in text(top)
+
+    drive(act, (80, 24))
+
+
+def test_a_failure_is_told_until_the_next_snapshot() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        top.post_message(Failed("the agent has\x1b[31m stopped"))
+        await pilot.pause()
+        assert r"the agent has\x1b[31m stopped" in text(top)
+        top.post_message(Took([replace(rich_snapshot(), at_ns=9 * SECOND)]))
+        await pilot.pause()
+        assert "stopped" not in text(top)
+
+    drive(act)
+
+
+def test_a_terminal_that_changes_its_size_is_filled() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        assert "RUNTIME/POD" not in text(top)
+        await pilot.resize_terminal(200, 50)
+        await pilot.pause()
+        assert "RUNTIME/POD" in text(top)
+        assert len(shown(top)) == 50
+
+    drive(act, (80, 24))
+
+
+@pytest.mark.parametrize("key", ["q", "f10", "ctrl+c"])
+def test_it_ends_with_a_key(key: str) -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press(key)
+
+    assert drive(act).return_code == 0
+
+
+def test_without_colours_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def act(_: Pilot[None], top: Top) -> None:
+        styles = [segment.style for strip in top.screen._compositor.render_strips() for segment in strip]
+        colours = {colour.name for style in styles if style for colour in (style.color, style.bgcolor) if colour}
+        assert colours <= {"default"}
+
+    drive(act)
+
+
+def test_a_replay_plays_stands_still_and_is_sought(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    ticks = iter([replace(rich_snapshot(), at_ns=second * SECOND) for second in range(1, 6)])
+    with recorded(lambda: next(ticks), file) as source:
+        for _ in range(5):
+            source()
+
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        assert "replay 1/5" in text(top)
+        await pilot.press("end")
+        await pilot.pause()
+        assert "replay 5/5" in text(top)
+        assert "PAUSED" in text(top)
+        assert len(top.history.ticks) == 5, "the graphs have what was before"
+        await pilot.press("left")
+        await pilot.pause()
+        assert "replay 4/5" in text(top)
+        assert len(top.history.ticks) == 4
+        await pilot.press("right", "right")
+        await pilot.pause()
+        assert "replay 5/5" in text(top)
+        await pilot.press("home")
+        await pilot.pause()
+        assert "replay 1/5" in text(top)
+        await pilot.press("space")
+        playing._advance()
+        await pilot.pause()
+        assert "replay 2/5" in text(top)
+        assert "PAUSED" not in text(top)
+
+    with opened(file) as recording:
+        playing = Playing(recording, lambda snapshot: snapshot, 3600.0)
+        drive(act, setting=Setting(View.CONTAINER, UTF8, replaying=True), feed=playing)
