@@ -179,10 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     devices, containers, processes = (int(part) for part in options.shape.split(","))
     ratio = cpu_ratio((devices, containers, processes), options.seconds)
-    print(
-        f"gputop: {ratio:.1%} of a core at 1 Hz, with {devices} GPUs, {containers} containers and {processes} processes "
-        f"(aimed for: at most {MOST_RATIO:.0%})"
-    )
+    shape = f"{devices} GPUs, {containers} containers and {processes} processes"
+    print(f"gputop: {ratio:.1%} of a core at 1 Hz, with {shape} (aimed for: at most {MOST_RATIO:.0%})")
     return 0 if ratio <= MOST_RATIO else 1
 
 

@@ -22,7 +22,7 @@ from agent.tui import palette
 from agent.tui.recording import EndOfRecording, Source
 from agent.tui.screen import render
 
-PLAIN_WIDTH: Final = 160  # into a pipe or a file: everything, since nothing there wraps
+PLAIN_WIDTH: Final = 200  # into a pipe or a file: everything, since nothing there wraps
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

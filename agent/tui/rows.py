@@ -31,7 +31,7 @@ ENFORCEMENT: Final = (
     Column("reason", "REASON", 16, 7, 80, "left"),
 )
 CONTAINERS: Final = (
-    Column("name", "CONTAINER", 17, 0, 40, "left"),
+    Column("name", "CONTAINER", 17, 0, 32, "left"),
     Column("where", "RUNTIME/POD", 14, 6, 36, "left"),
     Column("role", "CLASS", 7, 1, 0, "left"),
     Column("gpu", "GPU", 3, 0),

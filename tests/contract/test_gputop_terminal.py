@@ -98,6 +98,7 @@ def test_a_resized_terminal_is_redrawn(terminal: Terminal) -> None:
     terminal.until(b"trainer")
     assert b"RUNTIME/POD" not in terminal.seen
     termios.tcsetwinsize(terminal.master, (30, 190))
+    terminal.process.send_signal(signal.SIGWINCH)  # as the kernel does where it is the session's own terminal
     terminal.until(b"RUNTIME/POD")
 
 

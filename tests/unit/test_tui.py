@@ -168,7 +168,7 @@ def test_processes_are_listed_with_their_container() -> None:
 
 
 def test_each_gpu_heads_its_containers_and_ends_with_what_is_unattributed() -> None:
-    lines = drawn(rich_snapshot(), View.GPU)
+    lines = drawn(rich_snapshot(), View.GPU, 140)
     first, second = (next(i for i, line in enumerate(lines) if line.startswith(f"GPU {n} NVIDIA")) for n in (0, 1))
     assert any(line.startswith("├─ trainer") for line in lines[first:second])
     assert lines[second - 1].startswith("└─ (unattributed)")

@@ -107,7 +107,7 @@ def test_a_filter_leaves_what_matches_and_escape_shows_everything_again() -> Non
         await pilot.press("backslash", *"trai")
         assert "twin" not in text(top)
         assert "trainer" in text(top)
-        await pilot.press("enter", "q" if False else "t")
+        await pilot.press("enter", "t")
         assert top.look.tree, "keys are keys again"
         assert "filter: trai" in text(top)
         await pilot.press("escape")
