@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m sim.demo.screenshots FOLDER`: pictures of gputop for the documentation, from a recording of the demo there.
+"""`python -m sim.demo.screenshots FOLDER`: pictures of gputop for the documentation, from a recording that is there.
 
-The recording is what `gputop --json` printed while `make demo` ran, without machine's paths, compressed.
+The recording is what `gputop --json` printed while `make demo` ran, without paths of that machine, compressed.
 """
 
 from __future__ import annotations
@@ -15,22 +15,41 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from agent.tui.app import FAR, Setting, Top
+from textual.message_pump import MessagePump
+
+from agent.tui.app import Setting, Top
 from agent.tui.cells import UTF8
 from agent.tui.entries import View
-from agent.tui.feed import Playing
-from agent.tui.recording import opened
+from agent.tui.feed import Took
+from agent.tui.recording import Recording, opened
 
 SIZE: Final = (120, 30)
 RECORDING: Final = "gputop.jsonl.gz"
 
 
-async def pictures(recording: Path, folder: Path) -> None:
+class Ended:
+    """A recording of which the last tick is shown, as if it had been watched."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def start(self, top: MessagePump) -> None:
+        """All of it."""
+        top.post_message(Took([self._recording[index] for index in range(len(self._recording))]))
+
+    def seek(self, step: int) -> bool:
+        """Not here."""
+        return False
+
+    def play(self, playing: bool) -> None:
+        """Not here."""
+
+
+async def pictures(path: Path, folder: Path) -> None:
     """The list with its tree, and the page of the container that is held."""
-    with opened(recording) as ticks:
-        top = Top(Setting(View.CONTAINER, UTF8, replaying=True), Playing(ticks, lambda snapshot: snapshot, 3600.0))
+    with opened(path) as recording:
+        top = Top(Setting(View.CONTAINER, UTF8), Ended(recording))
         async with top.run_test(size=SIZE) as pilot:
-            top.feed.seek(FAR)
             await pilot.pause()
             await pilot.press("t", "down", "down", "down")
             await pilot.pause()
