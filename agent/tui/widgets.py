@@ -213,4 +213,5 @@ class Listing(Widget, can_focus=True):
 
 
 def _strip(widget: Widget, text: Text) -> Strip:
-    return Strip(text.render(widget.app.console)).adjust_cell_length(widget.size.width)
+    spans = Text().append_text(text)  # a text without any loses its own style when it is rendered
+    return Strip(spans.render(widget.app.console)).adjust_cell_length(widget.size.width)

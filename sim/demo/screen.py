@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.model import Snapshot
-from agent.tui.screen import View, render
+from agent.tui import View, render
 from sim.demo.figures import Figures
 
 _PLAIN_SECONDS = 5.0

@@ -12,6 +12,7 @@ import gzip
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,10 @@ from agent.tui.entries import View
 from agent.tui.feed import Took
 from agent.tui.recording import Recording, opened
 
-SIZE: Final = (120, 30)
+PICTURES: Final = {  # how large, and which keys
+    "gputop.svg": ((120, 20), ("t", "down", "down", "down")),
+    "gputop-container.svg": ((120, 30), ("down", "enter")),
+}
 RECORDING: Final = "gputop.jsonl.gz"
 
 
@@ -45,18 +49,14 @@ class Ended:
         """Not here."""
 
 
-async def pictures(path: Path, folder: Path) -> None:
-    """The list with its tree, and the page of the container that is held."""
-    with opened(path) as recording:
-        top = Top(Setting(View.CONTAINER, UTF8), Ended(recording))
-        async with top.run_test(size=SIZE) as pilot:
-            await pilot.pause()
-            await pilot.press("t", "down", "down", "down")
-            await pilot.pause()
-            top.save_screenshot("gputop.svg", str(folder))
-            await pilot.press("enter")
-            await pilot.pause()
-            top.save_screenshot("gputop-container.svg", str(folder))
+async def picture(recording: Recording, size: tuple[int, int], keys: Sequence[str], path: Path) -> None:
+    """One, after these keys."""
+    top = Top(Setting(View.CONTAINER, UTF8), Ended(recording))
+    async with top.run_test(size=size) as pilot:
+        await pilot.pause()
+        await pilot.press(*keys)
+        await pilot.pause()
+        top.save_screenshot(path.name, str(path.parent))
 
 
 def main() -> None:
@@ -66,7 +66,9 @@ def main() -> None:
         recording = Path(name) / "gputop.jsonl"
         with gzip.open(folder / RECORDING) as packed, recording.open("wb") as file:
             shutil.copyfileobj(packed, file)
-        asyncio.run(pictures(recording, folder))
+        with opened(recording) as ticks:
+            for picture_name, (size, keys) in PICTURES.items():
+                asyncio.run(picture(ticks, size, keys, folder / picture_name))
 
 
 if __name__ == "__main__":

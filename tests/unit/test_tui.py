@@ -348,8 +348,9 @@ def test_whoever_waits_can_be_stopped() -> None:
 
 
 def test_a_tick_that_took_longer_than_the_interval_is_followed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    times, waited = iter([0.0, 1.2, 1.3, 1.4]), []
-    monkeypatch.setattr(plain.time, "monotonic", lambda: next(times))
+    waited: list[float] = []
+    times = iter([0.0, 1.2, 1.3, 1.4])
+    monkeypatch.setattr("agent.tui.plain.time.monotonic", lambda: next(times))
     due = plain.ticks(1.0, waited.append)
     next(due)
     next(due)

@@ -249,6 +249,18 @@ def test_it_ends_with_a_key(key: str) -> None:
     assert drive(act).return_code == 0
 
 
+def test_what_is_wrong_stands_out() -> None:
+    async def act(_: Pilot[None], top: Top) -> None:
+        styles = {
+            segment.text.strip(): segment.style for strip in top.screen._compositor.render_strips() for segment in strip
+        }
+        loud = styles["lost events: launches:full 12"]
+        assert loud is not None
+        assert loud.color is not None
+
+    drive(act)
+
+
 def test_without_colours_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
