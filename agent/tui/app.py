@@ -235,6 +235,7 @@ class Top(App[None]):
         """The word stays."""
         self._prompt.close()
         self._listing.focus()
+        self._draw_foot()
 
     def on_key(self, event: Key) -> None:
         """Escape takes the word back."""

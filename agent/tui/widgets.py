@@ -176,8 +176,9 @@ class Listing(Widget, can_focus=True):
         self.action_move(pages * self._room)
 
     def on_resize(self) -> None:
-        """The cursor stays visible."""
+        """The cursor stays visible, and the foot says how much is."""
         self._follow()
+        self.post_message(self.Moved())
 
     def on_click(self, event: Click) -> None:
         """The cursor comes."""
