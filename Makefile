@@ -85,7 +85,7 @@ docs: $(VENV) ## generate the reference pages, man pages and completions (CI fai
 
 site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv bpf/build sim/build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
