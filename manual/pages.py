@@ -39,19 +39,15 @@ _SIGNALS: Final = (
     ("SIGUSR1", "It writes to standard error where each of its threads is."),
 )
 EXIT: Final = (
-    ("0", "All went well. Of check: the policy is right. Of doctor: nothing is missing."),
-    (str(WardenError.exit_code), "It failed. Of release: something could not be undone."),
-    (str(PolicyError.exit_code), "The policy or the command line is wrong."),
-    (str(SetupError.exit_code), "The machine lacks something, as root, a kernel that is new enough, or an agent."),
-    (str(ProbeError.exit_code), "Probes could not be loaded or attached."),
-    (str(NvmlError.exit_code), "NVML cannot be used."),
-    ("130", "Ended by Ctrl-C."),
-)
-_TOP_EXIT: Final = (
-    ("0", "It has shown what was asked for, or was ended by Ctrl-C or by the end of a pipe."),
-    *((code, text) for code, text in EXIT if code in "345"),
-    ("2", "The command line is wrong."),
-    ("129, 143", "Ended by SIGHUP or SIGTERM."),
+    (0, "done"),
+    (WardenError.exit_code, "failed, or not all of it could be done: the message says what is left to do"),
+    (PolicyError.exit_code, "the command line or the policy is wrong"),
+    (SetupError.exit_code, "this machine lacks something: root, a kernel feature, a library, a GPU, a running agent"),
+    (ProbeError.exit_code, "a BPF program or a probe could not be loaded or attached"),
+    (NvmlError.exit_code, "NVML cannot be used"),
+    (129, "gputop lost its terminal (SIGHUP)"),
+    (130, "interrupted with Ctrl-C; gpuwarden run and gputop end with 0 then"),
+    (143, "gputop was ended (SIGTERM); gpuwarden run ends with 0 then"),
 )
 _WARDEN_FILES: Final = (
     (str(DEFAULT_POLICY), "The policy. Only root, or whom the agent runs as, may be able to write it."),
@@ -73,6 +69,7 @@ _MORE: Final = "The documentation that comes with GPU Warden: policy, metrics, o
 def pages(warden: argparse.ArgumentParser, top: argparse.ArgumentParser) -> dict[str, str]:
     """File name → page."""
     first, *below = commands(warden)
+    exits = roff.section("exit status", *roff.terms((str(code), meaning) for code, meaning in EXIT))
     return {
         "gpuwarden.8": _page(
             _head(first, 8, _WARDEN_DOES, _WARDEN),
@@ -81,7 +78,7 @@ def pages(warden: argparse.ArgumentParser, top: argparse.ArgumentParser) -> dict
             roff.section("signals", *roff.terms(_SIGNALS)),
             roff.section("files", *roff.terms(_WARDEN_FILES)),
             roff.section("environment", *roff.terms(_WARDEN_ENVIRONMENT)),
-            roff.section("exit status", *roff.terms(EXIT)),
+            exits,
             _see_also("gputop", 1),
         ),
         "gputop.1": _page(
@@ -89,7 +86,7 @@ def pages(warden: argparse.ArgumentParser, top: argparse.ArgumentParser) -> dict
             roff.section("options", *_options(next(commands(top)))),
             roff.section("files", *roff.terms(_WARDEN_FILES[1:2])),
             roff.section("environment", *roff.terms(_TOP_ENVIRONMENT)),
-            roff.section("exit status", *roff.terms(_TOP_EXIT)),
+            exits,
             _see_also("gpuwarden", 8),
         ),
     }

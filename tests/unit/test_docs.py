@@ -9,16 +9,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from agent.exporters.catalog import CATALOG
-from agent.main import parsers
-from enforce.check import check
-from enforce.policy.load import parse
+from agent.main import main, parsers
 from manual.site import on_page_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +58,12 @@ def is_understood(parser: argparse.ArgumentParser, words: list[str]) -> bool:
     except SystemExit:
         return False
     return not unknown or words[0] == "demo"
+
+
+def exit_code(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
 
 
 @each_page
@@ -110,22 +113,24 @@ def test_every_metric_that_is_named_exists(page: Path) -> None:
 
 
 @each_page
-def test_every_policy_that_is_shown_is_right(page: Path) -> None:
+def test_every_policy_that_is_shown_is_right(page: Path, tmp_path: Path) -> None:
     for language, block in _FENCED.findall(page.read_text()):
         if language == "yaml" and block.startswith("version: 1\n"):
-            parse(block, page.name)
+            (tmp_path / "policy.yaml").write_text(block)
+            assert exit_code("check", str(tmp_path / "policy.yaml")) == 0
 
 
-def test_the_quick_start_gets_what_it_says_from_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_start_gets_what_it_says_from_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (ROOT / "docs/quick-start.md").read_text()
     copied = re.search(r"^cp (docs/examples/\S+) policy\.yaml$", page, re.MULTILINE)
     assert copied
     monkeypatch.chdir(tmp_path)
     Path("policy.yaml").write_bytes((ROOT / copied[1]).read_bytes())
     Path("policy.yaml").chmod(0o644)
-    out = StringIO()
-    assert check("policy.yaml", out) == 0
-    assert out.getvalue() in page
+    assert exit_code("check", "policy.yaml") == 0
+    assert capsys.readouterr().out in page
 
 
 def test_every_example_is_listed() -> None:
