@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -29,6 +30,7 @@ from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
+    from agent.model import Snapshot
     from agent.observer import Observer, Settings
     from enforce.explain.history import History
     from enforce.policy.model import Policy
@@ -38,6 +40,7 @@ _log = logging.getLogger("gpuwarden")
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
 DEFAULT_RUN_DIR = Path("/run/gpuwarden")
 DEFAULT_LISTEN = "127.0.0.1:9837"
+_LOOK_SECONDS = 2.5  # two ticks: rates need both, and names are asked for in between
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -106,7 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(reporting)
     reporting.set_defaults(act=_report)
     check = commands.add_parser("check", help="say whether a policy file is right, and what is wrong with it")
-    check.add_argument("policy", type=Path)
+    check.add_argument("policy", type=Path, metavar="POLICY", help="the file")
+    check.add_argument("--live", action="store_true", help="also compare it with what runs now, and name idle rules")
+    check.add_argument("--json", action="store_true", help="mistakes and warnings for programs; see docs/policy.md")
+    check.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
     check.set_defaults(act=_check)
     release = commands.add_parser("release", help="undo whatever a dead agent left in force")
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
@@ -218,14 +224,14 @@ def _enforce(
     options: argparse.Namespace,
     into: ExitStack,
 ) -> None:
-    from enforce.check import warnings
+    from enforce.policy.advice import advice
     from enforce.start import Enforcement
 
     if policy is None:
         _log.info("no policy: observing only")
         return
-    for warning in warnings(policy):
-        _log.warning("policy: %s", warning)
+    for one in advice(policy):
+        _log.warning("policy: %s", one.text)
     into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions, history, health))
 
 
@@ -269,7 +275,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from enforce.check import check
 
-    return check(options.policy, sys.stdout)
+    return check(options.policy, options.json, _running(options.socket) if options.live else None, sys.stdout)
 
 
 def _release(options: argparse.Namespace) -> int:
@@ -323,6 +329,20 @@ def _gputop(options: argparse.Namespace) -> int:
     settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
     with Observer(settings) as observer:
         return top.run(options, observer.snapshot)
+
+
+def _running(socket: Path) -> Snapshot:
+    """What runs now, as the agent knows it; observed for two seconds where none answers."""
+    from agent.observer import Observer, Settings
+
+    snapshot = endpoint.fetch(socket)
+    if snapshot is None:
+        with Observer(Settings()) as observer:
+            time.sleep(_LOOK_SECONDS)
+            snapshot = observer.snapshot()
+    if snapshot is None:
+        raise SetupError("nothing was observed: see `gpuwarden doctor`")
+    return snapshot
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -43,7 +43,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_check_accepts_every_example_without_a_warning(path: Path) -> None:
     out = StringIO()
-    assert check(path, out) == 0
+    assert check(path, False, None, out) == 0
     assert len(out.getvalue().splitlines()) == 1, out.getvalue()
 
 
