@@ -114,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="mistakes and warnings for programs; see docs/policy.md")
     check.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
     check.set_defaults(act=_check)
+    policy = commands.add_parser("policy", help="write a first policy from what runs now; its schema for editors")
+    _policy_arguments(policy)
+    policy.set_defaults(act=_policy_command)
     release = commands.add_parser("release", help="undo whatever a dead agent left in force")
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     release.set_defaults(act=_release)
@@ -159,6 +162,12 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     from enforce.explain.arguments import add_arguments as explain_arguments
 
     explain_arguments(parser, DEFAULT_RUN_DIR)
+
+
+def _policy_arguments(parser: argparse.ArgumentParser) -> None:
+    from enforce.init.arguments import add_arguments as init_arguments
+
+    init_arguments(parser, DEFAULT_POLICY, endpoint.PATH)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -276,6 +285,20 @@ def _check(options: argparse.Namespace) -> int:
     from enforce.check import check
 
     return check(options.policy, options.json, _running(options.socket) if options.live else None, sys.stdout)
+
+
+def _policy_command(options: argparse.Namespace) -> int:
+    from enforce.init.command import Here, init
+    from enforce.policy import json_schema
+
+    if options.word == "schema":
+        sys.stdout.write(json_schema.page())
+        return 0
+    asks = sys.stdin.isatty() and sys.stdout.isatty()
+    here = Here(
+        input if asks else None, sys.stdout, lambda: _running(options.socket), lambda: endpoint.fetch(options.socket)
+    )
+    return init(options, here)
 
 
 def _release(options: argparse.Namespace) -> int:
