@@ -20,7 +20,7 @@ from enforce.policy.advice import Advice, advice
 from enforce.policy.excerpt import excerpt
 from enforce.policy.load import Judged, examine, permission_problem
 from enforce.policy.model import Policy
-from enforce.policy.running import disputed, everybody, idle_rules
+from enforce.policy.running import disputed, everybody, idle_rules, misannotated
 from enforce.policy.source import Place
 
 
@@ -63,6 +63,7 @@ def _against(policy: Policy, live: Snapshot) -> Iterator[Advice]:
     running = everybody(live)
     yield from idle_rules(policy, running)
     yield from disputed(policy, running)
+    yield from misannotated(policy, running)
     yield from unresolved(policy)
 
 

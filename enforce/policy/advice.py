@@ -38,13 +38,17 @@ def advice(policy: Policy) -> list[Advice]:
 
 
 def _one_sided(policy: Policy) -> Iterator[Advice]:
-    if policy.enforce and not policy.online:
+    if "*" in policy.annotations.online:
+        text = "the pods of every namespace may claim a promise, and have whatever is offline slowed for it"
+        yield Advice(("annotations", "online"), f"{text}; name the namespaces")
+    online, offline = (policy.online or policy.annotations.online), (policy.offline or policy.annotations.offline)
+    if policy.enforce and not online:
         text = "enforce is true but there is no online rule: offline work would be slowed for nobody's sake"
         yield Advice(("enforce",), f"{text}; add one, or write enforce: false")
-    if policy.online and not policy.offline:
+    if online and not offline:
         text = "there is no offline rule: nothing may be slowed to keep the promise"
         yield Advice(("online",), f"{text}; write which containers may be, below offline:")
-    elif policy.enforce and not policy.offline:
+    elif policy.enforce and not offline:
         text = "enforce is true but there is no offline rule: there is nothing to slow"
         yield Advice(("enforce",), f"{text}; add one, or write enforce: false")
 

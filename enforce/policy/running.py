@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from agent.model import Snapshot
 from agent.names import printable
 from enforce.policy.advice import Advice, rules_of
+from enforce.policy.annotations import classified
 from enforce.policy.model import Facts, Policy, ProcessFacts, Role
 
 
@@ -27,6 +28,14 @@ def idle_rules(policy: Policy, running: Sequence[Facts]) -> Iterator[Advice]:
     for path, rule in rules_of(policy):
         if not any(rule.match.fits(facts, every_process=path[0] == "offline") for facts in running):
             yield Advice((*path, "match"), f"{rule.name}: {seen}; compare with gputop --once --json")
+
+
+def misannotated(policy: Policy, running: Sequence[Facts]) -> Iterator[Advice]:
+    """Pods whose annotations are not taken."""
+    for facts in running:
+        found = classified(policy, facts)
+        if found.amiss and not found.conflict:
+            yield Advice(("annotations",), f"{printable(facts.container.pod or '', 160)}: {found.reason}")
 
 
 def disputed(policy: Policy, running: Sequence[Facts]) -> Iterator[Advice]:

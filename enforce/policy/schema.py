@@ -218,6 +218,17 @@ class OfflineSection(Section):
     )
 
 
+class AnnotationsSection(Section):
+    """Whose pods may say by their annotations what they are, where no rule of the file names them; see below."""
+
+    offline: Patterns | None = Field(None, description="Namespaces whose pods may say that they are offline.")
+    online: Patterns | None = Field(
+        None,
+        description="Namespaces whose pods may say that they are online, and what they are promised: others are slowed "
+        "for it.",
+    )
+
+
 class TuningSection(Section):
     """The control loop's own times. The defaults are right unless a measurement says otherwise."""
 
@@ -301,6 +312,10 @@ class PolicySection(Section):
     offline: list[OfflineSection] = Field(default=[], description="Rules for containers that may be slowed.")
     protect: list[MatchSection] = Field(
         default=[], description="Containers and units that are never touched, whatever the rules say."
+    )
+    annotations: AnnotationsSection = Field(
+        default_factory=lambda: AnnotationsSection.model_validate({}),
+        description="Whose pods may say by annotations what they are. Left out: nobody's.",
     )
     health: list[HealthSection] = Field(
         default=[], description="When devices are fit for offline work; the first entry that names a device counts."

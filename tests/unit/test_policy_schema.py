@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = Draft7Validator(json_schema.document())
 
 DURATIONS = st.builds("{}{}".format, st.integers(1, 900), st.sampled_from(["ms"]))
-SIZES = st.builds("{}{}".format, st.integers(1, 900), st.sampled_from(["GiB", " MiB", "GB", "MB"]))
+SIZES = st.builds("{}{}".format, st.integers(2, 900), st.sampled_from(["GiB", " MiB", "GB", "MB"]))
 INSIDE = st.builds("{}%".format, st.integers(1, 99)) | st.floats(0.001, 0.999)
 PATTERN = st.text("abc-*?.", min_size=1, max_size=6)
 PATTERNS = PATTERN | st.lists(PATTERN, min_size=1, max_size=3)
