@@ -15,7 +15,6 @@ from typing import TextIO
 
 from agent.errors import PolicyError
 from agent.model import Snapshot
-from enforce.pages import unresolved
 from enforce.policy.advice import Advice, advice
 from enforce.policy.excerpt import excerpt
 from enforce.policy.load import Judged, examine, permission_problem
@@ -60,6 +59,8 @@ def findings(judged: Judged, live: Snapshot | None) -> list[Finding]:
 
 
 def _against(policy: Policy, live: Snapshot) -> Iterator[Advice]:
+    from enforce.pages import unresolved  # prometheus-client is slow to import
+
     running = everybody(live)
     yield from idle_rules(policy, running)
     yield from disputed(policy, running)
