@@ -15,6 +15,7 @@ from typing import TextIO
 
 from agent.errors import PolicyError
 from agent.model import Snapshot
+from agent.names import printable
 from enforce.policy.advice import Advice, advice
 from enforce.policy.excerpt import excerpt
 from enforce.policy.load import Judged, examine, permission_problem
@@ -97,7 +98,7 @@ def show(judged: Judged, found: list[Finding], out: TextIO) -> None:
         colour = "red" if finding.severity == "error" else "yellow"
         place = finding.place
         where = f"{judged.name}:{place.line}:{place.column}: " if place is not None else f"{judged.name}: "
-        screen.parts((where, "bold"), (f"{finding.severity}: ", f"bold {colour}"), (finding.text, ""))
+        screen.parts((where, "bold"), (f"{finding.severity}: ", f"bold {colour}"), (printable(finding.text), ""))
         if place is not None and judged.text:
             line, carets = excerpt(judged.text, place)
             screen.parts((f"{place.line:>5} | ", "dim"), (line, ""))

@@ -21,6 +21,8 @@ _QUANTITY = re.compile(r"[0-9][A-Za-z0-9.]*%?")
 _WORDS = {"true", "false", "null"}
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
+_COUNTS = (("vllm", "vLLM"), ("triton", "Triton"))  # servers whose histograms are better than gpu_wait
+
 _HEAD = """\
 # yaml-language-server: $schema=policy.schema.json
 # Editors complete and check the keys after: gpuwarden policy schema >policy.schema.json (beside this file)
@@ -74,9 +76,10 @@ def text(online: Sequence[Draft], offline: Sequence[Draft], alone: Iterable[str]
 
 def about(proposal: Proposal) -> tuple[str, ...]:
     """Who that is now, and why it was proposed so."""
-    uses = proposal.uses
+    uses, image = proposal.uses, proposal.uses[0].facts.container.image or ""
+    better = [f"{name} counts its own latencies: docs/examples/{word}.yaml" for word, name in _COUNTS if word in image]
     more = f" and {len(uses) - 1} more" if len(uses) > 1 else ""
-    return (f"now: {title(uses[0])}{more}, {used(uses)} ({proposal.why})",)
+    return (f"now: {title(uses[0])}{more}, {used(uses)} ({proposal.why})", *better)
 
 
 def title(use: Use) -> str:

@@ -96,7 +96,7 @@ def _proposal(uses: tuple[Use, ...]) -> Proposal:
     container = uses[0].facts.container
     match = match_of(container)
     role, why = (None, _unnameable(container)) if match is None else _role(uses[0].facts)
-    stem = _SUFFIX.sub("", container.pod) if container.pod else container.name
+    stem = _SUFFIX.sub("", container.pod) if container.pod else _COMPOSE.sub("", container.name)
     return Proposal(stem or container.name, match, uses, role, why)
 
 

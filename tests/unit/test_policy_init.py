@@ -116,7 +116,7 @@ def test_without_a_terminal_the_proposals_are_written_and_check_accepts_them(tmp
     out = run(path, live=running(pod("chat-0", "serving"), docker("train-1"), Container(HOST, "host", "host")))
     policy = load(path, strict_permissions=True)
     assert not policy.enforce
-    assert ([rule.name for rule in policy.online], [rule.name for rule in policy.offline]) == (["chat"], ["train-1"])
+    assert ([rule.name for rule in policy.online], [rule.name for rule in policy.offline]) == (["chat"], ["train"])
     assert policy.online[0].slo.target_ns == 50_000_000
     written = path.read_text()
     assert '# now: serving/chat-0: main, 31% of a GPU\'s SM time, 12.0 GiB ("serving" in its namespace)' in written
@@ -124,6 +124,12 @@ def test_without_a_terminal_the_proposals_are_written_and_check_accepts_them(tmp
     assert f"gpuwarden check --live {path}" in written
     assert "ok: 1 online rule, 1 offline rule, deciding and logging only" in out
     assert not findings(examine(path), running(pod("chat-0", "serving"), docker("train-1")))
+
+
+def test_a_server_that_counts_its_own_latencies_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    run(path, live=running(pod("llm-0", image="vllm/vllm-openai:v0.8")))
+    assert "  # vLLM counts its own latencies: docs/examples/vllm.yaml\n" in path.read_text()
 
 
 def test_a_policy_that_is_there_is_never_written_over_unless_forced(tmp_path: Path) -> None:
@@ -182,7 +188,7 @@ def test_on_a_terminal_each_is_asked_about_and_nonsense_is_asked_again(tmp_path:
     policy = load(path)
     [chat] = policy.online
     assert (chat.slo.target_ns, chat.slo.signal) == (20_000_000, "http")
-    assert [rule.name for rule in policy.offline] == ["train-1"]
+    assert [rule.name for rule in policy.offline] == ["train"]
 
 
 def test_whoever_hangs_up_gets_no_file(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
         "enforce": st.booleans(),
         "protect": st.lists(MATCH.filter(bool), max_size=2),
         "tuning": st.fixed_dictionaries({}, optional={"gate_hold": DURATIONS}),
+        "annotations": st.fixed_dictionaries({}, optional={"online": PATTERNS, "offline": PATTERNS}),
         "health": st.lists(
             st.fixed_dictionaries({}, optional={"devices": PATTERNS, "patience": DURATIONS}), max_size=2
         ),
