@@ -360,6 +360,7 @@ def _running(socket: Path) -> Snapshot:
 
     snapshot = endpoint.fetch(socket)
     if snapshot is None:
+        logging.getLogger().setLevel(logging.WARNING)  # what is attached where is not what was asked for
         with Observer(Settings()) as observer:
             time.sleep(_LOOK_SECONDS)
             snapshot = observer.snapshot()

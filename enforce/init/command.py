@@ -156,13 +156,14 @@ def _write(path: Path, written: str, force: bool) -> None:
     """Whole or not at all, and readable by all: it holds nothing secret."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".policy") as file:
-            file.write(written)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            if force:
-                path.unlink(missing_ok=True)
-            os.link(file.name, path)  # unlike a rename it does not replace what came meanwhile
+        descriptor, whole = tempfile.mkstemp(dir=path.parent, prefix=".policy")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(written)
+                os.fchmod(file.fileno(), 0o644)
+            (os.replace if force else os.link)(whole, path)  # a link does not replace what came meanwhile
+        finally:
+            Path(whole).unlink(missing_ok=True)
     except FileExistsError as error:
         raise SetupError(f"{path} is there already: give another FILE, or --force to write over it") from error
     except OSError as error:

@@ -30,7 +30,7 @@ PREFIX: Final = "gpuwarden.io/"
 NAME: Final = "annotations"  # of the rules: it becomes a label, and is bounded
 WINDOW: Final = "10s"
 _SLO = re.compile(r"slo-p(?:([1-9][0-9]?(?:\.[0-9]{1,3})?)|(9[0-9]{2,3}))")
-_MOST_REMEMBERED = 4096
+_MOST_REMEMBERED = 512
 _MOST_TOLD = 3
 
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from agent.containers.answers import Names, applied, bounded
 from agent.model import Container, ContainerKey
 from enforce.amiss import tell
+from enforce.decide import Decided
 from enforce.policy.annotations import KEYS, PREFIX, classified
 from enforce.policy.load import parse
 from enforce.policy.model import Classification, Facts, HttpSource, OfflineRule, OnlineRule, Role
+from enforce.report import Paused, report
 from enforce.roster import Seat
 
 ALLOWED = "version: 1\nannotations: {online: [serving], offline: [serving, batch]}\n"
@@ -148,9 +150,19 @@ def test_only_our_annotations_are_kept_and_within_bounds() -> None:
     many = {f"gpuwarden.io/{number}": "x" * 1000 for number in range(100)}
     names = bounded(Names("n", annotations={**many, "checksum/config": "1", "gpuwarden.io/\x1b": "a"}))
     assert all(key.startswith(PREFIX) and key.isprintable() for key in names.annotations)
-    assert sum(map(len, names.annotations.values())) < 20_000
+    assert sum(map(len, names.annotations.values())) <= 16 * 256
     it = applied(names, Container(ContainerKey("k"), "n", "containerd"))
     assert it.annotations == names.annotations
+
+
+def test_the_snapshot_says_why_a_pod_that_meant_otherwise_is_left_alone() -> None:
+    it = Container(ContainerKey("k"), "main", "containerd", "", "p-0", "serving")
+    found = said({"class": "online"})
+    here = {it.key: Seat(it, found, (), frozenset())}
+    told = report(here, {}, Decided((), {}), {it.key: Paused(0, 0.0, None)}, {})[it.key]
+    assert (told.role, told.reason) == ("unmatched", found.reason)
+    here = {it.key: Seat(it, said({}), (), frozenset())}
+    assert report(here, {}, Decided((), {}), {it.key: Paused(0, 0.0, None)}, {})[it.key].reason is None
 
 
 def test_what_is_amiss_is_logged_once_until_the_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
