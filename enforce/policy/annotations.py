@@ -9,7 +9,6 @@ told and the pod left alone; nothing is taken of annotations of which a part is 
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -78,7 +77,7 @@ def classified(policy: Policy, facts: Facts) -> Classification:
     allowed = [role for role, patterns in _allowed(policy) if any(fnmatchcase(it.namespace, one) for one in patterns)]
     if not allowed:
         return _amiss("it has annotations, but annotations of the policy does not name its namespace")
-    rule = _read(it.namespace, it.pod, tuple(sorted(it.annotations.items())))
+    rule = _read(tuple(sorted(it.annotations.items())))
     if isinstance(rule, str):
         return _amiss(f"its annotations are not taken: {rule}")
     role = Role.ONLINE if isinstance(rule, OnlineRule) else Role.OFFLINE
@@ -96,7 +95,7 @@ def _amiss(reason: str) -> Classification:
 
 
 @lru_cache(_MOST_REMEMBERED)
-def _read(namespace: str, pod: str, said: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule | str:
+def _read(said: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule | str:
     """The rule, or every mistake. Pure, and asked for ten times a second."""
     values = {key.removeprefix(PREFIX): value for key, value in said}
     kind = values.pop("class", None)
@@ -106,7 +105,7 @@ def _read(namespace: str, pod: str, said: tuple[tuple[str, str], ...]) -> Online
     mistakes = [*_mistakes(kind, values, promises), *(_promise(promises) if kind == "online" else ())]
     if mistakes:
         return "; ".join(mistakes[:_MOST_TOLD])
-    head: dict[str, Any] = {"name": NAME, "match": {"namespace": glob.escape(namespace), "pod": glob.escape(pod)}}
+    head: dict[str, Any] = {"name": NAME, "match": {"pod": "*"}}  # nobody asks: it is this pod's own
     if kind == "offline":
         more = {key: scalar(value) for key, value in values.items()}
         return convert.offline(schema.OfflineSection.model_validate({**head, **more}))
