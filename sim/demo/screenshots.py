@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import shutil
 import sys
 import tempfile
@@ -24,10 +25,19 @@ from agent.tui.entries import View
 from agent.tui.feed import Took
 from agent.tui.recording import Recording, opened
 
-PICTURES: Final = {  # how large, and which keys
-    "gputop.svg": ((120, 20), ("t", "down", "down", "down")),
-    "gputop-container.svg": ((120, 30), ("down", "enter")),
+PICTURES: Final = {  # how large, which keys, and what there is to see
+    "gputop.svg": (
+        (120, 20),
+        ("t", "down", "down", "down"),
+        "gputop: a device with its last minute, an online and an offline container with their processes and kernels",
+    ),
+    "gputop-container.svg": (
+        (120, 30),
+        ("down", "enter"),
+        "gputop: the page of an offline container, with graphs, kernels, allocations and the last decisions",
+    ),
 }
+_FONTS: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # from elsewhere: any fixed-width one does
 RECORDING: Final = "gputop.jsonl.gz"
 
 
@@ -49,14 +59,15 @@ class Ended:
         """Not here."""
 
 
-async def picture(recording: Recording, size: tuple[int, int], keys: Sequence[str], path: Path) -> None:
-    """One, after these keys."""
+async def picture(recording: Recording, size: tuple[int, int], keys: Sequence[str], words: str) -> str:
+    """One as SVG, after these keys, which says in words what it shows."""
     top = Top(Setting(View.CONTAINER, UTF8), Ended(recording))
     async with top.run_test(size=size) as pilot:
         await pilot.pause()
         await pilot.press(*keys)
         await pilot.pause()
-        top.save_screenshot(path.name, str(path.parent))
+        head, end, rest = top.export_screenshot().partition(">")
+    return f"{head}{end}\n<title>{words}</title>{_FONTS.sub('', rest)}"
 
 
 def main() -> None:
@@ -67,8 +78,8 @@ def main() -> None:
         with gzip.open(folder / RECORDING) as packed, recording.open("wb") as file:
             shutil.copyfileobj(packed, file)
         with opened(recording) as ticks:
-            for picture_name, (size, keys) in PICTURES.items():
-                asyncio.run(picture(ticks, size, keys, folder / picture_name))
+            for picture_name, (size, keys, words) in PICTURES.items():
+                (folder / picture_name).write_text(asyncio.run(picture(ticks, size, keys, words)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ function _shtab_gputop_using
 end
 
 set -g _shtab_gputop_commands 
-set -g _shtab_gputop_opts_with_value --interval --libcuda --record --replay --socket
+set -g _shtab_gputop_opts_with_value --interval --libcuda --namespace --only --record --replay --socket -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -63,8 +63,11 @@ complete -c gputop -n _shtab_gputop_using -l by-container -d 'one row per contai
 complete -c gputop -n _shtab_gputop_using -l by-process -d 'one row per process'
 complete -c gputop -n _shtab_gputop_using -l by-gpu -d 'one row per gpu'
 complete -c gputop -n _shtab_gputop_using -s 1 -l once -d 'show one tick and end'
-complete -c gputop -n _shtab_gputop_using -l json -d 'one JSON object per tick (docs: agent.schema)'
+complete -c gputop -n _shtab_gputop_using -l json -d 'one JSON object per tick: see docs/snapshot.md'
 complete -c gputop -n _shtab_gputop_using -l interval -x -d 'seconds between ticks (1.0)'
+complete -c gputop -n _shtab_gputop_using -s o -l only -x -d 'only these devices, by index or beginning of UUID'
+complete -c gputop -n _shtab_gputop_using -l namespace -x -d 'only containers of this Kubernetes namespace'
+complete -c gputop -n _shtab_gputop_using -l light -d 'colours for a light background, which COLORFGBG in the environment tells, too'
 complete -c gputop -n _shtab_gputop_using -l no-color -d 'no colours; NO_COLOR in the environment does the same'
-complete -c gputop -n _shtab_gputop_using -l record -xka "(__fish_complete_path (commandline -ct))" -d 'also append each tick to F, one JSON object a line'
-complete -c gputop -n _shtab_gputop_using -l replay -xka "(__fish_complete_path (commandline -ct))" -d 'play F back instead of watching'
+complete -c gputop -n _shtab_gputop_using -l record -xka "(__fish_complete_path (commandline -ct))" -d 'also append each tick to FILE, one JSON object a line'
+complete -c gputop -n _shtab_gputop_using -l replay -xka "(__fish_complete_path (commandline -ct))" -d 'play FILE back instead of watching: arrows, Home and End seek'
