@@ -23,6 +23,12 @@ from dashboards.panels import (
 HERE = 'instance=~"$instance"'
 MISSED = f"gpuwarden_container_slo_latency_seconds{{{HERE}}} > gpuwarden_container_slo_target_seconds{{{HERE}}}"
 
+
+def by_namespace(expr: str) -> str:
+    """Sums; what is in no namespace has a name too."""
+    return f'label_replace(sum by (namespace) ({expr}), "namespace", "outside Kubernetes", "namespace", "")'
+
+
 FLEET = Page(
     uid="gpuwarden-fleet",
     title="Fleet",
@@ -88,10 +94,10 @@ FLEET = Page(
             (
                 graph(
                     "SM time by namespace",
-                    "In whole GPUs: 2.5 is two GPUs and a half. Containers outside Kubernetes have no namespace.",
+                    "In whole GPUs: 2.5 is two GPUs and a half.",
                     COUNT,
                     Query(
-                        f"sum by (namespace) (rate(gpuwarden_container_sm_seconds_total{{{HERE}}}[$__rate_interval]))",
+                        by_namespace(f"rate(gpuwarden_container_sm_seconds_total{{{HERE}}}[$__rate_interval])"),
                         "{{namespace}}",
                     ),
                     Query(
@@ -104,7 +110,7 @@ FLEET = Page(
                     "Memory by namespace",
                     "Device memory in use.",
                     BYTES,
-                    Query(f"sum by (namespace) (gpuwarden_container_memory_bytes{{{HERE}}})", "{{namespace}}"),
+                    Query(by_namespace(f"gpuwarden_container_memory_bytes{{{HERE}}}"), "{{namespace}}"),
                     Query(f"sum(gpuwarden_unattributed_memory_bytes{{{HERE}}})", "of no known container"),
                     stacked=True,
                 ),

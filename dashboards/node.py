@@ -311,13 +311,10 @@ NODE = Page(
                     ),
                 ),
                 graph(
-                    "Names asked for",
-                    "Containers that a runtime's socket was asked about, by what came of it.",
-                    PER_SECOND,
-                    Query(
-                        f"rate(gpuwarden_name_lookups_total{{{NODE_ONLY}}}[$__rate_interval])",
-                        "{{source}}: {{outcome}}",
-                    ),
+                    "Signals that could not be read",
+                    "Since the policy was read, by rule. Until one can be read, offline work is held, then let go.",
+                    COUNT,
+                    Query(f"gpuwarden_signal_failures_total{{{NODE_ONLY}}}", "{{rule}}: {{signal}} {{reason}}"),
                 ),
             ),
         ),
