@@ -19,22 +19,23 @@ from dashboards.panels import (
     graph,
     named,
     number,
+    placed,
     states,
 )
 
 HERE = 'instance=~"$instance", namespace=~"$namespace", pod=~"$pod", container=~"$container"'
-ON_GPU = "{{who}} on {{instance}} GPU {{gpu}}"
+ON_DEVICE = "{{who}} on {{instance}} GPU {{gpu}}{{part}}"
 ON_NODE = "{{who}} on {{instance}}"
 
 
-def use(metric: str, legend: str = ON_GPU) -> Query:
+def use(metric: str, legend: str = ON_DEVICE) -> Query:
     """A gauge of the container on each GPU."""
-    return Query(named(f"gpuwarden_container_{metric}{{{HERE}}}"), legend)
+    return Query(placed(named(f"gpuwarden_container_{metric}{{{HERE}}}")), legend)
 
 
-def rate(metric: str, legend: str = ON_GPU) -> Query:
+def rate(metric: str, legend: str = ON_DEVICE) -> Query:
     """A counter, per second."""
-    return Query(named(f"rate(gpuwarden_container_{metric}_total{{{HERE}}}[$__rate_interval])"), legend)
+    return Query(placed(named(f"rate(gpuwarden_container_{metric}_total{{{HERE}}}[$__rate_interval])")), legend)
 
 
 CONTAINER = Page(
@@ -127,7 +128,7 @@ CONTAINER = Page(
                     "In use, the most that was allocated at once, and what a policy lets it hold on a GPU.",
                     BYTES,
                     use("memory_bytes"),
-                    use("memory_peak_bytes", f"{ON_GPU}: most at once"),
+                    use("memory_peak_bytes", f"{ON_DEVICE}: most at once"),
                     use("memory_quota_bytes", f"{ON_NODE}: quota"),
                     width=8,
                 ),

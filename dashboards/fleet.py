@@ -191,7 +191,10 @@ FLEET = Page(
                     "XID errors",
                     "Since each agent's start. Which number means what: NVIDIA's list of XIDs.",
                     COUNT,
-                    Query(f"gpuwarden_device_xids_total{{{HERE}}}", "{{instance}} GPU {{gpu}}: XID {{xid}}"),
+                    Query(
+                        f"sum by (instance, gpu, xid) (gpuwarden_device_xids_total{{{HERE}}})",
+                        "{{instance}} GPU {{gpu}}: XID {{xid}}",
+                    ),
                     width=8,
                 ),
                 graph(

@@ -22,39 +22,42 @@ from dashboards.panels import (
     graph,
     named,
     number,
+    placed,
     states,
 )
 
 NODE_ONLY = 'instance="$instance"'
 HERE = 'instance="$instance", gpu=~"$gpu"'
 HEALTH = ("init", "healthy", "unhealthy", "overlimit", "disabled")
-ON_GPU = "{{who}} on GPU {{gpu}}"
+DEVICE = "GPU {{gpu}}{{part}}"
+ON_DEVICE = "{{who}} on " + DEVICE
+UNKNOWN = "of no known container on " + DEVICE
 
 
 def per_container(metric: str) -> Query:
     """A gauge of each container on each GPU."""
-    return Query(named(f"gpuwarden_container_{metric}{{{HERE}}}"), ON_GPU)
+    return Query(placed(named(f"gpuwarden_container_{metric}{{{HERE}}}")), ON_DEVICE)
 
 
 def rate_per_container(metric: str) -> Query:
     """A counter of each container on each GPU, per second."""
-    return Query(named(f"rate(gpuwarden_container_{metric}_total{{{HERE}}}[$__rate_interval])"), ON_GPU)
+    return Query(placed(named(f"rate(gpuwarden_container_{metric}_total{{{HERE}}}[$__rate_interval])")), ON_DEVICE)
 
 
-def per_device(metric: str, legend: str = "GPU {{gpu}}") -> Query:
+def per_device(metric: str, legend: str = DEVICE) -> Query:
     """A gauge of each GPU."""
-    return Query(f"gpuwarden_{metric}{{{HERE}}}", legend)
+    return Query(placed(f"gpuwarden_{metric}{{{HERE}}}"), legend)
 
 
-def rate_per_device(metric: str, legend: str = "GPU {{gpu}}") -> Query:
+def rate_per_device(metric: str, legend: str = DEVICE) -> Query:
     """A counter of each GPU, per second."""
-    return Query(f"rate(gpuwarden_{metric}_total{{{HERE}}}[$__rate_interval])", legend)
+    return Query(placed(f"rate(gpuwarden_{metric}_total{{{HERE}}}[$__rate_interval])"), legend)
 
 
 def beside(metric: str) -> Query:
     """A gauge of dcgm-exporter, on this node's GPUs: both know a GPU by its UUID."""
     ours = f"group by (UUID, gpu) (gpuwarden_device_info{{{HERE}}})"
-    return Query(f"max by (UUID) ({metric}) * on (UUID) group_right () {ours}", "GPU {{gpu}}")
+    return Query(placed(f"max by (UUID) ({metric}) * on (UUID) group_right () {ours}"), DEVICE)
 
 
 NODE = Page(
@@ -109,7 +112,7 @@ NODE = Page(
                     "Share of each GPU. Stacked they add up to the GPU's activity: nothing is counted twice.",
                     RATIO,
                     rate_per_container("sm_seconds"),
-                    rate_per_device("unattributed_sm_seconds", "of no known container on GPU {{gpu}}"),
+                    rate_per_device("unattributed_sm_seconds", UNKNOWN),
                     stacked=True,
                     top=1,
                 ),
@@ -118,7 +121,7 @@ NODE = Page(
                     "Stacked they add up to the memory in use.",
                     BYTES,
                     per_container("memory_bytes"),
-                    per_device("unattributed_memory_bytes", "of no known container on GPU {{gpu}}"),
+                    per_device("unattributed_memory_bytes", UNKNOWN),
                     stacked=True,
                 ),
                 graph(
@@ -126,7 +129,7 @@ NODE = Page(
                     "Bytes copied from host to device over PCIe.",
                     BYTES_PER_SECOND,
                     rate_per_container("pcie_receive_bytes"),
-                    rate_per_device("unattributed_pcie_receive_bytes", "of no known container on GPU {{gpu}}"),
+                    rate_per_device("unattributed_pcie_receive_bytes", UNKNOWN),
                     stacked=True,
                     width=8,
                 ),
@@ -135,7 +138,7 @@ NODE = Page(
                     "Bytes copied from device to host over PCIe.",
                     BYTES_PER_SECOND,
                     rate_per_container("pcie_transmit_bytes"),
-                    rate_per_device("unattributed_pcie_transmit_bytes", "of no known container on GPU {{gpu}}"),
+                    rate_per_device("unattributed_pcie_transmit_bytes", UNKNOWN),
                     stacked=True,
                     width=8,
                 ),
@@ -196,9 +199,11 @@ NODE = Page(
                     " share of time in which any kernel ran.",
                     RATIO,
                     Query(
-                        f"gpuwarden_device_sm_ratio{{{HERE}}} * on (instance, UUID) group_left (model_name)"
-                        f" gpuwarden_device_info{{{HERE}}}",
-                        "GPU {{gpu}} {{model_name}} ({{source}})",
+                        placed(
+                            f"gpuwarden_device_sm_ratio{{{HERE}}} * on (instance, UUID) group_left (model_name)"
+                            f" gpuwarden_device_info{{{HERE}}}"
+                        ),
+                        DEVICE + " {{model_name}} ({{source}})",
                     ),
                     top=1,
                 ),
@@ -206,16 +211,16 @@ NODE = Page(
                     "Memory",
                     "In use, kept by the driver, and all that there is.",
                     BYTES,
-                    per_device("device_memory_used_bytes", "GPU {{gpu}} in use"),
-                    per_device("device_memory_reserved_bytes", "GPU {{gpu}} kept by the driver"),
-                    per_device("device_memory_size_bytes", "GPU {{gpu}} in all"),
+                    per_device("device_memory_used_bytes", f"{DEVICE} in use"),
+                    per_device("device_memory_reserved_bytes", f"{DEVICE} kept by the driver"),
+                    per_device("device_memory_size_bytes", f"{DEVICE} in all"),
                 ),
                 graph(
                     "Power",
                     "Drawn, and the limit in force.",
                     WATTS,
                     per_device("device_power_watts"),
-                    per_device("device_power_limit_watts", "GPU {{gpu}} limit"),
+                    per_device("device_power_limit_watts", f"{DEVICE} limit"),
                     width=6,
                 ),
                 graph("Temperature", "Of the GPU.", CELSIUS, per_device("device_temperature_celsius"), width=6),
@@ -228,9 +233,10 @@ NODE = Page(
                 ),
                 states(
                     "Health",
-                    "As enforcement judges it: offline work starts on healthy GPUs only, and leaves in overlimit.",
+                    "As enforcement judges it: offline work starts on healthy GPUs only, and leaves in overlimit. Of"
+                    " MIG instances of one GPU the worst.",
                     Query(
-                        "sum by (gpu) ("
+                        "max by (gpu) ("
                         + " or ".join(
                             f'{number} * (gpuwarden_device_health{{{HERE}, state="{state}"}} == 1)'
                             for number, state in enumerate(HEALTH, 1)

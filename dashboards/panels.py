@@ -56,6 +56,11 @@ def named(expr: str) -> str:
     return f'label_replace({joined}, "who", "$1", "who", "/*(.*?)/*")'
 
 
+def placed(expr: str) -> str:
+    """The same series with a label `part` where the device is a MIG instance, for they share their GPU's number."""
+    return f'label_replace({expr}, "part", " MIG …$1", "UUID", "MIG-.*(.{{8}})")'
+
+
 def graph(
     title: str,
     says: str,

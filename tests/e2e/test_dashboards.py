@@ -3,8 +3,8 @@
 """Every expression of every panel and rule, asked of a real Prometheus that scrapes a node where everything happens.
 
 An online container whose promise cannot be kept, one whose signal cannot be read, an offline one that is paused and
-frozen, an XID, and dcgm-exporter's figures beside ours. The target's own labels are those of a pod, as the Prometheus
-operator sets them: with `honor_labels` ours stay what they are.
+frozen, an XID, MIG instances, and dcgm-exporter's figures beside ours. The target's own labels are those of a pod, as
+the Prometheus operator sets them: with `honor_labels` ours stay what they are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.model import DeviceUuid
 from dashboards.generated import FOLDER, PAGES, RULES
 from sim.demo.stage import BUILD
-from tests.e2e.node import TRAINING, Node, running_node, until
+from tests.e2e.node import TRAINING, Node, until
+from tests.e2e.places import place
 from tests.e2e.test_prometheus_scrapes import Prometheus
 
 SERVING = ("--rate", "50", "--kernels", "4", "--kernel-us", "500", "--seconds", "3600", "--start-now")
@@ -66,9 +68,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """Everything runs, and was scraped a few times."""
     folder = tmp_path_factory.mktemp("dashboards")
     with ExitStack() as stack:
-        node = stack.enter_context(running_node(folder / "n"))
-        agent = stack.enter_context(node.agent(POLICY.format(token=node.token)))  # first: it is to see allocations
+        node, _ = stack.enter_context(place(folder / "n"))
+        agent = stack.enter_context(node.agent(POLICY.format(token=node.token)))
         stack.enter_context(node.container("chat", "online", SERVING))
+        until(
+            lambda: len(agent.snapshot().probes) > 1, "the containers' libcuda to be probed"
+        )  # then allocations count
         stack.enter_context(node.container("mute", "online", SERVING))
         stack.enter_context(node.container("training", "offline", LEARNING))
         until(lambda: agent.pauses(node.name("training")), "the first pause")
@@ -82,7 +87,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 @contextmanager
-def dcgm_exporter(uuids: list[str]) -> Iterator[int]:
+def dcgm_exporter(uuids: list[DeviceUuid]) -> Iterator[int]:
     """Its labels, and a figure for each device; the port."""
     lines = [f'{name}{{gpu="{n}",UUID="{uuid}"}} 0.5' for name in DCGM for n, uuid in enumerate(uuids)]
 
@@ -172,10 +177,11 @@ def test_every_label_of_a_legend_is_there(watched: Watched, uid: str) -> None:
     values = chosen(watched, uid)
     for panel in page(uid)["panels"]:
         for target in panel.get("targets", ()):
-            wanted = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
+            shown = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
+            wanted = shown - {"part"}  # only a MIG instance is one
             series = watched.prometheus.until(filled(target["expr"], values))
             assert all(wanted <= one["metric"].keys() for one in series), (panel["title"], series)
-            names = [tuple(one["metric"].get(label) for label in sorted(wanted)) for one in series]
+            names = [tuple(one["metric"].get(label) for label in sorted(shown)) for one in series]
             if panel["type"] == "timeseries":
                 assert len(set(names)) == len(names), (panel["title"], names)
 
@@ -206,7 +212,7 @@ def test_a_promise_that_is_broken_all_the_time_burns_and_one_that_nobody_can_rea
 def test_a_containers_labels_are_not_those_of_the_agents_pod(watched: Watched) -> None:
     (chat,) = watched.prometheus.until(f'gpuwarden_container_memory_bytes{{container="{watched.node.name("chat")}"}}')
     assert {"pod", "namespace", "exported_pod", "exported_container"} & chat["metric"].keys() == set()
-    (device,) = watched.prometheus.until("gpuwarden_device_info")
+    device, *_ = watched.prometheus.until("gpuwarden_device_info")
     assert device["metric"]["pod"] == "gpuwarden-x7k2p"
 
 
