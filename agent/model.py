@@ -181,6 +181,8 @@ class Enforcement:
     latency_seconds: float | None = None  # the SLO's quantile over its window
     latency_quantile: float | None = None
     target_seconds: float | None = None
+    requests_total: int | None = None  # whose latency was read, since the policy was
+    slow_requests_total: float | None = None  # of these, over the target
     share_ratio: float | None = None  # what offline work may use of the device
     paused_ratio: float | None = None  # share of the last second that it was stopped
     pauses_total: int = 0

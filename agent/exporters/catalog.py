@@ -109,6 +109,18 @@ CATALOG: Final = (
     Metric("gpuwarden_container_slo_latency_seconds", "gauge", CONTAINER, "Latency at the SLO's quantile."),
     Metric("gpuwarden_container_slo_target_seconds", "gauge", CONTAINER, "What that latency is to stay under."),
     Metric("gpuwarden_container_slo_quantile_ratio", "gauge", CONTAINER, "The SLO's quantile, 0–1."),
+    Metric(
+        "gpuwarden_container_slo_requests_total",
+        "counter",
+        CONTAINER,
+        "Requests whose latency the SLO's signal read, since the policy was read.",
+    ),
+    Metric(
+        "gpuwarden_container_slo_slow_requests_total",
+        "counter",
+        CONTAINER,
+        "Those of them that took longer than the target; a bucket that the target divides counts in part.",
+    ),
     Metric("gpuwarden_container_share_ratio", "gauge", CONTAINER, "Share of the device that it may use now."),
     Metric("gpuwarden_container_paused_ratio", "gauge", CONTAINER, "Share of the last second that it was stopped."),
     Metric(

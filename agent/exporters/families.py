@@ -140,6 +140,8 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
     yield "container_slo_latency_seconds", labels, enforcement.latency_seconds
     yield "container_slo_target_seconds", labels, enforcement.target_seconds
     yield "container_slo_quantile_ratio", labels, enforcement.latency_quantile
+    yield "container_slo_requests_total", labels, enforcement.requests_total
+    yield "container_slo_slow_requests_total", labels, enforcement.slow_requests_total
     yield "container_share_ratio", labels, enforcement.share_ratio
     yield "container_paused_ratio", labels, enforcement.paused_ratio
     for rung in enforcement.rungs:

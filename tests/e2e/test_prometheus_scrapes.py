@@ -41,11 +41,11 @@ def free_port() -> int:
 class Prometheus:
     """One server on its own port with its own data, ended by its pid."""
 
-    def __init__(self, folder: Path, target: int) -> None:
+    def __init__(self, folder: Path, config_text: str) -> None:
         binary = shutil.which("prometheus")
         assert binary, "install Debian's package prometheus"
         config = folder / "prometheus.yml"
-        config.write_text(CONFIG.format(port=target))
+        config.write_text(config_text)
         self.port = free_port()
         self.log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
@@ -59,11 +59,13 @@ class Prometheus:
             stderr=subprocess.STDOUT,
         )
 
+    def ask(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=5) as answer:
+            return dict(json.load(answer)["data"])
+
     def query(self, expression: str) -> list[dict[str, Any]]:
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                return list(json.load(answer)["data"]["result"])
+            return list(self.ask("query?" + urllib.parse.urlencode({"query": expression}))["result"])
         except (urllib.error.URLError, ConnectionError):  # not ready yet
             return []
 
@@ -103,7 +105,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def scraper(served: Served, tmp_path: Path) -> Iterator[Prometheus]:
-    server = Prometheus(tmp_path, served.server.port)
+    server = Prometheus(tmp_path, CONFIG.format(port=served.server.port))
     yield server
     server.close()
 

@@ -149,7 +149,7 @@ def rich_snapshot() -> Snapshot:
             Unattributed(GPU_1, None, GIB, None, None),
         ),
         enforcement={
-            ContainerKey("c1"): Enforcement("online", "chat", 0.0123, 0.99, 0.050),
+            ContainerKey("c1"): Enforcement("online", "chat", 0.0123, 0.99, 0.050, 73_000, 511.5),
             ContainerKey("c2"): Enforcement(
                 "offline",
                 "training",
