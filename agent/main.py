@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The commands, and the one place that knows both halves: observing (agent) and enforcing (enforce).
-
-Exit codes: 0 done, 1 failed, 2 wrong policy or usage, 3 the machine lacks something, 4 probes, 5 NVML.
-"""
+"""The commands, and the one place that knows both halves: observing (agent) and enforcing (enforce)."""
 
 from __future__ import annotations
 
@@ -12,27 +9,28 @@ import faulthandler
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent import endpoint
+from agent import endpoint, logs
 from agent.clock import NS_PER_SECOND
-from agent.errors import SetupError, WardenError
+from agent.errors import SetupError, UsageError, WardenError, exit_codes
 from agent.stacks.arguments import add_arguments as stacks_arguments
 from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
-    from agent.observer import Observer, Settings
-    from enforce.explain.history import History
+    from agent.observer import Settings
+    from enforce.policy.file import PolicyFile
     from enforce.policy.model import Policy
-    from enforce.sysmonitor import SysMonitor
 
 _log = logging.getLogger("gpuwarden")
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
@@ -47,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if rest and options.act is not _demo:  # the demo reads its own options
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
-    logging.basicConfig(
-        level=logging.DEBUG if options.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(logs.Format(options.log_format), logging.DEBUG if options.verbose else logging.INFO)
     _end(parser.prog, lambda: options.act(options))
 
 
@@ -58,7 +53,12 @@ def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gputop`."""
     from agent.tui import top
 
-    parser = argparse.ArgumentParser(prog="gputop", description="Who uses which GPU, by container, process or device.")
+    parser = argparse.ArgumentParser(
+        prog="gputop",
+        description="Who uses which GPU, by container, process or device.",
+        epilog=exit_codes(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
     parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
     top.add_arguments(parser)
@@ -71,7 +71,7 @@ def _end(program: str, act: Callable[[], int]) -> NoReturn:
     try:
         code = act()
     except WardenError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        logs.say(f"{program}: {error}", logging.ERROR)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -86,7 +86,13 @@ _LIBCUDA_HELP = "also watch this libcuda.so.1 (the node's own and containers' co
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden", description=(__doc__ or "").partition("\n")[2])
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden",
+        description="Shows who uses the GPUs, and keeps the latency promises of the online containers.",
+        epilog=exit_codes(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(log_format=logs.Format.AUTO)
     parser.add_argument("--version", action="version", version=f"gpuwarden {version('gpuwarden')}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log everything")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -145,6 +151,12 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--usage-days", type=int, default=DAYS, metavar="N", help="how long it keeps (%(default)s)")
     parser.add_argument(
+        "--log-format",
+        choices=list(logs.Format),
+        default=logs.Format.AUTO,
+        help="of stderr: text for people, a line of JSON each for machines; auto is JSON under systemd (%(default)s)",
+    )
+    parser.add_argument(
         "--decisions", default="-", metavar="FILE", help="where decisions are written, a line of JSON each (stdout)"
     )
 
@@ -162,12 +174,14 @@ def _run(options: argparse.Namespace) -> int:
     from agent.usage.ledger import keep
     from enforce.explain.command import WORD, answer
     from enforce.explain.history import History
+    from enforce.reloading import LOOK_SECONDS, Reloading
+    from enforce.start import Enforcement
     from enforce.sysmonitor import SysMonitor
 
     preflight.require_this_machine()
     received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
-    policy = _policy(options.policy)
+    file, policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
         observer, history, health = Observer(_settings(options)), History(), SysMonitor()
@@ -183,17 +197,24 @@ def _run(options: argparse.Namespace) -> int:
         _log.info(
             "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
         )
-        enforcing = stack.enter_context(ExitStack())
-        _enforce(policy, observer, history, health, options, enforcing)
-        print("ready", file=sys.stderr, flush=True)
-        while next(received) == signal.SIGHUP:
-            _reload(observer, history, health, options, enforcing)
+        start = partial(
+            Enforcement,
+            observer=observer,
+            run_dir=options.run_dir,
+            decisions=options.decisions,
+            history=history,
+            health=health,
+        )
+        policies = stack.enter_context(Reloading(file, policy, observer.pipeline, start))
+        logs.say("ready")
+        while (number := received(LOOK_SECONDS)) in (None, signal.SIGHUP):
+            (policies.look if number is None else policies.reload)()
         _log.info("ending: releasing everything")
     return 0
 
 
-def _signals(*numbers: signal.Signals) -> Iterator[int]:
-    """Each signal as it comes, from now on.
+def _signals(*numbers: signal.Signals) -> Callable[[float], int | None]:
+    """What waits so many seconds for a signal, and says which; several SIGHUPs are one, and any other counts more.
 
     Through a pipe: the kernel may hand a signal to any thread, and a main thread that waits for a lock sleeps on.
     """
@@ -203,49 +224,12 @@ def _signals(*numbers: signal.Signals) -> Iterator[int]:
     for number in numbers:
         signal.signal(number, lambda _number, _frame: None)
 
-    def received() -> Iterator[int]:
-        while True:
-            yield from os.read(read, 64)
+    def received(seconds: float) -> int | None:
+        ready, _, _ = select.select([read], [], [], seconds)
+        came = os.read(read, 64) if ready else b""
+        return max(came, key=lambda number: number != signal.SIGHUP, default=None)
 
-    return received()
-
-
-def _enforce(
-    policy: Policy | None,
-    observer: Observer,
-    history: History,
-    health: SysMonitor,
-    options: argparse.Namespace,
-    into: ExitStack,
-) -> None:
-    from enforce.check import warnings
-    from enforce.start import Enforcement
-
-    if policy is None:
-        _log.info("no policy: observing only")
-        return
-    for warning in warnings(policy):
-        _log.warning("policy: %s", warning)
-    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions, history, health))
-
-
-def _reload(
-    observer: Observer, history: History, health: SysMonitor, options: argparse.Namespace, enforcing: ExitStack
-) -> None:
-    """SIGHUP: the new policy if it is right, else the old one goes on."""
-    try:
-        policy = _policy(options.policy)
-    except WardenError as error:
-        _log.error("policy not reloaded, the old one stays in force: %s", error)
-        return
-    enforcing.close()
-    observer.pipeline.enforcing, observer.pipeline.enforcement, observer.pipeline.device_health = False, {}, {}
-    try:
-        _enforce(policy, observer, history, health, options, enforcing)
-    except (WardenError, OSError) as error:
-        _log.error("policy not reloaded, nothing is enforced now; SIGHUP tries again: %s", error)
-        return
-    _log.info("policy reloaded")
+    return received
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -253,9 +237,9 @@ def _plan(options: argparse.Namespace) -> int:
     from enforce.plan import plan
     from enforce.toolbox import Toolbox
 
-    policy = _policy(options.policy)
+    _, policy = _policy(options.policy)
     if policy is None:
-        raise SetupError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
+        raise UsageError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
     with Observer(_settings(options)) as observer:
         return plan(policy, observer, Toolbox.of(observer, None), options.seconds, options.json, sys.stdout)
 
@@ -329,20 +313,20 @@ def _settings(options: argparse.Namespace) -> Settings:
     from agent.observer import Settings
 
     if not 0.1 <= options.interval <= 3600:
-        raise SetupError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
+        raise UsageError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
     return Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda), tuple(options.names))
 
 
-def _policy(path: Path | None) -> Policy | None:
-    from enforce.policy.load import load
+def _policy(path: Path | None) -> tuple[PolicyFile, Policy | None]:
+    """Where it is, and what it says now; None where none was named and there is none."""
+    from enforce.policy.file import PolicyFile
 
-    if path is None and not DEFAULT_POLICY.exists():
-        return None
-    return load(path or DEFAULT_POLICY, strict_permissions=True)
+    file = PolicyFile(path or DEFAULT_POLICY)
+    return file, file.load() if path is not None or file.exists() else None
 
 
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise SetupError(f"--listen {listen}: write ADDRESS:PORT, such as {DEFAULT_LISTEN}")
+        raise UsageError(f"--listen {listen}: write ADDRESS:PORT, such as {DEFAULT_LISTEN}")
     return host.strip("[]") or "127.0.0.1", int(port)
