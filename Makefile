@@ -20,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs clean
+.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs screenshots-page clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -81,6 +81,9 @@ docs: $(VENV) ## generate the reference pages in docs/ (CI fails where they are 
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
 	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
 	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
+
+screenshots-page: setup packages-test ## take the pictures of the status page in docs/images
+	@$(BIN)/python -m sim.demo.status_page
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv bpf/build sim/build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

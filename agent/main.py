@@ -29,6 +29,8 @@ from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
     from agent.observer import Settings
+    from agent.page.content import Told
+    from enforce.explain.history import History
     from enforce.policy.file import PolicyFile
     from enforce.policy.model import Policy
 
@@ -144,7 +146,12 @@ def _watching_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="ADDRESS:PORT", help="for /metrics (%(default)s)")
+    parser.add_argument(
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="ADDRESS:PORT",
+        help="for /metrics and the status page (%(default)s)",
+    )
     parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     parser.add_argument(
         "--usage", default=str(DEFAULT_FILE), metavar="FILE", help="the usage ledger, or off (%(default)s)"
@@ -168,9 +175,11 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent import preflight
+    from agent import preflight, web
     from agent.exporters import prometheus
     from agent.observer import Observer
+    from agent.page.ring import Ring
+    from agent.page.site import Site
     from agent.usage.ledger import keep
     from enforce.explain.command import WORD, answer
     from enforce.explain.history import History
@@ -185,9 +194,11 @@ def _run(options: argparse.Namespace) -> int:
     address, port = _address(options.listen)
     with ExitStack() as stack:
         observer, history, health = Observer(_settings(options)), History(), SysMonitor()
-        server = prometheus.serve(
-            address, port, observer.snapshot, observer.served
-        )  # first what can be refused for little
+        ring = Ring()
+        observer.on_tick.append(ring.note)
+        site = Site(observer.snapshot, ring, lambda: _decided(history))
+        metrics = prometheus.application(observer.snapshot, observer.served)
+        server = web.serve(address, port, {"/metrics": metrics, **site.routes()})  # first what is refused for little
         stack.callback(server.close)
         answers = {WORD: lambda container: answer(history, container)}
         socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock", answers)
@@ -195,7 +206,10 @@ def _run(options: argparse.Namespace) -> int:
         keep(observer, options.usage, options.usage_days, stack)
         stack.enter_context(observer)
         _log.info(
-            "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
+            "metrics on http://%s:%d/metrics, the status page on /, snapshots on %s",
+            address,
+            server.port,
+            options.run_dir / "agent.sock",
         )
         start = partial(
             Enforcement,
@@ -211,6 +225,12 @@ def _run(options: argparse.Namespace) -> int:
             (policies.look if number is None else policies.reload)()
         _log.info("ending: releasing everything")
     return 0
+
+
+def _decided(history: History) -> Sequence[Told]:
+    from enforce.explain.recent import recent  # what only the status page's readers need
+
+    return recent(history)
 
 
 def _signals(*numbers: signal.Signals) -> Callable[[float], int | None]:

@@ -23,7 +23,8 @@ NOBODY = 65534
 # As another user, once everything is imported: the checkout may lie where nobody else can read.
 AS_NOBODY = """\
 import decimal, os, sys
-import agent.main, agent.observer, agent.exporters.prometheus, enforce.policy.load, enforce.start
+import agent.main, agent.observer, agent.exporters.prometheus, agent.page.site, agent.web
+import enforce.reloading, enforce.start
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 agent.main.main(sys.argv[1:])
 """

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -42,3 +43,8 @@ def test_a_wrong_command_line_is_exit_code_2(arguments: Sequence[str], capsys: p
         main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err
+
+
+def test_the_documented_table_is_this_one() -> None:
+    documented = (Path(__file__).parents[2] / "docs/running.md").read_text()
+    assert documented.endswith("".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES))
