@@ -6,25 +6,32 @@ from __future__ import annotations
 
 from agent.page.content import Told
 from enforce.explain.history import History
-from enforce.explain.model import Interval
+from enforce.explain.model import Interval, Who
 from enforce.explain.text import duration, milliseconds, percent
 from enforce.memory.told import MemoryDecision
 
 MOST = 20
+MOST_EACH = 6  # of one container: what is decided ten times a second is more than anybody reads
 
 
 def recent(history: History) -> list[Told]:
     """The newest first, those for latency's and those for memory's sake."""
     names = history.names()
-    for_latency = [Told(one.since_ns, who.name, _what(one), _why(one), one.acted) for who, one in history.latest(MOST)]
+    for_latency = [_latency(who, one) for who, one in history.outlines(MOST_EACH)]
     for_memory = [_memory(told, names) for told in list(history.for_memory)]
     return sorted((*for_latency, *for_memory), key=lambda told: told.wall_ns, reverse=True)[:MOST]
+
+
+def _latency(who: Who, one: Interval) -> Told:
+    return Told(one.since_ns, who.name, _what(one), _why(one), one.acted)
 
 
 def _what(one: Interval) -> str:
     seconds = (one.until_ns - one.since_ns) / 1e9
     paused = f"stopped {percent(min(1.0, one.paused_seconds / seconds))}" if seconds > 0 and one.pauses else ""
-    queued = f"queue up to {milliseconds(one.queued_high_ns)}" if one.whom and one.queued_high_ns else ""
+    queued = (
+        f"queue up to {milliseconds(one.queued_low_ns, one.queued_high_ns)}" if one.whom and one.queued_high_ns else ""
+    )
     share = f"share {percent(one.share_low, one.share_high)}" if one.whom else ""
     parts = (share, queued, paused, ", ".join(one.means), "" if one.acted else "only watched")
     return f"{', '.join(filter(None, parts))}, for {duration(seconds)}"
