@@ -12,9 +12,8 @@ import math
 import threading
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.clock import NS_PER_SECOND
 from agent.model import Snapshot
@@ -32,8 +31,7 @@ class Measure(StrEnum):
     SHARE = "share"
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One graph: of a device, of a container, or of a container on a device."""
 
     measure: Measure

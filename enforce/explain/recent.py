@@ -29,11 +29,9 @@ def _latency(who: Who, one: Interval) -> Told:
 def _what(one: Interval) -> str:
     seconds = (one.until_ns - one.since_ns) / 1e9
     paused = f"stopped {percent(min(1.0, one.paused_seconds / seconds))}" if seconds > 0 and one.pauses else ""
-    queued = (
-        f"queue up to {milliseconds(one.queued_low_ns, one.queued_high_ns)}" if one.whom and one.queued_high_ns else ""
-    )
-    share = f"share {percent(one.share_low, one.share_high)}" if one.whom else ""
-    parts = (share, queued, paused, ", ".join(one.means), "" if one.acted else "only watched")
+    queued = f"queue up to {milliseconds(one.queued_low_ns, one.queued_high_ns)}"
+    allowed = (f"share {percent(one.share_low, one.share_high)}", queued) if one.whom else ()
+    parts = (*allowed, paused, ", ".join(one.means), "" if one.acted else "only watched")
     return f"{', '.join(filter(None, parts))}, for {duration(seconds)}"
 
 

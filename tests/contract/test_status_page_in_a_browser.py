@@ -14,7 +14,7 @@ import pytest
 from agent import web
 from agent.clock import wall_ns
 from agent.model import ContainerUsage, Snapshot
-from agent.page import site
+from agent.page import html, site
 from agent.page.content import Told
 from agent.page.ring import Ring
 from agent.page.site import Site
@@ -66,18 +66,21 @@ def test_it_refreshes_itself_and_no_name_becomes_markup_or_breaks_its_own_rules(
     assert "<title>GPU Warden: " in done.stdout
 
 
-def test_without_javascript_it_looks_as_it_does_with_it(tmp_path: Path) -> None:
+def test_without_javascript_it_looks_as_it_does_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is also to say that both who draw it draw the same."""
     ring, later = Ring(), replace(rich_snapshot(), wall_ns=wall_ns() + 3_600_000_000_000)
     for second in range(1, 200):
         ring.note(replace(later, at_ns=second * 1_000_000_000))
     still = Site(lambda: later, ring, lambda: [Told(0, "trainer", "share 62 %", "slack 75 %", True)])
-    pictures = [tmp_path / name for name in ("with.png", "without.png")]
-    flags = ((), ("--blink-settings=scriptEnabled=false",))
+    pictures = {}
     with web.serve("127.0.0.1", 0, still.routes()) as server:
-        for picture, more in zip(pictures, flags, strict=True):
-            chromium(f"http://127.0.0.1:{server.port}/", tmp_path / "profile", f"--screenshot={picture}", *more)
-    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+        for policy in (html.POLICY, "default-src 'none'; style-src 'unsafe-inline'"):
+            monkeypatch.setattr(html, "POLICY", policy)  # the second lets no script run
+            picture = tmp_path / f"{len(pictures)}.png"
+            done = chromium(f"http://127.0.0.1:{server.port}/", tmp_path / "profile", f"--screenshot={picture}")
+            pictures["Content Security Policy" in done.stderr] = picture.read_bytes()
+    assert pictures.keys() == {False, True}
+    assert pictures[False] == pictures[True]
 
 
 def test_an_agent_that_is_gone_is_said(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -108,6 +109,13 @@ def test_a_port_that_is_taken_is_named_with_the_cure(node: Node, tmp_path: Path)
 def test_an_address_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
     said = refusal(run(start(tmp_path, "--listen", "everywhere"), node.environment), 2)
     assert said == "--listen everywhere: write ADDRESS:PORT, such as 127.0.0.1:9837"
+
+
+def test_a_refusal_is_a_line_of_json_where_the_log_is(node: Node, tmp_path: Path) -> None:
+    done = run(start(tmp_path, "--listen", "everywhere", "--log-format", "json"), node.environment)
+    (entry,) = map(json.loads, done.stderr.splitlines())
+    assert (done.returncode, entry["level"], entry["logger"]) == (2, "error", "gpuwarden")
+    assert entry["message"] == "gpuwarden: --listen everywhere: write ADDRESS:PORT, such as 127.0.0.1:9837"
 
 
 def test_a_socket_file_that_is_something_else_is_not_removed(node: Node, tmp_path: Path) -> None:
