@@ -200,10 +200,18 @@ def _containers(snapshot: Snapshot, ring: Ring) -> Table:
     indices = {reading.device.uuid: str(reading.device.index) for reading in snapshot.devices}
     uses = [(used, usage) for used in snapshot.containers for usage in used.usage]
     uses.sort(key=lambda entry: (-(entry[1].sm_ratio or 0.0), entry[0].container.name))
-    rows = [_use(used, usage, snapshot, indices, ring) for used, usage in uses[:MOST_ROWS]]
+    shown = sorted(uses[:MOST_ROWS], key=lambda entry: _place(entry[0], snapshot))  # rows that jump cannot be read
+    rows = [_use(used, usage, snapshot, indices, ring) for used, usage in shown]
     rows += [_rest(rest, indices) for rest in snapshot.unattributed[:MOST_ROWS]]
     columns = (*columns, _right("Launches/s"), *enforced)
     return Table("Containers", columns, tuple(rows), _left_out(len(uses)) if uses else "no container uses a GPU")
+
+
+def _place(used: ContainerUsage, snapshot: Snapshot) -> tuple[int, str, str]:
+    """Online ones first, then offline ones, each by name."""
+    said = snapshot.enforcement.get(used.container.key)
+    role = ("online", "offline").index(said.role) if said is not None and said.role in ("online", "offline") else 2
+    return role, _name(used).text, used.container.key
 
 
 def _use(

@@ -22,7 +22,7 @@ FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCHEMES: Final = {"dark": 0, "light": 1}  # as --blink-settings counts them
 ALONE_SECONDS: Final = 25.0
 TOGETHER_SECONDS: Final = 60.0
-SIZE: Final = "1280,860"
+SIZE: Final = "1280,960"
 
 
 def main() -> None:
