@@ -21,6 +21,7 @@ _KEPT = 24
 _LOW_QUANTILE = 0.25
 _ENOUGH_PACED = 5
 _LARGEST_CUT = 0.3
+_OVERLAP = 0.1  # of the time that counts, beside online requests: more, and nobody knows who had the device when
 
 
 def is_paced(delivery: Delivered) -> bool:
@@ -38,6 +39,13 @@ def delivered_ns(delivery: Delivered) -> float:
     return delivery.charged_ns + waited - delivery.queued_ns
 
 
+def is_blurred(delivery: Delivered) -> bool:
+    """Whether online requests ran meanwhile: the device may have taken turns, or not."""
+    if is_paced(delivery):
+        return delivery.waited_busy_ns > _OVERLAP * delivery.waited_ns
+    return delivery.elapsed_busy_ns > _OVERLAP * delivery.elapsed_ns
+
+
 @dataclass(slots=True)
 class LaunchTimes:
     """Mean GPU time per launch of each process, from its last deliveries.
@@ -47,12 +55,19 @@ class LaunchTimes:
     """
 
     _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
+    _only_blurred: set[ProcessId] = field(default_factory=set)
 
     def observe(self, delivery: Delivered) -> None:
-        """Takes one delivery in."""
-        if delivery.launches > 0:
-            recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
-            recent.append((is_paced(delivery), delivered_ns(delivery) / delivery.launches))
+        """Takes one delivery in. Blurred ones count only as long as there is nothing better."""
+        process, blurred = delivery.process, is_blurred(delivery)
+        if delivery.launches <= 0 or (blurred and process in self._recent and process not in self._only_blurred):
+            return
+        if blurred:
+            self._only_blurred.add(process)
+        elif process in self._only_blurred:
+            self.forget(process)
+        recent = self._recent.setdefault(process, deque(maxlen=_KEPT))
+        recent.append((is_paced(delivery), delivered_ns(delivery) / delivery.launches))
 
     def processes(self) -> frozenset[ProcessId]:
         """Everybody that something is kept about."""
@@ -72,3 +87,4 @@ class LaunchTimes:
     def forget(self, process: ProcessId) -> None:
         """The process is gone."""
         self._recent.pop(process, None)
+        self._only_blurred.discard(process)

@@ -263,13 +263,17 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 	stop_launch(id, pace, rule, slot, reason, queued, estimate);
 }
 
-/* The process has waited everything out: its virtual queue is empty, whatever the estimates said. */
-static __always_inline void empty_queue(const struct process_id *id, __u32 slot, __u64 now)
+/*
+ * The process has waited everything out: its virtual queue is empty, whatever the estimates said. Not so behind a soft
+ * gate while a request runs: then what the request was made to wait for counts, until there is a gap to make up for it.
+ */
+static __always_inline void empty_queue(const struct process_id *id, const struct rule *rule, __u32 slot, __u64 now)
 {
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
+	struct gate *gate = gate_of(slot);
 	struct queue *queue;
 
-	if (!pace)
+	if (!pace || (rule && (rule->flags & RULE_SOFT) && gate && is_busy(gate, now)))
 		return;
 	queue = queue_of(pace, slot);
 	queue->queued_ns = 0;

@@ -277,7 +277,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 	}
 	if (before == 1) {
 		record_delivery(id, process, thread, rule && rule->role == ROLE_ONLINE, now);
-		empty_queue(id, process->slot, now);
+		empty_queue(id, rule, process->slot, now);
 		process->start_ns = 0;
 	}
 	if (start_ns)

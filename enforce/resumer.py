@@ -9,6 +9,7 @@ through a little at a time: much at once would meet one online request with all 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,9 @@ _FALLBACK_MAX_PAUSE_NS = 200_000_000
 SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
+_FLOOR_SPAN_NS = 2_000_000_000  # what a process had beyond its floor counts against it for so long
+_DENSE_RATIO, _DENSE_SPAN_NS = 0.8, 50_000_000  # requests that ran for so much of so long queue for each other …
+_DENSE_DELAY_NS = 500_000  # … and a gap shorter than this is their service's own work between two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,24 @@ class _Credit:
 
 
 @dataclass(slots=True)
+class _Load:
+    """How much of the time online requests ran on a device, lately."""
+
+    points: deque[tuple[int, int]] = field(default_factory=deque)  # (time, busy time so far)
+
+    def note(self, now_ns: int, busy_ns: int) -> None:
+        if self.points and now_ns - self.points[-1][0] < _DENSE_SPAN_NS // 10:
+            return
+        self.points.append((now_ns, busy_ns))
+        while len(self.points) > 1 and now_ns - self.points[1][0] >= _DENSE_SPAN_NS:
+            self.points.popleft()
+
+    def is_dense(self) -> bool:
+        (then_ns, before_ns), (now_ns, busy_ns) = self.points[0], self.points[-1]
+        return now_ns - then_ns >= _DENSE_SPAN_NS // 2 and busy_ns - before_ns > _DENSE_RATIO * (now_ns - then_ns)
+
+
+@dataclass(slots=True)
 class Resumer:
     """The stopped processes, and the gates that some of them wait for (live, shared with the kernel)."""
 
@@ -65,6 +87,7 @@ class Resumer:
     open_delay_ns: int
     stops: dict[ProcessId, Stop] = field(default_factory=dict)
     _free_since: dict[int, int] = field(default_factory=dict)
+    _loads: dict[int, _Load] = field(default_factory=dict)
     _credits: dict[ProcessId, _Credit] = field(default_factory=dict)
 
     def add(self, pause: Pause) -> bool:
@@ -127,22 +150,27 @@ class Resumer:
     def _starved_in_ns(self, process: ProcessId, pause: Pause, longest_ns: int, portion_ns: int) -> int:
         """How long until the floor owes it another portion. Debts are bounded by what a longest pause is worth."""
         floor = pause.rule.floor_ppm / _PPM
-        bound = longest_ns * floor
+        bound, most_spent = longest_ns * floor, max(longest_ns, _FLOOR_SPAN_NS) * floor
         credit = self._credits.setdefault(process, _Credit(pause.at_ns, pause.charged_ns, -bound))
         elapsed, spent = max(0, pause.at_ns - credit.at_ns), max(0, pause.charged_ns - credit.charged_ns)
         credit.at_ns, credit.charged_ns = pause.at_ns, pause.charged_ns
-        credit.owed_ns = min(bound, max(-bound, credit.owed_ns + elapsed * floor - spent))
+        credit.owed_ns = min(bound, max(-most_spent, credit.owed_ns + elapsed * floor - spent))
         return int(max(0.0, portion_ns - credit.owed_ns) / floor) if floor > 0 else longest_ns
 
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
         if not stop.gated or stop.slot >= SLOTS:  # a device that is not known has no gate
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
-        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + stop.open_delay_ns
+        opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self._open_delay_ns(stop)
         queue_due_ns = stop.queue_due_ns
         if stop.busy_ns is not None:  # or each gap between two requests would let another launch through
             queue_due_ns += max(0, self._busy_ns(stop.slot, now_ns) - stop.busy_ns)
         return min(stop.latest_ns, max(queue_due_ns, opens))
+
+    def _open_delay_ns(self, stop: Stop) -> int:
+        load = self._loads.get(stop.slot)
+        dense = load is not None and load.is_dense()
+        return max(stop.open_delay_ns, _DENSE_DELAY_NS) if dense else stop.open_delay_ns
 
     def _busy_ns(self, slot: int, now_ns: int) -> int:
         return busy_total_ns(self.gates[slot], self.hold_ns, now_ns) if slot < SLOTS else 0
@@ -156,6 +184,8 @@ class Resumer:
             gate = self.gates[slot]
             if gate.waiting != count:
                 gate.waiting = count
+            if gate.last_online_ns:
+                self._loads.setdefault(slot, _Load()).note(now_ns, self._busy_ns(slot, now_ns))
             if not count or self.is_busy(slot, now_ns):
                 self._free_since.pop(slot, None)
             elif gate.open <= 0:

@@ -112,6 +112,8 @@ class Headroom:
         if recent > slo.target_ns:
             return self._trim(state, now_ns, _slack(recent, slo))
         slack = _slack(max(recent, reading.latency_ns or 0.0), slo)
+        if slack < 0:
+            return self._answer(state, "mended, but the window still remembers the miss")
         if slack < GROW_SLACK:
             return self._answer(state, f"slack {slack:.0%}: within the dead band")
         busy = online.busy_ratio or 0.0

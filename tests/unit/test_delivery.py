@@ -34,3 +34,14 @@ def test_contention_does_not_count_as_work() -> None:
 
 def test_a_process_that_never_waited_has_no_duration() -> None:
     assert LaunchTimes().per_launch_ns(A) is None
+
+
+def test_what_ran_beside_online_requests_says_nothing_once_something_better_is_known() -> None:
+    times = LaunchTimes()
+    blurred = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, waited_busy_ns=800, pauses=3)
+    times.observe(blurred)
+    assert times.per_launch_ns(A) == 30  # better than nothing
+    times.observe(delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, pauses=3))
+    for _ in range(100):
+        times.observe(blurred)
+    assert times.per_launch_ns(A) == 100

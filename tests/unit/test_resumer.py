@@ -150,6 +150,28 @@ def test_behind_a_soft_gate_a_full_queue_drains_only_between_requests() -> None:
     assert len(it.due(1005 * MS + drains)) == 1
 
 
+def after_requests_that_ran_for(busy_ms: int) -> Resumer:
+    """Of each 10 ms of the last 100; the last one ended at 1100 ms, and a process waits for that."""
+    it = resumer()
+    gate = it.gates[0]
+    it.add(pause(1000 * MS, reason=PAUSE_GATE))
+    for at in range(1000 * MS, 1101 * MS, 10 * MS):
+        gate.last_online_ns, gate.last_free_ns = at, at
+        gate.busy_total_ns += busy_ms * MS
+        assert it.due(at) == []
+    return it
+
+
+def test_while_requests_queue_for_each_other_a_gap_between_two_of_them_is_not_filled() -> None:
+    it = after_requests_that_ran_for(9)
+    assert it.due(1100 * MS + MS // 4) == []
+    assert len(it.due(1100 * MS + MS // 2)) == 1  # the queue is at its end
+
+
+def test_where_requests_come_one_by_one_a_gap_is_filled_soon() -> None:
+    assert len(after_requests_that_ran_for(5).due(1100 * MS + MS // 4)) == 1
+
+
 def test_a_stop_at_a_device_that_is_not_known_waits_for_its_queue_alone() -> None:
     it = resumer()
     stop = pause(1000 * MS)
