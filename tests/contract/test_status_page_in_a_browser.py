@@ -72,7 +72,7 @@ def test_without_javascript_it_looks_as_it_does_with_it(tmp_path: Path, monkeypa
     for second in range(1, 200):
         ring.note(replace(later, at_ns=second * 1_000_000_000))
     still = Site(lambda: later, ring, lambda: [Told(0, "trainer", "share 62 %", "slack 75 %", True)])
-    pictures = {}
+    pictures: dict[bool, bytes] = {}
     with web.serve("127.0.0.1", 0, still.routes()) as server:
         for policy in (html.POLICY, "default-src 'none'; style-src 'unsafe-inline'"):
             monkeypatch.setattr(html, "POLICY", policy)  # the second lets no script run
