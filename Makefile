@@ -20,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs screenshots-page clean
+.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site screenshots-page clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -77,16 +77,21 @@ bench-convergence: setup ## pictures of latency, queue and share over time, in b
 bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
 
-docs: $(VENV) ## generate the reference pages in docs/ (CI fails where they are stale)
+docs: $(VENV) ## generate the reference pages, man pages and completions (CI fails where they are stale)
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
 	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
 	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
+	@$(BIN)/python -m manual
+
+site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 screenshots-page: setup packages-test ## take the pictures of the status page in docs/images
 	@$(BIN)/python -m sim.demo.status_page
 
 clean: ## remove everything that was built or installed here
-	rm -rf .venv bpf/build sim/build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv bpf/build sim/build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 $(VENV): pyproject.toml | packages
 	@echo "setup: installing GPU Warden and its Python packages into .venv"

@@ -25,8 +25,8 @@ EXIT_CODES: Final = (
     (4, "a BPF program or a probe could not be loaded or attached"),
     (5, "NVML cannot be used"),
     (129, "gputop lost its terminal (SIGHUP)"),
-    (130, "interrupted with Ctrl-C; `gpuwarden run` and gputop end with 0 then"),
-    (143, "gputop was ended (SIGTERM); `gpuwarden run` ends with 0 then"),
+    (130, "interrupted with Ctrl-C; gpuwarden run and gputop end with 0 then"),
+    (143, "gputop was ended (SIGTERM); gpuwarden run ends with 0 then"),
 )
 
 

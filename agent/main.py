@@ -53,20 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gputop`."""
-    from agent.tui import top
-
-    parser = argparse.ArgumentParser(
-        prog="gputop",
-        description="Who uses which GPU, by container, process or device.",
-        epilog=exit_codes(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
-    parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
-    top.add_arguments(parser)
+    parser = _top_parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="gputop: %(message)s")
     _end(parser.prog, lambda: _gputop(options))
+
+
+def parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """gpuwarden's and gputop's: the man pages and the shells' completions are made from them."""
+    return _parser(), _top_parser()
 
 
 def _end(program: str, act: Callable[[], int]) -> NoReturn:
@@ -85,6 +80,21 @@ def _end(program: str, act: Callable[[], int]) -> NoReturn:
 
 _NAMES_HELP = "also ask this socket for containers' names; KIND: docker, podman, cri, containerd, kubelet"
 _LIBCUDA_HELP = "also watch this libcuda.so.1 (the node's own and containers' copies are found without)"
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    from agent.tui import top
+
+    parser = argparse.ArgumentParser(
+        prog="gputop",
+        description="Who uses which GPU, by container, process or device.",
+        epilog=exit_codes(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
+    top.add_arguments(parser)
+    return parser
 
 
 def _parser() -> argparse.ArgumentParser:

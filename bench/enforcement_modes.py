@@ -12,7 +12,7 @@ from bench.enforcement_pairs import Pair
 ALONE: Final = "alone"
 _HEADROOM: Final = "headroom@"
 _STRICTEST: Final = 1.1
-_OWN_SETTLE: Final = {"tgs": 40.0, "headroom": 10.0}  # seconds until a law has found its share
+_OWN_SETTLE: Final = {"tgs": 36.0, "headroom": 10.0}  # seconds until a law has found its share
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ _WATCHED_ALONE_SECONDS = 6.0
 _OFFLINE_ALONE_SECONDS = 12.0
 _GRACE_SECONDS = 60.0  # an overloaded online side needs time to work its queue off
 _LAST_TICKS_SECONDS = 2.5
+_UNKNOWN_SECONDS = 1.0  # a target, before one is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,19 @@ def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
         screen.phase("offline alone", "the baseline: no agent, no probe")
         offline = _phase(stage, None, offline_seconds=min(seconds, _OFFLINE_ALONE_SECONDS))
         policy = stage.folder / "policy.yaml"
-        _write_policy(policy, enforce=False)
+        _write_policy(policy, _UNKNOWN_SECONDS, enforce=False)
         screen.phase("the agent starts", "attaching probes to libcuda")
         with agent(stage, policy) as process:
             screen.phase("online alone, watched", "gputop as everybody sees it")
             _phase(stage, watch, online_seconds=min(seconds, _WATCHED_ALONE_SECONDS))
+            alone_seconds = watch.latency_seconds.get("chat")
+            if alone_seconds is None:
+                raise WardenError("the agent has read no latency of the online container: give more --seconds")
             screen.phase("offline alone, watched", "")
             _phase(stage, watch, offline_seconds=min(seconds, _WATCHED_ALONE_SECONDS))
             screen.phase("both, uncontrolled", "enforce: false")
             both = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
-            _write_policy(policy, enforce=True)
+            _write_policy(policy, shapes.TARGET_RATIO * alone_seconds, enforce=True)
             process.send_signal(signal.SIGHUP)
             screen.phase("both, under GPU Warden", "enforce: true")
             held = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
@@ -102,8 +106,9 @@ def _check(running: list[Container], *expected: Path | None) -> None:
             raise WardenError(f"a workload of the demo wrote no {path.name}: {errors or 'it did not end in time'}")
 
 
-def _write_policy(path: Path, *, enforce: bool) -> None:
-    path.write_text(shapes.POLICY.format(enforce="true" if enforce else "false"))
+def _write_policy(path: Path, target_seconds: float, *, enforce: bool) -> None:
+    target_us = round(target_seconds * 1e6)
+    path.write_text(shapes.POLICY.format(enforce="true" if enforce else "false", target_us=target_us))
     path.chmod(0o600)
 
 

@@ -26,6 +26,7 @@ class Watch:
     launches: dict[str, int] = field(default_factory=dict)  # container's key → as the agent counted since its start
     members: dict[str, set[int]] = field(default_factory=dict)  # container's key → tgids that were seen in it
     pauses: dict[tuple[str, int], int] = field(default_factory=dict)
+    latency_seconds: dict[str, float] = field(default_factory=dict)  # container → its newest one
     _seen_ns: int = 0
     _truth: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid → (when, SM ns)
 
@@ -56,6 +57,8 @@ class Watch:
         stance = snapshot.enforcement.get(row.container.key)
         if stance is not None:
             self.pauses[name, tgid] = max(self.pauses.get((name, tgid), 0), stance.pauses_total)
+            if stance.latency_seconds is not None:
+                self.latency_seconds[name] = stance.latency_seconds
         share = sum(usage.sm_ratio or 0.0 for usage in row.usage)
         if fresh and tgid in truth and tgid in self._truth:
             (now, sm), (then, before) = truth[tgid], self._truth[tgid]

