@@ -79,6 +79,7 @@ bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="-
 
 docs: $(VENV) ## generate the reference pages, man pages and completions (CI fails where they are stale)
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
+	@$(BIN)/python -m enforce.policy.json_schema >docs/.policy.json && mv docs/.policy.json docs/policy.schema.json
 	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
 	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
 	@$(BIN)/python -m manual

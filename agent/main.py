@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -28,6 +29,7 @@ from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
+    from agent.model import Snapshot
     from agent.observer import Settings
     from agent.page.content import Told
     from enforce.explain.history import History
@@ -38,6 +40,7 @@ _log = logging.getLogger("gpuwarden")
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
 DEFAULT_RUN_DIR = Path("/run/gpuwarden")
 DEFAULT_LISTEN = "127.0.0.1:9837"
+_LOOK_SECONDS = 2.5  # two ticks: rates need both, and names are asked for in between
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -124,8 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(reporting)
     reporting.set_defaults(act=_report)
     check = commands.add_parser("check", help="say whether a policy file is right, and what is wrong with it")
-    check.add_argument("policy", type=Path)
+    check.add_argument("policy", type=Path, metavar="POLICY", help="the file")
+    check.add_argument("--live", action="store_true", help="also compare it with what runs now, and name idle rules")
+    check.add_argument("--json", action="store_true", help="mistakes and warnings for programs; see docs/policy.md")
+    check.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
     check.set_defaults(act=_check)
+    policy = commands.add_parser("policy", help="write a first policy from what runs now; its schema for editors")
+    _policy_arguments(policy)
+    policy.set_defaults(act=_policy_command)
     release = commands.add_parser("release", help="undo whatever a dead agent left in force")
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     release.set_defaults(act=_release)
@@ -182,6 +191,12 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     from enforce.explain.arguments import add_arguments as explain_arguments
 
     explain_arguments(parser, DEFAULT_RUN_DIR)
+
+
+def _policy_arguments(parser: argparse.ArgumentParser) -> None:
+    from enforce.init.arguments import add_arguments as init_arguments
+
+    init_arguments(parser, DEFAULT_POLICY, endpoint.PATH)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -283,7 +298,21 @@ def _explain(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from enforce.check import check
 
-    return check(options.policy, sys.stdout)
+    return check(options.policy, options.json, _running(options.socket) if options.live else None, sys.stdout)
+
+
+def _policy_command(options: argparse.Namespace) -> int:
+    from enforce.init.command import Here, init
+    from enforce.policy import json_schema
+
+    if options.word == "schema":
+        sys.stdout.write(json_schema.page())
+        return 0
+    asks = sys.stdin.isatty() and sys.stdout.isatty()
+    here = Here(
+        input if asks else None, sys.stdout, lambda: _running(options.socket), lambda: endpoint.fetch(options.socket)
+    )
+    return init(options, here)
 
 
 def _release(options: argparse.Namespace) -> int:
@@ -337,6 +366,21 @@ def _gputop(options: argparse.Namespace) -> int:
     settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
     with Observer(settings) as observer:
         return top.run(options, observer.snapshot)
+
+
+def _running(socket: Path) -> Snapshot:
+    """What runs now, as the agent knows it; observed for two seconds where none answers."""
+    from agent.observer import Observer, Settings
+
+    snapshot = endpoint.fetch(socket)
+    if snapshot is None:
+        logging.getLogger().setLevel(logging.WARNING)  # what is attached where is not what was asked for
+        with Observer(Settings()) as observer:
+            time.sleep(_LOOK_SECONDS)
+            snapshot = observer.snapshot()
+    if snapshot is None:
+        raise SetupError("nothing was observed: see `gpuwarden doctor`")
+    return snapshot
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -52,6 +52,7 @@ class Container:
     image: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     cgroup: str = "/"  # path below the hierarchy's root
+    annotations: Mapping[str, str] = field(default_factory=dict)  # its pod's, of gpuwarden.io/ only
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,9 @@ PAIRS: Final[Mapping[str, Pair]] = MappingProxyType(
             _pair("short", "offline kernels of 60 µs", _SHORT),
             replace(_pair("long", "offline kernels of 7 to 11 ms", list(WHISPER_LIKE)), under="mps"),
             replace(
-                _pair("bursts", "arrivals in bursts to 75 % load, from a trace", list(RESNET_LIKE), 120.0), trace=True, stretch=2.0
+                _pair("bursts", "arrivals in bursts to 75 % load, from a trace", list(RESNET_LIKE), 120.0),
+                trace=True,
+                stretch=2.0,
             ),
             replace(
                 _pair("overload", "the same, and more arrives in a burst than can be served", list(RESNET_LIKE), 160.0),

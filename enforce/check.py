@@ -7,29 +7,102 @@ A warning is something that the policy may well mean but that rarely is meant; i
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TextIO
 
 from agent.errors import PolicyError
-from enforce.policy import vocabulary
-from enforce.policy.load import load, permission_problem
-from enforce.policy.model import OfflineRule, Policy
+from agent.model import Snapshot
+from agent.names import printable
+from enforce.policy.advice import Advice, advice
+from enforce.policy.excerpt import excerpt
+from enforce.policy.load import Judged, examine, permission_problem
+from enforce.policy.model import Policy
+from enforce.policy.running import disputed, everybody, idle_rules, misannotated
+from enforce.policy.source import Place
 
 
-def check(path: str | os.PathLike[str], out: TextIO) -> int:
-    """Print one line if the policy is right, else one for each mistake, then the warnings. Exit code 0 or 2."""
-    name = os.fspath(path)
-    try:
-        policy = load(name)
-    except PolicyError as error:
-        print("\n".join(error.problems), file=out)
-        return error.exit_code
-    print(f"{name}: ok: {summary(policy)}", file=out)
-    problem = permission_problem(name)
-    found = [f"{problem}: the agent will refuse this file"] if problem else []
-    for warning in (*found, *warnings(policy)):
-        print(f"{name}: warning: {warning}", file=out)
-    return 0
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A mistake or a warning. Without a place it is about the file as such."""
+
+    severity: str  # "error" | "warning"
+    place: Place | None
+    text: str
+
+
+def check(path: str | os.PathLike[str], as_json: bool, live: Snapshot | None, out: TextIO) -> int:
+    """Print one line if the policy is right, else every mistake; then the warnings. Exit code 0 or 2.
+
+    `live`: also compare with what runs now.
+    """
+    judged = examine(path)
+    found = findings(judged, live)
+    if as_json:
+        json.dump(document(judged, found), out, indent=2)
+        out.write("\n")
+    else:
+        show(judged, found, out)
+    return 0 if judged.policy is not None else PolicyError.exit_code
+
+
+def findings(judged: Judged, live: Snapshot | None) -> list[Finding]:
+    """Mistakes in file order; warnings only about a policy that has none."""
+    policy = judged.policy
+    if policy is None:
+        return [Finding("error", problem.place, problem.text) for problem in judged.problems]
+    problem = permission_problem(judged.name)
+    refused = [Finding("warning", None, f"{problem}: the agent will refuse this file")] if problem else []
+    said = [*advice(policy), *(_against(policy, live) if live else ())]
+    return refused + [Finding("warning", judged.read.place(one.path), one.text) for one in said]
+
+
+def _against(policy: Policy, live: Snapshot) -> Iterator[Advice]:
+    from enforce.pages import unresolved  # prometheus-client is slow to import
+
+    running = everybody(live)
+    yield from idle_rules(policy, running)
+    yield from disputed(policy, running)
+    yield from misannotated(policy, running)
+    yield from unresolved(policy)
+
+
+def document(judged: Judged, found: list[Finding]) -> dict[str, object]:
+    """What --json prints: lines and columns count from 1, in characters; `width` is how many it is about."""
+    return {
+        "file": judged.name,
+        "ok": judged.policy is not None,
+        "summary": summary(judged.policy) if judged.policy is not None else None,
+        "findings": [_one(judged, finding) for finding in found],
+    }
+
+
+def _one(judged: Judged, finding: Finding) -> dict[str, object]:
+    where: dict[str, object] = {"line": None, "column": None, "width": None, "excerpt": None}
+    if (place := finding.place) is not None:
+        where = {"line": place.line, "column": place.column, "width": place.width}
+        where["excerpt"] = excerpt(judged.text, place)[0]
+    return {"severity": finding.severity, **where, "text": finding.text}
+
+
+def show(judged: Judged, found: list[Finding], out: TextIO) -> None:
+    """For people: file:line:column, what is wrong and what to write, the line itself; in colour on a terminal."""
+    from enforce.explain.screen import Screen  # rich is slow to import
+
+    screen = Screen(out)
+    if judged.policy is not None:
+        screen.parts((f"{judged.name}: ", "bold"), ("ok", "bold green"), (f": {summary(judged.policy)}", ""))
+    for finding in found:
+        colour = "red" if finding.severity == "error" else "yellow"
+        place = finding.place
+        where = f"{judged.name}:{place.line}:{place.column}: " if place is not None else f"{judged.name}: "
+        screen.parts((where, "bold"), (f"{finding.severity}: ", f"bold {colour}"), (printable(finding.text), ""))
+        if place is not None and judged.text:
+            line, carets = excerpt(judged.text, place)
+            screen.parts((f"{place.line:>5} | ", "dim"), (line, ""))
+            screen.parts(("      | ", "dim"), (carets, f"bold {colour}"))
 
 
 def summary(policy: Policy) -> str:
@@ -40,37 +113,3 @@ def summary(policy: Policy) -> str:
 
 def _rules(policy: Policy) -> tuple[tuple[str, tuple[object, ...]], ...]:
     return (("online", policy.online), ("offline", policy.offline))
-
-
-def warnings(policy: Policy) -> list[str]:
-    """What is allowed but rarely meant; also logged by the agent when it takes a policy."""
-    found = []
-    if policy.enforce and not policy.online:
-        found.append("enforce is true but there is no online rule: offline work would be slowed for nobody's sake")
-    if policy.enforce and not policy.offline:
-        found.append("enforce is true but there is no offline rule: there is nothing to slow")
-    for rule in policy.online:
-        if rule.slo.target_ns >= rule.slo.window_ns:
-            found.append(
-                f"{rule.name}: slo.window is no longer than slo.target, so few requests end in it; make it 10s"
-            )
-        if rule.slo.min_samples * (1 - rule.slo.quantile) < 0.1:
-            samples, quantile = rule.slo.min_samples, rule.slo.quantile
-            found.append(
-                f"{rule.name}: of {samples} requests (slo.min_samples) the quantile {quantile:g} is the slowest"
-            )
-        if rule.match in policy.protect:
-            found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")
-    for offline in policy.offline:
-        found += _offline(policy, offline)
-    return found
-
-
-def _offline(policy: Policy, rule: OfflineRule) -> list[str]:
-    found = []
-    if rule.limits.memory_bytes is not None and not any(rung in vocabulary.MEMORY_RUNGS for rung in rule.ladder):
-        rungs = ", ".join(vocabulary.MEMORY_RUNGS)
-        found.append(f"{rule.name}: limits.memory has no effect: the ladder has none of {rungs}; add deny and hold")
-    if rule.match in policy.protect:
-        found.append(f"{rule.name}: protect has the same match, so the rule never applies; remove one of them")
-    return found

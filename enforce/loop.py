@@ -20,6 +20,7 @@ from agent.delivery import LaunchTimes
 from agent.members import Members
 from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
 from agent.pipeline import Pipeline
+from enforce.amiss import tell
 from enforce.climber import Climber, leaving
 from enforce.decide import Decided, Seen, decide
 from enforce.demand import Demand
@@ -76,6 +77,7 @@ class Loop:
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
     _shares: dict[ContainerKey, float] = field(default_factory=dict)  # as they were decided last
     _present: frozenset[ContainerKey] = frozenset()
+    _amiss: dict[ContainerKey, str] = field(default_factory=dict)  # what was logged about those that are here
     _slots: dict[DeviceUuid, int] = field(default_factory=dict)
     _slotless: int = 0  # devices beyond the kernel's slots: not controlled
     failures: int = 0
@@ -129,6 +131,7 @@ class Loop:
         for signal in self.signals.values():
             signal.forget(self._present - here.keys())
         self._present = frozenset(here)
+        self._amiss = tell(here, self._amiss)
         readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
         self._slots = assign(self._slots, [reading.device.uuid for reading in snapshot.devices])
         self._slotless = len(snapshot.devices) - len(self._slots)

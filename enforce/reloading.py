@@ -16,7 +16,7 @@ from typing import Final, Self
 from agent.clock import wall_ns
 from agent.errors import PolicyError, WardenError
 from agent.pipeline import Pipeline
-from enforce.check import warnings
+from enforce.policy.advice import advice
 from enforce.policy.file import PolicyFile
 from enforce.policy.model import Policy
 
@@ -83,7 +83,7 @@ class Reloading:
         _log.error("policy not reloaded, %s: %s", kept, error)
 
     def _enforce(self, policy: Policy) -> None:
-        for warning in warnings(policy):
-            _log.warning("policy: %s", warning)
+        for one in advice(policy):
+            _log.warning("policy: %s", one.text)
         self._stack.enter_context(self._start(policy))
         self.policy, self._pipeline.policy_wall_ns, self._pipeline.policy_error = policy, wall_ns(), None

@@ -110,7 +110,7 @@ def report(
             pauses_total=paused[key].pauses,
             paused_seconds_total=paused[key].seconds,
             foreign_resumes_total=paused[key].foreign,
-            reason=verdict.share.reason if verdict else ("no online container on its GPUs" if offline else None),
+            reason=_reason(seat, verdict.share.reason if verdict else None),
             memory_quota_bytes=stance.quota_bytes if stance else None,
             allocations_denied_total=stance.denied if stance else 0,
             allocations_held_total=stance.held if stance else 0,
@@ -118,3 +118,9 @@ def report(
             troubles=standing.get(key, NOWHERE).troubles,
         )
     return out
+
+
+def _reason(seat: Seat, decided: str | None) -> str | None:
+    if seat.classification.amiss:
+        return seat.classification.reason
+    return decided or ("no online container on its GPUs" if isinstance(seat.classification.rule, OfflineRule) else None)

@@ -11,6 +11,7 @@ from agent.layout import ORDINALS
 from agent.members import Member
 from agent.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
 from enforce.model import Subject, Target
+from enforce.policy.annotations import classified
 from enforce.policy.model import Classification, Facts, OfflineRule, Policy, ProcessFacts, Role
 
 
@@ -44,7 +45,7 @@ def _seat(policy: Policy, members: tuple[Member, ...], used: frozenset[DeviceUui
     container = members[0].container
     processes = tuple(ProcessFacts(member.process.user, member.process.command) for member in members)
     visible = frozenset(device for member in members for device in member.visible)
-    return Seat(container, policy.classify(Facts(container, processes)), members, used or visible)
+    return Seat(container, classified(policy, Facts(container, processes)), members, used or visible)
 
 
 def _devices_in_use(snapshot: Snapshot) -> dict[ContainerKey, frozenset[DeviceUuid]]:

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What a runtime says about a container, made fit to be kept and shown.
 
-Invariant: whatever a container calls itself, what is kept is printable and at most ~20 KiB, and neither its key nor
+Invariant: whatever a container calls itself, what is kept is printable and at most ~28 KiB, and neither its key nor
 anything else that its cgroup tells changes. Pure.
 """
 
@@ -18,7 +18,9 @@ from agent.names import printable
 CONTAINER_NAME = "io.kubernetes.container.name"  # the labels that the kubelet gives, to the runtime, each container
 POD_NAME = "io.kubernetes.pod.name"
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
+_OURS = "gpuwarden.io/"  # of a pod's annotations, these are kept
 _KUBELETS = "io.kubernetes."
+_MOST_ANNOTATIONS = 16
 _MOST_LABELS, _LONGEST_LABEL, _MOST_LABEL_CHARACTERS = 64, 256, 16_384
 LONGEST_NAME = 253  # of a pod; Docker's and Podman's have no limit of their own
 
@@ -32,6 +34,7 @@ class Names:
     namespace: str | None = None
     image: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def bounded(said: Names) -> Names:
@@ -42,6 +45,7 @@ def bounded(said: Names) -> Names:
         _text(said.namespace, LONGEST_NAME),
         _text(said.image, _LONGEST_LABEL),
         _labels(said.labels),
+        _labels({key: value for key, value in said.annotations.items() if key.startswith(_OURS)}, _MOST_ANNOTATIONS),
     )
 
 
@@ -59,6 +63,7 @@ def applied(names: Names, container: Container) -> Container:
         namespace=names.namespace,
         image=names.image,
         labels={**names.labels, **container.labels},
+        annotations=names.annotations,
     )
 
 
@@ -66,7 +71,7 @@ def _text(said: str | None, longest: int) -> str | None:
     return printable(said, longest) if said else None
 
 
-def _labels(said: Mapping[str, str]) -> dict[str, str]:
+def _labels(said: Mapping[str, str], most: int = _MOST_LABELS) -> dict[str, str]:
     """The first of them by name: the same ones each time. A name that is too long is no name; a value is cut."""
     kept: dict[str, str] = {}
     left = _MOST_LABEL_CHARACTERS
@@ -75,7 +80,7 @@ def _labels(said: Mapping[str, str]) -> dict[str, str]:
             continue
         name, value = printable(key), printable(said[key], _LONGEST_LABEL)
         left -= len(name) + len(value)
-        if left < 0 or len(kept) >= _MOST_LABELS:
+        if left < 0 or len(kept) >= most:
             break
         kept[name] = value
     return kept

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Names from the Kubernetes container runtime interface: containerd, CRI-O, k3s and the like.
 
-The container's own labels are only the kubelet's; those that people give are the pod's, which its sandbox carries.
+The container's own labels are only the kubelet's; those that people give are the pod's, which its sandbox carries,
+as it does the pod's annotations as they were when it was made.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Cri:
             namespace=pod.metadata.namespace,
             image=self._image(container.id, deadline_ns) or found.image.image,
             labels={**pod.labels, **found.labels},
+            annotations=dict(pod.annotations),
         )
 
     def close(self) -> None:

@@ -39,7 +39,12 @@ _MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     "PodSandboxFilter": ((1, "id", "string"),),
     "ListPodSandboxRequest": ((1, "filter", "PodSandboxFilter"),),
     "ListPodSandboxResponse": ((1, "items", "*PodSandbox"),),
-    "PodSandbox": ((1, "id", "string"), (2, "metadata", "PodSandboxMetadata"), (5, "labels", _MAP)),
+    "PodSandbox": (
+        (1, "id", "string"),
+        (2, "metadata", "PodSandboxMetadata"),
+        (5, "labels", _MAP),
+        (6, "annotations", _MAP),
+    ),
     "PodSandboxMetadata": ((1, "name", "string"), (2, "uid", "string"), (3, "namespace", "string")),
     # containerd.services.namespaces.v1.Namespaces, containerd.services.containers.v1.Containers
     "ListNamespacesResponse": ((1, "namespaces", "*Namespace"),),

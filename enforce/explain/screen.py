@@ -26,6 +26,10 @@ class Screen:
         """One line, folded where it is too long."""
         self._console.print(self._text(text), style=style)
 
+    def parts(self, *parts: tuple[str, str]) -> None:
+        """One line of texts and their styles, never folded: it lines up with the next one."""
+        self._console.print(Text.assemble(*((self._shown(text), style) for text, style in parts)), soft_wrap=True)
+
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
         """A label and a text each, set in a little."""
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -46,6 +50,7 @@ class Screen:
         self._console.print(table)
 
     def _text(self, text: str) -> Text:
-        if not self._utf8:
-            text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-        return Text(text)
+        return Text(self._shown(text))
+
+    def _shown(self, text: str) -> str:
+        return text if self._utf8 else text.translate(_ASCII).encode("ascii", "backslashreplace").decode()

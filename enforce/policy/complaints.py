@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from pydantic_core import ErrorDetails
 
 from enforce.policy.kind import quote
-from enforce.policy.sections import kind_of, section_at, section_of
-from enforce.policy.source import Path, Problem, Source
+from enforce.policy.sections import is_list, kind_of, section_at, section_of
+from enforce.policy.source import Path, Place, Problem, Source
 
 
 def label(path: Path) -> str:
@@ -27,7 +27,12 @@ def complaints(errors: list[ErrorDetails], source: Source) -> list[Problem]:
     misspelt = {near for error in errors if error["type"] == "extra_forbidden" and (near := _meant(error["loc"]))}
     told = [error for error in errors if not (error["type"] == "missing" and error["loc"] in misspelt)]
     told = [error for error in told if error["loc"] not in source.broken]
-    return [Problem(source.line(error["loc"]), _text(error)) for error in told]
+    return [Problem(_place(error, source), _text(error)) for error in told]
+
+
+def _place(error: ErrorDetails, source: Source) -> Place:
+    unknown = error["type"] == "extra_forbidden"
+    return source.key_place(error["loc"]) if unknown else source.place(error["loc"])
 
 
 def _text(error: ErrorDetails) -> str:
@@ -62,14 +67,22 @@ def _unknown_key(path: Path) -> str:
     meant = _meant(path)
     section = section_at(path[:-1])
     known = ", ".join(section.model_fields) if section else ""
-    cure = f"did you mean {meant[-1]}?" if meant else f"write one of: {known}"
+    cure = f"write one of: {known}"
+    if meant is not None:
+        cure = f"did you mean {meant[-1]}?" if len(meant) == len(path) else f"write it below {meant[-2]}"
     return f"{label(path[:-1])}: the key {_plain(str(path[-1]))} is unknown; {cure}"
 
 
 def _meant(path: Path) -> Path | None:
-    """The path with the nearest key that the section knows."""
+    """The path with the nearest key that the section knows, or of the same key in a section below it."""
     section = section_at(path[:-1])
-    near = get_close_matches(str(path[-1]).lower(), list(section.model_fields), n=1, cutoff=0.6) if section else []
+    if section is None:
+        return None
+    for key, info in section.model_fields.items():
+        inner = section_of(info)
+        if inner is not None and not is_list(info) and path[-1] in inner.model_fields:
+            return (*path[:-1], key, path[-1])
+    near = get_close_matches(str(path[-1]).lower(), list(section.model_fields), n=1, cutoff=0.6)
     return (*path[:-1], near[0]) if near else None
 
 

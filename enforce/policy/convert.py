@@ -11,15 +11,17 @@ def policy(section: schema.PolicySection) -> model.Policy:
     """The whole file."""
     return model.Policy(
         enforce=section.enforce,
-        online=tuple(_online(rule) for rule in section.online),
-        offline=tuple(_offline(rule) for rule in section.offline),
+        online=tuple(online(rule) for rule in section.online),
+        offline=tuple(offline(rule) for rule in section.offline),
         protect=tuple(_match(match) for match in section.protect),
         tuning=_tuning(section.tuning),
         health=tuple(_health(rule) for rule in section.health),
+        annotations=_annotations(section.annotations),
     )
 
 
-def _online(rule: schema.OnlineSection) -> model.OnlineRule:
+def online(rule: schema.OnlineSection) -> model.OnlineRule:
+    """A rule with a promise."""
     slo = model.Slo(
         signal=rule.slo.signal,
         quantile=rule.slo.quantile,
@@ -46,7 +48,8 @@ def _labels(labels: dict[str, list[str]] | None) -> tuple[tuple[str, tuple[str, 
     return tuple((name, tuple(patterns)) for name, patterns in sorted((labels or {}).items()))
 
 
-def _offline(rule: schema.OfflineSection) -> model.OfflineRule:
+def offline(rule: schema.OfflineSection) -> model.OfflineRule:
+    """A rule for who may be slowed."""
     limits = model.Limits(
         memory_bytes=rule.limits.memory,
         floor_ratio=rule.limits.floor,
@@ -78,6 +81,10 @@ def _match(match: schema.MatchSection) -> model.Match:
         user=tuple(match.user or ()),
         command=tuple(match.command or ()),
     )
+
+
+def _annotations(section: schema.AnnotationsSection) -> model.Annotations:
+    return model.Annotations(online=tuple(section.online or ()), offline=tuple(section.offline or ()))
 
 
 def _tuning(tuning: schema.TuningSection) -> model.Tuning:

@@ -24,7 +24,7 @@ _Rule = tuple[Path, dict[str, object]]
 def crosschecks(source: Source) -> list[Problem]:
     """Every such mistake, each at the line of what has to be changed."""
     found = [*_same_names(source), *_empty_matches(source), *_same_matches(source), *_laws(source), *_slos(source)]
-    return [Problem(source.line(path), text) for path, text in found]
+    return [Problem(source.key_place(path), text) for path, text in found]
 
 
 def _entries(source: Source, *lists: str) -> Iterator[_Rule]:
@@ -41,7 +41,7 @@ def _same_names(source: Source) -> Iterator[tuple[Path, str]]:
     for path, rule in _entries(source, "online", "offline"):
         name = rule.get("name")
         if isinstance(name, str) and first.setdefault(name, path) != path:
-            there = f"{label(first[name])} on line {source.line((*first[name], 'name'))}"
+            there = f"{label(first[name])} on line {source.place((*first[name], 'name')).line}"
             yield (*path, "name"), f"{label(path)}.name: {name[:60]!r} is already the name of {there}; choose another"
 
 
@@ -66,7 +66,7 @@ def _same_matches(source: Source) -> Iterator[tuple[Path, str]]:
             continue
         other = first.setdefault(_canonical(match), path)
         if other != path:
-            there = f"{label(other[:2])} on line {source.line(other)}"
+            there = f"{label(other[:2])} on line {source.place(other).line}"
             yield (
                 path,
                 f"{label(path)}: matches the same as {there}, and a container may have one rule; change one of them",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -18,26 +19,57 @@ from enforce.policy.complaints import complaints
 from enforce.policy.crosschecks import crosschecks
 from enforce.policy.model import Policy
 from enforce.policy.schema import PolicySection
+from enforce.policy.source import Place, Problem, Source
 
 MAX_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A text that may be a policy: the policy, or what is wrong, in file order. `read` knows where everything is."""
+
+    name: str
+    text: str
+    problems: tuple[Problem, ...]
+    policy: Policy | None = None
+    read: Source = field(default_factory=Source)
+
+    def accepted(self) -> Policy:
+        """The policy. Raises PolicyError with all mistakes."""
+        if self.policy is None:
+            raise PolicyError([f"{self.name}:{problem.place.line}: {problem.text}" for problem in self.problems])
+        return self.policy
+
+
 def load(path: str | os.PathLike[str], strict_permissions: bool = False) -> Policy:
     """The policy in a file. Raises PolicyError. `strict_permissions` (the agent) refuses one others can write."""
-    name = os.fspath(path)
-    raw = _read(name, strict_permissions)
-    try:
-        text = raw.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise PolicyError([f"{name}:{line}: is not UTF-8 text; save the file as UTF-8"]) from None
-    return parse(text, name)
+    return examine(path, strict_permissions).accepted()
 
 
 def parse(text: str, name: str) -> Policy:
     """The policy in a text; messages call it `name`. Raises PolicyError with all mistakes, in file order."""
+    return judge(text, name).accepted()
+
+
+def examine(path: str | os.PathLike[str], strict_permissions: bool = False) -> Judged:
+    """What is in a file. Never raises: that it cannot be read is a mistake too."""
+    name = os.fspath(path)
+    raw = _read(name, strict_permissions)
+    if isinstance(raw, str):
+        return Judged(name, "", (Problem(Place(), raw),))
+    try:
+        text = raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        return Judged(name, "", (Problem(Place(line), "is not UTF-8 text; save the file as UTF-8"),))
+    return judge(text, name)
+
+
+def judge(text: str, name: str) -> Judged:
+    """What is in a text; messages call it `name`."""
     read = source.read(text)
     problems = list(read.problems)
+    section = None
     if read.data is not None:
         try:
             section = PolicySection.model_validate(read.data)
@@ -45,10 +77,9 @@ def parse(text: str, name: str) -> Policy:
             problems += complaints(error.errors(include_url=False), read)
         problems += crosschecks(read)
     elif not problems:
-        problems.append(source.Problem(1, source.EMPTY))
-    if problems:
-        raise PolicyError([f"{name}:{problem.line}: {problem.text}" for problem in sorted(problems)])
-    return convert.policy(section)
+        problems.append(Problem(Place(), source.EMPTY))
+    policy = convert.policy(section) if section is not None and not problems else None
+    return Judged(name, text, tuple(sorted(problems)), policy, read)
 
 
 def permission_problem(path: str | os.PathLike[str]) -> str | None:
@@ -65,20 +96,19 @@ def _permissions(status: os.stat_result) -> str | None:
     return None
 
 
-def _read(name: str, strict_permissions: bool) -> bytes:
+def _read(name: str, strict_permissions: bool) -> bytes | str:
+    """What is in the file, or why that cannot be told."""
     try:
         # O_NONBLOCK: a FIFO in the policy's place must not hang the agent.
         with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise PolicyError([f"{name}:1: is not a regular file; name the policy's YAML file"])
+                return "is not a regular file; name the policy's YAML file"
             problem = _permissions(status) if strict_permissions else None
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PolicyError([f"{name}:1: cannot be read ({reason}); check the path and its permissions"]) from error
+        return f"cannot be read ({reason}); check the path and its permissions"
     if problem is not None:
-        raise PolicyError([f"{name}:1: {problem}"])
-    if len(raw) > MAX_BYTES:
-        raise PolicyError([f"{name}:1: is larger than 1 MiB; check that this is a policy"])
-    return raw
+        return problem
+    return raw if len(raw) <= MAX_BYTES else "is larger than 1 MiB; check that this is a policy"

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from agent.model import Device
 from enforce.policy.matching import Facts, Match, ProcessFacts
 
-__all__ = ["Bounds", "Classification", "Facts", "HealthRule", "HttpSource", "Limits", "Match", "OfflineRule"]
-__all__ += ["OnlineRule", "Policy", "ProcessFacts", "PrometheusSource", "Role", "Slo", "Source", "Tuning"]
-__all__ += ["UprobeSource"]
+__all__ = ["Annotations", "Bounds", "Classification", "Facts", "HealthRule", "HttpSource", "Limits", "Match"]
+__all__ += ["OfflineRule", "OnlineRule", "Policy", "ProcessFacts", "PrometheusSource", "Role", "Slo", "Source"]
+__all__ += ["Tuning", "UprobeSource"]
 
 
 class Role(StrEnum):
@@ -142,17 +142,29 @@ class HealthRule:
     forgive_ns: int = 600_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """Patterns of the namespaces whose pods may say by annotations what they are; empty: none may."""
+
+    online: tuple[str, ...] = ()
+    offline: tuple[str, ...] = ()
+
+
 DEFAULT_HEALTH = HealthRule()  # XIDs and lost devices only
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a container is, by which rule, and why. `conflict` names the rules that claim it against each other."""
+    """What a container is, by which rule, and why. `conflict` names the rules that claim it against each other.
+
+    `amiss`: its owner meant something else; the reason says what is wrong.
+    """
 
     role: Role
     rule: OnlineRule | OfflineRule | None = None
     reason: str = "no rule matches"
     conflict: tuple[str, ...] = ()
+    amiss: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ class Policy:
     protect: tuple[Match, ...]
     tuning: Tuning
     health: tuple[HealthRule, ...] = ()
+    annotations: Annotations = Annotations()
 
     def health_of(self, device: Device) -> HealthRule:
         """The first rule that names the device; without one its bounds are none."""
@@ -181,7 +194,8 @@ class Policy:
         names = (*(rule.name for rule in online), *(rule.name for rule in offline))
         conflict = names if len(names) > 1 else ()
         if offline and conflict:
-            return Classification(Role.UNMATCHED, None, f"claimed by {' and '.join(names)}: left alone", conflict)
+            reason = f"claimed by {' and '.join(names)}: left alone"
+            return Classification(Role.UNMATCHED, None, reason, conflict, amiss=True)
         if offline:
             return Classification(Role.OFFLINE, offline[0], f"rule {names[0]}")
         if online:

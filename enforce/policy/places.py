@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from enforce.policy.kind import Kind, mistake, quote
+from enforce.policy.kind import JsonSchema, Kind, mistake, quote
 
 _METRIC = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,254}")
 _HEX = re.compile(r"0[xX][0-9a-fA-F]{1,15}")
@@ -39,6 +39,9 @@ class Url(Kind):
     def says(self) -> str:
         return "address, http or https"
 
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^@#]+$", "maxLength": _MOST_TEXT}
+
     def read(self, value: object) -> str:
         url = _text(value, self.example)
         try:
@@ -63,6 +66,9 @@ class UrlPath(Kind):
     def says(self) -> str:
         return "path that begins with /"
 
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": "^/", "maxLength": LONGEST_PATH}
+
     def read(self, value: object) -> str:
         path = _text(value, self.example)
         if not path.startswith("/") or not path.isascii():
@@ -81,6 +87,9 @@ class MetricName(Kind):
     @property
     def says(self) -> str:
         return "name of a metric"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": f"^{_METRIC.pattern}$", "not": {"pattern": f"{_SUFFIX}$"}}
 
     def read(self, value: object) -> str:
         name = _text(value, self.example)
@@ -101,6 +110,9 @@ class FilePath(Kind):
     def says(self) -> str:
         return "path that begins with /"
 
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": "^/(.*[^/])?$", "minLength": 2, "maxLength": _MOST_TEXT}
+
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not value.startswith("/") or not value.isprintable() or value.endswith("/"):
             raise mistake(f"{quote(value)} is not a file's full path", f"write one such as {self.example}")
@@ -119,6 +131,9 @@ class SymbolName(Kind):
     def says(self) -> str:
         return "name of a function"
 
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "minLength": 1, "maxLength": _MOST_TEXT}
+
     def read(self, value: object) -> str:
         return _text(value, self.example)
 
@@ -132,6 +147,10 @@ class Offset(Kind):
     @property
     def says(self) -> str:
         return "bytes, decimal or 0x…"
+
+    def json_schema(self) -> JsonSchema:
+        hexadecimal = {"type": "string", "pattern": f"^{_HEX.pattern}$"}
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MOST_OFFSET - 1}, hexadecimal]}
 
     def read(self, value: object) -> int:
         if isinstance(value, str) and _HEX.fullmatch(value):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enforce.policy import units
-from enforce.policy.kind import Kind, mistake, quote
+from enforce.policy.kind import JsonSchema, Kind, mistake, quote
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,9 @@ class Duration(Kind):
     @property
     def says(self) -> str:
         return f"duration, {self.least} to {self.most}"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": units.pattern(units.DURATION_NS)}
 
     def read(self, value: object) -> int:
         try:
@@ -45,6 +48,9 @@ class Size(Kind):
     @property
     def says(self) -> str:
         return "size, 1MiB or more"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": units.pattern(units.SIZE_BYTES)}
 
     def read(self, value: object) -> int:
         try:
@@ -73,6 +79,11 @@ class Ratio(Kind):
             return "percentage or number, between 0 and 1, both excluded"
         return f"percentage or number, {'above 0, up to 1' if self.above_zero else '0 to 1'}"
 
+    def json_schema(self) -> JsonSchema:
+        least = {"exclusiveMinimum" if self.inside or self.above_zero else "minimum": 0}
+        most = {"exclusiveMaximum" if self.inside else "maximum": 1}
+        return {"anyOf": [{"type": "number", **least, **most}, {"type": "string", "pattern": units.pattern(["%"])}]}
+
     def read(self, value: object) -> float:
         instead = f"write a number {self.says.split(', ', 1)[1]}, such as {self.example}"
         try:
@@ -99,6 +110,9 @@ class Whole(Kind):
     def says(self) -> str:
         return f"whole number, {self.least} to {self.most}"
 
+    def json_schema(self) -> JsonSchema:
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
     def read(self, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise mistake(f"{quote(value)} is not a whole number", f"write one such as {self.example}")
@@ -121,6 +135,9 @@ class Version(Kind):
     def example(self) -> str:
         return str(self.number)
 
+    def json_schema(self) -> JsonSchema:
+        return {"const": self.number}
+
     def read(self, value: object) -> int:
         if isinstance(value, bool) or value != self.number or not isinstance(value, int):
             raise mistake(f"{quote(value)} is not a version that this program reads", f"write version: {self.number}")
@@ -136,6 +153,9 @@ class Weight(Kind):
     @property
     def says(self) -> str:
         return "number, above 0, up to 1000"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "number", "exclusiveMinimum": 0, "maximum": 1000}
 
     def read(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -38,8 +38,22 @@ offline:
 protect: [{unit: "ssh.service"}]
 ```
 
-`gpuwarden check FILE` says whether a policy is right, and if not every mistake with its line and what to write instead.
 More policies are in [examples/](examples/).
+
+## Writing one
+- `gpuwarden policy init` writes a first policy from what runs now, `enforce: false`, with comments that say how to go
+  on. On a terminal it asks about each container; `--online`, `--offline`, `--slo` and the like say it instead.
+- `gpuwarden check FILE` says whether a policy is right, and if not every mistake at once: the line, carets under the
+  place, and what to write instead. Then it warns of what a policy may say but rarely means: rules that surely overlap,
+  a promise that nobody may be slowed for, a target that the signal cannot tell. With `--live` also of rules that
+  nothing fits that runs now, of containers that two rules claim, and of histograms whose buckets are too coarse.
+  Exit code 0, or 2 if there is a mistake; warnings do not change it.
+- `gpuwarden check --json FILE` prints one object: `file`, `ok`, `summary`, and `findings`, each with `severity` (error
+  or warning), `line`, `column`, `width` (from 1, in characters; null where it is about the whole file), `excerpt` and
+  `text`.
+- `gpuwarden policy schema >policy.schema.json` is a JSON Schema ([this one](policy.schema.json)). With
+  `# yaml-language-server: $schema=policy.schema.json` as the file's first line, editors with the YAML language server
+  (VS Code, Neovim, Helix, Emacs) complete and explain keys and mark most slips as they are typed.
 
 ## How it is read
 - YAML, UTF-8, up to 1 MiB. Unknown keys, keys given twice, keys without a value, tags and merge keys are refused.
@@ -112,6 +126,34 @@ No other rung is used than those that the rule lists, and no container of anothe
 gives replaces the default.
 """
 
+_ANNOTATIONS = """\
+## Pod annotations
+What `annotations` allows, pods of those namespaces may say of themselves instead of the file:
+
+| annotation | value | meaning |
+|---|---|---|
+| `gpuwarden.io/class` | `online` or `offline` | What it is. Without it nothing is taken. |
+| `gpuwarden.io/slo-p99` | duration | Of an online one, required: the target. Or `slo-p95`, `slo-p99.9` … |
+| `gpuwarden.io/signal` | `gpu_wait` or `http` | Of an online one; `gpu_wait` if left out. |
+| `gpuwarden.io/port`, `…/path` | as `slo.port`, `slo.path` | Of an online one with signal `http`, which needs a port. |
+| `gpuwarden.io/window`, `…/min-samples` | as in `slo` | Of an online one; 10s and 20 if left out. |
+| `gpuwarden.io/weight` | number, above 0, up to 1 | Of an offline one: less of the offline share than others get. |
+
+```yaml
+metadata:
+  annotations:
+    gpuwarden.io/class: online
+    gpuwarden.io/slo-p99: 50ms
+```
+
+- The file wins: a container that a rule or `protect` names, or that two rules dispute, is that, whatever its pod says.
+- Nobody promotes itself unless its namespace is under `annotations.online`, for who is online has others slowed. What
+  could reach beyond the pod cannot be said: an address to read metrics from, a function to probe, a weight above 1.
+- They count as they were when the pod was made; a change takes a new pod. They come with the pod's name over CRI.
+- A mistake in one leaves the pod alone, as if it had said nothing. The agent logs it once; `gputop`, `gpuwarden plan`
+  and `gpuwarden check --live` show it.
+"""
+
 _CLASSIFYING = """\
 ## Which rule a container gets
 1. A match under `protect`: never touched.
@@ -119,7 +161,7 @@ _CLASSIFYING = """\
 3. An offline rule and any other rule: left alone, and reported as a conflict. Two rules with the same match are refused
    when the file is read.
 4. Online rules only: the first in the file; if there are more, that is reported.
-5. Nothing: left alone.
+5. Nothing: what its pod's annotations say, where the policy lets them; else left alone.
 
 What is not known about a container (the pod of a plain Docker container, say) matches no pattern, not even `*`. What
 runs outside of containers and systemd units is one pseudo-container, `host`; only rules with `user` or `command` reach
@@ -131,7 +173,7 @@ def page() -> str:
     """The whole page, in Markdown."""
     sections = [_section("The file", schema.PolicySection)]
     sections += [_section(f"`{path}`", section) for path, section in _inner("", schema.PolicySection)]
-    return "\n".join([_INTRO, *sections, _SIGNALS, _LAWS, _LADDER, _CLASSIFYING])
+    return "\n".join([_INTRO, *sections, _SIGNALS, _LAWS, _LADDER, _ANNOTATIONS, _CLASSIFYING])
 
 
 def _inner(prefix: str, section: type[schema.Section]) -> Iterator[tuple[str, type[schema.Section]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from enforce.policy import vocabulary
 from enforce.policy.kind import mistake, quote
@@ -42,7 +42,11 @@ def _labels(value: Any) -> Any:
     return _not_empty(value)
 
 
-Patterns = Annotated[list[Annotated[str, Glob()]], BeforeValidator(_patterns)]
+_GLOB = Glob().json_schema()
+_PATTERNS = {"anyOf": [_GLOB, {"type": "array", "items": _GLOB, "minItems": 1}]}
+_LABELS = {"type": "object", "additionalProperties": _PATTERNS, "minProperties": 1}
+Patterns = Annotated[list[Annotated[str, Glob()]], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
+Labels = Annotated[dict[str, Patterns], BeforeValidator(_labels), WithJsonSchema(_LABELS)]
 
 
 class Section(BaseModel):
@@ -61,15 +65,15 @@ class Section(BaseModel):
 class MatchSection(Section):
     """Which containers a rule is about. All keys that are given must match; at least one must be given."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
     namespace: Patterns | None = Field(None, description="Kubernetes namespace of the pod.")
     pod: Patterns | None = Field(None, description="Name of the pod.")
     container: Patterns | None = Field(
         None, description="Name of the container, as `gputop` shows it; a short id is none."
     )
     image: Patterns | None = Field(None, description="Image reference, as the runtime writes it.")
-    labels: Annotated[dict[str, Patterns], BeforeValidator(_labels)] | None = Field(
-        None, description="Label name → pattern. Every label named must be there and match."
-    )
+    labels: Labels | None = Field(None, description="Label name → pattern. Every label named must be there and match.")
     unit: Patterns | None = Field(
         None, description="systemd unit that the processes run in (service or scope), or a slice around it."
     )
@@ -84,8 +88,30 @@ class MatchSection(Section):
     )
 
 
+def _by_signal() -> list[Any]:
+    """As JSON Schema: which keys each signal needs, and that it has no other's."""
+    conditions = []
+    for signal, needed in vocabulary.NEEDED_KEYS.items():
+        foreign = [key for other, keys in vocabulary.SIGNAL_KEYS.items() if other != signal for key in keys]
+        then: dict[str, Any] = {"required": [*needed], "not": {"anyOf": [{"required": [key]} for key in foreign]}}
+        if signal == "uprobe":
+            then["oneOf"] = [{"required": ["symbol"]}, {"required": ["offset"]}]
+        named = {"properties": {"signal": {"const": signal}}, "required": ["signal"]}
+        conditions.append({"if": named, "then": then})
+    return conditions
+
+
+_BY_LAW: dict[str, Any] = {
+    "if": {"properties": {"law": {"const": "fixed"}}, "required": ["law"]},
+    "then": {"required": ["share"]},
+    "else": {"not": {"required": ["share"]}},
+}
+
+
 class SloSection(Section):
     """The promise to an online container. The keys from `port` on belong to one signal each; others refuse them."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": _by_signal()})
 
     signal: Annotated[str, Word(vocabulary.SIGNALS)] = Field(description="Where the latency comes from; see below.")
     quantile: Annotated[float, Ratio("0.99", inside=True)] = Field(
@@ -110,7 +136,7 @@ class SloSection(Section):
     metric: Annotated[str, MetricName()] | None = Field(
         None, description="`prometheus` (required): the histogram's name, without `_bucket`."
     )
-    labels: Annotated[dict[str, Patterns], BeforeValidator(_labels)] | None = Field(
+    labels: Labels | None = Field(
         None, description="`prometheus`: only series with such labels; all that match are added up."
     )
     unit: Annotated[str, Word(tuple(vocabulary.UNITS_NS))] = Field(
@@ -170,6 +196,8 @@ class LimitsSection(Section):
 class OfflineSection(Section):
     """Best-effort containers. They may be slowed to keep the online containers' promises."""
 
+    model_config = ConfigDict(json_schema_extra=_BY_LAW)
+
     name: Annotated[str, Name("training")] = Field(description="The rule's name, unique in the file.")
     match: MatchSection = Field(description="Which containers.")
     law: Annotated[str, Word(vocabulary.LAWS)] = Field("headroom", description="How the share is decided.")
@@ -185,7 +213,19 @@ class OfflineSection(Section):
     )
     ladder: Annotated[list[Annotated[str, Word(vocabulary.RUNGS)]], BeforeValidator(_not_empty)] = Field(
         default=["gate", "pace", "deny", "hold"],
+        json_schema_extra={"minItems": 1},
         description="What may be done to it; see below. In which order the list names them does not matter.",
+    )
+
+
+class AnnotationsSection(Section):
+    """Whose pods may say by their annotations what they are, where no rule of the file names them; see below."""
+
+    offline: Patterns | None = Field(None, description="Namespaces whose pods may say that they are offline.")
+    online: Patterns | None = Field(
+        None,
+        description="Namespaces whose pods may say that they are online, and what they are promised: others are slowed "
+        "for it.",
     )
 
 
@@ -272,6 +312,10 @@ class PolicySection(Section):
     offline: list[OfflineSection] = Field(default=[], description="Rules for containers that may be slowed.")
     protect: list[MatchSection] = Field(
         default=[], description="Containers and units that are never touched, whatever the rules say."
+    )
+    annotations: AnnotationsSection = Field(
+        default_factory=lambda: AnnotationsSection.model_validate({}),
+        description="Whose pods may say by annotations what they are. Left out: nobody's.",
     )
     health: list[HealthSection] = Field(
         default=[], description="When devices are fit for offline work; the first entry that names a device counts."

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""YAML as plain values, with the line that each came from.
+"""YAML as plain values, with the place that each came from.
 
 Owns what PyYAML lets pass or gets wrong for us: duplicate keys (it silently keeps the last), `off` as a boolean,
 1:30 as the number 90, tags, alias bombs, endless nesting. The work is bounded by MAX_NODES and MAX_DEPTH, whatever the
@@ -31,27 +31,44 @@ _WORDS_NULL = {"", "~", "null", "Null", "NULL"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where in the text: line and column from 1, and how many characters of the line."""
+
+    line: int = 1
+    column: int = 1
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class Problem:
     """One mistake: where, and `what is wrong; what to write instead`."""
 
-    line: int
+    place: Place
     text: str
 
 
 @dataclass(slots=True)
 class Source:
-    """The text's values. `lines` has every path; `problems` what is wrong YAML, `broken` where that lost a value."""
+    """The text's values. `places` has every path, `keys` those of a mapping's entries, where the key is.
+
+    `problems`: what is wrong YAML; `broken`: where that lost a value.
+    """
 
     data: object = None
-    lines: dict[Path, int] = field(default_factory=dict)
+    places: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: set[Path] = field(default_factory=set)
 
-    def line(self, path: Path) -> int:
-        """The line of a path, or of the nearest thing above it."""
-        while path and path not in self.lines:
+    def place(self, path: Path) -> Place:
+        """Of the value at a path, or of the nearest thing above it."""
+        while path and path not in self.places:
             path = path[:-1]
-        return self.lines.get(path, 1)
+        return self.places.get(path, Place())
+
+    def key_place(self, path: Path) -> Place:
+        """Of the key that a path ends with; where there is none, as `place`."""
+        return self.keys.get(path) or self.place(path)
 
 
 def read(text: str) -> Source:
@@ -61,10 +78,10 @@ def read(text: str) -> Source:
     try:
         root = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
-        source.problems += [Problem(line, message) for line, message in explain(text, error)]
+        source.problems += [Problem(_place(starts, index), message) for index, message in explain(text, error)]
         return source
     if root is None:
-        source.problems.append(Problem(1, EMPTY))
+        source.problems.append(Problem(Place(), EMPTY))
         return source
     source.data = _Reader(source, starts).value(root, ())
     return source
@@ -102,7 +119,7 @@ class _Reader:
         self._open: set[int] = set()
 
     def value(self, node: yaml.Node, path: Path) -> object:
-        self._source.lines.setdefault(path, self._line(node))
+        self._source.places.setdefault(path, self._place(node))
         if id(node) in self._open:
             return self._lost(node, path, "an alias contains itself; write the values out")
         self._left -= 1
@@ -135,16 +152,20 @@ class _Reader:
             elif key == "<<":
                 self._problem(key_node, "merge keys (<<) are not read; write the keys out")
             elif key in values:
-                first = self._source.lines[(*path, key)]
+                first = self._source.keys[(*path, key)].line
                 self._problem(key_node, f"the key {key[:60]!r} is here twice (first on line {first}); keep one of them")
             else:
-                self._source.lines[(*path, key)] = self._line(key_node)
+                here, there = self._place(key_node), self._place(value_node)
+                plain = isinstance(value_node, yaml.ScalarNode) and there.width > 0 and there.line == here.line
+                self._source.keys[(*path, key)] = here
+                self._source.places[(*path, key)] = there if plain else here
                 values[key] = self.value(value_node, (*path, key))
         return values
 
-    def _line(self, node: yaml.Node) -> int:
-        # Not mark.line: PyYAML also counts U+2028 and U+0085 as line ends, editors do not.
-        return bisect_right(self._starts, node.start_mark.index)
+    def _place(self, node: yaml.Node) -> Place:
+        """Of a scalar, all that stands on its first line; of a collection, where it begins."""
+        start, end = node.start_mark.index, node.end_mark.index
+        return _place(self._starts, start, end - start if isinstance(node, yaml.ScalarNode) else 1)
 
     def _lost(self, node: yaml.Node, path: Path, text: str) -> object:
         self._problem(node, text)
@@ -152,7 +173,14 @@ class _Reader:
         return None
 
     def _problem(self, node: yaml.Node, text: str) -> None:
-        self._source.problems.append(Problem(self._line(node), text))
+        self._source.problems.append(Problem(self._place(node), text))
+
+
+def _place(starts: list[int], index: int, width: int = 1) -> Place:
+    # Not mark.line: PyYAML also counts U+2028 and U+0085 as line ends, editors do not.
+    line = bisect_right(starts, index)
+    left = starts[line] - 1 - index if line < len(starts) else width
+    return Place(line, index - starts[line - 1] + 1, max(0, min(width, left)))
 
 
 def _scalar(node: yaml.Node) -> object:

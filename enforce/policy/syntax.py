@@ -8,11 +8,13 @@ that is indented with one is named.
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import yaml
 from yaml.reader import ReaderError
 
+_TABBED = re.compile(r"^[^\S\n\t]*\t", re.MULTILINE)
 MOST_TABS = 100  # a file that is full of them is told so often enough
 # PyYAML's wording (a part of it) → what to write. The first that fits; the wording has not changed since PyYAML 3.
 _CURES = (
@@ -38,22 +40,20 @@ _CURES = (
 
 
 def explain(text: str, error: yaml.YAMLError) -> list[tuple[int, str]]:
-    """(line, message) pairs for an error that PyYAML raised on `text`."""
+    """(index into `text`, message) pairs for an error that PyYAML raised on it."""
     if isinstance(error, ReaderError):
-        line = text.count("\n", 0, error.position) + 1
-        return [(line, f"the character U+{int(error.character):04X} is not allowed in YAML; remove it")]
+        return [(error.position, f"the character U+{int(error.character):04X} is not allowed in YAML; remove it")]
     if not isinstance(error, yaml.MarkedYAMLError):
-        return [(1, f"is not YAML ({error}); correct the syntax")]
+        return [(0, f"is not YAML ({error}); correct the syntax")]
     mark = error.problem_mark or error.context_mark
     index = mark.index if mark is not None else 0
     if text[index : index + 1] == "\t" or "\\t" in str(error.problem):
-        return _tabs(text) or [(text.count("\n", 0, index) + 1, "a tab stands where YAML wants spaces; use spaces")]
+        return _tabs(text) or [(index, "a tab stands where YAML wants spaces; use spaces")]
     said = " ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
     cure = next((cure for sign, cure in _CURES if sign in said), "correct the syntax")
-    return [(text.count("\n", 0, index) + 1, f"is not YAML ({said}); {cure}")]
+    return [(index, f"is not YAML ({said}); {cure}")]
 
 
 def _tabs(text: str) -> list[tuple[int, str]]:
-    indents = ((number, line[: len(line) - len(line.lstrip())]) for number, line in enumerate(text.split("\n"), 1))
-    tabbed = (number for number, indent in indents if "\t" in indent)
-    return [(number, "the line is indented with a tab; use spaces") for number in islice(tabbed, MOST_TABS)]
+    tabs = (found.end() - 1 for found in _TABBED.finditer(text))
+    return [(index, "the line is indented with a tab; use spaces") for index in islice(tabs, MOST_TABS)]

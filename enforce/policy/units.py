@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 DURATION_NS = {
@@ -35,6 +36,11 @@ SIZE_BYTES = {
 _SLIPS = {"KiB": "k ki", "MiB": "mi mib", "GiB": "g gi", "TiB": "t ti"}
 _SLIPS |= {"ms": "msec millis", "s": "sec secs second seconds", "m": "min mins minute minutes", "h": "hr hour hours"}
 _QUANTITY = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-zµμ%]*)")
+
+
+def pattern(units: Iterable[str]) -> str:
+    """As a regular expression of JSON Schema: a number, and one of the units."""
+    return rf"^[0-9]{{1,18}}(\.[0-9]{{1,18}})? ?({'|'.join(unit.replace('us', '[uµμ]s') for unit in units)})$"
 
 
 class UnitError(ValueError):

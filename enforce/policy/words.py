@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from enforce.policy.kind import Kind, mistake, quote
+from enforce.policy.kind import JsonSchema, Kind, mistake, quote
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 GLOB_MAX = 256
@@ -23,6 +23,9 @@ class Flag(Kind):
     @property
     def says(self) -> str:
         return "true or false"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "boolean"}
 
     def read(self, value: object) -> bool:
         if not isinstance(value, bool):
@@ -47,6 +50,9 @@ class Word(Kind):
     def says(self) -> str:
         return f"one of {', '.join(self.known)}"
 
+    def json_schema(self) -> JsonSchema:
+        return {"enum": list(self.known)}
+
     def read(self, value: object) -> str:
         if isinstance(value, str) and value in self.known:
             return value
@@ -64,6 +70,9 @@ class Glob(Kind):
     @property
     def says(self) -> str:
         return "pattern, or a list of patterns of which one must match"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "minLength": 1, "maxLength": GLOB_MAX}
 
     def read(self, value: object) -> str:
         if isinstance(value, (bool, int, float)):
@@ -84,6 +93,9 @@ class Name(Kind):
     @property
     def says(self) -> str:
         return "name, up to 63 letters, digits, dots, dashes, underscores"
+
+    def json_schema(self) -> JsonSchema:
+        return {"type": "string", "pattern": f"^{_NAME.pattern}$"}
 
     def read(self, value: object) -> str:
         if isinstance(value, (bool, int, float)):

@@ -40,11 +40,13 @@ class Kubelet:
     runtime: Any = field(repr=False)
 
     @contextlib.contextmanager
-    def pod(self, name: str, namespace: str, labels: Mapping[str, str]) -> Iterator[Pod]:
+    def pod(
+        self, name: str, namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
+    ) -> Iterator[Pod]:
         """Inside it the pod runs; then it is removed with all that is in it."""
         uid = str(uuid.uuid4())
         cgroup = f"/kubepods/besteffort/pod{uid}"
-        config = _sandbox(name, namespace, uid, cgroup, labels)
+        config = _sandbox(name, namespace, uid, cgroup, labels, annotations or {})
         with swept(cgroup):
             request = cri.RunPodSandboxRequest(config=config)
             sandbox_id = self.runtime.RunPodSandbox(request, timeout=_SECONDS).pod_sandbox_id
@@ -106,12 +108,15 @@ def running_kubelet(folder: Path) -> Iterator[Kubelet]:
         yield kubelet
 
 
-def _sandbox(name: str, namespace: str, uid: str, cgroup: str, labels: Mapping[str, str]) -> Any:
+def _sandbox(
+    name: str, namespace: str, uid: str, cgroup: str, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Any:
     shared = cri.NamespaceOption(network=cri.NODE, pid=cri.CONTAINER)  # the node's network needs no CNI
     of_the_kubelet = {"name": name, "namespace": namespace, "uid": uid}
     return cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
         labels={**labels, **{f"io.kubernetes.pod.{key}": value for key, value in of_the_kubelet.items()}},
+        annotations=annotations,
         linux=cri.LinuxPodSandboxConfig(
             cgroup_parent=cgroup, security_context=cri.LinuxSandboxSecurityContext(namespace_options=shared)
         ),

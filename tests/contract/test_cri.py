@@ -34,7 +34,8 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
 
 @pytest.fixture(scope="module")
 def pod(kubelet: Kubelet) -> Iterator[Pod]:
-    with kubelet.pod("chat-0", "serving", {"app": "chat"}) as pod:
+    annotations = {"gpuwarden.io/class": "online", "gpuwarden.io/slo-p99": "50ms", "checksum/config": "1"}
+    with kubelet.pod("chat-0", "serving", {"app": "chat"}, annotations) as pod:
         yield pod
 
 
@@ -57,6 +58,7 @@ def test_a_pods_container_gets_the_names_that_kubernetes_gave_it(kubelet: Kubele
         assert (it.name, it.pod, it.namespace, it.image) == ("server", "chat-0", "serving", IMAGE)
         assert (it.labels["app"], it.labels[POD_UID]) == ("chat", before.labels[POD_UID])
         assert it.labels["io.kubernetes.container.name"] == "server"
+        assert it.annotations == {"gpuwarden.io/class": "online", "gpuwarden.io/slo-p99": "50ms"}
         assert (it.key, it.id, it.cgroup) == (before.key, full_id, f"{pod.cgroup}/{full_id}")
         assert naming.counts() == {("cri", "found"): 1}
 

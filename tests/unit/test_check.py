@@ -4,25 +4,31 @@
 
 from __future__ import annotations
 
+import json
+import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from enforce.check import check
+from agent.model import Container, ContainerKey, ContainerUsage, Snapshot
+from enforce.check import check, findings
+from enforce.pages import unresolved
+from enforce.policy.load import examine, parse
 
 ONLINE = (
     "online:\n  - {name: chat, match: {pod: a}, slo: {signal: gpu_wait, quantile: 0.99, target: 50ms, window: 10s}}\n"
 )
+PAGE_OF = "url: 'http://a/m', metric: x"
 OFFLINE = "offline:\n  - {name: t, match: {pod: b}}\n  - {name: u, match: {pod: c}}\n"
 
 
-def run(tmp_path: Path, text: str, mode: int = 0o644) -> tuple[int, list[str]]:
+def run(tmp_path: Path, text: str, mode: int = 0o644, as_json: bool = False) -> tuple[int, list[str]]:
     path = tmp_path / "p.yaml"
     path.write_text(text)
     path.chmod(mode)
     out = StringIO()
-    code = check(path, out)
+    code = check(path, as_json, None, out)
     return code, out.getvalue().replace(str(path), "p.yaml").splitlines()
 
 
@@ -32,25 +38,35 @@ def test_a_right_policy_is_one_line_and_exit_code_0(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_does_not_enforce_says_so(tmp_path: Path) -> None:
-    _, lines = run(tmp_path, "version: 1\n" + ONLINE)
-    assert lines == ["p.yaml: ok: 1 online rule, 0 offline rules, deciding and logging only (enforce: false)"]
+    _, lines = run(tmp_path, "version: 1\n" + OFFLINE)
+    assert lines == ["p.yaml: ok: 0 online rules, 2 offline rules, deciding and logging only (enforce: false)"]
 
 
 def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "version: 3\nenforce: 1\n" + ONLINE.replace("50ms", "50"))
     assert code == 2
-    assert [line.split(":")[1] for line in lines] == ["1", "2", "4"]
+    assert [line.split(":")[1] for line in lines if "error" in line] == ["1", "2", "4"]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("enforce: true\n" + OFFLINE, "no online rule"),
-        ("enforce: true\n" + ONLINE, "no offline rule"),
-        (ONLINE.replace("50ms", "10s"), "no longer than slo.target"),
-        (ONLINE.replace("0.99", "0.999"), "is the slowest"),
-        (ONLINE + "protect: [{pod: a}]\n", "never applies"),
-        (OFFLINE + "protect: [{pod: b}]\n", "never applies"),
+        ("enforce: true\n", "there is nothing to slow"),
+        (ONLINE, "no offline rule"),
+        (ONLINE.replace("50ms", "10s") + OFFLINE, "no longer than slo.target"),
+        (ONLINE.replace("0.99", "0.999") + OFFLINE, "write min_samples: 1000"),
+        (ONLINE.replace("50ms", "1us") + OFFLINE, "cannot tell 1us from less"),
+        (
+            ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("10s", "1s") + OFFLINE,
+            "looked at once a second",
+        ),
+        (ONLINE + OFFLINE + "protect: [{pod: a}]\n", "protect matches all that this rule matches"),
+        (OFFLINE + 'protect: [{pod: "[b]"}, {pod: "?"}]\n', "protect matches all that this rule matches"),
+        (ONLINE + OFFLINE.replace("pod: b", 'pod: "*"').replace("{pod: c}", "{user: x}"), "t matches all that"),
+        (ONLINE.replace("{pod: a}", "{pod: a, user: x}") + OFFLINE.replace("b}", "a}"), "t matches all that"),
+        (ONLINE + OFFLINE.replace("{pod: b}", "{pod: a, image: x}"), "chat matches all that"),
+        (OFFLINE.replace("pod: c", "pod: c-1").replace("pod: b", 'pod: "c-*"'), "t matches all that"),
         (
             OFFLINE.replace("match: {pod: b}", "match: {pod: b}, limits: {memory: 1GiB}, ladder: [pace]"),
             "limits.memory has no effect",
@@ -60,12 +76,150 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
 def test_what_is_rarely_meant_is_a_warning_and_fails_nothing(tmp_path: Path, text: str, says: str) -> None:
     code, lines = run(tmp_path, "version: 1\n" + text)
     assert code == 0
-    assert len(lines) == 2
-    assert lines[1].startswith("p.yaml: warning: ")
-    assert says in lines[1]
+    warnings = [line for line in lines if re.match(r"p\.yaml:[0-9]+:[0-9]+: warning: .+; .+", line)]
+    assert len(lines) == 1 + 3 * len(warnings)
+    assert any(says in line for line in warnings), lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ONLINE + OFFLINE.replace("{pod: b}", '{pod: "b*"}'),
+        ONLINE.replace("pod: a", 'pod: "a*b"')
+        + OFFLINE.replace("pod: b", 'pod: "a?"').replace("{pod: c}", "{user: y}"),
+        ONLINE.replace("{pod: a}", "{user: [x, y]}") + OFFLINE.replace("{pod: b}", "{user: [x, y, z]}"),
+        ONLINE.replace("{pod: a}", "{labels: {app: a}}") + OFFLINE.replace("{pod: b}", "{labels: {job: b}}"),
+    ],
+)
+def test_what_may_never_meet_is_no_overlap(tmp_path: Path, text: str) -> None:
+    assert len(run(tmp_path, "version: 1\n" + text)[1]) == 1
+
+
+def test_two_promises_of_which_the_wider_comes_first_are_an_overlap_and_the_other_order_is_none(tmp_path: Path) -> None:
+    wide, narrow = (ONLINE.splitlines()[1].replace("a}", match) for match in ('"a*"}', "ab}"))
+    narrow = narrow.replace("chat", "other")
+    assert "move this one before it" in "".join(run(tmp_path, f"version: 1\nonline:\n{wide}\n{narrow}\n{OFFLINE}")[1])
+    assert len(run(tmp_path, f"version: 1\nonline:\n{narrow}\n{wide}\n{OFFLINE}")[1]) == 1
 
 
 def test_a_policy_that_others_can_write_is_a_warning_that_the_agent_will_refuse_it(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "version: 1\n" + ONLINE, mode=0o666)
     assert code == 0
     assert "the agent will refuse this file" in lines[1]
+
+
+def test_a_mistake_shows_its_line_with_carets_under_the_place_and_what_to_write(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "version: 1\n" + ONLINE.replace("50ms", "50"))
+    line = ONLINE.splitlines()[1].replace("50ms", "50")
+    assert lines[0].startswith(f"p.yaml:3:{line.index('50,') + 1}: error: online[0].slo.target: 50 is a duration")
+    assert lines[0].endswith("such as 50ms")
+    assert lines[1] == f"    3 | {line}"
+    assert lines[2] == "      | " + " " * line.index("50,") + "^^"
+
+
+def test_an_unknown_key_is_marked_itself_and_a_wrong_value_itself(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "version: 1\nenfroce: maybe\ntuning:\n  gate_hold: 20\n")
+    assert [line[8:] for line in lines if "^" in line] == ["^^^^^^^", "             ^^"]
+
+
+def test_carets_stand_where_wide_and_escaped_characters_leave_them(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, 'version: 1\nprotect: [{pod: "名前\u200b"}, {pdo: x}]\n')
+    assert lines[1] == '    2 | protect: [{pod: "名前\\u200b"}, {pdo: x}]'
+    assert lines[2] == "      | " + " " * (len('protect: [{pod: "') + 4 + 6 + len('"}, {')) + "^^^"
+
+
+def test_of_an_endless_line_only_what_is_round_the_place_is_shown(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "version: 1\nprotect: [" + "{pod: a}, " * 50 + "{pdo: b}, " + "{pod: c}, " * 50 + "]\n")
+    assert lines[1].startswith("    2 | …")
+    assert lines[1].endswith("…")
+    assert len(lines[1]) < 130
+    assert lines[1][lines[2].index("^") : lines[2].rindex("^") + 1] == "pdo"
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+    text = OFFLINE.replace("{name: t,", "{name: t, floor: 3%,")
+    _, lines = run(tmp_path, "version: 1\n" + text)
+    assert "the key floor is unknown; write it below limits" in lines[0]
+
+
+def test_a_file_that_cannot_be_read_is_a_mistake_without_an_excerpt(tmp_path: Path) -> None:
+    out = StringIO()
+    assert check(tmp_path / "none.yaml", False, None, out) == 2
+    assert out.getvalue().count("\n") == 1
+
+
+def test_json_tells_programs_the_same(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, "version: 1\nenfroce: true\n", as_json=True)
+    said = json.loads("\n".join(lines))
+    assert (code, said["ok"], said["summary"]) == (2, False, None)
+    [one] = said["findings"]
+    assert (one["severity"], one["line"], one["column"], one["width"]) == ("error", 2, 1, 7)
+    assert one["excerpt"] == "enfroce: true"
+    assert "did you mean enforce?" in one["text"]
+    code, lines = run(tmp_path, "version: 1\n" + ONLINE, as_json=True)
+    said = json.loads("\n".join(lines))
+    assert (code, said["ok"]) == (0, True)
+    assert [(one["severity"], one["line"]) for one in said["findings"]] == [("warning", 2)]
+
+
+def test_there_is_colour_on_a_terminal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    path = tmp_path / "p.yaml"
+    path.write_text("version: 2\n")
+    out = Terminal()
+    check(path, False, None, out)
+    assert "\x1b[" in out.getvalue()
+    assert not any("\x1b" in line for line in run(tmp_path, "version: 2\n")[1])
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    check(path, False, None, out)
+    assert "\x1b[31" not in out.getvalue()
+
+
+def live(*containers: Container) -> Snapshot:
+    return Snapshot(1, 1, 1, containers=tuple(ContainerUsage(it, (), ()) for it in containers))
+
+
+def pod(name: str, namespace: str = "serving") -> Container:
+    return Container(ContainerKey(name), name, "containerd", pod=name, namespace=namespace)
+
+
+def against(tmp_path: Path, text: str, snapshot: Snapshot) -> list[str]:
+    path = tmp_path / "p.yaml"
+    path.write_text("version: 1\n" + text)
+    return [finding.text for finding in findings(examine(path), snapshot)]
+
+
+def test_live_names_the_rules_that_nothing_fits_that_runs_now(tmp_path: Path) -> None:
+    found = against(tmp_path, ONLINE + OFFLINE, live(pod("a"), pod("b")))
+    assert [text.partition(";")[0] for text in found] == ["u: fits none of the 2 containers that use a GPU now"]
+
+
+def test_live_names_the_containers_that_two_rules_claim(tmp_path: Path) -> None:
+    text = ONLINE.replace("pod: a", 'pod: "a-*"') + OFFLINE.replace("pod: b", 'pod: "*-0"').replace("c}", "a-1}")
+    found = against(tmp_path, text, live(pod("a-0"), pod("a-1"), pod("b-0")))
+    assert sum("a-0 is claimed by chat and t, and left alone" in text for text in found) == 1
+
+
+PAGE = "\n".join(f'x_bucket{{le="{le}"}} {n}' for n, le in enumerate(("0.01", "0.1", "1", "+Inf"))) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "page", "says"),
+    [
+        ("100ms", PAGE, None),
+        ("50ms", PAGE, "next buckets end at 10ms or 100ms"),
+        ("5ms", PAGE, "next buckets end at 10ms"),
+        ("2s", PAGE, "last finite bucket ends at 1s"),
+        ("50ms", "y 1\n", "no histogram x"),
+    ],
+)
+def test_live_says_what_the_page_of_metrics_cannot_tell(target: str, page: str, says: str | None) -> None:
+    text = ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("50ms", target)
+    found = list(unresolved(parse("version: 1\n" + text, "p"), lambda url: page))
+    assert (says is None and not found) or (says is not None and says in found[0].text)

@@ -13,6 +13,7 @@ import pytest
 from enforce import laws, signals
 from enforce.check import check
 from enforce.policy import schema, vocabulary
+from enforce.policy.annotations import KEYS
 from enforce.policy.load import parse
 from enforce.policy.reference import page
 from enforce.policy.sections import kind_of, section_of
@@ -43,12 +44,18 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_check_accepts_every_example_without_a_warning(path: Path) -> None:
     out = StringIO()
-    assert check(path, out) == 0
+    assert check(path, False, None, out) == 0
     assert len(out.getvalue().splitlines()) == 1, out.getvalue()
 
 
+def test_the_page_names_every_annotation() -> None:
+    keys = {key.replace("_", "-") for keys in KEYS.values() for key in keys} | {"class", "slo-p99"}
+    section = page().partition("## Pod annotations")[2].partition("##")[0]
+    assert set(re.findall(r"`(?:gpuwarden\.io|…)/([a-z0-9-]+)`", section)) == keys
+
+
 def test_the_policy_on_the_page_is_right() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", page(), re.DOTALL)
+    example, _annotations = re.findall(r"```yaml\n(.*?)```", page(), re.DOTALL)
     assert parse(example, "page").enforce
 
 

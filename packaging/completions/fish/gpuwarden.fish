@@ -65,8 +65,8 @@ function _shtab_gpuwarden_using
   test "$_shtab_gpuwarden_cmdpath" = "$argv"
 end
 
-set -g _shtab_gpuwarden_commands run plan explain report check release doctor stacks demo
-set -g _shtab_gpuwarden_opts_with_value --by --container --decisions --every --interval --kind --libcuda --limit --listen --log-format --names --out --policy --run-dir --seconds --since --socket --sort --until --usage --usage-days
+set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' release doctor stacks demo
+set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -113,7 +113,31 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using report' -l csv -d 'for spreadsh
 complete -c gpuwarden -n '_shtab_gpuwarden_using report' -l usage -xka "(__fish_complete_path (commandline -ct))" -d 'the ledger (/var/lib/gpuwarden/usage.sqlite)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a check -d 'say whether a policy file is right, and what is wrong with it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using check' -s h -l help -d 'show this help message and exit'
-complete -c gpuwarden -n '_shtab_gpuwarden_using check; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d policy
+complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l live -d 'also compare it with what runs now, and name idle rules'
+complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l json -d 'mistakes and warnings for programs; see docs/policy.md'
+complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using check; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the file'
+complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a policy -d 'write a first policy from what runs now; its schema for editors'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy; and test $_shtab_gpuwarden_npos -eq 0' -a init -d 'write a commented first policy from what runs now; it slows nothing until it is told to'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l online -x -d 'has a latency promise: KEY=PATTERN[,KEY=PATTERN…], such as namespace=serving,pod=chat-* or labels.app=chat; or NAMESPACE/POD, or NAME'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l offline -x -d 'may be slowed (as --online)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l slo -x -d 'what the latency of --online must stay under (50ms)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l quantile -x -d 'of the latency (0.99)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l signal -x -d 'where the latency comes from: gpu_wait, http, prometheus, uprobe'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l port -x -d 'slo.port, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l path -xka "(__fish_complete_path (commandline -ct))" -d 'slo.path, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l url -x -d 'slo.url, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l metric -x -d 'slo.metric, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l unit -x -d 'slo.unit, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l binary -x -d 'slo.binary, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l symbol -x -d 'slo.symbol, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l force -d 'write over a file that is there'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'where to (/etc/gpuwarden/policy.yaml); - prints it'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy; and test $_shtab_gpuwarden_npos -eq 0' -a schema -d 'print the JSON Schema of policies, for editors'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy schema' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a release -d 'undo whatever a dead agent left in force'
 complete -c gpuwarden -n '_shtab_gpuwarden_using release' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l run-dir -xka "(__fish_complete_directories)" -d 'where the socket and the ledger are (/run/gpuwarden)'

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What a container probably is, and the match that names it and its successors. Pure guesses: people decide.
+
+Told by the words of its names, image and commands, and by Kubernetes' own labels of jobs. Who saturates a GPU is no
+sign: both kinds do.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agent.model import HOST, Container, Snapshot
+from agent.names import printable
+from enforce.policy.matching import names_of
+from enforce.policy.model import Facts
+from enforce.policy.running import everybody
+
+Written = Mapping[str, str | list[str] | Mapping[str, str]]
+"""A match as it stands in the file"""
+
+_ONLINE = (
+    *("vllm", "triton", "tritonserver", "sglang", "ollama", "tgi", "torchserve", "llama-server", "text-generation"),
+    *("serve", "server", "serving", "inference", "infer", "predict", "api", "chat", "embed", "embeddings", "online"),
+)
+_OFFLINE = (
+    *("train", "trainer", "training", "finetune", "fine-tune", "pretrain", "torchrun", "deepspeed", "accelerate"),
+    *("batch", "job", "jobs", "sweep", "offline", "backfill", "preprocess", "eval", "notebook", "jupyter", "render"),
+)
+_JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name", "training.kubeflow.org/job-name")
+# What controllers append: a ReplicaSet's hash and a pod's, a pod's alone, an ordinal.
+_SUFFIX = re.compile(r"(?:-[0-9a-f]{6,10}-[bcdfghjklmnpqrstvwxz2456789]{5}|-[bcdfghjklmnpqrstvwxz2456789]{5}|-[0-9]+)$")
+_COMPOSE = re.compile(r"[-_][0-9]+$")
+_NOBODYS = ("user@", "session-", "init.scope")  # units that people log in by
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A container that runs now: its share of the GPUs that it is on, and its memory on them; None: unknown."""
+
+    facts: Facts
+    sm_ratio: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Containers that one rule would name. `role`: online, offline, or None: left alone."""
+
+    name: str
+    match: Written | None  # None: nothing about it can be written down
+    uses: tuple[Use, ...]
+    role: str | None
+    why: str
+
+
+def proposals(snapshot: Snapshot) -> list[Proposal]:
+    """One for each match, online ones first."""
+    grouped: dict[str, list[Use]] = {}
+    for use in _uses(snapshot):
+        grouped.setdefault(repr(match_of(use.facts.container)), []).append(use)
+    made = [_proposal(tuple(uses)) for uses in grouped.values()]
+    order = {"online": 0, "offline": 1}
+    return sorted(made, key=lambda one: (order.get(one.role or "", 2), one.name))
+
+
+def match_of(container: Container) -> Written | None:
+    """Names it, and what takes its place when it is started anew."""
+    if container.namespace and container.pod:
+        return {"namespace": glob.escape(container.namespace), "pod": _without(_SUFFIX, container.pod)}
+    if container.runtime == "systemd":
+        return None if container.name.startswith(_NOBODYS) else {"unit": glob.escape(container.name)}
+    if container.key == HOST or not names_of(container):
+        return None
+    return {"container": _without(_COMPOSE, container.name)}
+
+
+def _without(suffix: re.Pattern[str], name: str) -> str:
+    found = suffix.search(name)
+    if found is None or not found.start():
+        return glob.escape(name)
+    return f"{glob.escape(name[: found.start()])}{name[found.start()]}*"
+
+
+def _uses(snapshot: Snapshot) -> Iterable[Use]:
+    for row, facts in zip(snapshot.containers, everybody(snapshot), strict=False):
+        ratios = [one.sm_ratio for one in row.usage if one.sm_ratio is not None]
+        sizes = [one.memory_bytes for one in row.usage if one.memory_bytes is not None]
+        yield Use(facts, sum(ratios) if ratios else None, sum(sizes) if sizes else None)
+
+
+def _proposal(uses: tuple[Use, ...]) -> Proposal:
+    container = uses[0].facts.container
+    match = match_of(container)
+    role, why = (None, _unnameable(container)) if match is None else _role(uses[0].facts)
+    stem = _SUFFIX.sub("", container.pod) if container.pod else _COMPOSE.sub("", container.name)
+    return Proposal(stem or container.name, match, uses, role, why)
+
+
+def _unnameable(container: Container) -> str:
+    if container.key == HOST:
+        return "no container: name its processes by user and command, if it is to be ruled"
+    return "somebody's login" if container.runtime == "systemd" else "its name is not known (yet)"
+
+
+def _role(facts: Facts) -> tuple[str | None, str]:
+    container = facts.container
+    job = next((label for label in _JOB_LABELS if label in container.labels), None)
+    if job is not None:
+        return "offline", f"label {job}"
+    online, offline = (_sign(facts, words) for words in (_ONLINE, _OFFLINE))
+    if online and not offline:
+        return "online", online
+    if offline and not online:
+        return "offline", offline
+    return None, f"{online}, but {offline}" if online and offline else "nothing tells what it is"
+
+
+def _sign(facts: Facts, words: tuple[str, ...]) -> str | None:
+    """The first word that says so, and where it stands."""
+    it = facts.container
+    places = [("namespace", it.namespace), ("pod", it.pod), ("name", it.name), ("image", it.image)]
+    places += [("command", process.command) for process in facts.processes]
+    found = re.compile(rf"(?<![a-z])(?:{'|'.join(words)})(?![a-z])")
+    for where, text in places:
+        if text and (word := found.search(text.lower())):
+            return f'"{printable(word[0])}" in its {where}'
+    return None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Asking about each container that runs: what it is, and if it is online, what it is promised.
+
+An empty answer takes the proposal; one that makes no sense is told so and asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pydantic_core import PydanticCustomError
+
+from enforce.init.draft import title, used
+from enforce.init.proposal import Proposal
+from enforce.policy import vocabulary
+from enforce.policy.kind import scalar
+from enforce.policy.schema import SloSection
+from enforce.policy.sections import kind_of
+
+Ask = Callable[[str], str]
+Say = Callable[[str], None]
+_ROLES = {"online": "online", "offline": "offline", "leave": None}
+
+
+def role(proposal: Proposal, ask: Ask, say: Say) -> str | None:
+    """online, offline, or None: left alone."""
+    proposed = proposal.role or "leave"
+    more = f" and {len(proposal.uses) - 1} more like it" if len(proposal.uses) > 1 else ""
+    say(f"\n{title(proposal.uses[0])}{more}: {used(proposal.uses)} ({proposal.why})")
+    while True:
+        answer = ask(f"  online, offline or leave alone? [{proposed}] ").strip().lower() or proposed
+        fitting = [word for word in _ROLES if word.startswith(answer)]
+        if len(fitting) == 1:
+            return _ROLES[fitting[0]]
+        say("  write online, offline or leave; the beginning of the word is enough")
+
+
+def slo(ask: Ask, say: Say, defaults: dict[str, str]) -> dict[str, str]:
+    """The promise: target and signal, and what the signal needs."""
+    told = {"target": _value("target", "latency promised to 99 % of its requests", defaults["target"], ask, say)}
+    told["signal"] = _value("signal", f"measured by {', '.join(vocabulary.SIGNALS)}", defaults["signal"], ask, say)
+    needed = vocabulary.NEEDED_KEYS[told["signal"]]
+    for key in (*needed, "symbol") if told["signal"] == "uprobe" else needed:
+        told[key] = _value(key, f"its {key}", None, ask, say)
+    return {**defaults, **told}
+
+
+def _value(key: str, question: str, default: str | None, ask: Ask, say: Say) -> str:
+    kind = kind_of(SloSection.model_fields[key])
+    assert kind is not None
+    shown = f" [{default}]" if default is not None else f" (such as {kind.example})"
+    while True:
+        answer = ask(f"  {question}?{shown} ").strip() or default or ""
+        try:
+            kind.read(scalar(answer))
+        except PydanticCustomError as error:
+            say(f"  {error.message()}")
+        else:
+            return answer
+
+
+def listed(proposals: Iterable[Proposal]) -> list[tuple[str, ...]]:
+    """Rows of a table: who, what it uses, what it probably is, and why."""
+    return [
+        (
+            f"{title(one.uses[0])}{f' (×{len(one.uses)})' if len(one.uses) > 1 else ''}",
+            used(one.uses),
+            one.role or "–",
+            one.why,
+        )
+        for one in proposals
+    ]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`gpuwarden policy init`: what is proposed for what runs, what is asked, and that the result is always right."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.errors import PolicyError, SetupError
+from agent.model import (
+    HOST,
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    DeviceUuid,
+    Process,
+    ProcessId,
+    ProcessUsage,
+    Snapshot,
+    Usage,
+)
+from enforce.check import findings
+from enforce.init.arguments import add_arguments
+from enforce.init.command import Here, init
+from enforce.init.draft import Draft, text
+from enforce.init.proposal import match_of, proposals
+from enforce.policy.load import examine, judge, load
+from enforce.policy.model import Facts
+
+ONE = Usage(DeviceUuid("GPU-1"), 0.31, None, 12 << 30, None, None, None)
+
+
+def pod(name: str, namespace: str = "x", image: str = "i", **labels: str) -> Container:
+    labels = {key.replace("_", "-"): value for key, value in labels.items()}
+    key = ContainerKey(f"{namespace}/{name}")
+    return Container(key, "main", "containerd", "", name, namespace, image, labels)
+
+
+def docker(name: str, image: str = "i") -> Container:
+    return Container(ContainerKey(name), name, "docker", "c" * 64, image=image)
+
+
+def running(*containers: Container, command: str = "python") -> Snapshot:
+    ids = [ProcessId(number, 1) for number, _ in enumerate(containers)]
+    return Snapshot(
+        1,
+        1,
+        1,
+        containers=tuple(ContainerUsage(it, (ONE,), (me,)) for me, it in zip(ids, containers, strict=True)),
+        processes=tuple(
+            ProcessUsage(Process(me, command, "root", it.key), ()) for me, it in zip(ids, containers, strict=True)
+        ),
+    )
+
+
+def run(file: str | Path, *flags: str, live: Snapshot | None = None, answers: Iterable[str] | None = None) -> str:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, Path("/none/policy.yaml"), Path("/none/agent.sock"))
+    options = parser.parse_args(["init", *flags, str(file)])
+    out = StringIO()
+    told = iter(answers or ())
+
+    def ask(question: str) -> str:
+        out.write(f"{question}\n")
+        try:
+            return next(told)
+        except StopIteration:
+            raise EOFError from None
+
+    def now() -> Snapshot:
+        assert live is not None
+        return live
+
+    assert init(options, Here(None if answers is None else ask, out, now, lambda: live)) in (0, 2)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("container", "role", "match"),
+    [
+        (pod("chat-7d4b9c6f5-x2x8k", "serving"), "online", {"namespace": "serving", "pod": "chat-*"}),
+        (pod("llm-0", image="vllm/vllm-openai:v0.8"), "online", {"namespace": "x", "pod": "llm-*"}),
+        (pod("resnet-9bxzk", job_name="resnet"), "offline", {"namespace": "x", "pod": "resnet-*"}),
+        (docker("app-train-1"), "offline", {"container": "app-train-*"}),
+        (docker("app_web_2"), None, {"container": "app_web_*"}),
+        (docker("serve-batch"), None, {"container": "serve-batch"}),
+        (Container(ContainerKey("u"), "nightly-training.service", "systemd"), "offline", None),
+        (Container(ContainerKey("u"), "session-3.scope", "systemd"), None, None),
+        (Container(HOST, "host", "host"), None, None),
+        (Container(ContainerKey("d"), "c" * 12, "docker", "c" * 64), None, None),
+    ],
+)
+def test_a_container_is_guessed_by_its_words_and_named_by_what_outlives_it(
+    container: Container, role: str | None, match: dict[str, str] | None
+) -> None:
+    [one] = proposals(running(container))
+    assert one.role == role
+    if match is not None:
+        assert one.match == match
+
+
+def test_replicas_are_one_proposal_and_online_ones_come_first() -> None:
+    found = proposals(running(docker("train-1"), pod("chat-0"), pod("chat-1"), docker("x")))
+    assert [(one.role, len(one.uses)) for one in found] == [("online", 2), ("offline", 1), (None, 1)]
+
+
+def test_without_a_terminal_the_proposals_are_written_and_check_accepts_them(tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "policy.yaml"
+    out = run(path, live=running(pod("chat-0", "serving"), docker("train-1"), Container(HOST, "host", "host")))
+    policy = load(path, strict_permissions=True)
+    assert not policy.enforce
+    assert ([rule.name for rule in policy.online], [rule.name for rule in policy.offline]) == (["chat"], ["train"])
+    assert policy.online[0].slo.target_ns == 50_000_000
+    written = path.read_text()
+    assert '# now: serving/chat-0: main, 31% of a GPU\'s SM time, 12.0 GiB ("serving" in its namespace)' in written
+    assert "#   host, 31%" in written
+    assert f"gpuwarden check --live {path}" in written
+    assert "ok: 1 online rule, 1 offline rule, deciding and logging only" in out
+    assert not findings(examine(path), running(pod("chat-0", "serving"), docker("train-1")))
+
+
+def test_a_server_that_counts_its_own_latencies_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    run(path, live=running(pod("llm-0", image="vllm/vllm-openai:v0.8")))
+    assert "  # vLLM counts its own latencies: docs/examples/vllm.yaml\n" in path.read_text()
+
+
+def test_a_policy_that_is_there_is_never_written_over_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("mine\n")
+    with pytest.raises(SetupError, match="is there already"):
+        run(path, "--online", "chat")
+    assert path.read_text() == "mine\n"
+    run(path, "--online", "chat", "--force")
+    assert load(path).online
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SetupError, match="is there already"):
+        run(tmp_path / "link", "--online", "chat")
+
+
+def test_flags_say_it_all(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    flags = ["--online", "serving/chat-*", "--slo", "20ms", "--signal", "http", "--port", "8000"]
+    run(path, *flags, "--offline", "namespace=batch,labels.app=a b,pod=x-*,pod=y-*", "--offline", "train-*")
+    policy = load(path)
+    [chat] = policy.online
+    assert (chat.name, chat.match.namespace, chat.match.pod) == ("chat", ("serving",), ("chat-*",))
+    assert (chat.slo.target_ns, chat.slo.signal) == (20_000_000, "http")
+    first, second = policy.offline
+    assert (first.match.pod, first.match.labels) == (("x-*", "y-*"), (("app", ("a b",)),))
+    assert second.match.container == ("train-*",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--online", "chat", "--slo", "50"], "is a duration without a unit"),
+        (["--online", "chat", "--signal", "htpp"], "did you mean http?"),
+        (["--online", "chat", "--signal", "http"], "has no port; write port: 8000"),
+        (["--online", "chat", "--offline", "chat"], "matches the same as"),
+        (["--online", "chat", "--slo", "1ms}, enforce: {a"], "is not a duration"),
+    ],
+)
+def test_flags_that_make_no_right_policy_are_told_as_check_tells_it(
+    tmp_path: Path, flags: list[str], says: str
+) -> None:
+    assert says in run(tmp_path / "p.yaml", *flags)
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_a_match_that_is_none_is_told_how_to_write_it(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=r"KEY being one of namespace, pod"):
+        run(tmp_path / "p.yaml", "--online", "nmespace=x")
+
+
+def test_on_a_terminal_each_is_asked_about_and_nonsense_is_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    live = running(pod("chat-0", "serving"), docker("train-1"), docker("x"))
+    out = run(path, live=live, answers=["", "5", "20ms", "http", "", "8000", "off", "o", "l"])
+    assert "5 is a duration without a unit" in out
+    policy = load(path)
+    [chat] = policy.online
+    assert (chat.slo.target_ns, chat.slo.signal) == (20_000_000, "http")
+    assert [rule.name for rule in policy.offline] == ["train"]
+
+
+def test_whoever_hangs_up_gets_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="nothing was written"):
+        run(tmp_path / "p.yaml", live=running(docker("x")), answers=[])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_dash_prints_it() -> None:
+    assert judge(run("-", "--online", "chat"), "p").policy
+
+
+NAMES = st.text(min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.builds(pod, NAMES, NAMES) | st.builds(docker, NAMES), max_size=4), NAMES)
+def test_whatever_runs_the_result_is_right_and_each_rule_fits_whom_it_was_made_for(
+    containers: list[Container], command: str
+) -> None:
+    found = proposals(running(*containers, command=command))
+    drafts = [Draft(one.name, one.match) for one in found if one.match is not None]
+    policy = judge(text([], drafts, [one.why for one in found], command), "p").accepted()
+    assert len(policy.offline) == len(drafts)
+    for container in containers:
+        if match_of(container) is not None:
+            assert any(rule.match.fits(Facts(container), every_process=True) for rule in policy.offline)
