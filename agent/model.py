@@ -261,3 +261,5 @@ class Snapshot:
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
     held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them
     health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # only where a policy is
+    policy_error: str | None = None  # why the policy file was refused, a mistake a line; what was in force stays so
+    policy_wall_ns: int | None = None  # when the policy in force was read (CLOCK_REALTIME); null: there is none

@@ -187,7 +187,7 @@ class Loop:
         paused = self.meter.read(here, now_ns)
         self.explainer.tell(here, decided, readings, paused, now_ns)
         for told in kept.told:
-            self.explainer.log.write(told)
+            self.explainer.tell_memory(told)
         standing = {key: self.climber.standing(key) for key in here}
         counted = {key: self.requests.of(key) for key in here}
         self.pipeline.enforcement = report(here, readings, decided, paused, standing, kept.stances, counted)

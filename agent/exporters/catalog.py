@@ -105,6 +105,13 @@ CATALOG: Final = (
         "1 for the state that the device is in (init, healthy, unhealthy, overlimit, disabled), 0 for the others.",
     ),
     Metric("gpuwarden_enforcing", "gauge", NONE, "1 if the policy is acted on, 0 if decisions are only logged."),
+    Metric(
+        "gpuwarden_policy_reload_success",
+        "gauge",
+        NONE,
+        "1 if the policy file was taken when it was read last, 0 if it was refused; the snapshot and the log say why.",
+    ),
+    Metric("gpuwarden_policy_reload_timestamp_seconds", "gauge", NONE, "When the policy in force was read."),
     Metric("gpuwarden_container_role_info", "gauge", (*CONTAINER, "role", "rule"), "Always 1; role and matching rule."),
     Metric("gpuwarden_container_slo_latency_seconds", "gauge", CONTAINER, "Latency at the SLO's quantile."),
     Metric("gpuwarden_container_slo_target_seconds", "gauge", CONTAINER, "What that latency is to stay under."),

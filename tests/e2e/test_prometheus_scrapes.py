@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agent import web
 from agent.exporters import prometheus
 from agent.model import Snapshot
 from tests.unit.snapshots import rich_snapshot
@@ -93,7 +94,7 @@ class Served:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot = rich_snapshot()
-        self.server = prometheus.serve("127.0.0.1", 0, lambda: self.snapshot)
+        self.server = web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(lambda: self.snapshot)})
 
 
 @pytest.fixture

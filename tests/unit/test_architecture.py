@@ -19,7 +19,7 @@ SOURCES = [
     path
     for folder in ("agent", "enforce", "bpf", "sim", "bench", "dashboards", "manual", "tests", "packaging")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.suffix in (".py", ".c", ".h", ".sh") and "build" not in path.relative_to(ROOT).parts
+    if path.suffix in (".py", ".c", ".h", ".sh", ".js", ".css") and "build" not in path.relative_to(ROOT).parts
 ]
 
 
