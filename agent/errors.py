@@ -3,6 +3,7 @@
 """Every error that the product raises on purpose.
 
 WardenError            one line that says what to do; the command line prints it without a traceback
+├── UsageError         an option's value makes no sense
 ├── SetupError         this machine lacks something (root, BTF, a library, a GPU)
 ├── ProbeError         a BPF object or a probe could not be loaded or attached
 ├── NvmlError          NVML refused a call that the agent cannot do without
@@ -10,13 +11,40 @@ WardenError            one line that says what to do; the command line prints it
 ├── SourceError        a runtime's socket failed, or what it said cannot be true
 │   └── SourceTimeoutError  it did not answer in time
 └── GoneError          the process or device acted on no longer exists
+
+EXIT_CODES is what each command ends with: the one table that --help prints and the documentation is made from.
 """
+
+from typing import Final
+
+EXIT_CODES: Final = (
+    (0, "done"),
+    (1, "failed, or not all of it could be done: the message says what is left to do"),
+    (2, "the command line or the policy is wrong"),
+    (3, "this machine lacks something: root, a kernel feature, a library, a GPU, a running agent, a file"),
+    (4, "a BPF program or a probe could not be loaded or attached"),
+    (5, "NVML cannot be used"),
+    (129, "gputop lost its terminal (SIGHUP)"),
+    (130, "interrupted with Ctrl-C; gpuwarden run and gputop end with 0 then"),
+    (143, "gputop was ended (SIGTERM); gpuwarden run ends with 0 then"),
+)
+
+
+def exit_codes() -> str:
+    """The table as --help prints it."""
+    return "exit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES)
 
 
 class WardenError(Exception):
     """Base of all; `exit_code` is what a command ends with."""
 
     exit_code = 1
+
+
+class UsageError(WardenError):
+    """The command line makes no sense in itself. The message says what to write."""
+
+    exit_code = 2
 
 
 class SetupError(WardenError):

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The commands, and the one place that knows both halves: observing (agent) and enforcing (enforce).
-
-Exit codes: 0 done, 1 failed, 2 wrong policy or usage, 3 the machine lacks something, 4 probes, 5 NVML.
-"""
+"""The commands, and the one place that knows both halves: observing (agent) and enforcing (enforce)."""
 
 from __future__ import annotations
 
@@ -12,30 +9,38 @@ import faulthandler
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent import endpoint
+from agent import endpoint, logs
 from agent.clock import NS_PER_SECOND
-from agent.errors import SetupError, WardenError
+from agent.errors import SetupError, UsageError, WardenError, exit_codes
 from agent.stacks.arguments import add_arguments as stacks_arguments
 from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from agent.model import ContainerKey, Snapshot
     from agent.observer import Observer, Settings
     from agent.tui.told import Tell, Told
+=======
+    from agent.model import Snapshot
+    from agent.observer import Settings
+    from agent.page.content import Told
+>>>>>>> main
     from enforce.explain.history import History
+    from enforce.policy.file import PolicyFile
     from enforce.policy.model import Policy
-    from enforce.sysmonitor import SysMonitor
 
 _log = logging.getLogger("gpuwarden")
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
@@ -51,10 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if rest and options.act is not _demo:  # the demo reads its own options
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
-    logging.basicConfig(
-        level=logging.DEBUG if options.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(logs.Format(options.log_format), logging.DEBUG if options.verbose else logging.INFO)
     _end(parser.prog, lambda: options.act(options))
 
 
@@ -75,7 +77,7 @@ def _end(program: str, act: Callable[[], int]) -> NoReturn:
     try:
         code = act()
     except WardenError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        logs.say(f"{program}: {error}", logging.ERROR)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -92,7 +94,12 @@ _LIBCUDA_HELP = "also watch this libcuda.so.1 (the node's own and containers' co
 def _top_parser() -> argparse.ArgumentParser:
     from agent.tui.arguments import add_arguments as gputop_arguments
 
-    parser = argparse.ArgumentParser(prog="gputop", description="Who uses which GPU, by container, process or device.")
+    parser = argparse.ArgumentParser(
+        prog="gputop",
+        description="Who uses which GPU, by container, process or device.",
+        epilog=exit_codes(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
     parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
     gputop_arguments(parser)
@@ -100,7 +107,13 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden", description=(__doc__ or "").partition("\n")[2])
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden",
+        description="Shows who uses the GPUs, and keeps the latency promises of the online containers.",
+        epilog=exit_codes(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(log_format=logs.Format.AUTO)
     parser.add_argument("--version", action="version", version=f"gpuwarden {version('gpuwarden')}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log everything")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -158,12 +171,23 @@ def _watching_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="ADDRESS:PORT", help="for /metrics (%(default)s)")
+    parser.add_argument(
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="ADDRESS:PORT",
+        help="for /metrics and the status page (%(default)s)",
+    )
     parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     parser.add_argument(
         "--usage", default=str(DEFAULT_FILE), metavar="FILE", help="the usage ledger, or off (%(default)s)"
     )
     parser.add_argument("--usage-days", type=int, default=DAYS, metavar="N", help="how long it keeps (%(default)s)")
+    parser.add_argument(
+        "--log-format",
+        choices=list(logs.Format),
+        default=logs.Format.AUTO,
+        help="of stderr: text for people, a line of JSON each for machines; auto is JSON under systemd (%(default)s)",
+    )
     parser.add_argument(
         "--decisions", default="-", metavar="FILE", help="where decisions are written, a line of JSON each (stdout)"
     )
@@ -182,24 +206,30 @@ def _policy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent import preflight
+    from agent import preflight, web
     from agent.exporters import prometheus
     from agent.observer import Observer
+    from agent.page.ring import Ring
+    from agent.page.site import Site
     from agent.usage.ledger import keep
     from enforce.explain.command import WORD, answer
     from enforce.explain.history import History
+    from enforce.reloading import LOOK_SECONDS, Reloading
+    from enforce.start import Enforcement
     from enforce.sysmonitor import SysMonitor
 
     preflight.require_this_machine()
     received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
-    policy = _policy(options.policy)
+    file, policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
         observer, history, health = Observer(_settings(options)), History(), SysMonitor()
-        server = prometheus.serve(
-            address, port, observer.snapshot, observer.served
-        )  # first what can be refused for little
+        ring = Ring()
+        observer.on_tick.append(ring.note)
+        site = Site(observer.snapshot, ring, lambda: _decided(history))
+        metrics = prometheus.application(observer.snapshot, observer.served)
+        server = web.serve(address, port, {"/metrics": metrics, **site.routes()})  # first what is refused for little
         stack.callback(server.close)
         answers = {WORD: lambda container: answer(history, container)}
         socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock", answers)
@@ -207,19 +237,35 @@ def _run(options: argparse.Namespace) -> int:
         keep(observer, options.usage, options.usage_days, stack)
         stack.enter_context(observer)
         _log.info(
-            "metrics on http://%s:%d/metrics, snapshots on %s", address, server.port, options.run_dir / "agent.sock"
+            "metrics on http://%s:%d/metrics, the status page on /, snapshots on %s",
+            address,
+            server.port,
+            options.run_dir / "agent.sock",
         )
-        enforcing = stack.enter_context(ExitStack())
-        _enforce(policy, observer, history, health, options, enforcing)
-        print("ready", file=sys.stderr, flush=True)
-        while next(received) == signal.SIGHUP:
-            _reload(observer, history, health, options, enforcing)
+        start = partial(
+            Enforcement,
+            observer=observer,
+            run_dir=options.run_dir,
+            decisions=options.decisions,
+            history=history,
+            health=health,
+        )
+        policies = stack.enter_context(Reloading(file, policy, observer.pipeline, start))
+        logs.say("ready")
+        while (number := received(LOOK_SECONDS)) in (None, signal.SIGHUP):
+            (policies.look if number is None else policies.reload)()
         _log.info("ending: releasing everything")
     return 0
 
 
-def _signals(*numbers: signal.Signals) -> Iterator[int]:
-    """Each signal as it comes, from now on.
+def _decided(history: History) -> Sequence[Told]:
+    from enforce.explain.recent import recent  # what only the status page's readers need
+
+    return recent(history)
+
+
+def _signals(*numbers: signal.Signals) -> Callable[[float], int | None]:
+    """What waits so many seconds for a signal, and says which; several SIGHUPs are one, and any other counts more.
 
     Through a pipe: the kernel may hand a signal to any thread, and a main thread that waits for a lock sleeps on.
     """
@@ -229,49 +275,12 @@ def _signals(*numbers: signal.Signals) -> Iterator[int]:
     for number in numbers:
         signal.signal(number, lambda _number, _frame: None)
 
-    def received() -> Iterator[int]:
-        while True:
-            yield from os.read(read, 64)
+    def received(seconds: float) -> int | None:
+        ready, _, _ = select.select([read], [], [], seconds)
+        came = os.read(read, 64) if ready else b""
+        return max(came, key=lambda number: number != signal.SIGHUP, default=None)
 
-    return received()
-
-
-def _enforce(
-    policy: Policy | None,
-    observer: Observer,
-    history: History,
-    health: SysMonitor,
-    options: argparse.Namespace,
-    into: ExitStack,
-) -> None:
-    from enforce.policy.advice import advice
-    from enforce.start import Enforcement
-
-    if policy is None:
-        _log.info("no policy: observing only")
-        return
-    for one in advice(policy):
-        _log.warning("policy: %s", one.text)
-    into.enter_context(Enforcement(policy, observer, options.run_dir, options.decisions, history, health))
-
-
-def _reload(
-    observer: Observer, history: History, health: SysMonitor, options: argparse.Namespace, enforcing: ExitStack
-) -> None:
-    """SIGHUP: the new policy if it is right, else the old one goes on."""
-    try:
-        policy = _policy(options.policy)
-    except WardenError as error:
-        _log.error("policy not reloaded, the old one stays in force: %s", error)
-        return
-    enforcing.close()
-    observer.pipeline.enforcing, observer.pipeline.enforcement, observer.pipeline.device_health = False, {}, {}
-    try:
-        _enforce(policy, observer, history, health, options, enforcing)
-    except (WardenError, OSError) as error:
-        _log.error("policy not reloaded, nothing is enforced now; SIGHUP tries again: %s", error)
-        return
-    _log.info("policy reloaded")
+    return received
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -279,9 +288,9 @@ def _plan(options: argparse.Namespace) -> int:
     from enforce.plan import plan
     from enforce.toolbox import Toolbox
 
-    policy = _policy(options.policy)
+    _, policy = _policy(options.policy)
     if policy is None:
-        raise SetupError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
+        raise UsageError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")
     with Observer(_settings(options)) as observer:
         return plan(policy, observer, Toolbox.of(observer, None), options.seconds, options.json, sys.stdout)
 
@@ -399,20 +408,20 @@ def _settings(options: argparse.Namespace) -> Settings:
     from agent.observer import Settings
 
     if not 0.1 <= options.interval <= 3600:
-        raise SetupError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
+        raise UsageError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
     return Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda), tuple(options.names))
 
 
-def _policy(path: Path | None) -> Policy | None:
-    from enforce.policy.load import load
+def _policy(path: Path | None) -> tuple[PolicyFile, Policy | None]:
+    """Where it is, and what it says now; None where none was named and there is none."""
+    from enforce.policy.file import PolicyFile
 
-    if path is None and not DEFAULT_POLICY.exists():
-        return None
-    return load(path or DEFAULT_POLICY, strict_permissions=True)
+    file = PolicyFile(path or DEFAULT_POLICY)
+    return file, file.load() if path is not None or file.exists() else None
 
 
 def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise SetupError(f"--listen {listen}: write ADDRESS:PORT, such as {DEFAULT_LISTEN}")
+        raise UsageError(f"--listen {listen}: write ADDRESS:PORT, such as {DEFAULT_LISTEN}")
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -181,6 +181,8 @@ class Enforcement:
     latency_seconds: float | None = None  # the SLO's quantile over its window
     latency_quantile: float | None = None
     target_seconds: float | None = None
+    requests_total: int | None = None  # whose latency was read, since the policy was
+    slow_requests_total: float | None = None  # of these, over the target
     share_ratio: float | None = None  # what offline work may use of the device
     paused_ratio: float | None = None  # share of the last second that it was stopped
     pauses_total: int = 0
@@ -259,3 +261,5 @@ class Snapshot:
     ended: tuple[ContainerUsage, ...] = ()  # their last figures, until they were scraped
     held: tuple[ContainerUsage, ...] = ()  # devices assigned to containers that do not use them
     health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # only where a policy is
+    policy_error: str | None = None  # why the policy file was refused, a mistake a line; what was in force stays so
+    policy_wall_ns: int | None = None  # when the policy in force was read (CLOCK_REALTIME); null: there is none

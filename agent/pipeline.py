@@ -52,6 +52,8 @@ class Pipeline:
     enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
     enforcing: bool = False
     device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # likewise
+    policy_error: str | None = None  # likewise
+    policy_wall_ns: int | None = None  # likewise
     unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
     nvml_errors: Callable[[], Mapping[str, int]] = dict
     name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict
@@ -140,6 +142,8 @@ class Pipeline:
             enforcement=dict(self.enforcement),
             enforcing=self.enforcing,
             health=dict(self.device_health),
+            policy_error=self.policy_error,
+            policy_wall_ns=self.policy_wall_ns,
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
             collectors=tuple(health),
             lost=self._lost(),

@@ -15,6 +15,7 @@ from enforce.decisions import Decision, DecisionLog, as_line
 from enforce.effects import Awaited, Effect, Effects
 from enforce.explain.history import History
 from enforce.explain.model import Brought, Who
+from enforce.memory.told import MemoryDecision
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.report import Paused
@@ -69,6 +70,11 @@ class Explainer:
                 self.log.write(unruled)
         for awaited in self.effects.due(now_ns):
             self._follow(awaited, readings.get(ContainerKey(awaited.decision.ruler)))
+
+    def tell_memory(self, told: MemoryDecision) -> None:
+        """What was done for memory's sake."""
+        if self.log.write(told):
+            self.history.for_memory.append(told)
 
     def losses(self) -> dict[str, int]:
         """What could not be told or remembered, for Snapshot.lost."""

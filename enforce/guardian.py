@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent import layout
+from agent import layout, logs
 from agent.clock import monotonic_ns
 from agent.errors import GoneError, WardenError
 from agent.libbpf import Library, Map, RingBuffer
@@ -50,13 +50,14 @@ _LAST_ROUNDS_NS = 20_000_000  # a launch that passed the lease check just before
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the agent hands over on the command line: file descriptors by map name, and times."""
+    """What the agent hands over on the command line: file descriptors by map name, times, how to log."""
 
     fds: dict[str, int]
     ledger: str
     agent_tgid: int
     open_delay_ns: int
     hold_ns: int
+    log_format: str = logs.Format.TEXT
 
     def to_argument(self) -> str:
         """As one word of the command line."""
@@ -305,8 +306,9 @@ class Guardian:
 
 def main() -> None:
     """`python -m enforce.guardian SETTINGS`: started by the agent, never by hand."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    guardian = Guardian(Settings(**json.loads(sys.argv[1])))
+    settings = Settings(**json.loads(sys.argv[1]))
+    logs.configure(logs.Format(settings.log_format))
+    guardian = Guardian(settings)
     for number in _ENDING:
         signal.signal(number, lambda *_: guardian.stop())
     try:

@@ -34,3 +34,8 @@ def quantile_ns(counts: Mapping[int, int], quantile: float) -> float | None:
         if seen >= wanted:
             return middle_ns(bucket)
     return None
+
+
+def slower(counts: Mapping[int, int], target_ns: int) -> int:
+    """Requests that took longer, as `quantile_ns` sees them: above 1 − quantile of all just where the promise fails."""
+    return sum(count for bucket, count in counts.items() if middle_ns(bucket) > target_ns)

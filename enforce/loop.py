@@ -37,6 +37,7 @@ from enforce.report import PauseMeter, report
 from enforce.roster import Seat, seats
 from enforce.rungs import Rungs
 from enforce.signalling import with_troubles
+from enforce.signals.requests import Requests
 from enforce.slots import assign
 from enforce.supervisor import Supervisor
 from enforce.sysmonitor import SysMonitor, published
@@ -63,6 +64,7 @@ class Loop:
     pipeline: Pipeline
     members: Members
     signals: dict[str, Signal]
+    requests: Requests
     deliveries: Deliveries
     hands: Hands | None
     tools: Toolbox
@@ -130,6 +132,7 @@ class Loop:
         here = seats(self.policy, self.members.all(), snapshot)
         for signal in self.signals.values():
             signal.forget(self._present - here.keys())
+        self.requests.forget(self._present - here.keys())
         self._present = frozenset(here)
         self._amiss = tell(here, self._amiss)
         readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
@@ -184,9 +187,10 @@ class Loop:
         paused = self.meter.read(here, now_ns)
         self.explainer.tell(here, decided, readings, paused, now_ns)
         for told in kept.told:
-            self.explainer.log.write(told)
+            self.explainer.tell_memory(told)
         standing = {key: self.climber.standing(key) for key in here}
-        self.pipeline.enforcement = report(here, readings, decided, paused, standing, kept.stances)
+        counted = {key: self.requests.of(key) for key in here}
+        self.pipeline.enforcement = report(here, readings, decided, paused, standing, kept.stances, counted)
 
     def _read(self, seat: Seat, now_ns: int) -> Reading | None:
         rule = seat.classification.rule

@@ -26,6 +26,7 @@ from enforce.model import Rung, Subject
 from enforce.policy.model import Policy
 from enforce.roster import Seat, seats, subject_of
 from enforce.signalling import signals
+from enforce.signals.requests import Requests
 from enforce.start import deciding
 from enforce.sysmonitor import SysMonitor
 from enforce.toolbox import Toolbox
@@ -66,10 +67,11 @@ def document(one: Planned) -> dict[str, object]:
 
 def watch(policy: Policy, observer: Observer, tools: Toolbox, seconds: float) -> list[Planned]:
     """Decides for so many seconds without acting; the last decisions."""
-    latest = _Latest()
+    latest, requests = _Latest(), Requests()
     ending = threading.Event()
-    with signals(policy, observer) as known:
-        loop = deciding(policy, observer, known, tools, None, Explainer(latest, History(), acts=False), SysMonitor())
+    with signals(policy, observer, requests) as known:
+        explainer = Explainer(latest, History(), acts=False)
+        loop = deciding(policy, observer, known, requests, tools, None, explainer, SysMonitor())
         thread = threading.Thread(target=loop.run, args=(ending,), name="plan", daemon=True)
         thread.start()
         try:

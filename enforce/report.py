@@ -16,6 +16,7 @@ from enforce.memory.told import MemoryStance
 from enforce.model import Reading
 from enforce.policy.model import OfflineRule, OnlineRule
 from enforce.roster import Seat, processes_of
+from enforce.signals.requests import Counted
 from enforce.standing import NOWHERE, Standing
 
 _WINDOW_NS = 1_000_000_000
@@ -89,6 +90,7 @@ def report(
     paused: Mapping[ContainerKey, Paused],
     standing: Mapping[ContainerKey, Standing],
     memory: Mapping[ContainerKey, MemoryStance] | None = None,
+    counted: Mapping[ContainerKey, Counted | None] | None = None,
 ) -> dict[ContainerKey, Enforcement]:
     """One entry per container on a GPU."""
     verdicts = {verdict.seat.container.key: verdict for verdict in decided.verdicts}
@@ -99,12 +101,15 @@ def report(
         latency = (reading.latency_ns or reading.recent_ns) if reading else None
         offline = isinstance(rule, OfflineRule)
         stance = memory.get(key) if memory else None
+        requests = counted.get(key) if counted else None
         out[key] = Enforcement(
             role=seat.classification.role.value,
             rule=rule.name if rule else None,
             latency_seconds=latency / 1e9 if latency is not None else None,
             latency_quantile=slo.quantile if slo else None,
             target_seconds=slo.target_ns / 1e9 if slo else None,
+            requests_total=requests.requests if requests else None,
+            slow_requests_total=requests.slow if requests else None,
             share_ratio=verdict.share.ratio if verdict else (1.0 if offline else None),
             paused_ratio=paused[key].ratio if offline else None,
             pauses_total=paused[key].pauses,

@@ -24,6 +24,7 @@ from enforce.signals.calls import Calls
 from enforce.signals.gpu_wait import GpuWait, ReadHistogram
 from enforce.signals.http import Http
 from enforce.signals.prometheus import Prometheus
+from enforce.signals.requests import Requests
 from enforce.signals.uprobe import Uprobe
 from enforce.signals.window import Buckets
 
@@ -31,21 +32,23 @@ Failures = Mapping[tuple[Source, str], int]
 
 
 @contextmanager
-def signals(policy: Policy, observer: Observer) -> Iterator[dict[str, Signal]]:
-    """Each by its name, for as long as the block lasts. What they miss is told with what the observer loses."""
+def signals(policy: Policy, observer: Observer, requests: Requests) -> Iterator[dict[str, Signal]]:
+    """Each by its name, for as long as the block lasts. What they miss is told with what the observer loses.
+
+    `requests` is where they count them.
+    """
     proc, before = observer.proc, observer.losses
     with ExitStack() as stack:
         watching = stack.enter_context(closing(HttpWatching(proc, lambda: _beside("http.bpf.o"))))
-        prometheus = stack.enter_context(closing(Prometheus()))
+        prometheus = stack.enter_context(closing(Prometheus(requests)))
         uprobe = stack.enter_context(
-            closing(Uprobe(lambda: Calls(_beside("uprobe.bpf.o"), proc), Residents(proc), proc))
+            closing(Uprobe(lambda: Calls(_beside("uprobe.bpf.o"), proc), Residents(proc), proc, requests))
         )
         observer.losses = lambda: {**before(), **watching.losses(), **uprobe.losses()}
         observer.pipeline.signal_failures = lambda: by_rule(policy, {**prometheus.failures(), **uprobe.failures()})
         try:
-            yield {
-                signal.name: signal for signal in (GpuWait(_histograms(observer)), Http(watching), prometheus, uprobe)
-            }
+            gpu_wait, http = GpuWait(_histograms(observer), requests), Http(watching, requests)
+            yield {signal.name: signal for signal in (gpu_wait, http, prometheus, uprobe)}
         finally:
             observer.losses, observer.pipeline.signal_failures = before, dict
 

@@ -34,6 +34,7 @@ from enforce.release import release_all
 from enforce.report import PauseMeter
 from enforce.rungs import Rungs
 from enforce.signalling import signals
+from enforce.signals.requests import Requests
 from enforce.supervisor import Supervisor
 from enforce.sysmonitor import SysMonitor
 from enforce.toolbox import Toolbox
@@ -70,11 +71,12 @@ class Enforcement:
             stack.callback(log.close)
             self._history.has_policy, self._history.enforcing = True, self._policy.enforce
             explainer = Explainer(log, self._history, acts=self._policy.enforce)
-            known = stack.enter_context(signals(self._policy, self._observer))
+            requests = Requests()
+            known = stack.enter_context(signals(self._policy, self._observer, requests))
             tools = Toolbox.of(self._observer, ledger)
             stack.callback(tools.close)
             hands = self._hands(ledger, tools, stack) if ledger is not None else None
-            loop = deciding(self._policy, self._observer, known, tools, hands, explainer, self._health)
+            loop = deciding(self._policy, self._observer, known, requests, tools, hands, explainer, self._health)
             others = self._observer.losses
             self._observer.losses = lambda: {**others(), **loop.losses()}
             stack.callback(setattr, self._observer, "losses", others)
@@ -124,6 +126,7 @@ def deciding(
     policy: Policy,
     observer: Observer,
     known: dict[str, Signal],
+    requests: Requests,
     tools: Toolbox,
     hands: Hands | None,
     explainer: Explainer,
@@ -138,6 +141,7 @@ def deciding(
         pipeline=observer.pipeline,
         members=observer.members,
         signals=known,
+        requests=requests,
         deliveries=Deliveries(probes),
         hands=hands,
         tools=tools,

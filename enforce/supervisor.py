@@ -15,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
+from agent import logs
 from agent.clock import monotonic_ns
 from agent.layout import Control
 from agent.probes import Probes
@@ -35,7 +36,8 @@ class Supervisor:
 
     def __init__(self, probes: Probes, ledger: Path, tuning: Tuning, inherited: tuple[int, ...] = ()) -> None:
         fds = {name: probes.bpf.map_fd(name) for name in _MAPS}
-        self._settings = Settings(fds, str(ledger), os.getpid(), tuning.gate_open_delay_ns, tuning.gate_hold_ns)
+        times = (tuning.gate_open_delay_ns, tuning.gate_hold_ns)
+        self._settings = Settings(fds, str(ledger), os.getpid(), *times, logs.in_force())
         self._inherited = inherited  # file descriptors that the guardian keeps open until it ends
         self._control: Control = probes.map("controls").share(1)[0]
         self._ledger = ledger

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Final
 
 from agent import endpoint
-from agent.errors import NvmlError, PolicyError, ProbeError, SetupError, WardenError
+from agent.errors import EXIT_CODES
 from agent.main import DEFAULT_POLICY, DEFAULT_RUN_DIR
 from agent.usage.tables import DEFAULT_FILE
 from manual import roff
@@ -34,20 +34,9 @@ _TOP: Final = (
     "container has caused is shown as (unattributed).",
 )
 _SIGNALS: Final = (
-    ("SIGHUP", "gpuwarden run reads the policy again. One that is wrong is refused, and the old one stays in force."),
+    ("SIGHUP", "gpuwarden run takes the policy file at once; changes are noticed without it. A wrong one is refused."),
     ("SIGTERM, SIGINT", "It releases everything and ends."),
     ("SIGUSR1", "It writes to standard error where each of its threads is."),
-)
-EXIT: Final = (
-    (0, "done"),
-    (WardenError.exit_code, "failed, or not all of it could be done: the message says what is left to do"),
-    (PolicyError.exit_code, "the command line or the policy is wrong"),
-    (SetupError.exit_code, "this machine lacks something: root, a kernel feature, a library, a GPU, a running agent"),
-    (ProbeError.exit_code, "a BPF program or a probe could not be loaded or attached"),
-    (NvmlError.exit_code, "NVML cannot be used"),
-    (129, "gputop lost its terminal (SIGHUP)"),
-    (130, "interrupted with Ctrl-C; gpuwarden run and gputop end with 0 then"),
-    (143, "gputop was ended (SIGTERM); gpuwarden run ends with 0 then"),
 )
 _WARDEN_FILES: Final = (
     (str(DEFAULT_POLICY), "The policy. Only root, or whom the agent runs as, may be able to write it."),
@@ -69,7 +58,7 @@ _MORE: Final = "The documentation that comes with GPU Warden: policy, metrics, o
 def pages(warden: argparse.ArgumentParser, top: argparse.ArgumentParser) -> dict[str, str]:
     """File name → page."""
     first, *below = commands(warden)
-    exits = roff.section("exit status", *roff.terms((str(code), meaning) for code, meaning in EXIT))
+    exits = roff.section("exit status", *roff.terms((str(code), meaning) for code, meaning in EXIT_CODES))
     return {
         "gpuwarden.8": _page(
             _head(first, 8, _WARDEN_DOES, _WARDEN),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.containers.answers import Names
-from agent.errors import SetupError
+from agent.errors import UsageError
 from agent.model import Container
 
 
@@ -100,7 +100,7 @@ BUILTIN = (
 
 
 def sockets(extra: Iterable[str]) -> tuple[Socket, ...]:
-    """The usual ones and, before them, those that were asked for as KIND=PATH. SetupError says how to write it."""
+    """The usual ones and, before them, those that were asked for as KIND=PATH. UsageError says how to write it."""
     return (*map(_socket, extra), *BUILTIN)
 
 
@@ -108,5 +108,5 @@ def _socket(text: str) -> Socket:
     kind, _, path = text.partition("=")
     kinds = (*KINDS, KUBELET)
     if kind not in kinds or not path.startswith("/"):
-        raise SetupError(f"{text}: write KIND=/PATH/TO/SOCKET, KIND being one of {', '.join(kinds)}")
+        raise UsageError(f"{text}: write KIND=/PATH/TO/SOCKET, KIND being one of {', '.join(kinds)}")
     return Socket(kind, path)

@@ -140,6 +140,8 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
     yield "container_slo_latency_seconds", labels, enforcement.latency_seconds
     yield "container_slo_target_seconds", labels, enforcement.target_seconds
     yield "container_slo_quantile_ratio", labels, enforcement.latency_quantile
+    yield "container_slo_requests_total", labels, enforcement.requests_total
+    yield "container_slo_slow_requests_total", labels, enforcement.slow_requests_total
     yield "container_share_ratio", labels, enforcement.share_ratio
     yield "container_paused_ratio", labels, enforcement.paused_ratio
     for rung in enforcement.rungs:
@@ -157,6 +159,7 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
 
 def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
     yield "enforcing", (), snapshot.enforcing
+    yield from _policy(snapshot)
     yield "snapshot_timestamp_seconds", (), snapshot.wall_ns / NS_PER_SECOND
     yield "snapshot_interval_seconds", (), snapshot.interval_ns / NS_PER_SECOND
     for health in snapshot.collectors:
@@ -178,6 +181,13 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
     for source, count in snapshot.lost.items():
         name, _, reason = source.partition(":")
         yield "events_lost_total", (text(name), text(reason)), count
+
+
+def _policy(snapshot: Snapshot) -> Iterator[Candidate]:
+    read_at = snapshot.policy_wall_ns
+    if read_at is not None or snapshot.policy_error is not None:  # else no file was ever read
+        yield "policy_reload_success", (), snapshot.policy_error is None
+    yield "policy_reload_timestamp_seconds", (), None if read_at is None else read_at / NS_PER_SECOND
 
 
 def _probe(probe: ProbeStatus, library: str) -> Iterator[Candidate]:

@@ -3,21 +3,19 @@
 """/metrics for Prometheus: the last snapshot, turned into metrics when somebody scrapes.
 
 Invariant: a series exists exactly while the snapshot has its value, so that nothing outlives its container and nothing
-leaks. Listens on loopback unless told otherwise.
+leaks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, Self
-from wsgiref.simple_server import WSGIServer
+from typing import TYPE_CHECKING, Final
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from agent.errors import SetupError
 from agent.exporters.catalog import CATALOG, Metric
 from agent.exporters.families import rows
 from agent.exporters.labels import Labels
@@ -25,6 +23,9 @@ from agent.model import Snapshot
 
 ADDRESS: Final = "127.0.0.1"
 PORT: Final = 9837
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
 
 Family = GaugeMetricFamily | CounterMetricFamily
 GetSnapshot = Callable[[], Snapshot | None]
@@ -57,25 +58,6 @@ class SnapshotCollector(Collector):
         return (family for family in families.values() if family.samples)
 
 
-class Server:
-    """The HTTP server; `port` is the one in use (port 0 asks for any)."""
-
-    def __init__(self, server: WSGIServer) -> None:
-        self._server = server
-        self.port: int = server.server_port
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
 def registry(get_snapshot: GetSnapshot, served: Served = ignore) -> prometheus_client.CollectorRegistry:
     """A registry with nothing in it but the snapshot."""
     made = prometheus_client.CollectorRegistry()
@@ -88,16 +70,9 @@ def render(snapshot: Snapshot | None) -> str:
     return prometheus_client.generate_latest(registry(lambda: snapshot)).decode()
 
 
-def serve(address: str, port: int, get_snapshot: GetSnapshot, served: Served = ignore) -> Server:
-    """Serve /metrics on a thread of its own. SetupError when the port cannot be had."""
-    try:
-        server, _ = prometheus_client.start_http_server(port, address, registry(get_snapshot, served))
-    except OSError as error:
-        raise SetupError(
-            f"cannot serve metrics on {address}:{port} ({error.strerror or error}): "
-            "stop what listens there ('ss -ltnp' shows it) or choose another address or port"
-        ) from error
-    return Server(server)
+def application(get_snapshot: GetSnapshot, served: Served = ignore) -> WSGIApplication:
+    """What answers a scrape, for agent.web to serve."""
+    return prometheus_client.make_wsgi_app(registry(get_snapshot, served))
 
 
 def _added_up(snapshot: Snapshot) -> dict[tuple[str, Labels], float]:

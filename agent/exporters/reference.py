@@ -24,6 +24,8 @@ The agent serves Prometheus metrics at http://{ADDRESS}:{PORT}/metrics, made fro
 - **Conservation**: on each device the containers and `unattributed` add up to the device, for SM time, memory and PCIe.
 - `source` of `gpuwarden_device_sm_ratio`: `gpm` is the share of SMs that had work (Hopper and later); `utilization` is
   the share of time in which any kernel ran, which is all that older GPUs tell.
+- **SLOs**: slow requests ÷ requests over any span, ÷ (1 − quantile), is how many times more were slow than the promise
+  allows. [dashboards.md](dashboards.md) has rules and alerts made of that.
 
 ## Labels
 

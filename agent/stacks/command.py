@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent import endpoint, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
-from agent.errors import SetupError, WardenError
+from agent.errors import SetupError, UsageError, WardenError
 from agent.model import Container
 from agent.procfs import Procfs
 from agent.stacks import flamegraph
@@ -52,9 +52,9 @@ def _known_to_the_agent(socket: Path) -> Iterable[Container]:
 
 def _refuse(options: argparse.Namespace) -> None:
     if not 0.1 <= options.seconds <= 3600:
-        raise SetupError(f"--seconds {options.seconds}: give seconds between 0.1 and 3600")
+        raise UsageError(f"--seconds {options.seconds}: give seconds between 0.1 and 3600")
     if options.every is not None and not 1 <= options.every <= 1_000_000:
-        raise SetupError(f"--every {options.every}: give a number between 1 and 1000000")
+        raise UsageError(f"--every {options.every}: give a number between 1 and 1000000")
 
 
 class _Looking:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from agent.clock import wall_ns
-from agent.errors import SetupError
+from agent.errors import SetupError, UsageError
 from agent.model import Container, Device, Snapshot
 from agent.usage.amounts import SECONDS_PER_HOUR, Amounts, Row, hour_of
 from agent.usage.meter import Meter
@@ -178,7 +178,7 @@ class Source(Protocol):
 def keep(source: Source, file: str, days: int, until: ExitStack) -> None:
     """Books every tick of the source. A file that cannot be had is a warning: observing goes on without a ledger."""
     if not 1 <= days <= 36_500:
-        raise SetupError(f"--usage-days {days}: give days between 1 and 36500")
+        raise UsageError(f"--usage-days {days}: give days between 1 and 36500")
     if file == "off":
         return
     try:

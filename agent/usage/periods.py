@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from agent.errors import SetupError
+from agent.errors import UsageError
 from agent.usage.amounts import SECONDS_PER_HOUR
 
 _AGO = re.compile(r"(\d{1,6})([mhdw])")
@@ -19,11 +19,11 @@ _HOW = "write 24h, 7d, 2026-11-20, 2026-11-20T10:00 or start"
 
 
 def period(since: str, until: str | None, now: datetime) -> tuple[int, int]:
-    """[since, until) in seconds since 1970, both on the hour. SetupError says how to write it."""
+    """[since, until) in seconds since 1970, both on the hour. UsageError says how to write it."""
     first = _hour(_instant("--since", since, now))
     last = _hour(_instant("--until", until or "now", now) + SECONDS_PER_HOUR - (1 if until else 0))
     if last <= first:
-        raise SetupError(f"--until {until or 'now'} is not after --since {since}")
+        raise UsageError(f"--until {until or 'now'} is not after --since {since}")
     return first, last
 
 
@@ -47,7 +47,7 @@ def _instant(option: str, text: str, now: datetime) -> int:
             return int((now - int(ago[1]) * _UNITS[ago[2]]).timestamp())
         return int(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError) as error:
-        raise SetupError(f"{option} {text}: {_HOW}") from error
+        raise UsageError(f"{option} {text}: {_HOW}") from error
 
 
 def _hour(seconds: int) -> int:

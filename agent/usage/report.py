@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
-from agent.errors import SetupError
+from agent.errors import UsageError
 from agent.names import printable
 from agent.usage.amounts import Amounts, Kind
 from agent.usage.periods import period, utc
@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report(options: argparse.Namespace, now: datetime, out: IO[str]) -> int:
-    """Reads and writes it. SetupError when there is nothing to read or the question is none."""
+    """Reads and writes it. UsageError when the question is none, SetupError when there is nothing to read."""
     if options.limit is not None and options.limit < 1:
-        raise SetupError(f"--limit {options.limit}: give a number of rows from 1")
+        raise UsageError(f"--limit {options.limit}: give a number of rows from 1")
     if options.json and options.csv:
-        raise SetupError("--json and --csv: give one of them")
+        raise UsageError("--json and --csv: give one of them")
     by = _by(options.by or ["container"])
     found = read(options.usage, *period(options.since, options.until, now), by)
     lines, rest = _cut(_sorted(found, options.sort), options.limit)
@@ -103,7 +103,7 @@ def _by(given: Sequence[str]) -> list[By]:
     words = [word.strip() for one in given for word in one.split(",")]
     wrong = [word for word in words if word not in list(By)]
     if wrong:
-        raise SetupError(f"--by {printable(', '.join(wrong), 80)}: give one or more of {', '.join(By)}")
+        raise UsageError(f"--by {printable(', '.join(wrong), 80)}: give one or more of {', '.join(By)}")
     return [By(word) for word in dict.fromkeys(words)]
 
 

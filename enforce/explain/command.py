@@ -13,7 +13,7 @@ from typing import IO, TypeVar
 
 from agent import endpoint
 from agent.clock import wall_ns
-from agent.errors import SetupError, WardenError
+from agent.errors import SetupError, UsageError, WardenError
 from agent.schema import decode, encode
 from enforce.explain import logfile
 from enforce.explain.choice import choose
@@ -93,7 +93,7 @@ def _ago_ns(text: str) -> int:
     ago = _AGO.fullmatch(text)
     seconds = int(ago[1]) * _SECONDS[ago[2]] if ago else 0
     if not 0 < seconds * 10**9 <= KEPT_NS:
-        raise SetupError(f"--since {text}: write 90s, 10m or 1h; no more than an hour is remembered")
+        raise UsageError(f"--since {text}: write 90s, 10m or 1h; no more than an hour is remembered")
     return seconds * 10**9
 
 

@@ -8,7 +8,7 @@ Bounded by `MOST_CONTAINERS`; the one that was heard of longest ago gives way. I
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -16,11 +16,13 @@ from typing import TypeVar
 from agent.clock import monotonic_ns, wall_ns
 from enforce.decisions import Decision, plain
 from enforce.explain.model import VERSION, Brought, Explanation, Interval, Kept, Slowed, Story, Who, Whom, Why
-from enforce.explain.track import KEPT_NS, Stretch, Track
+from enforce.explain.track import KEPT_NS, Stretch, Track, thinned
+from enforce.memory.told import MemoryDecision
 from enforce.model import Reading
 from enforce.policy.model import OnlineRule
 
 MOST_CONTAINERS = 256  # of each role
+MOST_FOR_MEMORY = 50
 S = TypeVar("S", bound=Stretch)
 
 
@@ -37,6 +39,7 @@ class History:
         self._online: OrderedDict[str, Track[Kept]] = OrderedDict()
         self._who: dict[str, tuple[Who, int]] = {}  # and when it was last seen
         self._began_ns: int | None = None
+        self.for_memory: deque[MemoryDecision] = deque(maxlen=MOST_FOR_MEMORY)  # the latest last
         self.crowded_out = 0
         self.has_policy = self.enforcing = False
 
@@ -108,6 +111,23 @@ class History:
             interval = track.at(what.decided_ns) if track is not None else None
             if interval is not None and (interval.brought is None or interval.brought.decided_ns <= what.decided_ns):
                 interval.brought = what
+
+    def outlines(self, most: int) -> list[tuple[Who, Interval]]:
+        """Everybody's last hour in `most` intervals each, the newest first."""
+        now, offset = self._now()
+        with self._mutex:
+            found = [
+                (seen[0], one)
+                for key, track in self._offline.items()
+                if (seen := self._who.get(key)) is not None
+                for one in thinned([_told(one, offset) for one in _recent(track, now)], now + offset, most)
+            ]
+        return sorted(found, key=lambda entry: entry[1].since_ns, reverse=True)
+
+    def names(self) -> dict[str, str]:
+        """Of every container that is remembered, by key."""
+        with self._mutex:
+            return {key: who.name for key, (who, _) in self._who.items()}
 
     def explain(self, key: str | None = None) -> Explanation:
         """Everybody, and the story of one. An unknown key has none."""

@@ -94,3 +94,16 @@ def quantile(counts: Mapping[float, int], bounds: Iterable[float], wanted: float
             return end if end <= 0 else start + (end - start) * (rank - (seen - count)) / count
         start = max(0.0, end)
     return None
+
+
+def slower(counts: Mapping[float, int], bounds: Iterable[float], target: float) -> float:
+    """Requests that took longer, as `quantile` sees them: it divides a bucket evenly, and the last has no end."""
+    slow, start = 0.0, 0.0
+    for end in sorted({*bounds, *counts}):
+        count = counts.get(end, 0)
+        if start >= target:
+            slow += count
+        elif target < end < math.inf:
+            slow += count * (end - target) / (end - start)
+        start = max(0.0, end)
+    return slow

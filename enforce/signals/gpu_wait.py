@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from agent.model import ContainerKey, ProcessId, Snapshot
 from enforce.model import Reading
 from enforce.policy.model import Slo
+from enforce.signals.requests import Requests
 from enforce.signals.window import Buckets, Windows
 
 ReadHistogram = Callable[[ProcessId], Buckets | None]
@@ -23,9 +24,9 @@ class GpuWait:
 
     name = "gpu_wait"
 
-    def __init__(self, histogram_of: ReadHistogram) -> None:
+    def __init__(self, histogram_of: ReadHistogram, requests: Requests) -> None:
         self._histogram_of = histogram_of
-        self._windows = Windows()
+        self._windows = Windows(requests)
         self._snapshot: Snapshot | None = None
         self._processes: dict[ContainerKey, tuple[ProcessId, ...]] = {}
 

@@ -15,6 +15,7 @@ from agent.http.watching import Wish
 from agent.model import Container, ContainerKey, Snapshot
 from enforce.model import Reading
 from enforce.policy.model import HttpSource, Slo
+from enforce.signals.requests import Requests
 from enforce.signals.window import Windows
 
 
@@ -43,9 +44,9 @@ class Http:
 
     name = "http"
 
-    def __init__(self, watching: Watching) -> None:
+    def __init__(self, watching: Watching, requests: Requests) -> None:
         self._watching = watching
-        self._windows = Windows()
+        self._windows = Windows(requests)
         self._snapshot: Snapshot | None = None
         self._containers: dict[ContainerKey, Container] = {}
 

@@ -18,7 +18,8 @@ from agent.clock import NS_PER_SECOND
 from agent.model import ContainerKey, Snapshot
 from enforce.model import Reading
 from enforce.policy.model import PrometheusSource, Slo, Source
-from enforce.signals.exposition import Cumulative, Labels, grown, quantile
+from enforce.signals.exposition import Cumulative, Labels, grown, quantile, slower
+from enforce.signals.requests import Requests
 from enforce.signals.scraper import Scrape, Scraper
 from enforce.signals.sliding import Sliding, reading_of
 
@@ -34,6 +35,7 @@ class History:
     slo: Slo
     unit_ns: int
     trouble: str | None = None
+    new: dict[float, int] | None = None  # what the page added, where it could be read and was a new one
     _seen: dict[Labels, Cumulative] = field(default_factory=dict)
     _bounds: tuple[float, ...] = ()
     _last_ns: int | None = None  # of the last page that had anything
@@ -46,6 +48,7 @@ class History:
 
     def read(self, scrape: Scrape | None, now_ns: int) -> Reading | None:
         """The reading, with what the latest page adds, if it is a new one."""
+        self.new = None
         if scrape is not None and scrape is not self._taken:
             self._taken = scrape
             self.trouble = scrape.failure
@@ -55,9 +58,14 @@ class History:
         self._recent.expire(now_ns)
         return reading_of(self._window, self._recent, self.slo, now_ns, self._quantile_ns)
 
+    def slow(self) -> float:
+        """Of what the page added, the requests that took longer than the target."""
+        return slower(self.new or {}, self._bounds, self.slo.target_ns / self.unit_ns)
+
     def _take(self, scrape: Scrape) -> None:
         """What grew since a page that is older than the window, or since none, is of nobody knows when."""
         began, self._last_ns = self._last_ns, scrape.at_ns
+        self.new = {}
         if began is None:
             self._warn_of_coarse_buckets(scrape)
         if began is not None and scrape.at_ns - began <= self.slo.window_ns:
@@ -65,6 +73,8 @@ class History:
                 new = grown(cumulative, self._seen.get(labels))
                 self._window.add(scrape.at_ns, new)
                 self._recent.add(scrape.at_ns, new)
+                for le, count in new.items():
+                    self.new[le] = self.new.get(le, 0) + count
         missing = [(labels, seen) for labels, seen in self._seen.items() if labels not in scrape.series]
         self._seen = {
             **dict(missing[-len(scrape.series) :]),
@@ -87,8 +97,8 @@ class Prometheus:
 
     name = "prometheus"
 
-    def __init__(self, scraper: Callable[[str], Scraper] = Scraper) -> None:
-        self._scraper = scraper
+    def __init__(self, requests: Requests, scraper: Callable[[str], Scraper] = Scraper) -> None:
+        self._requests, self._scraper = requests, scraper
         self._scrapers: dict[str, Scraper] = {}
         self._histories: dict[ContainerKey, History] = {}
 
@@ -103,7 +113,10 @@ class Prometheus:
         history.slo = slo
         if source.url not in self._scrapers:
             self._scrapers[source.url] = self._scraper(source.url)
-        return history.read(self._scrapers[source.url].latest(source, now_ns), now_ns)
+        reading = history.read(self._scrapers[source.url].latest(source, now_ns), now_ns)
+        if history.new is not None:
+            self._requests.add(container, sum(history.new.values()), history.slow())
+        return reading
 
     def trouble(self, container: ContainerKey) -> str | None:
         """Why there is no reading, where it is more than silence."""

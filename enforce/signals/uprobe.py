@@ -26,6 +26,7 @@ from agent.procfs import Procfs
 from enforce.model import Reading
 from enforce.policy.model import Slo, Source, UprobeSource
 from enforce.signals.calls import Calls
+from enforce.signals.requests import Requests
 from enforce.signals.window import Windows
 
 _log = logging.getLogger(__name__)
@@ -65,9 +66,9 @@ class Uprobe:
 
     name = "uprobe"
 
-    def __init__(self, load: Callable[[], Calls], residents: Living, proc: Procfs) -> None:
+    def __init__(self, load: Callable[[], Calls], residents: Living, proc: Procfs, requests: Requests) -> None:
         self._load, self._residents, self._proc = load, residents, proc
-        self._windows = Windows()
+        self._windows = Windows(requests)
         self._snapshot: Snapshot | None = None
         self._rows: dict[ContainerKey, ContainerUsage] = {}
         self._lock = threading.Lock()

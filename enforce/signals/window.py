@@ -17,9 +17,10 @@ from typing import TypeVar
 from agent.clock import NS_PER_SECOND
 from agent.layout import LATENCY_BUCKETS
 from agent.model import ContainerKey
-from enforce.histogram import quantile_ns
+from enforce.histogram import quantile_ns, slower
 from enforce.model import Reading
 from enforce.policy.model import Slo
+from enforce.signals.requests import Requests
 from enforce.signals.sliding import Sliding, reading_of
 
 RECENT_NS = NS_PER_SECOND
@@ -58,6 +59,7 @@ class Window:
     """The requests of one container, from whatever counts them there: its processes, or a counter of its own."""
 
     span_ns: int
+    new: dict[int, int] = field(default_factory=dict)  # what the last look added
     _seen: OrderedDict[Hashable, Buckets] = field(default_factory=OrderedDict)
     _began: bool = False
     _window: Sliding[int] = field(init=False)
@@ -69,7 +71,7 @@ class Window:
 
     def take(self, histograms: Mapping[Who, Buckets | None], now_ns: int) -> None:
         """The counters as they are now. One that is missing, or None, keeps its part, and goes on where it was."""
-        changed = False
+        changed, self.new = False, {}
         for key, buckets in histograms.items():
             if buckets is None:
                 continue
@@ -80,6 +82,8 @@ class Window:
                 new = grown(buckets, before)
                 self._window.add(now_ns, new)
                 self._recent.add(now_ns, new)
+                for bucket, count in new.items():
+                    self.new[bucket] = self.new.get(bucket, 0) + count
                 changed = True
         self._began = True
         while len(self._seen) > len(histograms) + _MOST_ABSENT:
@@ -98,9 +102,10 @@ class Window:
 
 
 class Windows:
-    """One for each container that is asked about, until it is gone."""
+    """One for each container that is asked about, until it is gone. `requests` is told what each look added."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
         self._of: dict[ContainerKey, Window] = {}
 
     def read(
@@ -111,6 +116,8 @@ class Windows:
         if window is None or window.span_ns != slo.window_ns:
             window = self._of[container] = Window(slo.window_ns)
         window.take(histograms, now_ns)
+        if any(buckets is not None for buckets in histograms.values()):
+            self._requests.add(container, sum(window.new.values()), slower(window.new, slo.target_ns))
         return window.reading(slo, now_ns)
 
     def forget(self, containers: Iterable[ContainerKey]) -> None:

@@ -27,7 +27,7 @@ from agent.tui.recording import Recording, opened
 
 PICTURES: Final = {  # how large, which keys, and what there is to see
     "gputop.svg": (
-        (120, 20),
+        (120, 24),
         ("t", "down", "down", "down"),
         "gputop: a device with its last minute, an online and an offline container with their processes and kernels",
     ),

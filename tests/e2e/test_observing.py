@@ -24,7 +24,7 @@ from bench import cgroups
 from bench.containers import Container
 from sim.demo.stage import BUILD
 from tests.e2e.node import ROOT, Agent, Node, until
-from tests.e2e.test_prometheus_scrapes import Prometheus
+from tests.e2e.test_prometheus_scrapes import CONFIG, Prometheus
 
 SERVING = ("--rate", "50", "--kernels", "20", "--kernel-us", "200", "--seconds", "3600", "--start-now")
 LEARNING = ("--kernels", "40", "--kernel-us", "250", "--host-us", "2000", "--copy-bytes", "4MiB", "--seconds", "3600")
@@ -73,7 +73,7 @@ def snapshots(agent: Agent, count: int) -> list[Snapshot]:
 def test_a_real_prometheus_has_the_figures_of_both_containers(
     warden: Agent, pair: tuple[str, str], tmp_path: Path
 ) -> None:
-    scraper = Prometheus(tmp_path, warden.port)
+    scraper = Prometheus(tmp_path, CONFIG.format(port=warden.port))
     try:
         for name in pair:
             (ratio,) = scraper.until(f'gpuwarden_container_sm_ratio{{container="{name}"}} > 0')

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agent import web
 from agent.exporters import prometheus
 from agent.model import Snapshot
 from tests.unit.snapshots import rich_snapshot
@@ -41,11 +42,11 @@ def free_port() -> int:
 class Prometheus:
     """One server on its own port with its own data, ended by its pid."""
 
-    def __init__(self, folder: Path, target: int) -> None:
+    def __init__(self, folder: Path, config_text: str) -> None:
         binary = shutil.which("prometheus")
         assert binary, "install Debian's package prometheus"
         config = folder / "prometheus.yml"
-        config.write_text(CONFIG.format(port=target))
+        config.write_text(config_text)
         self.port = free_port()
         self.log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
@@ -59,11 +60,13 @@ class Prometheus:
             stderr=subprocess.STDOUT,
         )
 
+    def ask(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=5) as answer:
+            return dict(json.load(answer)["data"])
+
     def query(self, expression: str) -> list[dict[str, Any]]:
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                return list(json.load(answer)["data"]["result"])
+            return list(self.ask("query?" + urllib.parse.urlencode({"query": expression}))["result"])
         except (urllib.error.URLError, ConnectionError):  # not ready yet
             return []
 
@@ -91,7 +94,7 @@ class Served:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot = rich_snapshot()
-        self.server = prometheus.serve("127.0.0.1", 0, lambda: self.snapshot)
+        self.server = web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(lambda: self.snapshot)})
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def scraper(served: Served, tmp_path: Path) -> Iterator[Prometheus]:
-    server = Prometheus(tmp_path, served.server.port)
+    server = Prometheus(tmp_path, CONFIG.format(port=served.server.port))
     yield server
     server.close()
 

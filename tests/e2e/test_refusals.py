@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -23,7 +24,8 @@ NOBODY = 65534
 # As another user, once everything is imported: the checkout may lie where nobody else can read.
 AS_NOBODY = """\
 import decimal, os, sys
-import agent.main, agent.observer, agent.exporters.prometheus, enforce.policy.load, enforce.start
+import agent.main, agent.observer, agent.exporters.prometheus, agent.page.site, agent.web
+import enforce.reloading, enforce.start
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 agent.main.main(sys.argv[1:])
 """
@@ -105,8 +107,15 @@ def test_a_port_that_is_taken_is_named_with_the_cure(node: Node, tmp_path: Path)
 
 
 def test_an_address_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path, "--listen", "everywhere"), node.environment), 3)
+    said = refusal(run(start(tmp_path, "--listen", "everywhere"), node.environment), 2)
     assert said == "--listen everywhere: write ADDRESS:PORT, such as 127.0.0.1:9837"
+
+
+def test_a_refusal_is_a_line_of_json_where_the_log_is(node: Node, tmp_path: Path) -> None:
+    done = run(start(tmp_path, "--listen", "everywhere", "--log-format", "json"), node.environment)
+    (entry,) = map(json.loads, done.stderr.splitlines())
+    assert (done.returncode, entry["level"], entry["logger"]) == (2, "error", "gpuwarden")
+    assert entry["message"] == "gpuwarden: --listen everywhere: write ADDRESS:PORT, such as 127.0.0.1:9837"
 
 
 def test_a_socket_file_that_is_something_else_is_not_removed(node: Node, tmp_path: Path) -> None:
@@ -174,7 +183,7 @@ def test_a_policy_that_is_not_there_is_named(command: str, node: Node, tmp_path:
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9"])
 def test_an_interval_that_makes_no_sense_is_refused(interval: str, node: Node, tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path, f"--interval={interval}"), node.environment), 3)
+    said = refusal(run(start(tmp_path, f"--interval={interval}"), node.environment), 2)
     assert said == f"--interval {float(interval)}: give seconds between 0.1 and 3600"
 
 

@@ -29,6 +29,7 @@ from agent.model import Container, ContainerKey, ProcessId
 from agent.procfs import Procfs
 from enforce.model import Reading, Signal
 from enforce.policy.model import HttpSource, PrometheusSource, Slo, Source, UprobeSource
+from enforce.signals import requests
 from enforce.signals.calls import Calls
 from enforce.signals.gpu_wait import GpuWait
 from enforce.signals.http import Http
@@ -93,7 +94,10 @@ class GpuWaits(Stage):
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         super().__init__(folder, stack)
         self._recorded: dict[ProcessId, Recorded] = {}
-        self.signal = GpuWait(lambda process: self._recorded[process].buckets if process in self._recorded else None)
+        self.signal = GpuWait(self._histogram, requests.Requests())
+
+    def _histogram(self, process: ProcessId) -> bytes | None:
+        return self._recorded[process].buckets if process in self._recorded else None
 
     def source(self, container: ContainerKey) -> None:
         return None
@@ -117,7 +121,9 @@ class Functions(Stage):
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         super().__init__(folder, stack)
         self._program = compile_timed(folder)
-        self._uprobe = stack.enter_context(closing(Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs())))
+        self._uprobe = stack.enter_context(
+            closing(Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs(), requests.Requests()))
+        )
         self.signal = self._uprobe
 
     def source(self, container: ContainerKey) -> UprobeSource:
@@ -144,7 +150,7 @@ class Pages(Stage):
             "request_seconds", "Requests.", ["container", "process"], buckets=bounds, registry=self._registry
         )
         self._url = _serve(lambda: generate_latest(self._registry), stack)
-        prometheus = Prometheus(lambda url: Scraper(url, each_ns=_PAGE_EACH_NS))
+        prometheus = Prometheus(requests.Requests(), lambda url: Scraper(url, each_ns=_PAGE_EACH_NS))
         self._prometheus = self.signal = stack.enter_context(closing(prometheus))
         self._started = 0
         self._free: dict[ContainerKey, list[int]] = {}  # what restarts has the same labels, and counts from 0
@@ -191,7 +197,7 @@ class Requests(Stage):
         watching = HttpWatching(Procfs(), lambda: preflight.bpf_object().with_name("http.bpf.o"))
         watching._residents = self  # type: ignore[assignment]
         self._watching = stack.enter_context(closing(watching))
-        self.signal = Http(watching)
+        self.signal = Http(watching, requests.Requests())
         self._ports: dict[ContainerKey, int] = {}
 
     def source(self, container: ContainerKey) -> HttpSource:

@@ -19,6 +19,7 @@ from agent.procfs import Procfs
 from enforce.model import Reading
 from enforce.policy.model import Slo, UprobeSource
 from enforce.signals.calls import Calls
+from enforce.signals.requests import Requests
 from enforce.signals.uprobe import Uprobe
 
 _WITHIN_SECONDS = 60.0
@@ -96,7 +97,7 @@ class Timing:
     signal: Uprobe = field(init=False)
 
     def __post_init__(self) -> None:
-        self.signal = Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs())
+        self.signal = Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs(), Requests())
 
     def of(self, container: Container) -> set[int]:
         """Plays the container's cgroup."""

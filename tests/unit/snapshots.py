@@ -149,7 +149,7 @@ def rich_snapshot() -> Snapshot:
             Unattributed(GPU_1, None, GIB, None, None),
         ),
         enforcement={
-            ContainerKey("c1"): Enforcement("online", "chat", 0.0123, 0.99, 0.050),
+            ContainerKey("c1"): Enforcement("online", "chat", 0.0123, 0.99, 0.050, 73_000, 511.5),
             ContainerKey("c2"): Enforcement(
                 "offline",
                 "training",
@@ -185,5 +185,7 @@ def rich_snapshot() -> Snapshot:
         name_lookups={"cri:found": 7, "docker:absent": 2},
         ended=(ended(),),
         held=(held(),),
+        policy_error="/etc/gpuwarden/policy.yaml:12: offline[0].law: 'none-such' is unknown; write headroom",
+        policy_wall_ns=1_794_999_000_000_000_000,
         device_totals={GPU_0: Totals(40.0, 0, 90_000_000, 15_000_000_000), GPU_1: Totals(2.0)},
     )

@@ -7,11 +7,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from enforce.policy.model import PrometheusSource, Slo
-from enforce.signals.exposition import Cumulative, grown, histograms, quantile
+from enforce.signals.exposition import Cumulative, grown, histograms, quantile, slower
 from enforce.signals.fetch import Failure, FetchError
 from enforce.signals.prometheus import History
 from enforce.signals.scraper import Scrape
@@ -127,6 +127,37 @@ def test_a_quantile_is_what_histogram_quantile_makes_of_it(
     assert found is None if value is None else found == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("counts", "target", "slow"),
+    [
+        ({}, 0.1, 0),
+        ({0.1: 10, 0.4: 6}, 0.2, 6),
+        ({0.1: 10, 0.4: 6}, 0.4, 0),
+        ({0.4: 10}, 0.25, 7.5),  # of what lies evenly between 0.2 and 0.4
+        ({INF: 10}, 0.4, 10),
+        ({INF: 10}, 0.5, 0),  # above the last finite end nothing else is known
+    ],
+)
+def test_of_a_bucket_that_the_target_divides_a_part_is_slow(
+    counts: dict[float, int], target: float, slow: float
+) -> None:
+    assert slower(counts, (0.1, 0.2, 0.4, INF), target) == pytest.approx(slow)
+
+
+@given(
+    st.dictionaries(st.sampled_from((0.1, 0.2, 0.4)), st.integers(1, 1000), min_size=1),
+    st.floats(0.01, 0.5),
+    st.floats(0.5, 0.99),
+)
+def test_more_are_slow_than_the_promise_allows_just_where_its_quantile_is_over_the_target(
+    counts: dict[float, int], target: float, wanted: float
+) -> None:
+    latency = quantile(counts, (0.1, 0.2, 0.4, INF), wanted)
+    assert latency is not None
+    assume(abs(latency - target) > 1e-6)
+    assert (slower(counts, (0.1, 0.2, 0.4, INF), target) > (1 - wanted) * sum(counts.values())) is (latency > target)
+
+
 def test_a_histogram_with_no_end_but_infinity_says_nothing() -> None:
     assert quantile({INF: 10}, (INF,), 0.5) is None
 
@@ -151,6 +182,18 @@ def test_a_page_is_counted_once_however_often_it_is_read() -> None:
     second = page(2, 25, 25, 25)
     readings = [history.read(second, 2 * S + tick * S // 10) for tick in range(5)]
     assert [reading.samples for reading in readings if reading] == [25] * 5
+
+
+def test_what_a_page_added_is_told_once_and_nothing_of_one_that_could_not_be_read() -> None:
+    history = History(SLO, S)  # the target is 0.25 s
+    added, slow = [], []
+    for at, scrape in enumerate([page(1, 5, 5, 5), page(2, 6, 8, 11), Scrape(3 * S, {}, "gone"), page(4, 6, 8, 12)], 1):
+        for _ in range(2):
+            history.read(scrape, at * S)
+            added.append(None if history.new is None else sum(history.new.values()))
+            slow.append(history.slow())
+    assert added == [0, None, 6, None, None, None, 1, None]
+    assert slow == [0, 0, 0, 0, 0, 0, 0, 0]  # longer than 0.2 s may be shorter than 0.25 s
 
 
 def test_series_that_come_later_or_come_back_add_up() -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforce.histogram import middle_ns, quantile_ns
+from enforce.histogram import middle_ns, quantile_ns, slower
 from tests.unit.latencies import bucket_of
 
 
@@ -34,3 +34,17 @@ def test_a_quantile_that_falls_between_two_requests_is_not_taken_for_the_next_on
 
 def test_no_requests_have_no_quantile() -> None:
     assert quantile_ns({}, 0.99) is None
+
+
+@given(
+    st.lists(st.integers(1 << 10, 1 << 36), min_size=1, max_size=300),
+    st.integers(1 << 10, 1 << 36),
+    st.integers(50, 99),
+)
+def test_more_are_slow_than_the_promise_allows_just_where_its_quantile_is_over_the_target(
+    values: list[int], target_ns: int, percent: int
+) -> None:
+    counts = Counter(map(bucket_of, values))
+    latency_ns = quantile_ns(counts, percent / 100)
+    assert latency_ns is not None
+    assert (100 * slower(counts, target_ns) > (100 - percent) * len(values)) is (latency_ns > target_ns)

@@ -12,6 +12,7 @@ from agent.model import Container, ContainerKey, ContainerUsage, Snapshot
 from enforce.histogram import middle_ns
 from enforce.policy.model import HttpSource, Slo
 from enforce.signals.http import Http
+from enforce.signals.requests import Requests
 
 S = 1_000_000_000
 CHAT = Container(ContainerKey("docker:chat"), "chat", "docker", cgroup="/docker/chat")
@@ -47,7 +48,7 @@ def histogram(**buckets: int) -> bytes:
 
 def test_it_wishes_for_the_port_and_path_at_every_reading() -> None:
     watching = Pretended()
-    signal = Http(watching)
+    signal = Http(watching, Requests())
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 7) is None
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 8) is None
     assert watching.wishes == [(Wish(CHAT, 8000, "/v1/"), 7), (Wish(CHAT, 8000, "/v1/"), 8)]
@@ -55,7 +56,7 @@ def test_it_wishes_for_the_port_and_path_at_every_reading() -> None:
 
 def test_requests_since_it_was_watched_are_a_reading() -> None:
     watching = Pretended()
-    signal = Http(watching)
+    signal = Http(watching, Requests())
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     watching.counted = (1, histogram(b100=30))
     reading = signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S)
@@ -65,7 +66,7 @@ def test_requests_since_it_was_watched_are_a_reading() -> None:
 
 def test_a_place_that_begins_anew_adds_to_what_was_there() -> None:
     watching = Pretended((1, histogram()))
-    signal = Http(watching)
+    signal = Http(watching, Requests())
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     watching.counted = (1, histogram(b100=30))
     signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S)
@@ -77,7 +78,7 @@ def test_a_place_that_begins_anew_adds_to_what_was_there() -> None:
 
 def test_silence_is_no_reading_once_the_window_is_over() -> None:
     watching = Pretended((1, histogram()))
-    signal = Http(watching)
+    signal = Http(watching, Requests())
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     watching.counted = (1, histogram(b100=30))
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S) is not None
@@ -88,13 +89,13 @@ def test_silence_is_no_reading_once_the_window_is_over() -> None:
 
 def test_a_container_that_no_snapshot_has_shown_is_not_wished_for() -> None:
     watching = Pretended()
-    assert Http(watching).read(SNAPSHOT, ContainerKey("docker:other"), SLO, S) is None
+    assert Http(watching, Requests()).read(SNAPSHOT, ContainerKey("docker:other"), SLO, S) is None
     assert not watching.wishes
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:
     watching = Pretended((1, histogram(b100=30)))
-    signal = Http(watching)
+    signal = Http(watching, Requests())
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     signal.forget([CHAT.key])
     assert watching.forgotten == [CHAT.key]
@@ -102,4 +103,4 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
 
 
 def test_it_says_what_keeps_the_probes_from_counting() -> None:
-    assert Http(Pretended()).trouble(CHAT.key) == "nobody looks at docker:chat"
+    assert Http(Pretended(), Requests()).trouble(CHAT.key) == "nobody looks at docker:chat"

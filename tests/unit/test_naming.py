@@ -19,7 +19,7 @@ from agent.containers.identity import POD_UID, identify
 from agent.containers.naming import Naming
 from agent.containers.remembered import Remembered
 from agent.containers.sources import BUILTIN, KINDS, KUBELET, Socket, sockets
-from agent.errors import SetupError, SourceError, SourceTimeoutError
+from agent.errors import SourceError, SourceTimeoutError, UsageError
 from agent.model import Container
 
 A = "3f29c1a7" * 8
@@ -184,5 +184,5 @@ def test_extra_sockets_are_asked_before_the_usual_ones() -> None:
 
 @pytest.mark.parametrize("text", ["", "cri", "cri=", "cri=run/x.sock", "rkt=/run/rkt.sock", "/run/docker.sock"])
 def test_an_extra_socket_that_is_written_wrongly_says_how_to_write_it(text: str) -> None:
-    with pytest.raises(SetupError, match="KIND=/PATH/TO/SOCKET, KIND being one of docker, podman, cri"):
+    with pytest.raises(UsageError, match="KIND=/PATH/TO/SOCKET, KIND being one of docker, podman, cri"):
         sockets([text])

@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import urllib.request
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.errors import SetupError
+from agent import web
 from agent.exporters import prometheus, reference
 from agent.exporters.catalog import CATALOG
 from agent.exporters.labels import container_labels
@@ -138,7 +136,7 @@ def test_a_container_that_ended_has_its_counters_and_no_gauges() -> None:
 
 def test_whoever_keeps_what_ended_is_told_what_was_scraped() -> None:
     told: list[Snapshot] = []
-    with prometheus.serve("127.0.0.1", 0, rich_snapshot, told.append) as server:
+    with web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(rich_snapshot, told.append)}) as server:
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5).read()
     assert [snapshot.ended for snapshot in told] == [rich_snapshot().ended]
 
@@ -152,7 +150,7 @@ def test_a_name_that_is_no_utf8_does_not_void_the_scrape() -> None:
 
 def test_metrics_are_served_on_loopback() -> None:
     with (
-        prometheus.serve("127.0.0.1", 0, rich_snapshot) as server,
+        web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(rich_snapshot)}) as server,
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer,
     ):
         assert b"gpuwarden_container_sm_ratio" in answer.read()
@@ -162,17 +160,3 @@ def test_a_name_cannot_steer_the_terminal_of_whoever_reads_the_scrape() -> None:
     text = prometheus.render(rich_snapshot())
     assert all(line.isprintable() for line in text.splitlines())
     assert r"\\x1b[31mevil" in text
-
-
-def test_a_taken_port_is_one_line_that_says_what_to_do() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(SetupError, match=f"127.0.0.1:{port}.*choose another") as caught:
-            prometheus.serve("127.0.0.1", port, lambda: None)
-    assert "\n" not in str(caught.value)
-
-
-def test_the_port_is_free_again_after_closing() -> None:
-    server = prometheus.serve("127.0.0.1", 0, lambda: None)
-    server.close()
-    prometheus.serve("127.0.0.1", server.port, lambda: None).close()

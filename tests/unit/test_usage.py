@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.errors import SetupError
+from agent.errors import UsageError
 from agent.model import Container, ContainerUsage, DeviceReading, Snapshot, Totals, Unattributed, Usage
 from agent.usage.amounts import Amounts, Kind
 from agent.usage.ledger import Ledger
@@ -341,7 +341,7 @@ def test_what_was_not_asked_for_is_not_in_the_report(path: Path) -> None:
 )
 def test_a_question_that_is_none_is_refused_with_how_to_ask(path: Path, words: tuple[str, ...]) -> None:
     written(path)
-    with pytest.raises(SetupError, match=words[0]):
+    with pytest.raises(UsageError, match=words[0]):
         run(path, *words)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.model import ContainerKey
 from enforce.policy.model import Slo
+from enforce.signals.requests import Counted, Requests
 from enforce.signals.sliding import Sliding
 from enforce.signals.window import Window, Windows
 from tests.unit.latencies import Recorded
@@ -150,7 +151,8 @@ def test_a_long_window_is_no_more_to_keep_than_a_short_one() -> None:
 
 
 def test_each_container_has_a_window_of_its_own_until_it_is_gone() -> None:
-    windows, one = Windows(), Recorded()
+    requests = Requests()
+    windows, one = Windows(requests), Recorded()
     chat, other = ContainerKey("chat"), ContainerKey("other")
     for now in (0, TICK):
         windows.read(chat, {"p": one.buckets}, SLO, now)
@@ -161,3 +163,22 @@ def test_each_container_has_a_window_of_its_own_until_it_is_gone() -> None:
     assert windows.read(other, {"q": Recorded().buckets}, SLO, TICK) is None
     windows.forget([chat])
     assert windows.read(chat, {"p": one.buckets}, SLO, 2 * TICK) is None
+
+
+def test_requests_and_those_over_the_target_only_ever_grow() -> None:
+    requests, (first, second) = Requests(), (Recorded(), Recorded())
+    windows, chat = Windows(requests), ContainerKey("chat")
+    windows.read(chat, {"p": None}, SLO, 0)
+    assert requests.of(chat) is None  # nobody could look yet
+    windows.read(chat, {"p": first.buckets}, SLO, 0)
+    assert requests.of(chat) == Counted(0, 0)
+    first.add([10 * MS] * 5 + [80 * MS] * 2)
+    second.add([90 * MS])
+    windows.read(chat, {"p": first.buckets, "q": second.buckets}, SLO, TICK)
+    assert requests.of(chat) == Counted(8, 3)
+    windows.read(chat, {"p": first.buckets, "q": second.buckets}, SLO, 3600 * S)  # long out of the window
+    assert requests.of(chat) == Counted(8, 3)
+    windows.read(chat, {"p": Recorded().buckets}, SLO, 3601 * S)  # set back: no request is taken back
+    assert requests.of(chat) == Counted(8, 3)
+    requests.forget([chat])
+    assert requests.of(chat) is None

@@ -66,7 +66,7 @@ function _shtab_gpuwarden_using
 end
 
 set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' release doctor stacks demo
-set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --kind --libcuda --limit --listen --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days
+set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -80,10 +80,11 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l policy -xka "(__fish_co
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l interval -x -d 'seconds between observations (1.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also watch this libcuda.so.1 (the node'"'"'s own and containers'"'"' copies are found without)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l names -x -d 'also ask this socket for containers'"'"' names; KIND: docker, podman, cri, containerd, kubelet'
-complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l listen -x -d 'for /metrics (127.0.0.1:9837)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l listen -x -d 'for /metrics and the status page (127.0.0.1:9837)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'where the socket and the ledger are (/run/gpuwarden)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage -xka "(__fish_complete_path (commandline -ct))" -d 'the usage ledger, or off (/var/lib/gpuwarden/usage.sqlite)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage-days -x -d 'how long it keeps (90)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l log-format -xka "auto text json" -d 'of stderr: text for people, a line of JSON each for machines; auto is JSON under systemd (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l decisions -xka "(__fish_complete_path (commandline -ct))" -d 'where decisions are written, a line of JSON each (stdout)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a plan -d 'what the policy would do now, without doing it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -s h -l help -d 'show this help message and exit'

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the agent writes on stderr: lines for people, or JSON, a line each, for the journal and log collectors.
+
+Invariant: names from outside are shown, never obeyed, in either.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from agent.names import printable
+
+
+class Format(StrEnum):
+    """`auto` is JSON where stderr is systemd's journal, else text."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+class TextLines(logging.Formatter):
+    """Time, level, logger, message; a traceback's lines below."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One entry."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+class JsonLines(logging.Formatter):
+    """time (UTC), level, logger, message, and traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One entry: one line of ASCII."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure(chosen: Format, level: int = logging.INFO) -> None:
+    """To be called once, before anything is logged."""
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = chosen is Format.JSON or (chosen is Format.AUTO and _to_the_journal())
+    handler.setFormatter(JsonLines() if as_json else TextLines())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def in_force() -> Format:
+    """What `configure` came to: for a process that is to write likewise."""
+    written = (handler.formatter for handler in logging.getLogger().handlers)
+    return Format.JSON if any(isinstance(formatter, JsonLines) for formatter in written) else Format.TEXT
+
+
+def say(line: str, level: int = logging.INFO) -> None:
+    """A bare line for people, the program's own word beside the log; in JSON an entry like any other."""
+    if in_force() is Format.JSON:
+        logging.getLogger("gpuwarden").log(level, line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _to_the_journal() -> bool:
+    """systemd names the stream that it connected; whoever redirects stderr elsewhere is not writing to it."""
+    status = os.fstat(2)
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the status page says, and that no name of anything becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC
+from hashlib import sha256
+from html.parser import HTMLParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import (
+    CollectorHealth,
+    Container,
+    ContainerKey,
+    ContainerUsage,
+    DeviceHealth,
+    DeviceReading,
+    Enforcement,
+    Snapshot,
+)
+from agent.names import printable
+from agent.page import html
+from agent.page.content import LONGEST, MOST_ROWS, Page, Table, Told, page
+from agent.page.ring import Ring
+from agent.schema import encode
+from tests.unit.snapshots import GPU_0, NASTY, container, rich_snapshot, usage
+
+NOW = rich_snapshot().wall_ns
+DECISION = Told(NOW - 5_000_000_000, "trainer", "share 40–62 %, for 12 s", "slack 75 %: growing", True)
+SHELL = ("html", "head", "meta", "title", "style", "body", "header", "h1", "p", "main", "footer", "a", "script")
+TAGS = {*SHELL, "section", "div", "h2", "span", "table", "thead", "tbody", "tr", "th", "td", "svg", "path"}
+BREAKING = st.sampled_from(
+    ['"', "'", "<", ">", "&", "</script>", "<!--", "\x00", "\u202e", "\udcff", "javascript:", "`"]
+)
+NAMES = st.lists(BREAKING | st.text(max_size=4), max_size=6).map("".join)
+
+
+class Read(HTMLParser):
+    """What a browser makes of a document, roughly: tags, attributes, texts."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.comments: list[str] = []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.tags[-1:] == ["script"] else self.texts).append(data)
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+
+def shown(snapshot: Snapshot | None, decisions: Sequence[Told] = (DECISION,), ring: Ring | None = None) -> Page:
+    return page(snapshot, ring or Ring(), decisions, "node-1", NOW, UTC)
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_it_has_devices_promises_containers_and_decisions() -> None:
+    said = shown(rich_snapshot())
+    devices, promises, containers, decisions = said.tables
+    assert [table.title for table in said.tables] == [
+        "Devices",
+        "Latency promises",
+        "Containers",
+        "Recent decisions",
+    ]
+    assert said.headline.startswith("enforcing · 2026-11-18 ")
+    assert texts(devices)[0][:4] == ["0", "NVIDIA H200", "83.0", "97.0Gi / 141Gi"]
+    assert texts(promises) == [["serving/chat-7c9d/chat", "chat", "p99", "12.3 ms", "50 ms", "75 %", "kept"]]
+    assert [row[2] for row in texts(containers)][:4] == ["online", "online", "offline", "no rule"]
+    assert texts(containers)[2][:4] == ["batch/train-0/trainer", "containerd", "offline", "0"]
+    assert texts(containers)[2][4:9] == ["~48.0", "50.0Gi", "12.3k", "62.0", "35.0"]
+    assert texts(decisions)[0][1:] == ["trainer", "share 40–62 %, for 12 s", "slack 75 %: growing"]
+    for table in said.tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_a_missed_promise_comes_first_and_has_negative_slack() -> None:
+    snapshot = rich_snapshot()
+    late = {ContainerKey("c3"): Enforcement("online", "slow", 0.075, 0.999, 0.050)}
+    (_, promises, _, _) = shown(replace(snapshot, enforcement={**snapshot.enforcement, **late})).tables
+    assert texts(promises)[0] == ["twin", "slow", "p99.9", "75 ms", "50 ms", "−50 %", "missed"]
+
+
+def test_unknown_is_a_dash_and_never_0() -> None:
+    (devices, _, containers, _) = shown(rich_snapshot()).tables
+    assert texts(devices)[2][2:8] == ["–", "– / 141Gi", "–", "–", "–", "–"]
+    (host,) = (row for row in texts(containers) if row[0] == "host")
+    assert host[4:] == ["–"] * 6
+
+
+def test_what_is_wrong_is_said_on_top() -> None:
+    said = "\n".join(note.text for note in shown(rich_snapshot()).notes)
+    assert "the policy file was refused; the one read before stays in force" in said
+    assert "policy.yaml:12: " in said
+    assert "launches could not be read: map read failed: E2BIG" in said
+    assert "launches:full 12" in said
+    assert "old" not in said
+    late = page(rich_snapshot(), Ring(), (), "node-1", NOW + 30_000_000_000, UTC)
+    assert late.notes[0].text.startswith("these figures are 30 s old")
+
+
+def test_before_the_first_snapshot_and_without_a_policy_it_says_so() -> None:
+    assert shown(None).headline == "nothing was observed yet"
+    bare = shown(Snapshot(0, NOW, 0), ()).tables
+    assert [table.remark for table in bare] == [
+        "",
+        "no container has one: a policy's online rules make them",
+        "no container uses a GPU",
+        "no policy decides",
+    ]
+
+
+def test_a_crowd_is_cut_to_the_busiest_and_the_rest_counted() -> None:
+    crowd = tuple(ContainerUsage(container(f"k{n}", f"job-{n}"), (usage(GPU_0, n / 1000, 1),), ()) for n in range(1000))
+    (_, _, containers, _) = shown(replace(rich_snapshot(), containers=crowd, unattributed=())).tables
+    assert {row[0].text for row in containers.rows} == {f"job-{n}" for n in range(1000 - MOST_ROWS, 1000)}
+    assert containers.remark == "and 800 more: see gputop or /metrics"
+    assert len(html.document(shown(replace(rich_snapshot(), containers=crowd)))) < 200_000
+
+
+def test_names_are_shown_never_obeyed_and_bounded() -> None:
+    read = Read(html.document(shown(rich_snapshot())))
+    assert printable(NASTY) in read.texts
+    long = ContainerUsage(container("c1", "x" * 100_000), (usage(GPU_0, 0.5, 1),), ())
+    (_, _, containers, _) = shown(replace(rich_snapshot(), containers=(long,))).tables
+    assert len(containers.rows[0][0].text) == LONGEST
+
+
+def hostile(name: str) -> Snapshot:
+    """Everything that has a name from outside has this one."""
+    base = rich_snapshot()
+    who = Container(ContainerKey(name), name, name, pod=name, namespace=name)
+    said = Enforcement("online", name, 0.1, 0.99, 0.2, 0.5, reason=name, rungs=(name,), troubles={name: name})
+    readings = [DeviceReading(replace(reading.device, name=name)) for reading in base.devices]
+    return replace(
+        base,
+        devices=tuple(readings),
+        containers=(ContainerUsage(who, (usage(GPU_0, 0.5, 1),), ()),),
+        enforcement={ContainerKey(name): said},
+        collectors=(CollectorHealth(name, 1.0, name),),
+        health={GPU_0: DeviceHealth("unhealthy", name, 1.0, 1.0)},
+        policy_error=name,
+        lost={name: 1},
+    )
+
+
+@given(NAMES)
+def test_no_name_becomes_markup(name: str) -> None:
+    said = page(hostile(name), Ring(), [Told(NOW, name, name, name, True)], name, NOW, UTC)
+    read = Read(html.document(said))
+    assert set(read.tags) <= TAGS
+    assert read.scripts == [html.SCRIPT]
+    assert read.comments == []
+    assert not any(attribute.startswith("on") or attribute == "src" for attribute in read.attributes)
+    if name:
+        assert printable(name, LONGEST) in read.texts
+    assert all(text.isprintable() for text in read.texts if text != html.STYLE)
+    line = json.dumps(encode(said))
+    assert line.isascii()
+
+
+def test_the_content_security_policy_allows_the_two_texts_of_the_page_and_nothing_else() -> None:
+    document = html.document(shown(rich_snapshot()))
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", document, re.DOTALL)
+        digest = b64encode(sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}';" in html.POLICY
+    assert html.POLICY.startswith("default-src 'none'; ")
+    assert "unsafe" not in html.POLICY
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", document)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The policy in force while its file is edited, replaced, swapped, broken and deleted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.errors import SetupError
+from agent.pipeline import Pipeline
+from enforce.policy.file import PolicyFile
+from enforce.policy.model import Policy
+from enforce.reloading import Reloading
+
+RIGHT = """\
+version: 1
+online:
+  - name: chat
+    match: {container: chat}
+    slo: {signal: gpu_wait, quantile: 0.99, target: 50ms, window: 10s}
+offline:
+  - name: training
+    match: {container: training}
+"""
+OTHER = RIGHT.replace("50ms", "60ms")
+WRONG = RIGHT.replace("container: training", "contaner: training").replace("50ms", "50 parsecs")
+
+
+@dataclass(slots=True)
+class Enforced:
+    """What was in force, in turn; the last one still is if `running`."""
+
+    targets_ms: list[int] = field(default_factory=list)
+    running: int = 0
+    refusal: Exception | None = None
+
+    @contextmanager
+    def start(self, policy: Policy) -> Iterator[None]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.targets_ms.append(policy.online[0].slo.target_ns // 1_000_000)
+        self.running += 1
+        yield
+        self.running -= 1
+
+
+@dataclass(slots=True)
+class Place:
+    """A policy file, and an agent that keeps to it."""
+
+    path: Path
+    enforced: Enforced = field(default_factory=Enforced)
+    pipeline: Pipeline = field(default_factory=lambda: Pipeline([], cast(Any, None), None))
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text)
+        self.path.chmod(0o600)
+
+    @contextmanager
+    def agent(self) -> Iterator[Reloading]:
+        file = PolicyFile(self.path)
+        policy = file.load() if file.exists() else None
+        with Reloading(file, policy, self.pipeline, self.enforced.start) as reloading:
+            yield reloading
+        assert self.enforced.running == 0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = Place(tmp_path / "policy.yaml")
+    made.write(RIGHT)
+    return made
+
+
+def edit(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def rename_over(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.chmod(0o600)
+    new.rename(path)
+
+
+def swap_data(path: Path, text: str) -> None:
+    """As the kubelet does with a ConfigMap: policy.yaml → ..data/policy.yaml, ..data → ..1 and then ..2."""
+    folder = path.with_name(f"..{len(list(path.parent.iterdir()))}")
+    folder.mkdir()
+    (folder / path.name).write_text(text)
+    (folder / path.name).chmod(0o600)
+    data, new = path.with_name("..data"), path.with_name("..data_tmp")
+    new.symlink_to(folder.name)
+    new.rename(data)
+    if not path.is_symlink():
+        path.unlink(missing_ok=True)
+        path.symlink_to(Path(data.name) / path.name)
+
+
+@pytest.mark.parametrize("change", [edit, rename_over, swap_data])
+def test_a_changed_file_is_taken_once_it_has_settled(place: Place, change: Callable[[Path, str], None]) -> None:
+    if change is swap_data:
+        swap_data(place.path, RIGHT)
+    with place.agent() as agent:
+        for _ in range(3):
+            agent.look()
+        assert place.enforced.targets_ms == [50]
+        change(place.path, OTHER)
+        agent.look()
+        assert place.enforced.targets_ms == [50], "somebody may still be writing"
+        for _ in range(3):
+            agent.look()
+        assert place.enforced.targets_ms == [50, 60]
+        change(place.path, RIGHT)
+        agent.look()
+        agent.look()
+        assert place.enforced.targets_ms == [50, 60, 50]
+        assert place.enforced.running == 1
+
+
+def test_a_file_that_is_written_bit_by_bit_is_read_when_it_is_whole(place: Place) -> None:
+    with place.agent() as agent:
+        for length in range(10, len(OTHER), 40):
+            place.path.write_text(OTHER[:length])
+            agent.look()
+        place.path.write_text(OTHER)
+        agent.look()
+        assert (place.enforced.targets_ms, place.pipeline.policy_error) == ([50], None)
+        agent.look()
+        assert place.enforced.targets_ms == [50, 60]
+
+
+def test_a_wrong_file_changes_nothing_and_is_told_once_with_its_lines(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.agent() as agent:
+        read_at = place.pipeline.policy_wall_ns
+        edit(place.path, WRONG)
+        for _ in range(5):
+            agent.look()
+        (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert said.startswith("policy not reloaded, the old one stays in force: ")
+        for place_of_it in (f"{place.path}:5: ", f"{place.path}:8: "):
+            assert place_of_it in said
+            assert place_of_it in (place.pipeline.policy_error or "")
+        assert (place.enforced.targets_ms, place.enforced.running) == ([50], 1)
+        assert place.pipeline.policy_wall_ns == read_at
+        rename_over(place.path, OTHER)
+        agent.look()
+        agent.look()
+        assert place.pipeline.policy_error is None
+        assert (place.pipeline.policy_wall_ns or 0) > (read_at or 0)
+
+
+def test_a_deleted_file_keeps_the_old_policy_and_that_is_said(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with place.agent() as agent:
+        place.path.unlink()
+        for _ in range(3):
+            agent.look()
+        assert place.enforced.running == 1
+        assert "No such file" in (place.pipeline.policy_error or "")
+        assert sum("the old one stays in force" in record.getMessage() for record in caplog.records) == 1
+        agent.reload()
+        assert place.enforced.running == 1
+        place.write(RIGHT)
+        agent.look()
+        agent.look()
+        assert (place.enforced.targets_ms, place.pipeline.policy_error) == ([50], None)
+
+
+def test_others_permission_to_write_it_is_a_wrong_file_and_chmod_cures_that(place: Place) -> None:
+    with place.agent() as agent:
+        place.path.chmod(0o666)
+        agent.look()
+        agent.look()
+        assert "can be written by everybody" in (place.pipeline.policy_error or "")
+        place.path.chmod(0o600)
+        agent.look()
+        agent.look()
+        assert place.pipeline.policy_error is None
+
+
+def test_a_file_that_says_the_same_disturbs_nobody_and_a_reload_that_is_asked_for_begins_anew(place: Place) -> None:
+    with place.agent() as agent:
+        edit(place.path, RIGHT + "# a comment\n")
+        agent.look()
+        agent.look()
+        assert place.enforced.targets_ms == [50]
+        agent.reload()
+        assert place.enforced.targets_ms == [50, 50]
+        agent.look()
+        agent.look()
+        assert place.enforced.targets_ms == [50, 50], "what was just read is no change"
+
+
+def test_a_policy_that_appears_later_is_taken(place: Place) -> None:
+    place.path.unlink()
+    with place.agent() as agent:
+        for _ in range(3):
+            agent.look()
+        agent.reload()
+        assert (place.pipeline.policy_error, place.pipeline.policy_wall_ns) == (None, None)
+        place.write(WRONG)
+        agent.look()
+        agent.look()
+        assert place.pipeline.policy_error is not None
+        place.write(OTHER)
+        agent.look()
+        agent.look()
+        assert place.enforced.targets_ms == [60]
+        assert place.pipeline.policy_error is None
+
+
+def test_what_cannot_be_enforced_is_said_and_tried_again(place: Place) -> None:
+    with place.agent() as agent:
+        place.enforced.refusal = SetupError("another agent enforces here: stop it first")
+        edit(place.path, OTHER)
+        agent.look()
+        agent.look()
+        assert place.enforced.running == 0
+        assert place.pipeline.policy_error == "nothing is enforced now: another agent enforces here: stop it first"
+        assert place.pipeline.policy_wall_ns is None
+        place.enforced.refusal = None
+        os.utime(place.path)
+        agent.look()
+        agent.look()
+        assert place.enforced.targets_ms == [50, 60]
+        assert place.pipeline.policy_error is None
