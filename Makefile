@@ -20,11 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-<<<<<<< HEAD
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site screenshots clean
-=======
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards screenshots-page clean
->>>>>>> main
+.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards screenshots screenshots-page clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -92,16 +88,14 @@ site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-<<<<<<< HEAD
 screenshots: $(VENV) ## draw gputop for docs/images, from a recording of the demo
 	@$(BIN)/python -m sim.demo.screenshots docs/images
-=======
+
 dashboards: $(VENV) ## generate what Grafana and the Prometheus operator read, in dashboards/ (CI fails where it is stale)
 	@$(BIN)/python -m dashboards
 
 screenshots-page: setup packages-test ## take the pictures of the status page in docs/images
 	@$(BIN)/python -m sim.demo.status_page
->>>>>>> main
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv bpf/build sim/build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -29,16 +29,11 @@ from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
     from agent.model import ContainerKey, Snapshot
-    from agent.observer import Observer, Settings
-    from agent.tui.told import Tell, Told
-=======
-    from agent.model import Snapshot
     from agent.observer import Settings
     from agent.page.content import Told
->>>>>>> main
     from enforce.explain.history import History
+    from enforce.explain.text import Block
     from enforce.policy.file import PolicyFile
     from enforce.policy.model import Policy
 
@@ -96,7 +91,7 @@ def _top_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="gputop",
-        description="Who uses which GPU, by container, process or device.",
+        description="Who uses which GPU, by container, process or device. Live on a terminal, where h lists the keys.",
         epilog=exit_codes(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -367,7 +362,7 @@ def _gputop(options: argparse.Namespace) -> int:
     if options.replay:
         return top.replay(options)
     if endpoint.fetch(options.socket) is not None:
-        return top.run(options, lambda: endpoint.fetch(options.socket), _decisions(options.socket))
+        return top.run(options, lambda: endpoint.fetch(options.socket), partial(_decisions, options.socket))
     from agent.observer import Observer, Settings
 
     settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
@@ -378,15 +373,11 @@ def _gputop(options: argparse.Namespace) -> int:
         raise SetupError(f"no agent answers at {options.socket}, and without one: {error}") from error
 
 
-def _decisions(socket: Path) -> Tell:
+def _decisions(socket: Path, key: ContainerKey) -> Sequence[Block]:
     """What the running agent decided about a container, for gputop."""
+    from enforce.explain.command import latest
 
-    def tell(key: ContainerKey) -> Sequence[Told]:
-        from enforce.explain.command import latest
-
-        return latest(socket, key)
-
-    return tell
+    return latest(socket, key)
 
 
 def _running(socket: Path) -> Snapshot:

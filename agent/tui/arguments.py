@@ -13,12 +13,10 @@ from agent.tui.entries import View
 
 INTERVAL_SECONDS: Final = 1.0
 SHORTEST_SECONDS: Final = 0.1
-_KEYS: Final = "On a terminal it is live: h lists the keys. Into a pipe, with --once or --json it prints."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """gputop's options."""
-    parser.epilog = _KEYS
     add = parser.add_argument
     views = parser.add_mutually_exclusive_group()
     for view in View:

@@ -83,8 +83,7 @@ def footer(snapshot: Snapshot, glyphs: Glyphs) -> list[Text]:
     failed = [f"{printable(h.name, glyphs)}: {printable(h.error, glyphs)}" for h in snapshot.collectors if h.error]
     broken = [probe for probe in snapshot.probes if probe.failed]
     attached = sum(probe.attached for probe in snapshot.probes)
-    refused: str | None = getattr(snapshot, "policy_error", None)
-    lines = [Text(f"policy refused, the old one stays: {printable(refused, glyphs)}", style="red")] if refused else []
+    lines = [_refused(snapshot.policy_error, glyphs)] if snapshot.policy_error else []
     lines += [Text(f"GPU {r.device.index}: {_xids(r)}", style="red") for r in snapshot.devices if r.xid_counts]
     lines += [Text(f"lost events: {', '.join(lost)}", style="red")] if lost else []
     lines += [Text(f"collector {line}", style="red") for line in failed]
@@ -100,6 +99,12 @@ def footer(snapshot: Snapshot, glyphs: Glyphs) -> list[Text]:
     elif not broken:
         lines.append(Text(f"probes: {attached} attached in {len(snapshot.probes)} copies of libcuda", style="dim"))
     return lines
+
+
+def _refused(mistakes: str, glyphs: Glyphs) -> Text:
+    first, *more = mistakes.splitlines()
+    rest = f" (and {len(more)} more)" if more else ""
+    return Text(f"policy refused, what was in force stays: {printable(first, glyphs)}{rest}", style="red")
 
 
 def _xids(reading: DeviceReading) -> str:

@@ -8,7 +8,7 @@ import argparse
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,6 @@ from agent.tui.columns import Column, fit
 from agent.tui.fresh import Stopped, fresh
 from agent.tui.recording import EndOfRecording, opened, played, recorded
 from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
-
-
-@dataclass(frozen=True, slots=True)
-class Refused(Snapshot):
-    """What an agent says that has refused a policy."""
-
-    policy_error: str | None = "line 3: no such key"
-
 
 WIDTHS = (80, 81, 95, 96, 97, 120, 129, 130, 160, 200)
 
@@ -324,8 +316,9 @@ def test_without_an_agent_enforcement_is_said_to_be_off() -> None:
 
 
 def test_a_policy_that_was_refused_is_said_to_be() -> None:
-    assert "policy refused" not in "".join(drawn(rich_snapshot()))
-    assert "policy refused, the old one stays: line 3: no such key" in "\n".join(drawn(Refused(1, 1, 1)))
+    assert "policy refused" not in "".join(drawn(replace(rich_snapshot(), policy_error=None)))
+    refused = replace(rich_snapshot(), policy_error="line 3: no such key\nline 4: no unit")
+    assert "policy refused, what was in force stays: line 3: no such key (and 1 more)" in "\n".join(drawn(refused))
 
 
 def test_the_next_snapshot_is_not_asked_for_before_it_is_due() -> None:
