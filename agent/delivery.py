@@ -37,14 +37,15 @@ def bounds_ns(delivery: Delivered) -> tuple[float, float]:
     """The same, least and most: online requests had the device all of their time, or none of it. ns."""
     if not is_paced(delivery):
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
-    waited = delivery.waited_ns
-    return _paced_ns(delivery, max(0, waited - delivery.waited_busy_ns)), _paced_ns(delivery, waited)
+    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as standing still then
+    least = _paced_ns(delivery, max(0, delivery.waited_ns - delivery.waited_busy_ns), delivery.queued_ns)
+    return least, _paced_ns(delivery, delivery.waited_ns, max(0, delivery.queued_ns - run_before))
 
 
-def _paced_ns(delivery: Delivered, waited_ns: int) -> float:
-    if waited_ns < delivery.queued_ns:
-        return delivery.charged_ns * max(_LARGEST_CUT, waited_ns / delivery.queued_ns)
-    return delivery.charged_ns + waited_ns - delivery.queued_ns
+def _paced_ns(delivery: Delivered, waited_ns: int, queued_ns: int) -> float:
+    if waited_ns < queued_ns:
+        return delivery.charged_ns * max(_LARGEST_CUT, waited_ns / queued_ns)
+    return delivery.charged_ns + waited_ns - queued_ns
 
 
 @dataclass(slots=True)

@@ -60,6 +60,19 @@ def test_an_estimate_moves_as_far_as_requests_that_ran_meanwhile_cannot_explain(
     assert learned(CLEAR, *[shorter] * 100) == 50
 
 
+def test_what_ran_while_requests_did_before_the_wait_does_not_make_an_estimate_shorter() -> None:
+    run_already = delivery(
+        launches=10,
+        charged_ns=1_000,
+        queued_ns=1_000,
+        waited_ns=100,
+        elapsed_ns=50_000,
+        elapsed_busy_ns=49_000,
+        pauses=9,
+    )
+    assert learned(CLEAR, *[run_already] * 100) == 100
+
+
 def test_the_same_holds_for_a_process_that_nobody_stopped() -> None:
     alone = delivery(launches=10, elapsed_ns=1_000)
     assert learned(alone, *[delivery(launches=10, elapsed_ns=5_000, elapsed_busy_ns=4_500)] * 100) == 100
