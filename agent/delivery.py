@@ -54,8 +54,8 @@ class LaunchTimes:
 
     Contention makes an unpaced delivery longer, never shorter, so a low quantile of those; a paced one is off to both
     sides, so the median of those, and only of them once there are enough. Beside online requests the device may have
-    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them. The first estimate is the
-    upper one: what is believed to be shorter than it is gets more of the device than anybody meant.
+    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them. The
+    first estimate is the upper one: who is believed to need less than it does gets more than anybody meant.
     """
 
     _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
