@@ -27,7 +27,9 @@ def commands_below(heading: str) -> list[str]:
 
 def said(commands: list[str], folder: Path) -> str:
     """What the shell of a newcomer shows, who types them one after another. All have to succeed."""
-    environment = {name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "GPUWARDEN_SIM_BUILD"}}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "GPUWARDEN_SIM_BUILD"}
+    }
     done = subprocess.run(
         ["bash", "-e", "-c", "\n".join(commands)],
         cwd=folder,
