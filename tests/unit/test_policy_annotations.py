@@ -84,6 +84,7 @@ def test_the_quantile_is_in_the_name(key: str, quantile: float) -> None:
         ({"class": "online", "slo-p99": "50ms", "weight": "1"}, "weight: is nothing that an online pod can say"),
         ({"class": "offline", "weight": "2"}, "only the policy file gives more"),
         ({"class": "offline", "weight": "NaN"}, "out of range"),
+        ({"class": "offline", "weight": "1e-320"}, "write a number from 0.001 to 1"),
         ({"class": "offline", "slo-p99": "50ms"}, "slo-p99: is nothing that an offline pod can say"),
         ({"class": "offline", "wieght": "1"}, "did you mean weight?"),
     ],

@@ -141,6 +141,7 @@ def test_a_mistake_is_told_at_its_line(old: str, new: str, line: int, says: str)
         ("{law: fixed, share: 2%}", "below the floor of 5%"),
         ("{law: fixed, share: 10%, limits: {floor: 20%}}", "below the floor of 20%"),
         ("weight: 0", "out of range"),
+        ("weight: 0.0009", "write a number from 0.001 to 1000"),
         ("weight: .nan", "out of range"),
         ("weight: heavy", "not a number"),
         ("limits: {memory: 40}", "without a unit"),
