@@ -268,3 +268,13 @@ def test_the_agent_refuses_a_policy_that_others_can_write(tmp_path: Path, mode: 
         load(path, strict_permissions=True)
     path.chmod(0o644)
     assert load(path, strict_permissions=True).enforce
+
+
+@pytest.mark.parametrize("text", ['"\\U00110000"', '"\\UFFFFFFFF"', '"\\U7FFFFFFF"'])
+def test_a_character_that_there_is_not_is_a_mistake_at_its_line(text: str) -> None:
+    said = only(GOOD.replace("batch", text))
+    assert re.fullmatch(r"p\.yaml:9: is not YAML \(.+\); write characters themselves.+", said)
+
+
+def test_a_version_of_yaml_that_is_beyond_counting_is_a_mistake() -> None:
+    assert only(f"%YAML 1.{'9' * 5000}\n---\n{GOOD}").startswith("p.yaml:1: is not YAML (")
