@@ -106,6 +106,12 @@ def test_a_container_is_guessed_by_its_words_and_named_by_what_outlives_it(
         assert one.match == match
 
 
+def test_what_a_user_started_is_not_named_as_if_it_were_the_systems() -> None:
+    cgroup = "/user.slice/user-1000.slice/user@1000.service/app.slice/nightly-training.service"
+    [one] = proposals(running(Container(ContainerKey("u"), "nightly-training.service", "systemd", cgroup=cgroup)))
+    assert (one.match, one.why) == (None, "somebody's login")
+
+
 def test_replicas_are_one_proposal_and_online_ones_come_first() -> None:
     found = proposals(running(docker("train-1"), pod("chat-0"), pod("chat-1"), docker("x")))
     assert [(one.role, len(one.uses)) for one in found] == [("online", 2), ("offline", 1), (None, 1)]
