@@ -56,6 +56,7 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         (ONLINE, "no offline rule"),
         (ONLINE.replace("50ms", "10s") + OFFLINE, "no longer than slo.target"),
         (ONLINE.replace("0.99", "0.999") + OFFLINE, "write min_samples: 1000"),
+        (ONLINE.replace("0.99", "0.99999999") + OFFLINE, "is the slowest; write a lower quantile"),
         (ONLINE.replace("50ms", "1us") + OFFLINE, "cannot tell 1us from less"),
         (
             ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("10s", "1s") + OFFLINE,
