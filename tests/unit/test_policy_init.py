@@ -222,3 +222,9 @@ def test_whatever_runs_the_result_is_right_and_each_rule_fits_whom_it_was_made_f
     for container in containers:
         if match_of(container) is not None:
             assert any(rule.match.fits(Facts(container), every_process=True) for rule in policy.offline)
+
+
+def test_a_files_name_steers_no_terminal(tmp_path: Path) -> None:
+    out = run(tmp_path / "a\x1b[31m.yaml", "--offline", "batch/*")
+    assert "\x1b" not in out
+    assert "written to " in out
