@@ -283,6 +283,8 @@ def _plan(options: argparse.Namespace) -> int:
     from enforce.plan import plan
     from enforce.toolbox import Toolbox
 
+    if not 0.1 <= options.seconds <= 3600:
+        raise UsageError(f"--seconds {options.seconds}: give seconds between 0.1 and 3600")
     _, policy = _policy(options.policy)
     if policy is None:
         raise UsageError(f"no policy to plan with: give --policy FILE, or write {DEFAULT_POLICY}")

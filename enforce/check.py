@@ -18,7 +18,7 @@ from agent.model import Snapshot
 from agent.names import printable
 from enforce.policy.advice import Advice, advice
 from enforce.policy.excerpt import excerpt
-from enforce.policy.load import Judged, examine, permission_problem
+from enforce.policy.load import Judged, examine
 from enforce.policy.model import Policy
 from enforce.policy.running import disputed, everybody, idle_rules, misannotated
 from enforce.policy.source import Place
@@ -53,8 +53,8 @@ def findings(judged: Judged, live: Snapshot | None) -> list[Finding]:
     policy = judged.policy
     if policy is None:
         return [Finding("error", problem.place, problem.text) for problem in judged.problems]
-    problem = permission_problem(judged.name)
-    refused = [Finding("warning", None, f"{problem}: the agent will refuse this file")] if problem else []
+    exposed = judged.exposed
+    refused = [Finding("warning", None, f"{exposed}: the agent will refuse this file")] if exposed else []
     said = [*advice(policy), *(_against(policy, live) if live else ())]
     return refused + [Finding("warning", judged.read.place(one.path), one.text) for one in said]
 
@@ -91,13 +91,13 @@ def show(judged: Judged, found: list[Finding], out: TextIO) -> None:
     """For people: file:line:column, what is wrong and what to write, the line itself; in colour on a terminal."""
     from enforce.explain.screen import Screen  # rich is slow to import
 
-    screen = Screen(out)
+    screen, name = Screen(out), printable(judged.name)
     if judged.policy is not None:
-        screen.parts((f"{judged.name}: ", "bold"), ("ok", "bold green"), (f": {summary(judged.policy)}", ""))
+        screen.parts((f"{name}: ", "bold"), ("ok", "bold green"), (f": {summary(judged.policy)}", ""))
     for finding in found:
         colour = "red" if finding.severity == "error" else "yellow"
         place = finding.place
-        where = f"{judged.name}:{place.line}:{place.column}: " if place is not None else f"{judged.name}: "
+        where = f"{name}:{place.line}:{place.column}: " if place is not None else f"{name}: "
         screen.parts((where, "bold"), (f"{finding.severity}: ", f"bold {colour}"), (printable(finding.text), ""))
         if place is not None and judged.text:
             line, carets = excerpt(judged.text, place)

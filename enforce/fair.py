@@ -31,10 +31,10 @@ def parts(claims: Mapping[Who, Claim]) -> dict[Who, float]:
     left = 1.0
     while open_claims and left > _EPSILON:
         weights = sum(claim.weight for claim in open_claims.values())
-        level = left / weights
-        content = {who: claim for who, claim in open_claims.items() if claim.wanted <= claim.weight * level + _EPSILON}
+        fill = {who: claim.weight / weights * left for who, claim in open_claims.items()}
+        content = {who: claim for who, claim in open_claims.items() if claim.wanted <= fill[who] + _EPSILON}
         if not content:
-            return given | {who: claim.weight * level for who, claim in open_claims.items()}
+            return given | fill
         for who, claim in content.items():
             given[who] = claim.wanted
             left -= claim.wanted

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Final, Self
 
 from agent.clock import wall_ns
-from agent.errors import PolicyError, WardenError
+from agent.errors import WardenError
 from agent.pipeline import Pipeline
 from enforce.policy.advice import advice
 from enforce.policy.file import PolicyFile
@@ -55,35 +55,51 @@ class Reloading:
     def _take(self, even_if_equal: bool) -> None:
         try:
             policy = self._file.load()
-        except PolicyError as error:
-            self._refuse(error)
+        except Exception as error:  # noqa: BLE001  # whatever it is: what is in force does not end with it
+            self._refuse(error, was_asked_for=even_if_equal)
             return
         if policy == self.policy and not even_if_equal:
             self._pipeline.policy_error = None
             _log.info("the policy file was written anew and says the same: nothing reloaded")
             return
-        self._stack.close()
-        self.policy, self._pipeline.policy_wall_ns = None, None
-        self._pipeline.enforcing, self._pipeline.enforcement, self._pipeline.device_health = False, {}, {}
         try:
+            self._stack.close()
             self._enforce(policy)
-        except (WardenError, OSError) as error:
-            self._pipeline.policy_error = f"nothing is enforced now: {error}"
-            _log.error("policy not reloaded, nothing is enforced now; SIGHUP or a changed file tries again: %s", error)
+        except Exception as error:  # noqa: BLE001  # observing goes on
+            self._pipeline.policy_error = f"nothing is enforced now: {_reason(error)}"
+            what = "policy not reloaded, nothing is enforced now; SIGHUP or a changed file tries again: %s"
+            _log.error(what, _reason(error), exc_info=_ours(error))
             return
         _log.info("policy reloaded")
 
-    def _refuse(self, error: PolicyError) -> None:
+    def _refuse(self, error: Exception, was_asked_for: bool) -> None:
         if self.policy is None and not self._file.exists():
             self._pipeline.policy_error = None
             _log.info("no policy: observing only, not reloaded")
             return
-        self._pipeline.policy_error = str(error)
-        kept = "the old one stays in force" if self.policy is not None else "nothing is enforced"
-        _log.error("policy not reloaded, %s: %s", kept, error)
+        before, self._pipeline.policy_error = self._pipeline.policy_error, _reason(error)
+        if was_asked_for or self._pipeline.policy_error != before:  # a file that cannot be read is tried at each look
+            kept = "the old one stays in force" if self.policy is not None else "nothing is enforced"
+            _log.error("policy not reloaded, %s: %s", kept, _reason(error), exc_info=_ours(error))
 
     def _enforce(self, policy: Policy) -> None:
         for one in advice(policy):
             _log.warning("policy: %s", one.text)
-        self._stack.enter_context(self._start(policy))
+        with ExitStack() as stack:
+            stack.callback(self._nothing_in_force)
+            stack.enter_context(self._start(policy))
+            self._stack = stack.pop_all()
         self.policy, self._pipeline.policy_wall_ns, self._pipeline.policy_error = policy, wall_ns(), None
+
+    def _nothing_in_force(self) -> None:
+        self.policy, self._pipeline.policy_wall_ns = None, None
+        self._pipeline.enforcing, self._pipeline.enforcement, self._pipeline.device_health = False, {}, {}
+
+
+def _ours(error: Exception) -> bool:
+    """Whether it is a fault of ours, which is told with where it happened."""
+    return not isinstance(error, (WardenError, OSError))
+
+
+def _reason(error: Exception) -> str:
+    return repr(error) if _ours(error) else str(error)

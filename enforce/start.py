@@ -69,7 +69,8 @@ class Enforcement:
                 self._leave_alone()
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
-            self._history.has_policy, self._history.enforcing = True, self._policy.enforce
+            stack.callback(self._tell_history, has_policy=False, enforcing=False)
+            self._tell_history(has_policy=True, enforcing=self._policy.enforce)
             explainer = Explainer(log, self._history, acts=self._policy.enforce)
             requests = Requests()
             known = stack.enter_context(signals(self._policy, self._observer, requests))
@@ -89,7 +90,9 @@ class Enforcement:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self._history.has_policy = self._history.enforcing = False
+
+    def _tell_history(self, has_policy: bool, enforcing: bool) -> None:
+        self._history.has_policy, self._history.enforcing = has_policy, enforcing
 
     def _own(self, stack: ExitStack) -> Ledger:
         owner = Owner.take(self._run_dir, self._observer.proc)

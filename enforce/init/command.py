@@ -15,6 +15,7 @@ from typing import TextIO
 
 from agent.errors import PolicyError, SetupError, WardenError
 from agent.model import Snapshot
+from agent.names import printable
 from enforce.check import findings, show
 from enforce.explain.screen import Screen
 from enforce.init import questions
@@ -59,7 +60,7 @@ def init(options: argparse.Namespace, here: Here) -> int:
         return 0
     _write(Path(file), written, options.force)
     show(judged, findings(judged, None), here.out)
-    Screen(here.out).line(f"written to {file}; its first lines say how to go on")
+    Screen(here.out).line(f"written to {printable(file)}; its first lines say how to go on")
     return 0
 
 

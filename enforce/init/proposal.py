@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from agent.model import HOST, Container, Snapshot
 from agent.names import printable
-from enforce.policy.matching import names_of
+from enforce.policy.matching import names_of, units_of
 from enforce.policy.model import Facts
 from enforce.policy.running import everybody
 
@@ -72,7 +72,8 @@ def match_of(container: Container) -> Written | None:
     if container.namespace and container.pod:
         return {"namespace": glob.escape(container.namespace), "pod": _without(_SUFFIX, container.pod)}
     if container.runtime == "systemd":
-        return None if container.name.startswith(_NOBODYS) else {"unit": glob.escape(container.name)}
+        logins = container.name.startswith(_NOBODYS) or container.name not in units_of(container)
+        return None if logins else {"unit": glob.escape(container.name)}
     if container.key == HOST or not names_of(container):
         return None
     return {"container": _without(_COMPOSE, container.name)}

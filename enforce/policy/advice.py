@@ -11,6 +11,7 @@ from enforce.histogram import middle_ns
 from enforce.policy import vocabulary
 from enforce.policy.model import OfflineRule, OnlineRule, Policy
 from enforce.policy.overlap import about_processes, covers
+from enforce.policy.quantities import Whole
 from enforce.policy.source import Path
 from enforce.policy.units import format_duration
 
@@ -61,7 +62,8 @@ def _promise(path: Path, rule: OnlineRule) -> Iterator[Advice]:
     if slo.min_samples * (1 - slo.quantile) < 0.1:
         text = f"{rule.name}: of {slo.min_samples} requests (slo.min_samples) the quantile {slo.quantile:g} is the"
         enough = round(1 / (1 - slo.quantile))
-        yield Advice((*at, "quantile"), f"{text} slowest; write min_samples: {enough}, or a lower quantile")
+        more = f"min_samples: {enough}, or " if enough <= Whole().most else ""
+        yield Advice((*at, "quantile"), f"{text} slowest; write {more}a lower quantile")
     if slo.signal == "prometheus":
         if slo.window_ns < 2 * _PAGE_NS:
             text = f"{rule.name}: the page of metrics is looked at once a second, so such a window often holds nothing"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -33,18 +34,16 @@ _MOST_REMEMBERED = 512
 _MOST_TOLD = 3
 
 
+@dataclass(frozen=True)
 class _Modest(Weight):
     """At most what everybody has: more is the policy's to give."""
 
-    @property
-    def says(self) -> str:
-        return "number, above 0, up to 1"
+    most: float = 1
 
     def read(self, value: object) -> float:
-        weight = super().read(value)
-        if weight > 1:
+        if isinstance(value, (int, float)) and value > self.most:
             raise mistake(f"{quote(value)} is more than others have", "write up to 1; only the policy file gives more")
-        return weight
+        return super().read(value)
 
 
 def _of(section: type[schema.Section], key: str) -> Kind:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from enforce.policy.load import load
+from enforce.policy.load import examine
 from enforce.policy.model import Policy
 
 Stamp = tuple[int, int, int, int, int]
@@ -33,7 +33,10 @@ class PolicyFile:
     def load(self) -> Policy:
         """The policy in it now. Raises PolicyError."""
         self._read = self._seen = _stamp(self.path)  # before it is read: whoever writes later has changed it
-        return load(self.path, strict_permissions=True)
+        judged = examine(self.path, strict_permissions=True)
+        if not judged.was_read:
+            self._read = None  # it is tried again: there may be no descriptor left, or a disk that fails
+        return judged.accepted()
 
     def changed(self) -> bool:
         """Whether it differs from what was read last, and is as at the last call: nobody is at work on it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
@@ -26,13 +26,19 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A text that may be a policy: the policy, or what is wrong, in file order. `read` knows where everything is."""
+    """A text that may be a policy: the policy, or what is wrong, in file order. `read` knows where everything is.
+
+    `was_read`: false where the file could not be. `exposed`: who besides its owner could change it, and so what the
+    agent does.
+    """
 
     name: str
     text: str
     problems: tuple[Problem, ...]
     policy: Policy | None = None
     read: Source = field(default_factory=Source)
+    was_read: bool = True
+    exposed: str | None = None
 
     def accepted(self) -> Policy:
         """The policy. Raises PolicyError with all mistakes."""
@@ -54,15 +60,24 @@ def parse(text: str, name: str) -> Policy:
 def examine(path: str | os.PathLike[str], strict_permissions: bool = False) -> Judged:
     """What is in a file. Never raises: that it cannot be read is a mistake too."""
     name = os.fspath(path)
-    raw = _read(name, strict_permissions)
-    if isinstance(raw, str):
-        return Judged(name, "", (Problem(Place(), raw),))
+    try:
+        raw, status = _read(name)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return _unfit(name, f"cannot be read ({reason}); check the path and its permissions", was_read=False)
+    if not stat.S_ISREG(status.st_mode):
+        return _unfit(name, "is not a regular file; name the policy's YAML file")
+    exposed = _exposed(status)
+    if exposed and strict_permissions:
+        return _unfit(name, exposed)
+    if len(raw) > MAX_BYTES:
+        return _unfit(name, "is larger than 1 MiB; check that this is a policy")
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        return Judged(name, "", (Problem(Place(line), "is not UTF-8 text; save the file as UTF-8"),))
-    return judge(text, name)
+        return _unfit(name, "is not UTF-8 text; save the file as UTF-8", line)
+    return replace(judge(text, name), exposed=exposed)
 
 
 def judge(text: str, name: str) -> Judged:
@@ -82,33 +97,22 @@ def judge(text: str, name: str) -> Judged:
     return Judged(name, text, tuple(sorted(problems)), policy, read)
 
 
-def permission_problem(path: str | os.PathLike[str]) -> str | None:
-    """Who besides the owner could change what the agent does; None if nobody can. Raises OSError."""
-    return _permissions(os.stat(path))
+def _unfit(name: str, problem: str, line: int = 1, was_read: bool = True) -> Judged:
+    return Judged(name, "", (Problem(Place(line), problem),), was_read=was_read)
 
 
-def _permissions(status: os.stat_result) -> str | None:
+def _read(name: str) -> tuple[bytes, os.stat_result]:
+    """What is in a regular file, and what it is. Raises OSError and ValueError."""
+    # O_NONBLOCK: a FIFO in the policy's place must not hang the agent.
+    with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        return file.read(MAX_BYTES + 1) if stat.S_ISREG(status.st_mode) else b"", status
+
+
+def _exposed(status: os.stat_result) -> str | None:
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to user {status.st_uid}, who could change what the agent does; chown it to root"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
         return f"can be written by {who}, who could change what the agent does; chmod go-w it"
     return None
-
-
-def _read(name: str, strict_permissions: bool) -> bytes | str:
-    """What is in the file, or why that cannot be told."""
-    try:
-        # O_NONBLOCK: a FIFO in the policy's place must not hang the agent.
-        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return "is not a regular file; name the policy's YAML file"
-            problem = _permissions(status) if strict_permissions else None
-            raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return f"cannot be read ({reason}); check the path and its permissions"
-    if problem is not None:
-        return problem
-    return raw if len(raw) <= MAX_BYTES else "is larger than 1 MiB; check that this is a policy"

@@ -82,9 +82,18 @@ def names_of(container: Container) -> tuple[str, ...]:
 
 
 def units_of(container: Container) -> tuple[str, ...]:
-    """The systemd units that a container runs in: its own and those around it, by its cgroup's path."""
-    own = (container.name,) if container.runtime == "systemd" else ()
-    return (*own, *(part for part in container.cgroup.split("/") if part.endswith(_UNIT_SUFFIXES)))
+    """The systemd units that a container runs in: its own and those around it, by its cgroup's path.
+
+    None of those below a user's own manager (user@1000.service): whoever logs in may name one ssh.service.
+    """
+    parts = container.cgroup.split("/")
+    end = next((at for at, part in enumerate(parts, 1) if _is_users_manager(part)), len(parts))
+    own = (container.name,) if container.runtime == "systemd" and end == len(parts) else ()
+    return (*own, *(part for part in parts[:end] if part.endswith(_UNIT_SUFFIXES)))
+
+
+def _is_users_manager(part: str) -> bool:
+    return part.startswith("user@") and part.endswith(".service")
 
 
 def _any(patterns: Patterns, values: Iterable[str | None]) -> bool:

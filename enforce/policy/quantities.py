@@ -146,22 +146,25 @@ class Version(Kind):
 
 @dataclass(frozen=True)
 class Weight(Kind):
-    """A positive number; only the proportions count."""
+    """A number; only the proportions count."""
 
+    least: float = 0.001
+    most: float = 1000
     example: str = "2"
 
     @property
     def says(self) -> str:
-        return "number, above 0, up to 1000"
+        return f"number, {self.least:g} to {self.most:g}"
 
     def json_schema(self) -> JsonSchema:
-        return {"type": "number", "exclusiveMinimum": 0, "maximum": 1000}
+        return {"type": "number", "minimum": self.least, "maximum": self.most}
 
     def read(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise mistake(f"{quote(value)} is not a number", "write one such as 1 or 2.5")
-        if not 0 < value <= 1000:  # also false for nan
-            raise mistake(f"{quote(value)} is out of range", "write a number above 0, up to 1000")
+        if not self.least <= value <= self.most:  # also false for nan
+            instead = f"write a number from {self.least:g} to {self.most:g}"
+            raise mistake(f"{quote(value)} is out of range", instead)
         return float(value)
 
     def show(self, value: float) -> str:

@@ -137,7 +137,7 @@ What `annotations` allows, pods of those namespaces may say of themselves instea
 | `gpuwarden.io/signal` | `gpu_wait` or `http` | Of an online one; `gpu_wait` if left out. |
 | `gpuwarden.io/port`, `…/path` | as `slo.port`, `slo.path` | Of an online one with signal `http`, which needs a port. |
 | `gpuwarden.io/window`, `…/min-samples` | as in `slo` | Of an online one; 10s and 20 if left out. |
-| `gpuwarden.io/weight` | number, above 0, up to 1 | Of an offline one: less of the offline share than others get. |
+| `gpuwarden.io/weight` | number, 0.001 to 1 | Of an offline one: less of the offline share than others get. |
 
 ```yaml
 metadata:

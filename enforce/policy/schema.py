@@ -75,7 +75,9 @@ class MatchSection(Section):
     image: Patterns | None = Field(None, description="Image reference, as the runtime writes it.")
     labels: Labels | None = Field(None, description="Label name → pattern. Every label named must be there and match.")
     unit: Patterns | None = Field(
-        None, description="systemd unit that the processes run in (service or scope), or a slice around it."
+        None,
+        description="systemd unit that the processes run in (service or scope), or a slice around it. Below "
+        "`user@UID.service` names are the user's choice and do not count: write `cgroup` there.",
     )
     cgroup: Patterns | None = Field(
         None, description="Path of the cgroup below the hierarchy's root; `*` also matches `/`."

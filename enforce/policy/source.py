@@ -97,6 +97,14 @@ class _Loader(yaml.SafeLoader):
         self._nodes = 0
         self._depth = 0
 
+    def get_single_node(self) -> yaml.Node | None:
+        """Numbers that Python takes for no character or version are an error like any other."""
+        try:
+            node: yaml.Node | None = super().get_single_node()
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise yaml.MarkedYAMLError(problem="beyond all bounds", problem_mark=self.get_mark()) from error
+        return node
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._nodes += 1
         self._depth += 1

@@ -35,6 +35,7 @@ _CURES = (
     ("expected a single document", "write one policy a file, with one --- at most"),
     ("too many values", "write fewer rules"),
     ("nested too deeply", "close the brackets"),
+    ("beyond all bounds", "write characters themselves, not their numbers, and leave out a %YAML line"),
     ("duplicate anchor", "give each anchor a name of its own"),
 )
 

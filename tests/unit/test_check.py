@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         (ONLINE, "no offline rule"),
         (ONLINE.replace("50ms", "10s") + OFFLINE, "no longer than slo.target"),
         (ONLINE.replace("0.99", "0.999") + OFFLINE, "write min_samples: 1000"),
+        (ONLINE.replace("0.99", "0.99999999") + OFFLINE, "is the slowest; write a lower quantile"),
         (ONLINE.replace("50ms", "1us") + OFFLINE, "cannot tell 1us from less"),
         (
             ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("10s", "1s") + OFFLINE,
@@ -106,6 +108,26 @@ def test_a_policy_that_others_can_write_is_a_warning_that_the_agent_will_refuse_
     code, lines = run(tmp_path, "version: 1\n" + ONLINE, mode=0o666)
     assert code == 0
     assert "the agent will refuse this file" in lines[1]
+
+
+def test_who_can_write_it_is_told_of_the_file_that_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("version: 1\n" + ONLINE + OFFLINE)
+    path.chmod(0o666)
+    judged = examine(path)
+    path.unlink()
+    assert ["the agent will refuse this file" in finding.text for finding in findings(judged, None)] == [True]
+
+
+@pytest.mark.parametrize("text", ["version: 1\n", "version: 2\n"])
+def test_a_files_name_may_be_any_bytes_and_steers_no_terminal(tmp_path: Path, text: str) -> None:
+    path = tmp_path / os.fsdecode(b"p\xff\x1b[31m.yaml")
+    path.write_text(text)
+    out = TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True)
+    check(path, False, None, out)
+    said = out.buffer.getvalue().decode() if isinstance(out.buffer, BytesIO) else ""
+    assert said.startswith(f"{tmp_path}/p\\xff\\x1b[31m.yaml:")
+    assert "\x1b" not in said
 
 
 def test_a_mistake_shows_its_line_with_carets_under_the_place_and_what_to_write(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def test_a_wrong_command_line_is_exit_code_2(arguments: Sequence[str], capsys: p
     assert capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf", "1e300"])
+def test_a_plan_takes_no_time_that_makes_no_sense(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", f"--seconds={seconds}"])
+    assert ended.value.code == 2
+    assert f"--seconds {float(seconds)}: give seconds between 0.1 and 3600" in capsys.readouterr().err
+
+
 def test_the_documented_table_is_this_one() -> None:
     documented = (Path(__file__).parents[2] / "docs/running.md").read_text()
     assert documented.endswith("".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enforce.fair import Claim, parts
+from enforce.policy.quantities import Weight
 
-claims = st.dictionaries(
-    st.integers(0, 20), st.builds(Claim, st.floats(0.01, 100), st.floats(0, 1)), min_size=1, max_size=12
-)
+weights = st.floats(Weight().least, Weight().most)  # all that a policy may say
+claims = st.dictionaries(st.integers(0, 20), st.builds(Claim, weights, st.floats(0, 1)), min_size=1, max_size=12)
 
 
 @given(claims)
@@ -44,3 +44,7 @@ def test_three_to_one() -> None:
 def test_what_one_leaves_the_others_share_by_weight() -> None:
     split = parts({"a": Claim(1.0, 0.1), "b": Claim(2.0), "c": Claim(1.0)})
     assert split == pytest.approx({"a": 0.1, "b": 0.6, "c": 0.3})
+
+
+def test_no_weight_is_too_small_to_be_split_by() -> None:
+    assert parts({"a": Claim(1e-320), "b": Claim(1e-320)}) == {"a": 0.5, "b": 0.5}

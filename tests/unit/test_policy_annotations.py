@@ -84,6 +84,7 @@ def test_the_quantile_is_in_the_name(key: str, quantile: float) -> None:
         ({"class": "online", "slo-p99": "50ms", "weight": "1"}, "weight: is nothing that an online pod can say"),
         ({"class": "offline", "weight": "2"}, "only the policy file gives more"),
         ({"class": "offline", "weight": "NaN"}, "out of range"),
+        ({"class": "offline", "weight": "1e-320"}, "write a number from 0.001 to 1"),
         ({"class": "offline", "slo-p99": "50ms"}, "slo-p99: is nothing that an offline pod can say"),
         ({"class": "offline", "wieght": "1"}, "did you mean weight?"),
     ],
@@ -165,7 +166,9 @@ def test_the_snapshot_says_why_a_pod_that_meant_otherwise_is_left_alone() -> Non
     assert report(here, {}, Decided((), {}), {it.key: Paused(0, 0.0, None)}, {})[it.key].reason is None
 
 
-def test_what_is_amiss_is_logged_once_until_the_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_amiss_is_logged_once_while_the_container_is_there_and_again_for_another_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     it = Container(ContainerKey("k"), "main", "containerd", "", "p-0", "serving")
     first = {it.key: Seat(it, said({"class": "x"}), (), frozenset())}
     with caplog.at_level(logging.WARNING):
@@ -173,7 +176,13 @@ def test_what_is_amiss_is_logged_once_until_the_reason_changes(caplog: pytest.Lo
         told = tell(first, told)
         assert len(caplog.records) == 1
         assert "serving/p-0/main: its annotations are not taken" in caplog.text
-        told = tell({it.key: Seat(it, said({}), (), frozenset())}, told)
+        for _ in range(3):
+            told = tell({it.key: Seat(it, said({}), (), frozenset())}, told)
+            told = tell(first, told)
+        assert len(caplog.records) == 1
+        told = tell({it.key: Seat(it, said({"class": "y"}), (), frozenset())}, told)
+        assert len(caplog.records) == 2
+        told = tell({}, told)
         assert not told
         tell(first, told)
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3

@@ -169,3 +169,22 @@ def test_only_what_one_offline_rule_alone_names_is_ever_offline(
     claims = [match.fits(Facts(pod), every_process=True) for match in (online, offline, other, protect)]
     alone = claims in ([False, True, False, False], [False, False, True, False])
     assert (role(merged, pod) is Role.OFFLINE) == alone
+
+
+MANAGER = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize("below", ["app.slice/ssh.service", "ssh.service", f"ssh.service/docker-{'a' * 64}.scope"])
+def test_whoever_logs_in_claims_no_unit_of_the_systems(below: str) -> None:
+    runtime = "docker" if "docker" in below else "systemd"
+    it = Container(ContainerKey("u"), below.rpartition("/")[2], runtime, cgroup=f"{MANAGER}/{below}")
+    for unit in ("ssh.service", "app.slice", "docker-*"):
+        assert role(one(f"{{unit: {unit}}}"), it) is Role.UNMATCHED
+    for unit in ("user.slice", "user-1000.slice", "user@1000.service"):
+        assert role(one(f"{{unit: {unit}}}"), it) is Role.OFFLINE
+    assert role(one(f"{{cgroup: '*/{below}'}}"), it) is Role.OFFLINE
+
+
+def test_a_users_own_manager_is_a_unit_of_the_systems() -> None:
+    it = Container(ContainerKey("u"), "user@1000.service", "systemd", cgroup=MANAGER)
+    assert role(one('{unit: "user@*.service"}'), it) is Role.OFFLINE

@@ -106,6 +106,12 @@ def test_a_container_is_guessed_by_its_words_and_named_by_what_outlives_it(
         assert one.match == match
 
 
+def test_what_a_user_started_is_not_named_as_if_it_were_the_systems() -> None:
+    cgroup = "/user.slice/user-1000.slice/user@1000.service/app.slice/nightly-training.service"
+    [one] = proposals(running(Container(ContainerKey("u"), "nightly-training.service", "systemd", cgroup=cgroup)))
+    assert (one.match, one.why) == (None, "somebody's login")
+
+
 def test_replicas_are_one_proposal_and_online_ones_come_first() -> None:
     found = proposals(running(docker("train-1"), pod("chat-0"), pod("chat-1"), docker("x")))
     assert [(one.role, len(one.uses)) for one in found] == [("online", 2), ("offline", 1), (None, 1)]
@@ -216,3 +222,9 @@ def test_whatever_runs_the_result_is_right_and_each_rule_fits_whom_it_was_made_f
     for container in containers:
         if match_of(container) is not None:
             assert any(rule.match.fits(Facts(container), every_process=True) for rule in policy.offline)
+
+
+def test_a_files_name_steers_no_terminal(tmp_path: Path) -> None:
+    out = run(tmp_path / "a\x1b[31m.yaml", "--offline", "batch/*")
+    assert "\x1b" not in out
+    assert "written to " in out

@@ -141,6 +141,7 @@ def test_a_mistake_is_told_at_its_line(old: str, new: str, line: int, says: str)
         ("{law: fixed, share: 2%}", "below the floor of 5%"),
         ("{law: fixed, share: 10%, limits: {floor: 20%}}", "below the floor of 20%"),
         ("weight: 0", "out of range"),
+        ("weight: 0.0009", "write a number from 0.001 to 1000"),
         ("weight: .nan", "out of range"),
         ("weight: heavy", "not a number"),
         ("limits: {memory: 40}", "without a unit"),
@@ -267,3 +268,13 @@ def test_the_agent_refuses_a_policy_that_others_can_write(tmp_path: Path, mode: 
         load(path, strict_permissions=True)
     path.chmod(0o644)
     assert load(path, strict_permissions=True).enforce
+
+
+@pytest.mark.parametrize("text", ['"\\U00110000"', '"\\UFFFFFFFF"', '"\\U7FFFFFFF"'])
+def test_a_character_that_there_is_not_is_a_mistake_at_its_line(text: str) -> None:
+    said = only(GOOD.replace("batch", text))
+    assert re.fullmatch(r"p\.yaml:9: is not YAML \(.+\); write characters themselves.+", said)
+
+
+def test_a_version_of_yaml_that_is_beyond_counting_is_a_mistake() -> None:
+    assert only(f"%YAML 1.{'9' * 5000}\n---\n{GOOD}").startswith("p.yaml:1: is not YAML (")

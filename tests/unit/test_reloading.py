@@ -4,21 +4,28 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from agent.errors import SetupError
 from agent.pipeline import Pipeline
+from agent.procfs import Procfs
+from enforce.explain.history import History
 from enforce.policy.file import PolicyFile
+from enforce.policy.load import parse
 from enforce.policy.model import Policy
 from enforce.reloading import Reloading
+from enforce.start import Enforcement
+from enforce.sysmonitor import SysMonitor
 
 RIGHT = """\
 version: 1
@@ -41,6 +48,7 @@ class Enforced:
     targets_ms: list[int] = field(default_factory=list)
     running: int = 0
     refusal: Exception | None = None
+    fault_at_end: Exception | None = None
 
     @contextmanager
     def start(self, policy: Policy) -> Iterator[None]:
@@ -50,6 +58,8 @@ class Enforced:
         self.running += 1
         yield
         self.running -= 1
+        if self.fault_at_end is not None:
+            raise self.fault_at_end
 
 
 @dataclass(slots=True)
@@ -234,3 +244,93 @@ def test_what_cannot_be_enforced_is_said_and_tried_again(place: Place) -> None:
         agent.look()
         assert place.enforced.targets_ms == [50, 60]
         assert place.pipeline.policy_error is None
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def act(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return act
+
+
+def test_a_file_that_no_parser_expects_is_a_wrong_file(place: Place) -> None:
+    with place.agent() as agent:
+        edit(place.path, 'version: "\\U00110000"\n')
+        agent.reload()
+        assert "is not YAML" in (place.pipeline.policy_error or "")
+        assert place.enforced.running == 1
+
+
+def test_a_fault_while_a_file_is_read_ends_nothing_and_is_told_once(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.agent() as agent:
+        monkeypatch.setattr("enforce.policy.file.examine", raising(RuntimeError("a fault of ours")))
+        edit(place.path, OTHER)
+        for _ in range(4):
+            agent.look()
+        assert place.pipeline.policy_error == "RuntimeError('a fault of ours')"
+        assert len(errors_in(caplog)) == 1
+        assert place.enforced.running == 1
+
+
+def test_a_file_that_cannot_be_read_now_is_tried_again_and_that_is_told_once(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.agent() as agent:
+        edit(place.path, OTHER)
+        with monkeypatch.context() as out_of_descriptors:
+            error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            out_of_descriptors.setattr("enforce.policy.load._read", raising(error))
+            for _ in range(5):
+                agent.look()
+        (said,) = errors_in(caplog)
+        assert "Too many open files" in said
+        assert said.endswith(place.pipeline.policy_error or "?")
+        agent.look()
+        assert (place.enforced.targets_ms, place.pipeline.policy_error) == ([50, 60], None)
+        agent.look()
+        agent.look()
+        assert place.enforced.targets_ms == [50, 60]
+
+
+def test_who_asks_for_a_reload_is_told_each_time_why_it_was_refused(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.agent() as agent:
+        edit(place.path, WRONG)
+        agent.reload()
+        agent.reload()
+        assert len(errors_in(caplog)) == 2
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_fault_in_the_middle_of_a_reload_ends_no_agent_and_leaves_nothing_in_force(
+    place: Place, caplog: pytest.LogCaptureFixture, at_end: bool
+) -> None:
+    with place.agent() as agent:
+        fault = KeyError("a fault of ours")
+        place.enforced.refusal, place.enforced.fault_at_end = (None, fault) if at_end else (fault, None)
+        place.pipeline.enforcing = True
+        agent.reload()
+        assert place.pipeline.policy_error == "nothing is enforced now: KeyError('a fault of ours')"
+        assert (agent.policy, place.pipeline.policy_wall_ns, place.pipeline.enforcing) == (None, None, False)
+        assert place.enforced.running == 0
+        assert caplog.records[-1].exc_info is not None
+        place.enforced.refusal = place.enforced.fault_at_end = None
+        agent.reload()
+        assert place.enforced.targets_ms == [50, 50]
+        assert place.pipeline.policy_error is None
+
+
+def test_a_start_that_fails_leaves_no_policy_in_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history, observer = History(), cast(Any, SimpleNamespace(proc=Procfs()))
+    monkeypatch.setattr("enforce.start.signals", raising(RuntimeError("no signals")))
+    policy = parse(RIGHT.replace("version: 1\n", "version: 1\nenforce: true\n"), "p")
+    with pytest.raises(RuntimeError), Enforcement(policy, observer, tmp_path, "", history, SysMonitor()):
+        pass
+    assert (history.has_policy, history.enforcing) == (False, False)
