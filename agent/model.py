@@ -184,9 +184,9 @@ class Enforcement:
     requests_total: int | None = None  # whose latency was read, since the policy was
     slow_requests_total: float | None = None  # of these, over the target
     share_ratio: float | None = None  # what offline work may use of the device
-    paused_ratio: float | None = None  # share of the last second that it was stopped
-    pauses_total: int = 0
-    paused_seconds_total: float = 0.0
+    paused_ratio: float | None = None  # share of the last second that it was stopped: the mean over its processes
+    pauses_total: int = 0  # of all its processes
+    paused_seconds_total: float = 0.0  # the mean over the processes that it had meanwhile
     foreign_resumes_total: int = 0  # stops of ours that somebody else ended
     reason: str | None = None  # one line: why this share
     rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace: in force, or with enforce: false, would be

@@ -59,7 +59,7 @@ class Decision:
     rungs: tuple[str, ...] = ()  # of the ladder, in force
     troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
     pauses: int = 0  # since the agent first saw the container
-    paused_seconds: float = 0.0
+    paused_seconds: float = 0.0  # the mean over its processes
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ class Effect:
     slack_ratio: float | None
     share: float | None  # in force now
     max_queued_ns: int | None
-    paused_ratio: float | None  # of the window
+    paused_ratio: float | None  # of the window; the mean over its processes
 
 
 @dataclass(frozen=True, slots=True, order=True)

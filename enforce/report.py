@@ -24,7 +24,10 @@ _WINDOW_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A container's stops: how many ever, how long ever, the share of the last second, and those others ended."""
+    """A container's stops: how many ever, how long ever, the share of the last second, and those others ended.
+
+    Time is the mean over its processes: eight that are stopped a tenth of the time stand for a tenth, not for eight.
+    """
 
     pauses: int
     seconds: float
@@ -33,14 +36,18 @@ class Paused:
 
 
 class PauseMeter:
-    """Sums what the kernel and the guardian wrote per process; a dead process's part stays in its container's sum."""
+    """Sums what the kernel and the guardian wrote per process; a dead process's part stays in its container's sum.
+
+    What they were stopped between two readings is divided by how many they are at the second. Nothing ever goes down,
+    whatever happens to a process's record.
+    """
 
     def __init__(self, paces: Map, resumes: Map) -> None:
         self._paces, self._resumes = paces, resumes
         self.counters: dict[ProcessId, Counters] = {}  # of whoever was charged, at the last reading
         self._last: dict[ProcessId, tuple[int, int, int]] = {}
-        self._sums: dict[ContainerKey, tuple[int, int, int]] = {}
-        self._history: dict[ContainerKey, list[tuple[int, int]]] = {}
+        self._sums: dict[ContainerKey, tuple[int, float, int]] = {}
+        self._history: dict[ContainerKey, list[tuple[int, float]]] = {}
 
     def read(self, here: Mapping[ContainerKey, Seat], now_ns: int) -> dict[ContainerKey, Paused]:
         """Takes one reading of everybody."""
@@ -55,13 +62,14 @@ class PauseMeter:
         return {key: self._container(key, seat, now_ns) for key, seat in here.items()}
 
     def _container(self, key: ContainerKey, seat: Seat, now_ns: int) -> Paused:
-        sums = self._sums.get(key, (0, 0, 0))
-        for process in processes_of(seat):
+        pauses, paused_ns, foreign = self._sums.get(key, (0, 0.0, 0))
+        processes = processes_of(seat)
+        for process in processes:
             before = self._last.get(process, (0, 0, 0))
             now = self._last[process] = self._process(process, now_ns)
-            sums = (sums[0] + now[0] - before[0], sums[1] + now[1] - before[1], sums[2] + now[2] - before[2])
-        self._sums[key] = sums
-        pauses, paused_ns, foreign = sums
+            more = [max(0, after - earlier) for earlier, after in zip(before, now, strict=True)]
+            pauses, paused_ns, foreign = pauses + more[0], paused_ns + more[1] / len(processes), foreign + more[2]
+        self._sums[key] = (pauses, paused_ns, foreign)
         history = self._history.setdefault(key, [])
         history.append((now_ns, paused_ns))
         while len(history) > 2 and history[1][0] <= now_ns - _WINDOW_NS:

@@ -95,7 +95,8 @@ class Supervisor:
                 return
             self._lease_expected_ns = monotonic_ns() + _STARTS_NS
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "enforce.guardian", self._settings.to_argument()],
+                # -P: the working directory may be anybody's
+                [sys.executable, "-P", "-m", "enforce.guardian", self._settings.to_argument()],
                 stdin=subprocess.PIPE,
                 pass_fds=(*self._settings.fds.values(), *self._inherited),
                 start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it

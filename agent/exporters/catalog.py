@@ -129,7 +129,12 @@ CATALOG: Final = (
         "Those of them that took longer than the target; a bucket that the target divides counts in part.",
     ),
     Metric("gpuwarden_container_share_ratio", "gauge", CONTAINER, "Share of the device that it may use now."),
-    Metric("gpuwarden_container_paused_ratio", "gauge", CONTAINER, "Share of the last second that it was stopped."),
+    Metric(
+        "gpuwarden_container_paused_ratio",
+        "gauge",
+        CONTAINER,
+        "Share of the last second that it was stopped: the mean over its processes on a GPU.",
+    ),
     Metric(
         "gpuwarden_container_rung",
         "gauge",
@@ -142,14 +147,19 @@ CATALOG: Final = (
         (*CONTAINER, "rung"),
         "1 while this rung is wanted or was passed over and cannot be done; the snapshot and the log say why.",
     ),
-    Metric("gpuwarden_container_pauses_total", "counter", CONTAINER, "Times that it was stopped."),
+    Metric("gpuwarden_container_pauses_total", "counter", CONTAINER, "Times that a process of it was stopped."),
     Metric(
         "gpuwarden_container_foreign_resumes_total",
         "counter",
         CONTAINER,
         "Stops that somebody else ended with SIGCONT; whoever does that is not fought.",
     ),
-    Metric("gpuwarden_container_paused_seconds_total", "counter", CONTAINER, "Time that it was stopped."),
+    Metric(
+        "gpuwarden_container_paused_seconds_total",
+        "counter",
+        CONTAINER,
+        "Time that it was stopped: the mean over the processes that it had on a GPU meanwhile.",
+    ),
     Metric("gpuwarden_container_memory_quota_bytes", "gauge", CONTAINER, "Device memory that it may hold on a device."),
     Metric(
         "gpuwarden_container_allocations_denied_total",

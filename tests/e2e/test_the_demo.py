@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`gpuwarden demo`, as people run it: what it writes, and that nothing of it is left behind, Ctrl-C or not."""
+"""`gpuwarden demo`, as people run it: what it writes, and that nothing of it is left behind, Ctrl-C or not.
+
+It is started where packages lie that are called as ours: those are never run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from bench import cgroups
-from tests.e2e.node import ROOT, is_gone, until
+from tests.e2e.node import is_gone, until
 
 SECONDS = "8"
 DEADLINE_SECONDS = 300.0
@@ -26,13 +29,17 @@ DEADLINE_SECONDS = 300.0
 @contextmanager
 def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """The demo, with its temporary files in `folder`, in a process group of its own as a shell starts it."""
-    command = [sys.executable, "-m", "agent", "demo", "--seconds", SECONDS, "--plain", *arguments]
+    command = [sys.executable, "-P", "-m", "agent", "demo", "--seconds", SECONDS, "--plain", *arguments]
+    for name in ("agent", "enforce"):
+        decoy = folder / "elsewhere" / name / "__init__.py"
+        decoy.parent.mkdir(parents=True)
+        decoy.write_text("raise SystemExit('a decoy was run')\n")
     temporary = folder / "tmp"
     temporary.mkdir()
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=folder / "elsewhere",
             env={**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"},
             stdout=out,
             stderr=err,

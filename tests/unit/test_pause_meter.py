@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""How long a container was stopped: the mean over its processes, whoever of them comes, ends or is counted anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.layout import Pace, ProcessKey, Resume
+from agent.members import Member
+from agent.model import Container, ContainerKey, Process, ProcessId
+from enforce.policy.model import Classification, Role
+from enforce.report import Paused, PauseMeter
+from enforce.roster import Seat
+
+SECOND_NS = 1_000_000_000
+STEP_NS = SECOND_NS // 10  # as often as is decided
+KEY = ContainerKey("c:training")
+CONTAINER = Container(KEY, "training", "runc")
+
+
+class Records:
+    """A map of the kernel's, by process."""
+
+    def __init__(self) -> None:
+        self.of: dict[ProcessId, Any] = {}
+
+    def get(self, key: ProcessKey) -> Any:
+        return self.of.get(key.id())
+
+    def delete(self, key: ProcessKey) -> None:
+        self.of.pop(key.id(), None)
+
+
+class Training:
+    """A container whose processes are stopped for a part of each step, and what the meter makes of that."""
+
+    def __init__(self) -> None:
+        self.paces, self.resumes = Records(), Records()
+        maps: Any = (self.paces, self.resumes)
+        self.meter = PauseMeter(*maps)
+        self.now_ns = 50 * SECOND_NS
+
+    def step(self, ratios: dict[int, float], seconds: float = 0.1) -> Paused:
+        """`ratios`: by pid, the part of each step in which it was stopped, once; the last step's figures."""
+        for _ in range(round(seconds * SECOND_NS / STEP_NS)):
+            self.now_ns += STEP_NS
+            for tgid, ratio in ratios.items():
+                pace, resume = self._records(tgid)
+                pace.pauses += 1
+                resume.paused_ns += round(ratio * STEP_NS)
+            said = self.read(*ratios)
+        return said
+
+    def read(self, *tgids: int) -> Paused:
+        members = tuple(Member(Process(ProcessId(tgid, 1), "x", "u", KEY), CONTAINER, ()) for tgid in tgids)
+        seat = Seat(CONTAINER, Classification(Role.OFFLINE, None), members, frozenset())
+        return self.meter.read({KEY: seat}, self.now_ns)[KEY]
+
+    def stop(self, tgid: int) -> None:
+        """It stays stopped."""
+        self._records(tgid)[1].stopped_at_ns = self.now_ns
+
+    def _records(self, tgid: int) -> tuple[Pace, Resume]:
+        process = ProcessId(tgid, 1)
+        return self.paces.of.setdefault(process, Pace()), self.resumes.of.setdefault(process, Resume())
+
+
+@pytest.fixture
+def training() -> Training:
+    return Training()
+
+
+def test_one_process_that_is_stopped_for_a_part_of_the_time(training: Training) -> None:
+    said = training.step({1: 0.15}, seconds=2)
+    assert (said.pauses, said.seconds, said.ratio) == (20, pytest.approx(0.3), pytest.approx(0.15))
+
+
+def test_eight_ranks_that_are_each_stopped_for_a_part_of_the_time_are_stopped_for_that_part(training: Training) -> None:
+    said = training.step(dict.fromkeys(range(1, 9), 0.15), seconds=2)
+    assert (said.pauses, said.seconds, said.ratio) == (160, pytest.approx(0.3), pytest.approx(0.15))
+
+
+def test_one_of_two_that_stays_stopped_is_half_of_the_container(training: Training) -> None:
+    training.step({1: 0.0, 2: 0.0})
+    training.stop(1)
+    said = training.step({1: 0.0, 2: 0.0}, seconds=2)
+    assert (said.seconds, said.ratio) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+def test_when_one_ends_the_time_is_the_others(training: Training) -> None:
+    before = training.step({1: 0.2, 2: 0.6}, seconds=2)
+    after = training.step({1: 0.2})
+    assert (before.ratio, before.seconds) == (pytest.approx(0.4), pytest.approx(0.8))
+    assert after.seconds == pytest.approx(0.82)
+    assert training.step({1: 0.2}, seconds=1).ratio == pytest.approx(0.2)
+    assert list(training.resumes.of) == [ProcessId(1, 1)]
+
+
+def test_when_one_joins_it_counts_from_then_on(training: Training) -> None:
+    before = training.step({1: 0.2}, seconds=2)
+    after = training.step({1: 0.2, 2: 0.6}, seconds=2)
+    assert (before.seconds, after.seconds) == (pytest.approx(0.4), pytest.approx(1.2))
+    assert after.ratio == pytest.approx(0.4)
+
+
+def test_a_container_without_a_process_was_stopped_for_what_it_was_stopped_before(training: Training) -> None:
+    assert training.read() == Paused(0, 0.0, None)
+    before = training.step({1: 0.5}, seconds=2)
+    training.now_ns += 2 * SECOND_NS
+    assert training.read() == Paused(before.pauses, before.seconds, 0.0)
+
+
+def test_nothing_goes_down_when_somebody_else_ends_a_stop_or_a_record_is_lost(training: Training) -> None:
+    training.step({1: 0.5}, seconds=1)
+    training.stop(1)
+    stopped = training.step({1: 0.0}, seconds=1)
+    training.stop(1)  # anew, with nothing booked for the stop before
+    resumed = training.step({1: 0.0})
+    assert (stopped.seconds, resumed.seconds) == (pytest.approx(1.5), pytest.approx(1.5))
+    training.paces.of.clear()
+    training.resumes.of.clear()
+    lost = training.read(1)
+    assert (lost.pauses, lost.seconds) == (resumed.pauses, resumed.seconds)
+    assert training.step({1: 0.5}).seconds == pytest.approx(1.55)
