@@ -21,7 +21,6 @@ _KEPT = 24
 _LOW_QUANTILE = 0.25
 _ENOUGH_PACED = 5
 _LARGEST_CUT = 0.3
-_OVERLAP = 0.1  # of the time that counts, beside online requests: more, and nobody knows who had the device when
 
 
 def is_paced(delivery: Delivered) -> bool:
@@ -30,20 +29,22 @@ def is_paced(delivery: Delivered) -> bool:
 
 
 def delivered_ns(delivery: Delivered) -> float:
-    """GPU time of the work in one delivery. ns; at least 0."""
+    """GPU time of the work in one delivery, if online requests that ran meanwhile had the device. ns; at least 0."""
+    return bounds_ns(delivery)[0]
+
+
+def bounds_ns(delivery: Delivered) -> tuple[float, float]:
+    """The same, least and most: online requests had the device all of their time, or none of it. ns."""
     if not is_paced(delivery):
-        return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns)
-    waited = max(0, delivery.waited_ns - delivery.waited_busy_ns)
-    if waited < delivery.queued_ns:
-        return delivery.charged_ns * max(_LARGEST_CUT, waited / delivery.queued_ns)
-    return delivery.charged_ns + waited - delivery.queued_ns
+        return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
+    waited = delivery.waited_ns
+    return _paced_ns(delivery, max(0, waited - delivery.waited_busy_ns)), _paced_ns(delivery, waited)
 
 
-def is_blurred(delivery: Delivered) -> bool:
-    """Whether online requests ran meanwhile: the device may have taken turns, or not."""
-    if is_paced(delivery):
-        return delivery.waited_busy_ns > _OVERLAP * delivery.waited_ns
-    return delivery.elapsed_busy_ns > _OVERLAP * delivery.elapsed_ns
+def _paced_ns(delivery: Delivered, waited_ns: int) -> float:
+    if waited_ns < delivery.queued_ns:
+        return delivery.charged_ns * max(_LARGEST_CUT, waited_ns / delivery.queued_ns)
+    return delivery.charged_ns + waited_ns - delivery.queued_ns
 
 
 @dataclass(slots=True)
@@ -51,23 +52,21 @@ class LaunchTimes:
     """Mean GPU time per launch of each process, from its last deliveries.
 
     Contention makes an unpaced delivery longer, never shorter, so a low quantile of those; a paced one is off to both
-    sides, so the median of those, and only of them once there are enough.
+    sides, so the median of those, and only of them once there are enough. Beside online requests the device may have
+    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them. The first estimate is the
+    upper one: what is believed to be shorter than it is gets more of the device than anybody meant.
     """
 
     _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
-    _only_blurred: set[ProcessId] = field(default_factory=set)
 
     def observe(self, delivery: Delivered) -> None:
-        """Takes one delivery in. Blurred ones count only as long as there is nothing better."""
-        process, blurred = delivery.process, is_blurred(delivery)
-        if delivery.launches <= 0 or (blurred and process in self._recent and process not in self._only_blurred):
+        """Takes one delivery in."""
+        if delivery.launches <= 0:
             return
-        if blurred:
-            self._only_blurred.add(process)
-        elif process in self._only_blurred:
-            self.forget(process)
-        recent = self._recent.setdefault(process, deque(maxlen=_KEPT))
-        recent.append((is_paced(delivery), delivered_ns(delivery) / delivery.launches))
+        least, most = (ns / delivery.launches for ns in bounds_ns(delivery))
+        known = self.per_launch_ns(delivery.process)
+        recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
+        recent.append((is_paced(delivery), most if known is None else min(most, max(least, known))))
 
     def processes(self) -> frozenset[ProcessId]:
         """Everybody that something is kept about."""
@@ -87,4 +86,3 @@ class LaunchTimes:
     def forget(self, process: ProcessId) -> None:
         """The process is gone."""
         self._recent.pop(process, None)
-        self._only_blurred.discard(process)

@@ -231,7 +231,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 	struct rule *rule = bpf_map_lookup_elem(&rules, id);
-	__u64 busy = busy_total_of(process->slot, now);
+	__u64 busy = busy_total_of(process->slot, now), queued;
 
 	if (!thread)
 		return;
@@ -241,7 +241,9 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	}
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
-	thread->wait_queued_ns = pace && rule ? drained_queue(queue_of(pace, process->slot), rule, busy, now) : 0;
+	queued = pace && rule ? drained_queue(queue_of(pace, process->slot), rule, busy, now) : 0;
+	/* behind a soft gate the queue also holds what was waited for long ago */
+	thread->wait_queued_ns = queued < process->charged_ns ? queued : process->charged_ns;
 }
 
 /* Ends the thread's own request: how many were open; 0: it has none, or another thread's wait ended it. */

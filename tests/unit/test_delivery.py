@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from agent.delivery import LaunchTimes, delivered_ns
 from agent.model import ProcessId
+from agent.samples import Delivered
 from tests.unit.deliveries import delivery
 
 A = ProcessId(10, 1)
@@ -36,12 +37,30 @@ def test_a_process_that_never_waited_has_no_duration() -> None:
     assert LaunchTimes().per_launch_ns(A) is None
 
 
-def test_what_ran_beside_online_requests_says_nothing_once_something_better_is_known() -> None:
+def learned(*deliveries: Delivered) -> float | None:
     times = LaunchTimes()
+    for one in deliveries:
+        times.observe(one)
+    return times.per_launch_ns(A)
+
+
+CLEAR = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, pauses=3)
+
+
+def test_an_estimate_stays_where_a_request_that_ran_meanwhile_may_explain_the_wait() -> None:
     blurred = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, waited_busy_ns=800, pauses=3)
-    times.observe(blurred)
-    assert times.per_launch_ns(A) == 30  # better than nothing
-    times.observe(delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, pauses=3))
-    for _ in range(100):
-        times.observe(blurred)
-    assert times.per_launch_ns(A) == 100
+    assert learned(blurred) == 100  # … and before anything is known, the most that it may have taken
+    assert learned(CLEAR, *[blurred] * 100) == 100
+
+
+def test_an_estimate_moves_as_far_as_requests_that_ran_meanwhile_cannot_explain() -> None:
+    longer = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=50_900, waited_busy_ns=25_000, pauses=3)
+    assert learned(CLEAR, *[longer] * 100) == 2_600
+    shorter = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=450, waited_busy_ns=400, pauses=3)
+    assert learned(CLEAR, *[shorter] * 100) == 50
+
+
+def test_the_same_holds_for_a_process_that_nobody_stopped() -> None:
+    alone = delivery(launches=10, elapsed_ns=1_000)
+    assert learned(alone, *[delivery(launches=10, elapsed_ns=5_000, elapsed_busy_ns=4_500)] * 100) == 100
+    assert learned(alone, *[delivery(launches=10, elapsed_ns=9_000, elapsed_busy_ns=4_000)] * 100) == 500
