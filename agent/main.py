@@ -95,7 +95,7 @@ def _top_parser() -> argparse.ArgumentParser:
         epilog=exit_codes(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    parser.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=_LIBCUDA_HELP)
     parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
     gputop_arguments(parser)
     return parser
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     release.set_defaults(act=_release)
     doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what to do about it")
-    doctor.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    doctor.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=_LIBCUDA_HELP)
     doctor.set_defaults(act=_doctor)
     stacks = commands.add_parser("stacks", help="which code of a container launches or holds memory: a flame graph")
     stacks_arguments(stacks)
@@ -161,7 +161,7 @@ def _watching_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between observations (%(default)s)"
     )
-    parser.add_argument("--libcuda", action="append", default=[], metavar="PATH", help=_LIBCUDA_HELP)
+    parser.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=_LIBCUDA_HELP)
     parser.add_argument("--names", action="append", default=[], metavar="KIND=SOCKET", help=_NAMES_HELP)
 
 

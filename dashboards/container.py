@@ -27,6 +27,10 @@ HERE = 'instance=~"$instance", namespace=~"$namespace", pod=~"$pod", container=~
 ON_DEVICE = "{{who}} on {{instance}} GPU {{gpu}}{{part}}"
 ON_NODE = "{{who}} on {{instance}}"
 
+NAMES = ("instance", "namespace", "pod", "container")  # a table of containers has a column for each
+ROW = "&".join(f"var-{name}=${{__data.fields.{name}:percentencode}}" for name in NAMES)
+OPENS = ("container", f"/d/gpuwarden-container?${{datasource:queryparam}}&{ROW}")
+
 
 def use(metric: str, legend: str = ON_DEVICE) -> Query:
     """A gauge of the container on each GPU."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dashboards.container import NAMES, OPENS
 from dashboards.pages import Choice, Page, Row
 from dashboards.panels import (
     BAD,
@@ -168,11 +169,11 @@ FLEET = Page(
                 rows(
                     "Who uses most",
                     "Over the time that is shown; the name opens the container.",
-                    ("instance", "namespace", "pod", "container"),
+                    (*NAMES, "id"),
                     Column("GPU hours", f"increase(gpuwarden_container_sm_seconds_total{{{HERE}}}[$__range]) / 3600"),
                     Column("Memory now", f"gpuwarden_container_memory_bytes{{{HERE}}}", BYTES),
                     Column("Launches", f"increase(gpuwarden_container_launches_total{{{HERE}}}[$__range])"),
-                    link=("container", "/d/gpuwarden-container?${datasource:queryparam}&var-container=${__value.raw}"),
+                    link=OPENS,
                 ),
             ),
         ),
@@ -199,7 +200,8 @@ FLEET = Page(
                 ),
                 graph(
                     "Events lost",
-                    "What the agents could not count, in a second. Figures are too low where this is not 0.",
+                    "What the agents could not count, in a second. Figures are too low where this is not 0; unanswered:"
+                    " clients that gave up.",
                     "cps",
                     Query(
                         "sum by (instance, source, reason)"

@@ -294,7 +294,8 @@ NODE = Page(
                 ),
                 graph(
                     "Events lost",
-                    "What could not be counted, in a second. Figures are too low where this is not 0.",
+                    "What could not be counted, in a second. Figures are too low where this is not 0; unanswered:"
+                    " clients that gave up.",
                     PER_SECOND,
                     Query(
                         f"rate(gpuwarden_events_lost_total{{{NODE_ONLY}}}[$__rate_interval])", "{{source}}: {{reason}}"

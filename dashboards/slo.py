@@ -7,6 +7,7 @@ Burn rates are recorded by rules/recording.yaml; everything else is asked of the
 
 from __future__ import annotations
 
+from dashboards.container import NAMES, OPENS
 from dashboards.pages import Choice, Page, Row
 from dashboards.panels import (
     BAD,
@@ -105,7 +106,7 @@ SLO = Page(
                 rows(
                     "Promises",
                     "One line each; the name opens the container.",
-                    ("instance", "namespace", "pod", "container"),
+                    (*NAMES, "id"),
                     Column("Quantile", QUANTILE, RATIO),
                     Column("Target", TARGET, SECONDS),
                     Column("Latency", LATENCY, SECONDS),
@@ -114,7 +115,7 @@ SLO = Page(
                     Column("Burn, 1 h", burn("1h"), COUNT, BURNS),
                     Column("Burn, 3 d", burn("3d"), COUNT, BURNS),
                     Column("Budget left", LEFT, RATIO, ((BELOW, BAD), (0, WARN), (0.25, GOOD))),
-                    link=("container", "/d/gpuwarden-container?${datasource:queryparam}&var-container=${__value.raw}"),
+                    link=OPENS,
                 ),
             ),
         ),

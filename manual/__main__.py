@@ -4,18 +4,29 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from agent.main import parsers
+from manual.arguments import commands
 from manual.completions import scripts
 from manual.pages import pages
+from sim.demo import add_arguments
 
 PACKAGING = Path(__file__).resolve().parent.parent / "packaging"
 
 
+def described() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The product's parsers, with the options of the demo, which the product hands on unread."""
+    warden, top = parsers()
+    (demo,) = (command.parser for command in commands(warden) if command.path == ("demo",))
+    add_arguments(demo)
+    return warden, top
+
+
 def files() -> dict[Path, str]:
     """Every generated file, and what is to be in it."""
-    warden, top = parsers()
+    warden, top = described()
     return {
         **{PACKAGING / "man" / name: text for name, text in pages(warden, top).items()},
         **{PACKAGING / "completions" / name: text for name, text in scripts(warden, top).items()},

@@ -3,7 +3,8 @@
 """Completions for bash, zsh and fish, written by shtab; names of containers are asked of the running agent.
 
 A container chooses its own name, and bash expands the words that it completes from: so names with anything in them but
-letters, digits, dots, dashes and underscores are left out.
+letters, digits, dots, dashes and underscores are left out. And root may press Tab in anybody's folder: no module is
+taken from there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shtab
 from manual.arguments import commands, is_commands
 
 _ASK: Final = """\
-  python3 -c '
+  python3 -I -c '
 import json, re, socket
 with socket.socket(socket.AF_UNIX) as agent:
     agent.settimeout(1)
@@ -40,7 +41,6 @@ _CONTAINERS: Final = {
     },
 }
 _NAMES: Final = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}  # as each shell looks for them
-_FILES: Final = ("FILE", "PATH")
 
 
 def scripts(*parsers: argparse.ArgumentParser) -> dict[str, str]:
@@ -68,4 +68,4 @@ def _kind(action: argparse.Action) -> object:
         return _CONTAINERS
     if action.dest.endswith("_dir"):
         return shtab.DIRECTORY
-    return shtab.FILE if action.type is Path or action.metavar in _FILES else None
+    return shtab.FILE if action.type is Path or action.metavar == "FILE" else None

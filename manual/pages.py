@@ -108,8 +108,6 @@ def _synopsis(command: Command) -> str:
 def _command(command: Command) -> str:
     head = [roff.bold(" ".join(command.path)), *(roff.italic(value_of(action)) for action in command.positionals)]
     about = [f"{command.help[:1].upper()}{command.help[1:]}."]
-    if not command.parser.add_help:  # it hands its options on to a program of its own
-        about.append(f"{command.parser.prog} --help tells its options.")
     given = [
         roff.item(roff.italic(value_of(one)), help_of(one, command.parser)) for one in command.positionals if one.help
     ]

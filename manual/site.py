@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
-_OUTSIDE: Final = re.compile(r"\[([^][]*)\]\((?:\.\./)+(?:agent|bench|bpf|enforce|sim|packaging)[^)]*\)")
+_UP: Final = re.compile(r"\[([^][]*)\]\(((?:\.\./)+)[^)]*\)")
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links to files that are not part of the site are text there."""
-    return _OUTSIDE.sub(r"\1", markdown)
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+    """Links out of docs/ are text on the site: what they lead to is no part of it. `page`: mkdocs's."""
+    depth = page.file.src_uri.count("/")
+    return _UP.sub(lambda link: link[1] if link[2].count("../") > depth else link[0], markdown)

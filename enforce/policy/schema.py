@@ -180,7 +180,9 @@ class LimitsSection(Section):
         "Left out: no limit.",
     )
     floor: Annotated[float, Ratio("5%")] = Field(
-        0.05, description="Share of the device that is left to it whatever the latency does."
+        0.05,
+        description="Share of the device that is left to it whatever the latency does, as a mean over two seconds: "
+        "who had more before gets about half a millisecond per `max_pause` until that is used up.",
     )
     max_pause: Annotated[int, Duration("200ms", "1ms", "10s")] = Field(200 * MS, description="Longest single pause.")
     max_queued: Annotated[int, Duration("2ms", "10us", "10s")] | None = Field(

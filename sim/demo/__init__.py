@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`gpuwarden demo`: two containers on one simulated GPU, in four phases.
-
-both under GPU Warden.
+"""`gpuwarden demo`: two containers on one simulated GPU, each alone, both uncontrolled, both under GPU Warden.
 
 "Alone" is measured before the agent exists, so what watching costs is in the other figures. The same arrivals come in
 every phase.
@@ -28,9 +26,7 @@ from sim.demo.stage import Stage
 def main(arguments: Sequence[str]) -> int:
     """Runs the demo; returns 0 when every figure reached its mark, 1 when one did not."""
     parser = argparse.ArgumentParser(prog="gpuwarden demo", description=__doc__)
-    parser.add_argument("--seconds", type=_seconds, default=25.0, help="length of each measured phase (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as one JSON object")
-    parser.add_argument("--plain", action="store_true", help="plain lines, as without a terminal")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     require_this_machine()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -41,6 +37,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(figures.to_json(), indent=1) + "\n")
     return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The demo's options."""
+    add = parser.add_argument
+    add("--seconds", type=_seconds, default=25.0, help="length of each measured phase (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="also write the figures as one JSON object")
+    add("--plain", action="store_true", help="plain lines, as without a terminal")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -69,7 +69,20 @@ def test_commands_and_options_are_completed(shell: str) -> None:
     assert {"report", "release"} <= completed(shell, "gpuwarden re", script)
     assert "--run-dir" in completed(shell, "gpuwarden release --r", script)
     assert "launches" in completed(shell, "gpuwarden report --sort l", script)
+    assert "--seconds" in completed(shell, "gpuwarden demo --s", script)
     assert "--by-gpu" in completed(shell, "gputop --by", SCRIPTS[shell]["gputop"].read_text())
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_files_are_completed_where_one_is_asked_for_and_not_for_the_path_of_a_request(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v1.yaml").touch()
+    script = SCRIPTS[shell]["gpuwarden"].read_text()
+    for line in ("gpuwarden run --policy v", "gpuwarden doctor --libcuda v", "gpuwarden demo --json v"):
+        assert "v1.yaml" in completed(shell, line, script), line
+    assert "v1.yaml" not in completed(shell, "gpuwarden policy init --path v", script)
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
@@ -78,6 +91,16 @@ def test_containers_are_asked_of_the_agent_and_their_names_are_never_run(
     shell: str, line: str, script_of: dict[str, str]
 ) -> None:
     assert completed(shell, line, script_of[shell]) - {""} == {"chat-0", "chat-7f"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_nothing_in_the_folder_where_one_asks_is_run(
+    shell: str, script_of: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "re", "socket"):
+        (tmp_path / f"{name}.py").write_text(f'open("{tmp_path}/owned", "w")')
+    monkeypatch.chdir(tmp_path)
+    assert completed(shell, "gpuwarden explain chat", script_of[shell]) - {""} == {"chat-0", "chat-7f"}
 
 
 def test_zsh_gets_the_same_names(script_of: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from agent.exporters.catalog import CATALOG
+from dashboards.container import CONTAINER
 from dashboards.generated import FOLDER, PAGES, RULES, files
 
 GROUPS = [group for name in RULES for group in yaml.safe_load((FOLDER / f"rules/{name}.yaml").read_text())["groups"]]
@@ -121,6 +122,18 @@ def test_links_lead_to_dashboards_that_have_what_they_choose(uid: str) -> None:
 
 
 @pages
+def test_a_row_of_containers_is_one_container_and_opens_that_one(uid: str) -> None:
+    for table in (panel for panel in panels(uid) if panel["type"] == "table"):
+        by = {label for target in table["targets"] for label in re.findall(r"^sum by \(([^)]*)\)", target["expr"])}
+        (columns,) = (set(labels.split(", ")) for labels in by)
+        for link in re.findall(r"/d/gpuwarden-container\?[^\"]*", json.dumps(table)):
+            chosen = dict(re.findall(r"var-(\w+)=\${__data\.fields\.(\w+):percentencode}", link))
+            assert set(chosen) == {choice.label for choice in CONTAINER.choices}
+            assert all(label == column for label, column in chosen.items())
+            assert columns == {*chosen.values(), "id"}
+
+
+@pages
 def test_every_choice_is_used_and_nothing_else_is(uid: str) -> None:
     own = {variable["name"] for variable in page(uid)["templating"]["list"]} - {"datasource"}
     used = {name for expr in expressions(uid) for name in re.findall(r"\$([a-z]\w*)", expr)}
@@ -134,6 +147,12 @@ def test_every_alert_says_whom_to_tell_what_is_wrong_and_what_to_do(name: str) -
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["description"].endswith(".")
+
+
+def test_every_alert_is_in_the_documentation_with_its_severity() -> None:
+    page = (FOLDER.parent / "docs/dashboards.md").read_text()
+    listed = dict(re.findall(r"^\| (GPUWarden\w+) \| (\w+) \|", page, re.MULTILINE))
+    assert listed == {name: rule["labels"]["severity"] for name, rule in ALERTS.items()}
 
 
 @pytest.mark.parametrize("name", ALERTS)

@@ -10,12 +10,14 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from agent.exporters.catalog import CATALOG
-from agent.main import main, parsers
+from agent.main import main
+from manual.__main__ import described
 from manual.site import on_page_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,7 @@ def is_understood(parser: argparse.ArgumentParser, words: list[str]) -> bool:
         _, unknown = parser.parse_known_args(words)
     except SystemExit:
         return False
-    return not unknown or words[0] == "demo"
+    return not unknown
 
 
 def exit_code(*words: str) -> object:
@@ -89,7 +91,7 @@ def test_a_link_that_leads_nowhere_is_noticed(tmp_path: Path) -> None:
 
 @each_page
 def test_every_command_that_is_shown_is_one(page: Path) -> None:
-    programs = dict(zip(("gpuwarden", "gputop"), parsers(), strict=True))
+    programs = dict(zip(("gpuwarden", "gputop"), described(), strict=True))
     wrong = [
         f"{program}{rest}"
         for program, rest in commands(page)
@@ -100,7 +102,7 @@ def test_every_command_that_is_shown_is_one(page: Path) -> None:
 
 def test_commands_are_found_and_wrong_ones_noticed() -> None:
     assert ("gpuwarden", " check policy.yaml") in commands(ROOT / "docs/quick-start.md")
-    warden, top = parsers()
+    warden, top = described()
     assert is_understood(top, ["--once"])
     assert not is_understood(warden, ["run", "--frobnicate"])
 
@@ -133,6 +135,12 @@ def test_the_quick_start_gets_what_it_says_from_check(
     assert capsys.readouterr().out in page
 
 
+def test_the_operating_guide_has_the_figure_of_the_readme() -> None:
+    readme, guide = (ROOT / "README.md").read_text(), (ROOT / "docs/operating.md").read_text()
+    (ratio,) = re.findall(r"^\| online p99, .* uncontrolled, ([\d.]+) under", readme, re.MULTILINE)
+    assert f"| online p99 under GPU Warden, to alone without any probe | {ratio} " in guide
+
+
 def test_every_example_is_listed() -> None:
     listed = (ROOT / "docs/examples/README.md").read_text()
     missing = [path.name for path in sorted((ROOT / "docs/examples").glob("*.yaml")) if f"({path.name})" not in listed]
@@ -148,9 +156,23 @@ def test_lists_tables_and_code_are_apart_from_the_text_before_them(page: Path) -
     assert "```\n- " not in text
 
 
+def on_the_site(text: str, name: str) -> str:
+    """What the web site shows of the page's text."""
+    return on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+
+
 def test_links_out_of_the_documentation_are_text_on_the_web_site() -> None:
-    page = "[bpf/](../bpf), [a page](faq.md), [x](../../sim/README.md#y)"
-    assert on_page_markdown(page) == "bpf/, [a page](faq.md), x"
+    page = "[bpf/](../bpf), [a page](faq.md), [the\nreadme](../README.md#y), [x](../../sim/README.md#y)"
+    assert on_the_site(page, "page.md") == "bpf/, [a page](faq.md), the\nreadme, x"
+    assert on_the_site("[a page](../faq.md), [b](../../bpf/)", "examples/README.md") == "[a page](../faq.md), b"
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda page: page.name)
+def test_no_link_of_the_web_site_leads_out_of_it(page: Path) -> None:
+    shown = on_the_site(page.read_text(), page.relative_to(ROOT / "docs").as_posix())
+    links = [link for link in _LINK.findall(shown) if not link.startswith(("http://", "https://"))]
+    targets = {link: (page.parent / link.partition("#")[0]).resolve() for link in links}
+    assert not [link for link, target in targets.items() if not target.is_relative_to(ROOT / "docs")]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/images").glob("*.svg")), ids=lambda path: path.name)

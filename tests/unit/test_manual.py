@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.errors import EXIT_CODES
-from agent.main import parsers
 from manual import roff
-from manual.__main__ import PACKAGING, files
+from manual.__main__ import PACKAGING, described, files
 from manual.arguments import commands
 from manual.pages import pages
 
@@ -41,12 +40,17 @@ def test_nothing_else_lies_beside_them() -> None:
 
 
 def test_every_command_and_option_is_in_the_page() -> None:
-    for prog, name in zip(parsers(), ("gpuwarden.8", "gputop.1"), strict=True):
+    for prog, name in zip(described(), ("gpuwarden.8", "gputop.1"), strict=True):
         page = FILES[PACKAGING / "man" / name].replace(r"\-", "-")
         for command in commands(prog):
             assert not command.path or f'.SS "\\fB{" ".join(command.path)}' in page
             for option in command.options:
                 assert all(rf"\fB{word}\fR" in page for word in option.option_strings)
+
+
+def test_the_page_has_the_options_that_the_demo_reads_itself() -> None:
+    page = FILES[PACKAGING / "man/gpuwarden.8"]
+    assert r"\fB\-\-plain\fR" in page.partition('.SS "\\fBdemo')[2].partition(".SH")[0]
 
 
 def test_commands_of_commands_are_in_the_page_and_what_is_hidden_is_not() -> None:

@@ -6,7 +6,7 @@
 
 # Custom Preamble
 function __gpuwarden_containers
-  python3 -c '
+  python3 -I -c '
 import json, re, socket
 with socket.socket(socket.AF_UNIX) as agent:
     agent.settimeout(1)
@@ -66,7 +66,7 @@ function _shtab_gpuwarden_using
 end
 
 set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' release doctor stacks demo
-set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days
+set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -127,7 +127,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l slo -x -d 'what
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l quantile -x -d 'of the latency (0.99)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l signal -x -d 'where the latency comes from: gpu_wait, http, prometheus, uprobe'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l port -x -d 'slo.port, for a signal that has it (docs/policy.md)'
-complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l path -xka "(__fish_complete_path (commandline -ct))" -d 'slo.path, for a signal that has it (docs/policy.md)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l path -x -d 'slo.path, for a signal that has it (docs/policy.md)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l url -x -d 'slo.url, for a signal that has it (docs/policy.md)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l metric -x -d 'slo.metric, for a signal that has it (docs/policy.md)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l unit -x -d 'slo.unit, for a signal that has it (docs/policy.md)'
@@ -155,3 +155,6 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l json -d 'one JSON ob
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'a running agent: it knows names (/run/gpuwarden/agent.sock)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l no-symbols -d 'modules and offsets; needs no bcc'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a demo -d 'the main job on a simulated GPU, in under three minutes'
+complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l seconds -x -d 'length of each measured phase (25.0)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'also write the figures as one JSON object'
+complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l plain -d 'plain lines, as without a terminal'
