@@ -46,7 +46,8 @@ class Site:
         self._host = socket.gethostname()
         self._mutex = threading.Lock()
         self._page: Page | None = None
-        self._made_at, self._drawn = 0.0, dict[Callable[[Page], str], bytes]()
+        self._made_at = 0.0
+        self._drawn: dict[Callable[[Page], str], bytes] = {}
 
     def routes(self) -> Mapping[str, WSGIApplication]:
         """By path."""
