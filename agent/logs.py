@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What the agent writes on stderr: lines for people, or JSON, a line each, for the journal and log collectors.
 
-Invariant: names from outside are shown, never obeyed, in either.
+Invariants: names from outside are shown, never obeyed, in either; what begins a line of text is written by us.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import os
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any, Final
 
+from agent.errors import PolicyError
 from agent.names import printable
+
+_BELOW: Final = "\n  "
 
 
 class Format(StrEnum):
@@ -26,14 +30,20 @@ class Format(StrEnum):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger, message; a traceback's lines below."""
+    """Time, level, logger, message; a policy's further mistakes and a traceback's lines below, indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def format(self, record: logging.LogRecord) -> str:
-        """One entry."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
+        """One line, unless it names a policy's mistakes: a name that has line breaks makes no entry of its own."""
+        text = super().formatMessage(record)
+        of_policy = any(isinstance(argument, PolicyError) for argument in record.args or ())
+        return _below(text) if of_policy else printable(text)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
+        """A line below each."""
+        return "  " + _below(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
@@ -72,6 +82,10 @@ def say(line: str, level: int = logging.INFO) -> None:
         logging.getLogger("gpuwarden").log(level, line)
     else:
         print(line, file=sys.stderr, flush=True)
+
+
+def _below(text: str) -> str:
+    return _BELOW.join(map(printable, text.split("\n")))
 
 
 def _to_the_journal() -> bool:

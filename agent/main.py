@@ -231,12 +231,8 @@ def _run(options: argparse.Namespace) -> int:
         stack.callback(socket.close)
         keep(observer, options.usage, options.usage_days, stack)
         stack.enter_context(observer)
-        _log.info(
-            "metrics on http://%s:%d/metrics, the status page on /, snapshots on %s",
-            address,
-            server.port,
-            options.run_dir / "agent.sock",
-        )
+        place = options.run_dir / "agent.sock"
+        _log.info("metrics on %s/metrics, the status page on /, snapshots on %s", server.url, place)
         start = partial(
             Enforcement,
             observer=observer,

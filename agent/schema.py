@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
@@ -25,6 +26,7 @@ from agent.errors import WardenError
 from agent.model import Snapshot
 
 VERSION: Final = 1
+_MOST: Final[Mapping[type, float]] = {int: 1 << 64, float: sys.float_info.max}  # of either sign: what can be drawn
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -59,7 +61,7 @@ def loads(line: str | bytes) -> Snapshot:
     """The snapshot in one line of JSON."""
     try:
         return from_json(json.loads(line))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SchemaError(f"not JSON: {error}") from error
 
 
@@ -201,6 +203,9 @@ def _enum(kind: type[StrEnum]) -> Decoder:
 
 def _scalar(kind: Any) -> Decoder:
     def decode(data: Any) -> Any:
+        most = _MOST.get(type(data))
+        if most is not None and not -most <= data <= most:  # which nan is not either
+            raise _Wrong(f"expected a number of 64 bits, found {data!r:.40}")
         if type(data) is kind:  # a bool is no int, either
             return data
         if kind is float and type(data) is int:

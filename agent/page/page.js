@@ -6,6 +6,7 @@
 "use strict";
 (() => {
 	const EVERY_MS = 2000;
+	const HELD_MS = 60000;
 	const SVG = "http://www.w3.org/2000/svg";
 
 	const element = (name, attributes, ...children) => {
@@ -59,9 +60,10 @@
 		});
 	};
 
+	let held = 0;
 	const look = async () => {
-		const reading = document.hidden || !getSelection().isCollapsed; // nobody looks, or somebody is copying
-		if (!reading) {
+		held = getSelection().isCollapsed ? 0 : held + EVERY_MS; // somebody is copying, or has left it selected
+		if (!document.hidden && (held === 0 || held > HELD_MS)) {
 			try {
 				const answer = await fetch("/status.json", { cache: "no-store", signal: AbortSignal.timeout(5 * EVERY_MS) });
 				if (!answer.ok) throw new Error(answer.statusText);

@@ -3,7 +3,7 @@
 """The last five minutes of what the graphs show, a point a second: all that the page costs while nobody looks.
 
 Written on the observing thread, read by whoever serves the page. Bounded by the containers and devices that there are:
-1.2 kB per graph, gone with its container.
+1.2 kB per graph, gone with its container or device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -55,15 +55,15 @@ class Ring:
         """One tick, unless the last point is less than a second old."""
         if snapshot.at_ns - self._times[self._at] < SPACING_NS:
             return
-        here = {"", *(used.container.key for used in snapshot.containers)}
+        here = _here(snapshot)
         with self._mutex:
             self._at = (self._at + 1) % SECONDS
             self._times[self._at] = snapshot.at_ns
-            self._values = {series: values for series, values in self._values.items() if series.container in here}
+            self._values = {series: values for series, values in self._values.items() if here(series)}
             for values in self._values.values():
                 values[self._at] = math.nan
             for series, value in _known(snapshot):
-                if series.container in here:
+                if here(series):
                     self._values.setdefault(series, _empty())[self._at] = value
 
     def points(self, series: Series) -> list[Point]:
@@ -82,6 +82,13 @@ class Ring:
         with self._mutex:
             times = [at for at in self._times if at]
         return min(SECONDS, (max(times) - min(times)) / NS_PER_SECOND) if times else 0.0
+
+
+def _here(snapshot: Snapshot) -> Callable[[Series], bool]:
+    """Whether what a series is of is there now."""
+    containers = {"", *(used.container.key for used in snapshot.containers)}
+    devices = {"", *(reading.device.uuid for reading in snapshot.devices)}
+    return lambda series: series.container in containers and series.device in devices
 
 
 def _known(snapshot: Snapshot) -> Iterator[tuple[Series, float]]:

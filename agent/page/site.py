@@ -45,7 +45,9 @@ class Site:
         self._get_snapshot, self._ring, self._decisions = get_snapshot, ring, decisions
         self._host = socket.gethostname()
         self._mutex = threading.Lock()
-        self._made: tuple[float, Page] | None = None
+        self._page: Page | None = None
+        self._made_at = 0.0
+        self._drawn: dict[Callable[[Page], str], bytes] = {}
 
     def routes(self) -> Mapping[str, WSGIApplication]:
         """By path."""
@@ -58,27 +60,27 @@ class Site:
             return self._refuse(start_response)
         policy = ("Content-Security-Policy", html.POLICY)
         start_response("200 OK", [("Content-Type", "text/html; charset=utf-8"), policy, *HEADERS])
-        return [html.document(self._page()).encode()]
+        return [self._as(html.document)]
 
     def _serve_json(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        from agent.page.graph import HEIGHT, WIDTH
-        from agent.schema import encode
-
         if not self._is_ours(environ):
             return self._refuse(start_response)
         start_response("200 OK", [("Content-Type", "application/json"), *HEADERS])
-        said: dict[str, Any] = {"box": f"0 0 {WIDTH} {HEIGHT}", **encode(self._page())}
-        return [json.dumps(said, separators=(",", ":"), allow_nan=False).encode()]
+        return [self._as(_document)]
 
-    def _page(self) -> Page:
+    def _as(self, draw: Callable[[Page], str]) -> bytes:
+        """The page in one of its forms, each drawn once while it is fresh."""
         from agent.page.content import page
 
         with self._mutex:
             now = time.monotonic()
-            if self._made is None or now - self._made[0] >= FRESH_SECONDS:
+            if self._page is None or now - self._made_at >= FRESH_SECONDS:
                 told = self._decisions()
-                self._made = (now, page(self._get_snapshot(), self._ring, told, self._host, wall_ns()))
-            return self._made[1]
+                self._page = page(self._get_snapshot(), self._ring, told, self._host, wall_ns())
+                self._made_at, self._drawn = now, {}
+            if draw not in self._drawn:
+                self._drawn[draw] = draw(self._page).encode()
+            return self._drawn[draw]
 
     def _is_ours(self, environ: WSGIEnvironment) -> bool:
         try:
@@ -90,6 +92,14 @@ class Site:
     def _refuse(self, start_response: StartResponse) -> list[bytes]:
         start_response("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8"), *HEADERS])
         return [f"ask for this page by address, as localhost or as {self._host}\n".encode()]
+
+
+def _document(page: Page) -> str:
+    from agent.page.graph import HEIGHT, WIDTH
+    from agent.schema import encode
+
+    said: dict[str, Any] = {"box": f"0 0 {WIDTH} {HEIGHT}", **encode(page)}
+    return json.dumps(said, separators=(",", ":"), allow_nan=False)
 
 
 def _is_address(name: str) -> bool:

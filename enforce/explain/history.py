@@ -116,12 +116,12 @@ class History:
         """Everybody's last hour in `most` intervals each, the newest first."""
         now, offset = self._now()
         with self._mutex:
-            found = [
-                (seen[0], one)
-                for key, track in self._offline.items()
-                if (seen := self._who.get(key)) is not None
-                for one in thinned([_told(one, offset) for one in _recent(track, now)], now + offset, most)
-            ]
+            known = [(key, seen[0]) for key in self._offline if (seen := self._who.get(key)) is not None]
+        found: list[tuple[Who, Interval]] = []
+        for key, who in known:
+            with self._mutex:  # for one copy at a time: the deciding thread waits for it
+                intervals = [_told(one, offset) for one in _recent(self._offline.get(key), now)]
+            found += [(who, one) for one in thinned(intervals, now + offset, most)]
         return sorted(found, key=lambda entry: entry[1].since_ns, reverse=True)
 
     def names(self) -> dict[str, str]:

@@ -46,7 +46,7 @@ def _run(stage: Stage) -> None:
         with stage.container("training", "offline", training):
             time.sleep(TOGETHER_SECONDS)
             for name, scheme in SCHEMES.items():
-                _picture(_address(stage), scheme, FOLDER / f"status-{name}.png", stage.folder / "profile")
+                picture(_address(stage), scheme, FOLDER / f"status-{name}.png", stage.folder / "profile")
 
 
 def _address(stage: Stage) -> str:
@@ -56,8 +56,10 @@ def _address(stage: Stage) -> str:
     return found[1]
 
 
-def _picture(address: str, scheme: int, path: Path, profile: Path) -> None:
+def picture(address: str, scheme: int, path: Path, profile: Path) -> None:
+    """Takes one, in place of an older one. SetupError when chromium does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # an old one is none
     command = ["chromium", "--headless", "--disable-gpu", "--hide-scrollbars", f"--window-size={SIZE}", address]
     command += ["--force-device-scale-factor=1.5", f"--blink-settings=preferredColorScheme={scheme}"]
     command += [f"--screenshot={path}", f"--user-data-dir={profile}", "--no-first-run"]

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import struct
 import subprocess
-import zlib
+from base64 import b64encode
 from pathlib import Path
+from typing import Final
 
 DARK, LIGHT = 0, 1  # as --blink-settings counts them
 
@@ -35,15 +36,26 @@ def chromium(url: str, profile: Path, *flags: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
 
 
-def size_and_corner(picture: Path) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """Width and height of a PNG, and the colour of its first pixel, which no filter changes."""
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    at, packed = 8, b""
-    while at < len(data):
-        (length,), kind = struct.unpack_from(">I", data, at), data[at + 4 : at + 8]
-        packed += data[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
-        at += length + 12
-    width, height = struct.unpack_from(">II", data, 16)
-    red, green, blue = zlib.decompress(packed)[1:4]
-    return (width, height), (red, green, blue)
+def shades(picture: Path, profile: Path) -> tuple[int, int, int, int]:
+    """Width and height of a picture, and how many of its pixels are nearly white and nearly black."""
+    page = picture.with_suffix(".html")
+    page.write_text(_COUNTING % b64encode(picture.read_bytes()).decode())
+    (counts,) = re.findall(r"<p>(\d+) (\d+) (\d+) (\d+)</p>", chromium(page.as_uri(), profile, "--dump-dom").stdout)
+    width, height, light, dark = map(int, counts)
+    return width, height, light, dark
+
+
+_COUNTING: Final = """<!doctype html><p></p><img src="data:image/png;base64,%s"><script>
+onload = () => {
+    const { width, height } = document.images[0];
+    const drawing = Object.assign(document.createElement("canvas"), { width, height }).getContext("2d");
+    drawing.drawImage(document.images[0], 0, 0);
+    const { data } = drawing.getImageData(0, 0, width, height);
+    let light = 0, dark = 0;
+    for (let at = 0; at < data.length; at += 4) {
+        light += Math.min(data[at], data[at + 1], data[at + 2]) > 190;
+        dark += Math.max(data[at], data[at + 1], data[at + 2]) < 80;
+    }
+    document.querySelector("p").textContent = [width, height, light, dark].join(" ");
+};
+</script>"""

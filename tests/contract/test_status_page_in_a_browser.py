@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from html import unescape
 from itertools import count
 from pathlib import Path
 
@@ -15,10 +17,10 @@ from agent import web
 from agent.clock import wall_ns
 from agent.model import ContainerUsage, Snapshot
 from agent.page import html, site
-from agent.page.content import Told
+from agent.page.content import Kind, Told
 from agent.page.ring import Ring
 from agent.page.site import Site
-from tests.contract.browser import DARK, LIGHT, chromium, size_and_corner
+from tests.contract.browser import DARK, LIGHT, chromium, shades
 from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></td><script>document.title='owned'</script>"
@@ -39,15 +41,61 @@ def served(ring: Ring) -> Site:
     return Site(snapshot, ring, list)
 
 
+LOOKS_AT_ITS_TEXTS = """
+const ground = (at) => {
+    const colour = getComputedStyle(at).backgroundColor;
+    return colour === "rgba(0, 0, 0, 0)" && at.parentElement ? ground(at.parentElement) : colour;
+};
+const texts = [...document.querySelectorAll("body :not(script)")].filter(
+    (one) => [...one.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim()));
+document.body.dataset.texts = JSON.stringify(texts.filter(
+    (one) => one.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && one.getClientRects().length
+).map((one) => [one.closest("[class]")?.className ?? "", getComputedStyle(one).color, ground(one)]));
+"""
+
+
+def luminance(colour: str) -> float:
+    """Of what a browser writes as rgb(…), as WCAG 2 defines it."""
+    assert colour.startswith("rgb("), colour
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(colour: str, ground: str) -> float:
+    """From 1, which nobody can read, to 21."""
+    low, high = sorted((luminance(colour), luminance(ground)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK])
+def test_each_kind_of_text_is_seen_and_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: int
+) -> None:
+    """With the contrast that WCAG 2 asks for (AA, 1.4.3)."""
+    monkeypatch.setattr(html, "SCRIPT", LOOKS_AT_ITS_TEXTS)
+    monkeypatch.setattr(html, "POLICY", "")
+    rich = Site(rich_snapshot, Ring(), lambda: [Told(0, "trainer", "share 62 %", "slack 75 %", True)])
+    with web.serve("127.0.0.1", 0, rich.routes()) as server:
+        flags = ("--dump-dom", f"--blink-settings=preferredColorScheme={scheme}")
+        done = chromium(f"{server.url}/", tmp_path / "profile", *flags)
+    (found,) = re.findall('data-texts="(.*?)"', done.stdout)
+    texts = {tuple(text) for text in json.loads(unescape(found))}
+    assert {kind for kind, _, _ in texts} >= set(Kind)
+    assert not {text for text in texts if contrast(*text[1:]) < 4.5}
+
+
 @pytest.mark.parametrize(("scheme", "bright"), [(LIGHT, True), (DARK, False)])
 def test_it_is_light_or_dark_as_the_reader_prefers(tmp_path: Path, scheme: int, bright: bool) -> None:
     picture = tmp_path / "page.png"
     with web.serve("127.0.0.1", 0, served(Ring()).routes()) as server:
         flags = (f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={scheme}")
         chromium(f"http://127.0.0.1:{server.port}/", tmp_path / "profile", *flags)
-    shape, corner = size_and_corner(picture)
-    assert shape == (1280, 900)
-    assert (min(corner) > 200) if bright else (max(corner) < 60)
+    width, height, light, dark = shades(picture, tmp_path / "profile")
+    assert (width, height) == (1280, 900)
+    ground, text = (light, dark) if bright else (dark, light)
+    assert ground > 0.9 * width * height
+    assert text > 2000, "a page of it has several thousand"
 
 
 def test_it_refreshes_itself_and_no_name_becomes_markup_or_breaks_its_own_rules(
@@ -64,6 +112,20 @@ def test_it_refreshes_itself_and_no_name_becomes_markup_or_breaks_its_own_rules(
     assert len(re.findall("<script", done.stdout)) == 1
     assert "&lt;img src=x onerror=" in done.stdout
     assert "<title>GPU Warden: " in done.stdout
+
+
+@pytest.mark.parametrize(("seconds", "refreshed"), [(50, False), (90, True)])
+def test_what_somebody_selects_stays_for_a_minute_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, refreshed: bool
+) -> None:
+    monkeypatch.setattr(site, "FRESH_SECONDS", 0.0)
+    selecting = 'getSelection().selectAllChildren(document.querySelector("td.name"));'
+    monkeypatch.setattr(html, "SCRIPT", html.SCRIPT + selecting)
+    monkeypatch.setattr(html, "POLICY", "")
+    with web.serve("127.0.0.1", 0, served(Ring()).routes()) as server:
+        flags = ("--dump-dom", f"--virtual-time-budget={seconds * 1000}")
+        done = chromium(f"{server.url}/", tmp_path / "profile", *flags)
+    assert (">job-1<" not in done.stdout) == refreshed
 
 
 def test_without_javascript_it_is_what_it_is_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import tracemalloc
 from dataclasses import replace
 from datetime import UTC
@@ -177,6 +178,28 @@ def test_a_container_that_is_gone_is_remembered_for_as_long_as_there_is_somethin
     history.see([CHAT], KEPT_NS + 10 * NS)
     assert {who.key for who in history.explain().containers} == {CHAT.key}
     assert history.explain(TRAIN.key).story is None
+
+
+def test_whoever_looks_at_everybody_lets_decisions_through_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(TRAIN, key="docker:bbbb2222", name="other")
+    history = History(now=lambda: (2 * NS, OFFSET))
+    history.see((TRAIN, other, CHAT), 0)
+    for who in (TRAIN, other):
+        history.decided(at(0, container=who.key), 0)
+
+    def while_deciding(intervals: list[Interval], now_ns: int, most: int) -> list[Interval]:
+        deciding = threading.Thread(target=history.decided, args=(at(1, container=other.key, law="fixed"), NS))
+        deciding.start()
+        deciding.join(timeout=10)
+        assert not deciding.is_alive(), "it waits until everybody is copied and thinned"
+        return thinned(intervals, now_ns, most)
+
+    monkeypatch.setattr("enforce.explain.history.thinned", while_deciding)
+    assert {(who.name, one.law) for who, one in history.outlines(6)} == {
+        ("train", "headroom"),
+        ("other", "headroom"),
+        ("other", "fixed"),
+    }
 
 
 def test_the_answer_is_one_line_that_reads_back_as_what_it_was() -> None:

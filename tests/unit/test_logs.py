@@ -8,11 +8,13 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.errors import PolicyError, SetupError
 from agent.logs import JsonLines, TextLines
 
 NASTY = "\x1b[31mevil\u202egnp.exe\udcff"
@@ -45,14 +47,37 @@ def test_a_line_of_json_has_time_level_logger_message_and_traceback() -> None:
     assert entry["traceback"].endswith("ValueError: no such thing")
 
 
-@given(st.text())
+@given(st.text() | st.text().map("\n{}".format))
 def test_a_name_is_shown_in_either_format_and_never_obeyed(name: str) -> None:
     text = TextLines().format(record("%s", name))
-    assert all(line.isprintable() for line in text.split("\n"))
+    first, *below = text.split("\n")
+    assert all(line.isprintable() for line in (first, *below))
+    assert len(below) == TextLines().format(record("chat")).count("\n")
     line = JsonLines().format(record("%s", name))
     assert line.isascii()
     assert line.isprintable()
     assert json.loads(line)["message"] == name
+
+
+def test_a_name_with_line_breaks_forges_no_entry() -> None:
+    forged = "/tmp/x\n2026-01-01 00:00:00,000 INFO gpuwarden: all is well/libcuda.so.1"
+    names = (Path(forged), SetupError(forged))
+    plain = logging.LogRecord("agent.x", logging.WARNING, __file__, 1, "%s: %s", names, None)
+    assert len(TextLines().format(plain).split("\n")) == 1
+    try:
+        raise SetupError(forged)
+    except SetupError:
+        failed = logging.LogRecord("agent.x", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
+    _, *below = TextLines().format(failed).split("\n")
+    assert all(line.startswith("  ") for line in below)
+
+
+def test_a_policys_mistakes_have_a_line_each() -> None:
+    error = PolicyError(["policy.yaml:5: wrong", "policy.yaml:8: wrong as well"])
+    refused = logging.LogRecord("agent.x", logging.ERROR, __file__, 1, "not reloaded: %s", (error,), None)
+    first, second = TextLines().format(refused).split("\n")
+    assert first.endswith("not reloaded: policy.yaml:5: wrong")
+    assert second == "  policy.yaml:8: wrong as well"
 
 
 def test_a_name_that_is_no_utf8_is_written_too() -> None:

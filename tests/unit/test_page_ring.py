@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.clock import NS_PER_SECOND
-from agent.model import ContainerUsage, Enforcement, Snapshot
+from agent.model import ContainerUsage, DeviceUuid, Enforcement, Snapshot
 from agent.page.graph import HEIGHT, WIDTH, graph
 from agent.page.ring import SECONDS, Measure, Ring, Series
 from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
@@ -69,6 +69,16 @@ def test_a_container_that_is_gone_is_forgotten_and_memory_does_not_grow_with_tho
         ring.note(at(second, 0.5, *(f"job-{second}-{number}" for number in range(20))))
     assert ring.points(Series(Measure.SM, "job-1-0", GPU_0)) == []
     assert len(ring._values) < 20 + 2 * len(rich_snapshot().devices) + 1
+
+
+def test_a_device_that_is_gone_is_forgotten_and_those_that_ever_were_take_no_memory() -> None:
+    ring, one = Ring(), rich_snapshot().devices[0]
+    for second in range(1, 200):
+        passing = replace(one, device=replace(one.device, uuid=DeviceUuid(f"MIG-{second}")))
+        ring.note(replace(at(second), devices=(one, passing)))
+    assert ring.points(Series(Measure.SM, device="MIG-1")) == []
+    assert len(ring.points(Series(Measure.SM, device=GPU_0))) == 199
+    assert {series.device for series in ring._values} == {"", GPU_0, "MIG-199"}
 
 
 def test_a_reloaded_policy_leaves_a_gap_in_the_latency_and_not_an_empty_graph() -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
@@ -18,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import schema_reference
+from agent.errors import SetupError
 from agent.model import CollectorHealth, Snapshot
 from agent.schema import VERSION, SchemaError, dumps, from_json, loads, to_json
+from agent.tui.recording import opened
 from tests.unit.snapshots import rich_snapshot
 
 
@@ -40,7 +44,8 @@ def made_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(cast(type, kind), **{field.name: made_of(hints[field.name]) for field in fields(kind)})
     if issubclass(kind, StrEnum):
         return st.sampled_from(list(kind))
-    simple = {bool: st.booleans(), int: st.integers(), float: st.floats(allow_nan=False, allow_infinity=False)}
+    integers, floats = st.integers(-1 << 64, 1 << 64), st.floats(allow_nan=False, allow_infinity=False)
+    simple = {bool: st.booleans(), int: integers, float: floats}
     return simple.get(kind, st.text(max_size=4))
 
 
@@ -111,7 +116,30 @@ def test_the_committed_reference_is_the_generated_one() -> None:
     assert (Path(__file__).parents[2] / "docs/snapshot.md").read_text() == schema_reference.reference()
 
 
-@pytest.mark.parametrize("line", ["", "{", "null", "[]", "{}", '"x"', b"\xff"])
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        ("wall_ns", "1" + "0" * 30),
+        ("wall_ns", "-" + "9" * 400),
+        ("at_ns", "NaN"),
+        *(("power_watts", figure) for figure in ("NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400)),
+    ],
+)
+def test_a_recording_with_a_figure_that_nothing_can_be_drawn_of_names_its_line(
+    tmp_path: Path, name: str, figure: str
+) -> None:
+    line, recording = dumps(rich_snapshot()), tmp_path / "gpu.jsonl"
+    recording.write_text(f"{line}\n" + re.sub(rf'"{name}":[^,]+', f'"{name}":{figure}', line, count=1))
+    with opened(recording) as ticks, pytest.raises(SetupError, match=rf"gpu\.jsonl, line 2: snapshot\..*{name}: "):
+        ticks[1]
+
+
+def test_the_last_date_that_is_read_can_be_written() -> None:
+    for wall_ns in (1 << 64, -1 << 64):
+        assert datetime.fromtimestamp(loads(dumps(replace(rich_snapshot(), wall_ns=wall_ns))).wall_ns / 1e9).year > 1
+
+
+@pytest.mark.parametrize("line", ["", "{", "null", "[]", "{}", '"x"', b"\xff", "[" * 100_000])
 def test_what_is_no_snapshot_is_refused(line: str | bytes) -> None:
     with pytest.raises(SchemaError):
         loads(line)

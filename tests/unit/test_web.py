@@ -4,17 +4,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import http.client
+import itertools
 import json
 import socket
+import threading
+import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from socketserver import TCPServer
+from typing import NoReturn
 
 import pytest
 
 from agent import web
 from agent.errors import SetupError
 from agent.exporters import prometheus
+from agent.page import html, site
 from agent.page.ring import Ring
 from agent.page.site import Site
 from tests.unit.snapshots import rich_snapshot
@@ -27,6 +36,20 @@ def port() -> Iterator[int]:
     site = Site(rich_snapshot, ring, list)
     with web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(rich_snapshot), **site.routes()}) as server:
         yield server.port
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def seconds_until_cut_off(dripping: socket.socket) -> float:
+    """Of a client that says a letter now and then, and never all of its request."""
+    began = time.monotonic()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for letter in itertools.islice(itertools.cycle(b"GET / HTTP/1.1\r\nHost: "), 200):
+            dripping.sendall(bytes([letter]))
+            time.sleep(0.05)
+    return time.monotonic() - began
 
 
 def ask(port: int, path: str, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
@@ -108,6 +131,68 @@ def test_the_port_is_free_again_after_closing() -> None:
     server = web.serve("127.0.0.1", 0, {})
     server.close()
     web.serve("127.0.0.1", server.port, {}).close()
+
+
+def test_the_page_is_drawn_once_for_all_who_ask_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "FRESH_SECONDS", 60.0)
+    drawings = map(str, itertools.count())
+    monkeypatch.setattr(html, "document", lambda _: next(drawings))
+    monkeypatch.setattr(site, "_document", lambda _: next(drawings))
+    with web.serve("127.0.0.1", 0, Site(rich_snapshot, Ring(), list).routes()) as server:
+        answers = [ask(server.port, path)[2] for path in 3 * ("/", "/status.json")]
+    assert answers == 3 * [b"0", b"1"]
+
+
+def test_silent_and_dripping_clients_take_few_threads_and_no_more_than_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "PATIENCE_SECONDS", 0.5)
+    others = threading.active_count()
+    with web.serve("127.0.0.1", 0, {}) as server, ExitStack() as stack:
+        dripping, *silent = (stack.enter_context(connected(server.port)) for _ in range(101))
+        assert silent[-1].recv(1) == b"", "there was no room for it"
+        assert threading.active_count() <= others + 1 + web.MOST_CLIENTS
+        assert seconds_until_cut_off(dripping) < 5
+        assert all(one.recv(1) == b"" for one in silent)
+        while threading.active_count() > others + 1:
+            time.sleep(0.01)
+        assert ask(server.port, "/")[0] == 404
+
+
+def test_without_descriptors_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+    enough = threading.Event()
+
+    def accept(_: object) -> NoReturn:
+        tried.append(time.monotonic())
+        if len(tried) == 5:
+            enough.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(TCPServer, "get_request", accept)
+    with web.serve("127.0.0.1", 0, {}) as server, connected(server.port):
+        assert enough.wait(10)
+    assert tried[4] - tried[0] >= 4 * 0.01
+
+
+def test_the_resolver_is_not_asked_for_our_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def slowly(name: str) -> tuple[str, list[str], list[str]]:
+        asked.append(name)
+        return name, [], []
+
+    monkeypatch.setattr(socket, "gethostbyaddr", slowly)
+    web.serve("127.0.0.1", 0, {}).close()
+    assert not asked
+
+
+@pytest.mark.parametrize(("address", "host"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_its_url_can_be_asked(address: str, host: str) -> None:
+    with web.serve(address, 0, {"/metrics": prometheus.application(rich_snapshot)}) as server:
+        assert server.url == f"http://{host}:{server.port}"
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+            assert answer.status == 200
 
 
 def test_a_client_that_leaves_in_the_middle_costs_nobody_anything(port: int, capfd: pytest.CaptureFixture[str]) -> None:
