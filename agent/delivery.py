@@ -37,14 +37,15 @@ def bounds_ns(delivery: Delivered) -> tuple[float, float]:
     """The same, least and most: online requests had the device all of their time, or none of it. ns."""
     if not is_paced(delivery):
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
-    waited = delivery.waited_ns
-    return _paced_ns(delivery, max(0, waited - delivery.waited_busy_ns)), _paced_ns(delivery, waited)
+    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as standing still then
+    least = _paced_ns(delivery, max(0, delivery.waited_ns - delivery.waited_busy_ns), delivery.queued_ns)
+    return least, _paced_ns(delivery, delivery.waited_ns, max(0, delivery.queued_ns - run_before))
 
 
-def _paced_ns(delivery: Delivered, waited_ns: int) -> float:
-    if waited_ns < delivery.queued_ns:
-        return delivery.charged_ns * max(_LARGEST_CUT, waited_ns / delivery.queued_ns)
-    return delivery.charged_ns + waited_ns - delivery.queued_ns
+def _paced_ns(delivery: Delivered, waited_ns: int, queued_ns: int) -> float:
+    if waited_ns < queued_ns:
+        return delivery.charged_ns * max(_LARGEST_CUT, waited_ns / queued_ns)
+    return delivery.charged_ns + waited_ns - queued_ns
 
 
 @dataclass(slots=True)
@@ -53,7 +54,8 @@ class LaunchTimes:
 
     Contention makes an unpaced delivery longer, never shorter, so a low quantile of those; a paced one is off to both
     sides, so the median of those, and only of them once there are enough. Beside online requests the device may have
-    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them.
+    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them. The
+    first estimate is the upper one: who is believed to need less than it does gets more than anybody meant.
     """
 
     _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class LaunchTimes:
         least, most = (ns / delivery.launches for ns in bounds_ns(delivery))
         known = self.per_launch_ns(delivery.process)
         recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
-        recent.append((is_paced(delivery), least if known is None else min(most, max(least, known))))
+        recent.append((is_paced(delivery), most if known is None else min(most, max(least, known))))
 
     def processes(self) -> frozenset[ProcessId]:
         """Everybody that something is kept about."""

@@ -49,7 +49,7 @@ CLEAR = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, pa
 
 def test_an_estimate_stays_where_a_request_that_ran_meanwhile_may_explain_the_wait() -> None:
     blurred = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, waited_busy_ns=800, pauses=3)
-    assert learned(blurred) == 30  # better than nothing
+    assert learned(blurred) == 100  # … and before anything is known, the most that it may have taken
     assert learned(CLEAR, *[blurred] * 100) == 100
 
 
@@ -58,6 +58,19 @@ def test_an_estimate_moves_as_far_as_requests_that_ran_meanwhile_cannot_explain(
     assert learned(CLEAR, *[longer] * 100) == 2_600
     shorter = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=450, waited_busy_ns=400, pauses=3)
     assert learned(CLEAR, *[shorter] * 100) == 50
+
+
+def test_what_ran_while_requests_did_before_the_wait_does_not_make_an_estimate_shorter() -> None:
+    run_already = delivery(
+        launches=10,
+        charged_ns=1_000,
+        queued_ns=1_000,
+        waited_ns=100,
+        elapsed_ns=50_000,
+        elapsed_busy_ns=49_000,
+        pauses=9,
+    )
+    assert learned(CLEAR, *[run_already] * 100) == 100
 
 
 def test_the_same_holds_for_a_process_that_nobody_stopped() -> None:
