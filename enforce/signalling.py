@@ -47,7 +47,8 @@ def signals(policy: Policy, observer: Observer, requests: Requests) -> Iterator[
         observer.losses = lambda: {**before(), **watching.losses(), **uprobe.losses()}
         observer.pipeline.signal_failures = lambda: by_rule(policy, {**prometheus.failures(), **uprobe.failures()})
         try:
-            gpu_wait, http = GpuWait(_histograms(observer), requests), Http(watching, requests)
+            gpu_wait = GpuWait(_histograms(observer), requests)
+            http = Http(watching, requests, (rule.slo for rule in policy.online))
             yield {signal.name: signal for signal in (gpu_wait, http, prometheus, uprobe)}
         finally:
             observer.losses, observer.pipeline.signal_failures = before, dict

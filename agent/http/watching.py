@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The thread that keeps the HTTP probes there while somebody asks for a container, and tells them its processes.
 
+Invariant: whoever may only annotate pods takes no place from a container that the policy file is about.
+
 Whoever decides ten times a second only reads; loading takes the better part of a second, and looking for processes
 takes reads of /proc. A process that is forked between two looks is added by the kernel itself. What is not asked for
 any more is dropped after some seconds; with the last container the probes go.
@@ -12,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 1.0
 _PATIENCE_NS = 5 * NS_PER_SECOND  # so long nobody asked: nobody wants to know
 _RETRY_NS = 30 * NS_PER_SECOND
+_FULL = f"more than {WATCHES} containers have the signal http, or more than {WATCHES // 2} by annotations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Wish:
     container: Container
     port: int
     path: str = ""
+    annotated: bool = False  # its pod's own, not the policy file's
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class HttpWatching:
         self._lock = threading.Lock()  # over all below; never held while something is loaded or looked for
         self._wishes: dict[ContainerKey, tuple[Wish, int]] = {}
         self._watched: dict[ContainerKey, _Watched] = {}
+        self._refused: frozenset[ContainerKey] = frozenset()  # by the last look
         self._probes: HttpProbes | None = None
         self._tallies: Counter[str] = Counter()  # of probes that are gone
         self._epochs = 0
@@ -91,7 +96,9 @@ class HttpWatching:
     def trouble(self, container: ContainerKey) -> str | None:
         """Why there may be no latencies of it, in words; None where nothing is known to be wrong."""
         with self._lock:
-            watched = self._watched.get(container)
+            watched, is_refused = self._watched.get(container), container in self._refused
+        if is_refused:
+            return _FULL
         if watched is None:
             return self._problem or "its requests are counted from now on"
         if not watched.processes:
@@ -159,7 +166,7 @@ class HttpWatching:
             _log.error("the signal http has no data: %s", error)
             return None
         with self._lock:
-            self._probes = probes
+            self._probes, self._problem = probes, None
         return probes
 
     def _unload(self) -> None:
@@ -169,32 +176,38 @@ class HttpWatching:
                 self._tallies += Counter(probes.tallies())
             for key in self._watched:
                 self._residents.forget(key)
-            self._watched = {}
+            self._watched, self._refused = {}, frozenset()
         if probes is not None:
             probes.close()
 
     def _assign(self, probes: HttpProbes, wishes: dict[ContainerKey, Wish]) -> None:
-        """A place for each wish. One that changed begins anew."""
+        """A place for each wish, as long as there are any. One that changed begins anew."""
+        placed = admitted(wishes, self._watched)
         for key, watched in list(self._watched.items()):
-            if key not in wishes or _differ(wishes[key], watched.wish):
+            if key not in placed or _differ(placed[key], watched.wish):
                 with self._lock:
                     del self._watched[key]
                 self._residents.forget(key)
                 probes.unwatch(watched.place)
         free = sorted(set(range(WATCHES)) - {watched.place for watched in self._watched.values()}, reverse=True)
-        for key, wish in wishes.items():
+        for key, wish in placed.items():
             if key in self._watched:
-                continue
-            if not free:
-                self.failures += 1
-                self._problem = f"more than {WATCHES} containers with the signal http"
-                _log.error("%s: %s is not watched", self._problem, key)
                 continue
             self._epochs += 1
             watched = _Watched(wish, free.pop(), self._epochs)
             probes.watch(watched.place, watched.epoch, wish.port, wish.path)
             with self._lock:
                 self._watched[key] = watched
+        self._refuse(frozenset(wishes.keys() - placed.keys()))
+
+    def _refuse(self, refused: frozenset[ContainerKey]) -> None:
+        """Each container counts once; the log hears of it when there begin to be any."""
+        new = sorted(refused - self._refused)
+        self.failures += len(new)
+        if new and not self._refused:
+            _log.error("%s: %s is not watched", _FULL, new[0])
+        with self._lock:
+            self._refused = refused
 
     def _follow(self, probes: HttpProbes, watched: _Watched) -> None:
         """Asked first who is followed: whoever is forked after that is not taken for one that left."""
@@ -204,6 +217,17 @@ class HttpWatching:
         if len(residents) != watched.processes:
             with self._lock:
                 self._watched[watched.wish.container.key] = replace(watched, processes=len(residents))
+
+
+def admitted(wishes: Mapping[ContainerKey, Wish], watched: Collection[ContainerKey]) -> dict[ContainerKey, Wish]:
+    """Those that get a place: the policy file's first, then annotated ones up to half of the places.
+
+    Of each kind those that have one keep it.
+    """
+    keys = sorted(wishes, key=lambda key: key not in watched)
+    own = [key for key in keys if not wishes[key].annotated][:WATCHES]
+    others = [key for key in keys if wishes[key].annotated][: min(WATCHES // 2, WATCHES - len(own))]
+    return {key: wishes[key] for key in (*own, *others)}
 
 
 def _differ(one: Wish, other: Wish) -> bool:

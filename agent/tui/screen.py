@@ -83,7 +83,8 @@ def footer(snapshot: Snapshot, glyphs: Glyphs) -> list[Text]:
     failed = [f"{printable(h.name, glyphs)}: {printable(h.error, glyphs)}" for h in snapshot.collectors if h.error]
     broken = [probe for probe in snapshot.probes if probe.failed]
     attached = sum(probe.attached for probe in snapshot.probes)
-    lines = [_refused(snapshot.policy_error, glyphs)] if snapshot.policy_error else []
+    kept = "what was in force stays" if snapshot.policy_wall_ns is not None else "none is in force"
+    lines = [_refused(snapshot.policy_error, kept, glyphs)] if snapshot.policy_error else []
     lines += [Text(f"GPU {r.device.index}: {_xids(r)}", style="red") for r in snapshot.devices if r.xid_counts]
     lines += [Text(f"lost events: {', '.join(lost)}", style="red")] if lost else []
     lines += [Text(f"collector {line}", style="red") for line in failed]
@@ -101,10 +102,10 @@ def footer(snapshot: Snapshot, glyphs: Glyphs) -> list[Text]:
     return lines
 
 
-def _refused(mistakes: str, glyphs: Glyphs) -> Text:
+def _refused(mistakes: str, kept: str, glyphs: Glyphs) -> Text:
     first, *more = mistakes.splitlines()
     rest = f" (and {len(more)} more)" if more else ""
-    return Text(f"policy refused, what was in force stays: {printable(first, glyphs)}{rest}", style="red")
+    return Text(f"policy refused, {kept}: {printable(first, glyphs)}{rest}", style="red")
 
 
 def _xids(reading: DeviceReading) -> str:

@@ -9,20 +9,22 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from agent.errors import PolicyError, SetupError, WardenError
 from agent.model import Snapshot
 from agent.names import printable
-from enforce.check import findings, show
+from enforce.check import Finding, findings, show
 from enforce.explain.screen import Screen
 from enforce.init import questions
 from enforce.init.arguments import SIGNAL_OPTIONS
-from enforce.init.draft import Draft, about, text, title, used
+from enforce.init.draft import Draft, about, left, text
+from enforce.init.outcome import alone, outcomes, taken
 from enforce.init.proposal import Proposal, Written, proposals
 from enforce.policy.load import judge
+from enforce.policy.running import disputed
 from enforce.policy.schema import MatchSection
 
 _STDOUT = "-"
@@ -43,71 +45,75 @@ def init(options: argparse.Namespace, here: Here) -> int:
     file = options.file
     if file != _STDOUT and not options.force and os.path.lexists(file):
         raise SetupError(f"{file} is there already: give another FILE, or --force to write over it")
-    slo = _slo(options)
-    if options.online or options.offline:
-        written = _from_flags(options, slo, _known(here), file)
+    slo, by_flags = _slo(options), bool(options.online or options.offline)
+    if by_flags:
+        now = _known(here)
+        written = _from_flags(options, slo, now, file)
     else:
+        if here.ask is not None and (wrong := questions.mistakes(slo)):
+            raise PolicyError(wrong)
         try:
-            written = _from_running(proposals(here.running()), slo, here, file)
+            written, now = _from_running(proposals(here.running()), slo, here, file)
         except EOFError:
             raise SetupError("nobody answers: nothing was written") from None
     judged = judge(written, "the policy" if file == _STDOUT else file)
     if judged.policy is None:
         show(judged, findings(judged, None), here.out)
         return PolicyError.exit_code
+    made = outcomes(judged.policy, now)
+    written += left(alone(made))
     if file == _STDOUT:
         here.out.write(written)
         return 0
     _write(Path(file), written, options.force)
-    show(judged, findings(judged, None), here.out)
+    told = [*disputed(judged.policy, [use.facts for one in now for use in one.uses])]
+    told += [] if by_flags else taken(judged.policy, made)  # flags do not say who is to be left alone
+    unlike = [Finding("warning", judged.read.place(one.path), one.text) for one in told]
+    show(judged, [*findings(judged, None), *unlike], here.out)
     Screen(here.out).line(f"written to {printable(file)}; its first lines say how to go on")
     return 0
 
 
-def _known(here: Here) -> Snapshot | None:
+def _known(here: Here) -> list[Proposal]:
     """Only for comments: who may not ask the agent writes none."""
     with suppress(WardenError):
-        return here.known()
-    return None
+        live = here.known()
+        return proposals(live) if live is not None else []
+    return []
 
 
-def _from_flags(options: argparse.Namespace, slo: dict[str, str], live: Snapshot | None, file: str) -> str:
-    now = proposals(live) if live is not None else []
+def _from_flags(options: argparse.Namespace, slo: dict[str, str], now: Sequence[Proposal], file: str) -> str:
     online, offline = (
         [Draft(_stem(match), match, _now(match, now)) for match in map(_match, given)]
         for given in (options.online, options.offline)
     )
     promised = [Draft(one.name, one.match, one.about, slo) for one in online]
-    known = [dict(one.match) for one in (*online, *offline)]
-    alone = [_alone(one) for one in now if one.match is None or dict(one.match) not in known]
-    return text(promised, offline, alone, file)
+    return text(promised, offline, file)
 
 
-def _from_running(found: Sequence[Proposal], slo: dict[str, str], here: Here, file: str) -> str:
+def _from_running(found: Sequence[Proposal], slo: dict[str, str], here: Here, file: str) -> tuple[str, list[Proposal]]:
+    """The policy, and the proposals with the roles that were answered."""
     if here.ask is not None:
         screen = Screen(here.out)
         screen.table(("USES A GPU NOW", "SO MUCH", "PROBABLY", "BECAUSE"), questions.listed(found))
-    online, offline, alone = [], [], []
+    online, offline, answered = [], [], []
     for one in found:
         role = one.role
         if here.ask is not None and one.match is not None:
             role = questions.role(one, here.ask, _say(here.out))
+        answered.append(replace(one, role=role))
         if role is None or one.match is None:
-            alone.append(_alone(one))
-        elif role == "online":
+            continue
+        if role == "online":
             promise = slo if here.ask is None else questions.slo(here.ask, _say(here.out), slo)
             online.append(Draft(one.name, one.match, about(one), promise))
         else:
             offline.append(Draft(one.name, one.match, about(one)))
-    return text(online, offline, alone, file)
+    return text(online, offline, file), answered
 
 
 def _say(out: TextIO) -> questions.Say:
     return lambda line: print(line, file=out, flush=True)
-
-
-def _alone(one: Proposal) -> str:
-    return f"{title(one.uses[0])}, {used(one.uses)} ({one.why})"
 
 
 def _now(match: Written, now: Sequence[Proposal]) -> tuple[str, ...]:

@@ -63,15 +63,20 @@ class Draft:
     slo: Mapping[str, str] = field(default_factory=dict)
 
 
-def text(online: Sequence[Draft], offline: Sequence[Draft], alone: Iterable[str], file: str) -> str:
-    """The whole file."""
+def text(online: Sequence[Draft], offline: Sequence[Draft], file: str) -> str:
+    """The whole file, but for what `left` says."""
     parts = [_HEAD.replace("{file}", "FILE" if file == "-" else printable(file)), _ONLINE]
     names: set[str] = set()
     parts.append("".join(["online:\n", *(_rule(one, names) for one in online)]) if online else _NO_ONLINE)
     parts.append(_OFFLINE)
     parts.append("".join(["offline:\n", *(_rule(one, names) for one in offline)]) if offline else _NO_OFFLINE)
-    left = "".join(_comment(line, "#   ") for line in alone)
-    return "".join([*parts, _ALONE + left if left else ""])
+    return "".join(parts)
+
+
+def left(alone: Iterable[str]) -> str:
+    """Comments on who is left alone, for the end of the file."""
+    lines = "".join(_comment(line, "#   ") for line in alone)
+    return _ALONE + lines if lines else ""
 
 
 def about(proposal: Proposal) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from agent.names import printable
 from enforce.policy.matching import names_of, units_of
 from enforce.policy.model import Facts
 from enforce.policy.running import everybody
+from enforce.policy.words import GLOB_MAX
 
 Written = Mapping[str, str | list[str] | Mapping[str, str]]
 """A match as it stands in the file"""
@@ -51,24 +52,30 @@ class Proposal:
     """Containers that one rule would name. `role`: online, offline, or None: left alone."""
 
     name: str
-    match: Written | None  # None: nothing about it can be written down
+    match: Written | None  # None: nothing about it can be written down; then its role is None, too
     uses: tuple[Use, ...]
     role: str | None
     why: str
 
 
 def proposals(snapshot: Snapshot) -> list[Proposal]:
-    """One for each match, online ones first."""
-    grouped: dict[str, list[Use]] = {}
+    """One for each match, online ones first; one for each container that has none."""
+    grouped: dict[tuple[str, str], list[Use]] = {}
     for use in _uses(snapshot):
-        grouped.setdefault(repr(match_of(use.facts.container)), []).append(use)
+        match, key = match_of(use.facts.container), use.facts.container.key
+        grouped.setdefault((repr(match), key if match is None else ""), []).append(use)
     made = [_proposal(tuple(uses)) for uses in grouped.values()]
     order = {"online": 0, "offline": 1}
     return sorted(made, key=lambda one: (order.get(one.role or "", 2), one.name))
 
 
 def match_of(container: Container) -> Written | None:
-    """Names it, and what takes its place when it is started anew."""
+    """Names it, and what takes its place when it is started anew. None: it has no name, or none that fits a pattern."""
+    match = _named(container)
+    return match if match is not None and all(len(pattern) <= GLOB_MAX for pattern in match.values()) else None
+
+
+def _named(container: Container) -> Mapping[str, str] | None:
     if container.namespace and container.pod:
         return {"namespace": glob.escape(container.namespace), "pod": _without(_SUFFIX, container.pod)}
     if container.runtime == "systemd":
@@ -104,6 +111,8 @@ def _proposal(uses: tuple[Use, ...]) -> Proposal:
 def _unnameable(container: Container) -> str:
     if container.key == HOST:
         return "no container: name its processes by user and command, if it is to be ruled"
+    if _named(container) is not None:
+        return "its name is too long for a pattern"
     return "somebody's login" if container.runtime == "systemd" else "its name is not known (yet)"
 
 

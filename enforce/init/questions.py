@@ -7,14 +7,14 @@ An empty answer takes the proposal; one that makes no sense is told so and asked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic_core import PydanticCustomError
 
 from enforce.init.draft import title, used
 from enforce.init.proposal import Proposal
 from enforce.policy import vocabulary
-from enforce.policy.kind import scalar
+from enforce.policy.kind import Kind, scalar
 from enforce.policy.schema import SloSection
 from enforce.policy.sections import kind_of
 
@@ -36,28 +36,46 @@ def role(proposal: Proposal, ask: Ask, say: Say) -> str | None:
         say("  write online, offline or leave; the beginning of the word is enough")
 
 
+def mistakes(promise: Mapping[str, str]) -> list[str]:
+    """What is wrong with it before anything was asked, by the option that it came from."""
+    wrong = ((key, _mistake(key, value)) for key, value in promise.items())
+    return [f"--{'slo' if key == 'target' else key}: {mistake}" for key, mistake in wrong if mistake is not None]
+
+
 def slo(ask: Ask, say: Say, defaults: dict[str, str]) -> dict[str, str]:
-    """The promise: target and signal, and what the signal needs."""
+    """The promise: target and signal, and what the signal needs. What `defaults` say of another signal is dropped."""
     told = {"target": _value("target", "latency promised to 99 % of its requests", defaults["target"], ask, say)}
     told["signal"] = _value("signal", f"measured by {', '.join(vocabulary.SIGNALS)}", defaults["signal"], ask, say)
     needed = vocabulary.NEEDED_KEYS[told["signal"]]
     for key in (*needed, "symbol") if told["signal"] == "uprobe" else needed:
-        told[key] = _value(key, f"its {key}", None, ask, say)
-    return {**defaults, **told}
+        told[key] = _value(key, f"its {key}", defaults.get(key), ask, say)
+    own = vocabulary.SIGNAL_KEYS[told["signal"]]
+    foreign = {key for keys in vocabulary.SIGNAL_KEYS.values() for key in keys if key not in own}
+    return {**{key: value for key, value in defaults.items() if key not in foreign}, **told}
 
 
 def _value(key: str, question: str, default: str | None, ask: Ask, say: Say) -> str:
-    kind = kind_of(SloSection.model_fields[key])
-    assert kind is not None
-    shown = f" [{default}]" if default is not None else f" (such as {kind.example})"
+    shown = f" [{default}]" if default is not None else f" (such as {_kind(key).example})"
     while True:
         answer = ask(f"  {question}?{shown} ").strip() or default or ""
-        try:
-            kind.read(scalar(answer))
-        except PydanticCustomError as error:
-            say(f"  {error.message()}")
-        else:
+        mistake = _mistake(key, answer)
+        if mistake is None:
             return answer
+        say(f"  {mistake}")
+
+
+def _mistake(key: str, value: str) -> str | None:
+    try:
+        _kind(key).read(scalar(value))
+    except PydanticCustomError as error:
+        return error.message()
+    return None
+
+
+def _kind(key: str) -> Kind:
+    kind = kind_of(SloSection.model_fields[key])
+    assert kind is not None
+    return kind
 
 
 def listed(proposals: Iterable[Proposal]) -> list[tuple[str, ...]]:

@@ -3,7 +3,7 @@
 """A classic histogram on a page of metrics, and what was counted between two looks at it. Pure.
 
 Only the histogram's own lines are parsed: pages have thousands of others. Whatever a page says, the result is counts
-of 0 or more.
+from 0 to 2^53 in buckets that end within some thirty years.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Cumulative = dict[float, float]
 
 _MOST_LINES = 10_000
 _LONGEST_LINE = 16 << 10
+_MOST_REQUESTS = 2**53  # above it a float does not count on; sums of these stay far from what a float can hold
+_LONGEST_NS = 1e18
 
 
 def histograms(text: str, source: PrometheusSource) -> dict[Labels, Cumulative]:
@@ -34,7 +36,7 @@ def histograms(text: str, source: PrometheusSource) -> dict[Labels, Cumulative]:
     found: dict[Labels, Cumulative] = {}
     for labels, value in _samples(lines, source):
         le = _number(labels.pop("le", ""))
-        if le is not None and value >= 0 and math.isfinite(value) and _fits(source, labels):
+        if le is not None and _plausible(le, value, source) and _fits(source, labels):
             found.setdefault(tuple(sorted(labels.items())), {})[le] = value
     return {series: cumulative for series, cumulative in found.items() if math.inf in cumulative}  # else it was cut
 
@@ -54,6 +56,10 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return None if math.isnan(number) or number == -math.inf else number
+
+
+def _plausible(le: float, value: float, source: PrometheusSource) -> bool:
+    return 0 <= value <= _MOST_REQUESTS and (le == math.inf or abs(le) * source.unit_ns <= _LONGEST_NS)
 
 
 def _fits(source: PrometheusSource, labels: Mapping[str, str]) -> bool:

@@ -44,8 +44,9 @@ class Http:
 
     name = "http"
 
-    def __init__(self, watching: Watching, requests: Requests) -> None:
-        self._watching = watching
+    def __init__(self, watching: Watching, requests: Requests, promised: Iterable[Slo]) -> None:
+        """`promised`: by the policy file itself, and these very objects; every other one is a pod's own."""
+        self._watching, self._promised = watching, tuple(promised)
         self._windows = Windows(requests)
         self._snapshot: Snapshot | None = None
         self._containers: dict[ContainerKey, Container] = {}
@@ -58,7 +59,9 @@ class Http:
         known = self._containers.get(container)
         if known is None or not isinstance(slo.source, HttpSource):
             return None
-        self._watching.want(Wish(known, slo.source.port, slo.source.path or ""), now_ns)
+        annotated = all(slo is not one for one in self._promised)  # a pod may say the same as the file
+        wish = Wish(known, slo.source.port, slo.source.path or "", annotated=annotated)
+        self._watching.want(wish, now_ns)
         counted = self._watching.buckets(container)
         return self._windows.read(container, dict([counted] if counted else ()), slo, now_ns)
 

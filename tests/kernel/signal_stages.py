@@ -197,7 +197,7 @@ class Requests(Stage):
         watching = HttpWatching(Procfs(), lambda: preflight.bpf_object().with_name("http.bpf.o"))
         watching._residents = self  # type: ignore[assignment]
         self._watching = stack.enter_context(closing(watching))
-        self.signal = Http(watching, requests.Requests())
+        self.signal = Http(watching, requests.Requests(), [])
         self._ports: dict[ContainerKey, int] = {}
 
     def source(self, container: ContainerKey) -> HttpSource:

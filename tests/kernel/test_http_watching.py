@@ -77,7 +77,7 @@ def test_a_front_end_in_a_container_has_latencies(container: Container) -> None:
 
 
 def _read_until_there_is_a_reading(watching: HttpWatching, known: Known, port: int) -> None:
-    signal = Http(watching, Requests())
+    signal = Http(watching, Requests(), [])
     slo = Slo("http", 0.5, 50_000_000, 3600 * 10**9, 20, HttpSource(port))
     snapshot = Snapshot(0, 0, 10**9, containers=(ContainerUsage(known, (), ()),))
     signal.read(snapshot, known.key, slo, monotonic_ns())

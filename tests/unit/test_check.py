@@ -239,6 +239,8 @@ PAGE = "\n".join(f'x_bucket{{le="{le}"}} {n}' for n, le in enumerate(("0.01", "0
         ("5ms", PAGE, "next buckets end at 10ms"),
         ("2s", PAGE, "last finite bucket ends at 1s"),
         ("50ms", "y 1\n", "no histogram x"),
+        ("100ms", PAGE + 'x_bucket{le="1e305"} 3\n', None),
+        ("2s", PAGE + 'x_bucket{le="1e305"} 3\n', "last finite bucket ends at 1s"),
     ],
 )
 def test_live_says_what_the_page_of_metrics_cannot_tell(target: str, page: str, says: str | None) -> None:

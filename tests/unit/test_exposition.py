@@ -10,10 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from agent.model import ContainerKey
 from enforce.policy.model import PrometheusSource, Slo
 from enforce.signals.exposition import Cumulative, grown, histograms, quantile, slower
 from enforce.signals.fetch import Failure, FetchError
 from enforce.signals.prometheus import History
+from enforce.signals.requests import Requests
 from enforce.signals.scraper import Scrape
 
 S = 1_000_000_000
@@ -53,10 +55,28 @@ def test_a_page_of_something_else_has_no_series(page: str) -> None:
     assert histograms(page, LLAMA) == {}
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf"])
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e308", "9007199254740994"])
 def test_a_count_that_is_none_is_left_out(value: str) -> None:
     page = f'm_bucket{{le="1"}} {value}\nm_bucket{{le="+Inf"}} 3\n'
     assert histograms(page, PrometheusSource("http://h/m", "m")) == {(): {INF: 3.0}}
+
+
+@pytest.mark.parametrize("le", ["1e305", "-1e305", "1e9.5", "-Inf", "NaN"])
+def test_a_bucket_that_ends_in_no_time_is_left_out(le: str) -> None:
+    page = f'm_bucket{{le="{le}"}} 3\nm_bucket{{le="1e9"}} 4\nm_bucket{{le="+Inf"}} 5\n'
+    assert histograms(page, PrometheusSource("http://h/m", "m")) == {(): {1e9: 4.0, INF: 5.0}}
+
+
+def test_counts_that_jump_about_never_void_a_scrape() -> None:
+    history, requests, chat = History(SLO, S), Requests(), ContainerKey("docker:chat")
+    for at, count in enumerate((0, 1e308, 0, 1e308, 0, 2**53, 0, 2**53), 1):
+        page = f'm_bucket{{le="0.1"}} 0\nm_bucket{{le="+Inf"}} {count!r}\n'
+        history.read(Scrape(at * S, histograms(page, PrometheusSource("http://h/m", "m"))), at * S)
+        requests.add(chat, sum((history.new or {}).values()), history.slow())
+    counted = requests.of(chat)
+    assert counted is not None
+    assert 0 < float(counted.requests) < 1e18
+    assert math.isfinite(counted.slow)
 
 
 def test_a_histogram_that_was_cut_off_is_left_out() -> None:
@@ -86,7 +106,7 @@ def test_whatever_stands_there_is_series_or_a_refusal(text: str, labels: str) ->
         )
     except FetchError:
         return
-    assert all(count >= 0 for series in found.values() for count in series.values())
+    assert all(0 <= count <= 2**53 for series in found.values() for count in series.values())
 
 
 def test_what_grew_is_told_by_the_bucket_that_it_fell_in() -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.http.watching import Wish
 from agent.layout import LATENCY_BUCKETS
@@ -48,15 +48,23 @@ def histogram(**buckets: int) -> bytes:
 
 def test_it_wishes_for_the_port_and_path_at_every_reading() -> None:
     watching = Pretended()
-    signal = Http(watching, Requests())
+    signal = Http(watching, Requests(), [SLO])
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 7) is None
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 8) is None
     assert watching.wishes == [(Wish(CHAT, 8000, "/v1/"), 7), (Wish(CHAT, 8000, "/v1/"), 8)]
 
 
+def test_a_promise_that_the_policy_file_does_not_make_is_the_pods_own_whatever_it_says() -> None:
+    watching = Pretended()
+    signal = Http(watching, Requests(), [SLO])
+    signal.read(SNAPSHOT, CHAT.key, replace(SLO), 7)
+    signal.read(SNAPSHOT, CHAT.key, SLO, 8)
+    assert [wish.annotated for wish, _ in watching.wishes] == [True, False]
+
+
 def test_requests_since_it_was_watched_are_a_reading() -> None:
     watching = Pretended()
-    signal = Http(watching, Requests())
+    signal = Http(watching, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     watching.counted = (1, histogram(b100=30))
     reading = signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S)
@@ -66,7 +74,7 @@ def test_requests_since_it_was_watched_are_a_reading() -> None:
 
 def test_a_place_that_begins_anew_adds_to_what_was_there() -> None:
     watching = Pretended((1, histogram()))
-    signal = Http(watching, Requests())
+    signal = Http(watching, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     watching.counted = (1, histogram(b100=30))
     signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S)
@@ -78,7 +86,7 @@ def test_a_place_that_begins_anew_adds_to_what_was_there() -> None:
 
 def test_silence_is_no_reading_once_the_window_is_over() -> None:
     watching = Pretended((1, histogram()))
-    signal = Http(watching, Requests())
+    signal = Http(watching, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     watching.counted = (1, histogram(b100=30))
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S) is not None
@@ -89,13 +97,13 @@ def test_silence_is_no_reading_once_the_window_is_over() -> None:
 
 def test_a_container_that_no_snapshot_has_shown_is_not_wished_for() -> None:
     watching = Pretended()
-    assert Http(watching, Requests()).read(SNAPSHOT, ContainerKey("docker:other"), SLO, S) is None
+    assert Http(watching, Requests(), [SLO]).read(SNAPSHOT, ContainerKey("docker:other"), SLO, S) is None
     assert not watching.wishes
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:
     watching = Pretended((1, histogram(b100=30)))
-    signal = Http(watching, Requests())
+    signal = Http(watching, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     signal.forget([CHAT.key])
     assert watching.forgotten == [CHAT.key]
@@ -103,4 +111,4 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
 
 
 def test_it_says_what_keeps_the_probes_from_counting() -> None:
-    assert Http(Pretended(), Requests()).trouble(CHAT.key) == "nobody looks at docker:chat"
+    assert Http(Pretended(), Requests(), [SLO]).trouble(CHAT.key) == "nobody looks at docker:chat"

@@ -29,10 +29,10 @@ from agent.model import (
 from enforce.check import findings
 from enforce.init.arguments import add_arguments
 from enforce.init.command import Here, init
-from enforce.init.draft import Draft, text
+from enforce.init.draft import Draft, left, text
 from enforce.init.proposal import match_of, proposals
 from enforce.policy.load import examine, judge, load
-from enforce.policy.model import Facts
+from enforce.policy.model import Facts, HttpSource
 
 ONE = Usage(DeviceUuid("GPU-1"), 0.31, None, 12 << 30, None, None, None)
 
@@ -197,6 +197,61 @@ def test_on_a_terminal_each_is_asked_about_and_nonsense_is_asked_again(tmp_path:
     assert [rule.name for rule in policy.offline] == ["train"]
 
 
+def test_what_another_signal_than_the_chosen_one_has_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    flags = ["--signal", "http", "--port", "8000", "--path", "/v1", "--quantile", "0.9"]
+    live = running(pod("chat-0", "serving"), pod("embed-0", "serving"))
+    run(path, *flags, live=live, answers=["", "", "gpu_wait", "", "", "", ""])
+    chat, embed = (rule.slo for rule in load(path).online)
+    assert (chat.signal, chat.source, chat.quantile) == ("gpu_wait", None, 0.9)
+    assert embed.source == HttpSource(8000, "/v1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--quantile", "99"], "--quantile: 99 "),
+        (["--slo", "50"], "--slo: 50 is a duration without a unit"),
+        (["--port", "no"], "--port: 'no' "),
+        (["--signal", "http", "--unit", "h"], "--unit: 'h' is unknown"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_told_before_anything_is_asked(tmp_path: Path, flags: list[str], says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        run(tmp_path / "p.yaml", *flags, live=running(docker("x")), answers=[])
+
+
+def test_whoever_a_pattern_of_somebody_else_fits_is_not_said_to_be_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    live = running(docker("train-1"), docker("train-node"), docker("x"))
+    out = run(path, live=live, answers=["offline", "leave", "leave"])
+    listed = path.read_text().partition("# Left alone")[2]
+    assert "x, 31%" in listed
+    assert "train-node" not in listed
+    assert "warning: train-node was to be left alone, but train makes it offline; make the match narrower" in out
+    assert out.count("warning: train-node") == 1
+
+
+def test_whoever_two_rules_dispute_is_told_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    live = running(docker("train-1"), docker("train-node"))
+    out = run(path, live=live, answers=["offline", "online", "", ""])
+    listed = path.read_text().partition("# Left alone")[2]
+    assert "(claimed by train-node and train: left alone)" in listed
+    assert "train-1" not in listed
+    assert "warning: train-node is claimed by train-node and train, and left alone" in out
+
+
+def test_a_wide_flag_is_said_to_leave_nobody_alone_whom_it_fits(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    live = running(pod("a-0"), pod("b-0"), pod("c-0", "y"), Container(HOST, "host", "host"))
+    out = run(path, "--online", "x/*", "--offline", "namespace=x,pod=b-*", "--slo", "20ms", live=live)
+    listed = path.read_text().partition("# Left alone")[2]
+    assert [name for name in ("x/a-0", "x/b-0", "y/c-0", "host") if name in listed] == ["x/b-0", "y/c-0", "host"]
+    assert "claimed by rule and b, and left alone" in out
+    assert "was to be left alone" not in out
+
+
 def test_whoever_hangs_up_gets_no_file(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="nothing was written"):
         run(tmp_path / "p.yaml", live=running(docker("x")), answers=[])
@@ -207,7 +262,18 @@ def test_a_dash_prints_it() -> None:
     assert judge(run("-", "--online", "chat"), "p").policy
 
 
-NAMES = st.text(min_size=1, max_size=12)
+def test_a_name_that_makes_no_pattern_is_left_alone_and_the_rest_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    hostile = docker("train" + "[" * 100)
+    assert match_of(hostile) is None
+    run(path, live=running(docker("train-1"), hostile, Container(HOST, "host", "host")))
+    assert [rule.name for rule in load(path).offline] == ["train"]
+    listed = " ".join(path.read_text().partition("# Left alone")[2].replace("#", " ").split())
+    assert "[[, 31% of a GPU's SM time, 12.0 GiB (its name is too long for a pattern)" in listed
+    assert "host, 31%" in listed
+
+
+NAMES = st.text(min_size=1, max_size=12) | st.text(st.sampled_from("[*?a-1"), min_size=64, max_size=128)
 
 
 @settings(max_examples=150, deadline=None)
@@ -217,7 +283,7 @@ def test_whatever_runs_the_result_is_right_and_each_rule_fits_whom_it_was_made_f
 ) -> None:
     found = proposals(running(*containers, command=command))
     drafts = [Draft(one.name, one.match) for one in found if one.match is not None]
-    policy = judge(text([], drafts, [one.why for one in found], command), "p").accepted()
+    policy = judge(text([], drafts, command) + left(one.why for one in found), "p").accepted()
     assert len(policy.offline) == len(drafts)
     for container in containers:
         if match_of(container) is not None:

@@ -319,6 +319,8 @@ def test_a_policy_that_was_refused_is_said_to_be() -> None:
     assert "policy refused" not in "".join(drawn(replace(rich_snapshot(), policy_error=None)))
     refused = replace(rich_snapshot(), policy_error="line 3: no such key\nline 4: no unit")
     assert "policy refused, what was in force stays: line 3: no such key (and 1 more)" in "\n".join(drawn(refused))
+    alone = replace(refused, policy_error="another agent enforces here", policy_wall_ns=None)
+    assert "policy refused, none is in force: another agent enforces here" in "\n".join(drawn(alone))
 
 
 def test_the_next_snapshot_is_not_asked_for_before_it_is_due() -> None:
