@@ -53,7 +53,8 @@ class LaunchTimes:
 
     Contention makes an unpaced delivery longer, never shorter, so a low quantile of those; a paced one is off to both
     sides, so the median of those, and only of them once there are enough. Beside online requests the device may have
-    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them.
+    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them. The first estimate is the
+    upper one: what is believed to be shorter than it is gets more of the device than anybody meant.
     """
 
     _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class LaunchTimes:
         least, most = (ns / delivery.launches for ns in bounds_ns(delivery))
         known = self.per_launch_ns(delivery.process)
         recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
-        recent.append((is_paced(delivery), least if known is None else min(most, max(least, known))))
+        recent.append((is_paced(delivery), most if known is None else min(most, max(least, known))))
 
     def processes(self) -> frozenset[ProcessId]:
         """Everybody that something is kept about."""
