@@ -124,8 +124,8 @@ class Playing:
         except WardenError as error:
             self._top.post_message(Failed(str(error)))
             return True
-        before = None if step == 1 else self._minute(self._index, snapshot.at_ns)
-        self._top.post_message(Took(snapshot, before, place))
+        ticks = None if step == 1 else self._minute(self._index, snapshot.at_ns)
+        self._top.post_message(Took(snapshot, ticks, place))
         return True
 
     def play(self, playing: bool) -> None:
