@@ -364,11 +364,12 @@ def _gputop(options: argparse.Namespace) -> int:
     from agent.observer import Observer, Settings
 
     settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
-    try:
-        with Observer(settings) as observer:
-            return top.run(options, observer.snapshot, alone=True)
-    except SetupError as error:
-        raise SetupError(f"no agent answers at {options.socket}, and without one: {error}") from error
+    with ExitStack() as stack:
+        try:
+            observer = stack.enter_context(Observer(settings))
+        except SetupError as error:
+            raise SetupError(f"no agent answers at {options.socket}, and without one: {error}") from error
+        return top.run(options, observer.snapshot, alone=True)
 
 
 def _decisions(socket: Path, key: ContainerKey) -> Sequence[Block]:

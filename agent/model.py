@@ -78,6 +78,7 @@ class Device:
     parent: DeviceUuid | None = None  # of a MIG instance: the GPU, whose index, bus id and minor number it shares
     mig_profile: str | None = None  # "3g.40gb"
     minor: int | None = None  # N of /dev/nvidiaN
+    mig_index: int | None = None  # of a MIG instance: NVML's index among the instances of the GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "online p99 stays at its target and offline work gets what is left, beside every other way of sharing",
     ),
     "convergence": ("bench.convergence", "pictures of how the law finds its way; whoever looks at them judges"),
-    "gputop": ("bench.gputop", "the live view takes at most 3 % of a core, with 8 GPUs and 100 containers"),
+    "gputop": (
+        "bench.gputop",
+        "the live view takes at most 3 % of a core, with 8 GPUs, 100 containers and 200 processes",
+    ),
     "reaction": ("bench.reaction", "how fast the gate shuts, and how fast the loop gives offline work less"),
     "scale": (
         "bench.scale",

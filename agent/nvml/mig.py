@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from agent.clock import NS_PER_SECOND
@@ -35,7 +36,6 @@ class Instance(Gpu):
         self._gpu = gpu
         self._gpm = Gpm(calls, device.uuid, gpm_instance)
         self._has_gpm = gpm_instance is not None
-        self.position = 0  # NVML's index among the instances of the GPU
 
     def find(self) -> bool:
         """Look for it by its UUID; in vain while its GPU is lost, or when it was reconfigured away."""
@@ -78,7 +78,7 @@ class Split:
 
     def instances(self) -> list[Instance]:
         """In NVML's order."""
-        return sorted(self._instances.values(), key=lambda instance: instance.position)
+        return sorted(self._instances.values(), key=lambda instance: instance.device.mig_index or 0)
 
     def instance(self, uuid: DeviceUuid) -> Instance | None:
         """One of them; None when it is gone."""
@@ -126,7 +126,7 @@ class Split:
             instance = self._instances.get(uuid)
             if instance is None:
                 instance = self._instances[uuid] = meet(self._calls, self._gpu, uuid, handle)
-            instance.handle, instance.position = handle, position
+            instance.handle, instance.device = handle, replace(instance.device, mig_index=position)
 
 
 def meet(calls: Calls, gpu: Gpu, uuid: DeviceUuid, handle: Any) -> Instance:

@@ -19,7 +19,7 @@ from agent.model import ContainerUsage, DeviceReading, DeviceUuid, Enforcement, 
 from agent.names import printable
 from agent.page.graph import Graph, graph
 from agent.page.ring import Measure, Ring, Series
-from agent.tui.cells import UTF8, count, percent, size
+from agent.tui.cells import UTF8, count, label, percent, size
 
 MOST_ROWS: Final = 200  # of a table: a page of thousands helps nobody
 LONGEST: Final = 160  # characters of a text from outside
@@ -136,7 +136,7 @@ def _device(reading: DeviceReading, snapshot: Snapshot, ring: Ring) -> tuple[Cel
     device = reading.device
     memory = f"{size(reading.memory_used_bytes, UTF8)} / {size(device.memory_total_bytes, UTF8)}"
     return (
-        Cell(str(device.index)),
+        Cell(label(device)),
         Cell(_text(device.name + (f" {device.mig_profile}" if device.mig_profile else "")), Kind.NAME),
         _number(percent(reading.sm_activity_ratio, UTF8), _ratio_graph(ring, Series(Measure.SM, device=device.uuid))),
         _number(memory, _ratio_graph(ring, Series(Measure.MEMORY, device=device.uuid))),
@@ -197,7 +197,7 @@ def _slack(said: Enforcement) -> float | None:
 def _containers(snapshot: Snapshot, ring: Ring) -> Table:
     columns = (_left("Container"), _left("Runtime"), _left("Class"), _left("GPU"), *map(_right, ("SM %", "Memory")))
     enforced = (_right("Share %"), _right("Paused %"), _left("Why"))
-    indices = {reading.device.uuid: str(reading.device.index) for reading in snapshot.devices}
+    indices = {reading.device.uuid: label(reading.device) for reading in snapshot.devices}
     uses = [(used, usage) for used in snapshot.containers for usage in used.usage]
     uses.sort(key=lambda entry: (-(entry[1].sm_ratio or 0.0), entry[0].container.name))
     shown = sorted(uses[:MOST_ROWS], key=lambda entry: _place(entry[0], snapshot))  # rows that jump cannot be read

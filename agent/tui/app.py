@@ -34,6 +34,9 @@ from agent.tui.widgets import Lines, Listing
 
 VIEWS: Final = {"1": View.CONTAINER, "2": View.PROCESS, "3": View.GPU}
 FAR: Final = 1 << 30  # ticks of a recording: to its end
+OF_THE_LIST: Final = frozenset(
+    ("view", "tree", "sort", "reverse", "filter", "search", "next", "columns", "open", "unfilter")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +83,20 @@ class Top(App[None]):
         self.title = "gputop"
         self.setting, self.feed = setting, feed
         self.history, self.look = History(), Look(setting.view)
+        self.drawn = self.history  # as it was when the display was paused
         self.latest: Snapshot | None = None
         self.shown: Snapshot | None = None
         self.paused = False
         self.place: str | None = None
-        self.failure = self.sought = ""
+        self.failure = self.logged = self.sought = ""
 
     @property
     def frame(self) -> Frame:
         """What is around the list, now."""
         width, height = self.size
         setting = self.setting
-        return Frame(width, height, setting.glyphs, setting.alone, self.paused, self.place, self.failure)
+        failure = self.failure or self.logged
+        return Frame(width, height, setting.glyphs, setting.alone, self.paused, self.place, failure)
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
@@ -100,6 +105,10 @@ class Top(App[None]):
         yield Listing(Style(reverse=True) if self.no_color else Style(bgcolor=background))
         yield Lines("foot")
         yield Prompt()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The list's keys do nothing while something is over it."""
+        return action not in OF_THE_LIST or len(self.screen_stack) == 1
 
     def on_load(self) -> None:
         """Colours, before anything is drawn."""
@@ -117,18 +126,20 @@ class Top(App[None]):
 
     def on_took(self, message: Took) -> None:
         """Into the history always, onto the screen unless it stands still."""
-        if message.again:
-            self.history = History()
-        for snapshot in message.snapshots:
-            self.history.add(snapshot)
-        self.latest, self.place, self.failure = message.snapshots[-1], message.place, ""
+        if message.before is not None:
+            self.history = History(message.before)
+        self.history.add(message.snapshot)
+        self.latest, self.place, self.failure = message.snapshot, message.place, ""
         if not self.paused or self.setting.replaying:
-            self.shown = self.latest
+            self.shown, self.drawn = self.latest, self.history
             self.draw()
 
     def on_failed(self, message: Failed) -> None:
-        """Said at the foot until something better comes."""
-        self.failure = message.text
+        """Said at the foot until something better comes, or for good."""
+        if message.stays:
+            self.logged = message.text
+        else:
+            self.failure = message.text
         self.draw()
 
     def on_listing_moved(self) -> None:
@@ -141,7 +152,7 @@ class Top(App[None]):
             return
         if isinstance(self.screen, ContainerScreen) and self.screen.is_mounted:
             self.screen.draw()
-        self._head.show(self.frame.head(self.shown, self.history))
+        self._head.show(self.frame.head(self.shown, self.drawn))
         self._listing.show(Listed.of(self.shown, self.look, self.size.width, self.setting.glyphs))
         self._draw_foot()
 
@@ -241,6 +252,7 @@ class Top(App[None]):
         """Escape takes the word back."""
         if self._prompt.is_open and event.key == "escape":
             event.stop()
+            event.prevent_default()  # of the binding, which shows everything again
             if self._prompt.what == "filter":
                 self.action_unfilter()
             self.on_input_submitted()
@@ -249,7 +261,7 @@ class Top(App[None]):
         """Stands still, or goes on with the latest."""
         self.paused = not self.paused
         self.feed.play(not self.paused)
-        self.shown = self.latest
+        self.shown, self.drawn = self.latest, self.history.copy() if self.paused else self.history
         self.draw()
 
     def action_seek(self, step: int) -> None:

@@ -13,6 +13,7 @@ from agent.tui.entries import View
 
 INTERVAL_SECONDS: Final = 1.0
 SHORTEST_SECONDS: Final = 0.1
+LONGEST_SECONDS: Final = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-1", "--once", action="store_true", help="show one tick and end")
     add("--json", action="store_true", help="one JSON object per tick: see docs/snapshot.md")
     add("--interval", type=_seconds, default=INTERVAL_SECONDS, metavar="S", help="seconds between ticks (%(default)s)")
-    add("-o", "--only", nargs="+", default=[], metavar="GPU", help="only these devices, by index or beginning of UUID")
+    add(
+        "-o",
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="GPU",
+        help="only these devices, by index (a MIG instance: 0:1) or beginning of UUID",
+    )
     add("--namespace", metavar="NAME", help="only containers of this Kubernetes namespace")
     add(
         "--light",
@@ -43,6 +51,6 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not SHORTEST_SECONDS <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no interval: give seconds, at least {SHORTEST_SECONDS}")
+    if not SHORTEST_SECONDS <= value <= LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no interval: give seconds between 0.1 and 3600")
     return value

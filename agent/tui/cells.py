@@ -14,7 +14,7 @@ from typing import Final, Literal
 from rich.text import Text
 
 from agent import names
-from agent.model import Provenance
+from agent.model import Device, Provenance
 
 GPU_THRESHOLDS: Final = (0.10, 0.75)  # nvitop's, which people know
 MEMORY_THRESHOLDS: Final = (0.10, 0.80)
@@ -44,6 +44,11 @@ class Glyphs:
 
 UTF8: Final = Glyphs("–", "█", "░", "↑", "↓", "·", "ellipsis", "▲", "▼", " ▁▂▃▄▅▆▇█")
 ASCII: Final = Glyphs("-", "#", ".", "tx", "rx", "|", "crop", "^", "v", " .:-=+*%#")
+
+
+def label(device: Device) -> str:
+    """Which one it is, as NVIDIA's container runtime is told: 0 is a GPU, 0:1 the second MIG instance on it."""
+    return str(device.index) if device.mig_index is None else f"{device.index}:{device.mig_index}"
 
 
 def printable(value: str, glyphs: Glyphs) -> str:
@@ -92,6 +97,11 @@ def milliseconds(seconds: float | None, glyphs: Glyphs) -> str:
     if seconds is None:
         return glyphs.missing
     return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
+
+
+def quantile(ratio: float) -> str:
+    """p50, p99, p99.9."""
+    return f"p{ratio * 100:.6g}"
 
 
 def bar(ratio: float | None, width: int, thresholds: tuple[float, float], glyphs: Glyphs) -> Text:

@@ -29,9 +29,7 @@ class Chooser(ModalScreen[frozenset[str]]):
 
     def __init__(self, columns: Sequence[Column], hidden: frozenset[str]) -> None:
         super().__init__()
-        self._offered = {
-            column.key: column.title for column in columns if column.key not in ("name", "command", "tgid")
-        }
+        self._offered = {column.key: column.title for column in columns if column.key not in ALWAYS}
         self._hidden = hidden
 
     def compose(self) -> ComposeResult:

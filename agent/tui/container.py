@@ -54,13 +54,13 @@ class ContainerScreen(Screen[None]):
             return
         told = self._decisions(top.setting.tell)
         size, glyphs = (top.size.width, top.size.height), top.setting.glyphs
-        page = container_page(top.shown, self._key, top.history, told, size, glyphs)
-        self.query_one(Page).show([*top.frame.head(top.shown, top.history)[:1], *page])
+        page = container_page(top.shown, self._key, top.drawn, told, size, glyphs)
+        self.query_one(Page).show([*top.frame.head(top.shown, top.drawn)[:1], *page])
         self.query_one("#foot", Lines).show([keys.foot(keys.PAGE, size[0])])
 
     def _decisions(self, tell: Tell | None) -> Sequence[Told] | str:
         if tell is None:
-            return seen(self._top.history, self._key)
+            return seen(self._top.drawn, self._key)
         if time.monotonic() - self._asked >= ASK_SECONDS and not self._top.paused:
             self._asked = time.monotonic()
             self.run_worker(lambda: self._ask(tell), thread=True, exclusive=True, group="asking")

@@ -14,7 +14,7 @@ from typing import Final
 from rich.text import Text
 
 from agent.model import DeviceHealth, DeviceReading, Snapshot
-from agent.tui.cells import GPU_THRESHOLDS, MEMORY_THRESHOLDS, Glyphs, bar, name, percent, size
+from agent.tui.cells import GPU_THRESHOLDS, MEMORY_THRESHOLDS, Glyphs, bar, label, name, percent, size
 from agent.tui.graphs import NO_THRESHOLDS, graph
 from agent.tui.history import History
 
@@ -60,7 +60,7 @@ def memory_ratio(reading: DeviceReading) -> float | None:
 
 
 def _head(reading: DeviceReading, health: DeviceHealth | None, width: int, glyphs: Glyphs) -> Text:
-    parts = [Text(f"GPU {reading.device.index}", style="bold")]
+    parts = [Text(f"GPU {label(reading.device)}", style="bold")]
     if width >= NAME_FROM:
         model = name(reading.device.mig_profile or reading.device.name, glyphs)
         model.truncate(_NAME_CELLS, overflow=glyphs.overflow, pad=True)

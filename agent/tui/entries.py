@@ -24,6 +24,7 @@ from agent.model import (
     Unattributed,
     Usage,
 )
+from agent.tui.cells import label
 
 UNATTRIBUTED = "(unattributed)"
 
@@ -46,7 +47,7 @@ class Entry:
     said: Enforcement | None = None
     container: ContainerKey | None = None
     children: tuple[Entry, ...] = ()
-    index: int | None = None  # of the first device
+    index: int | None = None  # of the first device in the snapshot
     style: str = ""
     stays: bool = False  # after the others, however those are sorted, and whatever is filtered
 
@@ -69,7 +70,8 @@ def entries(snapshot: Snapshot, view: View, *, tree: bool = False) -> list[Entry
 
 
 def _indices(snapshot: Snapshot) -> dict[DeviceUuid, int]:
-    return {reading.device.uuid: reading.device.index for reading in snapshot.devices}
+    """A MIG instance comes right behind its GPU, whose number it shares."""
+    return {reading.device.uuid: index for index, reading in enumerate(snapshot.devices)}
 
 
 def _first(usage: Sequence[Usage], indices: Mapping[DeviceUuid, int]) -> int | None:
@@ -134,7 +136,7 @@ def _devices(snapshot: Snapshot, containers: Sequence[Entry]) -> list[Entry]:
         uuid = reading.device.uuid
         here = [_only(entry, uuid) for entry in containers if any(usage.device == uuid for usage in entry.usage)]
         here += [_rest(rest) for rest in snapshot.unattributed if rest.device == uuid]
-        names = {"name": f"GPU {reading.device.index} {reading.device.name}", "where": uuid}
+        names = {"name": f"GPU {label(reading.device)} {reading.device.name}", "where": uuid}
         found.append(Entry(("gpu", uuid), names, children=tuple(here), style="bold", stays=True))
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from textual.message import Message
@@ -17,7 +18,7 @@ from textual.message_pump import MessagePump
 from agent.errors import WardenError
 from agent.model import Snapshot
 from agent.tui.fresh import Stopped
-from agent.tui.history import KEPT_NS
+from agent.tui.history import KEPT_NS, Tick
 from agent.tui.plain import ticks
 from agent.tui.recording import Recording, Source
 
@@ -25,19 +26,19 @@ MOST_REPLAYED: Final = 600  # ticks of the minute before the one that is sought
 
 
 class Took(Message):
-    """Snapshots have come, the last of which is to be shown. `again`: the history begins anew with them."""
+    """A snapshot has come. `before`: the history begins anew, with these; None: it goes on."""
 
-    def __init__(self, snapshots: Sequence[Snapshot], *, again: bool = False, place: str | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, before: Sequence[Tick] | None = None, place: str | None = None) -> None:
         super().__init__()
-        self.snapshots, self.again, self.place = snapshots, again, place
+        self.snapshot, self.before, self.place = snapshot, before, place
 
 
 class Failed(Message):
-    """Something went wrong, in a line."""
+    """Something went wrong, in a line. `stays`: it is not over when the next snapshot comes."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, stays: bool = False) -> None:
         super().__init__()
-        self.text = text
+        self.text, self.stays = text, stays
 
 
 class Feed(Protocol):
@@ -66,7 +67,7 @@ class Watching:
 
     def start(self, top: MessagePump) -> None:
         """Posts the first one, and then one each interval."""
-        top.post_message(Took([self._first]))
+        top.post_message(Took(self._first))
         self._thread = threading.Thread(target=self._run, args=(top,), name="watching", daemon=True)
         self._thread.start()
 
@@ -90,7 +91,7 @@ class Watching:
             if self._ending.is_set():
                 return
             try:
-                top.post_message(Took([self._source()]))
+                top.post_message(Took(self._source()))
             except Stopped:
                 return
             except WardenError as error:
@@ -102,6 +103,7 @@ class Playing:
 
     def __init__(self, recording: Recording, narrow: Callable[[Snapshot], Snapshot], interval: float) -> None:
         self._recording, self._narrow, self._interval = recording, narrow, interval
+        self._tick = lru_cache(MOST_REPLAYED)(lambda index: Tick.of(self._snapshot(index)))
         self._index, self._playing = 0, True
         self._top: MessagePump | None = None
 
@@ -118,11 +120,12 @@ class Playing:
         place = f"{self._index + 1}/{last + 1}"
         assert self._top is not None
         try:
-            ticks = [self._snapshot(self._index)] if step == 1 else self._minute(self._index)
+            snapshot = self._snapshot(self._index)
         except WardenError as error:
             self._top.post_message(Failed(str(error)))
             return True
-        self._top.post_message(Took(ticks, again=step != 1, place=place))
+        ticks = None if step == 1 else self._minute(self._index, snapshot.at_ns)
+        self._top.post_message(Took(snapshot, ticks, place))
         return True
 
     def play(self, playing: bool) -> None:
@@ -133,15 +136,18 @@ class Playing:
         if self._playing and self._index < len(self._recording) - 1:
             self.seek(1)
 
-    def _minute(self, index: int) -> list[Snapshot]:
-        """This tick, and before it those that its graphs are made of."""
-        found = [self._snapshot(index)]
+    def _minute(self, index: int, at_ns: int) -> list[Tick]:
+        """Those before this tick that its graphs are made of, as far back as they can be read."""
+        found: list[Tick] = []
         for before in range(index - 1, max(-1, index - MOST_REPLAYED), -1):
-            snapshot = self._snapshot(before)
-            if not 0 < found[0].at_ns - snapshot.at_ns < KEPT_NS:
+            try:
+                tick = self._tick(before)
+            except WardenError:
                 break
-            found.insert(0, snapshot)
-        return found
+            if not at_ns - KEPT_NS < tick.at_ns <= (found[-1].at_ns if found else at_ns):
+                break
+            found.append(tick)
+        return found[::-1]
 
     def _snapshot(self, index: int) -> Snapshot:
         return self._narrow(self._recording[index])

@@ -29,20 +29,22 @@ class Stopped(Exception):  # noqa: N818  an event, not an error
 def fresh(
     latest: Latest,
     interval: float,
+    first: float = FIRST_SECONDS,
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], object] = time.sleep,
 ) -> Callable[[], Snapshot]:
     """A source that waits for a snapshot with rates that it has not given yet, and does not ask before one is due.
 
-    After one more `interval` without a new one it gives the old one again: an agent that is stuck shows by the time in
-    the title. SetupError when there is no snapshot at all; Stopped when `wait` returns true.
+    For the first one it waits `first` seconds, and takes one without rates then. After one more `interval` without a
+    new one it gives the old one again: an agent that is stuck shows by the time in the title. SetupError when there is
+    no snapshot at all; Stopped when `wait` returns true.
     """
     shown: Snapshot | None = None
 
     def next_snapshot() -> Snapshot:
         nonlocal shown
         begun = now()
-        give_up = begun + (FIRST_SECONDS if shown is None else interval)
+        give_up = begun + (first if shown is None else interval)
         if shown is not None and (early := (shown.at_ns + shown.interval_ns) / NS_PER_SECOND - begun) > 0:
             _wait(min(early, interval))
         while True:

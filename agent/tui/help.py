@@ -27,5 +27,5 @@ class HelpScreen(Screen[None]):
     def on_mount(self) -> None:
         """Fills it in."""
         self.query_one(Page).show(keys.help_page())
-        self.query_one("#foot", Lines).show([keys.foot(keys.PAGE, self.app.size.width)])
+        self.query_one("#foot", Lines).show([keys.foot(keys.HELP_PAGE, self.app.size.width)])
         self.query_one(Page).focus()

@@ -8,7 +8,7 @@ Bounded: a minute of ticks, and no two of them closer than half a second.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +39,14 @@ class Tick:
     devices: Mapping[DeviceUuid, DeviceReading]
     containers: Mapping[ContainerKey, Moment]
 
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Tick:
+        """Without processes, kernels and all else that no graph draws."""
+        devices = {reading.device.uuid: reading for reading in snapshot.devices}
+        said = snapshot.enforcement
+        containers = {used.container.key: _moment(used, said.get(used.container.key)) for used in snapshot.containers}
+        return cls(snapshot.at_ns, snapshot.wall_ns, snapshot.interval_ns, devices, containers)
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -50,7 +58,7 @@ class Series:
 
     def columns(self, width: int) -> list[float | None]:
         """The minute in so many equal parts, the mean of each. A part without a point has what was known before."""
-        step = KEPT_NS / width
+        step = KEPT_NS / max(1, width)
         parts: list[list[float | None]] = [[] for _ in range(width)]
         for at_ns, value in self.points:
             index = width - 1 - int((self.until_ns - at_ns) // step)
@@ -65,19 +73,33 @@ class Series:
 
 
 class History:
-    """Ticks are added in the order of their time; an older one begins everything again (a replay that goes back)."""
+    """Ticks are added in the order of their time; an older one begins everything again (a boot, in a recording).
 
-    def __init__(self) -> None:
+    The same one again changes nothing: a snapshot is shown until there is a newer one.
+    """
+
+    def __init__(self, ticks: Iterable[Tick] = ()) -> None:
         self.ticks: deque[Tick] = deque()
+        for tick in ticks:
+            self._add(tick)
 
     def add(self, snapshot: Snapshot) -> None:
         """Takes what is drawn of it, and forgets what is more than a minute old."""
-        if self.ticks and snapshot.at_ns <= self.ticks[-1].at_ns:
+        self._add(Tick.of(snapshot))
+
+    def copy(self) -> History:
+        """What is known now, for good."""
+        return History(self.ticks)
+
+    def _add(self, tick: Tick) -> None:
+        if self.ticks and tick.at_ns == self.ticks[-1].at_ns:
+            return
+        if self.ticks and tick.at_ns < self.ticks[-1].at_ns:
             self.ticks.clear()
         if len(self.ticks) > 1 and self.ticks[-1].at_ns - self.ticks[-2].at_ns < CLOSEST_NS:
             self.ticks.pop()
-        self.ticks.append(_tick(snapshot))
-        while self.ticks[0].at_ns <= snapshot.at_ns - KEPT_NS:
+        self.ticks.append(tick)
+        while self.ticks[0].at_ns <= tick.at_ns - KEPT_NS:
             self.ticks.popleft()
 
     def device(self, uuid: DeviceUuid, figure: Callable[[DeviceReading], float | None]) -> Series:
@@ -94,13 +116,6 @@ class History:
         last = self.ticks[-1]
         gap_ns = max(LEAST_GAP_NS, 2 * last.interval_ns)
         return Series(tuple((tick.at_ns, figure(tick)) for tick in self.ticks), last.at_ns, gap_ns)
-
-
-def _tick(snapshot: Snapshot) -> Tick:
-    devices = {reading.device.uuid: reading for reading in snapshot.devices}
-    said = snapshot.enforcement
-    containers = {used.container.key: _moment(used, said.get(used.container.key)) for used in snapshot.containers}
-    return Tick(snapshot.at_ns, snapshot.wall_ns, snapshot.interval_ns, devices, containers)
 
 
 def _moment(used: ContainerUsage, said: Enforcement | None) -> Moment:

@@ -22,6 +22,7 @@ FOOT: Final = (
 )
 REPLAY: Final = (*FOOT[:2], ("Space", "play"), ("Left/Right", "seek"), ("Home/End", "ends"), *FOOT[2:7])
 PAGE: Final = (("Esc", "back"), ("q", "quit"), ("Up/Down", "scroll"))
+HELP_PAGE: Final = (("Esc", "back"), ("Up/Down", "scroll"))
 HELP: Final = (
     ("1 2 3", "containers, processes, GPUs"),
     ("t", "tree: container, its processes, their kernels"),

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,8 +44,8 @@ def watch(
 
 def replay(options: argparse.Namespace, recording: Recording) -> int:
     """Plays a recording. The exit status."""
-    recording[0]  # a file that is something else is told before the screen is taken
     narrow = partial(narrowed, only=options.only, namespace=options.namespace)
+    narrow(recording[0])  # a file that is something else, or lacks the GPU, is told before the screen is taken
     return _run(_setting(options, None, replaying=True), Playing(recording, narrow, options.interval))
 
 
@@ -75,14 +76,15 @@ async def _until_ended(top: Top) -> None:
 
 
 class _Told(logging.Handler):
-    """What is logged is told at the foot."""
+    """What is logged is told at the foot, and when that was."""
 
     def __init__(self, top: Top) -> None:
         super().__init__(logging.ERROR)
         self._top = top
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._top.post_message(Failed(f"{record.name}: {record.getMessage()}"))
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        self._top.post_message(Failed(f"{at} {record.name}: {record.getMessage()}", stays=True))
 
 
 @contextmanager

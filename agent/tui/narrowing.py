@@ -10,13 +10,17 @@ from typing import TypeVar
 
 from agent.errors import SetupError
 from agent.model import ContainerUsage, DeviceUuid, ProcessUsage, Snapshot
+from agent.tui.cells import label
 
 T = TypeVar("T")
 U = TypeVar("U", ContainerUsage, ProcessUsage)
 
 
 def narrowed(snapshot: Snapshot, only: Collection[str] = (), namespace: str | None = None) -> Snapshot:
-    """`only`: indices or beginnings of UUIDs. What is unattributed stays that of the whole device."""
+    """`only`: 0 (a GPU with its MIG instances), 0:1 (one of these), or beginnings of UUIDs.
+
+    What is unattributed stays that of the whole device.
+    """
     if only:
         snapshot = _devices(snapshot, {uuid for word in only for uuid in _meant(snapshot, word)})
     return snapshot if namespace is None else _namespace(snapshot, namespace)
@@ -24,9 +28,13 @@ def narrowed(snapshot: Snapshot, only: Collection[str] = (), namespace: str | No
 
 def _meant(snapshot: Snapshot, word: str) -> list[DeviceUuid]:
     devices = [reading.device for reading in snapshot.devices]
-    found = [one.uuid for one in devices if word == str(one.index) or (len(word) > 3 and one.uuid.startswith(word))]
+    found = [
+        one.uuid
+        for one in devices
+        if word in (str(one.index), label(one)) or (len(word) > 3 and one.uuid.startswith(word))
+    ]
     if not found:
-        there = ", ".join(str(one.index) for one in devices) or "none"
+        there = ", ".join(label(one) for one in devices) or "none"
         raise SetupError(f"--only {word}: there is no such GPU; by index there are: {there}")
     return found
 

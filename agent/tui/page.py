@@ -12,7 +12,7 @@ from typing import Final
 from rich.text import Text
 
 from agent.model import ContainerKey, ContainerUsage, Enforcement, FunctionUsage, Snapshot
-from agent.tui.cells import GPU_THRESHOLDS, Glyphs, count, milliseconds, name, percent, printable, size
+from agent.tui.cells import GPU_THRESHOLDS, Glyphs, count, milliseconds, name, percent, printable, quantile, size
 from agent.tui.graphs import NO_THRESHOLDS, graph
 from agent.tui.history import History, Moment, Series
 from agent.tui.rows import ROLES
@@ -51,7 +51,7 @@ def container_page(
     said = snapshot.enforcement.get(key)
     lines = [_who(used, said, glyphs), *_said(said, snapshot.enforcing, glyphs), Text()]
     lines += _plots(_figures(used, said, history, glyphs), width, 5 if height >= TALL_FROM else 2, glyphs)
-    half = (width - GAP) // 2
+    half = max(1, (width - GAP) // 2)
     lines += [Text(), *_beside([_kernels(used.functions, half, glyphs), _memory(used, glyphs)], half)]
     lines += [Text(), *_decisions(told, glyphs)]
     for line in lines:
@@ -121,9 +121,9 @@ def _figures(used: ContainerUsage, said: Enforcement | None, history: History, g
 def _latency(series: Series, said: Enforcement, glyphs: Glyphs) -> Plot:
     """Twice the target fills the graph: what is kept is in its lower half."""
     target = said.target_seconds or 0.0
-    quantile = "latency" if said.latency_quantile is None else f"p{said.latency_quantile * 100:.6g}"
+    title = "latency" if said.latency_quantile is None else quantile(said.latency_quantile)
     now, promised = milliseconds(said.latency_seconds, glyphs), milliseconds(target, glyphs)
-    return Plot(_title(quantile, f"{now} ms", f"target {promised} ms"), series, 2 * target, (0.5, 0.5))
+    return Plot(_title(title, f"{now} ms", f"target {promised} ms"), series, 2 * target, (0.5, 0.5))
 
 
 def _latency_seconds(moment: Moment) -> float | None:
@@ -148,7 +148,7 @@ def _title(what: str, figure: str, remark: str) -> Text:
 
 def _plots(plots: Sequence[Plot], width: int, height: int, glyphs: Glyphs) -> list[Text]:
     """Two beside each other."""
-    half = (width - GAP) // 2
+    half = max(1, (width - GAP) // 2)
     blocks = [_plot(plot, half, height, glyphs) for plot in plots]
     lines: list[Text] = []
     for first in range(0, len(blocks), 2):

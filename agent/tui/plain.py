@@ -28,7 +28,8 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def is_plain(options: argparse.Namespace) -> bool:
     """Whether there is no terminal to take over (textual reads stdin and draws on stderr), or none is wanted."""
-    on_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    on_terminal = all(stream is not None and stream.isatty() for stream in streams)  # None: it was closed
     return bool(options.once or options.json) or not on_terminal or Console().is_dumb_terminal
 
 
@@ -37,11 +38,14 @@ def show(options: argparse.Namespace, source: Source, *, alone: bool) -> int:
     console = _console(options)
     try:
         with _ended_by_signals(), contextlib.suppress(KeyboardInterrupt, EndOfRecording):
+            before: int | None = None
             for _ in ticks(options.interval, time.sleep):
-                if options.json:
-                    _print_json(console, source())
-                else:
-                    console.print(render(source(), options.view, alone=alone))
+                snapshot = source()
+                if not options.json:
+                    console.print(render(snapshot, options.view, alone=alone))
+                elif snapshot.at_ns != before:
+                    _print_json(console, snapshot)
+                before = snapshot.at_ns
                 if options.once:
                     break
     except BrokenPipeError:  # the reader has seen enough, as "head" does

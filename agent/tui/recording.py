@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +16,7 @@ from agent.model import Snapshot
 from agent.schema import SchemaError, dumps, loads
 
 Source = Callable[[], Snapshot]
+_log = logging.getLogger("gputop")
 
 
 class EndOfRecording(Exception):  # noqa: N818  an event, not an error
@@ -22,19 +25,48 @@ class EndOfRecording(Exception):  # noqa: N818  an event, not an error
 
 @contextmanager
 def recorded(source: Source, path: Path) -> Iterator[Source]:
-    """The same source, each snapshot of which is also appended to the file at once."""
-    try:
-        file = path.open("a", encoding="ascii", buffering=1)
-    except OSError as error:
-        raise SetupError(f"cannot record to {path} ({error.strerror}): choose a file that can be written") from error
+    """The same source, each snapshot of which is also appended to the file at once, and once only.
+
+    SetupError when not even the first one can be; later on the source goes on without the file, and an error is logged.
+    """
+    last_ns, going = -1, True  # when the snapshot was taken that was recorded last
 
     def next_snapshot() -> Snapshot:
+        nonlocal last_ns, going
         snapshot = source()
-        file.write(dumps(snapshot) + "\n")
+        if going and snapshot.at_ns != last_ns:
+            try:
+                _append(file, dumps(snapshot))
+            except OSError as error:
+                if last_ns < 0:
+                    raise _unwritable(path, error) from error
+                _log.error("recording to %s has ended (%s)", path, error.strerror)
+                going = False
+            last_ns = snapshot.at_ns
         return snapshot
 
+    try:
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     with file:
         yield next_snapshot
+
+
+def _append(file: FileIO, line: str) -> None:
+    """A whole line, or nothing."""
+    begun, rest = file.seek(0, 2) if file.seekable() else 0, memoryview(f"{line}\n".encode("ascii"))
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(begun)
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> SetupError:
+    return SetupError(f"cannot record to {path} ({error.strerror}): choose a file that can be written")
 
 
 class Recording:
@@ -71,6 +103,8 @@ def opened(path: Path) -> Iterator[Recording]:
     except OSError as error:
         raise SetupError(f"cannot replay {path} ({error.strerror}): name a file made with --record") from error
     with file:
+        if not file.seekable():
+            raise SetupError(f"cannot replay {path}, in which there is no going back: unpack it to a file first")
         yield Recording(file, path)
 
 

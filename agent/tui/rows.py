@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from agent.model import DeviceUuid, Enforcement, Snapshot, Unattributed, Usage
-from agent.tui.cells import GPU_THRESHOLDS, Glyphs, colour, count, milliseconds, name, percent, size
+from agent.tui.cells import GPU_THRESHOLDS, Glyphs, colour, count, label, milliseconds, name, percent, quantile, size
 from agent.tui.columns import Column, Row
 from agent.tui.entries import View
 from agent.tui.order import Line
@@ -61,7 +61,7 @@ def columns(snapshot: Snapshot, view: View) -> tuple[Column, ...]:
         return PROCESSES
     enforced = ("role", *(column.key for column in ENFORCEMENT))
     quantiles = {said.latency_quantile for said in snapshot.enforcement.values()} - {None}
-    title = f"p{quantiles.pop() or 0:.4%}".rstrip("0%").rstrip(".") if len(quantiles) == 1 else "LAT"
+    title = quantile(quantiles.pop() or 0.0) if len(quantiles) == 1 else "LAT"
     return tuple(
         replace(column, title=f"{title}/TARGET") if column.key == "latency" else column
         for column in CONTAINERS
@@ -78,7 +78,7 @@ def row(line: Line, snapshot: Snapshot, view: View, glyphs: Glyphs) -> Row:
     elif entry.key[0] == "container" and not line.part:
         cells["role"] = Text(glyphs.missing)
     if entry.usage:
-        cells |= _usage(entry.usage[line.part], _index(snapshot, entry.usage[line.part].device), glyphs)
+        cells |= _usage(entry.usage[line.part], _label(snapshot, entry.usage[line.part].device), glyphs)
     for cell in cells.values():
         cell.style = cell.style or entry.style
     return cells
@@ -120,9 +120,9 @@ def _latency(seconds: float | None, target: float | None, style: str, glyphs: Gl
     return Text(f"{milliseconds(seconds, glyphs)}/{milliseconds(target, glyphs)}ms", style=style)
 
 
-def _usage(usage: Usage | Unattributed, index: str, glyphs: Glyphs) -> dict[str, Text]:
+def _usage(usage: Usage | Unattributed, where: str, glyphs: Glyphs) -> dict[str, Text]:
     cells = {
-        "gpu": Text(index),
+        "gpu": Text(where),
         "memory": Text(size(usage.memory_bytes, glyphs)),
         "tx": Text(size(usage.pcie_tx_bytes_per_second, glyphs)),
         "rx": Text(size(usage.pcie_rx_bytes_per_second, glyphs)),
@@ -137,6 +137,5 @@ def _usage(usage: Usage | Unattributed, index: str, glyphs: Glyphs) -> dict[str,
     }
 
 
-def _index(snapshot: Snapshot, uuid: DeviceUuid) -> str:
-    indices = (str(reading.device.index) for reading in snapshot.devices if reading.device.uuid == uuid)
-    return next(indices, "?")
+def _label(snapshot: Snapshot, uuid: DeviceUuid) -> str:
+    return next((label(reading.device) for reading in snapshot.devices if reading.device.uuid == uuid), "?")

@@ -11,9 +11,10 @@ import argparse
 import threading
 from contextlib import ExitStack
 
+from agent.errors import UsageError
 from agent.model import Snapshot
 from agent.tui import plain
-from agent.tui.fresh import Latest, fresh
+from agent.tui.fresh import FIRST_SECONDS, Latest, fresh
 from agent.tui.narrowing import narrowed
 from agent.tui.recording import Source, opened, played, recorded
 from agent.tui.told import Tell
@@ -26,11 +27,13 @@ def run(options: argparse.Namespace, latest: Latest, tell: Tell | None = None, *
     """
     ending = threading.Event()
     with ExitStack() as stack:
-        source = fresh(latest, options.interval, wait=ending.wait)
+        is_plain = plain.is_plain(options)
+        first = FIRST_SECONDS + (options.interval if is_plain else 0.0)  # what is printed cannot be mended later
+        source = fresh(latest, options.interval, first, wait=ending.wait)
         if options.record:
             source = stack.enter_context(recorded(source, options.record))
         shown = _narrowed(source, options)
-        if plain.is_plain(options):
+        if is_plain:
             return plain.show(options, shown, alone=alone)
         from agent.tui import live  # textual is slow to import
 
@@ -39,6 +42,8 @@ def run(options: argparse.Namespace, latest: Latest, tell: Tell | None = None, *
 
 def replay(options: argparse.Namespace) -> int:
     """gputop with parsed options, playing --replay back at --interval."""
+    if options.record:
+        raise UsageError("--record and --replay: give one of them; a recording is copied as any file is")
     with opened(options.replay) as recording:
         if plain.is_plain(options):
             return plain.show(options, _narrowed(played(recording), options), alone=False)

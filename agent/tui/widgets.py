@@ -63,10 +63,18 @@ class Page(Lines, can_focus=True):
         Binding("pagedown", "move(20)"),
     ]
 
+    def show(self, lines: Sequence[Text]) -> None:
+        """Draws these from now on, of which there may be fewer."""
+        self._top = self._within(self._top, len(lines))
+        super().show(lines)
+
     def action_move(self, step: int) -> None:
         """Scrolls by so many lines, no further than to the last one."""
-        self._top = max(0, min(self._top + step, len(self._lines) - self.size.height))
+        self._top = self._within(self._top + step, len(self._lines))
         self.refresh()
+
+    def _within(self, top: int, count: int) -> int:
+        return max(0, min(top, count - self.size.height))
 
     def on_mouse_scroll_up(self, _: MouseScrollUp) -> None:
         """The wheel."""

@@ -23,6 +23,7 @@ from agent.tui.app import Setting, Top
 from agent.tui.cells import UTF8
 from agent.tui.entries import View
 from agent.tui.feed import Took
+from agent.tui.history import Tick
 from agent.tui.recording import Recording, opened
 
 PICTURES: Final = {  # how large, which keys, and what there is to see
@@ -49,7 +50,8 @@ class Ended:
 
     def start(self, top: MessagePump) -> None:
         """All of it."""
-        top.post_message(Took([self._recording[index] for index in range(len(self._recording))]))
+        *before, last = (self._recording[index] for index in range(len(self._recording)))
+        top.post_message(Took(last, [Tick.of(snapshot) for snapshot in before]))
 
     def seek(self, step: int) -> bool:
         """Not here."""

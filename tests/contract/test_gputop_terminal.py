@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from bench import gputop
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import argparse, dataclasses, sys, time
@@ -127,3 +129,16 @@ def test_into_a_pipe_there_are_plain_lines() -> None:
     out = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=60, check=True).stdout
     assert b"\x1b" not in out
     assert b"containerd/batch/train-0" in out
+
+
+def test_without_stdin_there_are_plain_lines() -> None:
+    command = ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-c", PROGRAM, "--once"]
+    assert b"trainer" in subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "import time; time.sleep(60)"])
+def test_the_bench_does_not_measure_what_does_not_draw(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gputop, "_PROGRAM", program)
+    monkeypatch.setattr(gputop, "_WARM_UP_SECONDS", 0.5)
+    with pytest.raises(RuntimeError, match=r"gputop has (ended with 3|drawn no container)"):
+        gputop.cpu_ratio((1, 2, 4), 0.1)

@@ -31,7 +31,8 @@ def test_instances_come_behind_their_gpu_gaps_and_all() -> None:
     first = split(None, FakeInstance("MIG-z"), None, FakeInstance("MIG-a", number=2))
     nvml, _, _ = session(first, FakeGpu("GPU-b"))
     assert uuids(nvml) == ["GPU-a", "MIG-z", "MIG-a", "GPU-b"]
-    _, device, _, _ = nvml.devices()
+    _, device, other, _ = nvml.devices()
+    assert (device.mig_index, other.mig_index) == (1, 3)
     assert (device.parent, device.index, device.minor, device.mig_profile) == ("GPU-a", 0, 0, "3g.71gb")
     assert (device.sm_count, device.memory_total_bytes) == (48, 1000 * MIB)
 

@@ -7,17 +7,23 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
+import resource
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from agent.errors import SetupError
+from agent import endpoint, main, observer
+from agent.errors import SetupError, UsageError
 from agent.model import ContainerUsage, Enforcement, Provenance, Snapshot
 from agent.schema import loads
-from agent.tui import View, plain, render, top
+from agent.tui import View, live, plain, render, top
 from agent.tui.arguments import add_arguments
 from agent.tui.cells import ASCII, GPU_THRESHOLDS, UTF8, bar, colour, count, percent, size
 from agent.tui.columns import Column, fit
@@ -258,6 +264,38 @@ def test_a_recording_plays_back_what_was_recorded(tmp_path: Path) -> None:
         assert (len(recording), recording[1], recording[0]) == (2, at(7), rich_snapshot())
 
 
+def test_a_recording_that_cannot_even_begin_is_an_error() -> None:
+    with recorded(rich_snapshot, Path("/dev/full")) as source, pytest.raises(SetupError, match="cannot record to"):
+        source()
+
+
+def test_a_full_disk_ends_the_recording_after_a_whole_line_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "gpu.jsonl"
+    snapshots = iter(replace(rich_snapshot(), at_ns=ns) for ns in (1, 2, 3))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with recorded(lambda: next(snapshots), file) as source:
+        source()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 100, limits[1]))
+        try:
+            assert [source().at_ns, source().at_ns] == [2, 3]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [record.getMessage() for record in caplog.records] == [f"recording to {file} has ended (File too large)"]
+    with opened(file) as recording:
+        assert (len(recording), recording[0].at_ns) == (1, 1)
+
+
+def test_what_cannot_be_sought_is_to_be_unpacked(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b"{}\n")
+    os.close(write)
+    with pytest.raises(SetupError, match="unpack it to a file first"), opened(Path(f"/dev/fd/{read}")):
+        pass
+    os.close(read)
+
+
 def test_a_broken_recording_names_its_line(tmp_path: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     file.write_text("\n\n{}\n")
@@ -296,19 +334,77 @@ def test_once_prints_one_table_and_json_one_object(capsys: pytest.CaptureFixture
 
 def test_a_replay_ends_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gpu.jsonl"
-    with recorded(rich_snapshot, file) as source:
+    ticks = iter([rich_snapshot(), at(7)])
+    with recorded(lambda: next(ticks), file) as source:
         source(), source()
     assert top.replay(options("--replay", str(file), "--interval", "0.1", "--by-gpu")) == 0
     assert capsys.readouterr().out.count("GPU Warden") == 2
 
 
 @pytest.mark.parametrize(
-    "words", [("--interval", "0"), ("--interval", "soon"), ("--interval", "nan"), ("--by-gpu", "--by-process")]
+    "words",
+    [
+        ("--interval", "0"),
+        ("--interval", "soon"),
+        ("--interval", "nan"),
+        ("--interval", "3601"),
+        ("--by-gpu", "--by-process"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         options(*words)
     assert caught.value.code == 2
+
+
+def test_a_replay_is_not_recorded() -> None:
+    with pytest.raises(UsageError, match="--record and --replay"):
+        top.replay(options("--replay", "a", "--record", "b"))
+
+
+def test_a_replay_of_a_gpu_that_is_not_there_does_not_take_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_run", lambda *_: pytest.fail("it took it"))
+    file = tmp_path / "gpu.jsonl"
+    with recorded(rich_snapshot, file) as source:
+        source()
+    with opened(file) as recording, pytest.raises(SetupError, match="there is no such GPU"):
+        live.replay(options("--replay", str(file), "-o", "9"), recording)
+
+
+def test_once_waits_for_rates_however_long_the_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Latest()
+
+    def made(latest: Latest, interval: float, first: float, wait: object) -> Callable[[], Snapshot]:
+        return fresh(latest, interval, first, now=lambda: clock.at, wait=clock.wait)
+
+    monkeypatch.setattr(top, "fresh", made)
+    assert top.run(options("--once", "--json", "--interval", "20"), lambda: at(int(clock.at), int(clock.at // 20))) == 0
+    assert loads(capsys.readouterr().out).interval_ns == 1
+
+
+def test_a_snapshot_that_comes_again_is_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plain, "ticks", lambda *_: iter(range(3)))
+    snapshots = iter([at(1), at(1), at(2)])
+    assert plain.show(options("--json"), lambda: next(snapshots), alone=False) == 0
+    assert [loads(line).at_ns for line in capsys.readouterr().out.splitlines()] == [1, 2]
+
+
+def test_closed_streams_are_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert plain.is_plain(options())
+
+
+def test_a_gpu_that_is_not_there_has_nothing_to_do_with_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "fetch", lambda _: None)
+    monkeypatch.setattr(observer, "Observer", lambda _: nullcontext(SimpleNamespace(snapshot=rich_snapshot)))
+    with pytest.raises(SetupError, match=r"^--only 9: there is no such GPU"):
+        main._gputop(main.parsers()[1].parse_args(["--once", "-o", "9"]))
 
 
 def test_without_an_agent_enforcement_is_said_to_be_off() -> None:

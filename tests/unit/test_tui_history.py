@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agent.model import ContainerKey, Snapshot
 from agent.tui.cells import ASCII, GPU_THRESHOLDS, UTF8
 from agent.tui.devices import device_lines
+from agent.tui.fresh import fresh
 from agent.tui.graphs import graph
 from agent.tui.history import History, Series
+from agent.tui.recording import opened, recorded
 from tests.unit.snapshots import GPU_0, GPU_1, rich_snapshot
 
 SECOND = 1_000_000_000
@@ -52,6 +55,43 @@ def test_going_back_begins_the_history_again() -> None:
     assert len(history.ticks) == 1
 
 
+def test_a_snapshot_that_is_shown_again_changes_nothing() -> None:
+    history = History()
+    for second in (10, 11, 11):
+        history.add(at(second))
+    assert len(history.ticks) == 2
+
+
+def test_an_agent_that_is_slower_than_gputop_has_its_minute_and_is_recorded_once(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    def latest() -> Snapshot:
+        return replace(at(now[0] // 5 * 5), interval_ns=5 * SECOND)
+
+    history = History()
+    with recorded(fresh(latest, 1.0, now=lambda: now[0], wait=wait), tmp_path / "gpu.jsonl") as source:
+        while now[0] < 30:
+            history.add(source())
+            wait(1.0)
+    seconds = [second * SECOND for second in range(0, 30, 5)]
+    assert [tick.at_ns for tick in history.ticks][: len(seconds)] == seconds
+    with opened(tmp_path / "gpu.jsonl") as recording:
+        times = [recording[index].at_ns for index in range(len(recording))]
+    assert times == sorted(set(times))
+
+
+def test_a_copy_stays_as_it_is() -> None:
+    history = History()
+    for tenth in range(0, 100, 3):
+        history.add(at(tenth / 10))
+    copy, ticks = history.copy(), list(history.ticks)
+    history.add(at(11))
+    assert list(copy.ticks) == ticks
+
+
 def test_a_container_has_the_sum_of_its_devices() -> None:
     history = History()
     history.add(rich_snapshot())
@@ -67,6 +107,7 @@ def test_the_newest_is_at_the_right_and_short_gaps_are_bridged() -> None:
     assert columns[-3:-1] == [0.5, 0.5]
     assert columns[29:33] == [0.3, 0.3, 0.3, 0.3]
     assert columns[33] is None
+    assert Series(points, 60 * SECOND, 3 * SECOND).columns(0) == []
     assert Series(points, 60 * SECOND, 3 * SECOND).columns(2) == [pytest.approx(0.3), pytest.approx(0.6)]
 
 

@@ -15,6 +15,8 @@ from agent.model import (
     Container,
     ContainerKey,
     ContainerUsage,
+    DeviceReading,
+    DeviceUuid,
     Enforcement,
     FunctionUsage,
     Process,
@@ -22,8 +24,10 @@ from agent.model import (
     ProcessUsage,
     Snapshot,
 )
+from agent.page.content import page as status_page
+from agent.page.ring import Ring
 from agent.tui import palette
-from agent.tui.cells import ASCII, UTF8, Glyphs
+from agent.tui.cells import ASCII, UTF8, Glyphs, label
 from agent.tui.entries import View, entries
 from agent.tui.frame import Frame
 from agent.tui.history import History
@@ -34,6 +38,8 @@ from agent.tui.page import container_page
 from agent.tui.throttle import slack, state
 from agent.tui.told import Seen, seen
 from tests.unit.snapshots import GPU_0, GPU_1, container, rich_snapshot, usage
+
+MIG_0, MIG_2 = (DeviceUuid(f"MIG-0000000{n}-aaaa-bbbb-cccc-dddddddddddd") for n in (0, 2))
 
 
 def names(lines: list[Line]) -> list[str]:
@@ -186,6 +192,72 @@ def test_the_page_of_a_container_has_all_there_is_to_say() -> None:
     assert "freeze could not be done: somebody else has frozen it" in text
     assert "the promise is kept, slack +75%" in "\n".join(page(rich_snapshot(), "c1"))
     assert page(rich_snapshot(), "c9") == ["The container has gone."]
+
+
+@pytest.mark.parametrize("width", range(1, 11))
+@pytest.mark.parametrize("view", list(View))
+def test_a_terminal_of_a_few_columns_is_drawn(width: int, view: View) -> None:
+    listed = Listed.of(rich_snapshot(), Look(view, tree=True), width, UTF8)
+    assert all(listed.drawn(index).plain for index in range(len(listed.lines)))
+    history = History()
+    history.add(rich_snapshot())
+    assert all(len(line) <= width for line in page(rich_snapshot(), "c1", width=width))
+    assert all(line.cell_len <= width for line in Frame(width, 10, UTF8).head(rich_snapshot(), history))
+
+
+def split() -> Snapshot:
+    """The second GPU has two MIG instances, one of which only the trainer uses."""
+    snapshot = rich_snapshot()
+    gpu = snapshot.devices[1].device
+    slices = [
+        replace(gpu, uuid=uuid, name="NVIDIA H200 MIG 3g.71gb", parent=gpu.uuid, mig_profile="3g.71gb", mig_index=index)
+        for index, uuid in ((0, MIG_0), (2, MIG_2))
+    ]
+    readings = [DeviceReading(device, sm_activity_ratio=0.5, sm_activity_source="gpm") for device in slices]
+    chat, trainer, *others = snapshot.containers
+    trainer = replace(trainer, usage=(usage(MIG_2, 0.5, 1),))
+    member = replace(snapshot.processes[1], usage=(usage(MIG_2, 0.5, 1),))
+    return replace(
+        snapshot,
+        devices=(*snapshot.devices[:2], *readings, snapshot.devices[2]),
+        containers=(chat, trainer, *others),
+        processes=(member, *snapshot.processes[2:]),
+    )
+
+
+def test_mig_instances_are_told_apart_wherever_a_device_is_named() -> None:
+    def cells(view: View, first: str) -> list[str]:
+        listed = Listed.of(split(), Look(view), 200, UTF8)
+        drawn = [listed.drawn(index).plain for index in range(len(listed.lines))]
+        return next(line for line in drawn if line.lstrip().startswith(first)).split()
+
+    assert "1:2" in cells(View.CONTAINER, "trainer")
+    assert "1:2" in cells(View.PROCESS, "200")
+    assert cells(View.GPU, "GPU 1:2")[:3] == ["GPU", "1:2", "NVIDIA"]
+    heads = [line.plain for line in Frame(120, 40, UTF8).head(split(), History())]
+    assert [line.split()[1] for line in heads if line.startswith("GPU ") and "Warden" not in line] == [
+        "0",
+        "1",
+        "1:0",
+        "1:2",
+        "2",
+    ]
+    tables = status_page(split(), Ring(), (), "node", 0).tables
+    assert [row[0].text for row in tables[0].rows] == ["0", "1", "1:0", "1:2", "2"]
+    assert [row[3].text for row in tables[2].rows if row[0].text == "batch/train-0/trainer"] == ["1:2"]
+
+
+def test_only_a_mig_instance_or_a_gpu_with_all_of_them() -> None:
+    assert [label(reading.device) for reading in narrowed(split(), ["1:2"]).devices] == ["1:2"]
+    assert [used.container.name for used in narrowed(split(), ["1:2"]).containers] == ["trainer"]
+    assert [label(reading.device) for reading in narrowed(split(), ["1"]).devices] == ["1", "1:0", "1:2"]
+    with pytest.raises(SetupError, match="by index there are: 0, 1, 1:0, 1:2, 2"):
+        narrowed(split(), ["1:1"])
+
+
+def test_devices_are_sorted_by_as_they_are_listed() -> None:
+    (trainer,) = (entry for entry in entries(split(), View.CONTAINER) if entry.container == "c2")
+    assert trainer.index == 3
 
 
 def test_decisions_are_seen_where_reason_or_rungs_change() -> None:

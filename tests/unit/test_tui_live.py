@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from textual.message_pump import MessagePump
 from textual.pilot import Pilot
 
 from agent.errors import SetupError
-from agent.model import ContainerKey
+from agent.model import ContainerKey, Snapshot
+from agent.schema import dumps
+from agent.tui import live
 from agent.tui.app import Setting, Top
 from agent.tui.cells import UTF8
 from agent.tui.entries import View
 from agent.tui.feed import Failed, Playing, Took
+from agent.tui.look import Look
 from agent.tui.order import Order
 from agent.tui.recording import opened, recorded
 from agent.tui.told import Seen, Told
@@ -35,7 +39,7 @@ class Standing:
         self.played: list[bool] = []
 
     def start(self, top: MessagePump) -> None:
-        top.post_message(Took([rich_snapshot()]))
+        top.post_message(Took(rich_snapshot()))
 
     def seek(self, step: int) -> bool:
         return False
@@ -114,6 +118,8 @@ def test_a_filter_leaves_what_matches_and_escape_shows_everything_again() -> Non
         assert "twin" in text(top)
         await pilot.press("backslash", "x", "escape")
         assert top.look.wanted == ""
+        await pilot.press("backslash", *"trai", "enter", "f3", "x", "escape")
+        assert top.look.wanted == "trai", "a search takes only its own word back"
 
     drive(act)
 
@@ -150,10 +156,15 @@ def test_the_cursor_stays_with_its_entry_and_the_foot_speaks_of_it() -> None:
 def test_a_paused_display_stands_still_while_the_history_goes_on() -> None:
     async def act(pilot: Pilot[None], top: Top) -> None:
         await pilot.press("p")
-        top.post_message(Took([replace(rich_snapshot(), at_ns=9 * SECOND, containers=())]))
+        before = shown(top)
+        idle = [replace(reading, sm_activity_ratio=0.0) for reading in rich_snapshot().devices]
+        later = replace(rich_snapshot(), at_ns=9 * SECOND, containers=(), devices=tuple(idle))
+        top.post_message(Took(later))
+        await pilot.pause()
+        top.draw()
         await pilot.pause()
         assert "PAUSED" in text(top)
-        assert "trainer" in text(top)
+        assert shown(top) == before, "the graphs stand still, too"
         assert len(top.history.ticks) == 2
         await pilot.press("space")
         assert "PAUSED" not in text(top)
@@ -185,7 +196,7 @@ def test_enter_opens_a_container_and_escape_goes_back() -> None:
         assert "a good reason" in text(top)
         assert "decided for c2" in text(top)
         assert "gemm" in text(top)
-        top.post_message(Took([replace(rich_snapshot(), at_ns=9 * SECOND, containers=())]))
+        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND, containers=())))
         await pilot.pause()
         assert "The container has gone." in text(top)
         await pilot.press("escape")
@@ -212,6 +223,7 @@ def test_help_lists_the_keys() -> None:
         await pilot.press("h")
         assert "choose the columns" in text(top)
         assert max(len(line.rstrip()) for line in shown(top)) <= 80
+        assert "quit" not in shown(top)[-1], "q goes back here"
         await pilot.press("escape")
         assert "CONTAINER" in text(top)
 
@@ -223,11 +235,44 @@ def test_a_failure_is_told_until_the_next_snapshot() -> None:
         top.post_message(Failed("the agent has\x1b[31m stopped"))
         await pilot.pause()
         assert r"the agent has\x1b[31m stopped" in text(top)
-        top.post_message(Took([replace(rich_snapshot(), at_ns=9 * SECOND)]))
+        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND)))
         await pilot.pause()
         assert "stopped" not in text(top)
 
     drive(act)
+
+
+def test_what_was_logged_stays_at_the_foot() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        live._Told(top).emit(logging.makeLogRecord({"name": "gputop", "msg": "recording has ended", "created": 0}))
+        await pilot.pause()
+        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND)))
+        await pilot.pause()
+        assert ":00 gputop: recording has ended" in text(top)
+
+    drive(act)
+
+
+def test_the_lists_keys_do_nothing_while_something_is_over_it() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("f3", *"trainer", "enter", "enter", "enter", "t", "2", "backslash")
+        assert len(top.screen_stack) == 2
+        assert top.look == Look()
+        await pilot.press("escape", "t")
+        assert top.look == Look(tree=True)
+
+    drive(act)
+
+
+def test_a_page_that_has_become_shorter_is_scrolled_back() -> None:
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("f3", *"trainer", "enter", "enter", "pagedown", "pagedown")
+        assert "SM" not in shown(top)[0]
+        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND, containers=())))
+        await pilot.pause()
+        assert "The container has gone." in text(top)
+
+    drive(act, (80, 12))
 
 
 def test_a_terminal_that_changes_its_size_is_filled() -> None:
@@ -304,4 +349,32 @@ def test_a_replay_plays_stands_still_and_is_sought(tmp_path: Path) -> None:
 
     with opened(file) as recording:
         playing = Playing(recording, lambda snapshot: snapshot, 3600.0)
+        drive(act, setting=Setting(View.CONTAINER, UTF8, replaying=True), feed=playing)
+
+
+def test_seeking_reads_each_tick_once_and_goes_past_one_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    lines = [dumps(replace(rich_snapshot(), at_ns=second * SECOND)) for second in range(1, 41)]
+    lines[9] = "{"
+    file.write_text("\n".join(lines))
+    read: list[int] = []
+
+    def narrow(snapshot: Snapshot) -> Snapshot:
+        read.append(snapshot.at_ns // SECOND)
+        return snapshot
+
+    async def act(pilot: Pilot[None], top: Top) -> None:
+        await pilot.press("end")
+        await pilot.pause()
+        assert "replay 40/40" in text(top)
+        assert [tick.at_ns // SECOND for tick in top.history.ticks] == list(range(11, 41))
+        read.clear()
+        await pilot.press("left")
+        await pilot.pause()
+        assert "replay 39/40" in text(top)
+        assert len(top.history.ticks) == 29
+        assert read == [39]
+
+    with opened(file) as recording:
+        playing = Playing(recording, narrow, 3600.0)
         drive(act, setting=Setting(View.CONTAINER, UTF8, replaying=True), feed=playing)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""gputop as a person sees it: a recording in tmux, which draws what a terminal would."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.tui.recording import recorded
+from tests.unit.snapshots import rich_snapshot
+
+ROOT = Path(__file__).parents[2]
+GPUTOP = "from agent.main import gputop; gputop()"
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", "TERM": "xterm-256color"}
+
+
+class Tmux:
+    """A server of its own, with one window."""
+
+    def __init__(self, socket: Path, command: list[str]) -> None:
+        binary = shutil.which("tmux")
+        assert binary, "install Debian's package tmux"
+        self._command = [binary, "-u", "-f", os.devnull, "-S", str(socket)]
+        keep = ("set-option", "-g", "remain-on-exit", "on", ";")
+        self("start-server", ";", *keep, "new-session", "-d", "-x", "80", "-y", "24", shlex.join(command))
+
+    def __call__(self, *words: str) -> str:
+        command = [*self._command, *words]
+        return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=30).stdout
+
+    def press(self, key: str) -> None:
+        self("send-keys", key)
+
+    def screen(self) -> list[str]:
+        return self("capture-pane", "-p").splitlines()
+
+    def until(self, text: str) -> list[str]:
+        """What is on the screen once this is."""
+        deadline = time.monotonic() + 60
+        while text not in "\n".join(lines := self.screen()):
+            assert time.monotonic() < deadline, "\n".join(lines)
+            time.sleep(0.1)
+        return lines
+
+    def exit_status(self) -> int:
+        deadline = time.monotonic() + 30
+        while not (status := self("display-message", "-p", "#{pane_dead_status}").strip()):
+            assert time.monotonic() < deadline, "\n".join(self.screen())
+            time.sleep(0.1)
+        return int(status)
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> Iterator[Tmux]:
+    file = tmp_path / "gpu.jsonl"
+    ticks = iter(replace(rich_snapshot(), at_ns=second * 1_000_000_000) for second in (1, 2, 3))
+    with recorded(lambda: next(ticks), file) as source:
+        source(), source(), source()
+    made = Tmux(tmp_path / "tmux", [sys.executable, "-c", GPUTOP, "--replay", str(file), "--interval", "3600"])
+    yield made
+    made("kill-server")
+
+
+def test_a_person_looks_at_a_recording_in_tmux(tmux: Tmux) -> None:
+    lines = tmux.until("trainer")
+    assert lines[0].startswith("GPU Warden")
+    assert "replay 1/3" in lines[0]
+    assert lines[1].startswith("GPU 0")
+    assert "CONTAINER" in "\n".join(lines)
+    assert "RUNTIME/POD" not in "\n".join(lines), "there is no room for it"
+    assert lines[23].startswith(" h help  q quit")
+
+    tmux("resize-window", "-x", "190", "-y", "40")
+    lines = tmux.until("RUNTIME/POD")
+    assert "slack 75 %: growing by 2 % of the device" in "\n".join(lines)
+    assert r"\x1b[31mevil" in "\n".join(lines), "a name is shown, not obeyed"
+
+    tmux.press("t")
+    lines = tmux.until("100 vllm serve")
+    (chat,) = (number for number, line in enumerate(lines) if line.startswith("chat "))
+    assert any(line.startswith("└─ 100 vllm serve") for line in lines[chat + 1 : chat + 3])
+
+    tmux.press("2")
+    lines = tmux.until("COMMAND")
+    assert any(line.split()[:4] == ["200", "root", "python", "train.py"] for line in lines)
+
+    tmux.press("End")
+    tmux.until("replay 3/3")
+    tmux.press("q")
+    assert tmux.exit_status() == 0
+    assert "GPU Warden" not in "\n".join(tmux.screen()), "the terminal is as it was"
