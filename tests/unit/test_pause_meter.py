@@ -75,25 +75,25 @@ def training() -> Training:
 
 def test_one_process_that_is_stopped_for_a_part_of_the_time(training: Training) -> None:
     said = training.step({1: 0.15}, seconds=2)
-    assert (said.pauses, said.seconds, said.ratio) == (20, pytest.approx(0.3), pytest.approx(0.15))
+    assert (said.pauses, said.seconds, said.ratio) == pytest.approx((20, 0.3, 0.15))
 
 
 def test_eight_ranks_that_are_each_stopped_for_a_part_of_the_time_are_stopped_for_that_part(training: Training) -> None:
     said = training.step(dict.fromkeys(range(1, 9), 0.15), seconds=2)
-    assert (said.pauses, said.seconds, said.ratio) == (160, pytest.approx(0.3), pytest.approx(0.15))
+    assert (said.pauses, said.seconds, said.ratio) == pytest.approx((160, 0.3, 0.15))
 
 
 def test_one_of_two_that_stays_stopped_is_half_of_the_container(training: Training) -> None:
     training.step({1: 0.0, 2: 0.0})
     training.stop(1)
     said = training.step({1: 0.0, 2: 0.0}, seconds=2)
-    assert (said.seconds, said.ratio) == (pytest.approx(1.0), pytest.approx(0.5))
+    assert (said.seconds, said.ratio) == pytest.approx((1.0, 0.5))
 
 
 def test_when_one_ends_the_time_is_the_others(training: Training) -> None:
     before = training.step({1: 0.2, 2: 0.6}, seconds=2)
     after = training.step({1: 0.2})
-    assert (before.ratio, before.seconds) == (pytest.approx(0.4), pytest.approx(0.8))
+    assert (before.ratio, before.seconds) == pytest.approx((0.4, 0.8))
     assert after.seconds == pytest.approx(0.82)
     assert training.step({1: 0.2}, seconds=1).ratio == pytest.approx(0.2)
     assert list(training.resumes.of) == [ProcessId(1, 1)]
@@ -102,7 +102,7 @@ def test_when_one_ends_the_time_is_the_others(training: Training) -> None:
 def test_when_one_joins_it_counts_from_then_on(training: Training) -> None:
     before = training.step({1: 0.2}, seconds=2)
     after = training.step({1: 0.2, 2: 0.6}, seconds=2)
-    assert (before.seconds, after.seconds) == (pytest.approx(0.4), pytest.approx(1.2))
+    assert (before.seconds, after.seconds) == pytest.approx((0.4, 1.2))
     assert after.ratio == pytest.approx(0.4)
 
 
@@ -119,7 +119,7 @@ def test_nothing_goes_down_when_somebody_else_ends_a_stop_or_a_record_is_lost(tr
     stopped = training.step({1: 0.0}, seconds=1)
     training.stop(1)  # anew, with nothing booked for the stop before
     resumed = training.step({1: 0.0})
-    assert (stopped.seconds, resumed.seconds) == (pytest.approx(1.5), pytest.approx(1.5))
+    assert (stopped.seconds, resumed.seconds) == pytest.approx((1.5, 1.5))
     training.paces.of.clear()
     training.resumes.of.clear()
     lost = training.read(1)
