@@ -48,7 +48,7 @@ class _Listener(ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """Without the base class's question for our full name, which is as slow as the resolver."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
