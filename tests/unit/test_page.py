@@ -151,7 +151,9 @@ def hostile(name: str) -> Snapshot:
     """Everything that has a name from outside has this one."""
     base = rich_snapshot()
     who = Container(ContainerKey(name), name, name, pod=name, namespace=name)
-    said = Enforcement("online", name, 0.1, 0.99, 0.2, share_ratio=0.5, reason=name, rungs=(name,), troubles={name: name})
+    said = Enforcement(
+        "online", name, 0.1, 0.99, 0.2, share_ratio=0.5, reason=name, rungs=(name,), troubles={name: name}
+    )
     readings = [DeviceReading(replace(reading.device, name=name)) for reading in base.devices]
     return replace(
         base,
