@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from bench.enforcement_figures import Mark
-from bench.enforcement_modes import ALONE
+from bench.enforcement_modes import ALONE, OWN_SETTLE
 from bench.enforcement_pairs import PAIRS
 
 _SHOWN: Final = {
@@ -70,7 +70,7 @@ def write_report(rows: Sequence[Row], found: Sequence[Mark], seconds: float, sig
         "",
         *_shapes(rows),
         "",
-        _HOW.format(signal=signal),
+        _HOW.format(signal=signal, settling=", ".join(f"`{law}` {seconds:g}" for law, seconds in OWN_SETTLE.items())),
     ]
     return "\n".join(parts) + "\n"
 
@@ -154,7 +154,7 @@ _HOW: Final = """## How to read it
   served.
 - The law's own target is t times the p99 alone *as its signal (`{signal}`) reads it*, measured in the same run.
   `gpu_wait` does not see how long a request waits inside the service before its first launch; the ratios here do.
-- A law settles for some seconds before each measurement (`headroom` 6, `tgs` 24, all others 1), which are left out.
+- A law settles for some seconds before each measurement ({settling}, all others 1), which are left out.
   `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
   anything through.
 - Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.

@@ -179,6 +179,7 @@ def test_nothing_is_left_when_the_caller_is_interrupted(state: Path, name: str) 
         import signal
         from pathlib import Path
         from bench.containers import Container
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
         with Container.start({name!r}, {SLEEP!r}, state=Path({str(state)!r})):
             print("up", flush=True)
             signal.pause()
