@@ -27,9 +27,8 @@ def commands_below(heading: str) -> list[str]:
 
 def said(commands: list[str], folder: Path) -> str:
     """What the shell of a newcomer shows, who types them one after another. All have to succeed."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"VIRTUAL_ENV", "GPUWARDEN_SIM_BUILD"}
-    }
+    ours = ("VIRTUAL_ENV", "GPUWARDEN_SIM_BUILD", "MAKE", "MFLAGS")  # make's, for it hands its variables down
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(
         ["bash", "-e", "-c", "\n".join(commands)],
         cwd=folder,

@@ -134,16 +134,19 @@ def test_check_tells_five_mistakes_at_once_each_with_its_line_and_the_cure(tmp_p
     assert (done.returncode, done.stderr) == (2, "")
     said = done.stdout[:-1].split("\n")
     beginnings = [
-        "2: enforce: 'maybe' is neither",
-        "6: online[0].slo.target: '6 parsecs' has the unknown unit",
-        "8: offline[0].name: 'chat' is already",
-        "9: offline[0].match: an empty match",
-        "10: offline[0].law: 'none-such' is unknown",
+        "2:10: error: enforce: 'maybe' is neither",
+        "6:53: error: online[0].slo.target: '6 parsecs' has the unknown unit",
+        "8:5: error: offline[0].name: 'chat' is already",
+        "9:5: error: offline[0].match: an empty match",
+        "10:10: error: offline[0].law: 'none-such' is unknown",
     ]
-    assert len(said) == len(beginnings)
-    for line, beginning in zip(said, beginnings, strict=True):
+    written = FIVE_MISTAKES.splitlines()
+    assert len(said) == 3 * len(beginnings)
+    for line, excerpt, carets, beginning in zip(said[::3], said[1::3], said[2::3], beginnings, strict=True):
         assert line.startswith(f"{policy}:{beginning}"), line
         assert "; " in line  # what to write instead
+        assert excerpt.endswith(f" | {written[int(beginning.partition(':')[0]) - 1]}")
+        assert "^" in carets
 
 
 def test_run_refuses_a_wrong_policy_with_all_its_mistakes(node: Node, tmp_path: Path) -> None:
