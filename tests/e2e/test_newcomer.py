@@ -32,7 +32,7 @@ def said(commands: list[str], folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-e", "-c", "\n".join(commands)],
         cwd=folder,
-        env={**environment, "ARGS": "--seconds 5"},
+        env={**environment, "ARGS": "--seconds 8"},
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
