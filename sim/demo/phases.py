@@ -43,7 +43,7 @@ def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
         screen.phase("offline alone", "the baseline: no agent, no probe")
         offline = _phase(stage, None, offline_seconds=min(seconds, _OFFLINE_ALONE_SECONDS))
         policy = stage.folder / "policy.yaml"
-        _write_policy(policy, _UNKNOWN_SECONDS, enforce=False)
+        shapes.write_policy(policy, _UNKNOWN_SECONDS, enforce=False)
         screen.phase("the agent starts", "attaching probes to libcuda")
         with agent(stage, policy) as process:
             screen.phase("online alone, watched", "gputop as everybody sees it")
@@ -55,7 +55,7 @@ def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
             _phase(stage, watch, offline_seconds=min(seconds, _WATCHED_ALONE_SECONDS))
             screen.phase("both, uncontrolled", "enforce: false")
             both = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
-            _write_policy(policy, shapes.TARGET_RATIO * alone_seconds, enforce=True)
+            shapes.write_policy(policy, shapes.TARGET_RATIO * alone_seconds, enforce=True)
             process.send_signal(signal.SIGHUP)
             screen.phase("both, under GPU Warden", "enforce: true")
             held = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
@@ -104,12 +104,6 @@ def _check(running: list[Container], *expected: Path | None) -> None:
         if path is not None and not (path.exists() and path.stat().st_size):
             errors = "; ".join(container.errors().strip() for container in running)
             raise WardenError(f"a workload of the demo wrote no {path.name}: {errors or 'it did not end in time'}")
-
-
-def _write_policy(path: Path, target_seconds: float, *, enforce: bool) -> None:
-    target_us = round(target_seconds * 1e6)
-    path.write_text(shapes.POLICY.format(enforce="true" if enforce else "false", target_us=target_us))
-    path.chmod(0o600)
 
 
 def _figures(

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bench.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE
 
 ONLINE = (*BERT_RATE, *BERT_LIKE)
@@ -24,3 +26,10 @@ offline:
     law: headroom
     ladder: [gate, pace]
 """
+
+
+def write_policy(path: Path, target_seconds: float, *, enforce: bool) -> None:
+    """What the demo's containers are promised, with permissions that the agent accepts."""
+    target_us = round(target_seconds * 1e6)
+    path.write_text(POLICY.format(enforce="true" if enforce else "false", target_us=target_us))
+    path.chmod(0o600)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Pictures of the status page for the documentation, when the browser takes none."""
+"""Pictures of the status page for the documentation: the policy they are taken under, and no picture for a picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import SetupError
-from sim.demo.status_page import picture
+from enforce.policy.load import load
+from sim.demo.shapes import write_policy
+from sim.demo.status_page import TARGET_SECONDS, picture
 
 
 def test_an_old_picture_is_not_taken_for_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +22,10 @@ def test_an_old_picture_is_not_taken_for_a_new_one(tmp_path: Path, monkeypatch: 
     old.write_bytes(b"an old picture")
     with pytest.raises(SetupError, match="took no picture: no font found"):
         picture("http://127.0.0.1:1", 1, old, tmp_path / "profile")
+
+
+def test_the_policy_of_the_pictures_is_one_that_the_agent_takes(tmp_path: Path) -> None:
+    write_policy(tmp_path / "policy.yaml", TARGET_SECONDS, enforce=True)
+    policy = load(tmp_path / "policy.yaml", strict_permissions=True)
+    assert policy.enforce
+    assert policy.online[0].slo.target_ns == 6_000_000
