@@ -5,15 +5,18 @@
 #include "process.bpf.h"
 
 /* What is on top of this thread's stack of contexts. */
-static __always_inline struct current current_context(void)
+static __always_inline struct current context_of(const struct thread *thread)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct context_stack *stack = bpf_map_lookup_elem(&context_stacks, &tid);
 	struct current unknown = {.device = DEVICE_UNKNOWN};
 
-	if (!stack || stack->depth == 0 || stack->depth > CONTEXT_DEPTH)
+	if (!thread || thread->contexts.depth == 0 || thread->contexts.depth > CONTEXT_DEPTH)
 		return unknown;
-	return stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
+	return thread->contexts.entries[(thread->contexts.depth - 1) & (CONTEXT_DEPTH - 1)];
+}
+
+static __always_inline struct current current_context(void)
+{
+	return context_of(this_thread());
 }
 
 static __always_inline __u32 current_device(void)
@@ -35,23 +38,16 @@ static __always_inline void put_context(const struct process_id *id, __u64 handl
 	bpf_map_update_elem(&contexts, &key, context, BPF_ANY);
 }
 
-static __always_inline struct context_stack *own_stack(void)
-{
-	__u64 tid = bpf_get_current_pid_tgid();
-	__u32 zero = 0;
-	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
-
-	return blank ? find_or_add(&context_stacks, &tid, &blank->stack, LOST_THREAD) : NULL;
-}
-
 static __always_inline void push_context(const struct process_id *id, __u64 handle)
 {
 	struct context *context = find_context(id, handle);
-	struct context_stack *stack = own_stack();
+	struct thread *thread = own_thread();
+	struct context_stack *stack;
 	struct current *entry;
 
-	if (!stack)
+	if (!thread)
 		return;
+	stack = &thread->contexts;
 	stack->depth++;
 	if (stack->depth > CONTEXT_DEPTH)
 		return;
@@ -62,11 +58,10 @@ static __always_inline void push_context(const struct process_id *id, __u64 hand
 
 static __always_inline void pop_context(void)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct context_stack *stack = bpf_map_lookup_elem(&context_stacks, &tid);
+	struct thread *thread = this_thread();
 
-	if (stack && stack->depth > 0)
-		stack->depth--;
+	if (thread && thread->contexts.depth > 0)
+		thread->contexts.depth--;
 }
 
 /* A context is made, and becomes current. */
@@ -149,9 +144,8 @@ int context_enter(struct pt_regs *ctx)
 	struct call call = {
 		.a = arguments.first, .b = device_argument(COOKIE_SHAPE(cookie), &arguments), .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
 		return 0;
-	find_process(&id, cookie);
 	keep_call(CALL_CONTEXT, &call);
 	return 0;
 }

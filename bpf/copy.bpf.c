@@ -154,10 +154,10 @@ int copy_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
+	struct process *process = find_process(&id, cookie);
 
-	if (is_duplicate(ctx, cookie))
-		return 0;
-	enter_copy(ctx, cookie, &id, find_process(&id, cookie));
+	if (!is_duplicate(ctx, cookie, &id, process))
+		enter_copy(ctx, cookie, &id, process);
 	return 0;
 }
 
@@ -176,11 +176,10 @@ int copy_wait_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
-	struct process *process;
+	struct process *process = find_process(&id, cookie);
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	process = find_process(&id, cookie);
 	enter_copy(ctx, cookie, &id, process);
 	if (process)
 		begin_wait(&id, process);

@@ -26,7 +26,6 @@ static __always_inline void end_lease(struct control *control, const struct proc
 static __always_inline void forget_thread(__u64 tid)
 {
 	bpf_map_delete_elem(&threads, &tid);
-	bpf_map_delete_elem(&context_stacks, &tid);
 	bpf_map_delete_elem(&freeings, &tid);
 	settle_charge(tid);
 #pragma unroll
@@ -71,7 +70,7 @@ int process_exit(void *ctx)
 		end_lease(control, &id);
 	process = bpf_map_lookup_elem(&processes, &id);
 	leave_gates(process, tid);
-	if (!process && !bpf_map_lookup_elem(&threads, &tid) && !bpf_map_lookup_elem(&context_stacks, &tid))
+	if (!process && !this_thread())
 		return 0; /* as nearly every thread of the node */
 	forget_thread(tid);
 	if (process && is_last_thread()) { /* threads that die at once may each be: who deletes it speaks for all */

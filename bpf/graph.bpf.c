@@ -137,9 +137,7 @@ static __always_inline void begin_capture(const struct process_id *id, __u64 str
 {
 	struct graph_key key = {.process = *id, .handle = stream};
 	struct graph capture = {.target = target};
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct thread initial = {};
-	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
+	struct thread *thread = own_thread();
 	struct process *process = bpf_map_lookup_elem(&processes, id);
 
 	if (!thread || !process || bpf_map_update_elem(&captures, &key, &capture, BPF_ANY))
@@ -153,8 +151,7 @@ static __always_inline void end_capture(const struct process_id *id, __u64 strea
 {
 	struct graph_key key = {.process = *id, .handle = stream};
 	struct graph *capture = bpf_map_lookup_elem(&captures, &key);
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	struct thread *thread = this_thread();
 	struct process *process = bpf_map_lookup_elem(&processes, id);
 	struct graph *target;
 	struct graph copy;
@@ -185,9 +182,8 @@ int graph_enter(struct pt_regs *ctx)
 	__u64 sixth = ARGUMENT_6(ctx);
 	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.fifth, .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
 		return 0;
-	find_process(&id, cookie);
 	if (COOKIE_SHAPE(cookie) == GRAPH_DESTROY) {
 		forget_graph(&id, call.a); /* before the call: afterwards another may have the same handle */
 		return 0;

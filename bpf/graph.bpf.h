@@ -16,14 +16,13 @@ static __always_inline struct graph *find_graph(const struct process_id *id, __u
 static __always_inline struct graph *find_capture(const struct process_id *id, const struct process *process,
 						  __u64 stream)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
 	struct graph_key key = {.process = *id, .handle = stream};
 	struct thread *thread;
 	struct graph *own;
 
 	if (!process || process->captures <= 0)
 		return NULL;
-	thread = bpf_map_lookup_elem(&threads, &tid);
+	thread = this_thread();
 	if (thread && thread->capturing) {
 		key.handle = thread->captured_stream;
 		own = bpf_map_lookup_elem(&captures, &key);

@@ -130,8 +130,8 @@ static __always_inline int capture_launch(struct pt_regs *ctx, const struct proc
 	return 1;
 }
 
-static __always_inline void enter_launch(const struct process_id *id, struct process *process, __u32 device,
-					 const struct grid *grid)
+static __always_inline void enter_launch(const struct process_id *id, struct process *process, struct thread *thread,
+					 __u32 device, const struct grid *grid)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct rule *rule;
@@ -142,7 +142,7 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 		return;
 	rule = bpf_map_lookup_elem(&rules, id);
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
-	open_request(process, rule, slot, grid->function, now);
+	open_request(process, thread, rule, slot, grid->function, now);
 	if (rule && rule->role == ROLE_OFFLINE)
 		pace_launch(id, process, rule, slot, grid->blocks, now);
 	else if (rule && rule->role == ROLE_ONLINE)
@@ -155,22 +155,23 @@ int launch_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 shape = COOKIE_SHAPE(cookie);
 	struct process_id id = this_process();
+	struct process *process = find_process(&id, cookie);
 	struct grid grid = {};
-	struct process *process;
+	struct thread *thread;
 	__u32 device;
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	process = find_process(&id, cookie);
 	read_grid(ctx, shape, &grid);
 	if (process && capture_launch(ctx, &id, process, shape, &grid))
 		return 0;
-	device = current_device();
+	thread = own_thread();
+	device = context_of(thread).device;
 	if (shape == LAUNCH_GRAPH)
 		replay_graph(&id, device, &grid);
 	else
 		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
-	enter_launch(&id, process, device, &grid);
+	enter_launch(&id, process, thread, device, &grid);
 	return 0;
 }
 
@@ -181,13 +182,14 @@ int launch_many_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
+	struct process *process = find_process(&id, cookie);
 	__u32 count = arguments.second, device;
-	struct process *process;
+	struct thread *thread;
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	process = find_process(&id, cookie);
-	device = count == 1 ? current_device() : DEVICE_UNKNOWN;
+	thread = own_thread();
+	device = count == 1 ? context_of(thread).device : DEVICE_UNKNOWN;
 	for (__u32 i = 0; i < MOST_OF_MANY; i++) {
 		struct launch_parameters one = {};
 		struct grid grid = {.kernels = 1};
@@ -200,7 +202,7 @@ int launch_many_enter(struct pt_regs *ctx)
 		grid.blocks = (__u64)one.grid[0] * one.grid[1] * one.grid[2];
 		grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
 		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
-		enter_launch(&id, process, device, &grid);
+		enter_launch(&id, process, thread, device, &grid);
 	}
 	return 0;
 }

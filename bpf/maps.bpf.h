@@ -71,6 +71,8 @@ struct task_struct {
 		__uint(max_entries, bytes);                                                                            \
 	} name SEC(".maps")
 
+#define OWNED 16 /* functions whose owner a process remembers */
+
 /* State of a process between two drained waits. Private to the kernel side. */
 struct process {
 	__u64 first_seen_ns;
@@ -90,9 +92,10 @@ struct process {
 	__s32 gated[SLOTS]; /* requests of this epoch that are counted in each gate */
 	__s64 captures; /* streams that are being captured */
 	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */
+	__u64 owned[OWNED]; /* probed functions, address << 16 | library: what `owners` said last */
 };
 
-/* One thread's own request. */
+/* One thread: its own request, and its stack of contexts. */
 struct thread {
 	__u64 start_ns;
 	__u64 wait_ns; /* entry of the wait it is in; 0: in none */
@@ -105,6 +108,7 @@ struct thread {
 	__u64 captured_stream;
 	__u32 capturing; /* captured_stream is being captured by this thread */
 	__u32 spins; /* its wait is a loop of queries */
+	struct context_stack contexts;
 };
 
 /* A call between its entry and its return. */
@@ -148,7 +152,6 @@ BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);
 BOUNDED_HASH(latencies, struct process_id, struct latency, 4096);
 BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
 LRU_HASH(contexts, struct context_key, struct context, 8192);
-BOUNDED_HASH(context_stacks, __u64, struct context_stack, 16384);
 LRU_HASH(uuids, struct ordinal_key, struct uuid, 4096);
 LRU_HASH(graphs, struct graph_key, struct graph, 8192);
 LRU_HASH(captures, struct graph_key, struct graph, 256);
@@ -201,7 +204,7 @@ struct blank {
 	struct latency latency;
 	struct deliveries deliveries;
 	struct process process;
-	struct context_stack stack;
+	struct thread thread;
 	struct pace pace;
 };
 struct {
@@ -298,10 +301,10 @@ static __always_inline __u64 read_result(__u64 address)
 
 static __always_inline struct process_id this_process(void)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	struct process_id id = {
 		.tgid = bpf_get_current_pid_tgid() >> 32,
-		.start_ticks = BPF_CORE_READ(task, group_leader, start_boottime) / NS_PER_TICK,
+		.start_ticks = task->group_leader->start_boottime / NS_PER_TICK,
 	};
 	return id;
 }
@@ -329,25 +332,56 @@ static __always_inline void count_hit(__u64 cookie)
 		(*count)++;
 }
 
+/* Whether the library of this probe owns the function at `address`; the first one whose probe fires there does. */
+static __always_inline int is_owner(const struct process_id *id, __u64 address, __u32 library)
+{
+	struct owner_key key = {.address = address, .process = *id};
+	__u32 *owner = bpf_map_lookup_elem(&owners, &key);
+
+	if (!owner)
+		bpf_map_update_elem(&owners, &key, &library, BPF_NOEXIST);
+	return !owner || *owner == library;
+}
+
 /*
  * Counts the call; true when another library's probe already owns it. One file can be reached through several overlay
  * mounts, and a uprobe attached through each fires for all of them.
  */
-static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie)
+static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
+					struct process *process)
 {
-	/* not bpf_get_func_ip(), which answers 0 for single uprobes before Linux 6.6 */
-	struct owner_key key = {.address = PT_REGS_IP(ctx), .process = this_process()};
-	__u32 library = COOKIE_LIBRARY(cookie);
-	__u32 *owner = bpf_map_lookup_elem(&owners, &key);
+	__u64 address = PT_REGS_IP(ctx); /* not bpf_get_func_ip(): 0 for single uprobes before Linux 6.6 */
+	__u64 packed = address << 16 | COOKIE_LIBRARY(cookie);
+	__u64 *owned = process && address >> 48 == 0 ? &process->owned[(address >> 4) % OWNED] : NULL;
 
-	if (owner && *owner != library) {
-		count_lost(LOST_DUPLICATE);
-		return 1;
+	if (!owned || *owned != packed) {
+		if (!is_owner(id, address, COOKIE_LIBRARY(cookie))) {
+			count_lost(LOST_DUPLICATE);
+			return 1;
+		}
+		if (owned)
+			*owned = packed;
 	}
-	if (!owner)
-		bpf_map_update_elem(&owners, &key, &library, BPF_NOEXIST);
 	count_hit(cookie);
 	return 0;
+}
+
+/* What is known of this thread, or NULL. */
+static __always_inline struct thread *this_thread(void)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+
+	return bpf_map_lookup_elem(&threads, &tid);
+}
+
+/* The same, known from now on; NULL when there is no room. */
+static __always_inline struct thread *own_thread(void)
+{
+	__u64 tid = bpf_get_current_pid_tgid();
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+
+	return blank ? find_or_add(&threads, &tid, &blank->thread, LOST_THREAD) : NULL;
 }
 
 static __always_inline void post_event(__u32 kind, __u32 library, const struct process_id *process)

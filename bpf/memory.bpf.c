@@ -159,9 +159,8 @@ static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 	struct memory_rule *rule;
 	__s64 *ret;
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
 		return 0;
-	find_process(&id, cookie);
 	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
 	keep_call(CALL_MEMORY, &call);
 	settle_charge(
@@ -248,9 +247,8 @@ int memory_free_enter(struct pt_regs *ctx)
 	struct freeing freeing = {};
 	__u64 tid = bpf_get_current_pid_tgid();
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &key.process, find_process(&key.process, cookie)))
 		return 0;
-	find_process(&key.process, cookie);
 	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)PT_REGS_PARM1(ctx) : PT_REGS_PARM1(ctx);
 	freeing.key = key;
 	if (!take_allocation(&key, &freeing.allocation))

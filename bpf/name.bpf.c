@@ -18,9 +18,8 @@ int name_enter(struct pt_regs *ctx)
 	struct arguments arguments = read_arguments(ctx);
 	struct call call = {.a = arguments.first, .b = arguments.second, .c = arguments.third, .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
 		return 0;
-	find_process(&id, cookie);
 	keep_call(CALL_NAME, &call);
 	return 0;
 }

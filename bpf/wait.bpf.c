@@ -142,12 +142,9 @@ static __always_inline void close_all_gates(struct process *process, __u64 now)
 }
 
 /* Bookkeeping of requests at a launch: opens the thread's and the process's. */
-static __always_inline void open_request(struct process *process, const struct rule *rule, __u32 slot, __u64 function,
-					 __u64 now)
+static __always_inline void open_request(struct process *process, struct thread *thread, const struct rule *rule,
+					 __u32 slot, __u64 function, __u64 now)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct thread initial = {};
-	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
 	struct gate *gate = rule && rule->role == ROLE_ONLINE ? gate_of(slot) : NULL;
 
 	if (thread)
@@ -225,10 +222,8 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 
 static __always_inline void begin_wait(const struct process_id *id, struct process *process)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
 	__u64 now = bpf_ktime_get_ns();
-	struct thread initial = {};
-	struct thread *thread = find_or_add(&threads, &tid, &initial, LOST_THREAD);
+	struct thread *thread = own_thread();
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 	struct rule *rule = bpf_map_lookup_elem(&rules, id);
 	__u64 busy = busy_total_of(process->slot, now), queued;
@@ -288,8 +283,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 
 static __always_inline void end_wait(const struct process_id *id, struct process *process, int succeeded)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
-	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	struct thread *thread = this_thread();
 	struct rule *rule = bpf_map_lookup_elem(&rules, id);
 
 	if (!thread || !thread->wait_ns)
@@ -306,11 +300,10 @@ int wait_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
-	struct process *process;
+	struct process *process = bpf_map_lookup_elem(&processes, &id);
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	process = bpf_map_lookup_elem(&processes, &id);
 	if (process)
 		begin_wait(&id, process);
 	return 0;
@@ -336,24 +329,25 @@ int wait_return(struct pt_regs *ctx)
 SEC("uprobe")
 int query_enter(struct pt_regs *ctx)
 {
-	is_duplicate(ctx, bpf_get_attach_cookie(ctx));
+	struct process_id id = this_process();
+
+	is_duplicate(ctx, bpf_get_attach_cookie(ctx), &id, bpf_map_lookup_elem(&processes, &id));
 	return 0;
 }
 
 SEC("uretprobe")
 int query_return(struct pt_regs *ctx)
 {
-	__u64 tid = bpf_get_current_pid_tgid();
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
-	struct thread *thread = bpf_map_lookup_elem(&threads, &tid);
+	struct thread *thread = this_thread();
 	__u64 answer = PT_REGS_RC(ctx);
 
 	if (!process)
 		return 0;
 	if ((__u32)answer == NOT_READY && open_of(process) && !(thread && thread->wait_ns)) {
 		begin_wait(&id, process);
-		thread = bpf_map_lookup_elem(&threads, &tid);
+		thread = this_thread();
 		if (thread)
 			thread->spins = 1;
 	} else if ((__u32)answer == 0 && thread && thread->spins) {

@@ -16,7 +16,6 @@ from agent.probes import Probes
 from tests.kernel.driven import Driven, Driver
 
 LAUNCH = "launch:1x1x1:32x1x1:0:1000000"
-BY_THREAD = ("threads", "context_stacks")
 ONLINE_SLOTS = (3, 7)  # of the devices 0 and 1
 
 
@@ -28,9 +27,9 @@ class _Anything(ctypes.Structure):  # at least as large as any value of these ma
     _fields_ = [("bytes", ctypes.c_uint8 * 4096)]
 
 
-def threads_of(probes: Probes, driven: Driven, name: str) -> list[int]:
-    """The threads of a process that a map has something of."""
-    entries = probes.bpf.map(name, _Thread, _Anything).items()
+def threads_of(probes: Probes, driven: Driven) -> list[int]:
+    """The threads of a process that the kernel side knows."""
+    entries = probes.bpf.map("threads", _Thread, _Anything).items()
     return [key.tid for key, _ in entries if key.tgid == driven.process.tgid]
 
 
@@ -49,13 +48,12 @@ def gates(probes: Probes) -> Iterator[Any]:
     assert [(gates[slot].open, gates[slot].in_wait) for slot in ONLINE_SLOTS] == [(0, 0)] * 2
 
 
-@pytest.mark.parametrize("name", BY_THREAD)
-def test_threads_that_die_with_their_process_are_forgotten(driver: Driver, probes: Probes, name: str) -> None:
+def test_threads_that_die_with_their_process_are_forgotten(driver: Driver, probes: Probes) -> None:
     with driver.start("threads=5", "linger=yes", LAUNCH) as driven:
         driven.begin()
         driven.finish()
-        assert len(threads_of(probes, driven, name)) >= 5
-    assert threads_of(probes, driven, name) == []
+        assert len(threads_of(probes, driven)) >= 5
+    assert threads_of(probes, driven) == []
 
 
 def test_nothing_is_kept_of_a_process_that_died(driver: Driver, probes: Probes) -> None:

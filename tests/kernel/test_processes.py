@@ -156,7 +156,7 @@ def test_threads_leave_nothing_behind_them(driver: Driver, probes: Probes, heard
     with driver.start("threads=16", f"alloc:{MIB}", *work) as driven:
         driven.begin()
         if killed:
-            while len(entries(probes, "threads", driven)) < 16:
+            while len(threads_of(probes, driven)) < 16:
                 assert Procfs().is_alive(driven.process)
             driven.kill()
         else:
@@ -164,7 +164,7 @@ def test_threads_leave_nothing_behind_them(driver: Driver, probes: Probes, heard
             assert counts(probes, driven) == {(1, 0): 48}
             assert memory(probes, driven.process)[0].live == {"plain": 16 * MIB}
     assert heard.until_over(driven) == ["seen", "exited"]
-    assert entries(probes, "threads", driven) == entries(probes, "context_stacks", driven) == []
+    assert threads_of(probes, driven) == []
 
 
 def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver: Driver, probes: Probes) -> None:
@@ -193,10 +193,9 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def entries(probes: Probes, name: str, driven: Driven) -> list[int]:
-    """Thread ids of the process in one of the kernel side's own maps, which are keyed by pid_tgid."""
-    value = {"threads": ctypes.c_byte * 56, "context_stacks": ctypes.c_byte * 136}[name]
-    items = probes.bpf.map(name, ThreadKey, value).items()
+def threads_of(probes: Probes, driven: Driven) -> list[int]:
+    """The threads of the process that the kernel side knows."""
+    items = probes.bpf.map("threads", ThreadKey, ctypes.c_byte * 192).items()
     return [key.tid for key, _ in items if key.tgid == driven.process.tgid]
 
 
