@@ -78,7 +78,7 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
     """Runs it. SetupError when some part of it fails."""
     folder.mkdir()
     with (
-        simulated_node(folder / "gpu", {"gpus": str(scenario.gpus)}) as node,
+        simulated_node(folder / "gpu", _config(scenario)) as node,
         node.mps_daemon() if scenario.mps else nullcontext(),
         agents.observing(node, folder / "agent") as socket,
         running(node, folder / "containers", scenario.tenants) as containers,
@@ -92,6 +92,10 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
     if truth.error:
         raise SetupError(f"the simulated GPU does not answer: {truth.error}")
     return _recording(containers, snapshots, truth, attribution_nvml.parse(listings.read_text()), times)
+
+
+def _config(scenario: Scenario) -> dict[str, str]:
+    return {"gpus": str(scenario.gpus), "mps_credits": "server" if scenario.server_credited else "client"}
 
 
 def _recording(
