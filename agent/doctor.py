@@ -12,7 +12,7 @@ import psutil
 from agent import preflight
 from agent.containers.sources import BUILTIN
 from agent.discovery import Discovery, host_libraries
-from agent.errors import WardenError
+from agent.errors import ProbeError, SetupError, WardenError
 from agent.model import ProbeStatus
 from agent.nvml import Nvml
 from agent.probes import Probes
@@ -26,6 +26,7 @@ def examine(libcuda: Sequence[str], out: TextIO) -> int:
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
         ("probes", lambda: _probes(libcuda)),
+        ("flame graphs", _flame_graphs),
         ("MPS", _mps),
         ("containers' names", _names),
     )
@@ -60,8 +61,23 @@ def _probes(libcuda: Sequence[str]) -> str:
     proc = Procfs()
     with Probes(preflight.bpf_object(), proc) as probes:
         Discovery(probes, proc).attach_host(libcuda)
-        lines = [line for library in probes.libraries() for line in _library(library.status(), library.absent)]
-    return "\n".join(lines) or "programs load; no library to attach to yet"
+        libraries = probes.libraries()
+        lines = [line for library in libraries for line in _library(library.status(), library.absent)]
+        lines = lines or ["programs load; no library to attach to yet"]
+        lines.append(f"      allocations that do not fit can be {'denied' if probes.can_deny else 'held, not denied'}")
+    if any(library.failed for library in libraries):
+        raise ProbeError("\n".join(lines))
+    return "\n".join(lines)
+
+
+def _flame_graphs() -> str:
+    from agent.stacks.frames import load_bcc
+
+    try:
+        load_bcc()
+    except SetupError:
+        return "without names of functions: for those install bcc (Debian: apt-get install python3-bpfcc)"
+    return "with names of functions, by bcc"
 
 
 def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:

@@ -11,8 +11,18 @@ from typing import TypeVar
 
 from agent.errors import GoneError, SetupError
 from agent.model import DeviceReading, DeviceUuid, ProcessId
+from agent.ordinals import bus_place
 from agent.procfs import Procfs
-from agent.samples import CountedSince, Delivered, OrdinalUuid, Probed, ProcessMemory, ProcessUtilization, Sample
+from agent.samples import (
+    CountedSince,
+    Delivered,
+    OrdinalBusId,
+    OrdinalUuid,
+    Probed,
+    ProcessMemory,
+    ProcessUtilization,
+    Sample,
+)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,7 +47,8 @@ class Evidence:
     @classmethod
     def of(cls, samples: Collection[Sample], proc: Procfs) -> Evidence:
         """Sorts the samples; asks /proc only for pids that no probe knows."""
-        readings, probed, memory, utilization, listed, uuids = [], set(), {}, {}, set(), []
+        readings, probed, memory, utilization, listed = [], set(), {}, {}, set()
+        ordinals: list[OrdinalUuid | OrdinalBusId] = []
         clients: set[tuple[int, DeviceUuid]] = set()
         counted_ns = None
         for sample in samples:
@@ -53,17 +64,14 @@ class Evidence:
                 utilization[sample.tgid, sample.device] = sample.ratio
             elif isinstance(sample, Probed):
                 probed.add(sample.process)
-            elif isinstance(sample, OrdinalUuid):
-                uuids.append(sample)
+            elif isinstance(sample, (OrdinalUuid, OrdinalBusId)):
+                ordinals.append(sample)
             elif isinstance(sample, CountedSince):
                 counted_ns = sample.at_ns - sample.before_ns
         devices_by_tgid = _grouped(sorted(listed))
         tgids_by_device = _grouped((device, tgid) for tgid, device in sorted(listed))
         by_tgid = _identify(devices_by_tgid, probed, proc)
-        split = {reading.device.parent for reading in readings}  # their UUID does not say which instance is meant
-        uuids_of = (reading.device.uuid for reading in readings if reading.device.uuid not in split)
-        known = {bare_uuid(uuid): uuid for uuid in uuids_of}
-        told = {(one.process, one.ordinal): known[one.uuid.hex()] for one in uuids if one.uuid.hex() in known}
+        told = _told(ordinals, readings)
         deliveries = tuple(sample for sample in samples if isinstance(sample, Delivered))
         by_device = (devices_by_tgid, tgids_by_device)
         parts = (by_tgid, memory, utilization, *by_device, told, frozenset(clients), counted_ns, deliveries)
@@ -96,6 +104,24 @@ class Evidence:
         """NVML's share of time, of whoever has the pid now; a list may be without a process that has a share."""
         is_it = self.by_tgid.get(process.tgid, process) == process
         return self.utilization.get((process.tgid, device)) if is_it else None
+
+
+def _told(
+    ordinals: Iterable[OrdinalUuid | OrdinalBusId], readings: Collection[DeviceReading]
+) -> dict[tuple[ProcessId, int], DeviceUuid]:
+    """A UUID says it; where none was asked for, a place on the bus. Neither says which MIG instance is meant."""
+    split = {reading.device.parent for reading in readings}
+    devices = [reading.device for reading in readings if reading.device.uuid not in split]
+    by_uuid = {bare_uuid(device.uuid): device.uuid for device in devices}
+    places = {bus_place(device.pci_bus_id): device.uuid for device in devices if device.parent is None}
+    by_bus, by_name = {}, {}
+    for one in ordinals:
+        if isinstance(one, OrdinalUuid):
+            if one.uuid.hex() in by_uuid:
+                by_name[one.process, one.ordinal] = by_uuid[one.uuid.hex()]
+        elif (place := bus_place(one.text)) in places and place is not None:
+            by_bus[one.process, one.ordinal] = places[place]
+    return by_bus | by_name
 
 
 def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:

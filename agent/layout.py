@@ -128,7 +128,23 @@ class AllocationKey(c.Structure):
 
 
 class Allocation(c.Structure):
-    _fields_ = [("bytes", U64), ("at_ns", U64), ("context", U64), ("device", U32), ("kind", U32)]
+    _fields_ = [
+        ("bytes", U64),
+        ("at_ns", U64),
+        ("context", U64),
+        ("device", U32),
+        ("kind", U32),
+        ("references", U32),
+        ("element_bytes", U32),
+    ]
+
+
+class MappingKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("address", U64)]
+
+
+class Mapped(c.Structure):
+    _fields_ = [("bytes", U64), ("handle", U64), ("allocated_ns", U64), ("at_ns", U64)]
 
 
 class MemoryKey(c.Structure):
@@ -163,6 +179,10 @@ class OrdinalKey(c.Structure):
 
 class Uuid(c.Structure):
     _fields_ = [("bytes", c.c_uint8 * 16)]
+
+
+class BusId(c.Structure):
+    _fields_ = [("text", c.c_char * 24)]
 
 
 class DeliveredFunction(c.Structure):
@@ -314,10 +334,12 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "other_launches": (LaunchKey, LaunchValue),
     "memory": (MemoryKey, MemoryValue),
     "allocations": (AllocationKey, Allocation),
+    "mappings": (MappingKey, Mapped),
     "copies": (CopyKey, CopyValue),
     "latencies": (ProcessKey, Latency),
     "delivered": (ProcessKey, Deliveries),
     "uuids": (OrdinalKey, Uuid),
+    "bus_ids": (OrdinalKey, BusId),
     "rules": (ProcessKey, Rule),
     "paces": (ProcessKey, Pace),
     "resumes": (ProcessKey, Resume),
@@ -341,11 +363,14 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "name": Name,
     "ordinal_key": OrdinalKey,
     "uuid": Uuid,
+    "bus_id": BusId,
     "delivered_function": DeliveredFunction,
     "launch_key": LaunchKey,
     "launch_value": LaunchValue,
     "allocation_key": AllocationKey,
     "allocation": Allocation,
+    "mapping_key": MappingKey,
+    "mapping": Mapped,
     "memory_key": MemoryKey,
     "memory_value": MemoryValue,
     "copy_key": CopyKey,

@@ -7,10 +7,12 @@ Pure. Source: CUDA C programming guide, environment variables CUDA_VISIBLE_DEVIC
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from agent.model import Device, DeviceUuid
 
+_BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-7])?", re.IGNORECASE)
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
@@ -63,6 +65,12 @@ def _named(word: str, gpus: Sequence[Device]) -> DeviceUuid | None:
         return None
     matches = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(word)]
     return matches[0] if len(matches) == 1 else None
+
+
+def bus_place(text: str) -> tuple[int, int, int] | None:
+    """Domain, bus and device of "[domain:]bus:device[.function]", as programs and NVML write it; None: it is none."""
+    found = _BUS_ID.fullmatch(text)
+    return None if found is None else (int(found[1] or "0", 16), int(found[2], 16), int(found[3], 16))
 
 
 def device_of(ordinal: int | None, visible: Sequence[DeviceUuid], in_use: Sequence[DeviceUuid]) -> DeviceUuid | None:

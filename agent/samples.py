@@ -57,6 +57,15 @@ class OrdinalUuid:
 
 
 @dataclass(frozen=True, slots=True)
+class OrdinalBusId:
+    """The driver told the process which of its ordinals is at a place of the PCI bus, as the process wrote it."""
+
+    process: ProcessId
+    ordinal: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationCount:
     """Live memory by the calls that succeeded since the probes were there. `pinned` is host memory."""
 
@@ -128,6 +137,7 @@ Sample = (
     | CountedSince
     | LaunchCount
     | OrdinalUuid
+    | OrdinalBusId
     | AllocationCount
     | LiveByAge
     | CopyCount

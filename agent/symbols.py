@@ -24,8 +24,10 @@ class Role(StrEnum):
     GRAPH = "graph"
     ALLOC = "alloc"
     FREE = "free"
+    MAPPING = "mapping"  # of physical memory
     COPY = "copy"
     COPY_LATE = "copy_late"  # its direction is known at its return
+    PREFETCHES = "prefetches"  # a list of them
     COPY_WAIT = "copy_wait"  # returns when the data has arrived: also a wait
     WAIT = "wait"
     QUERY = "query"  # asked in a loop: a wait
@@ -39,8 +41,10 @@ PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
     Role.GRAPH: ("graph_enter", "graph_return"),
     Role.ALLOC: ("memory_enter", "memory_alloc_return"),
     Role.FREE: ("memory_free_enter", "memory_free_return"),
+    Role.MAPPING: ("mapping_enter", "mapping_return"),
     Role.COPY: ("copy_enter", None),
     Role.COPY_LATE: ("copy_enter", "copy_return"),
+    Role.PREFETCHES: ("prefetches_enter", None),
     Role.COPY_WAIT: ("copy_wait_enter", "copy_wait_return"),
     Role.WAIT: ("wait_enter", "wait_return"),
     Role.QUERY: ("query_enter", "query_return"),
@@ -54,14 +58,15 @@ _LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH, _LAUNCH_LEGACY_1, _LAUNCH_LEGA
 _GRAPH_CREATE, _ADD_KERNEL, _ADD_MEMCPY, _ADD_MEMSET, _ADD_CHILD, _ADD_NODE, _ADD_NODE_6 = range(1, 8)
 _GRAPH_CLONE, _GRAPH_INSTANTIATE, _GRAPH_DESTROY, _CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END = range(8, 14)
 _POINTER_SIZE, _PITCH, _PHYSICAL, _ARRAY, _ARRAY_3D, _MIPMAP, _REGISTER, _FREE = range(1, 9)
+_HANDLE, _MAP, _UNMAP = range(1, 4)
 _PLAIN, _MANAGED, _POOL, _VIRTUAL, _ARRAYS, _PINNED = range(6)
 _MEMORY_NARROW = 1 << 8
 _BYTES_2, _BYTES_3, _BYTES_4, _BYTES_5, _2D, _2D_NARROW, _3D, _3D_NARROW = range(1, 9)
-_ELEMENTS, _ELEMENTS_2D, _UNIFIED, _BATCH, _PREFETCH, _PREFETCH_2 = range(9, 15)
+_ELEMENTS, _ELEMENTS_2D, _UNIFIED, _BATCH, _PREFETCH, _PREFETCH_2, _BATCH_3D, _OPERATION_3D, _PREFETCHES = range(9, 18)
 _TO_DEVICE, _TO_HOST, _ON_DEVICE, _UNKNOWN, _MEMSET = range(5)
 _COPY_NARROW = 1 << 16
 _RETAIN, _CREATE_3, _CREATE_5, _CREATE_4, _SET, _PUSH, _POP = range(1, 8)
-_CTX_DESTROY, _RELEASE, _RESET, _UUID, _UUID_2 = range(8, 13)
+_CTX_DESTROY, _RELEASE, _RESET, _UUID, _UUID_2, _GREEN, _FROM_GREEN, _GREEN_DESTROY, _BUS_ID = range(8, 17)
 _NAME_GET, _NAME_OF_KERNEL, _NAME_TOLD = range(1, 4)
 
 _STREAM, _BLOCKING = "_ptsz", "_ptds"
@@ -135,6 +140,10 @@ def _memory() -> Iterator[Symbol]:
     yield Symbol("cuMemFree_v2", Role.FREE, _FREE, _PLAIN)
     yield from _twice("cuMemFreeAsync", _STREAM, Role.FREE, _FREE, _POOL)
     yield Symbol("cuMemRelease", Role.FREE, _FREE, _VIRTUAL)
+    yield Symbol("cuMemMap", Role.MAPPING, _MAP)
+    yield Symbol("cuMemUnmap", Role.MAPPING, _UNMAP)
+    yield Symbol("cuMemRetainAllocationHandle", Role.MAPPING, _HANDLE)
+    yield Symbol("cuMemImportFromShareableHandle", Role.MAPPING, _HANDLE)
     yield Symbol("cuArrayDestroy", Role.FREE, _FREE, _ARRAYS)
     yield Symbol("cuMipmappedArrayDestroy", Role.FREE, _FREE, _ARRAYS)
     yield Symbol("cuMemFreeHost", Role.FREE, _FREE, _PINNED)
@@ -185,6 +194,11 @@ def _copies() -> Iterator[Symbol]:
     yield from _twice("cuMemcpyPeerAsync", _STREAM, Role.COPY, _BYTES_5, _ON_DEVICE)
     yield from _twice("cuMemcpyBatchAsync", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
     yield from _twice("cuMemcpyBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
+    yield from _twice("cuMemcpyWithAttributesAsync", _STREAM, Role.COPY_LATE, _UNIFIED, _UNKNOWN)
+    yield from _twice("cuMemcpy3DBatchAsync", _STREAM, Role.COPY_LATE, _BATCH_3D, _UNKNOWN)
+    yield from _twice("cuMemcpy3DBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH_3D, _UNKNOWN)
+    yield from _twice("cuMemcpy3DWithAttributesAsync", _STREAM, Role.COPY_LATE, _OPERATION_3D, _UNKNOWN)
+    yield from _twice("cuMemPrefetchBatchAsync", _STREAM, Role.PREFETCHES, _PREFETCHES, _TO_DEVICE)
     yield from _twice("cuMemPrefetchAsync", _STREAM, Role.COPY, _PREFETCH, _TO_DEVICE)
     yield from _twice("cuMemPrefetchAsync_v2", _STREAM, Role.COPY, _PREFETCH_2, _TO_DEVICE)
     yield from _rectangles()
@@ -238,6 +252,10 @@ def _contexts() -> Iterator[Symbol]:
         ("cuCtxDestroy_v2", _CTX_DESTROY),
         ("cuDeviceGetUuid", _UUID),
         ("cuDeviceGetUuid_v2", _UUID_2),
+        ("cuDeviceGetByPCIBusId", _BUS_ID),
+        ("cuGreenCtxCreate", _GREEN),
+        ("cuCtxFromGreenCtx", _FROM_GREEN),
+        ("cuGreenCtxDestroy", _GREEN_DESTROY),
     ):
         yield Symbol(name, Role.CONTEXT, shape)
 

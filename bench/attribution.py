@@ -25,7 +25,7 @@ from bench.attribution_errors import MOST_MEAN, MOST_WORST, misses, rows_of
 from bench.attribution_run import Times, record
 from bench.attribution_table import print_details, print_errors, summary_of, table_of
 from bench.quiet import timed
-from bench.scenarios import KINDS, scenario
+from bench.scenarios import ASKED_FOR, KINDS, scenario
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
@@ -57,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.attribution", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the scenarios (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, help="so many seeds, one after another (default %(default)s)")
-    parser.add_argument("--scenarios", type=_kinds, default=list(KINDS), metavar="A,B", help=f"of: {', '.join(KINDS)}")
+    usual = [kind for kind in KINDS if kind not in ASKED_FOR]
+    of = f"of: {', '.join(usual)}; and by name only: {', '.join(ASKED_FOR)}"
+    parser.add_argument("--scenarios", type=_kinds, default=usual, metavar="A,B", help=of)
     parser.add_argument("--seconds", type=float, default=20.0, help="measured of each (default %(default)s)")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds before (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -78,7 +78,7 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
     """Runs it. SetupError when some part of it fails."""
     folder.mkdir()
     with (
-        simulated_node(folder / "gpu", {"gpus": str(scenario.gpus)}) as node,
+        _gpus(folder, scenario) as node,
         node.mps_daemon() if scenario.mps else nullcontext(),
         agents.observing(node, folder / "agent") as socket,
         running(node, folder / "containers", scenario.tenants) as containers,
@@ -92,6 +92,15 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
     if truth.error:
         raise SetupError(f"the simulated GPU does not answer: {truth.error}")
     return _recording(containers, snapshots, truth, attribution_nvml.parse(listings.read_text()), times)
+
+
+def _gpus(folder: Path, scenario: Scenario) -> AbstractContextManager[Node]:
+    config = {"gpus": str(scenario.gpus)}
+    if not scenario.server_credited:
+        return simulated_node(folder / "gpu", config)
+    server = folder / "nvidia-cuda-mps-server"  # the one whom NVML credits is known by its name
+    server.symlink_to(BUILD / "bin" / "gpusim")
+    return simulated_node(folder / "gpu", {**config, "mps_credits": "server"}, str(server))
 
 
 def _recording(

@@ -108,13 +108,16 @@ class Node:
 
 
 @contextmanager
-def simulated_node(folder: Path, config: Mapping[str, str] | None = None) -> Iterator[Node]:
-    """A node whose server is ready. `config`: GPUs, SMs and so on, as `gpusim serve --config` reads them."""
+def simulated_node(folder: Path, config: Mapping[str, str] | None = None, program: str = "gpusim") -> Iterator[Node]:
+    """A node whose server is ready. `config`: GPUs, SMs and so on, as `gpusim serve --config` reads them.
+
+    `program`: a link to gpusim, where it matters what the server is called.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "gpusim.conf"
     settings.write_text("".join(f"{key} = {value}\n" for key, value in (config or {}).items()))
     node = Node(folder)
-    server = node.start("gpusim", ["serve", "--dir", str(folder), "--config", str(settings)])
+    server = node.start(program, ["serve", "--dir", str(folder), "--config", str(settings)])
     try:
         assert server.stdout
         if server.stdout.readline() != "ready\n":

@@ -52,7 +52,7 @@ static __always_inline void push_context(const struct process_id *id, __u64 hand
 	if (stack->depth > CONTEXT_DEPTH)
 		return;
 	entry = &stack->entries[(stack->depth - 1) & (CONTEXT_DEPTH - 1)];
-	entry->context = handle;
+	entry->context = context && context->primary ? context->primary : handle;
 	entry->device = context ? context->device : DEVICE_UNKNOWN;
 }
 
@@ -80,10 +80,12 @@ static __always_inline void retain_primary(const struct process_id *id, __u64 ha
 	struct context primary = {.primary = handle, .device = device, .users = 1};
 
 	put_context(id, handle, &made);
-	if (known && known->primary == handle)
+	if (known && (known->primary == handle || !known->primary)) {
+		known->primary = handle;
 		__sync_fetch_and_add(&known->users, 1);
-	else
+	} else {
 		put_context(id, device, &primary);
+	}
 }
 
 static __always_inline void end_context(const struct process_id *id, __u64 handle)
@@ -106,9 +108,52 @@ static __always_inline void release_primary(const struct process_id *id, __u32 d
 	handle = primary->primary;
 	if (primary->users)
 		return;
-	remove_allocations(id, handle);
+	if (handle)
+		remove_allocations(id, handle);
 	bpf_map_delete_elem(&contexts,
 			    &key); /* its handle stays known: a thread may have it current, and retain it again */
+}
+
+static __always_inline void create_green(const struct process_id *id, __u64 handle, __u32 device)
+{
+	struct context made = {.primary = handle, .device = device};
+	struct context first = {.device = device, .users = 1};
+	struct context *primary = find_context(id, device);
+
+	if (primary) {
+		__sync_fetch_and_add(&primary->users, 1);
+		made.primary = primary->primary ? primary->primary : handle;
+	} else {
+		put_context(id, device, &first);
+	}
+	put_context(id, handle, &made);
+}
+
+/* The same context by a handle that can be made current. */
+static __always_inline void name_green(const struct process_id *id, __u64 handle, __u64 green)
+{
+	struct context *known = find_context(id, green);
+	struct context same;
+
+	if (!known)
+		return;
+	same = *known;
+	put_context(id, handle, &same);
+}
+
+static __always_inline void end_green(const struct process_id *id, __u64 handle)
+{
+	struct context_key key = {.process = *id, .context = handle};
+	struct context *known = find_context(id, handle);
+	__u32 device;
+
+	if (!known)
+		return;
+	device = known->device;
+	if (known->primary == handle)
+		remove_allocations(id, handle);
+	bpf_map_delete_elem(&contexts, &key);
+	release_primary(id, device, 0);
 }
 
 static __always_inline void learn_uuid(const struct process_id *id, __u64 address, __u32 ordinal, __u64 flags)
@@ -122,10 +167,23 @@ static __always_inline void learn_uuid(const struct process_id *id, __u64 addres
 		bpf_map_update_elem(&uuids, &key, &uuid, flags);
 }
 
+static __always_inline void learn_bus_id(const struct process_id *id, __u64 device, __u64 text)
+{
+	struct ordinal_key key = {.process = *id};
+	struct bus_id bus = {};
+	long length = bpf_probe_read_user_str(bus.text, sizeof(bus.text), (void *)text);
+
+	if (length < 0 || bpf_probe_read_user(&key.ordinal, sizeof(key.ordinal), (void *)device))
+		count_lost(LOST_USER_READ);
+	else
+		bpf_map_update_elem(&bus_ids, &key, &bus, BPF_ANY);
+}
+
 static __always_inline __u64 device_argument(__u32 shape, const struct arguments *arguments)
 {
 	switch (shape) {
 	case CONTEXT_CREATE_3:
+	case CONTEXT_GREEN:
 		return arguments->third;
 	case CONTEXT_CREATE_4:
 		return arguments->fourth;
@@ -194,6 +252,18 @@ int context_return(struct pt_regs *ctx)
 		break;
 	case CONTEXT_UUID_2:
 		learn_uuid(&id, call.a, call.b, BPF_ANY);
+		break;
+	case CONTEXT_GREEN:
+		create_green(&id, read_result(call.a), call.b);
+		break;
+	case CONTEXT_FROM_GREEN:
+		name_green(&id, read_result(call.a), call.b);
+		break;
+	case CONTEXT_GREEN_DESTROY:
+		end_green(&id, call.a);
+		break;
+	case CONTEXT_BUS_ID:
+		learn_bus_id(&id, call.a, call.b);
 		break;
 	}
 	return 0;

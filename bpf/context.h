@@ -19,16 +19,21 @@ enum context_shape {
 	CONTEXT_RESET, /* (device) */
 	CONTEXT_UUID, /* (out uuid, device) */
 	CONTEXT_UUID_2, /* the same, and right for MIG instances */
+	CONTEXT_GREEN, /* (out green context, description, device): retains the device's primary context */
+	CONTEXT_FROM_GREEN, /* (out context, green context) */
+	CONTEXT_GREEN_DESTROY, /* (green context) */
+	CONTEXT_BUS_ID, /* (out device, const char *): the device that is there on the PCI bus */
 };
 
-/* `context` is a CUcontext; a device's ordinal instead finds its primary context. */
+/* `context` is a CUcontext or a CUgreenCtx; a device's ordinal instead finds its primary context. */
 struct context_key {
 	struct process_id process;
 	__u64 context;
 };
 
 struct context {
-	__u64 primary; /* of an ordinal: its primary context's handle */
+	/* Of an ordinal: its primary context's handle, 0 while only green contexts retain it. Of a green one: whose memory it is. */
+	__u64 primary;
 	__u32 device;
 	__u32 users; /* of a primary context: how often it was retained and not released */
 };
@@ -52,4 +57,9 @@ struct ordinal_key {
 
 struct uuid {
 	__u8 bytes[16];
+};
+
+/* As the program wrote it: [domain:]bus:device[.function]; cut where it is longer than any. */
+struct bus_id {
+	char text[24];
 };

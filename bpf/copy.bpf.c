@@ -88,6 +88,31 @@ static __always_inline void size_copy(struct pt_regs *ctx, __u64 cookie, struct 
 	copy->bytes = bytes_argument(ctx, shape, detail);
 }
 
+/* True of a list, whose arguments are kept for its return. */
+static __always_inline int keep_list(struct pt_regs *ctx, __u64 cookie)
+{
+	struct arguments arguments = read_arguments(ctx);
+	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
+
+	switch (COOKIE_SHAPE(cookie)) {
+	case COPY_BATCH:
+		call.c = arguments.third;
+		call.d = arguments.fourth;
+		break;
+	case COPY_BATCH_3D:
+		call.d = arguments.first;
+		call.a = arguments.second;
+		break;
+	case COPY_OPERATION_3D:
+		call.d = 1;
+		break;
+	default:
+		return 0;
+	}
+	keep_call(CALL_COPY, &call);
+	return 1;
+}
+
 /* Counts the copy, or keeps it for the return where only that can tell its direction. */
 static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
 				       const struct process *process)
@@ -95,16 +120,8 @@ static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const 
 	struct sized_copy copy = {};
 	struct call call = {.cookie = cookie};
 
-	if (COOKIE_SHAPE(cookie) == COPY_BATCH) {
-		struct arguments arguments = read_arguments(ctx);
-
-		call.a = arguments.first;
-		call.b = arguments.second;
-		call.c = arguments.third;
-		call.d = arguments.fourth;
-		keep_call(CALL_COPY, &call);
+	if (keep_list(ctx, cookie))
 		return;
-	}
 	size_copy(ctx, cookie, &copy);
 	if (!copy.source && !copy.destination) {
 		count_copy(id, process, copy.direction, copy.bytes);
@@ -136,6 +153,95 @@ static __always_inline void count_batch(const struct process_id *id, const struc
 		count_lost(LOST_BATCH);
 }
 
+#define OPERAND_ARRAY 2
+#define OPERATION_BYTES 112
+
+struct operand { /* CUmemcpy3DOperand */
+	__u32 type, _pad;
+	__u64 address; /* of memory, or the array's handle */
+	__u64 rest[3];
+};
+
+struct operation { /* the head of CUDA_MEMCPY3D_BATCH_OP */
+	struct operand source, destination;
+	__u64 width, height, depth; /* in elements where an array takes part */
+};
+
+/* Of an array that was made before the probes were there it is not known: then at least so many bytes are counted. */
+static __always_inline __u64 element_bytes(const struct process_id *id, const struct operand *operand)
+{
+	struct allocation_key key = {.process = *id, .space = SPACE_ARRAY, .pointer = operand->address};
+	struct allocation *array;
+
+	if (operand->type != OPERAND_ARRAY)
+		return 1;
+	array = bpf_map_lookup_elem(&allocations, &key);
+	return array && array->element_bytes ? array->element_bytes : 1;
+}
+
+/* 0 of an array: its handle is no address, though something may be readable there. */
+static __always_inline __u64 address_of(const struct operand *operand)
+{
+	return operand->type == OPERAND_ARRAY ? 0 : operand->address;
+}
+
+static __always_inline void count_operations(const struct process_id *id, const struct process *process,
+					     const struct call *call)
+{
+	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
+		struct operation one = {};
+		__u64 bytes;
+
+		if (i >= call->d)
+			break;
+		if (bpf_probe_read_user(&one, sizeof(one), (void *)call->a + OPERATION_BYTES * i)) {
+			count_lost(LOST_USER_READ);
+			break;
+		}
+		bytes = one.width * one.height * one.depth *
+			element_bytes(id, one.source.type == OPERAND_ARRAY ? &one.source : &one.destination);
+		count_copy(id, process, unified_direction(address_of(&one.destination), address_of(&one.source)),
+			   bytes);
+	}
+	if (call->d > MOST_OF_BATCH)
+		count_lost(LOST_BATCH);
+}
+
+struct prefetches {
+	__u64 sizes, count, locations, firsts, location_count;
+};
+
+/* Each location is for the prefetches from the one that its index names. */
+static __always_inline void count_prefetches(const struct process_id *id, const struct process *process,
+					     const struct prefetches *list)
+{
+	struct location location = {};
+	__u64 next = 0;
+
+	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
+		__u64 bytes = 0, first = 0;
+
+		if (i >= list->count)
+			break;
+		if (next < list->location_count && bpf_probe_read_user(&first, 8, (void *)list->firsts + 8 * next))
+			goto unreadable;
+		if (next < list->location_count && first == i) {
+			if (bpf_probe_read_user(&location, sizeof(location), (void *)list->locations + 8 * next))
+				goto unreadable;
+			next++;
+		}
+		if (bpf_probe_read_user(&bytes, 8, (void *)list->sizes + 8 * i))
+			goto unreadable;
+		count_copy(id, process, location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST,
+			   bytes);
+	}
+	if (list->count > MOST_OF_BATCH)
+		count_lost(LOST_BATCH);
+	return;
+unreadable:
+	count_lost(LOST_USER_READ);
+}
+
 static __always_inline void return_copy(struct pt_regs *ctx, const struct process_id *id)
 {
 	struct process *process = bpf_map_lookup_elem(&processes, id);
@@ -145,6 +251,8 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 		return;
 	if (COOKIE_SHAPE(call.cookie) == COPY_BATCH)
 		count_batch(id, process, &call);
+	else if (COOKIE_SHAPE(call.cookie) == COPY_BATCH_3D || COOKIE_SHAPE(call.cookie) == COPY_OPERATION_3D)
+		count_operations(id, process, &call);
 	else
 		count_copy(id, process, unified_direction(call.a, call.b), call.c);
 }
@@ -167,6 +275,20 @@ int copy_return(struct pt_regs *ctx)
 	struct process_id id = this_process();
 
 	return_copy(ctx, &id);
+	return 0;
+}
+
+SEC("uprobe")
+int prefetches_enter(struct pt_regs *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct process_id id = this_process();
+	struct arguments arguments = read_arguments(ctx);
+	struct prefetches list = {arguments.second, arguments.third, arguments.fourth, arguments.fifth,
+				  ARGUMENT_6(ctx)};
+
+	if (!is_duplicate(ctx, cookie))
+		count_prefetches(&id, find_process(&id, cookie), &list);
 	return 0;
 }
 

@@ -33,6 +33,9 @@ enum copy_shape {
 	COPY_BATCH, /* (destinations, sources, sizes, count, …) */
 	COPY_PREFETCH, /* (pointer, bytes, device) */
 	COPY_PREFETCH_2, /* (pointer, bytes, location) */
+	COPY_BATCH_3D, /* (count, CUDA_MEMCPY3D_BATCH_OP *, …) */
+	COPY_OPERATION_3D, /* (CUDA_MEMCPY3D_BATCH_OP *, …) */
+	COPY_PREFETCHES, /* (pointers, sizes, count, locations, the first that each is for, how many, …) */
 };
 
 /* The cookie's detail: direction, bytes per element, flags. */

@@ -95,7 +95,21 @@ static long forget_uuid(void *map, struct ordinal_key *key, struct uuid *uuid, s
 	return 0;
 }
 
+static long forget_bus_id(void *map, struct ordinal_key *key, struct bus_id *bus, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
 static long forget_owner(void *map, struct owner_key *key, __u32 *library, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
+static long forget_mapping(void *map, struct mapping_key *key, struct mapping *mapping, struct process_id *id)
 {
 	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
 		bpf_map_delete_elem(map, key);
@@ -125,8 +139,10 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	close_all_gates(process, bpf_ktime_get_ns());
 	remove_allocations(&id, 0);
 	forget_thread(before);
+	bpf_for_each_map_elem(&mappings, forget_mapping, &id, 0);
 	bpf_for_each_map_elem(&contexts, forget_context, &id, 0);
 	bpf_for_each_map_elem(&uuids, forget_uuid, &id, 0);
+	bpf_for_each_map_elem(&bus_ids, forget_bus_id, &id, 0);
 	bpf_for_each_map_elem(&owners, forget_owner, &id, 0);
 	bpf_for_each_map_elem(&graphs, forget_handle, &id, 0);
 	bpf_for_each_map_elem(&captures, forget_handle, &id, 0);

@@ -11,6 +11,7 @@
 #include "exit.bpf.c"
 #include "graph.bpf.c"
 #include "launch.bpf.c"
+#include "mapping.bpf.c"
 #include "memory.bpf.c"
 #include "name.bpf.c"
 #include "pace.bpf.c"

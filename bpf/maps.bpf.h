@@ -13,6 +13,7 @@
 #include "copy.h"
 #include "graph.h"
 #include "launch.h"
+#include "mapping.h"
 #include "memory.h"
 #include "pace.h"
 #include "quota.h"
@@ -126,12 +127,13 @@ struct call_key {
 	__u32 _pad;
 };
 
-enum call_role { CALL_MEMORY = 1, CALL_CONTEXT, CALL_GRAPH, CALL_COPY, CALL_NAME, CALL_ROLES };
+enum call_role { CALL_MEMORY = 1, CALL_CONTEXT, CALL_GRAPH, CALL_COPY, CALL_NAME, CALL_MAPPING, CALL_ROLES };
 
 /* A free between its entry and its return. */
 struct freeing {
 	struct allocation_key key;
 	struct allocation allocation;
+	__u64 is_shared; /* other handles or mappings keep it: nothing was taken out */
 };
 
 struct owner_key {
@@ -148,11 +150,13 @@ BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
 BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
 BOUNDED_HASH(memory, struct memory_key, struct memory_value, 8192);
 BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 131072);
+BOUNDED_HASH(mappings, struct mapping_key, struct mapping, 16384);
 BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);
 BOUNDED_HASH(latencies, struct process_id, struct latency, 4096);
 BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
 LRU_HASH(contexts, struct context_key, struct context, 8192);
 LRU_HASH(uuids, struct ordinal_key, struct uuid, 4096);
+LRU_HASH(bus_ids, struct ordinal_key, struct bus_id, 512);
 LRU_HASH(graphs, struct graph_key, struct graph, 8192);
 LRU_HASH(captures, struct graph_key, struct graph, 256);
 BOUNDED_HASH(rules, struct process_id, struct rule, 8192);

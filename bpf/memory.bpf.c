@@ -114,7 +114,7 @@ static __always_inline int find_location(const struct call *call, __u32 *device)
 	return location.type == LOCATION_DEVICE;
 }
 
-static __always_inline __u64 allocated_bytes(const struct call *call, int narrow)
+static __always_inline __u64 allocated_bytes(const struct call *call, int narrow, __u32 *element_bytes)
 {
 	struct array_descriptor array = {};
 	__u32 shape = COOKIE_SHAPE(call->cookie);
@@ -129,6 +129,7 @@ static __always_inline __u64 allocated_bytes(const struct call *call, int narrow
 			count_lost(LOST_USER_READ);
 			return 0;
 		}
+		*element_bytes = array.channels * format_bytes(array.format);
 		return array_bytes(&array, shape == ALLOC_MIPMAP ? (__u32)call->c : 1);
 	}
 	return narrow ? (__u32)call->b : call->b;
@@ -138,13 +139,14 @@ static __always_inline __u64 allocated_bytes(const struct call *call, int narrow
 static __always_inline __u64 bytes_to_take(const struct call *call, __u64 width, __u32 *device)
 {
 	int narrow = MEMORY_IS_NARROW(COOKIE_DETAIL(call->cookie));
+	__u32 unused;
 
 	if (COOKIE_SHAPE(call->cookie) == ALLOC_PITCH)
 		return narrow ? (__u64)(((__u32)width + 511) & ~511u) * (__u32)call->c
 			      : ((width + 511) & ~511ull) * call->c;
 	if (COOKIE_SHAPE(call->cookie) == ALLOC_PHYSICAL && !find_location(call, device))
 		return 0;
-	return allocated_bytes(call, narrow);
+	return allocated_bytes(call, narrow, &unused);
 }
 
 #define CUDA_ERROR_OUT_OF_MEMORY 2
@@ -193,7 +195,7 @@ static __always_inline void book_allocation(struct pt_regs *ctx)
 {
 	struct current current = current_context();
 	struct allocation_key key = {.process = this_process()};
-	struct allocation allocation = {.device = current.device, .context = current.context};
+	struct allocation allocation = {.device = current.device, .context = current.context, .references = 1};
 	struct memory_value *value;
 	struct call call;
 	__u32 shape, detail;
@@ -220,7 +222,7 @@ static __always_inline void book_allocation(struct pt_regs *ctx)
 	key.pointer = shape == ALLOC_REGISTER ? call.a : read_result(call.a);
 	if (narrow && key.space == SPACE_ADDRESS)
 		key.pointer = (__u32)key.pointer;
-	allocation.bytes = allocated_bytes(&call, narrow);
+	allocation.bytes = allocated_bytes(&call, narrow, &allocation.element_bytes);
 	allocation.at_ns = bpf_ktime_get_ns();
 	add_allocation(&key, &allocation);
 }
@@ -232,6 +234,25 @@ int memory_alloc_return(struct pt_regs *ctx)
 	settle_charge(
 		bpf_get_current_pid_tgid()); /* last: what is taken is counted twice for a moment, never not at all */
 	return 0;
+}
+
+/* Whether more than this handle keeps the memory. */
+static __always_inline int is_shared(const struct allocation_key *key, struct allocation *found)
+{
+	struct allocation *allocation = bpf_map_lookup_elem(&allocations, key);
+
+	if (key->space != SPACE_HANDLE || !allocation || allocation->references <= 1)
+		return 0;
+	*found = *allocation;
+	return 1;
+}
+
+static __always_inline void end_free(struct freeing *freeing)
+{
+	if (freeing->is_shared)
+		drop_reference(&freeing->key, freeing->allocation.at_ns);
+	else
+		book_free(&freeing->key.process, &freeing->allocation);
 }
 
 /*
@@ -251,11 +272,12 @@ int memory_free_enter(struct pt_regs *ctx)
 		return 0;
 	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)PT_REGS_PARM1(ctx) : PT_REGS_PARM1(ctx);
 	freeing.key = key;
-	if (!take_allocation(&key, &freeing.allocation))
+	freeing.is_shared = is_shared(&key, &freeing.allocation);
+	if (!freeing.is_shared && !take_allocation(&key, &freeing.allocation))
 		return 0;
 	if (bpf_map_update_elem(&freeings, &tid, &freeing, BPF_ANY)) {
 		count_lost(LOST_CALL);
-		book_free(&key.process, &freeing.allocation); /* nearly all succeed */
+		end_free(&freeing); /* nearly all succeed */
 	}
 	return 0;
 }
@@ -269,8 +291,8 @@ int memory_free_return(struct pt_regs *ctx)
 	if (!freeing)
 		return 0;
 	if (succeeded(ctx))
-		book_free(&freeing->key.process, &freeing->allocation);
-	else
+		end_free(freeing);
+	else if (!freeing->is_shared)
 		bpf_map_update_elem(&allocations, &freeing->key, &freeing->allocation, BPF_ANY);
 	bpf_map_delete_elem(&freeings, &tid);
 	return 0;

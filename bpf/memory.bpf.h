@@ -58,6 +58,19 @@ static __always_inline void add_allocation(const struct allocation_key *key, con
 		value->peak_bytes = live;
 }
 
+/* One handle or mapping of physical memory less, and the last one frees it; `at_ns`: when it was made. */
+static __always_inline void drop_reference(const struct allocation_key *key, __u64 at_ns)
+{
+	struct allocation *allocation = bpf_map_lookup_elem(&allocations, key);
+	struct allocation gone;
+
+	if (!allocation || allocation->at_ns != at_ns || __sync_fetch_and_add(&allocation->references, -1) > 1)
+		return;
+	gone = *allocation;
+	bpf_map_delete_elem(&allocations, key);
+	book_free(&key->process, &gone);
+}
+
 struct removal {
 	struct process_id process;
 	__u64 context; /* 0: all of the process */

@@ -58,6 +58,8 @@ struct allocation {
 	__u64 context; /* 0: of no context, or of one that was made before the probes were there */
 	__u32 device;
 	__u32 kind;
+	__u32 references; /* of physical memory: handles and mappings */
+	__u32 element_bytes; /* of an array */
 };
 
 struct memory_key {

@@ -18,7 +18,7 @@ from agent.probes import Probes
 from agent.samples import AGES_SECONDS, AllocationCount, LiveByAge, Probed
 
 _KEY: Final = struct.Struct("=IIIxxxxQ")
-_VALUE: Final = struct.Struct("=QQQII")
+_VALUE: Final = struct.Struct("=QQQIIII")
 _AGES_EVERY_NS: Final = 30 * NS_PER_SECOND  # a hundred thousand allocations take a while to look through
 assert _KEY.size == ctypes.sizeof(AllocationKey)
 assert _VALUE.size == ctypes.sizeof(Allocation)
@@ -32,6 +32,7 @@ class Allocations:
     def __init__(self, probes: Probes) -> None:
         self._sums = probes.map("memory")
         self._single = probes.map("allocations")
+        self._mappings = probes.map("mappings")
         self._keys: dict[ProcessId, list[MemoryKey]] = {}
         self._ages: tuple[LiveByAge, ...] = ()
         self._ages_ns = -_AGES_EVERY_NS
@@ -53,7 +54,7 @@ class Allocations:
         bounds = [seconds * NS_PER_SECOND for seconds in AGES_SECONDS]
         found: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
         for keys, values in self._single.raw():
-            for (tgid, start, _, _), (size, at_ns, _, device, kind) in zip(
+            for (tgid, start, _, _), (size, at_ns, _, device, kind, _, _) in zip(
                 _KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True
             ):
                 if kind != PINNED:
@@ -62,7 +63,7 @@ class Allocations:
             yield LiveByAge(ProcessId(tgid, start), _ordinal(device), tuple(sizes))
 
     def forget(self, processes: Collection[ProcessId]) -> None:
-        """Deletes the processes' sums, and the allocations that they did not live to free."""
+        """Deletes the processes' sums, and the allocations and mappings that they did not live to free."""
         live = False
         for process in processes:
             for key in self._keys.pop(process, ()):
@@ -72,9 +73,10 @@ class Allocations:
         if not live:
             return
         dead = {(process.tgid, process.start_ticks) for process in processes}
-        for key, _ in list(self._single.items()):
-            if (key.process.tgid, key.process.start_ticks) in dead:
-                self._single.delete(key)
+        for singles in (self._single, self._mappings):
+            for key, _ in list(singles.items()):
+                if (key.process.tgid, key.process.start_ticks) in dead:
+                    singles.delete(key)
 
 
 def _ordinal(device: int) -> int | None:

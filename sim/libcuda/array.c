@@ -114,6 +114,11 @@ bool is_array(CUarray array)
 	return array && array->magic == MAGIC_ARRAY;
 }
 
+size_t array_element_bytes(CUarray array)
+{
+	return format_bytes(array->shape.Format) * array->shape.NumChannels;
+}
+
 #define FLAT(d)                                                                                                        \
 	(&(CUDA_ARRAY3D_DESCRIPTOR){                                                                                   \
 		.Width = (d)->Width, .Height = (d)->Height, .Format = (d)->Format, .NumChannels = (d)->NumChannels})

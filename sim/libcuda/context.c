@@ -218,7 +218,7 @@ static CUresult destroy(struct CUctx_st *context)
 	if (result != CUDA_SUCCESS)
 		return result;
 	pthread_mutex_lock(&contexts_lock);
-	if (!valid(context) || (context >= primaries && context < primaries + MAX_DEVICES))
+	if (!valid(context) || context->primary || (context >= primaries && context < primaries + MAX_DEVICES))
 		result = CUDA_ERROR_INVALID_CONTEXT;
 	else
 		context_close(context);
@@ -355,6 +355,108 @@ API cuCtxGetStreamPriorityRange(int *least, int *greatest)
 	if (greatest)
 		*greatest = -5;
 	return CUDA_SUCCESS;
+}
+
+/* ---- green contexts: a part of the SMs, which is not modelled; the rest is the primary context's ---- */
+
+struct CUgreenCtx_st {
+	uint32_t magic;
+	struct CUctx_st context;
+};
+
+API cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
+{
+	CUresult result = ready_ordinal(device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!resource)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (type != CU_DEV_RESOURCE_TYPE_SM)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	*resource = (CUdevResource){.type = type, .sm.smCount = facts_of(device)->sms};
+	return CUDA_SUCCESS;
+}
+
+API cuDevResourceGenerateDesc(CUdevResourceDesc *description, CUdevResource *resources, unsigned count)
+{
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!description || !resources || !count)
+		return CUDA_ERROR_INVALID_VALUE;
+	*description = (CUdevResourceDesc)resources; /* nobody looks into it */
+	return CUDA_SUCCESS;
+}
+
+API cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc description, CUdevice device, unsigned flags)
+{
+	struct CUgreenCtx_st *green;
+	CUcontext primary;
+	CUresult result;
+
+	if (!out || !description || flags & ~(unsigned)CU_GREEN_CTX_DEFAULT_STREAM)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = primary_retain(&primary, device);
+	if (result != CUDA_SUCCESS)
+		return result;
+	green = calloc(1, sizeof(*green));
+	if (!green) {
+		primary_drop(device, false);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	pthread_mutex_lock(&contexts_lock);
+	result = context_open(&green->context, device);
+	pthread_mutex_unlock(&contexts_lock);
+	if (result != CUDA_SUCCESS) {
+		free(green);
+		primary_drop(device, false);
+		return result;
+	}
+	green->magic = MAGIC_GREEN;
+	green->context.primary = primary;
+	*out = green;
+	return CUDA_SUCCESS;
+}
+
+/* Not freed: as with other contexts. */
+API cuGreenCtxDestroy(CUgreenCtx green)
+{
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!green || green->magic != MAGIC_GREEN)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	green->magic = 0;
+	pthread_mutex_lock(&contexts_lock);
+	context_close(&green->context);
+	pthread_mutex_unlock(&contexts_lock);
+	return primary_drop(green->context.ordinal, false);
+}
+
+API cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!context || !green || green->magic != MAGIC_GREEN)
+		return CUDA_ERROR_INVALID_VALUE;
+	*context = &green->context;
+	return CUDA_SUCCESS;
+}
+
+API cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned flags, int priority)
+{
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!stream || !green || green->magic != MAGIC_GREEN)
+		return CUDA_ERROR_INVALID_VALUE;
+	return ring_stream_new(&green->context, flags, priority < -5 ? -5 : priority > 0 ? 0 : priority, stream);
 }
 
 /* ---- the forms of before CUDA 4 (CUDA 11 for primary contexts) ---- */

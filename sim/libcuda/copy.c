@@ -93,6 +93,9 @@ API2(cuMemcpyPeer, cuMemcpyPeer_ptds,
      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
      (UNUSED2, (void)to_context, (void)from_context, SYNC(COPY_D2D)))
 
+API2(cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz,
+     (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUmemcpyAttributes *attributes, CUstream stream),
+     attributes ? unified(to, from, bytes, stream, false) : CUDA_ERROR_INVALID_VALUE)
 API2(cuMemcpyAsync, cuMemcpyAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
      unified(to, from, bytes, stream, false))
 API2(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),

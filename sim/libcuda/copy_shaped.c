@@ -135,6 +135,101 @@ API2(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz,
       size_t attribute_count, CUstream stream),
      copy_batch(BATCH, NULL, stream))
 
+/* ---- lists of shapes ---- */
+
+/* What the extent counts: elements of the array that takes part, else bytes. */
+static size_t element_bytes(const CUDA_MEMCPY3D_BATCH_OP *c)
+{
+	if (c->src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY)
+		return array_element_bytes(c->src.op.array.array);
+	return c->dst.type == CU_MEMCPY_OPERAND_TYPE_ARRAY ? array_element_bytes(c->dst.op.array.array) : 1;
+}
+
+static bool operand_on_device(const CUmemcpy3DOperand *o)
+{
+	return o->type == CU_MEMCPY_OPERAND_TYPE_ARRAY || is_device_address(o->op.ptr.ptr);
+}
+
+static bool valid_operand(const CUmemcpy3DOperand *o)
+{
+	return o->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ? is_array(o->op.array.array)
+						       : o->type == CU_MEMCPY_OPERAND_TYPE_POINTER && o->op.ptr.ptr;
+}
+
+static CUresult copy_operation(const CUDA_MEMCPY3D_BATCH_OP *c, CUstream stream)
+{
+	int kind = copy_direction(operand_on_device(&c->dst), operand_on_device(&c->src));
+	size_t bytes;
+
+	if (!valid_operand(&c->src) || !valid_operand(&c->dst) || !c->extent.width || !c->extent.height ||
+	    !c->extent.depth || __builtin_mul_overflow(c->extent.width, c->extent.height, &bytes) ||
+	    __builtin_mul_overflow(bytes, c->extent.depth, &bytes) ||
+	    __builtin_mul_overflow(bytes, element_bytes(c), &bytes))
+		return CUDA_ERROR_INVALID_VALUE;
+	return copy_submit(kind, bytes, stream, false);
+}
+
+static CUresult copy_operations(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count, size_t *failed,
+				unsigned long long flags, CUstream stream)
+{
+	CUresult result = copies && count && !flags && stream && stream != CU_STREAM_LEGACY ? call_begin()
+											     : CUDA_ERROR_INVALID_VALUE;
+
+	if (failed)
+		*failed = SIZE_MAX;
+	if (result != CUDA_SUCCESS)
+		return result;
+	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		result = copy_operation(&copies[i], stream);
+		if (result != CUDA_SUCCESS && failed)
+			*failed = i;
+	}
+	call_end();
+	return result;
+}
+
+API2(cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz,
+     (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, size_t *failed, unsigned long long flags, CUstream stream),
+     copy_operations(copies, count, failed, flags, stream))
+API2(cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz,
+     (size_t count, CUDA_MEMCPY3D_BATCH_OP *copies, unsigned long long flags, CUstream stream),
+     copy_operations(copies, count, NULL, flags, stream))
+API2(cuMemcpy3DWithAttributesAsync, cuMemcpy3DWithAttributesAsync_ptsz,
+     (CUDA_MEMCPY3D_BATCH_OP * copy, unsigned long long flags, CUstream stream),
+     copy_operations(copy, 1, NULL, flags, stream))
+
+/* ---- lists of prefetches ---- */
+
+struct prefetches {
+	const size_t *bytes;
+	size_t count;
+	const CUmemLocation *locations;
+	const size_t *indices; /* the first that each location is for */
+	size_t location_count;
+};
+
+static CUresult prefetch_list(const struct prefetches *p, unsigned long long flags, CUstream stream)
+{
+	CUresult result = CUDA_SUCCESS;
+	size_t next = 0;
+
+	if (!p->bytes || !p->count || !p->locations || !p->indices || !p->location_count || p->indices[0] || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < p->count && result == CUDA_SUCCESS; i++) {
+		if (next < p->location_count && p->indices[next] == i)
+			next++;
+		result = copy_submit(p->locations[next - 1].type == CU_MEM_LOCATION_TYPE_DEVICE ? COPY_H2D : COPY_D2H,
+				     p->bytes[i], stream, false);
+	}
+	return result;
+}
+
+API2(cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz,
+     (CUdeviceptr * pointers, size_t *bytes, size_t count, CUmemLocation *locations, size_t *indices,
+      size_t location_count, unsigned long long flags, CUstream stream),
+     pointers ? prefetch_list(&(struct prefetches){bytes, count, locations, indices, location_count}, flags, stream)
+	      : CUDA_ERROR_INVALID_VALUE)
+
 /* ---- the forms of before CUDA 3.2 ---- */
 
 #include "exact_names.h"

@@ -41,6 +41,7 @@
 #define MAGIC_ARRAY 0x41525259u
 #define MAGIC_MIPMAP 0x4d495050u
 #define MAGIC_NODE 0x4e4f4445u
+#define MAGIC_GREEN 0x4752454eu
 
 /* ---- connection.c ---- */
 
@@ -100,6 +101,7 @@ struct CUctx_st {
 	int ordinal;
 	unsigned attached; /* beyond its maker */
 	uint32_t device; /* the server's index */
+	struct CUctx_st *primary; /* of a green context: the one that what it allocates belongs to */
 	struct CUstream_st *null;
 	struct CUstream_st *streams; /* all, the NULL stream too; ring lock */
 };
@@ -223,6 +225,17 @@ CUresult memory_give_back(uint64_t address, enum memory_kind kind);
 bool is_device_address(uint64_t address);
 void memory_forget(struct CUctx_st *context);
 
+/* Physical memory as another process can be told of it; a handle is an address, which is one on the whole node. */
+struct shared_memory {
+	uint64_t handle, bytes;
+	uint32_t device; /* the server's index */
+};
+
+/* A reference more, and what it is. CUDA_ERROR_INVALID_VALUE: no such memory is held here. */
+CUresult memory_retain(uint64_t handle, struct shared_memory *memory);
+CUresult memory_release(uint64_t handle);
+CUresult memory_import(const struct shared_memory *memory);
+
 /* ---- host_memory.c ---- */
 
 /* What a copy to the host does to its pages: all become resident. */
@@ -232,3 +245,4 @@ void host_memory_forget(struct CUctx_st *context);
 /* ---- array.c ---- */
 
 bool is_array(CUarray array);
+size_t array_element_bytes(CUarray array);

@@ -17,6 +17,8 @@ struct allocation {
 	uint32_t device;
 	enum memory_kind kind;
 	struct CUctx_st *context; /* NULL: physical memory, which belongs to no context */
+	unsigned references; /* of physical memory: handles and mappings */
+	bool foreign; /* another process made it */
 };
 
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -128,7 +130,9 @@ CUresult memory_take(uint32_t device, struct CUctx_st *context, size_t bytes, en
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	*address = remember((struct allocation){values[0], bytes, values[0], device, kind, context});
+	if (context && context->primary)
+		context = context->primary;
+	*address = remember((struct allocation){values[0], bytes, values[0], device, kind, context, 1, false});
 	if (*address)
 		return CUDA_SUCCESS;
 	ring_request(CMD_FREE, device, values[0], NULL);
@@ -144,7 +148,69 @@ CUresult memory_give_back(uint64_t address, enum memory_kind kind)
 		return result;
 	if (!forget(address, kind, &found))
 		return CUDA_ERROR_INVALID_VALUE;
-	return ring_request(CMD_FREE, found.device, found.server_address, NULL);
+	return ring_request(found.foreign ? CMD_IPC_CLOSE : CMD_FREE, found.device, found.server_address, NULL);
+}
+
+/* ---- physical memory, which lives until its last handle is released and its last mapping is gone ---- */
+
+/* With memory_lock. */
+static struct allocation *physical(uint64_t handle)
+{
+	for (size_t i = allocation_count; i-- > 0;)
+		if (allocations[i].kind == MEMORY_PHYSICAL && allocations[i].address == handle)
+			return &allocations[i];
+	return NULL;
+}
+
+CUresult memory_retain(uint64_t handle, struct shared_memory *memory)
+{
+	CUresult result = ready();
+	struct allocation *found;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	pthread_mutex_lock(&memory_lock);
+	found = physical(handle);
+	if (found) {
+		found->references++;
+		*memory = (struct shared_memory){found->address, found->bytes, found->device};
+	}
+	pthread_mutex_unlock(&memory_lock);
+	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult memory_release(uint64_t handle)
+{
+	CUresult result = ready();
+	struct allocation *found;
+	bool last;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	pthread_mutex_lock(&memory_lock);
+	found = physical(handle);
+	last = found && --found->references == 0;
+	pthread_mutex_unlock(&memory_lock);
+	if (last)
+		return memory_give_back(handle, MEMORY_PHYSICAL);
+	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult memory_import(const struct shared_memory *memory)
+{
+	struct shared_memory own;
+	CUresult result = memory_retain(memory->handle, &own);
+
+	if (result != CUDA_ERROR_INVALID_VALUE)
+		return result;
+	result = ring_request(CMD_IPC_OPEN, memory->device, memory->handle, NULL);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (remember((struct allocation){memory->handle, memory->bytes, memory->handle, memory->device, MEMORY_PHYSICAL,
+					 NULL, 1, true}))
+		return CUDA_SUCCESS;
+	ring_request(CMD_IPC_CLOSE, memory->device, memory->handle, NULL);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void memory_forget(struct CUctx_st *context)

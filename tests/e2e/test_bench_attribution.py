@@ -12,7 +12,7 @@ import pytest
 
 from bench import attribution, cgroups
 from bench.attribution_agent import Agents
-from bench.attribution_errors import leak, misses, unattributed
+from bench.attribution_errors import MOST_WORST, leak, misses, unattributed
 from bench.attribution_run import Times, record
 from bench.attribution_shares import by_tenant, gpuwarden_seconds, true_seconds
 from bench.scenarios import Scenario, Tenant
@@ -57,3 +57,21 @@ def test_shares_add_up_to_the_device_and_everything_is_gone_afterwards(tmp_path:
     told = by_tenant(recording, gpuwarden_seconds(recording))
     assert sum(told.values()) + unattributed(recording) == pytest.approx(sum(activity) / len(activity), abs=0.03)
     assert not cgroups.folders(f"/gpuwarden-bench-{os.getpid()}")
+
+
+def test_clients_of_mps_have_their_shares_though_nvml_credits_the_server(tmp_path: Path) -> None:
+    light = ("--kernels", "20", "--kernel-us", "400", "--host-us", "24000", "--seconds", "100000")
+    tenants = (Tenant("heavy", "offline", STEADY), Tenant("light", "offline", light))
+    with Agents(isolated=True) as agents:
+        recording = record(
+            Scenario("made-up", 1, 1, True, tenants, server_credited=True), Times(3, 4), tmp_path / "run", agents
+        )
+    clients = {life.tgid for life in recording.lives}
+    credited = {tgid for listing in recording.listings for _, tgid, ratio in listing.samples if ratio > 0}
+    assert credited
+    assert not credited & clients
+    true = by_tenant(recording, true_seconds(recording))
+    told = by_tenant(recording, gpuwarden_seconds(recording))
+    for owner, share in true.items():
+        assert share > 0.05
+        assert told[owner] == pytest.approx(share, abs=MOST_WORST)

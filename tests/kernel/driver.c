@@ -30,7 +30,8 @@ enum {
 	MOST_ARGUMENTS = 3,
 	NEWEST_VERSION = 12040,
 	BUFFER = 1 << 20,
-	STREAMS = 4
+	STREAMS = 4,
+	MOST_LISTED = 100
 };
 
 static const char PTX[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
@@ -92,6 +93,14 @@ static void check(CUresult result, const char *what)
 	if (result == CUDA_SUCCESS)
 		return;
 	fprintf(stderr, "driver: %s: error %d\n", what, (int)result);
+	exit(1);
+}
+
+static void fails(CUresult result, const char *what)
+{
+	if (result != CUDA_SUCCESS)
+		return;
+	fprintf(stderr, "driver: %s did not fail\n", what);
 	exit(1);
 }
 
@@ -278,6 +287,45 @@ static bool register_host(const struct operation *o)
 	return true;
 }
 
+/* ---- mappings: map, unmap, retain, share, all of the latest created memory; each mapping lies behind the one before ---- */
+
+static bool map(const struct operation *o)
+{
+	static __thread CUdeviceptr range;
+	static __thread size_t mapped;
+	const size_t room = 64 << 20;
+	size_t bytes = o->arguments[0];
+	CUmemGenericAllocationHandle handle;
+	int file;
+
+	if (strcmp(o->name, "map") == 0) {
+		if (!range)
+			check(cuMemAddressReserve(&range, room, 0, 0, 0), "cuMemAddressReserve");
+		check(PLAIN(cuMemMap)(range + mapped, bytes, 0, top(), 0), "cuMemMap");
+		mapped += bytes;
+	} else if (strcmp(o->name, "unmap") == 0) { /* so many bytes, the last that were mapped */
+		mapped -= bytes;
+		check(PLAIN(cuMemUnmap)(range + mapped, bytes), "cuMemUnmap");
+	} else if (strcmp(o->name, "unmap_wrong") == 0) {
+		fails(PLAIN(cuMemUnmap)(range, room), "cuMemUnmap");
+	} else if (strcmp(o->name, "retain") == 0) { /* what was mapped last */
+		check(PLAIN(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)(range + mapped - 1)),
+		      "cuMemRetainAllocationHandle");
+		hold(handle);
+	} else if (strcmp(o->name, "share") == 0) { /* with itself */
+		check(cuMemExportToShareableHandle(&file, top(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+		      "cuMemExportToShareableHandle");
+		check(PLAIN(cuMemImportFromShareableHandle)(&handle, (void *)(intptr_t)file,
+							    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+		      "cuMemImportFromShareableHandle");
+		close(file);
+		hold(handle);
+	} else {
+		return false;
+	}
+	return true;
+}
+
 static bool free_or_fail(const struct operation *o)
 {
 	CUdeviceptr pointer;
@@ -289,10 +337,8 @@ static bool free_or_fail(const struct operation *o)
 		exit(1);
 	}
 	if (strcmp(o->name, "release_wrong") == 0) { /* what is no handle */
-		if (PLAIN(cuMemRelease)(top()) != CUDA_SUCCESS)
-			return true;
-		fputs("driver: that was a handle\n", stderr);
-		exit(1);
+		fails(PLAIN(cuMemRelease)(top()), "cuMemRelease");
+		return true;
 	}
 	if (strcmp(o->name, "free") == 0)
 		check(PLAIN(cuMemFree)(top()), "cuMemFree");
@@ -400,6 +446,53 @@ static bool graph_nodes(const struct operation *o)
 	return true;
 }
 
+static CUmemcpy3DOperand linear(CUdeviceptr at)
+{
+	return (CUmemcpy3DOperand){CU_MEMCPY_OPERAND_TYPE_POINTER, {.ptr = {.ptr = at}}};
+}
+
+/* copy_list_3d:COUNT (of copies to, from and on the device, by turns), copy_array_3d, prefetch_list:COUNT (half to each side) */
+static bool copy_list(const struct operation *o)
+{
+	CUDA_MEMCPY3D_BATCH_OP copies[MOST_LISTED];
+	CUdeviceptr pointers[MOST_LISTED];
+	size_t count = o->arguments[0], sizes[MOST_LISTED], firsts[2] = {0, count / 2};
+	CUmemLocation places[2] = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, {CU_MEM_LOCATION_TYPE_HOST, 0}};
+	CUDA_ARRAY_DESCRIPTOR shape = {64, 8, CU_AD_FORMAT_FLOAT, 4};
+	CUarray array;
+
+	for (size_t i = 0; i < count && i < MOST_LISTED; i++) {
+		CUmemcpy3DOperand here = linear((CUdeviceptr)(uintptr_t)host), there = linear(held_count ? top() : 0);
+
+		copies[i] = (CUDA_MEMCPY3D_BATCH_OP){i % 3 == 0 ? here : there,
+						     i % 3 == 1 ? here : there,
+						     {10 + i, 3, 2},
+						     CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+						     0};
+		pointers[i] = there.op.ptr.ptr;
+		sizes[i] = 100 + i;
+	}
+	if (strcmp(o->name, "copy_list_3d") == 0) {
+		check(cuMemcpy3DBatchAsync(count, copies, NULL, 0, CU_STREAM_PER_THREAD), "cuMemcpy3DBatchAsync");
+	} else if (strcmp(o->name, "copy_array_3d") == 0) {
+		check(cuArrayCreate(&array, &shape), "cuArrayCreate");
+		copies[0] = (CUDA_MEMCPY3D_BATCH_OP){
+			{CU_MEMCPY_OPERAND_TYPE_ARRAY, {.array = {.array = array}}},
+			linear((CUdeviceptr)(uintptr_t)host),
+			{5, 3, 1},
+			CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+			0};
+		check(cuMemcpy3DWithAttributesAsync(copies, 0, CU_STREAM_PER_THREAD), "cuMemcpy3DWithAttributesAsync");
+		check(cuArrayDestroy(array), "cuArrayDestroy");
+	} else if (strcmp(o->name, "prefetch_list") == 0) {
+		check(cuMemPrefetchBatchAsync(pointers, sizes, count, places, firsts, 2, 0, NULL),
+		      "cuMemPrefetchBatchAsync");
+	} else {
+		return false;
+	}
+	return true;
+}
+
 /* set8:COUNT and so on; prefetch:BYTES */
 static bool set(const struct operation *o)
 {
@@ -475,8 +568,39 @@ static bool context(const struct operation *o)
 		check(cuDevicePrimaryCtxRelease(device), "cuDevicePrimaryCtxRelease");
 	else if (strcmp(o->name, "uuid") == 0)
 		check(cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
+	else if (strcmp(o->name, "bus") == 0) { /* which ordinal is there where that one is */
+		char text[32];
+
+		check(cuDeviceGetPCIBusId(text, sizeof(text), device), "cuDeviceGetPCIBusId");
+		check(PLAIN(cuDeviceGetByPCIBusId)(&device, text), "cuDeviceGetByPCIBusId");
+	} else if (strcmp(o->name, "set_wrong") == 0) /* what is no context */
+		fails(PLAIN(cuCtxSetCurrent)((CUcontext)host), "cuCtxSetCurrent");
 	else
 		return false;
+	return true;
+}
+
+/* green:DEVICE makes a green context and pushes it; green_destroy: the latest, which was popped */
+static bool green_context(const struct operation *o)
+{
+	static __thread CUgreenCtx made;
+	CUdevice device = (CUdevice)o->arguments[0];
+	CUdevResource sms;
+	CUdevResourceDesc description;
+	CUcontext context;
+
+	if (strcmp(o->name, "green") == 0) {
+		check(cuDeviceGetDevResource(device, &sms, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource");
+		check(cuDevResourceGenerateDesc(&description, &sms, 1), "cuDevResourceGenerateDesc");
+		check(PLAIN(cuGreenCtxCreate)(&made, description, device, CU_GREEN_CTX_DEFAULT_STREAM),
+		      "cuGreenCtxCreate");
+		check(PLAIN(cuCtxFromGreenCtx)(&context, made), "cuCtxFromGreenCtx");
+		check(PLAIN(cuCtxPushCurrent)(context), "cuCtxPushCurrent");
+	} else if (strcmp(o->name, "green_destroy") == 0) {
+		check(PLAIN(cuGreenCtxDestroy)(made), "cuGreenCtxDestroy");
+	} else {
+		return false;
+	}
 	return true;
 }
 
@@ -538,8 +662,8 @@ static void carry_out(const char *operation, int next)
 
 	for (unsigned long n = 0; n < o.count; n++)
 		if (!launch(&o) && !capture(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) &&
-		    !register_host(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) &&
-		    !wait_for(&o) && !context(&o) && !life(&o, next)) {
+		    !register_host(&o) && !map(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) &&
+		    !copy_list(&o) && !wait_for(&o) && !context(&o) && !green_context(&o) && !life(&o, next)) {
 			fprintf(stderr, "driver: no such operation: %s\n", operation);
 			exit(2);
 		}

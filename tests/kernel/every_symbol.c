@@ -84,6 +84,12 @@ struct worker {
 	CUarray array;
 	CUdeviceptr device, managed;
 	CUdeviceptr_v1 low;
+	CUmemGenericAllocationHandle physical;
+	CUdeviceptr range; /* reserved for it */
+	CUdevResource sms;
+	CUdevResourceDesc resources;
+	char bus_id[16];
+	int exported; /* `physical` as a file descriptor */
 	void *pinned;
 	char *host, *spare;
 	int number;
@@ -173,6 +179,11 @@ REGISTER(cuEventCreate, NOTHING, 0, NULL)
 REGISTER(cuEventRecord, NOTHING, 0, NULL)
 REGISTER(cuModuleLoadData, NOTHING, 0, NULL)
 REGISTER(cuLibraryLoadData, NOTHING, 0, NULL)
+REGISTER(cuMemAddressReserve, NOTHING, 0, NULL)
+REGISTER(cuMemExportToShareableHandle, NOTHING, 0, NULL)
+REGISTER(cuDeviceGetDevResource, NOTHING, 0, NULL)
+REGISTER(cuDeviceGetPCIBusId, NOTHING, 0, NULL)
+REGISTER(cuDevResourceGenerateDesc, NOTHING, 0, NULL)
 
 extern struct symbol *const __start_symbols[], *const __stop_symbols[];
 
@@ -224,6 +235,10 @@ static void set_up_memory(struct worker *w)
 	SETUP_BYTES(cuMemAllocManaged, BUFFER, T(cuMemAllocManaged), &w->managed, BUFFER, CU_MEM_ATTACH_GLOBAL);
 	SETUP_BYTES(cuMemHostAlloc, 4096, T(cuMemHostAlloc), &w->pinned, 4096, 0);
 	SETUP_BYTES(cuArrayCreate_v2, ARRAY_BYTES, T(cuArrayCreate), &w->array, &ARRAY);
+	SETUP_BYTES(cuMemCreate, GRANULE, T(cuMemCreate), &w->physical, GRANULE, &PHYSICAL, 0);
+	SETUP(cuMemAddressReserve, T(cuMemAddressReserve), &w->range, GRANULE, 0, 0, 0);
+	SETUP(cuMemExportToShareableHandle, T(cuMemExportToShareableHandle), &w->exported, w->physical,
+	      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 }
 
 static void set_up(struct worker *w)
@@ -232,6 +247,9 @@ static void set_up(struct worker *w)
 
 	w->context = shared;
 	SETUP(cuCtxSetCurrent, T(cuCtxSetCurrent), shared);
+	SETUP(cuDeviceGetPCIBusId, T(cuDeviceGetPCIBusId), w->bus_id, sizeof(w->bus_id), 0);
+	SETUP(cuDeviceGetDevResource, T(cuDeviceGetDevResource), 0, &w->sms, CU_DEV_RESOURCE_TYPE_SM);
+	SETUP(cuDevResourceGenerateDesc, T(cuDevResourceGenerateDesc), &w->resources, &w->sms, 1);
 	SETUP(cuStreamCreate, T(cuStreamCreate), &w->stream, CU_STREAM_NON_BLOCKING);
 	SETUP(cuStreamCreate, T(cuStreamCreate), &w->second, CU_STREAM_NON_BLOCKING);
 	SETUP(cuEventCreate, T(cuEventCreate), &w->event, CU_EVENT_DISABLE_TIMING);

@@ -149,6 +149,27 @@ def test_setting_no_context_uncovers_the_one_below(driver: Driver, probes: Probe
     assert counts == {(0, driven.function(0)): 3}
 
 
+def test_a_context_that_could_not_be_set_changes_nothing(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("set:1", "set_wrong", "3*launch:1x1x1:32x1x1")
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(1, driven.function(0, device=1)): 3}
+
+
+@pytest.mark.parametrize("through", ["symbol", "pointer"])
+def test_a_green_context_is_on_the_device_that_it_was_made_for(driver: Driver, probes: Probes, through: str) -> None:
+    one = "launch:1x1x1:32x1x1"
+    driven = driver.run(f"through={through}", "green:1", f"3*{one}", "pop", f"5*{one}", "green_destroy", f"7*{one}")
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(0, driven.function(0)): 5 + 7, (1, driven.function(0, device=1)): 3}
+
+
+def test_contexts_are_known_eight_deep_and_deeper_ones_are_not_guessed(driver: Driver, probes: Probes) -> None:
+    one = "launch:1x1x1:32x1x1"
+    driven = driver.run("6*push:0", "push:1", f"3*{one}", "push:1", f"5*{one}", "pop", f"7*{one}")
+    counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
+    assert counts == {(1, driven.function(0, device=1)): 3 + 7, (DEVICE_UNKNOWN, driven.function(0, device=1)): 5}
+
+
 def test_threads_have_devices_of_their_own(driver: Driver, probes: Probes) -> None:
     operations = ("launch:1x1x1:32x1x1", "set:1", "launch:1x1x1:32x1x1")
     driven = driver.run("threads=7", *operations)

@@ -4,9 +4,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from agent import preflight
+from agent.collectors.allocations import Allocations
 from agent.probes import Probes
 from agent.procfs import Procfs
 from agent.symbols import SYMBOLS, Role
@@ -134,6 +139,78 @@ def test_copies_go_to_the_device_that_is_current(driver: Driver, probes: Probes)
         (0, "host_to_device"): (2, 2 * 1009),
         (1, "host_to_device"): (3, 3 * 2003),
     }
+
+
+def test_lists_of_copies_and_prefetches_are_counted_one_by_one(driver: Driver, probes: Probes) -> None:
+    driven = driver.run(f"alloc:{MIB}", "copy_list_3d:7", "copy_array_3d", "prefetch_list:6")
+    shapes = [(10 + i) * 3 * 2 for i in range(7)]  # to, from and on the device, by turns
+    texture = 5 * 3 * 4 * 4  # of four channels of four bytes
+    assert copied(probes, driven.process) == {
+        (0, "host_to_device"): (3 + 3, sum(shapes[0::3]) + 100 + 101 + 102),
+        (0, "device_to_host"): (2 + 1 + 3, sum(shapes[1::3]) + texture + 103 + 104 + 105),
+        (0, "device_to_device"): (2, sum(shapes[2::3])),
+    }
+
+
+def test_what_a_list_holds_beyond_the_first_64_is_told_as_lost(
+    driver: Driver, fresh_probes: Probes, tmp_path: Path
+) -> None:
+    own = replace(driver, libcuda=Path(shutil.copy(driver.libcuda, tmp_path)))  # which nobody else watches
+    fresh_probes.ensure(str(own.libcuda))
+    driven = own.run(f"alloc:{MIB}", "prefetch_list:66", "copy_list_3d:65")
+    assert sum(calls for calls, _ in copied(fresh_probes, driven.process).values()) == 64 + 64
+    assert lost(fresh_probes) == {"batch": 2}
+
+
+@pytest.mark.parametrize(
+    ("operations", "live", "frees"),
+    [
+        (f"create:{4 * MIB} map:{4 * MIB} release", 4 * MIB, 0),
+        (f"create:{4 * MIB} map:{4 * MIB} release unmap:{4 * MIB}", 0, 1),
+        (f"create:{4 * MIB} map:{4 * MIB} unmap:{4 * MIB}", 4 * MIB, 0),
+        (f"create:{4 * MIB} map:{4 * MIB} release unmap_wrong", 4 * MIB, 0),
+        (f"create:{4 * MIB} 2*map:{2 * MIB} release unmap:{2 * MIB}", 4 * MIB, 0),
+        (f"create:{4 * MIB} 2*map:{2 * MIB} release 2*unmap:{2 * MIB}", 0, 1),
+        (f"create:{2 * MIB} map:{2 * MIB} create:{4 * MIB} map:{4 * MIB} 2*release unmap:{6 * MIB}", 0, 2),
+        (f"create:{2 * MIB} map:{2 * MIB} retain release unmap:{2 * MIB}", 2 * MIB, 0),
+        (f"create:{2 * MIB} map:{2 * MIB} retain 2*release unmap:{2 * MIB}", 0, 1),
+        (f"create:{2 * MIB} share release", 2 * MIB, 0),
+        (f"create:{2 * MIB} share 2*release", 0, 1),
+    ],
+)
+def test_physical_memory_lives_until_its_last_handle_and_mapping_are_gone(
+    driver: Driver, probes: Probes, operations: str, live: int, frees: int
+) -> None:
+    driven = driver.run(*operations.split())
+    found = memory(probes, driven.process)[0]
+    assert found.live == ({"virtual": live} if live else {})
+    assert found.frees == frees
+    mapped = [key for key, _ in probes.map("mappings").items() if key.process.id() == driven.process]
+    assert not frees or not mapped
+
+
+def test_mappings_go_with_the_process_and_with_its_program(driver: Driver, probes: Probes) -> None:
+    with driver.start("threads=0", f"create:{2 * MIB}", f"map:{2 * MIB}", "release", "exec", "alloc:4096") as driven:
+        driven.begin()
+        again = driven.again()
+        again.begin()
+        again.finish()
+        assert memory(probes, driven.process)[0].live == {"plain": 4096}
+        assert not [key for key, _ in probes.map("mappings").items() if key.process.id() == driven.process]
+    left = driver.run(f"create:{2 * MIB}", f"map:{2 * MIB}", "release")
+    collector = Allocations(probes)
+    list(collector.collect(0))
+    collector.forget([left.process])
+    assert not [key for key, _ in probes.map("mappings").items() if key.process.id() == left.process]
+
+
+def test_what_is_allocated_in_a_green_context_is_its_devices_and_goes_with_the_primary_one(
+    driver: Driver, probes: Probes
+) -> None:
+    held = driver.run("green:1", "alloc:4096", "pop", "green_destroy")
+    assert memory(probes, held.process)[1].live == {"plain": 4096}
+    gone = driver.run("green:1", "alloc:4096", "pop", "release_primary:1", "green_destroy")
+    assert memory(probes, gone.process)[1].live == {}
 
 
 def test_nothing_was_lost_on_the_way(probes: Probes) -> None:

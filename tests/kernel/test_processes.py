@@ -16,6 +16,7 @@ from agent.function_names import FunctionNames
 from agent.layout import ORDINALS, ROLE_ONLINE, U32, Gate, ProcessKey, Rule
 from agent.members import Told
 from agent.model import ProcessId
+from agent.ordinals import bus_place
 from agent.probes import Probes
 from agent.procfs import Procfs
 from agent.watcher import Watcher
@@ -230,6 +231,22 @@ def test_the_driver_tells_which_device_an_ordinal_is_when_they_are_reordered(dri
     assert set(straight) == set(swapped) == {0, 1}
     assert straight[0] == swapped[1] != straight[1]
     assert straight[1] == swapped[0]
+
+
+def test_the_driver_tells_which_device_is_at_a_place_on_the_bus(driver: Driver, probes: Probes) -> None:
+    straight, swapped = bus_ids(probes, driver, "0,1"), bus_ids(probes, driver, "1,0")
+    assert set(straight) == set(swapped) == {0, 1}
+    assert straight[0] == swapped[1] != straight[1]
+    assert all(bus_place(text.decode()) for text in straight.values())
+
+
+def bus_ids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:
+    """Ordinal → place, as one process was told."""
+    with driver.start("bus:0", "bus:1", CUDA_VISIBLE_DEVICES=visible) as driven:
+        driven.begin()
+        driven.finish()
+        items = probes.map("bus_ids").items()
+        return {key.ordinal: value.text for key, value in items if key.process.id() == driven.process}
 
 
 def uuids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:

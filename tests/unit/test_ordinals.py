@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model import Device, DeviceUuid
-from agent.ordinals import device_of, visible_devices
+from agent.ordinals import bus_place, device_of, visible_devices
 
 
 def gpu(index: int, name: str = "H200", minor: int | None = None) -> Device:
@@ -70,3 +70,20 @@ def test_an_ordinal_is_the_process_s_own_and_what_is_unknown_is_the_only_device_
     assert device_of(None, (a, b), [a, b]) is None
     assert device_of(0, (), [b]) == b
     assert device_of(5, (a, b), []) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("0000:01:00.0", (0, 1, 0)),
+        ("00000000:C1:00.0", (0, 0xC1, 0)),
+        ("0001:0a:1f", (1, 10, 31)),
+        ("a:0.0", (0, 10, 0)),
+        ("", None),
+        ("GPU-1", None),
+        ("0:0:0:0", None),
+        ("0000:01:00.0 ", None),
+    ],
+)
+def test_a_place_on_the_bus_is_the_same_however_it_is_written(text: str, place: tuple[int, int, int] | None) -> None:
+    assert bus_place(text) == place

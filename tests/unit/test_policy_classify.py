@@ -88,6 +88,16 @@ def test_every_key_must_match_in_full_and_in_case(match: str) -> None:
     assert role(one(match)) is Role.UNMATCHED
 
 
+def test_containers_of_one_pod_may_be_online_and_offline() -> None:
+    text = f"online:\n  - {{name: chat, match: {{pod: train-0, container: server}}, {SLO}}}\n"
+    rules = parse(
+        f"version: 1\n{text}offline:\n  - {{name: training, match: {{pod: train-0, container: worker}}}}\n", "p"
+    )
+    server = replace(POD, key=ContainerKey("s"), name="server")
+    sidecar = replace(POD, key=ContainerKey("c"), name="sidecar")
+    assert [role(rules, one) for one in (server, POD, sidecar)] == [Role.ONLINE, Role.OFFLINE, Role.UNMATCHED]
+
+
 def test_what_is_unknown_about_a_container_matches_not_even_a_star() -> None:
     assert role(one('{namespace: "*"}'), UNIT) is Role.UNMATCHED
     assert role(one('{image: "*"}'), replace(POD, image=None)) is Role.UNMATCHED
