@@ -283,12 +283,13 @@ int prefetches_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
+	struct process *process = find_process(&id, cookie);
 	struct arguments arguments = read_arguments(ctx);
 	struct prefetches list = {arguments.second, arguments.third, arguments.fourth, arguments.fifth,
 				  ARGUMENT_6(ctx)};
 
-	if (!is_duplicate(ctx, cookie))
-		count_prefetches(&id, find_process(&id, cookie), &list);
+	if (!is_duplicate(ctx, cookie, &id, process))
+		count_prefetches(&id, process, &list);
 	return 0;
 }
 

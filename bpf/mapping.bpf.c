@@ -80,9 +80,8 @@ int mapping_enter(struct pt_regs *ctx)
 			    .d = bpf_ktime_get_ns(),
 			    .cookie = cookie};
 
-	if (is_duplicate(ctx, cookie))
+	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
 		return 0;
-	find_process(&id, cookie);
 	keep_call(CALL_MAPPING, &call);
 	return 0;
 }
