@@ -109,7 +109,7 @@ def test_a_program_that_maps_a_library_just_written_over_meets_no_old_probe(
 def another_build(folder: Path) -> Path:
     """The same functions at other places."""
     source = Path(__file__).resolve().parents[2] / "sim" / "libcuda"
-    subprocess.run(["make", "-s", "-C", str(source), f"OUT={folder}", "CFLAGS=-O0"], check=True)
+    subprocess.run(["make", "-s", "-C", str(source), f"OUT={folder}", "CFLAGS=-O0 -D_GNU_SOURCE"], check=True)
     return folder / "libcuda.so.1"
 
 
