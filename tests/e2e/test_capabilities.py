@@ -26,7 +26,7 @@ from agent.model import Enforcement
 from agent.preflight import kernel_version
 from bench.containers import Container, Mount
 from sim.demo.stage import BUILD
-from tests.e2e.node import ROOT, Agent, Node, endpoint_port, until
+from tests.e2e.node import ROOT, TRAINING, Agent, Node, endpoint_port, until
 
 NOBODY = 65534
 WITHOUT_ADMIN = kernel_version(platform.release()) >= UPROBE_MULTI
@@ -39,11 +39,11 @@ enforce: true
 online:
   - name: chat
     match: {{container: "chat-{token}"}}
-    slo: {{signal: http, port: {port}, quantile: 0.9, target: 100us, window: 3s, min_samples: 5}}
+    slo: {{signal: http, port: {port}, quantile: 0.9, target: 100us, window: 2s, min_samples: 5}}
 offline:
   - name: training
     match: {{container: "training-{token}"}}
-    limits: {{max_pause: 500ms, floor: 50%, evict_grace: 500ms}}
+    limits: {{max_pause: 500ms, floor: 90%, evict_grace: 1s, memory: {memory}}}
     ladder: {ladder}
 """
 
@@ -57,8 +57,8 @@ class Work:
     port: int
     closed: str  # its libcuda, as it sees it
 
-    def policy(self, ladder: str = "[gate, pace, freeze]") -> str:
-        return POLICY.format(token=self.node.token, port=self.port, ladder=ladder)
+    def policy(self, ladder: str = "[gate, pace, freeze]", memory: str = "8GiB") -> str:
+        return POLICY.format(token=self.node.token, port=self.port, ladder=ladder, memory=memory)
 
     def stance(self, agent: Agent) -> Enforcement:
         return agent.stance(self.node.name("training")) or Enforcement("unknown")
@@ -93,7 +93,7 @@ def another_users(node: Node, closed: Path) -> Iterator[Container]:
     as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     with Container.start(
         shown,
-        [*as_nobody, str(BUILD / "bin" / "offline"), "--kernels", "20", "--kernel-us", "500", "--seconds", "3600"],
+        [*as_nobody, str(BUILD / "bin" / "offline"), "--memory", "2GiB", *TRAINING],
         {**node.stage.environment, "LD_LIBRARY_PATH": f"{closed}:{BUILD / 'lib'}"},
         cgroup_path=f"/gpuwarden-e2e/{shown}",
         mounts=[Mount(BUILD), Mount(closed), Mount(node.folder, read_only=False)],
@@ -138,6 +138,10 @@ def missing(agent: Agent) -> list[str]:
     return [line for line in lines if "is missing" in line and "docs/capabilities.md" in line]
 
 
+def nice(tgid: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, tgid)
+
+
 def until_it_sees(work: Work, agent: Agent) -> None:
     """The latency of its requests, and the container's own libcuda."""
     until(lambda: work.latency(agent) is not None, "the latency of its requests")
@@ -151,7 +155,7 @@ def until_it_paces(work: Work, agent: Agent) -> None:
 def test_with_exactly_what_is_asked_for_on_any_kernel_nothing_is_missing_and_the_whole_ladder_works(work: Work) -> None:
     with work.node.agent(work.policy(), run_dir="any", under=only(ANY_KERNEL)) as agent:
         assert missing(agent) == []
-        assert os.getpriority(os.PRIO_PROCESS, agent.guardian()) == -20
+        until(lambda: nice(agent.guardian()) == -20, "the guardian to hurry")
         until_it_sees(work, agent)
         until_it_paces(work, agent)
         until(lambda: "freeze" in work.stance(agent).rungs, "it to be frozen")
@@ -212,8 +216,8 @@ def test_without_a_right_to_priority_it_names_it_and_goes_on(work: Work) -> None
     with work.node.agent(work.policy(), run_dir="nice", under=without("CAP_SYS_NICE", ANY_KERNEL)) as agent:
         [line] = missing(agent)
         assert "CAP_SYS_NICE is missing" in line
-        assert os.getpriority(os.PRIO_PROCESS, agent.guardian()) == 0
         until_it_paces(work, agent)
+        assert nice(agent.guardian()) == nice(agent.process.pid)
 
 
 def test_doctor_says_what_is_missing(node: Node) -> None:
@@ -227,5 +231,5 @@ def test_doctor_says_what_is_missing(node: Node) -> None:
 
 
 def test_an_agent_with_the_least_also_evicts_another_users_container(work: Work) -> None:
-    with work.node.agent(work.policy("[evict]"), run_dir="evicts", under=only(LEAST)):
+    with work.node.agent(work.policy("[evict]", memory="1GiB"), run_dir="evicts", under=only(LEAST)):
         until(lambda: not work.training.alive(), "the container to be evicted")
