@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator
@@ -17,13 +18,16 @@ from collections.abc import Iterator
 import pytest
 
 from agent import endpoint
+from agent.capabilities import SINCE_6_6, UPROBE_MULTI
 from agent.model import Snapshot
+from agent.preflight import kernel_version
 from enforce import ledger
 from enforce.entries import Entry
 from tests.e2e.machine import CHECKOUT, HOME, PYTHON, Machine, machine
 from tests.e2e.node import ROOT, until
 
 UNIT = "gpuwarden.service"
+WITHOUT_ADMIN = kernel_version(platform.release()) >= UPROBE_MULTI
 WATCHDOG_SECONDS = 3
 _GPU = f"GPUSIM_DIR=/var/lib/gpusim LD_LIBRARY_PATH={CHECKOUT}/sim/build/lib:{PYTHON}/lib"
 _WORK = f"{CHECKOUT}/sim/build/bin"
@@ -161,7 +165,9 @@ def restarts(systemd: Machine) -> int:
 def test_start_waits_until_the_agent_answers_and_what_it_does_is_its_status(started: Machine) -> None:
     assert started.show(UNIT, "ActiveState", "SubState", "Type") == ["active", "running", "notify"]
     assert snapshot(started) is not None
-    until(lambda: re.fullmatch(r"observing: \d containers on 1 device", *started.show(UNIT, "StatusText")), "its status")
+    until(
+        lambda: re.fullmatch(r"observing: \d containers on 1 device", *started.show(UNIT, "StatusText")), "its status"
+    )
     missing = re.findall(r"(CAP_\w+) is missing", started.journal())
     assert missing == ([] if is_let_hurry(started) else ["CAP_SYS_NICE"])  # the sandbox leaves all else that it needs
 
@@ -218,6 +224,20 @@ def test_reload_takes_a_changed_policy_and_the_agent_is_ready_again_afterwards(s
     until(lambda: "policy reloaded" in started.journal()[told:], "the policy to be taken")
     until(lambda: started.show(UNIT, "SubState") == ["running"], "the reload to be over")
     assert started.show(UNIT, "MainPID") == agent
+
+
+@pytest.mark.skipif(not WITHOUT_ADMIN, reason="before Linux 6.6 probes need CAP_SYS_ADMIN")
+def test_with_ambient_capabilities_it_observes_as_another_user(started: Machine) -> None:
+    names = " ".join(name for name in SINCE_6_6 if name != "CAP_SYS_NICE")
+    lines = ["[Service]", "User=65534", "Group=gpuwarden", "CapabilityBoundingSet=", f"CapabilityBoundingSet={names}"]
+    started.write(f"/run/systemd/system/{UNIT}.d/user.conf", "\n".join([*lines, f"AmbientCapabilities={names}\n"]))
+    started.systemctl("daemon-reload")
+    started.systemctl("restart", UNIT)
+    [pid] = started.show(UNIT, "MainPID")
+    assert "Uid:\t65534\t65534\t65534\t65534\n" in (started.root / f"proc/{pid}/status").read_text()
+    now = snapshot(started)
+    assert now is not None
+    assert any(probed.attached for probed in now.probes)
 
 
 def test_stop_ends_all_of_it(started: Machine) -> None:

@@ -62,7 +62,9 @@ def test_one_more_capability_never_makes_more_missing(names: set[str], more: str
 
 
 @given(st.sets(st.sampled_from(NAMES)), kernels)
-def test_it_ends_just_where_something_is_required_and_names_all_of_that(names: set[str], kernel: tuple[int, int]) -> None:
+def test_it_ends_just_where_something_is_required_and_names_all_of_that(
+    names: set[str], kernel: tuple[int, int]
+) -> None:
     lacking = missing(names, kernel)
     required = {one.name for one in lacking if one.required}
     if not required:
