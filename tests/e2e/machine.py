@@ -25,18 +25,7 @@ from tests.e2e.node import ROOT, until
 CHECKOUT, PACKAGES, PYTHON = "/opt/gpuwarden", "/opt/packages", "/opt/python"  # which may lie in a home here
 _TARGET = "machine.target"
 _CAPABILITIES = (
-    *(
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "DAC_READ_SEARCH",
-        "FOWNER",
-        "FSETID",
-        "KILL",
-        "SETGID",
-        "SETUID",
-        "SETPCAP",
-        "NET_ADMIN",
-    ),
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
     *("SYS_CHROOT", "SYS_ADMIN", "SYS_PTRACE", "SYS_NICE", "MKNOD", "SETFCAP", "BPF", "PERFMON", "CHECKPOINT_RESTORE"),
 )
 HOME = "/usr/lib/gpuwarden"  # an environment as the package brings it, but for its libraries
@@ -145,15 +134,8 @@ def _make_root(folder: Path, files: Mapping[str, str]) -> None:
     options = f"lowerdir=/,upperdir={folder / 'upper'},workdir={folder / 'work'}"
     root = folder / "rootfs"
     subprocess.run(["mount", "-t", "overlay", "-o", options, "machine", root], check=True)
-    for ours in (
-        HOME.lstrip("/"),
-        "etc/systemd/system",
-        "etc/fstab",
-        "etc/gpuwarden",
-        "var/lib/gpuwarden",
-        "var/log/journal",
-    ):
-        _remove(root / ours)
+    for ours in (HOME, "/etc/systemd/system", "/etc/fstab", "/etc/gpuwarden", "/var/lib/gpuwarden", "/var/log/journal"):
+        _remove(root / ours.lstrip("/"))
     with (root / "etc/group").open("a") as groups:
         groups.write("gpuwarden:x:64998:\n")
     python = root / HOME.lstrip("/") / "bin/python3"

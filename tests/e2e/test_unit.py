@@ -32,6 +32,8 @@ WATCHDOG_SECONDS = 3
 _GPU = f"GPUSIM_DIR=/var/lib/gpusim LD_LIBRARY_PATH={CHECKOUT}/sim/build/lib:{PYTHON}/lib"
 _WORK = f"{CHECKOUT}/sim/build/bin"
 
+_STATUS = re.compile(r"observing: \d+ containers on 1 device")
+
 # What is ours to choose on a test machine; everything else is as it is shipped.
 DROP_IN = f"""\
 [Service]
@@ -75,7 +77,8 @@ from enforce.freezer import Cgroup, Place
 from enforce.ledger import Ledger
 process = Procfs().process_id(int(sys.argv[1]))
 place = Place.of(2, "/sys/fs/cgroup/system.slice/training.service")
-ledger, key, now = Ledger("/run/gpuwarden/ledger.jsonl"), ContainerKey("systemd:/system.slice/training.service"), time.time_ns()
+key, now = ContainerKey("systemd:/system.slice/training.service"), time.time_ns()
+ledger = Ledger("/run/gpuwarden/ledger.jsonl")
 ledger.intend(Entry.of("pace", process, key, now))
 ledger.intend(Entry.at("freeze", str(place), key, now))
 os.kill(process.tgid, signal.SIGSTOP)
@@ -165,9 +168,7 @@ def restarts(systemd: Machine) -> int:
 def test_start_waits_until_the_agent_answers_and_what_it_does_is_its_status(started: Machine) -> None:
     assert started.show(UNIT, "ActiveState", "SubState", "Type") == ["active", "running", "notify"]
     assert snapshot(started) is not None
-    until(
-        lambda: re.fullmatch(r"observing: \d containers on 1 device", *started.show(UNIT, "StatusText")), "its status"
-    )
+    until(lambda: _STATUS.fullmatch(started.show(UNIT, "StatusText")[0]), "its status")
     missing = re.findall(r"(CAP_\w+) is missing", started.journal())
     assert missing == ([] if is_let_hurry(started) else ["CAP_SYS_NICE"])  # the sandbox leaves all else that it needs
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Which capabilities are missing, by what is held and by the kernel; and that the list is the same wherever it stands."""
+"""Which capabilities are missing, by what is held and by the kernel; and that the list is the same everywhere."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def test_one_more_capability_never_makes_more_missing(names: set[str], more: str
 
 
 @given(st.sets(st.sampled_from(NAMES)), kernels)
-def test_it_ends_just_where_something_is_required_and_names_all_of_that(
-    names: set[str], kernel: tuple[int, int]
-) -> None:
+def test_it_ends_where_something_is_required_and_names_that(names: set[str], kernel: tuple[int, int]) -> None:
     lacking = missing(names, kernel)
     required = {one.name for one in lacking if one.required}
     if not required:
