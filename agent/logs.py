@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from agent.errors import PolicyError
+from agent.errors import MistakesError
 from agent.names import printable
 
 _BELOW: Final = "\n  "
@@ -30,16 +30,16 @@ class Format(StrEnum):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger, message; a policy's further mistakes and a traceback's lines below, indented."""
+    """Time, level, logger, message; a file's further mistakes and a traceback's lines below, indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
-        """One line, unless it names a policy's mistakes: a name that has line breaks makes no entry of its own."""
+        """One line, unless it names a file's mistakes: a name that has line breaks makes no entry of its own."""
         text = super().formatMessage(record)
-        of_policy = any(isinstance(argument, PolicyError) for argument in record.args or ())
-        return _below(text) if of_policy else printable(text)
+        of_a_file = any(isinstance(argument, MistakesError) for argument in record.args or ())
+        return _below(text) if of_a_file else printable(text)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
         """A line below each."""

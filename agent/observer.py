@@ -105,6 +105,10 @@ class Observer:
         """The latest picture; None before the first."""
         return self._ticking.snapshot if self._ticking else None
 
+    def decided_ns(self) -> int | None:
+        """When the loop that decides last came round; None while there is none."""
+        return self._ticking.decided_ns if self._ticking else None
+
     def served(self, snapshot: Snapshot) -> None:
         """A scraper has this snapshot now: what had ended by then need not be kept for it."""
         if self._ticking:

@@ -90,6 +90,8 @@ class Loop:
         try:
             while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
                 self._guarded(self.step)
+                if not ending.is_set():
+                    self.pipeline.decided_ns = monotonic_ns()
         finally:
             self._release()
             self._guarded(self.climber.release)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent import endpoint, preflight
+from agent import doors, endpoint, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import SetupError, UsageError, WardenError
 from agent.model import Container
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     preflight.require_this_machine()
     proc = Procfs()
     frames = Frames(proc, None if options.no_symbols else load_bcc())
-    target = Target(proc, _known_to_the_agent(options.socket))
+    target = Target(proc, _known_to_the_agent(options.socket or doors.place()))
     container = target.find(options.container)
     kind = Kind(options.kind)
     with Sampler(preflight.bpf_object().with_name("stacks.bpf.o"), proc, kind) as sampler:
