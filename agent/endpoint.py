@@ -258,5 +258,6 @@ def _ask(path: Path, request: bytes, give_up: float) -> bytes | None:
         except OSError as error:
             raise SetupError(f"the agent at {path} does not answer ({error}): see its log") from error
     if not line.endswith(b"\n"):
-        raise SetupError(f"the agent at {path} hung up: it has too many clients or is stopping, try again")
+        why = "it takes no such word there, has too many clients or is stopping; try again"
+        raise SetupError(f"the agent at {path} hung up: {why}")
     return line
