@@ -25,12 +25,6 @@ def exposed(status: os.stat_result) -> str | None:
     return None
 
 
-def require_trusted(path: str | os.PathLike[str]) -> None:
-    """TrustError where others could change the file, OSError where it cannot be looked at."""
-    if (why := exposed(os.stat(path))) is not None:
-        raise TrustError(f"{os.fspath(path)} {why}")
-
-
 def read(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, os.stat_result]:
     """What is in a regular file, a byte more than `most_bytes` at most, and what it is. Raises OSError, ValueError."""
     # O_NONBLOCK: a FIFO in its place must not hang the agent.

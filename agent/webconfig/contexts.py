@@ -58,7 +58,7 @@ class Making:
             try:
                 step(made)
             except _WrongError as error:
-                self.problems.setdefault(error.key, error.text)
+                self._tell(error)
         return None if self.problems else made
 
     def sans(self) -> frozenset[str] | None:
@@ -103,6 +103,8 @@ class Making:
         kind = self.section.client_auth_type
         made.verify_mode = _VERIFY[kind]
         authorities = self._text("client_ca")
+        if authorities is None and self._is_told("client_ca"):
+            return
         if kind == "NoClientCert" and authorities is not None:
             text = "says whose certificates are taken, but none is asked for; write client_auth_type too"
             raise _WrongError(self._key("client_ca"), text)
@@ -121,11 +123,12 @@ class Making:
 
     def _certificate(self, made: ssl.SSLContext) -> None:
         cert, key = self._text("cert"), self._text("key")
-        for item, text in (("cert", cert), ("key", key)):
-            if text is None:
-                raise _WrongError(item, f"is not there; write {item}_file: FILE")
-        assert cert is not None
-        assert key is not None
+        items: tuple[tuple[Item, bytes | None], ...] = (("cert", cert), ("key", key))
+        for item, text in items:
+            if text is None and not self._is_told(item):
+                self._tell(_WrongError(item, f"is not there; write {item}_file: FILE"))
+        if cert is None or key is None:
+            return
         try:
             with _in_memory(cert) as cert_path, _in_memory(key) as key_path:
                 made.load_cert_chain(cert_path, key_path, _no_passphrase)
@@ -149,7 +152,21 @@ class Making:
     def _key(self, item: Item) -> str:
         return f"{item}_file" if getattr(self.section, f"{item}_file") is not None else item
 
+    def _tell(self, error: _WrongError) -> None:
+        self.problems.setdefault(error.key, error.text)
+
+    def _is_told(self, item: Item) -> bool:
+        return not self.problems.keys().isdisjoint((item, f"{item}_file"))
+
     def _text(self, item: Item) -> bytes | None:
+        """None where it is not given, and where it is wrong, which is told then."""
+        try:
+            return self._read(item)
+        except _WrongError as error:
+            self._tell(error)
+            return None
+
+    def _read(self, item: Item) -> bytes | None:
         inline, name = getattr(self.section, item), getattr(self.section, f"{item}_file")
         if inline is not None and name is not None:
             raise _WrongError(item, f"is here and in {item}_file; leave one of them out")

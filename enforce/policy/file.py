@@ -19,7 +19,7 @@ Stamp = tuple[int, int, int, int, int]
 
 
 class PolicyFile:
-    """One path, whatever lies there. `judged`: what was read last, and what is wrong with it."""
+    """One path, whatever lies there. `judged`: what is wrong with what was read last; None: nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,7 +34,8 @@ class PolicyFile:
     def load(self) -> Policy:
         """The policy in it now. Raises PolicyError."""
         self._read = self._seen = _stamp(self.path)  # before it is read: whoever writes later has changed it
-        self.judged = judged = examine(self.path, strict_permissions=True)
+        judged = examine(self.path, strict_permissions=True)
+        self.judged = judged if judged.policy is None else None
         if not judged.was_read:
             self._read = None  # it is tried again: there may be no descriptor left, or a disk that fails
         return judged.accepted()
