@@ -191,8 +191,10 @@ class Endpoint:
     def _shut(self) -> None:
         for client in list(self._clients.values()):
             self._drop(client)
-        for item in (*self._listeners, self._woken, self._selector):
-            item.close()
+        for listener in self._listeners:
+            listener.close()
+        self._woken.close()
+        self._selector.close()
 
 
 def _opened(doors: Sequence[Door]) -> dict[socket.socket, Door]:

@@ -91,7 +91,8 @@ def _judge(text: str, path: Path) -> Judged:
 
 def _made(section: WebSection, source: Source, problems: list[Problem], path: Path) -> Judged:
     problems += entries(section, source)
-    context, sans, files, unread = None, None, (path,), False
+    context, sans, unread = None, None, False
+    files: tuple[Path, ...] = (path,)
     if section.tls_server_config is not None:
         making = Making(section.tls_server_config, path.parent)
         context, sans = making.context(), making.sans()

@@ -28,8 +28,9 @@ ALWAYS = ("20200101000000Z", "20991231000000Z")
 LONG_AGO = ("20200101000000Z", "20200102000000Z")
 
 
-def openssl(*arguments: str | Path) -> str:
-    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=30)
+def openssl(*arguments: str | Path, text: str = "") -> str:
+    """What it prints."""
+    done = subprocess.run(["openssl", *map(str, arguments)], input=text, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

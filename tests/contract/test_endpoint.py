@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from agent import endpoint
-from agent.doors import Door, doors, place
+from agent.doors import MOST_CLIENTS, Door, doors, place
 from agent.endpoint import Endpoint, ask, fetch
 from agent.errors import SetupError
 from agent.model import Snapshot
@@ -147,8 +147,8 @@ def test_a_client_that_does_not_read_its_answer_stalls_nobody(path: Path, monkey
 
 
 def test_no_more_than_a_few_clients_are_kept(served: Endpoint, path: Path) -> None:
-    crowd = [connect(path) for _ in range(endpoint.MOST_CLIENTS)]
-    eventually(lambda: len(served._clients) == endpoint.MOST_CLIENTS)
+    crowd = [connect(path) for _ in range(MOST_CLIENTS)]
+    eventually(lambda: len(served._clients) == MOST_CLIENTS)
     turned_away = connect(path)
     assert turned_away.recv(1) == b""
     for client in [*crowd, turned_away]:
@@ -328,8 +328,8 @@ def test_an_agent_that_ends_answers_no_order(tmp_path: Path) -> None:
 
 
 def test_a_crowd_of_readers_keeps_nobody_from_giving_orders(both: Both) -> None:
-    crowd = [connect(both.questions) for _ in range(endpoint.MOST_CLIENTS)]
-    eventually(lambda: len(both.endpoint._clients) == endpoint.MOST_CLIENTS)
+    crowd = [connect(both.questions) for _ in range(MOST_CLIENTS)]
+    eventually(lambda: len(both.endpoint._clients) == MOST_CLIENTS)
     with connect(both.questions) as turned_away:
         assert turned_away.recv(1) == b""
     assert fetch(both.orders) is not None

@@ -10,7 +10,7 @@ import time
 
 import bcrypt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.webconfig import passwords
@@ -62,6 +62,7 @@ def test_what_is_no_basic_authentication_is_wrong(header: str) -> None:
     assert Passwords({"alice": SESAME}).verdict(header) is Verdict.WRONG
 
 
+@settings(max_examples=30)
 @given(st.binary(max_size=100))
 def test_no_bytes_are_a_fault(raw: bytes) -> None:
     known = Passwords({"alice": SESAME})
@@ -108,7 +109,7 @@ def test_a_name_that_nobody_has_costs_a_bcrypt_of_a_cost_that_users_have(monkeyp
 
 
 def test_whoever_tries_passwords_takes_a_quarter_of_a_core_and_those_who_are_known_come_in_meanwhile() -> None:
-    known = Passwords({"alice": hashed(b"right", 8)})
+    known = Passwords({"alice": hashed(b"right", 6)})
     assert known.verdict(basic("alice", "right")) is Verdict.RIGHT
     ends = time.monotonic() + 1.5
     tried = [0] * 8
@@ -119,7 +120,7 @@ def test_whoever_tries_passwords_takes_a_quarter_of_a_core_and_those_who_are_kno
             tried[number] += 1
 
     threads = [threading.Thread(target=attack, args=(number,)) for number in range(len(tried))]
-    began = time.process_time()
+    began, began_cpu = time.monotonic(), time.process_time()
     for thread in threads:
         thread.start()
     slowest = 0.0
@@ -131,7 +132,7 @@ def test_whoever_tries_passwords_takes_a_quarter_of_a_core_and_those_who_are_kno
     for thread in threads:
         thread.join()
     assert sum(tried) > 5
-    assert (time.process_time() - began) / 1.5 < 0.5
+    assert (time.process_time() - began_cpu) / (time.monotonic() - began) < 0.5
     assert slowest < 0.5
 
 
