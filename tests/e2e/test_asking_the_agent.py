@@ -75,16 +75,14 @@ def test_it_lives_and_is_ready(warden: Agent) -> None:
     assert answer_of(warden, "/readyz") == (200, "ok\n")
 
 
-def test_run_refuses_a_web_configuration_with_every_mistake_and_warns_of_a_port_for_everybody(
-    node: Node, tmp_path: Path
-) -> None:
+def test_run_refuses_a_wrong_web_configuration_with_every_mistake(node: Node, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yml"
-    wrong.write_text("rate_limit: {burst: 1}\ntls_server_config: {cert_file: none.pem}\n")
+    wrong.write_text("basic_auth_users: {alice: sesame}\ntls_server_config: {cert_file: none.pem}\n")
     wrong.chmod(0o600)
     where = ("--run-dir", str(tmp_path / "run"), "--usage", "off", "--listen", "127.0.0.1:0")
     done = node.run("run", *where, "--web-config", str(wrong))
     assert done.returncode == 2
-    assert f"{wrong}:1: rate_limit is not done here" in done.stderr
+    assert f"{wrong}:1: basic_auth_users.alice has no bcrypt hash" in done.stderr
     assert f"{wrong}:2: tls_server_config.cert_file names {tmp_path / 'none.pem'}, which cannot be read" in done.stderr
 
 
@@ -110,6 +108,7 @@ def test_an_agent_for_everybody_warns_once_and_serves_tls_where_it_is_told_to(
         log = agent.log.read_text()
         assert log.count("is served to whoever can reach it") == 1
         assert "--web-config asks who it is" in log
+        assert f"metrics on https://0.0.0.0:{agent.port}/metrics" in log
         context = ssl.create_default_context(cafile=str(authority))
         with urllib.request.urlopen(f"https://127.0.0.1:{agent.port}/livez", timeout=30, context=context) as answer:
             assert answer.read() == b"ok\n"
