@@ -26,7 +26,7 @@ Sick = Callable[[], str | None]  # why; None: well
 
 
 class Health:
-    """`decided_ns`: when the loop that decides last came round; None while there is no policy in force."""
+    """`decided_ns`: when the last decision began; None while none are made."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class Observer:
         return self._ticking.snapshot if self._ticking else None
 
     def decided_ns(self) -> int | None:
-        """When the loop that decides last came round; None while there is none."""
+        """When the last decision began; None while none are made."""
         return self._ticking.decided_ns if self._ticking else None
 
     def served(self, snapshot: Snapshot) -> None:

@@ -90,9 +90,8 @@ class Loop:
         try:
             while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
                 self._guarded(self.step)
-                if not ending.is_set():
-                    self.pipeline.decided_ns = monotonic_ns()
         finally:
+            self.pipeline.decided_ns = None  # releasing takes the time it takes
             self._release()
             self._guarded(self.climber.release)
 
@@ -125,7 +124,7 @@ class Loop:
 
     def step(self) -> None:
         """One decision."""
-        now = monotonic_ns()
+        now = self.pipeline.decided_ns = monotonic_ns()
         if self.hands:
             self.hands.supervisor.beat()
         snapshot = self.pipeline.snapshot

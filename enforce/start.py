@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Self
 
 from agent import layout
-from agent.clock import monotonic_ns
 from agent.collectors.deliveries import Deliveries
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
@@ -85,8 +84,6 @@ class Enforcement:
             thread = threading.Thread(target=loop.run, args=(self._ending,), name="enforce", daemon=True)
             thread.start()
             stack.callback(thread.join)
-            self._observer.pipeline.decided_ns = monotonic_ns()
-            stack.callback(setattr, self._observer.pipeline, "decided_ns", None)  # releasing takes the time it takes
             stack.callback(self._ending.set)
             self._stack = stack.pop_all()
         return self

@@ -205,9 +205,7 @@ class Node:
         )
 
     @contextmanager
-    def agent(
-        self, policy: str | None, *extra: str, run_dir: str = "run", address: str = "127.0.0.1"
-    ) -> Iterator[Agent]:
+    def agent(self, policy: str | None, *extra: str, run_dir: str = "run") -> Iterator[Agent]:
         """The agent as people run it. Killing or ending it inside is fine."""
         path = self.folder / f"{run_dir}.yaml" if policy is not None else None
         if path is not None:
@@ -219,7 +217,7 @@ class Node:
         command = self.command("run", *given, "--run-dir", str(self.folder / run_dir), *self.ledger, *extra)
         with log.open("wb") as stderr, decisions.open("ab") as stdout:
             process = subprocess.Popen(
-                [*command, "--listen", f"{address}:{port}"],
+                [*command, "--listen", f"127.0.0.1:{port}"],
                 env=self.environment,
                 cwd=ROOT,
                 stdout=stdout,

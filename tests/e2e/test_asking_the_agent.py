@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import stat
 import urllib.error
 import urllib.request
@@ -98,20 +99,21 @@ def secured(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return path, authority.cert
 
 
-def test_an_agent_for_everybody_warns_once_and_serves_tls_where_it_is_told_to(
-    node: Node, secured: tuple[Path, Path]
-) -> None:
-    import ssl
-
+def test_it_serves_tls_where_it_is_told_to(node: Node, secured: tuple[Path, Path]) -> None:
     path, authority = secured
-    with node.agent(None, "--web-config", str(path), run_dir="secured", address="0.0.0.0") as agent:
-        log = agent.log.read_text()
-        assert log.count("is served to whoever can reach it") == 1
-        assert "--web-config asks who it is" in log
-        assert f"metrics on https://0.0.0.0:{agent.port}/metrics" in log
+    with node.agent(None, "--web-config", str(path), run_dir="secured") as agent:
+        assert f"metrics on https://127.0.0.1:{agent.port}/metrics" in agent.log.read_text()
         context = ssl.create_default_context(cafile=str(authority))
         with urllib.request.urlopen(f"https://127.0.0.1:{agent.port}/livez", timeout=30, context=context) as answer:
             assert answer.read() == b"ok\n"
         agent.process.send_signal(signal.SIGTERM)
         agent.process.wait(60)
         assert not list(agent.run_dir.glob("*.sock"))
+
+
+def test_a_port_for_everybody_is_warned_of(node: Node, tmp_path: Path) -> None:
+    where = ("--run-dir", str(tmp_path / "run"), "--usage", "off", "--listen", "0.0.0.0:0")
+    done = node.run("run", *where, "--libcuda", str(tmp_path / "none.so"))
+    assert done.returncode == 3
+    assert done.stderr.count("is served to whoever can reach it") == 1
+    assert "--web-config asks who it is" in done.stderr
