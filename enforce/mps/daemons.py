@@ -53,7 +53,7 @@ def _found(proc: Procfs) -> Iterator[tuple[bool, Daemon]]:
                 directory = _pipe_directory(proc, process)
                 program = _program(proc, tgid)
                 if directory and program and proc.process_id(tgid) == process:
-                    yield _same_mounts(proc, tgid, 1), Daemon(process, directory, program)
+                    yield _is_the_nodes(proc, tgid), Daemon(process, directory, program)
         except (GoneError, SetupError, OSError):
             continue
 
@@ -82,6 +82,13 @@ def _pipe_directory(proc: Procfs, process: ProcessId) -> str | None:
 def same_mounts(proc: Procfs, tgid: int) -> bool:
     """Whether paths mean to that process what they mean to this one."""
     return _same_mounts(proc, tgid, "self")
+
+
+def _is_the_nodes(proc: Procfs, tgid: int) -> bool:
+    try:
+        return _same_mounts(proc, tgid, 1)
+    except OSError:  # we are in a container that may not look at it
+        return same_mounts(proc, tgid)
 
 
 def _same_mounts(proc: Procfs, tgid: int, other: int | str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -75,7 +76,7 @@ def test_links_that_go_round_are_given_up(jail: Jail) -> None:
     assert os.strerror(errno.ELOOP) in refused(jail)
 
 
-@pytest.mark.parametrize("link", ["/proc/1/root/etc/passwd", "/proc/self/root/etc/passwd", "/proc/self/cwd/lib/real.so"])
+@pytest.mark.parametrize("link", ["/proc/self/root/etc/passwd", "/proc/self/cwd", f"/proc/{os.getpid()}/fd/0"])
 def test_no_link_of_proc_leads_into_another_process(jail: Jail, link: str) -> None:
     (jail.root / "proc").mkdir()
     with mounted("proc", jail.root / "proc", "-t", "proc"):
@@ -134,10 +135,14 @@ def test_the_word_of_opens_is_right(jail: Jail) -> None:
 def test_a_file_that_somebody_has_a_lease_on_is_not_waited_for(jail: Jail) -> None:
     path = jail.root / LIBRARY[1:]
     path.touch()
-    with open(path, "w") as held:
-        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        assert os.strerror(errno.EAGAIN) in refused(jail)
-        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the holder is told that somebody came
+    try:
+        with open(path, "w") as held:
+            fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            assert os.strerror(errno.EAGAIN) in refused(jail)
+            fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    finally:
+        signal.signal(signal.SIGIO, before)
 
 
 def test_another_process_under_the_same_pid_is_not_looked_into(jail: Jail) -> None:
@@ -207,7 +212,7 @@ def test_what_is_deleted_is_opened_where_it_is_mapped_and_as_nothing_else(jail: 
     me = PROC.process_id(os.getpid())
     with pytest.raises(GoneError, match="does not map"):  # it is there: its link does not end in (deleted)
         PROC.open_mapped(me, libc)
-    for span in ("0-1000", "../../1/root", "x"):
+    for span in ("0-1000", "../root", "x"):
         with pytest.raises(GoneError):
             PROC.open_mapped(me, MappedFile("/etc/passwd", 0, 0, True, span))
 

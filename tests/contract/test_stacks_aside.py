@@ -35,7 +35,7 @@ def bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Making]:
 
 
 def test_without_bcc_the_error_names_its_package(bcc: Making) -> None:
-    bcc("", before="raise ImportError('no such thing')")
+    bcc("pass", before="raise ImportError('no such thing')")
     with pytest.raises(SetupError, match=r"apt-get install python3-bpfcc.*no such thing"):
         Bcc()
 
@@ -88,7 +88,7 @@ acts = {
     'connect': lambda: socket.socket(socket.AF_UNIX),
     'become root': lambda: os.setuid(0),
     'mount': lambda: check(libc.mount(b'none', b'/mnt', b'tmpfs', 0, None)),
-    'enter the namespaces of another process': lambda: check(libc.setns(os.open('/proc/1/ns/mnt', os.O_RDONLY), 0)),
+    'enter the namespaces of another process': lambda: check(libc.setns(os.open('/proc/%d/ns/mnt' % self.tgid, os.O_RDONLY), 0)),
     'make namespaces': lambda: check(libc.unshare(0x10000000)),
     'load programs into the kernel': lambda: check(libc.syscall(321 if os.uname().machine == 'x86_64' else 280, 0, 0, 0)),
 }
@@ -102,7 +102,7 @@ for what, act in acts.items():
         done.append(what)
     except OSError:
         pass
-reads = os.listdir('/proc/1/root') and open('/proc/%d/maps' % self.tgid).read() and open(secret).read()
+reads = os.listdir('/proc/%d/root' % self.tgid) and open('/proc/%d/maps' % self.tgid).read() and open(secret).read()
 return json.dumps([done, bool(reads)]).encode(), 0, b'module'
 """
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import _ctypes
 import io
 import os
 import struct
@@ -12,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,12 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")  # type, flags, offset, virtual address, p
 _STRINGS, _DYNSYM = 3, 11
 _LOAD, _EXECUTABLE = 1, 1
 _MOST_SECONDS = 5.0  # of CPU time; what is refused takes milliseconds
-REAL = Path(_ctypes.__file__)  # a small library that is there wherever Python is
+_CTYPES = find_spec("_ctypes")
+assert _CTYPES
+assert _CTYPES.origin
+_MODULES = Path(_CTYPES.origin).parent.glob("*.so")
+REAL = min(_MODULES, key=lambda path: path.stat().st_size)  # a small library that is there wherever Python is
+ITS_OWN = f"PyInit_{REAL.name.partition('.')[0]}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def looked_at(path: Path) -> dict[str, int]:
     offsets: dict[str, int] = {}
     with suppress(ProbeError):
         offsets = exported_functions(str(path), "")
-    for name in ("cuInit", "PyInit__ctypes"):
+    for name in ("cuInit", ITS_OWN):
         with suppress(ProbeError):
             assert 0 <= function_offset(str(path), name, None, nothrow=True) < path.stat().st_size
     with suppress(ProbeError):
@@ -103,7 +108,7 @@ def test_a_library_is_read(tmp_path: Path) -> None:
 
 
 def test_a_real_library_is_read() -> None:
-    assert "PyInit__ctypes" in looked_at(REAL)
+    assert ITS_OWN in looked_at(REAL)
 
 
 def test_a_descriptor_serves_as_well_as_a_path_and_stays_open(tmp_path: Path) -> None:
@@ -152,8 +157,7 @@ def test_a_library_made_to_keep_us_busy_or_lead_us_astray_does_neither(tmp_path:
         Made(symbols=400_000),
         Made(header={"shnum": 65_535}),
         Made(header={"phnum": 65_534}),
-        Made(names=b"\0" + b"c" * (1 << 20), tail=b""),
-        Made(dynsym=(0, HUGE, 2, 24)),
+        Made(names=b"\0cu" + b"c" * (1 << 20), tail=b""),
     ],
 )
 def test_a_library_with_more_to_read_than_any_libcuda_is_refused(tmp_path: Path, made: Made) -> None:
@@ -170,7 +174,7 @@ def test_a_program_of_another_machine_or_none_is_refused(tmp_path: Path, ident: 
 
 
 @pytest.mark.usefixtures("quick")
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=16)), max_size=24), st.integers(0, 4))
 def test_whatever_bytes_of_a_real_library_are_changed_it_is_read_or_refused(
     tmp_path: Path, edits: list[tuple[int, bytes]], cut: int
