@@ -54,7 +54,7 @@ class Bounded(io.FileIO):
 
 
 def parsed(stream: Bounded) -> ELFFile:
-    """The headers of a file of this machine's kind. ProbeError when it has more parts than any; whatever elftools does."""
+    """The headers of a program of this kind of machine. ProbeError, and whatever elftools raises."""
     elf = ELFFile(stream)
     if elf.elfclass != 64 or not elf.little_endian:
         raise ProbeError("it is of another kind of machine")

@@ -63,7 +63,7 @@ def open_file(root: int, path: str) -> int:
 
 
 def open_link(link: str, path: str) -> int:
-    """The same for a link of /proc that leads to the very file, such as /proc/PID/map_files/…; messages call it `path`."""
+    """The same for a link of /proc that is the file itself, as in /proc/PID/map_files; messages call it `path`."""
     found = os.open(link, os.O_PATH | os.O_CLOEXEC)
     try:
         return _reopened(found, path)

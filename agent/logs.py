@@ -46,7 +46,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC), level, logger, message, and traceback where there is one. As fit for terminals: jq -r shows it raw."""
+    """time (UTC), level, logger, message, traceback where there is one; fit for terminals, as jq -r shows it raw."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One entry: one line of ASCII."""

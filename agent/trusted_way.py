@@ -5,8 +5,8 @@
 A file that only root can write says little in a directory that others can. Each directory on the way has to belong to
 root or to whom we run as, and nobody else may write it, but for two that are safe: one with the sticky bit, where each
 may replace only what is his (/tmp), and one on a mount that is read-only here. Such is a Kubernetes ConfigMap's volume:
-the kubelet makes its directory with mode 0777, in a place of the node that only root can enter, and mounts it read-only.
-A link is judged by where it lies and by the way to what it names.
+the kubelet makes its directory with mode 0777, where on the node only root can go, and mounts it read-only. A link is
+judged by where it lies and by the way to what it names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""bcc in a process of its own: it reads the files of other people's programs, in C++, and may hang, grow or break there.
+"""bcc in a process of its own: it reads the files of other people's programs in C++, and may hang, grow or break.
 
 That process has next to no rights (agent/stacks/sandbox.py). One that takes too long or ends is not started again: what
 it would have named is called by module and offset.

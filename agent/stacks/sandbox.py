@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a process that reads hostile files in C may still do: read files, those of other processes too, and nothing else.
+"""What a process that reads hostile files in C may still do: read files, other processes' too, and nothing else.
 
 It is nobody, has only the two capabilities that reading /proc/PID/root takes, cannot get others back, and the kernel
 refuses it the calls by which the first of them would be worth more (ptrace(2), writing /proc/PID/mem), those that start
@@ -22,7 +22,11 @@ from agent.errors import SetupError
 
 _NOBODY: Final = 65534
 _DAC_READ_SEARCH, _SYS_PTRACE = 2, 19
-_MOST_DATA_BYTES: Final = 4 << 30  # what a C++ program of a GiB takes is some hundred MiB
+_LIMITS: Final = (
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_FSIZE, 0),
+    (resource.RLIMIT_DATA, 4 << 30),  # what a C++ program of a GiB takes is some hundred MiB
+)
 
 _SET_PARENT_DEATH_SIGNAL, _SET_KEEPCAPS, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 8, 22, 38  # prctl(2)
 _CAPABILITY_VERSION = 0x20080522
@@ -47,15 +51,19 @@ _ARCHITECTURES: Final = {
         0xC000003E,
         2,
         257,
-        (101, 310, 311, 62, 200, 234, 59, 322, 41, 42, 49, 321, 298, 165, 166, 308, 272, 56)
-        + (175, 313, 176, 246, 248, 249, 250, 161, 155, 323, 304, 85, 57, 58),
+        (
+            *(101, 310, 311, 62, 200, 234, 59, 322, 41, 42, 49, 321, 298, 165, 166, 308, 272, 56),
+            *(175, 313, 176, 246, 248, 249, 250, 161, 155, 323, 304, 85, 57, 58),
+        ),
     ),
     "aarch64": (
         0xC00000B7,
         None,
         56,
-        (117, 270, 271, 129, 130, 131, 221, 281, 198, 203, 200, 280, 241, 40, 39, 268, 97, 220)
-        + (105, 273, 106, 104, 217, 218, 219, 51, 41, 282, 265),
+        (
+            *(117, 270, 271, 129, 130, 131, 221, 281, 198, 203, 200, 280, 241, 40, 39, 268, 97, 220),
+            *(105, 273, 106, 104, 217, 218, 219, 51, 41, 282, 265),
+        ),
     ),
 }
 
@@ -79,23 +87,23 @@ class _CapabilityData(ctypes.Structure):
 def enter() -> None:
     """For good. SetupError where the kernel does not let us."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_DATA, _MOST_DATA_BYTES)):
-        resource.setrlimit(limit, (most, most))
     try:
+        for limit, most in _LIMITS:
+            resource.setrlimit(limit, (most, most))
         _check(libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
         _check(libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
         kept = 1 << _DAC_READ_SEARCH | 1 << _SYS_PTRACE
-        data = (_CapabilityData * 2)((kept, kept, 0), (0, 0, 0))
+        data = (_CapabilityData * 2)(_CapabilityData(kept, kept, 0), _CapabilityData(0, 0, 0))
         _check(libc.capset(ctypes.byref(_CapabilityHeader(_CAPABILITY_VERSION, 0)), data))
         _check(libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0))
-        code = _filter(platform.machine())
+        code = [_Instruction(*one) for one in _filter(platform.machine())]
         program = _Program(len(code), (_Instruction * len(code))(*code))
         _check(libc.prctl(_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0))
-    except OSError as error:
-        raise SetupError(f"the reader of symbols cannot be confined ({error.strerror}): use --no-symbols") from error
+    except (OSError, ValueError) as error:  # ValueError: a limit that may not be raised
+        raise SetupError(f"the reader of symbols cannot be confined ({error}): use --no-symbols") from error
 
 
 def _check(result: int) -> None:
@@ -113,8 +121,8 @@ def _filter(machine: str) -> Sequence[tuple[int, int, int, int]]:
     code += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _OTHER_NUMBERS), (_RETURN, 0, 0, _REFUSE)]
     for number in (*refused, *_EVERYWHERE):
         code += [(_IS, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    for number, flags in ((plain_open, 1), (open_at, 2)):
-        if number is not None:
-            code += [(_IS, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * flags), (_ANY_BIT, 0, 1, _WRITING)]
+    for opening, flags in ((plain_open, 1), (open_at, 2)):
+        if opening is not None:
+            code += [(_IS, 0, 4, opening), (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * flags), (_ANY_BIT, 0, 1, _WRITING)]
             code += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     return [*code, (_RETURN, 0, 0, _ALLOW)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What root in a container can put in the place of a file that the agent looks at: none of it is opened, none leads out."""
+"""What root in a container can put in a file's place: none of it is opened, and none leads out."""
 
 from __future__ import annotations
 
@@ -197,12 +197,17 @@ def test_where_openat2_is_refused_nothing_is_opened_and_the_reason_is_said(
 
 
 def test_a_file_that_is_not_for_us_is_no_matter_of_openat2(jail: Jail, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_openat2", lambda folder, path, how: (-1, errno.EPERM) if path != b"/" else (os.dup(0), 0))
+    def refuse(_folder: int, path: bytes, _how: object) -> tuple[int, int]:
+        return (os.dup(0), 0) if path == b"/" else (-1, errno.EPERM)
+
+    monkeypatch.setattr(foreign, "_openat2", refuse)
     with pytest.raises(SetupError, match="not allowed to read"):
         PROC.open_inside(jail.process, "/lib/real.so")
 
 
-@pytest.mark.parametrize("name", ["/lib/" + "\x1b[2J\n\u202e" * 40, "/" + "a/" * 5000, "/lib/\udcff\udcfe", "", "/lib/\0"])
+@pytest.mark.parametrize(
+    "name", ["/lib/" + "\x1b[2J\n\u202e" * 40, "/" + "a/" * 5000, "/lib/\udcff\udcfe", "", "/lib/\0"]
+)
 def test_a_path_of_odd_characters_or_any_length_is_no_more_than_missing(jail: Jail, name: str) -> None:
     refused(jail, name)
 
@@ -217,11 +222,12 @@ def test_what_is_deleted_is_opened_where_it_is_mapped_and_as_nothing_else(jail: 
             PROC.open_mapped(me, MappedFile("/etc/passwd", 0, 0, True, span))
 
 
-def test_of_a_dev_with_any_number_of_entries_nothing_is_believed(jail: Jail) -> None:
+def test_of_a_dev_with_any_number_of_entries_nothing_is_believed(jail: Jail, monkeypatch: pytest.MonkeyPatch) -> None:
     (jail.root / "dev").mkdir()
     (jail.root / "dev" / "nvidia3").touch()
-    assert PROC.gpu_minors(jail.process) == {3}
-    for number in range(5000):
+    assert PROC.gpu_minors(jail.process) == frozenset({3})
+    monkeypatch.setattr("agent.procfs._MOST_DEVICES", 40)
+    for number in range(40):
         (jail.root / "dev" / f"nvidia{number}x").touch()
     assert PROC.gpu_minors(jail.process) is None
 

@@ -244,7 +244,9 @@ def test_a_directory_that_is_none_is_no_daemons(directory: str) -> None:
 def pretender(directory: Path | str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the name of a daemon, and the directory of one."""
     environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(directory)}
-    with subprocess.Popen(["nvidia-cuda-mps-control", "-d"], executable="/bin/cat", env=environment, stdin=-1) as process:
+    with subprocess.Popen(
+        ["nvidia-cuda-mps-control", "-d"], executable="/bin/cat", env=environment, stdin=-1
+    ) as process:
         yield process
         process.kill()
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -16,11 +16,16 @@ from agent.errors import SetupError
 from agent.stacks.aside import Bcc
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's rights")
-Making = Callable[[str], None]
+
+
+class Making(Protocol):
+    """Writes the module."""
+
+    def __call__(self, body: str, before: str = "") -> None: ...
 
 
 @pytest.fixture
-def bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Making]:
+def bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Making:
     """Puts a module in bcc's place: what `resolve` does with a process's files, in Python instead of C++."""
 
     def make(body: str, before: str = "") -> None:
@@ -31,7 +36,7 @@ def bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Making]:
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     tmp_path.chmod(0o755)
-    yield make
+    return make
 
 
 def test_without_bcc_the_error_names_its_package(bcc: Making) -> None:
@@ -76,6 +81,7 @@ def test_one_that_hangs_or_breaks_is_given_up_and_not_asked_again(bcc: Making, b
 TAKEN_OVER = """
 import ctypes, json, os, socket, subprocess
 libc = ctypes.CDLL(None, use_errno=True)
+bpf = 321 if os.uname().machine == 'x86_64' else 280
 acts = {
     'write the memory of another process': lambda: open('/proc/%d/mem' % self.tgid, 'r+b', buffering=0),
     'write a file of root': lambda: open(target, 'w'),
@@ -88,9 +94,9 @@ acts = {
     'connect': lambda: socket.socket(socket.AF_UNIX),
     'become root': lambda: os.setuid(0),
     'mount': lambda: check(libc.mount(b'none', b'/mnt', b'tmpfs', 0, None)),
-    'enter the namespaces of another process': lambda: check(libc.setns(os.open('/proc/%d/ns/mnt' % self.tgid, os.O_RDONLY), 0)),
+    'enter the namespaces of another process': lambda: check(libc.setns(os.open(f'/proc/{self.tgid}/ns/mnt', 0), 0)),
     'make namespaces': lambda: check(libc.unshare(0x10000000)),
-    'load programs into the kernel': lambda: check(libc.syscall(321 if os.uname().machine == 'x86_64' else 280, 0, 0, 0)),
+    'load programs into the kernel': lambda: check(libc.syscall(bpf, 0, 0, 0)),
 }
 def check(result):
     if result:
