@@ -4,18 +4,21 @@
 
 A file that only root can write says little in a directory that others can. Each directory on the way has to belong to
 root or to whom we run as, and nobody else may write it, but for two that are safe: one with the sticky bit, where each
-may replace only what is his (/tmp), and one on a mount that is read-only here. Such is a Kubernetes ConfigMap's volume:
-the kubelet makes its directory with mode 0777, where on the node only root can go, and mounts it read-only. A link is
-judged by where it lies and by the way to what it names.
+may replace only what is his (/tmp), and a directory of the node that was mounted here read-only, and itself. Such is a
+Kubernetes ConfigMap: the kubelet makes its directory with mode 0777, where on the node only root can go. (That all is
+read-only for us, as under systemd's ProtectSystem=strict, says nothing of others.) A link is judged by where it lies
+and by the way to what it names.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from typing import Final
 
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _MOST_LINKS: Final = 40  # path_resolution(7)
 
 
@@ -54,12 +57,23 @@ def _replaceable(folder: str, entry: os.stat_result) -> str | None:
             f"lies in {folder}, which belongs to user {facts.st_uid}, who could put another file in its place; "
             f"move it to a directory of root's, or chown {folder} to root"
         )
-    if not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or os.statvfs(folder).f_flag & os.ST_RDONLY:
+    if not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return None
-    if facts.st_mode & stat.S_ISVTX and _is_ours(entry):
+    if (facts.st_mode & stat.S_ISVTX and _is_ours(entry)) or _is_read_only_volume(folder):
         return None
     who = "everybody" if facts.st_mode & stat.S_IWOTH else "its group"
     return f"lies in {folder}, where {who} could put another file in its place; chmod go-w {folder}"
+
+
+def _is_read_only_volume(folder: str) -> bool:
+    """Whether a part of a file system is mounted just there, to be read only. Source: proc(5), mountinfo."""
+    found = False
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            _, _, _, root, point, options, *_ = line.split(" ")
+            if _OCTAL.sub(lambda match: chr(int(match[1], 8)), point) == folder:  # of several, the last is on top
+                found = root != "/" and "ro" in options.split(",")
+    return found
 
 
 def _is_ours(facts: os.stat_result) -> bool:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -83,29 +81,6 @@ def test_a_link_is_judged_by_where_it_lies_and_by_the_way_to_what_it_names(polic
     policy.parent.chmod(0o755)
     other.chmod(0o777)
     assert f"lies in {other}," in refusal(link)
-
-
-def configmap(folder: Path) -> Path:
-    """As the kubelet writes one: a directory that all may write, and links in it."""
-    folder.mkdir()
-    (folder / "..2026_01_01").mkdir(mode=0o755)
-    (folder / "..2026_01_01" / "policy.yaml").write_text("version: 1\n")
-    (folder / "..2026_01_01" / "policy.yaml").chmod(0o644)
-    (folder / "..data").symlink_to("..2026_01_01")
-    (folder / "policy.yaml").symlink_to("..data/policy.yaml")
-    folder.chmod(0o777)
-    return folder / "policy.yaml"
-
-
-def test_a_configmap_is_taken_where_it_is_mounted_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, look = configmap(tmp_path / "volume"), os.statvfs
-
-    def mounted(folder: str) -> Any:
-        return SimpleNamespace(f_flag=os.ST_RDONLY) if folder == str(path.parent) else look(folder)
-
-    assert "chmod go-w" in refusal(path)
-    monkeypatch.setattr(os, "statvfs", mounted)
-    assert load(path, strict_permissions=True).enforce is False
 
 
 def test_links_that_go_round_are_an_error(tmp_path: Path) -> None:
