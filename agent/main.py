@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from agent import doors, endpoint, logs
 from agent.clock import NS_PER_SECOND
 from agent.errors import SetupError, UsageError, WardenError, exit_codes
+from agent.names import printable
 from agent.stacks.arguments import add_arguments as stacks_arguments
 from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
@@ -63,7 +64,7 @@ def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gputop`."""
     parser = _top_parser()
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.ERROR, format="gputop: %(message)s")
+    logs.plain(parser.prog, logging.ERROR)
     _end(parser.prog, lambda: _gputop(options))
 
 
@@ -379,7 +380,7 @@ def _release(options: argparse.Namespace) -> int:
     released = release_all(options.run_dir / "ledger.jsonl")
     for one in released:
         what = one.entry.place if one.entry.process is None else f"process {one.entry.process.tgid}"
-        print(f"{one.entry.container}: {one.entry.act}: {what}: {one.outcome}", one.error or "")
+        print(printable(f"{one.entry.container}: {one.entry.act}: {what}: {one.outcome} {one.error or ''}"))
     resumed = sum(one.outcome is Outcome.RESUMED for one in released)
     print(f"{resumed} processes resumed, {len(released)} entries looked at")
     return 0 if all(one.closed for one in released) else 1

@@ -128,6 +128,7 @@ class Observer:
             "ticks:failed_calls": self.failed_calls,
             "ticks:failed": self.failed_ticks,
             "watcher:failed": self._watcher.failures,
+            "libraries:refused": self._discovery.refused,
         }
 
     def _tick(self, now_ns: int) -> None:

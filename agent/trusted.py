@@ -13,10 +13,15 @@ import stat
 from pathlib import Path
 
 from agent.errors import TrustError
+from agent.trusted_way import exposed_way
 
 
-def exposed(status: os.stat_result) -> str | None:
-    """Who besides its owner could change the file, and what to do about it; None: nobody."""
+def exposed(path: str | os.PathLike[str], status: os.stat_result) -> str | None:
+    """Who besides its owner could change or replace the file, and what to do about it; None: nobody. OSError."""
+    return _writable(status) or exposed_way(path)
+
+
+def _writable(status: os.stat_result) -> str | None:
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to user {status.st_uid}, who could change what the agent does; chown it to root"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -38,7 +43,7 @@ def read_trusted(path: Path, most_bytes: int) -> bytes:
     content, status = read(path, most_bytes)
     if not stat.S_ISREG(status.st_mode):
         raise TrustError(f"{path} is not a regular file; name one")
-    if (why := exposed(status)) is not None:
+    if (why := exposed(path, status)) is not None:
         raise TrustError(f"{path} {why}")
     if len(content) > most_bytes:
         raise TrustError(f"{path} is larger than {most_bytes >> 10} KiB; check that it is the one that is meant")

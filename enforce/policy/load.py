@@ -64,12 +64,12 @@ def examine(path: str | os.PathLike[str], strict_permissions: bool = False) -> J
     name = os.fspath(path)
     try:
         raw, status = _read(name)
+        exposed = trusted.exposed(name, status)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return _unfit(name, f"cannot be read ({reason}); check the path and its permissions", was_read=False)
     if not stat.S_ISREG(status.st_mode):
         return _unfit(name, "is not a regular file; name the policy's YAML file")
-    exposed = trusted.exposed(status)
     if exposed and strict_permissions:
         return _unfit(name, exposed)
     if len(raw) > MAX_BYTES:

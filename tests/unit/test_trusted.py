@@ -27,7 +27,7 @@ from agent.trusted import exposed, read_trusted
     ],
 )
 def test_only_root_or_ourselves_may_be_able_to_write_it(user: int, mode: int, says: str | None) -> None:
-    why = exposed(cast(Any, SimpleNamespace(st_uid=user, st_mode=0o100000 | mode)))
+    why = exposed("/", cast(Any, SimpleNamespace(st_uid=user, st_mode=0o100000 | mode)))
     assert why is says or (why is not None and says is not None and says in why)
 
 
@@ -43,3 +43,15 @@ def test_what_is_not_trusted_is_named_with_the_cure(tmp_path: Path) -> None:
         read_trusted(path, 7)
     with pytest.raises(TrustError, match="not a regular file"):
         read_trusted(Path("/dev/zero"), 7)
+
+
+def test_a_file_in_a_directory_that_others_can_write_is_not_trusted_either(tmp_path: Path) -> None:
+    folder = tmp_path / "everybodys"
+    folder.mkdir()
+    path = folder / "file"
+    path.write_bytes(b"content")
+    path.chmod(0o600)
+    assert read_trusted(path, 7) == b"content"
+    folder.chmod(0o777)
+    with pytest.raises(TrustError, match=f"{path} lies in {folder}, where everybody"):
+        read_trusted(path, 7)
