@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -267,13 +268,21 @@ class Both:
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Iterator[Both]:
+def anybodys() -> Iterator[Path]:
+    """A folder that others may enter: pytest closes its own to them whenever somebody starts it."""
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def both(anybodys: Path) -> Iterator[Both]:
     snapshot, waiting = rich_snapshot(), list[tuple[str, Callable[[str], None]]]()
-    opened = doors(tmp_path, {"explain": echo}, {"reload": lambda word, tell: waiting.append((word, tell))}, GROUP)
+    opened = doors(anybodys, {"explain": echo}, {"reload": lambda word, tell: waiting.append((word, tell))}, GROUP)
     made = Endpoint(lambda: snapshot, opened)
     yield Both(made, opened[0].path, opened[1].path, waiting)
     made.close()
-    assert not list(tmp_path.iterdir())
+    assert not list(anybodys.iterdir())
 
 
 def answer_to(path: Path, word: str) -> Future[bytes | None]:
@@ -348,8 +357,8 @@ def test_a_second_door_that_cannot_be_opened_closes_the_first(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_each_door_is_whose_it_is_to_be(both: Both, tmp_path: Path) -> None:
-    found = {path.name: (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) for path in tmp_path.iterdir()}
+def test_each_door_is_whose_it_is_to_be(both: Both, anybodys: Path) -> None:
+    found = {path.name: (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) for path in anybodys.iterdir()}
     assert found == {"agent.sock": (0o600, os.getegid()), "read.sock": (0o660, GROUP)}
 
 
@@ -369,9 +378,6 @@ agent.main.gputop(["--once", "--by-container", "--socket", sys.argv[2]])
 
 def gputop_as_somebody(groups: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Once everything is imported: the checkout may lie where nobody else can read."""
-    for folder in path.parents:
-        if folder.stat().st_uid == 0 and folder != Path("/tmp") and "pytest" in str(folder):
-            folder.chmod(0o755)
     command = [sys.executable, "-c", AS_SOMEBODY, groups, str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
