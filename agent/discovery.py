@@ -59,6 +59,7 @@ class Discovery:
         self._extra: tuple[str, ...] = ()
         self._host: set[int] = set()  # numbers of the host's own libraries now
         self._rounds = 0
+        self.refused = 0  # looks at files of processes that this agent may not read
 
     def attach_host(self, extra: Iterable[str]) -> int:
         """Attaches the node's libraries; returns how many there are. SetupError for a configured one that is none."""
@@ -115,7 +116,11 @@ class Discovery:
                 continue
             try:
                 self._look_at(process)
-            except (GoneError, SetupError, ProbeError, OSError) as error:
+            except SetupError as error:  # one process, or all of them: what is probed already goes on
+                if not self.refused:
+                    _log.warning("%s; the like is only counted from now on", error)
+                self.refused += 1
+            except (GoneError, ProbeError, OSError) as error:
                 _log.debug("%s", error)
             if self._looks.get(process, 0) >= _LOOKS:
                 self._done.add(process)
@@ -128,9 +133,9 @@ class Discovery:
             _log.warning("process %d maps %d files called libcuda: %s", process.tgid, len(libraries), most)
         for library in libraries[:_MOST_OF_ONE]:
             if library.deleted:
-                self._probes.ensure_mapped(library.path, process.tgid)
+                self._probes.ensure_mapped(library, process)
             else:
-                self._probes.ensure(library.path, process.tgid)
+                self._probes.ensure(library.path, process)
         if libraries:
             self._done.add(process)
             self._found.add(process)

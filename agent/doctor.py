@@ -14,6 +14,7 @@ from agent.containers.sources import BUILTIN
 from agent.discovery import Discovery, host_libraries
 from agent.errors import ProbeError, SetupError, WardenError
 from agent.model import ProbeStatus
+from agent.names import printable
 from agent.nvml import Nvml
 from agent.probes import Probes
 from agent.procfs import Procfs
@@ -121,7 +122,7 @@ def _mps() -> str:
     found = [p.info for p in psutil.process_iter(["pid", "name", "exe"]) if _is_called(p.info, names)]
     if not found:
         return "not running: processes share GPUs by time slices"
-    return ", ".join(f"{info['name']} (pid {info['pid']})" for info in found)
+    return ", ".join(f"{printable(info['name'])} (pid {info['pid']})" for info in found)
 
 
 def _is_called(info: dict[str, Any], names: Sequence[str]) -> bool:

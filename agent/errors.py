@@ -7,7 +7,10 @@ WardenError            one line that says what to do; the command line prints it
 ├── SetupError         this machine lacks something (root, BTF, a library, a GPU)
 ├── ProbeError         a BPF object or a probe could not be loaded or attached
 ├── NvmlError          NVML refused a call that the agent cannot do without
-├── PolicyError        the policy file is wrong; carries every mistake, not just the first
+├── MistakesError      a file that people write is wrong; carries every mistake, not just the first
+│   ├── PolicyError    the policy
+│   └── WebConfigError who may see what the agent serves
+├── TrustError         others could change a file that says what the agent does
 ├── SourceError        a runtime's socket failed, or what it said cannot be true
 │   └── SourceTimeoutError  it did not answer in time
 └── GoneError          the process or device acted on no longer exists
@@ -20,7 +23,7 @@ from typing import Final
 EXIT_CODES: Final = (
     (0, "done"),
     (1, "failed, or not all of it could be done: the message says what is left to do"),
-    (2, "the command line or the policy is wrong"),
+    (2, "the command line, the policy or the web configuration is wrong"),
     (3, "this machine lacks something: root, a kernel feature, a library, a GPU, a running agent, a file"),
     (4, "a BPF program or a probe could not be loaded or attached"),
     (5, "NVML cannot be used"),
@@ -65,14 +68,28 @@ class NvmlError(WardenError):
     exit_code = 5
 
 
-class PolicyError(WardenError):
-    """The policy is wrong. One message per mistake, in file order."""
+class MistakesError(WardenError):
+    """A file that people write is wrong. One message per mistake, in file order."""
 
     exit_code = 2
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class PolicyError(MistakesError):
+    """The policy is wrong."""
+
+
+class WebConfigError(MistakesError):
+    """The web configuration is wrong."""
+
+
+class TrustError(WardenError):
+    """Others could change a file that says what the agent does, or it is no file. The message says what to do."""
+
+    exit_code = 2
 
 
 class SourceError(WardenError):

@@ -15,13 +15,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from elftools.elf.elffile import ELFFile
-
-from agent.elf import Bounded
+from agent.elf import Bounded, parsed
 from agent.errors import ProbeError
 
 _CHUNK_BYTES = 1 << 20
 _MOST_BYTES = 512 << 20  # of symbols and their names together
+_MOST_UNWOUND_BYTES = 64 << 20  # 8 million functions
 _SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: name, info, other, section, value, size
 _FUNCTION = 2  # STT_FUNC
 _EXECUTABLE = 1  # PF_X
@@ -34,16 +33,19 @@ _HEADER_ENCODING = b"\x03\x3b"  # of .eh_frame_hdr: count as udata4, a table of 
 _PAIR = struct.Struct("<ii")
 
 
-def function_offset(path: str, symbol: str | None, offset: int | None, nothrow: bool) -> int:
+def function_offset(file: str | int, symbol: str | None, offset: int | None, nothrow: bool) -> int:
     """Where the function begins in the file. ProbeError, which says what to write, where it must not be timed.
 
     `nothrow`: somebody who knows says that no exception leaves it.
     """
     try:
-        with Bounded(path) as stream:
-            file = _File(stream)
-            file.refuse_where_stacks_are_unwound(nothrow)
-            return file.offset_of(symbol) if symbol is not None else file.checked(offset or 0)
+        with Bounded(file) as stream:
+            program = _File(stream)
+            program.refuse_where_stacks_are_unwound(nothrow)
+            found = program.offset_of(symbol) if symbol is not None else program.checked(offset or 0)
+            if found >= stream.size_bytes():
+                raise ProbeError("the function is beyond the end of the file; check slo.binary")
+            return found
     except ProbeError:
         raise
     except OSError as error:
@@ -56,10 +58,8 @@ class _File:
     """One file while it is looked into."""
 
     def __init__(self, stream: Bounded) -> None:
-        self._elf = ELFFile(stream)
+        self._elf = parsed(stream)
         self._stream = stream
-        if self._elf.elfclass != 64 or not self._elf.little_endian:
-            raise ProbeError("it is not a program of this machine's kind; check slo.binary")
         self._sections = {section.name: section.header for section in self._elf.iter_sections()}
         segments = (segment.header for segment in self._elf.iter_segments() if segment.header.p_type == "PT_LOAD")
         self._code: list[Any] = [header for header in segments if header.p_flags & _EXECUTABLE]
@@ -113,11 +113,14 @@ class _File:
         header = self._sections.get(".eh_frame_hdr")
         if header is None:
             return
+        if header["sh_size"] > _MOST_UNWOUND_BYTES:
+            raise ProbeError("its unwind table is larger than any; give slo.symbol")
         data = b"".join(self._chunks(header))
         if data[:1] != b"\x01" or data[2:4] != _HEADER_ENCODING:
             return
         (count,) = struct.unpack_from("<I", data, 8)
-        for at, _ in _PAIR.iter_unpack(data[12 : 12 + count * _PAIR.size]):
+        whole = min(count, (len(data) - 12) // _PAIR.size)
+        for at, _ in _PAIR.iter_unpack(memoryview(data)[12 : 12 + whole * _PAIR.size]):
             yield header["sh_addr"] + at
 
     def _in_file(self, address: int) -> int:

@@ -6,14 +6,24 @@ A uprobe sits on the file's real inode, so two paths to one file must count as o
 different: every mount has a device number of its own. What identifies the file is the layer that it really lies in,
 and that is in the mount's options. Where the layers cannot be seen from here, two paths may be taken for two files;
 the probes then notice that they fire twice and drop one (bpf/maps.bpf.h, is_duplicate).
+
+The options are believed only where root of the node made the mounts. Whoever may mount in a user namespace of its own
+chooses their text: it could pass a file off as another container's, which then nobody would probe.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from agent import foreign
+from agent.errors import GoneError
+from agent.model import ProcessId
+from agent.procfs import Procfs
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -36,6 +46,26 @@ class Mount:
     options: str
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One directory of an overlay mount, as the node sees it, and where in it a file would lie."""
+
+    folder: str
+    inside: str
+
+
+@contextmanager
+def opened(proc: Procfs, process: ProcessId, path: str) -> Iterator[tuple[int, os.stat_result, FileId]]:
+    """The file that `path` is to the process: a descriptor, its facts, and which file it is. GoneError, SetupError."""
+    descriptor = proc.open_inside(process, path)
+    try:
+        facts = os.fstat(descriptor)
+        layers = [] if proc.mounts_by_itself(process) else layer_paths(parse_mounts(proc.mounts(process.tgid)), path)
+        yield descriptor, facts, real_file(facts, layers)
+    finally:
+        os.close(descriptor)
+
+
 def parse_mounts(text: str) -> list[Mount]:
     """The lines of a mountinfo file (proc(5)); malformed ones are skipped."""
     mounts = []
@@ -47,7 +77,7 @@ def parse_mounts(text: str) -> list[Mount]:
     return mounts
 
 
-def layer_paths(mounts: list[Mount], path: str) -> list[str]:
+def layer_paths(mounts: list[Mount], path: str) -> list[Layer]:
     """Where a file of an overlay mount may really lie, topmost layer first; empty when `path` is on none."""
     under = [mount for mount in mounts if PurePosixPath(path).is_relative_to(mount.point)]
     if not under:
@@ -56,19 +86,28 @@ def layer_paths(mounts: list[Mount], path: str) -> list[str]:
     if mount.kind != "overlay":
         return []
     inside = os.path.normpath(f"{mount.root}/{PurePosixPath(path).relative_to(mount.point)}").lstrip("/")
-    return [os.path.join(layer, inside) for layer in _layers(mount.options)]
+    return [Layer(folder, inside) for folder in _layers(mount.options) if folder.startswith("/")]
 
 
-def real_file(facts: os.stat_result, layers: list[str]) -> FileId:
+def real_file(facts: os.stat_result, layers: list[Layer]) -> FileId:
     """The file behind an open one: its own numbers, or those of the first layer that has it."""
     for layer in layers:
         try:
-            real = os.stat(layer, follow_symlinks=False)
-        except OSError:
+            real = _look(layer)
+        except (OSError, GoneError):
             continue
         if real.st_size == facts.st_size and real.st_mtime_ns == facts.st_mtime_ns:
             return FileId(real.st_dev, real.st_ino)
     return FileId(facts.st_dev, facts.st_ino)
+
+
+def _look(layer: Layer) -> os.stat_result:
+    """Below the folder every name is the container's: no link of it is followed."""
+    folder = os.open(layer.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return foreign.look(folder, layer.inside, links=False)
+    finally:
+        os.close(folder)
 
 
 def _layers(options: str) -> list[str]:

@@ -34,11 +34,11 @@ class LibraryChanges:
         """None where there is no inotify."""
         return self._descriptor if self._descriptor >= 0 else None
 
-    def watch(self, path: str) -> int | None:
-        """The number of the watch on the file behind a path, /proc/self/fd/N too; None where there is none."""
+    def watch(self, descriptor: int, path: str) -> int | None:
+        """The number of the watch on an open file, which messages call `path`; None where there is none."""
         if self._descriptor < 0:
             return None
-        watch = int(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), _MODIFY))
+        watch = int(self._libc.inotify_add_watch(self._descriptor, b"/proc/self/fd/%d" % descriptor, _MODIFY))
         if watch < 0:
             _log.warning("%s is not watched: %s; if it is written over, that is noticed late", path, _reason())
         return watch if watch >= 0 else None

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from agent.errors import PolicyError
+from agent.errors import MistakesError
 from agent.names import printable
 
 _BELOW: Final = "\n  "
@@ -30,16 +30,15 @@ class Format(StrEnum):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger, message; a policy's further mistakes and a traceback's lines below, indented."""
+    """Time, level, logger, message; a file's further mistakes and a traceback's lines below, indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
-        """One line, unless it names a policy's mistakes: a name that has line breaks makes no entry of its own."""
+        """One line, unless it names a file's mistakes: a name that has line breaks makes no entry of its own."""
         text = super().formatMessage(record)
-        of_policy = any(isinstance(argument, PolicyError) for argument in record.args or ())
-        return _below(text) if of_policy else printable(text)
+        return _below(text) if _of_a_file(record) else printable(text)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
         """A line below each."""
@@ -47,7 +46,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC), level, logger, message, and traceback where there is one."""
+    """time (UTC), level, logger, message, traceback where there is one; fit for terminals, as jq -r shows it raw."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One entry: one line of ASCII."""
@@ -55,11 +54,22 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _fit(record.getMessage()) if _of_a_file(record) else printable(record.getMessage()),
         }
         if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
+            entry["traceback"] = _fit(self.formatException(record.exc_info))
         return json.dumps(entry)
+
+
+class PlainLines(logging.Formatter):
+    """The program's name and the message."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(f"{program}: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
+        """One line."""
+        return printable(super().formatMessage(record))
 
 
 def configure(chosen: Format, level: int = logging.INFO) -> None:
@@ -67,6 +77,13 @@ def configure(chosen: Format, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     as_json = chosen is Format.JSON or (chosen is Format.AUTO and _to_the_journal())
     handler.setFormatter(JsonLines() if as_json else TextLines())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def plain(program: str, level: int) -> None:
+    """The same for a program that hardly logs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainLines(program))
     logging.basicConfig(level=level, handlers=[handler])
 
 
@@ -81,7 +98,16 @@ def say(line: str, level: int = logging.INFO) -> None:
     if in_force() is Format.JSON:
         logging.getLogger("gpuwarden").log(level, line)
     else:
-        print(line, file=sys.stderr, flush=True)
+        print(_fit(line), file=sys.stderr, flush=True)
+
+
+def _of_a_file(record: logging.LogRecord) -> bool:
+    return any(isinstance(argument, MistakesError) for argument in record.args or ())
+
+
+def _fit(text: str) -> str:
+    """Its line breaks are ours."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _below(text: str) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import json
 import logging
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -21,17 +22,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from agent import endpoint, logs
+from agent import doors, endpoint, logs
 from agent.clock import NS_PER_SECOND
 from agent.errors import SetupError, UsageError, WardenError, exit_codes
+from agent.names import printable
 from agent.stacks.arguments import add_arguments as stacks_arguments
 from agent.usage.report import add_arguments, report
 from agent.usage.tables import DAYS, DEFAULT_FILE
 
 if TYPE_CHECKING:
+    from agent.exporters.families import Row
     from agent.model import ContainerKey, Snapshot
     from agent.observer import Settings
     from agent.page.content import Told
+    from agent.web import Server
+    from agent.webconfig.guard import Guard
     from enforce.explain.history import History
     from enforce.explain.text import Block
     from enforce.policy.file import PolicyFile
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gpuwarden")
 DEFAULT_POLICY = Path("/etc/gpuwarden/policy.yaml")
-DEFAULT_RUN_DIR = Path("/run/gpuwarden")
+DEFAULT_RUN_DIR = doors.RUN_DIR
 DEFAULT_LISTEN = "127.0.0.1:9837"
 _LOOK_SECONDS = 2.5  # two ticks: rates need both, and names are asked for in between
 
@@ -59,7 +64,7 @@ def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gputop`."""
     parser = _top_parser()
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.ERROR, format="gputop: %(message)s")
+    logs.plain(parser.prog, logging.ERROR)
     _end(parser.prog, lambda: _gputop(options))
 
 
@@ -96,7 +101,7 @@ def _top_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=_LIBCUDA_HELP)
-    parser.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
+    parser.add_argument("--socket", type=Path, help=doors.HELP)
     gputop_arguments(parser)
     return parser
 
@@ -128,14 +133,18 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(reporting)
     reporting.set_defaults(act=_report)
     check = commands.add_parser("check", help="say whether a policy file is right, and what is wrong with it")
-    check.add_argument("policy", type=Path, metavar="POLICY", help="the file")
+    check.add_argument("policy", type=Path, nargs="?", metavar="POLICY", help="the file")
+    check.add_argument("--web-config", type=Path, metavar="FILE", help="look at a web configuration instead")
     check.add_argument("--live", action="store_true", help="also compare it with what runs now, and name idle rules")
     check.add_argument("--json", action="store_true", help="mistakes and warnings for programs; see docs/policy.md")
-    check.add_argument("--socket", type=Path, default=endpoint.PATH, help="the running agent's socket (%(default)s)")
+    check.add_argument("--socket", type=Path, help=doors.HELP)
     check.set_defaults(act=_check)
     policy = commands.add_parser("policy", help="write a first policy from what runs now; its schema for editors")
     _policy_arguments(policy)
     policy.set_defaults(act=_policy_command)
+    reload = commands.add_parser("reload", help="have the running agent read its policy anew, and say what came of it")
+    reload.add_argument("--socket", type=Path, default=endpoint.PATH, help="the one that takes orders (%(default)s)")
+    reload.set_defaults(act=_reload)
     release = commands.add_parser("release", help="undo whatever a dead agent left in force")
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     release.set_defaults(act=_release)
@@ -150,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_RUN_DIR_HELP = "where the socket and the ledger are (%(default)s)"
+_RUN_DIR_HELP = "where the sockets and the ledger are (%(default)s)"
 
 
 def _watching_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +180,12 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_LISTEN,
         metavar="ADDRESS:PORT",
         help="for /metrics and the status page (%(default)s)",
+    )
+    parser.add_argument(
+        "--web-config",
+        type=Path,
+        metavar="FILE",
+        help="TLS and passwords for them, as in Prometheus' exporter-toolkit (clear text for everybody)",
     )
     parser.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
     parser.add_argument(
@@ -197,12 +212,13 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 def _policy_arguments(parser: argparse.ArgumentParser) -> None:
     from enforce.init.arguments import add_arguments as init_arguments
 
-    init_arguments(parser, DEFAULT_POLICY, endpoint.PATH)
+    init_arguments(parser, DEFAULT_POLICY)
 
 
 def _run(options: argparse.Namespace) -> int:
     from agent import capabilities, preflight, web
     from agent.exporters import prometheus
+    from agent.health import Health
     from agent.notify import Notifier
     from agent.observer import Observer
     from agent.page.ring import Ring
@@ -210,7 +226,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.usage.ledger import keep
     from enforce.explain.command import WORD, answer
     from enforce.explain.history import History
-    from enforce.reloading import LOOK_SECONDS, Reloading
+    from enforce.reloading import LOOK_SECONDS, Asked, Reloading
     from enforce.start import Enforcement
     from enforce.sysmonitor import SysMonitor
 
@@ -225,22 +241,28 @@ def _run(options: argparse.Namespace) -> int:
     faulthandler.enable()  # the same when a watchdog ends the agent (SIGABRT)
     file, policy = _policy(options.policy)
     address, port = _address(options.listen)
+    guard, web_rows = _guard(options.web_config)
     with ExitStack() as stack:
         stack.callback(notifier.close)
-        observer, history, health = Observer(_settings(options)), History(), SysMonitor()
+        settings = _settings(options)
+        observer, history, health = Observer(settings), History(), SysMonitor()
         ring = Ring()
         observer.on_tick += [ring.note, notifier.tick]
         site = Site(observer.snapshot, ring, lambda: _decided(history))
-        metrics = prometheus.application(observer.snapshot, observer.served)
-        server = web.serve(address, port, {"/metrics": metrics, **site.routes()})  # first what is refused for little
+        metrics = prometheus.application(observer.snapshot, observer.served, web_rows)
+        probes = Health(observer.snapshot, observer.decided_ns, settings.interval_ns).routes()
+        routes = {"/metrics": metrics, **site.routes()}
+        server = web.serve(address, port, routes, probes, guard)  # first what is refused for little
         stack.callback(server.close)
+        _warn_of_everybody(server)
         answers = {WORD: lambda container: answer(history, container)}
-        socket = endpoint.Endpoint(observer.snapshot, options.run_dir / "agent.sock", answers)
-        stack.callback(socket.close)
+        asked = Asked(lambda: os.kill(os.getpid(), signal.SIGHUP))
+        sockets = doors.doors(options.run_dir, answers, {"reload": asked.order}, doors.readers())
+        stack.callback(endpoint.Endpoint(observer.snapshot, sockets).close)
         keep(observer, options.usage, options.usage_days, stack)
         stack.enter_context(observer)
-        place = options.run_dir / "agent.sock"
-        _log.info("metrics on %s/metrics, the status page on /, snapshots on %s", server.url, place)
+        places = ", ".join(str(door.path) for door in sockets)
+        _log.info("metrics on %s/metrics, the status page on /, snapshots on %s", server.url, places)
         start = partial(
             Enforcement,
             observer=observer,
@@ -256,12 +278,30 @@ def _run(options: argparse.Namespace) -> int:
         while (number := received(LOOK_SECONDS)) in (None, signal.SIGHUP):
             if number is None:
                 policies.look()
-                continue
-            with notifier.reloading():
-                policies.reload()
+            else:
+                with notifier.reloading():
+                    asked.carry_out(policies.reload)
         notifier.stopping()
         _log.info("ending: releasing everything")
     return 0
+
+
+def _guard(path: Path | None) -> tuple[Guard, Callable[[], Iterable[Row]]]:
+    """Who lets in, and what it has to say in the metrics."""
+    from agent.webconfig.file import WebConfigFile
+    from agent.webconfig.guard import Guard
+
+    if path is None:
+        return Guard(), tuple
+    file = WebConfigFile(path)
+    guard = Guard(file.terms)
+    return guard, lambda: (*file.rows(), *guard.rows())
+
+
+def _warn_of_everybody(server: Server) -> None:
+    if not server.on_loopback and not server.guard.terms().ask_who:
+        told = "%s is served to whoever can reach it: names of containers, pods and images; --web-config asks who it is"
+        _log.warning(told, server.url)
 
 
 def _decided(history: History) -> Sequence[Told]:
@@ -310,9 +350,15 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from agent.webconfig.check import check as check_web
     from enforce.check import check
 
-    return check(options.policy, options.json, _running(options.socket) if options.live else None, sys.stdout)
+    if (options.policy is None) is (options.web_config is None):
+        raise UsageError("nothing to check, or too much: write check POLICY, or check --web-config FILE")
+    if options.web_config is not None:
+        return check_web(options.web_config, options.json, sys.stdout)
+    socket = options.socket or doors.place()
+    return check(options.policy, options.json, _running(socket) if options.live else None, sys.stdout)
 
 
 def _policy_command(options: argparse.Namespace) -> int:
@@ -323,10 +369,20 @@ def _policy_command(options: argparse.Namespace) -> int:
         sys.stdout.write(json_schema.page())
         return 0
     asks = sys.stdin.isatty() and sys.stdout.isatty()
-    here = Here(
-        input if asks else None, sys.stdout, lambda: _running(options.socket), lambda: endpoint.fetch(options.socket)
-    )
+    socket = options.socket or doors.place()
+    here = Here(input if asks else None, sys.stdout, lambda: _running(socket), lambda: endpoint.fetch(socket))
     return init(options, here)
+
+
+def _reload(options: argparse.Namespace) -> int:
+    from enforce.reloading import Outcome
+
+    line = endpoint.ask(options.socket, "reload", timeout=endpoint.ORDER_SECONDS)
+    if line is None:
+        raise SetupError(f"no agent answers at {options.socket}: start one, or name its socket with --socket")
+    outcome = Outcome(**json.loads(line))
+    print(outcome.text)
+    return outcome.exit_code
 
 
 def _release(options: argparse.Namespace) -> int:
@@ -336,7 +392,7 @@ def _release(options: argparse.Namespace) -> int:
     released = release_all(options.run_dir / "ledger.jsonl")
     for one in released:
         what = one.entry.place if one.entry.process is None else f"process {one.entry.process.tgid}"
-        print(f"{one.entry.container}: {one.entry.act}: {what}: {one.outcome}", one.error or "")
+        print(printable(f"{one.entry.container}: {one.entry.act}: {what}: {one.outcome} {one.error or ''}"))
     resumed = sum(one.outcome is Outcome.RESUMED for one in released)
     print(f"{resumed} processes resumed, {len(released)} entries looked at")
     return 0 if all(one.closed for one in released) else 1
@@ -374,8 +430,9 @@ def _gputop(options: argparse.Namespace) -> int:
 
     if options.replay:
         return top.replay(options)
-    if endpoint.fetch(options.socket) is not None:
-        return top.run(options, lambda: endpoint.fetch(options.socket), partial(_decisions, options.socket))
+    socket = options.socket or doors.place()
+    if endpoint.fetch(socket) is not None:
+        return top.run(options, lambda: endpoint.fetch(socket), partial(_decisions, socket))
     from agent.observer import Observer, Settings
 
     settings = Settings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
@@ -383,7 +440,7 @@ def _gputop(options: argparse.Namespace) -> int:
         try:
             observer = stack.enter_context(Observer(settings))
         except SetupError as error:
-            raise SetupError(f"no agent answers at {options.socket}, and without one: {error}") from error
+            raise SetupError(f"no agent answers at {socket}, and without one: {error}") from error
         return top.run(options, observer.snapshot, alone=True)
 
 

@@ -131,7 +131,7 @@ class Members:
         try:
             container = self._index.container_of(process)
             environment = self.proc.environ(tgid, (*VARIABLES, _MPS_PERCENTAGE))
-            exposed = self.proc.gpu_minors(tgid)
+            exposed = self.proc.gpu_minors(process)
             made = Process(process, self.proc.command(tgid), self.proc.user(tgid), container.key)
             if self.proc.process_id(tgid) != process:
                 return None

@@ -105,6 +105,10 @@ class Observer:
         """The latest picture; None before the first."""
         return self._ticking.snapshot if self._ticking else None
 
+    def decided_ns(self) -> int | None:
+        """When the last decision began; None while none are made."""
+        return self._ticking.decided_ns if self._ticking else None
+
     def served(self, snapshot: Snapshot) -> None:
         """A scraper has this snapshot now: what had ended by then need not be kept for it."""
         if self._ticking:
@@ -124,6 +128,7 @@ class Observer:
             "ticks:failed_calls": self.failed_calls,
             "ticks:failed": self.failed_ticks,
             "watcher:failed": self._watcher.failures,
+            "libraries:refused": self._discovery.refused,
         }
 
     def _tick(self, now_ns: int) -> None:

@@ -22,10 +22,11 @@ from agent import layout
 from agent.elf import exported_functions
 from agent.errors import ProbeError
 from agent.libbpf import BpfObject, Link, Map
-from agent.libraries import FileId, layer_paths, parse_mounts, real_file
+from agent.libraries import FileId, opened
 from agent.library_changes import LibraryChanges
-from agent.model import ProbeCounts, ProbeStatus
+from agent.model import ProbeCounts, ProbeStatus, ProcessId
 from agent.procfs import Procfs
+from agent.proctext import MappedFile
 from agent.returns import returns
 from agent.symbols import DENYING, PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
 
@@ -99,23 +100,17 @@ class Probes:
             self._maps[name] = self.bpf.map(name, *layout.MAPS[name])
         return self._maps[name]
 
-    def ensure(self, path: str, tgid: int | None = None) -> AttachedLibrary:
-        """Attaches the file at `path` (as `tgid` sees it) unless it is. GoneError when there is no such file."""
-        viewer = os.getpid() if tgid is None else tgid
-        descriptor = self._proc.open_inside(viewer, path)
-        try:
-            layers = layer_paths(parse_mounts(self._proc.mounts(viewer)), path)
-            facts = os.fstat(descriptor)
-            return self._ensure(path, descriptor, real_file(facts, layers), facts)
-        finally:
-            os.close(descriptor)
+    def ensure(self, path: str, process: ProcessId | None = None) -> AttachedLibrary:
+        """Attaches the file at `path` (as the process sees it) unless it is. GoneError when there is no such file."""
+        with opened(self._proc, process or self._proc.process_id(os.getpid()), path) as (descriptor, facts, file):
+            return self._ensure(path, descriptor, file, facts)
 
-    def ensure_mapped(self, path: str, tgid: int) -> AttachedLibrary:
-        """The same for a file that `tgid` has mapped and that was deleted or replaced since."""
-        descriptor = self._proc.open_mapped(tgid, path)
+    def ensure_mapped(self, file: MappedFile, process: ProcessId) -> AttachedLibrary:
+        """The same for a file that the process has mapped and that was deleted or replaced since."""
+        descriptor = self._proc.open_mapped(process, file)
         try:
             facts = os.fstat(descriptor)
-            return self._ensure(path, descriptor, FileId(facts.st_dev, facts.st_ino), facts)
+            return self._ensure(file.path, descriptor, FileId(facts.st_dev, facts.st_ino), facts)
         finally:
             os.close(descriptor)
 
@@ -128,9 +123,8 @@ class Probes:
                 self.drop(known)
                 known = None
             if known is None:
-                open_path = f"/proc/self/fd/{descriptor}"
-                watch = self.changes.watch(open_path)  # first, so that no change after the look is missed
-                known = self._libraries[file] = self._attach(path, open_path, self._number_of(file))
+                watch = self.changes.watch(descriptor, path)  # first, so that no change after the look is missed
+                known = self._libraries[file] = self._attach(path, descriptor, self._number_of(file))
                 known.version, known.inode, known.watch = version, file.inode, watch
             return known
 
@@ -164,13 +158,13 @@ class Probes:
             del self._number[next(iter(self._number))]
         return self._number[file]
 
-    def _attach(self, path: str, open_path: str, number: int) -> AttachedLibrary:
+    def _attach(self, path: str, descriptor: int, number: int) -> AttachedLibrary:
         library = AttachedLibrary(number, path)
         if len(self._libraries) >= _MOST_LIBRARIES:
             library.failed["*"] = f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
             return library
         try:
-            offsets = exported_functions(open_path, "cu")
+            offsets = exported_functions(descriptor, "cu")
         except ProbeError as error:
             library.failed["*"] = str(error)
             _log.warning("%s: %s", path, error)
@@ -184,15 +178,20 @@ class Probes:
             else:
                 wanted.setdefault(offset, symbol)
         if self.can_deny:
-            self._tell_returns(library, open_path, wanted)
-        self._attach_all(library, open_path, wanted)
+            self._tell_returns(library, descriptor, wanted)
+        self._attach_all(library, f"/proc/self/fd/{descriptor}", wanted)  # that very file, whatever the path is by now
         _log.info("attached %d symbols of %s", len(library.attached), path)
         return library
 
-    def _tell_returns(self, library: AttachedLibrary, path: str, wanted: Mapping[int, Symbol]) -> None:
+    def _tell_returns(self, library: AttachedLibrary, descriptor: int, wanted: Mapping[int, Symbol]) -> None:
         """Where a denied allocation goes on. One that is not told is held instead."""
         allocations = {offset: symbol for offset, symbol in wanted.items() if symbol.role is Role.ALLOC}
-        for offset, distance in returns(path, allocations, wanted).items():
+        try:
+            found = returns(descriptor, allocations, wanted)
+        except (ProbeError, OSError) as error:  # it was cut or written over since its functions were found
+            _log.warning("%s: %s", library.path, error)
+            return
+        for offset, distance in found.items():
             cookie = allocations[offset].cookie(library.number)
             self.map("returns").put(layout.U64(cookie), layout.S64(distance))
 

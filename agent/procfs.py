@@ -9,16 +9,16 @@ no path that a process names is followed out of its own root.
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import fcntl
 import functools
 import os
 import pwd
-import stat
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agent import proctext
+from agent import foreign, proctext
 from agent.errors import GoneError, SetupError
 from agent.model import ProcessId
 from agent.names import printable
@@ -28,12 +28,8 @@ LONGEST_COMMAND = 256
 _COMMAND_BYTES, _ENVIRON_BYTES, _MAPS_BYTES, _SMALL_BYTES = 4 << 10, 1 << 20, 16 << 20, 64 << 10
 _GONE = {errno.ENOENT, errno.ESRCH, errno.ENOTDIR}
 _NOT_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # ours or the machine's lack; of the process it says nothing
-_OPENAT2 = 437  # the same number on every architecture; Linux 5.6
-_RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+_MOST_DEVICES = 4096  # entries of a container's /dev: it may make any number
+_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,41 +107,81 @@ class Procfs:
         except ValueError as error:
             raise GoneError(f"process {tgid} ended while its maps were read") from error
 
-    def open_inside(self, tgid: int, path: str) -> int:
+    @contextmanager
+    def root_of(self, process: ProcessId) -> Iterator[int]:
+        """A descriptor of its root directory, for agent.foreign. GoneError when the pid is somebody else's by now."""
+        try:
+            root = os.open(f"{self.root}/{process.tgid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _translated(error, f"root of process {process.tgid}") from error
+        try:
+            self._require(process)  # after it was opened: nobody else had the pid before
+            yield root
+        finally:
+            os.close(root)
+
+    def open_inside(self, process: ProcessId, path: str) -> int:
         """A descriptor of the regular file that `path` is to that process, read-only; the caller closes it.
 
         Links resolve as they do for the process, so none leads out of its root. GoneError when there is no such file.
         """
-        try:
-            root = os.open(f"{self.root}/{tgid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise _translated(error, f"root of process {tgid}") from error
-        try:
-            return _regular(_open_beneath(root, path), path)
-        except OSError as error:
-            raise _translated(error, f"{path} of process {tgid}") from error
-        finally:
-            os.close(root)
+        with self.root_of(process) as root:
+            try:
+                return foreign.open_file(root, path)
+            except OSError as error:
+                raise _translated(error, f"{path} of process {process.tgid}") from error
 
-    def gpu_minors(self, tgid: int) -> frozenset[int] | None:
+    def look_inside(self, process: ProcessId, path: str) -> os.stat_result:
+        """What `path` is to that process; nothing is opened. GoneError when there is nothing."""
+        with self.root_of(process) as root:
+            try:
+                return foreign.look(root, path)
+            except OSError as error:
+                raise _translated(error, f"{path} of process {process.tgid}") from error
+
+    def gpu_minors(self, process: ProcessId) -> frozenset[int] | None:
         """N of each /dev/nvidiaN that the process sees; None where there is none at all, so that it says nothing."""
         try:
-            names = os.listdir(f"{self.root}/{tgid}/root/dev")
-        except OSError:
+            with self.root_of(process) as root:
+                names = foreign.list_folder(root, "/dev", _MOST_DEVICES)
+        except (OSError, GoneError, SetupError):
             return None
         return frozenset(int(name[6:]) for name in names if name.startswith("nvidia") and name[6:].isdecimal()) or None
 
-    def open_mapped(self, tgid: int, path: str) -> int:
+    def open_mapped(self, process: ProcessId, file: MappedFile) -> int:
         """A descriptor of a file that the process has mapped and that was deleted since; the caller closes it."""
-        folder = f"{self.root}/{tgid}/map_files"
+        link = f"{self.root}/{process.tgid}/map_files/{file.span}"
         try:
-            for name in os.listdir(folder):
-                link = os.path.join(folder, name)
-                if os.readlink(link) == path + proctext.DELETED:
-                    return _regular(os.open(link, os.O_RDONLY | os.O_CLOEXEC), path)
+            if os.readlink(link) != file.path + proctext.DELETED:
+                raise GoneError(f"process {process.tgid} does not map {file.path} any more")
+            opened = foreign.open_link(link, file.path)
         except OSError as error:
-            raise _translated(error, f"mapped files of process {tgid}") from error
-        raise GoneError(f"process {tgid} does not map {path} any more")
+            raise _translated(error, f"mapped files of process {process.tgid}") from error
+        try:
+            self._require(process)
+        except BaseException:
+            os.close(opened)
+            raise
+        return opened
+
+    def mounts_by_itself(self, process: ProcessId) -> bool:
+        """Whether it, or who began it, may have made its mounts without being root of the node: in a user namespace."""
+        try:
+            space = os.open(f"{self.root}/{process.tgid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                owner = fcntl.ioctl(space, _NS_GET_USERNS)
+            finally:
+                os.close(space)
+            try:
+                return not os.path.samestat(os.fstat(owner), os.stat(f"{self.root}/self/ns/user"))
+            finally:
+                os.close(owner)
+        except OSError:
+            return True
+
+    def _require(self, process: ProcessId) -> None:
+        if self.process_id(process.tgid) != process:
+            raise GoneError(f"process {process.tgid} has ended, and another one has its pid")
 
     def _read(self, tgid: int, name: str, most_bytes: int) -> str:
         try:
@@ -160,27 +196,6 @@ def _chunks(read: Callable[[int], bytes | None], most_bytes: int) -> Iterator[by
     while most_bytes > 0 and (chunk := read(min(most_bytes, 1 << 16))):
         most_bytes -= len(chunk)
         yield chunk
-
-
-def _open_beneath(root: int, path: str) -> int:
-    how = _OpenHow(
-        os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS
-    )
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = ctypes.c_size_t(ctypes.sizeof(how))
-    descriptor = libc.syscall(ctypes.c_long(_OPENAT2), root, os.fsencode(path), ctypes.byref(how), size)
-    if descriptor < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
-    return int(descriptor)
-
-
-def _regular(descriptor: int, path: str) -> int:
-    """Who opens a FIFO or a device on a container's word may hang, or do something to it."""
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise GoneError(f"{path} is not a regular file")
 
 
 def _translated(error: OSError, what: str) -> GoneError | SetupError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.names import printable
 
@@ -43,6 +43,7 @@ class MappedFile:
     device: int  # as st_dev has it
     inode: int
     deleted: bool
+    span: str = field(default="", compare=False)  # where it is first mapped, as /proc/PID/map_files calls that
 
 
 def parse_stat(text: str) -> Stat:
@@ -89,10 +90,16 @@ def parse_maps(text: str, wanted: Callable[[str], bool]) -> Iterator[MappedFile]
         path, deleted = strip_deleted(_OCTAL.sub(lambda match: chr(int(match.group(1), 8)), fields[5]))
         if not wanted(path.rpartition("/")[2]):
             continue
-        mapped = MappedFile(path, _device(fields[3]), int(fields[4]), deleted)
+        mapped = MappedFile(path, _device(fields[3]), int(fields[4]), deleted, _span(fields[0]))
         if mapped not in seen:
             seen.add(mapped)
             yield mapped
+
+
+def _span(text: str) -> str:
+    """maps pads its addresses with zeros, map_files does not."""
+    start, _, end = text.partition("-")
+    return f"{int(start, 16):x}-{int(end, 16):x}"
 
 
 def strip_deleted(path: str) -> tuple[str, bool]:

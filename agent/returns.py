@@ -12,9 +12,7 @@ import os
 import platform
 from collections.abc import Collection, Mapping
 
-from elftools.elf.elffile import ELFFile
-
-from agent.elf import Bounded
+from agent.elf import Bounded, parsed
 from agent.errors import ProbeError
 
 _INSTRUCTIONS = {"x86_64": (b"\xc3", 1), "aarch64": (b"\xc0\x03\x5f\xd6", 4)}  # bytes, alignment
@@ -23,7 +21,7 @@ _EXECUTABLE = 1
 
 
 def returns(
-    path: str, functions: Collection[int], probed: Collection[int], machine: str = platform.machine()
+    file: str | int, functions: Collection[int], probed: Collection[int], machine: str = platform.machine()
 ) -> Mapping[int, int]:
     """File offset of a function → bytes from it to a return instruction. Functions without one near are left out."""
     if machine not in _INSTRUCTIONS:
@@ -31,11 +29,11 @@ def returns(
     code, alignment = _INSTRUCTIONS[machine]
     taken = set(probed)
     found = {}
-    with open(path, "rb") as file:
-        segments = _executable(path)
+    with Bounded(file) as stream:
+        segments = _executable(stream)
         for function in functions:
             end = next((end for start, end in segments if start <= function < end), function)
-            text = os.pread(file.fileno(), min(_FARTHEST_BYTES, end - function), function)
+            text = os.pread(stream.fileno(), min(_FARTHEST_BYTES, end - function), function)
             distance = _first(text, code, alignment, {place - function for place in taken})
             if distance is not None:
                 found[function] = distance
@@ -51,11 +49,10 @@ def _first(text: bytes, code: bytes, alignment: int, taken: Collection[int]) -> 
     return None
 
 
-def _executable(path: str) -> list[tuple[int, int]]:
+def _executable(stream: Bounded) -> list[tuple[int, int]]:
     """File ranges."""
-    with Bounded(path) as stream:
-        try:
-            headers = [s.header for s in ELFFile(stream).iter_segments() if s.header.p_type == "PT_LOAD"]
-        except Exception as error:  # as in agent.elf: it asserts
-            raise ProbeError(f"{path} is not an ELF library that can be probed: {error}") from error
+    try:
+        headers = [s.header for s in parsed(stream).iter_segments() if s.header.p_type == "PT_LOAD"]
+    except Exception as error:  # as in agent.elf: it asserts
+        raise ProbeError(f"it is not an ELF library that can be probed: {error!r:.200}") from error
     return [(h.p_offset, h.p_offset + h.p_filesz) for h in headers if h.p_flags & _EXECUTABLE]

@@ -291,11 +291,13 @@ NUMBERS = {symbol.name: number for number, symbol in enumerate(SYMBOLS)}
 _VERSION = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 _BASES = frozenset(_VERSION.sub("", symbol.name) for symbol in SYMBOLS)
 _NAMES = frozenset(symbol.name for symbol in SYMBOLS)
+_MOST_UNKNOWN = 64  # a file may have any number of such names
 
 
 def unknown_versions(exports: Collection[str]) -> list[str]:
     """Exports that look like newer versions of probed calls: their arguments are not known, so nothing sees them."""
-    return sorted(name for name in exports if name not in _NAMES and _VERSION.sub("", name) in _BASES)
+    found = (name for name in exports if name not in _NAMES and _VERSION.sub("", name) in _BASES)
+    return sorted(found)[:_MOST_UNKNOWN]
 
 
 def is_on_device(symbol: Symbol) -> bool:

@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The agent's HTTP port: /metrics for Prometheus and whatever else is given, read-only.
 
-A thread per connection, `MOST_CLIENTS` at most, each cut off after `PATIENCE_SECONDS` whatever it has said by then.
-Anything but GET and HEAD is refused here, so that nobody who serves a page has to.
+A thread per connection, `MOST_CLIENTS` at most, each cut off after `PATIENCE_SECONDS` whatever it has said by then; in
+it TLS's hands are shaken too, so a client that does not holds up nobody else. Anything but GET and HEAD is refused
+here, and so is whom the guard does not let in, so that nobody who serves a page has to.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from ipaddress import ip_address
 from socketserver import TCPServer, ThreadingMixIn
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from agent.errors import SetupError
+from agent.webconfig.guard import Guard
+from agent.webconfig.terms import Terms
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -28,6 +33,7 @@ _log = logging.getLogger(__name__)
 MOST_CLIENTS: Final = 32
 PATIENCE_SECONDS: Final = 30.0  # browsers open connections in advance and say nothing
 READING: Final = ("GET", "HEAD")
+PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 Headers = list[tuple[str, str]]
 
 
@@ -38,6 +44,7 @@ class _Handler(WSGIRequestHandler):
 
 class _Listener(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    guard = Guard()
     request_queue_size = socket.SOMAXCONN  # in a burst each is answered or refused; else some would try for seconds
 
     def __init__(self, *arguments: Any) -> None:
@@ -73,6 +80,28 @@ class _Listener(ThreadingMixIn, WSGIServer):
             self._deadlines.pop(request, None)
         super().shutdown_request(request)
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """One connection, on its thread: shakes hands where there is TLS, then answers."""
+        terms = self.guard.terms()
+        if terms.context is None:
+            super().finish_request(request, client_address)
+            return
+        secured = terms.context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        self._goes_on_as(request, secured)
+        try:
+            self.guard.greet(secured, terms)
+            super().finish_request(secured, client_address)
+            secured.settimeout(0)
+            with contextlib.suppress(OSError):  # says that it is over, and waits for no answer
+                secured.unwrap()
+        finally:
+            self.shutdown_request(secured)
+
+    def _goes_on_as(self, request: socket.socket, secured: socket.socket) -> None:
+        """Wrapping takes the descriptor away from the one that was accepted; its deadline stays."""
+        with self._mutex:
+            self._deadlines[secured] = self._deadlines.pop(request)
+
     def service_actions(self) -> None:
         """Every half second, and after each connection."""
         self._cut_off(time.monotonic())
@@ -88,7 +117,7 @@ class _Listener(ThreadingMixIn, WSGIServer):
             for connection, deadline in self._deadlines.items():
                 if deadline <= now:
                     with contextlib.suppress(OSError):  # it has hung up
-                        connection.shutdown(socket.SHUT_RDWR)
+                        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of the descriptor, not of TLS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Of one client, who may have left or never have said anything."""
@@ -96,13 +125,19 @@ class _Listener(ThreadingMixIn, WSGIServer):
 
 
 class Server:
-    """Serves until closed; `port` is the one in use (port 0 asks for any), `url` where it is."""
+    """Serves until closed; `port` is the one in use (port 0 asks for any), `url` where it is.
 
-    def __init__(self, listener: WSGIServer) -> None:
+    `on_loopback`: whether only this machine can reach it.
+    """
+
+    def __init__(self, listener: _Listener) -> None:
         self._listener = listener
         self.port: int = listener.server_port
         host = listener.server_name
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.on_loopback = ip_address(host.partition("%")[0]).is_loopback
+        self.guard = listener.guard
+        scheme = "http" if listener.guard.terms().context is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
         threading.Thread(target=listener.serve_forever, name="web", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -117,34 +152,54 @@ class Server:
         self._listener.server_close()
 
 
-def serve(address: str, port: int, routes: Mapping[str, WSGIApplication]) -> Server:
-    """Serve each path on threads of their own. SetupError when the port cannot be had."""
+def serve(
+    address: str,
+    port: int,
+    routes: Mapping[str, WSGIApplication],
+    to_all: Mapping[str, WSGIApplication] = MappingProxyType({}),
+    guard: Guard | None = None,
+) -> Server:
+    """Serve each path on threads of their own; `to_all`: those for which nobody needs a password.
+
+    SetupError when the port cannot be had.
+    """
+    guard = guard or Guard()
     try:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        kind = type("_Listener", (_Listener,), {"address_family": family})
+        kind = type("_Listener", (_Listener,), {"address_family": family, "guard": guard})
         listener = kind(place[:2], _Handler)
     except OSError as error:
         raise SetupError(
             f"cannot serve metrics on {address}:{port} ({error.strerror or error}): "
             "stop what listens there ('ss -ltnp' shows it) or choose another address or port"
         ) from error
-    listener.set_app(_routed(routes))
+    listener.set_app(_routed(routes, to_all, guard))
     return Server(listener)
 
 
-def _routed(routes: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        method, route = environ["REQUEST_METHOD"], routes.get(environ["PATH_INFO"])
-        plain = ("Content-Type", "text/plain; charset=utf-8")
+def _routed(
+    routes: Mapping[str, WSGIApplication], to_all: Mapping[str, WSGIApplication], guard: Guard
+) -> WSGIApplication:
+    everything = {**routes, **to_all}
+
+    def answered(environ: WSGIEnvironment, terms: Terms) -> tuple[str, Headers, bytes]:
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        refusal = None if path in to_all else guard.refusal(environ, terms)
+        if refusal is not None:
+            return refusal.status, [PLAIN, *refusal.headers], refusal.text.encode()
         if method not in READING:
-            start_response("405 Method Not Allowed", [plain, ("Allow", ", ".join(READING))])
-            return [b"this is read-only\n"]
-        if route is None:
-            start_response("404 Not Found", [plain])
-            return [f"there is {', '.join(routes)}\n".encode()]
-        status, headers, body = _answer(route, {**environ, "REQUEST_METHOD": "GET"})
-        start_response(status, [*headers, ("Content-Length", str(len(body)))])
-        return [body] if method == "GET" else []
+            return "405 Method Not Allowed", [PLAIN, ("Allow", ", ".join(READING))], b"this is read-only\n"
+        if path not in everything:
+            return "404 Not Found", [PLAIN], f"there is {', '.join(everything)}\n".encode()
+        return _answer(everything[path], {**environ, "REQUEST_METHOD": "GET"})
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        terms = guard.terms()
+        status, headers, body = answered(environ, terms)
+        own = {name.lower() for name, _ in headers}
+        also = [(name, value) for name, value in terms.headers if name.lower() not in own]
+        start_response(status, [*headers, *also, ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     return application
 

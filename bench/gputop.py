@@ -26,6 +26,7 @@ from typing import Final
 
 import psutil
 
+from agent.doors import Door
 from agent.endpoint import Endpoint
 from agent.model import (
     Container,
@@ -120,7 +121,7 @@ def agent(socket: Path, shape: tuple[int, int, int]) -> Iterator[None]:
         while not ending.wait(1.0):
             made.append(snapshot(*shape, len(made)))
 
-    endpoint = Endpoint(lambda: made[-1], socket)
+    endpoint = Endpoint(lambda: made[-1], [Door(socket)])
     thread = threading.Thread(target=tick)
     thread.start()
     try:

@@ -16,12 +16,12 @@ from typing import TextIO
 from agent.errors import PolicyError
 from agent.model import Snapshot
 from agent.names import printable
+from agent.yaml_source import Place
 from enforce.policy.advice import Advice, advice
 from enforce.policy.excerpt import excerpt
 from enforce.policy.load import Judged, examine
 from enforce.policy.model import Policy
 from enforce.policy.running import disputed, everybody, idle_rules, misannotated
-from enforce.policy.source import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +91,30 @@ def show(judged: Judged, found: list[Finding], out: TextIO) -> None:
     """For people: file:line:column, what is wrong and what to write, the line itself; in colour on a terminal."""
     from enforce.explain.screen import Screen  # rich is slow to import
 
-    screen, name = Screen(out), printable(judged.name)
+    screen = Screen(out)
+    for line in _lines(judged, found):
+        screen.parts(*line)
+
+
+def plain(judged: Judged, found: list[Finding]) -> str:
+    """The same as one text, without colours."""
+    return "\n".join("".join(text for text, _style in line) for line in _lines(judged, found))
+
+
+def _lines(judged: Judged, found: list[Finding]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Texts and their styles."""
+    name = printable(judged.name)
     if judged.policy is not None:
-        screen.parts((f"{name}: ", "bold"), ("ok", "bold green"), (f": {summary(judged.policy)}", ""))
+        yield (f"{name}: ", "bold"), ("ok", "bold green"), (f": {summary(judged.policy)}", "")
     for finding in found:
         colour = "red" if finding.severity == "error" else "yellow"
         place = finding.place
         where = f"{name}:{place.line}:{place.column}: " if place is not None else f"{name}: "
-        screen.parts((where, "bold"), (f"{finding.severity}: ", f"bold {colour}"), (printable(finding.text), ""))
+        yield (where, "bold"), (f"{finding.severity}: ", f"bold {colour}"), (printable(finding.text), "")
         if place is not None and judged.text:
             line, carets = excerpt(judged.text, place)
-            screen.parts((f"{place.line:>5} | ", "dim"), (line, ""))
-            screen.parts(("      | ", "dim"), (carets, f"bold {colour}"))
+            yield (f"{place.line:>5} | ", "dim"), (line, "")
+            yield ("      | ", "dim"), (carets, f"bold {colour}")
 
 
 def summary(policy: Policy) -> str:

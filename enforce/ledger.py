@@ -120,14 +120,20 @@ class Ledger:
 
 
 def read(path: str | os.PathLike[str]) -> list[Entry]:
-    """What a ledger has outstanding, without writing to it. An empty list for whatever is no ledger."""
+    """What a ledger has outstanding, without writing to it. An empty list for whatever is no ledger of ours."""
     replay = Replay()
     with suppress(OSError, ValueError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
+            if _is_ours(os.fstat(fd)):
                 replay.add(file.read(MOST_BYTES).split(b"\n"))
     return list(replay.outstanding.values())
+
+
+def _is_ours(facts: os.stat_result) -> bool:
+    """A file that others wrote, or could have, says nothing: undoing what it says would be doing what they want."""
+    theirs = facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(facts.st_mode) and not theirs
 
 
 def this_boot() -> str:

@@ -92,6 +92,7 @@ class Loop:
             while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
                 self._guarded(self._decide)
         finally:
+            self.pipeline.decided_ns = None  # releasing takes the time it takes
             self._release()
             self._guarded(self.climber.release)
 
@@ -128,7 +129,7 @@ class Loop:
 
     def step(self) -> None:
         """One decision."""
-        now = monotonic_ns()
+        now = self.pipeline.decided_ns = monotonic_ns()
         if self.hands:
             self.hands.supervisor.beat()
         snapshot = self.pipeline.snapshot

@@ -21,6 +21,7 @@ from typing import Final
 from agent.errors import SetupError
 from agent.model import ProcessId
 from agent.procfs import Procfs
+from agent.trusted_way import exposed_way
 
 _log = logging.getLogger(__name__)
 FILE: Final = "enforcing.lock"
@@ -71,7 +72,11 @@ def _opened(run_dir: Path) -> int:
     path = run_dir / FILE
     try:
         run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        exposed = exposed_way(path)
+        if exposed is not None:  # the ledger lies beside it: what is in force could not be undone
+            raise SetupError(f"{path} {exposed}, or choose another --run-dir")
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise SetupError(f"cannot lock {path} ({error.strerror}): run as root, or choose another --run-dir") from error
 

@@ -19,10 +19,10 @@ from manual.arguments import commands, is_commands
 
 _ASK: Final = """\
   python3 -I -c '
-import json, re, socket
+import json, os, re, socket
 with socket.socket(socket.AF_UNIX) as agent:
     agent.settimeout(1)
-    agent.connect("/run/gpuwarden/agent.sock")
+    agent.connect("/run/gpuwarden/agent.sock" if os.geteuid() == 0 else "/run/gpuwarden/read.sock")
     agent.sendall(b"snapshot\\n")
     snapshot = json.loads(agent.makefile().readline()) or {"containers": []}
 names = {row["container"][key] or "" for row in snapshot["containers"] for key in ("name", "pod")}

@@ -11,7 +11,6 @@ import argparse
 from importlib.metadata import version
 from typing import Final
 
-from agent import endpoint
 from agent.errors import EXIT_CODES
 from agent.main import DEFAULT_POLICY, DEFAULT_RUN_DIR
 from agent.usage.tables import DEFAULT_FILE
@@ -34,13 +33,14 @@ _TOP: Final = (
     "container has caused is shown as (unattributed).",
 )
 _SIGNALS: Final = (
-    ("SIGHUP", "gpuwarden run takes the policy file at once; changes are noticed without it. A wrong one is refused."),
+    ("SIGHUP", "gpuwarden run takes the policy file at once, as at gpuwarden reload; changes are noticed without it."),
     ("SIGTERM, SIGINT", "It releases everything and ends."),
     ("SIGUSR1", "It writes to standard error where each of its threads is."),
 )
 _WARDEN_FILES: Final = (
     (str(DEFAULT_POLICY), "The policy. Only root, or whom the agent runs as, may be able to write it."),
-    (str(endpoint.PATH), "The agent's socket, for its user and group. It answers questions and takes no orders."),
+    (f"{DEFAULT_RUN_DIR}/read.sock", "It answers questions of root and of the group gpuwarden, where there is one."),
+    (f"{DEFAULT_RUN_DIR}/agent.sock", "It answers the same to root alone, and takes the order to reload."),
     (f"{DEFAULT_RUN_DIR}/ledger.jsonl", "What is in force now and has to be undone."),
     (str(DEFAULT_FILE), "The usage ledger, hour by hour."),
 )
@@ -73,7 +73,7 @@ def pages(warden: argparse.ArgumentParser, top: argparse.ArgumentParser) -> dict
         "gputop.1": _page(
             _head(next(commands(top)), 1, _TOP_DOES, _TOP),
             roff.section("options", *_options(next(commands(top)))),
-            roff.section("files", *roff.terms(_WARDEN_FILES[1:2])),
+            roff.section("files", *roff.terms(_WARDEN_FILES[1:3])),
             roff.section("environment", *roff.terms(_TOP_ENVIRONMENT)),
             exits,
             _see_also("gpuwarden", 8),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from agent.containers.index import ContainerIndex
@@ -16,6 +17,7 @@ from agent.errors import GoneError, SetupError
 from agent.model import Container, ContainerKey
 from agent.procfs import Procfs
 
+_MOST_FOLDERS = 1024  # of a container that may make cgroups of its own, it may make any number
 _TYPES = {"cgroup2": 0, "cgroup": 1}  # v2 first: where both are, it has everything or nothing
 
 
@@ -67,7 +69,7 @@ class Residents:
 
 
 def _members(folder: Path) -> Iterator[int]:
-    for here, _, files in os.walk(folder):
+    for here, _, files in islice(os.walk(folder), _MOST_FOLDERS):
         if "cgroup.procs" not in files:
             continue
         try:

@@ -212,4 +212,25 @@ CATALOG: Final = (
         "Containers that were asked for at a runtime's socket, by what came of it.",
     ),
     Metric("gpuwarden_events_lost_total", "counter", ("source", "reason"), "Events that were lost, by map and reason."),
+    # The port that this is served on, where `run` has a --web-config.
+    Metric(
+        "gpuwarden_web_config_reload_success",
+        "gauge",
+        NONE,
+        "1 if the web configuration and its certificates were taken when they were read last, 0 if they were refused; "
+        "the log says why.",
+    ),
+    Metric(
+        "gpuwarden_web_config_reload_timestamp_seconds",
+        "gauge",
+        NONE,
+        "When the web configuration in force was read.",
+    ),
+    Metric(
+        "gpuwarden_web_refused_total",
+        "counter",
+        ("reason",),
+        "Who was not let in: anonymous (gave no password), password (a wrong one), busy (too many to look at), "
+        "certificate (none, or one that is not taken), handshake (no TLS that both speak).",
+    ),
 )

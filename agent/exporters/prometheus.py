@@ -8,7 +8,7 @@ leaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from agent.exporters.catalog import CATALOG, Metric
-from agent.exporters.families import rows
+from agent.exporters.families import Row, rows
 from agent.exporters.labels import Labels
 from agent.model import Snapshot
 
@@ -30,17 +30,26 @@ if TYPE_CHECKING:
 Family = GaugeMetricFamily | CounterMetricFamily
 GetSnapshot = Callable[[], Snapshot | None]
 Served = Callable[[Snapshot], None]
+Also = Callable[[], Iterable[Row]]
 
 
 def ignore(_: Snapshot) -> None:
     """For whoever need not know what was scraped."""
 
 
-class SnapshotCollector(Collector):
-    """Metrics of the newest snapshot; only the build's before the first one. `served` is told what somebody has now."""
+def nothing() -> tuple[Row, ...]:
+    """For whoever has no figures besides the snapshot's."""
+    return ()
 
-    def __init__(self, get_snapshot: GetSnapshot, served: Served) -> None:
-        self._get_snapshot, self._served = get_snapshot, served
+
+class SnapshotCollector(Collector):
+    """Metrics of the newest snapshot; only the build's and `also` before the first one.
+
+    `served` is told what somebody has now. `also`: what no snapshot knows, since it is about those who ask.
+    """
+
+    def __init__(self, get_snapshot: GetSnapshot, served: Served, also: Also) -> None:
+        self._get_snapshot, self._served, self._also = get_snapshot, served, also
 
     def describe(self) -> Iterator[Family]:
         """Names without values, so that registering takes no snapshot."""
@@ -50,6 +59,8 @@ class SnapshotCollector(Collector):
         """One family per metric that has a value now, in the catalogue's order."""
         families = {metric.name: _family(metric) for metric in CATALOG}
         families["gpuwarden_build_info"].add_metric([_version()], 1)
+        for name, labels, value in self._also():
+            families[name].add_metric(labels, float(value))
         snapshot = self._get_snapshot()
         if snapshot is not None:
             for (name, labels), value in _added_up(snapshot).items():
@@ -58,21 +69,23 @@ class SnapshotCollector(Collector):
         return (family for family in families.values() if family.samples)
 
 
-def registry(get_snapshot: GetSnapshot, served: Served = ignore) -> prometheus_client.CollectorRegistry:
-    """A registry with nothing in it but the snapshot."""
+def registry(
+    get_snapshot: GetSnapshot, served: Served = ignore, also: Also = nothing
+) -> prometheus_client.CollectorRegistry:
+    """A registry with nothing in it but the snapshot, and `also`."""
     made = prometheus_client.CollectorRegistry()
-    made.register(SnapshotCollector(get_snapshot, served))
+    made.register(SnapshotCollector(get_snapshot, served, also))
     return made
 
 
-def render(snapshot: Snapshot | None) -> str:
+def render(snapshot: Snapshot | None, also: Also = nothing) -> str:
     """The text that a scrape gets."""
-    return prometheus_client.generate_latest(registry(lambda: snapshot)).decode()
+    return prometheus_client.generate_latest(registry(lambda: snapshot, also=also)).decode()
 
 
-def application(get_snapshot: GetSnapshot, served: Served = ignore) -> WSGIApplication:
+def application(get_snapshot: GetSnapshot, served: Served = ignore, also: Also = nothing) -> WSGIApplication:
     """What answers a scrape, for agent.web to serve."""
-    return prometheus_client.make_wsgi_app(registry(get_snapshot, served))
+    return prometheus_client.make_wsgi_app(registry(get_snapshot, served, also))
 
 
 def _added_up(snapshot: Snapshot) -> dict[tuple[str, Labels], float]:

@@ -16,6 +16,7 @@ INTRODUCTION: Final = f"""\
 # Metrics
 
 The agent serves Prometheus metrics at http://{ADDRESS}:{PORT}/metrics, made from the last snapshot at each scrape.
+`gpuwarden run --web-config` [asks for passwords or certificates](operating.md#tls-and-passwords).
 
 - **Base units**: bytes, seconds, ratios of 0–1, hertz, watts, degrees Celsius. SM seconds are seconds of one whole
   device: a container that had half of the SMs for ten seconds has 5.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from agent import endpoint
+from agent import doors
 
 MOST_SAMPLES = 200  # per second: a stack costs the launching thread some microseconds
 
@@ -22,7 +22,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FILE.svg", help="draw a flame graph (else folded stacks)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument(
-        "--socket", type=Path, default=endpoint.PATH, help="a running agent: it knows names (%(default)s)"
-    )
+    parser.add_argument("--socket", type=Path, help=f"{doors.HELP}: it knows names")
     parser.add_argument("--no-symbols", action="store_true", help="modules and offsets; needs no bcc")

@@ -8,16 +8,18 @@ import argparse
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from agent import endpoint, preflight
+from agent import doors, endpoint, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import SetupError, UsageError, WardenError
 from agent.model import Container
 from agent.procfs import Procfs
 from agent.stacks import flamegraph
 from agent.stacks.arguments import MOST_SAMPLES
-from agent.stacks.frames import Frames, load_bcc
+from agent.stacks.aside import Bcc
+from agent.stacks.frames import Frames
 from agent.stacks.report import Report, as_json, folded, merge
 from agent.stacks.sampler import Kind, Sampler, Stack
 from agent.stacks.target import Target
@@ -30,15 +32,21 @@ def run(options: argparse.Namespace) -> int:
     """Looks for so many seconds, or until Ctrl-C, and writes what it saw."""
     _refuse(options)
     preflight.require_this_machine()
-    proc = Procfs()
-    frames = Frames(proc, None if options.no_symbols else load_bcc())
-    target = Target(proc, _known_to_the_agent(options.socket))
+    with ExitStack() as stack:
+        bcc = None if options.no_symbols else stack.enter_context(closing(Bcc()))
+        report = _look(options, Procfs(), bcc)
+        if bcc is not None and bcc.trouble is not None:
+            print(f"note: {bcc.trouble}", file=sys.stderr)
+    _write(report, options)
+    return 0
+
+
+def _look(options: argparse.Namespace, proc: Procfs, bcc: Bcc | None) -> Report:
+    target = Target(proc, _known_to_the_agent(options.socket or doors.place()))
     container = target.find(options.container)
     kind = Kind(options.kind)
     with Sampler(preflight.bpf_object().with_name("stacks.bpf.o"), proc, kind) as sampler:
-        report = _Looking(sampler, target, container, kind, frames).look(options.seconds, options.every)
-    _write(report, options)
-    return 0
+        return _Looking(sampler, target, container, kind, Frames(proc, bcc)).look(options.seconds, options.every)
 
 
 def _known_to_the_agent(socket: Path) -> Iterable[Container]:

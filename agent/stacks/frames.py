@@ -2,23 +2,21 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Addresses → names, while the process is there to be asked: by bcc, or module and offset from /proc/PID/maps.
 
-bcc only resolves symbols here (it reads the process's files through /proc/PID/root); it loads no program.
+bcc only resolves symbols here (it reads the process's files through /proc/PID/root); it loads no program, and has a
+process of its own to do it in (agent/stacks/aside.py).
 """
 
 from __future__ import annotations
 
 import bisect
-import importlib
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from agent.errors import GoneError, SetupError
+from agent.errors import GoneError
 from agent.names import printable
 from agent.procfs import Procfs
 
-_SYSTEM_PACKAGES = "/usr/lib/python3/dist-packages"
 _LONGEST_NAME = 512
 UNKNOWN = "[unknown]"
 
@@ -90,54 +88,10 @@ class Modules:
         return maps[index] if index >= 0 and address < maps[index].end else None
 
 
-class Bcc:
-    """bcc's symbol caches, one for each process."""
-
-    def __init__(self, bcc: Any) -> None:
-        self._bcc = bcc
-        self._caches: dict[int, Any] = {}
-        self._fresh: set[int] = set()
-
-    def name(self, tgid: int, address: int) -> str | None:
-        """Demangled."""
-        found, module = self._resolve(tgid, address)
-        if module is None and tgid not in self._fresh:  # loaded since, perhaps
-            self._caches.pop(tgid, None)
-            found, _ = self._resolve(tgid, address)
-        return found
-
-    def renew(self) -> None:
-        """Lets each process be read again, once, for what it has loaded meanwhile."""
-        self._fresh.clear()
-
-    def _resolve(self, tgid: int, address: int) -> tuple[str | None, object]:
-        if tgid not in self._caches:
-            self._caches[tgid] = self._bcc.SymbolCache(tgid)
-            self._fresh.add(tgid)
-        name, _, module = self._caches[tgid].resolve(address, True)
-        text = name.decode(errors="surrogateescape") if isinstance(name, bytes) else name
-        return text or None, module
-
-
-def load_bcc() -> Bcc:
-    """The system's bcc, which a virtual environment does not see. SetupError names the package."""
-    known = list(sys.path)
-    try:
-        sys.path.append(_SYSTEM_PACKAGES)
-        return Bcc(importlib.import_module("bcc"))
-    except (ImportError, OSError, AttributeError) as error:
-        raise SetupError(
-            "names of functions need bcc: install it (Debian: apt-get install python3-bpfcc), or use --no-symbols "
-            f"({error})"
-        ) from error
-    finally:
-        sys.path[:] = known
-
-
 class Frames:
     """Names for frames, from the first resolver that has one."""
 
-    def __init__(self, proc: Procfs, bcc: Bcc | None) -> None:
+    def __init__(self, proc: Procfs, bcc: Resolver | None) -> None:
         self._proc, self._modules = proc, Modules(proc.maps)
         self._resolvers: tuple[Resolver, ...] = (bcc, self._modules) if bcc else (self._modules,)
         self._processes: dict[int, str] = {}

@@ -7,9 +7,9 @@ Invariant: the kernel records nothing of any other container: a process counts o
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -17,7 +17,7 @@ from typing import Self
 from agent.elf import exported_functions
 from agent.errors import GoneError, ProbeError
 from agent.libbpf import BpfObject
-from agent.libraries import FileId, layer_paths, parse_mounts, real_file
+from agent.libraries import FileId, opened
 from agent.model import ProcessId
 from agent.procfs import Procfs
 from agent.stacks.layout import TALLIES, U32, U64, Addresses, Count, Live, LiveKey, StackKey
@@ -112,30 +112,22 @@ class Sampler:
         return {name: sum(self._tallies.per_cpu(U32(index))) for index, name in enumerate(TALLIES)}
 
     def _ensure(self, process: ProcessId, path: str) -> None:
-        try:
-            descriptor = self._proc.open_inside(process.tgid, path)
-        except GoneError:
-            return
-        try:
-            layers = layer_paths(parse_mounts(self._proc.mounts(process.tgid)), path)
-            file = real_file(os.fstat(descriptor), layers)
+        with suppress(GoneError), opened(self._proc, process, path) as (descriptor, _, file):
             if file not in self._files:
                 self._files[file] = len(self._files) + 1
-                self._attach(f"/proc/self/fd/{descriptor}", self._files[file])
-        finally:
-            os.close(descriptor)
+                self._attach(descriptor, self._files[file])
 
-    def _attach(self, path: str, library: int) -> None:
+    def _attach(self, descriptor: int, library: int) -> None:
         """Returns first: an entry whose return is not watched would be waited for."""
         symbols = [symbol for symbol in SYMBOLS if symbol.role in self._programs and is_on_device(symbol)]
-        offsets = exported_functions(path, "cu")
+        offsets = exported_functions(descriptor, "cu")
         at = {offsets[symbol.name]: symbol for symbol in reversed(symbols) if offsets.get(symbol.name) is not None}
         for at_return in (True, False):
             for role, pair in self._programs.items():
                 program = pair[1 if at_return else 0]
                 probes = list(_probes(at, role, library))
                 if program and probes:
-                    self.bpf.attach_uprobes(program, path, probes, at_return=at_return)
+                    self.bpf.attach_uprobes(program, f"/proc/self/fd/{descriptor}", probes, at_return=at_return)
 
     def __enter__(self) -> Self:
         return self

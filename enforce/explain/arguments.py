@@ -14,5 +14,5 @@ def add_arguments(parser: argparse.ArgumentParser, run_dir: Path) -> None:
     add("container", metavar="CONTAINER", help="its name, pod, namespace/pod, key, or the beginning of its id")
     add("--since", default="1h", metavar="AGO", help="how far to look back: 90s, 10m, 1h at the most (%(default)s)")
     add("--json", action="store_true", help="for programs; see docs/explain.md")
-    add("--run-dir", type=Path, default=run_dir, help="where the agent's socket is (%(default)s)")
+    add("--run-dir", type=Path, default=run_dir, help="where the agent's sockets are (%(default)s)")
     add("--decisions", type=Path, metavar="FILE", help="read this decision log instead of asking the agent")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
 
-from agent import endpoint
+from agent import doors, endpoint
 from agent.clock import wall_ns
 from agent.errors import SetupError, UsageError, WardenError
 from agent.schema import decode, encode
@@ -40,7 +40,7 @@ def explain(options: argparse.Namespace, out: IO[str]) -> int:
         if bad:
             found = replace(found, forgotten={**found.forgotten, "lines that cannot be read": bad})
     else:
-        found = _asked(options.run_dir / "agent.sock", options.container)
+        found = _asked(doors.place(options.run_dir), options.container)
     assert found.story is not None
     since = max(found.wall_ns - ago_ns, found.since_wall_ns or 0)
     story = _cut(found.story, since)

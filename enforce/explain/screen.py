@@ -12,11 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from agent.names import printable
+
 _ASCII: Final = str.maketrans({"–": "-", "→": "to", "…": "~"})
 
 
 class Screen:
-    """Shows text as it is: nothing in it is markup."""
+    """Shows text as it is: nothing in it is markup, or moves a cursor."""
 
     def __init__(self, out: IO[str]) -> None:
         self._console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 80)
@@ -53,4 +55,5 @@ class Screen:
         return Text(self._shown(text))
 
     def _shown(self, text: str) -> str:
+        text = "\n".join(map(printable, text.split("\n")))
         return text if self._utf8 else text.translate(_ASCII).encode("ascii", "backslashreplace").decode()

@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from agent import doors
+
 SIGNAL_OPTIONS = ("port", "path", "url", "metric", "unit", "binary", "symbol")
 _MATCH = (
     "KEY=PATTERN[,KEY=PATTERN…], such as namespace=serving,pod=chat-* or labels.app=chat; or NAMESPACE/POD, or NAME"
@@ -20,7 +22,7 @@ would propose. Examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser, default: Path, socket: Path) -> None:
+def add_arguments(parser: argparse.ArgumentParser, default: Path) -> None:
     """`init` and `schema`, and what each takes. `word`: which of them it was."""
     words = parser.add_subparsers(required=True, metavar="WORD", dest="word")
     init = words.add_parser(
@@ -39,5 +41,5 @@ def add_arguments(parser: argparse.ArgumentParser, default: Path, socket: Path) 
     for option in SIGNAL_OPTIONS:
         add(f"--{option}", metavar=option.upper(), help=f"slo.{option}, for a signal that has it (docs/policy.md)")
     add("--force", action="store_true", help="write over a file that is there")
-    add("--socket", type=Path, default=socket, help="the running agent's socket (%(default)s)")
+    add("--socket", type=Path, help=doors.HELP)
     words.add_parser("schema", help="print the JSON Schema of policies, for editors")

@@ -4,6 +4,9 @@
 
 A control daemon that hangs keeps its command program waiting for ever, so that is ended, and only that. The program
 follows the protocol of the daemon that runs, whatever it is told itself.
+
+The daemon's directory may be a container's. It is found as the daemon finds it, and handed over as a descriptor; what
+lies in it leads the program to nothing that it could change elsewhere (enforce/mps/confined.py).
 """
 
 from __future__ import annotations
@@ -12,10 +15,16 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
+from agent import foreign
+from agent.errors import GoneError, SetupError
+from agent.names import printable
+from agent.procfs import Procfs
+from enforce.mps.confined import confine
 from enforce.mps.model import Daemon, MpsError, MpsTimeoutError
 
 PATIENCE_SECONDS = 5.0
@@ -37,25 +46,54 @@ class Channel:
 
     daemon: Daemon
     patience_seconds: float = PATIENCE_SECONDS
+    proc: Procfs = field(default_factory=Procfs)
 
     def ask(self, arguments: Sequence[str] = (), given: str = "") -> Answer:
         """Runs the program. MpsError when there is no answer at all, in time or of a sensible size."""
+        with ThreadPoolExecutor(1, "mps-command") as thread:  # one that ends: its confinement cannot be undone
+            return thread.submit(self._ask, arguments, given).result()
+
+    def _ask(self, arguments: Sequence[str], given: str) -> Answer:
+        with self._directory() as directory:
+            confine(directory)
+            process = self._start(arguments, directory)
+            try:
+                text = self._converse(process, given.encode())
+                return Answer(process.returncode == 0, text)
+            finally:
+                _end(process)
+
+    @contextmanager
+    def _directory(self) -> Iterator[int]:
+        """The daemon's, as it finds it."""
+        daemon, where = self.daemon, printable(self.daemon.pipe_directory, 160)
         try:
-            process = subprocess.Popen(
+            with self.proc.root_of(daemon.process) as root:
+                found = foreign.find(root, daemon.pipe_directory, os.O_DIRECTORY)
+        except GoneError as error:
+            raise MpsError(f"Cannot find MPS control daemon process {daemon.process.tgid}: {error}") from error
+        except SetupError as error:
+            raise MpsError(f"MPS is left alone: {error}") from error
+        except OSError as error:
+            raise MpsError(f"{where} of the MPS control daemon {daemon.process.tgid}: {error.strerror}") from error
+        try:
+            yield found
+        finally:
+            os.close(found)
+
+    def _start(self, arguments: Sequence[str], directory: int) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
                 [self.daemon.program, *arguments],
-                env=_environment(self.daemon.pipe_directory),
+                env=_environment(f"/proc/self/fd/{directory}"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(directory,),
             )
         except OSError as error:
             raise MpsError(f"{self.daemon.program} cannot be run ({error.strerror}): MPS is left alone") from error
-        try:
-            text = self._converse(process, given.encode())
-            return Answer(process.returncode == 0, text)
-        finally:
-            _end(process)
 
     def _converse(self, process: subprocess.Popen[bytes], given: bytes) -> str:
         ends = time.monotonic() + self.patience_seconds
@@ -89,7 +127,7 @@ class Channel:
                     raise MpsError(f"{self.daemon.program} answers without end: MPS is left alone")
 
     def _late(self) -> MpsTimeoutError:
-        where, seconds = self.daemon.pipe_directory, self.patience_seconds
+        where, seconds = printable(self.daemon.pipe_directory, 160), self.patience_seconds
         return MpsTimeoutError(f"the MPS control daemon at {where} did not answer in {seconds:g} s: restart it")
 
 

@@ -28,7 +28,7 @@ class Daemon:
     """A control daemon, where it is reached, and the program that speaks to it."""
 
     process: ProcessId
-    pipe_directory: str  # as this program sees it
+    pipe_directory: str  # as the daemon sees it
     program: str
 
 

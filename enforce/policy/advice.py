@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agent.yaml_source import Path
 from enforce.histogram import middle_ns
 from enforce.policy import vocabulary
 from enforce.policy.model import OfflineRule, OnlineRule, Policy
 from enforce.policy.overlap import about_processes, covers
 from enforce.policy.quantities import Whole
-from enforce.policy.source import Path
 from enforce.policy.units import format_duration
 
 _PAGE_NS = 1_000_000_000  # between two looks at a page of metrics

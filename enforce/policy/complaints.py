@@ -11,9 +11,9 @@ from difflib import get_close_matches
 
 from pydantic_core import ErrorDetails
 
+from agent.yaml_source import Path, Place, Problem, Source
 from enforce.policy.kind import quote
 from enforce.policy.sections import is_list, kind_of, section_at, section_of
-from enforce.policy.source import Path, Place, Problem, Source
 
 
 def label(path: Path) -> str:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from agent.yaml_source import Path, Problem, Source
 from enforce.policy import units, vocabulary
 from enforce.policy.complaints import label
 from enforce.policy.kind import Kind
 from enforce.policy.schema import LimitsSection, SloSection
 from enforce.policy.sections import kind_of
-from enforce.policy.source import Path, Problem, Source
 
 _Rule = tuple[Path, dict[str, object]]
 

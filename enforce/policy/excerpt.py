@@ -10,7 +10,7 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from agent.names import printable
-from enforce.policy.source import Place
+from agent.yaml_source import Place
 
 _WIDEST = 100
 _BEFORE = 60  # of a line that is wider than that, how much is kept before the place

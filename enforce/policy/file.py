@@ -12,17 +12,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from enforce.policy.load import examine
+from enforce.policy.load import Judged, examine
 from enforce.policy.model import Policy
 
 Stamp = tuple[int, int, int, int, int]
 
 
 class PolicyFile:
-    """One path, whatever lies there."""
+    """One path, whatever lies there. `judged`: what is wrong with what was read last; None: nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.judged: Judged | None = None
         self._read: Stamp | None = None  # of what was read last
         self._seen: Stamp | None = None  # at the last look
 
@@ -34,6 +35,7 @@ class PolicyFile:
         """The policy in it now. Raises PolicyError."""
         self._read = self._seen = _stamp(self.path)  # before it is read: whoever writes later has changed it
         judged = examine(self.path, strict_permissions=True)
+        self.judged = judged if judged.policy is None else None
         if not judged.was_read:
             self._read = None  # it is tried again: there may be no descriptor left, or a disk that fails
         return judged.accepted()

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
+from agent import trusted, yaml_source
 from agent.errors import PolicyError
-from enforce.policy import convert, source
+from agent.yaml_source import Place, Problem, Source
+from enforce.policy import convert
 from enforce.policy.complaints import complaints
 from enforce.policy.crosschecks import crosschecks
 from enforce.policy.model import Policy
 from enforce.policy.schema import PolicySection
-from enforce.policy.source import Place, Problem, Source
 
 MAX_BYTES = 1 << 20
+EMPTY = "the policy is empty; write version: 1 and the rules (docs/policy.md has examples)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,12 @@ def examine(path: str | os.PathLike[str], strict_permissions: bool = False) -> J
     name = os.fspath(path)
     try:
         raw, status = _read(name)
+        exposed = trusted.exposed(name, status)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return _unfit(name, f"cannot be read ({reason}); check the path and its permissions", was_read=False)
     if not stat.S_ISREG(status.st_mode):
         return _unfit(name, "is not a regular file; name the policy's YAML file")
-    exposed = _exposed(status)
     if exposed and strict_permissions:
         return _unfit(name, exposed)
     if len(raw) > MAX_BYTES:
@@ -82,7 +84,7 @@ def examine(path: str | os.PathLike[str], strict_permissions: bool = False) -> J
 
 def judge(text: str, name: str) -> Judged:
     """What is in a text; messages call it `name`."""
-    read = source.read(text)
+    read = yaml_source.read(text)
     problems = list(read.problems)
     section = None
     if read.data is not None:
@@ -92,7 +94,7 @@ def judge(text: str, name: str) -> Judged:
             problems += complaints(error.errors(include_url=False), read)
         problems += crosschecks(read)
     elif not problems:
-        problems.append(Problem(Place(), source.EMPTY))
+        problems.append(Problem(Place(), EMPTY))
     policy = convert.policy(section) if section is not None and not problems else None
     return Judged(name, text, tuple(sorted(problems)), policy, read)
 
@@ -102,17 +104,4 @@ def _unfit(name: str, problem: str, line: int = 1, was_read: bool = True) -> Jud
 
 
 def _read(name: str) -> tuple[bytes, os.stat_result]:
-    """What is in a regular file, and what it is. Raises OSError and ValueError."""
-    # O_NONBLOCK: a FIFO in the policy's place must not hang the agent.
-    with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        return file.read(MAX_BYTES + 1) if stat.S_ISREG(status.st_mode) else b"", status
-
-
-def _exposed(status: os.stat_result) -> str | None:
-    if status.st_uid not in (0, os.geteuid()):
-        return f"belongs to user {status.st_uid}, who could change what the agent does; chown it to root"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
-        return f"can be written by {who}, who could change what the agent does; chmod go-w it"
-    return None
+    return trusted.read(name, MAX_BYTES)

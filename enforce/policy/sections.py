@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from agent.yaml_source import Path
 from enforce.policy.kind import Kind
 from enforce.policy.schema import PolicySection, Section
-from enforce.policy.source import Path
 
 
 def section_at(path: Path) -> type[Section] | None:

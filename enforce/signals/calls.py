@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes as c
 import itertools
 import logging
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from agent.errors import ProbeError
 from agent.functions import function_offset
 from agent.layout import U32, U64
 from agent.libbpf import BpfObject, Link, Map
-from agent.libraries import FileId, layer_paths, parse_mounts, real_file
+from agent.libraries import FileId, opened
 from agent.library_changes import LibraryChanges
 from agent.model import ProcessId
 from agent.procfs import Procfs
@@ -88,7 +87,7 @@ class Calls:
 
     def follow(self, process: ProcessId, source: UprobeSource, watch: int) -> int:
         """Counts the process's calls; returns the target's number. GoneError, ProbeError, SetupError, OSError."""
-        target = self._ensure(process.tgid, source)
+        target = self._ensure(process, source)
         self._wanted.put(U32(process.tgid), Watched(watch, target.number))
         if not self._proc.is_alive(process):  # after it: the kernel forgets one that ends, but only once
             self.unfollow(process)
@@ -122,26 +121,22 @@ class Calls:
         self.changes.close()
         self._bpf.close()
 
-    def _ensure(self, tgid: int, source: UprobeSource) -> _Target:
-        descriptor = self._proc.open_inside(tgid, source.binary)
-        try:
-            layers = layer_paths(parse_mounts(self._proc.mounts(tgid)), source.binary)
-            facts = os.fstat(descriptor)
+    def _ensure(self, process: ProcessId, source: UprobeSource) -> _Target:
+        with opened(self._proc, process, source.binary) as (descriptor, facts, file):
             version = (facts.st_size, facts.st_mtime_ns)
-            wanted = _Wanted(real_file(facts, layers), version, source.symbol, source.offset, source.nothrow)
+            wanted = _Wanted(file, version, source.symbol, source.offset, source.nothrow)
             if wanted not in self._targets:
-                self._targets[wanted] = self._attach(f"/proc/self/fd/{descriptor}", source)
+                self._targets[wanted] = self._attach(descriptor, source)
             return self._targets[wanted]
-        finally:
-            os.close(descriptor)
 
-    def _attach(self, path: str, source: UprobeSource) -> _Target:
+    def _attach(self, descriptor: int, source: UprobeSource) -> _Target:
         if len(self._targets) >= _MOST_TARGETS:
             raise ProbeError(f"more than {_MOST_TARGETS} functions are timed; write fewer rules with signal uprobe")
-        watch = self.changes.watch(path)  # first, so that no change after the look is missed
+        watch = self.changes.watch(descriptor, source.binary)  # first, so that no change after the look is missed
         target = _Target(next(self._numbers), [], watch)
+        path = f"/proc/self/fd/{descriptor}"  # that very file, whatever the path is by now
         try:
-            offset = function_offset(path, source.symbol, source.offset, source.nothrow)
+            offset = function_offset(descriptor, source.symbol, source.offset, source.nothrow)
             for program in _PROGRAMS:
                 at_return = program == "uprobe_return"
                 target.links += self._bpf.attach_uprobes(program, path, [(offset, target.number)], at_return=at_return)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.doors import Door
 from agent.endpoint import PATH, Endpoint
 from agent.model import Snapshot
 from tests.unit.snapshots import rich_snapshot
@@ -52,7 +53,7 @@ def script_of(tmp_path: Path) -> Iterator[dict[str, str]]:
         return replace(made, containers=(good, hostile))
 
     path = tmp_path / "agent.sock"
-    endpoint = Endpoint(snapshot, path)
+    endpoint = Endpoint(snapshot, [Door(path)])
     yield {shell: SCRIPTS[shell]["gpuwarden"].read_text().replace(str(PATH), str(path)) for shell in SCRIPTS}
     endpoint.close()
     assert not (tmp_path / "owned").exists()

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,16 @@ import pytest
 from agent.errors import GoneError
 from agent.procfs import Procfs
 from bench.node import Node, simulated_node
+from enforce.mps.channel import Channel
 from enforce.mps.clients import AllClients, find_client, is_mps_client, terminate_client
 from enforce.mps.control import connect
-from enforce.mps.daemons import daemons
+from enforce.mps.daemons import daemons, reaches
 from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError, Scope, Setting
+from tests.contract.jail import jailed, mounted
 
 PROC = Procfs()
 PATIENCE_SECONDS = 60.0
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="changes root and mounts")
 
 
 @pytest.fixture
@@ -139,12 +144,12 @@ def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: No
         control.servers()
 
 
-def fake(folder: Path, script: str) -> Daemon:
+def fake(folder: Path, script: str, pipes: Path | None = None) -> Daemon:
     """A command program that does what the script says."""
     program = folder / "nvidia-cuda-mps-control"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    return Daemon(PROC.process_id(os.getpid()), str(folder), str(program))
+    return Daemon(PROC.process_id(os.getpid()), str(pipes or folder), str(program))
 
 
 def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program_ended(tmp_path: Path) -> None:
@@ -153,6 +158,97 @@ def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program
         connect(daemon, patience_seconds=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_what_lies_in_a_daemons_directory_leads_its_program_to_no_other_file(tmp_path: Path) -> None:
+    """Root in a container puts links where the program, which is root of the node, is going to write."""
+    pipes, outside = tmp_path / "pipes", tmp_path / "outside"
+    for folder in (pipes, outside):
+        folder.mkdir()
+    (outside / "precious").write_text("as it was")
+    (pipes / "control").symlink_to(outside / "precious")
+    (pipes / "log").symlink_to(outside / "new")
+    script = f"""cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
+    for act in 'echo x >control' 'echo x >>control' 'echo x >log' 'mkfifo ../outside/fifo' 'rm ../outside/precious' \\
+        'echo x >{outside}/new' 'mkdir {outside}/folder' 'mv {outside}/precious {outside}/gone'; do
+        (eval "$act") 2>/dev/null && echo "$act"
+    done
+    echo x >mine && rm mine && echo "its own directory is open to it" """
+    said = Channel(fake(tmp_path, script, pipes), PATIENCE_SECONDS).ask().text
+    assert said == "its own directory is open to it\n"
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+    assert (outside / "precious").read_text() == "as it was"
+
+
+def test_who_asks_a_daemon_is_confined_for_that_alone(tmp_path: Path) -> None:
+    Channel(fake(tmp_path, "true"), PATIENCE_SECONDS).ask()
+    (tmp_path / "outside").write_text("still written")
+
+
+@ROOT_ONLY
+def test_a_directory_in_a_container_is_found_there_and_never_on_the_node(tmp_path: Path) -> None:
+    root, node_s = tmp_path / "root", tmp_path / "mps"
+    node_s.mkdir()
+    (node_s / "of the node").touch()
+    (root / "run").mkdir(parents=True)
+    (root / "run" / "mps").symlink_to(node_s)
+    script = 'ls "$CUDA_MPS_PIPE_DIRECTORY"'
+    with jailed(root) as jail:
+        daemon = replace(fake(tmp_path, script), process=jail.process, pipe_directory="/run/mps")
+        with pytest.raises(MpsError, match="/run/mps of the MPS control daemon"):
+            Channel(daemon, PATIENCE_SECONDS).ask()
+        inside = root / str(node_s).lstrip("/")
+        inside.mkdir(parents=True)
+        (inside / "of the container").touch()
+        assert Channel(daemon, PATIENCE_SECONDS).ask().text == "of the container\n"
+
+
+@ROOT_ONLY
+def test_no_process_reaches_the_nodes_daemon_by_a_link_in_its_container(tmp_path: Path) -> None:
+    root, pipes = tmp_path / "root", tmp_path / "mps"
+    pipes.mkdir()
+    os.mkfifo(pipes / "control")
+    (root / "run").mkdir(parents=True)
+    (root / "run" / "nvidia-mps").symlink_to(pipes)
+    me = PROC.process_id(os.getpid())
+    with jailed(root) as jail:
+        assert not reaches(jail.process, Daemon(me, str(pipes), "program"), PROC)
+        (root / "run" / "nvidia-mps").unlink()
+        (root / "run" / "nvidia-mps").mkdir()
+        with mounted(str(pipes), root / "run" / "nvidia-mps", "--bind"):
+            assert reaches(jail.process, Daemon(me, str(pipes), "program"), PROC)
+
+
+def test_of_any_number_of_processes_that_call_themselves_daemons_a_few_are_asked(tmp_path: Path) -> None:
+    pipes = tmp_path / "shared"
+    pipes.mkdir()
+    os.mkfifo(pipes / "control")
+    with ExitStack() as stack:
+        for number in range(24):
+            own = tmp_path / f"own{number}"
+            own.mkdir()
+            for directory in (own, pipes):
+                stack.enter_context(pretender(directory))
+        found = daemons(PROC)
+    assert len(found) <= 16
+    assert len([one for one in found if one.pipe_directory == str(pipes)]) <= 1
+
+
+@pytest.mark.parametrize("directory", ["relative/mps", "../../etc", "/" + "x" * 5000])
+def test_a_directory_that_is_none_is_no_daemons(directory: str) -> None:
+    with pretender(directory) as process:
+        assert not any(one.process.tgid == process.pid for one in daemons(PROC))
+
+
+@contextmanager
+def pretender(directory: Path | str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the name of a daemon, and the directory of one."""
+    environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(directory)}
+    with subprocess.Popen(
+        ["nvidia-cuda-mps-control", "-d"], executable="/bin/cat", env=environment, stdin=-1
+    ) as process:
+        yield process
+        process.kill()
 
 
 def test_an_answer_without_end_is_given_up(tmp_path: Path) -> None:
@@ -167,7 +263,7 @@ def test_nonsense_is_no_answer(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_run_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(MpsError, match="cannot be run"):
-        connect(Daemon(PROC.process_id(os.getpid()), "/nowhere", str(tmp_path / "absent")), PATIENCE_SECONDS)
+        connect(Daemon(PROC.process_id(os.getpid()), str(tmp_path), str(tmp_path / "absent")), PATIENCE_SECONDS)
 
 
 THIRD = """

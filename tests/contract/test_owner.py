@@ -129,6 +129,16 @@ def test_whatever_is_in_the_file_only_the_lock_counts(tmp_path: Path, content: s
     Owner.take(tmp_path, PROC).close()
 
 
+def test_a_run_directory_that_others_write_is_refused_with_the_cure(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    run_dir.chmod(0o777)
+    with pytest.raises(SetupError, match=f"chmod go-w {run_dir}, or choose another --run-dir"):
+        Owner.take(run_dir, PROC)
+    run_dir.chmod(0o755)
+    Owner.take(run_dir, PROC).close()
+
+
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / FILE).symlink_to(tmp_path / "victim")

@@ -17,11 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 
 from agent import web
 from agent.exporters import prometheus
 from agent.model import Snapshot
+from agent.webconfig.file import WebConfigFile
+from agent.webconfig.guard import Guard
+from tests.contract.certificates import Authority
 from tests.unit.snapshots import rich_snapshot
 
 CONFIG = """\
@@ -30,6 +34,35 @@ scrape_configs:
   - job_name: gpuwarden
     honor_labels: true
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+SECURED = """\
+global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
+scrape_configs:
+  - job_name: right
+    scheme: https
+    tls_config: &papers {{ca_file: {ca}, cert_file: {cert}, key_file: {key}}}
+    basic_auth: {{username: scraper, password: sesame}}
+    static_configs: &agent [{{targets: ["127.0.0.1:{port}"]}}]
+  - job_name: wrong-password
+    scheme: https
+    tls_config: *papers
+    basic_auth: {{username: scraper, password: wrong}}
+    static_configs: *agent
+  - job_name: no-certificate
+    scheme: https
+    tls_config: {{ca_file: {ca}}}
+    basic_auth: {{username: scraper, password: sesame}}
+    static_configs: *agent
+"""
+WEB_CONFIG = """\
+tls_server_config:
+  cert_file: authority/agent.pem
+  key_file: authority/agent.key
+  client_auth_type: RequireAndVerifyClientCert
+  client_ca_file: authority/ca.pem
+  client_allowed_sans: [scraper.example]
+basic_auth_users:
+  scraper: {hashed}
 """
 DEADLINE_SECONDS = 30
 
@@ -132,3 +165,28 @@ def test_a_container_that_ends_disappears_from_prometheus(served: Served, scrape
     served.snapshot = replace(served.snapshot, containers=left)
     scraper.until('absent(gpuwarden_container_sm_ratio{container="trainer"})')
     scraper.until('gpuwarden_container_sm_ratio{container="chat"}')
+
+
+def test_a_real_prometheus_scrapes_with_a_certificate_and_a_password_and_not_without(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    authority.issue("agent")
+    scraper = authority.issue("scraper", "DNS:scraper.example")
+    path = tmp_path / "web.yml"
+    path.write_text(WEB_CONFIG.format(hashed=bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()))
+    path.chmod(0o600)
+    file = WebConfigFile(path)
+    guard = Guard(file.terms)
+    metrics = prometheus.application(rich_snapshot, also=lambda: (*file.rows(), *guard.rows()))
+    with web.serve("127.0.0.1", 0, {"/metrics": metrics}, guard=guard) as server:
+        papers = {"ca": authority.cert, "cert": scraper.cert, "key": scraper.key}
+        asking = Prometheus(tmp_path, SECURED.format(port=server.port, **papers))
+        try:
+            asking.until('up{job="right"} == 1')
+            asking.until('up{job="wrong-password"} == 0')
+            asking.until('up{job="no-certificate"} == 0')
+            asking.until('gpuwarden_web_refused_total{job="right", reason="password"} > 1')
+            asking.until('gpuwarden_web_refused_total{job="right", reason="certificate"} > 1')
+            asking.until('gpuwarden_web_config_reload_success{job="right"} == 1')
+            assert asking.query('up{job="right"} == 1')
+        finally:
+            asking.close()

@@ -25,6 +25,7 @@ NOBODY = 65534
 AS_NOBODY = """\
 import decimal, os, sys
 import agent.main, agent.observer, agent.exporters.prometheus, agent.page.site, agent.web
+import agent.health, agent.webconfig.file
 import enforce.reloading, enforce.start
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 agent.main.main(sys.argv[1:])

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from agent.function_names import FunctionNames
-from agent.libraries import layer_paths, parse_mounts
+from agent.libraries import Layer, layer_paths, parse_mounts
 from agent.members import Told
 from agent.model import ProcessId
 from agent.probes import Probes
+from agent.procfs import Procfs
 from agent.watcher import Watcher
 from bench.containers import Container, Mount
 from tests.kernel.driven import Driven, Driver, kernels, launched, lost, run_together
@@ -46,7 +47,7 @@ def test_two_containers_of_one_image_are_not_counted_twice(
     fresh_probes: Probes, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_seen: bool
 ) -> None:
     if not layers_seen:
-        monkeypatch.setattr("agent.probes.layer_paths", lambda *_: [])
+        monkeypatch.setattr("agent.libraries.layer_paths", lambda *_: [])
     image = tmp_path / "image"
     (image / "opt").mkdir(parents=True)
     shutil.copy(driver.libcuda, image / "opt" / "libcuda.so.1")
@@ -56,7 +57,7 @@ def test_two_containers_of_one_image_are_not_counted_twice(
             twin = stack.enter_context(container(driver, image, tmp_path / "state", number))
             assert twin.stdout
             twins.append(Driven.of(twin.tgid, twin.stdin, twin.stdout))
-            fresh_probes.ensure("/opt/libcuda.so.1", twin.tgid)
+            fresh_probes.ensure("/opt/libcuda.so.1", Procfs().process_id(twin.tgid))
         run_together(twins)
         for driven in twins:
             ((launches, _, _),) = launched(fresh_probes, driven.process).values()
@@ -77,9 +78,9 @@ def test_the_same_file_through_two_paths_is_one_library(fresh_probes: Probes, dr
 def test_layers_are_found_in_the_order_in_which_they_cover_each_other() -> None:
     line = "40 30 0:50 / / rw - overlay overlay rw,lowerdir=/l1:/l2,upperdir=/up,workdir=/w"
     assert layer_paths(parse_mounts(line), "/usr/lib/libcuda.so.1") == [
-        "/up/usr/lib/libcuda.so.1",
-        "/l1/usr/lib/libcuda.so.1",
-        "/l2/usr/lib/libcuda.so.1",
+        Layer("/up", "usr/lib/libcuda.so.1"),
+        Layer("/l1", "usr/lib/libcuda.so.1"),
+        Layer("/l2", "usr/lib/libcuda.so.1"),
     ]
 
 

@@ -33,7 +33,7 @@ OPERATIONS = (
 def doubled_probes(driver: Driver, fresh_probes: Probes, monkeypatch: pytest.MonkeyPatch) -> Probes:
     """Attached three times to one file, each time as if it were another."""
     numbers = count()
-    monkeypatch.setattr("agent.probes.real_file", lambda *_: FileId(0, next(numbers)))
+    monkeypatch.setattr("agent.libraries.real_file", lambda *_: FileId(0, next(numbers)))
     for _ in range(3):
         assert not fresh_probes.ensure(str(driver.libcuda)).failed
     assert len(fresh_probes.libraries()) == 3

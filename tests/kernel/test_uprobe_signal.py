@@ -101,7 +101,7 @@ def test_a_function_is_found_by_its_offset_too(timed: Path) -> None:
 
 def test_a_file_that_is_taken_for_two_counts_once(timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = count()
-    monkeypatch.setattr("enforce.signals.calls.real_file", lambda *_: FileId(0, next(numbers)))
+    monkeypatch.setattr("agent.libraries.real_file", lambda *_: FileId(0, next(numbers)))
     with timing(UprobeSource(str(timed), symbol=REQUEST)) as watching, start(timed) as one, start(timed) as other:
         watching.follow(CHAT, one.process)
         watching.follow(OTHER, other.process)

@@ -83,6 +83,16 @@ def test_the_file_is_for_its_owner_alone(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_what_others_could_have_written_is_not_undone(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.intend(entry(1))
+    ledger.close()
+    assert ids(read(path)) == ids([entry(1)])
+    for mode in (0o666, 0o660, 0o602):
+        path.chmod(mode)
+        assert read(path) == []
+
+
 def test_a_symlink_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "link").symlink_to(tmp_path / "victim")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from agent.errors import PolicyError, SetupError
 from agent.logs import JsonLines, TextLines
+from agent.names import printable
 
 NASTY = "\x1b[31mevil\u202egnp.exe\udcff"
 CHILD = """
@@ -56,7 +57,7 @@ def test_a_name_is_shown_in_either_format_and_never_obeyed(name: str) -> None:
     line = JsonLines().format(record("%s", name))
     assert line.isascii()
     assert line.isprintable()
-    assert json.loads(line)["message"] == name
+    assert json.loads(line)["message"] == printable(name)
 
 
 def test_a_name_with_line_breaks_forges_no_entry() -> None:

@@ -85,7 +85,7 @@ class World:
         visible = self._life(tgid).visible
         return {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
 
-    def gpu_minors(self, tgid: int) -> None:
+    def gpu_minors(self, process: ProcessId) -> None:
         return None
 
     def command(self, tgid: int) -> str:

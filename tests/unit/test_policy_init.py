@@ -62,7 +62,7 @@ def running(*containers: Container, command: str = "python") -> Snapshot:
 
 def run(file: str | Path, *flags: str, live: Snapshot | None = None, answers: Iterable[str] | None = None) -> str:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, Path("/none/policy.yaml"), Path("/none/agent.sock"))
+    add_arguments(parser, Path("/none/policy.yaml"))
     options = parser.parse_args(["init", *flags, str(file)])
     out = StringIO()
     told = iter(answers or ())

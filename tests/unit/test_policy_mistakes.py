@@ -185,7 +185,7 @@ def test_a_mistake_in_an_offline_rule_is_told_at_its_line(line: str, says: str) 
         ("version: 1\n  enforce: true\n", 2, "indentation"),
         ("version: 1\nprotect: [{pod: *chat}]\n", 2, "in quotes"),
         ("version: 1\nprotect: [{pod: *}]\n", 2, "in quotes"),
-        ("version: 1\n---\nversion: 1\n", 2, "one policy a file"),
+        ("version: 1\n---\nversion: 1\n", 2, "one document a file"),
         ("version: 1\nenforce: !!python/name:os.system x\n", 2, "tag"),
         ("version: 1\n# bell \x07\n", 2, "U+0007"),
         ('version: 1\nenforce: "tr\n', 3, "close the quotes"),

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from agent.errors import PolicyError
+from agent.yaml_source import read
 from enforce.policy import json_schema, vocabulary
 from enforce.policy.load import parse
-from enforce.policy.source import read
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = Draft7Validator(json_schema.document())

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from enforce.explain.history import History
 from enforce.policy.file import PolicyFile
 from enforce.policy.load import parse
 from enforce.policy.model import Policy
-from enforce.reloading import Reloading
+from enforce.reloading import Asked, Outcome, Reloading
 from enforce.start import Enforcement
 from enforce.sysmonitor import SysMonitor
 
@@ -39,6 +40,7 @@ offline:
     match: {container: training}
 """
 OTHER = RIGHT.replace("50ms", "60ms")
+SUMMARY = "1 online rule, 1 offline rule, deciding and logging only (enforce: false)"
 WRONG = RIGHT.replace("container: training", "contaner: training").replace("50ms", "50 parsecs")
 
 
@@ -307,6 +309,52 @@ def test_who_asks_for_a_reload_is_told_each_time_why_it_was_refused(
         agent.reload()
         agent.reload()
         assert len(errors_in(caplog)) == 2
+
+
+def test_who_asks_for_a_reload_is_told_what_came_of_it(place: Place) -> None:
+    with place.agent() as agent:
+        right = agent.reload()
+        assert (right.exit_code, right.text.splitlines()[0]) == (
+            0,
+            f"the policy of {place.path} is in force: {SUMMARY}",
+        )
+        edit(place.path, WRONG)
+        wrong = agent.reload()
+        assert wrong.exit_code == 2
+        assert [line.split(":")[1] for line in wrong.text.splitlines() if "error:" in line] == ["5", "8"]
+        assert "    8 |     match: {contaner: training}" in wrong.text.splitlines()
+        assert wrong.text.endswith("\nthe policy was not taken: the old one stays in force")
+        place.write(RIGHT)
+        place.enforced.refusal = SetupError("another agent enforces here: stop it first")
+        refused = agent.reload()
+        assert (refused.exit_code, refused.text) == (3, f"nothing is enforced now: {place.enforced.refusal}")
+        place.enforced.refusal = KeyError("a fault of ours")
+        assert agent.reload().exit_code == 1
+        place.path.unlink()
+        gone = agent.reload()
+        assert (gone.exit_code, gone.text) == (3, f"there is no policy at {place.path}: observing only")
+
+
+def test_all_who_wait_for_a_reload_are_told_and_who_comes_meanwhile_waits_for_the_next(place: Place) -> None:
+    woken: list[None] = []
+    asked = Asked(lambda: woken.append(None))
+    told: list[str] = []
+    for who in "ab":
+        asked.order("", lambda line, who=who: told.append(who + line))  # type: ignore[misc]
+    with place.agent() as agent:
+
+        def slowly() -> Outcome:
+            asked.order("", lambda line: told.append("c" + line))
+            return agent.reload()
+
+        asked.carry_out(slowly)
+        assert [line[0] for line in told] == ["a", "b"]
+        assert {json.loads(line[1:])["exit_code"] for line in told} == {0}
+        asked.carry_out(agent.reload)
+        assert [line[0] for line in told] == ["a", "b", "c"]
+        assert len(woken) == 3
+        asked.carry_out(agent.reload)  # a signal, with nobody to tell
+        assert len(told) == 3
 
 
 @pytest.mark.parametrize("at_end", [False, True])

@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import GoneError, SetupError, WardenError
+from agent.errors import GoneError, WardenError
 from agent.model import Container, ContainerKey
-from agent.stacks import frames
 from agent.stacks.command import drawn
 from agent.stacks.flamegraph import boxes, draw
 from agent.stacks.frames import Modules
@@ -104,12 +102,6 @@ def test_modules_of_a_process_that_ended_are_still_known() -> None:
     modules.renew()
     assert modules.name(1, 0x10) is None
     assert modules.name(1, 0x400010) == "train+0x1010"
-
-
-def test_without_bcc_the_error_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bcc", None)  # what Python itself does for a module that must not be found
-    with pytest.raises(SetupError, match="apt-get install python3-bpfcc"):
-        frames.load_bcc()
 
 
 def test_stacks_of_one_name_are_added_up() -> None:

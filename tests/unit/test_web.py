@@ -23,9 +23,14 @@ import pytest
 from agent import web
 from agent.errors import SetupError
 from agent.exporters import prometheus
+from agent.health import Health
+from agent.main import _warn_of_everybody as warn_of_everybody
 from agent.page import html, site
 from agent.page.ring import Ring
 from agent.page.site import Site
+from agent.webconfig.guard import Guard
+from agent.webconfig.passwords import Passwords
+from agent.webconfig.terms import Terms
 from tests.unit.snapshots import rich_snapshot
 
 
@@ -200,3 +205,34 @@ def test_a_client_that_leaves_in_the_middle_costs_nobody_anything(port: int, cap
         rude.sendall(b"GET /status.json HTTP/1.1\r\nHost: localh")
     assert ask(port, "/")[0] == 200
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("address", "terms", "warns"),
+    [
+        ("127.0.0.1", Terms(), False),
+        ("::1", Terms(), False),
+        ("0.0.0.0", Terms(), True),
+        ("::", Terms(), True),
+        ("0.0.0.0", Terms(passwords=Passwords({"alice": "$2b$04$" + "." * 53})), False),
+    ],
+)
+def test_a_port_for_everybody_is_warned_of(
+    address: str, terms: Terms, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with web.serve(address, 0, {}, guard=Guard(lambda: terms)) as server:
+        warn_of_everybody(server)
+    assert [record.getMessage().startswith(f"{server.url} is served to whoever") for record in caplog.records] == [
+        True
+    ] * warns
+
+
+def test_whoever_may_not_see_the_pages_may_ask_whether_it_lives() -> None:
+    routes = {"/metrics": prometheus.application(rich_snapshot)}
+    alive = Health(rich_snapshot, lambda: None, 1, lambda: rich_snapshot().at_ns).routes()
+    guard = Guard(lambda: Terms(passwords=Passwords({"alice": "$2b$04$" + "." * 53})))
+    with web.serve("127.0.0.1", 0, routes, alive, guard) as server:
+        for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 401), ("/", 401), ("/%6Civez", 200)):
+            for method in ("GET", "HEAD"):
+                assert ask(server.port, path, method)[0] == status
+        assert ask(server.port, "/livez")[2] == b"ok\n"

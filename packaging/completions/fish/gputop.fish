@@ -58,7 +58,7 @@ complete -c gputop -f
 
 complete -c gputop -n _shtab_gputop_using -s h -l help -d 'show this help message and exit'
 complete -c gputop -n _shtab_gputop_using -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also watch this libcuda.so.1 (the node'"'"'s own and containers'"'"' copies are found without)'
-complete -c gputop -n _shtab_gputop_using -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock)'
+complete -c gputop -n _shtab_gputop_using -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it)'
 complete -c gputop -n _shtab_gputop_using -l by-container -d 'one row per container (default)'
 complete -c gputop -n _shtab_gputop_using -l by-process -d 'one row per process'
 complete -c gputop -n _shtab_gputop_using -l by-gpu -d 'one row per gpu'

@@ -7,10 +7,10 @@
 # Custom Preamble
 function __gpuwarden_containers
   python3 -I -c '
-import json, re, socket
+import json, os, re, socket
 with socket.socket(socket.AF_UNIX) as agent:
     agent.settimeout(1)
-    agent.connect("/run/gpuwarden/agent.sock")
+    agent.connect("/run/gpuwarden/agent.sock" if os.geteuid() == 0 else "/run/gpuwarden/read.sock")
     agent.sendall(b"snapshot\n")
     snapshot = json.loads(agent.makefile().readline()) or {"containers": []}
 names = {row["container"][key] or "" for row in snapshot["containers"] for key in ("name", "pod")}
@@ -65,8 +65,8 @@ function _shtab_gpuwarden_using
   test "$_shtab_gpuwarden_cmdpath" = "$argv"
 end
 
-set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' release doctor stacks demo
-set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days
+set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks demo
+set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days --web-config
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -81,7 +81,8 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l interval -x -d 'seconds
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also watch this libcuda.so.1 (the node'"'"'s own and containers'"'"' copies are found without)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l names -x -d 'also ask this socket for containers'"'"' names; KIND: docker, podman, cri, containerd, kubelet'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l listen -x -d 'for /metrics and the status page (127.0.0.1:9837)'
-complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'where the socket and the ledger are (/run/gpuwarden)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-config -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords for them, as in Prometheus'"'"' exporter-toolkit (clear text for everybody)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'where the sockets and the ledger are (/run/gpuwarden)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage -xka "(__fish_complete_path (commandline -ct))" -d 'the usage ledger, or off (/var/lib/gpuwarden/usage.sqlite)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage-days -x -d 'how long it keeps (90)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l log-format -xka "auto text json" -d 'of stderr: text for people, a line of JSON each for machines; auto is JSON under systemd (auto)'
@@ -98,7 +99,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npo
 complete -c gpuwarden -n '_shtab_gpuwarden_using explain' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using explain' -l since -x -d 'how far to look back: 90s, 10m, 1h at the most (1h)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using explain' -l json -d 'for programs; see docs/explain.md'
-complete -c gpuwarden -n '_shtab_gpuwarden_using explain' -l run-dir -xka "(__fish_complete_directories)" -d 'where the agent'"'"'s socket is (/run/gpuwarden)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using explain' -l run-dir -xka "(__fish_complete_directories)" -d 'where the agent'"'"'s sockets are (/run/gpuwarden)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using explain' -l decisions -xka "(__fish_complete_path (commandline -ct))" -d 'read this decision log instead of asking the agent'
 complete -c gpuwarden -n '_shtab_gpuwarden_using explain; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__gpuwarden_containers)" -d 'its name, pod, namespace/pod, key, or the beginning of its id'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a report -d 'who used how much, hour by hour, out of the usage ledger'
@@ -113,9 +114,10 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using report' -l csv -d 'for spreadsh
 complete -c gpuwarden -n '_shtab_gpuwarden_using report' -l usage -xka "(__fish_complete_path (commandline -ct))" -d 'the ledger (/var/lib/gpuwarden/usage.sqlite)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a check -d 'say whether a policy file is right, and what is wrong with it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using check' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l web-config -xka "(__fish_complete_path (commandline -ct))" -d 'look at a web configuration instead'
 complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l live -d 'also compare it with what runs now, and name idle rules'
 complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l json -d 'mistakes and warnings for programs; see docs/policy.md'
-complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using check' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using check; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the file'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a policy -d 'write a first policy from what runs now; its schema for editors'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy' -s h -l help -d 'show this help message and exit'
@@ -134,13 +136,16 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l unit -x -d 'slo
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l binary -x -d 'slo.binary, for a signal that has it (docs/policy.md)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l symbol -x -d 'slo.symbol, for a signal that has it (docs/policy.md)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l force -d 'write over a file that is there'
-complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using policy init' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy init; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'where to (/etc/gpuwarden/policy.yaml); - prints it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy; and test $_shtab_gpuwarden_npos -eq 0' -a schema -d 'print the JSON Schema of policies, for editors'
 complete -c gpuwarden -n '_shtab_gpuwarden_using policy schema' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a reload -d 'have the running agent read its policy anew, and say what came of it'
+complete -c gpuwarden -n '_shtab_gpuwarden_using reload' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using reload' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the one that takes orders (/run/gpuwarden/agent.sock)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a release -d 'undo whatever a dead agent left in force'
 complete -c gpuwarden -n '_shtab_gpuwarden_using release' -s h -l help -d 'show this help message and exit'
-complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l run-dir -xka "(__fish_complete_directories)" -d 'where the socket and the ledger are (/run/gpuwarden)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l run-dir -xka "(__fish_complete_directories)" -d 'where the sockets and the ledger are (/run/gpuwarden)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a doctor -d 'what works on this machine, what does not, and what to do about it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also watch this libcuda.so.1 (the node'"'"'s own and containers'"'"' copies are found without)'
@@ -152,7 +157,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l seconds -x -d 'how l
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l every -x -d 'one launch in N, at random (as many as keep to 200/s)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'draw a flame graph (else folded stacks)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l json -d 'one JSON object on stdout'
-complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'a running agent: it knows names (/run/gpuwarden/agent.sock)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it): it knows names'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l no-symbols -d 'modules and offsets; needs no bcc'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a demo -d 'the main job on a simulated GPU, in under three minutes'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l seconds -x -d 'length of each measured phase (25.0)'

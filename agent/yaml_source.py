@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from enforce.policy.syntax import explain
+from agent.yaml_syntax import explain
 
 MAX_NODES = 20_000
 MAX_DEPTH = 32
-EMPTY = "the policy is empty; write version: 1 and the rules (docs/policy.md has examples)"
 
 Path = tuple[str | int, ...]
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -72,7 +71,7 @@ class Source:
 
 
 def read(text: str) -> Source:
-    """Never raises: what cannot be read is in `problems`."""
+    """Never raises: what cannot be read is in `problems`. A text of nothing has neither data nor problems."""
     source = Source()
     starts = [0] + [found.end() for found in re.finditer("\n", text)]
     try:
@@ -81,7 +80,6 @@ def read(text: str) -> Source:
         source.problems += [Problem(_place(starts, index), message) for index, message in explain(text, error)]
         return source
     if root is None:
-        source.problems.append(Problem(Place(), EMPTY))
         return source
     source.data = _Reader(source, starts).value(root, ())
     return source
@@ -144,7 +142,7 @@ class _Reader:
 
     def _inside(self, node: yaml.Node, path: Path) -> object:
         if node.tag not in _TAGS:
-            return self._lost(node, path, f"the tag {node.tag[:60]!r} means nothing in a policy; leave it out")
+            return self._lost(node, path, f"the tag {node.tag[:60]!r} means nothing here; leave it out")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""A policy out of a ConfigMap's volume, with real mounts: its directory is everybody's, and yet it is taken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.errors import PolicyError
+from enforce.policy.file import PolicyFile
+from enforce.policy.load import load
+from tests.contract.jail import mounted
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+
+
+def configmap(folder: Path) -> Path:
+    """As the kubelet writes one: a directory that all may write, and links in it."""
+    folder.mkdir()
+    (folder / "..2026_01_01").mkdir(mode=0o755)
+    (folder / "..2026_01_01" / "policy.yaml").write_text("version: 1\n")
+    (folder / "..2026_01_01" / "policy.yaml").chmod(0o644)
+    (folder / "..data").symlink_to("..2026_01_01")
+    (folder / "policy.yaml").symlink_to("..data/policy.yaml")
+    folder.chmod(0o777)
+    return folder / "policy.yaml"
+
+
+def read_only(target: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(target)], check=True)
+
+
+def test_a_configmap_is_taken_where_it_is_mounted_read_only_and_followed_when_it_changes(tmp_path: Path) -> None:
+    volume, target = tmp_path / "volume", tmp_path / "etc with a space"
+    configmap(volume)
+    target.mkdir()
+    file = PolicyFile(target / "policy.yaml")
+    with mounted(str(volume), target, "--bind"):
+        with pytest.raises(PolicyError, match=f"chmod go-w {target}"):
+            file.load()
+        read_only(target)
+        assert file.load().enforce is False
+        (volume / "..2026_01_02").mkdir(mode=0o755)
+        (volume / "..2026_01_02" / "policy.yaml").write_text("version: 1\nenforce: true\n")
+        (volume / "..data_tmp").symlink_to("..2026_01_02")
+        os.rename(volume / "..data_tmp", volume / "..data")
+        assert [file.changed(), file.changed()] == [False, True]
+        assert file.load().enforce is True
+
+
+def test_that_everything_is_read_only_for_us_makes_no_directory_safe(tmp_path: Path) -> None:
+    """As under systemd's ProtectSystem=strict."""
+    folder = tmp_path / "all" / "folder"
+    folder.parent.mkdir()
+    path = configmap(folder)
+    with mounted(str(folder.parent), folder.parent, "--bind"):
+        read_only(folder.parent)
+        with pytest.raises(PolicyError, match=f"chmod go-w {folder}"):
+            load(path, strict_permissions=True)
