@@ -53,6 +53,10 @@ class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_HOW_BYTES = ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+
+
 def open_file(root: int, path: str) -> int:
     """A descriptor of the regular file that `path` is below the directory `root`, for reading; the caller closes it."""
     found = find(root, path)
@@ -82,11 +86,7 @@ def look(root: int, path: str, *, links: bool = True) -> os.stat_result:
 
 def list_folder(root: int, path: str, most: int) -> list[str]:
     """The names in a directory below `root`. GoneError where there are more than `most`."""
-    found = find(root, path, os.O_DIRECTORY)
-    try:
-        folder = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        os.close(found)
+    folder = _find(root, path, os.O_RDONLY | os.O_DIRECTORY)  # what is none is not opened: ENOTDIR comes before
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry, _ in zip(entries, range(most + 1), strict=False)]
@@ -99,8 +99,11 @@ def list_folder(root: int, path: str, most: int) -> list[str]:
 
 def find(root: int, path: str, flags: int = 0, *, links: bool = True) -> int:
     """A descriptor that only says where and what the thing is (O_PATH); the caller closes it."""
-    resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
-    how = _OpenHow(os.O_PATH | os.O_CLOEXEC | flags, 0, resolve)
+    return _find(root, path, os.O_PATH | flags, 0 if links else _RESOLVE_NO_SYMLINKS)
+
+
+def _find(root: int, path: str, flags: int, resolve: int = 0) -> int:
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | resolve)
     for _ in range(_MOST_TRIES):
         found, code = _openat2(root, os.fsencode(path), how)
         if found >= 0:
@@ -127,9 +130,7 @@ def _openat2(folder: int, path: bytes, how: _OpenHow) -> tuple[int, int]:
     """The descriptor, or -1 and why."""
     if b"\0" in path:
         return -1, errno.ENOENT
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = ctypes.c_size_t(ctypes.sizeof(how))
-    found = libc.syscall(ctypes.c_long(_OPENAT2), folder, path, ctypes.byref(how), size)
+    found = _LIBC.syscall(ctypes.c_long(_OPENAT2), folder, path, ctypes.byref(how), _HOW_BYTES)
     return int(found), ctypes.get_errno()
 
 
@@ -144,9 +145,8 @@ def _reopened(found: int, path: str) -> int:
 
 
 def _file_system(descriptor: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
     facts = ctypes.create_string_buffer(_STATFS_BYTES)
-    if libc.fstatfs(descriptor, facts) < 0:
+    if _LIBC.fstatfs(descriptor, facts) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return ctypes.c_ulong.from_buffer(facts).value & 0xFFFFFFFF

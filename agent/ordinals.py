@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from agent.model import Device, DeviceUuid
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-7])?", re.IGNORECASE)
+_MOST_DIGITS = 9
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
@@ -32,7 +33,7 @@ def visible_devices(
     if named is not None:
         return (named,)
     gpus = sorted((d for d in devices if d.parent is None and _is_exposed(d, exposed)), key=_order)
-    by_number = wanted is None or any(word.strip().isdigit() for word in wanted.split(","))
+    by_number = wanted is None or any(_number(word.strip()) is not None for word in wanted.split(","))
     if by_number and len({gpu.name for gpu in gpus}) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return ()
     found = [gpu.uuid for gpu in gpus] if wanted is None else _list(wanted, gpus)
@@ -59,8 +60,9 @@ def _list(wanted: str, gpus: Sequence[Device]) -> list[DeviceUuid]:
 
 
 def _named(word: str, gpus: Sequence[Device]) -> DeviceUuid | None:
-    if word.isdigit():
-        return gpus[int(word)].uuid if int(word) < len(gpus) else None
+    number = _number(word)
+    if number is not None:
+        return gpus[number].uuid if number < len(gpus) else None
     if not word.startswith("GPU-"):
         return None
     matches = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(word)]
@@ -71,6 +73,11 @@ def bus_place(text: str) -> tuple[int, int, int] | None:
     """Domain, bus and device of "[domain:]bus:device[.function]", as programs and NVML write it; None: it is none."""
     found = _BUS_ID.fullmatch(text)
     return None if found is None else (int(found[1] or "0", 16), int(found[2], 16), int(found[3], 16))
+
+
+def _number(word: str) -> int | None:
+    """Anybody may write anything there: superscripts are digits, and int() refuses thousands of them."""
+    return int(word) if word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS else None
 
 
 def device_of(ordinal: int | None, visible: Sequence[DeviceUuid], in_use: Sequence[DeviceUuid]) -> DeviceUuid | None:

@@ -50,8 +50,11 @@ class Channel:
 
     def ask(self, arguments: Sequence[str] = (), given: str = "") -> Answer:
         """Runs the program. MpsError when there is no answer at all, in time or of a sensible size."""
-        with ThreadPoolExecutor(1, "mps-command") as thread:  # one that ends: its confinement cannot be undone
-            return thread.submit(self._ask, arguments, given).result()
+        try:
+            with ThreadPoolExecutor(1, "mps-command") as thread:  # one that ends: its confinement cannot be undone
+                return thread.submit(self._ask, arguments, given).result()
+        except RuntimeError as error:  # no thread can be made: too many, or this program is ending
+            raise MpsError(f"MPS is left alone: {error}") from error
 
     def _ask(self, arguments: Sequence[str], given: str) -> Answer:
         with self._directory() as directory:

@@ -16,8 +16,9 @@ from agent.model import DeviceUuid
 from enforce.mps.channel import Channel
 from enforce.mps.model import Client, Daemon, MpsError, NotSpokenError, Scope, Server, Setting
 
-_PERCENTAGE = re.compile(r"^\d{1,3}(\.\d+)?$")
-_MEMORY = re.compile(r"^(\d+)([KMGT]?)B?$")
+_PERCENTAGE = re.compile(r"^[0-9]{1,3}(\.[0-9]{1,18})?$")
+_MEMORY = re.compile(r"^([0-9]{1,18})([KMGT]?)B?$")
+_MOST_DIGITS = 10
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f][0-9a-f-]+")
 _NONE = {"", "0", "unlimited", "none", "n/a", "not set"}
 _UNKNOWN = ("unknown command", "invalid command", "unrecognized command", "usage:")
@@ -55,8 +56,8 @@ class Protocol2:
         found: dict[DeviceUuid, int] = {}
         for line in self._say("device_query").splitlines():
             ordinal, uuid = line.split(maxsplit=1)[:1], _UUID.search(line)
-            if uuid and ordinal and ordinal[0].isdecimal():
-                found[DeviceUuid(uuid[0])] = int(ordinal[0])
+            if uuid and ordinal and (number := whole(ordinal[0])) is not None:
+                found[DeviceUuid(uuid[0])] = number
         return found
 
     def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
@@ -67,8 +68,8 @@ class Protocol2:
             if uuid := _UUID.search(line):
                 device = DeviceUuid(uuid[0])
                 found.setdefault(device, ())
-            elif device is not None and line.strip().isdecimal():
-                found[device] += (int(line),)
+            elif device is not None and (number := whole(line.strip())) is not None:
+                found[device] += (number,)
         return found
 
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
@@ -114,10 +115,10 @@ class Protocol2:
 
     def _numbers(self, command: str) -> tuple[int, ...]:
         text = self._say(command)
-        numbers = text.split()
-        if not all(number.isdecimal() and 0 < int(number[:12]) < 1 << 31 for number in numbers):
+        numbers = [whole(word) for word in text.split()]
+        if not all(number and number < 1 << 31 for number in numbers):
             raise self._senseless(command, text)
-        return tuple(int(number) for number in numbers)
+        return tuple(number for number in numbers if number)
 
     def _say(self, command: str) -> str:
         answer = self.channel.ask(given=command + "\n")
@@ -130,6 +131,11 @@ class Protocol2:
 
     def _senseless(self, command: str, text: str) -> MpsError:
         return MpsError(f"MPS: {command.split()[0]} answered {' '.join(text.split())[:80]!r}, which makes no sense")
+
+
+def whole(text: str) -> int | None:
+    """The number that a word is, if it is one of any use."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def mebibytes(number: int, unit: str) -> str:

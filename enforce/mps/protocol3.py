@@ -9,15 +9,17 @@ Source: NVIDIA's MPS guide, "MPS v3 interface".
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 
 from agent.model import DeviceUuid
 from enforce.mps.channel import Channel
 from enforce.mps.model import Client, Daemon, MpsError, NotSpokenError, Scope, Server, Setting
-from enforce.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, mebibytes
+from enforce.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, mebibytes, whole
 
 _FORMAT = "--format=csv,noheader"
 _FIELDS = {"percentage": "active-thread-percentage", "memory": "pinned-memory-limit", "priority": "client-priority"}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _DEFAULT = "default"  # every server's own namespace
 
 
@@ -36,25 +38,27 @@ class Protocol3:
     def servers(self) -> tuple[Server, ...]:
         """Ready ones are ACTIVE in the words of protocol 2."""
         rows = self._table(["server", "list"], 4)
-        return tuple(Server(row[0], int(row[2]) if row[2].isdecimal() else None, _state(row[3])) for row in rows)
+        return tuple(Server(_name(row[0]), whole(row[2]), _state(row[3])) for row in rows)
 
     def clients(self) -> tuple[Client, ...]:
         """Those of all servers."""
         rows = self._table(["client", "list", "--all"], 4)
-        if not all(row[0].isdecimal() for row in rows):
+        pids = [whole(row[0]) for row in rows]
+        if not all(pids):
             raise MpsError("MPS: client list answered with a pid that is no number")
-        return tuple(dict.fromkeys(Client(int(row[0]), row[1], row[3]) for row in rows))
+        named = zip(pids, rows, strict=True)
+        return tuple(dict.fromkeys(Client(pid, _name(row[1]), _name(row[3])) for pid, row in named if pid))
 
     def scopes(self) -> tuple[Scope, ...]:
         """Every namespace."""
-        return tuple(Scope(row[1], row[0]) for row in self._table(["namespace", "list"], 2))
+        return tuple(Scope(_name(row[1]), _name(row[0])) for row in self._table(["namespace", "list"], 2))
 
     def devices(self) -> dict[DeviceUuid, int]:
         """As `device list` has them."""
         found = {}
         for row in self._table(["device", "list"], 4):
-            if row[0].isdecimal():
-                found[DeviceUuid(row[3])] = int(row[0])
+            if (ordinal := whole(row[0])) is not None:
+                found[DeviceUuid(row[3])] = ordinal
         return found
 
     def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
@@ -62,8 +66,8 @@ class Protocol3:
         uuids = {str(ordinal): uuid for uuid, ordinal in self.devices().items()}
         found: dict[DeviceUuid, tuple[int, ...]] = {}
         for row in self._table(["client", "list", "--all"], 4):
-            if row[2] in uuids and row[0].isdecimal():
-                found[uuids[row[2]]] = (*found.get(uuids[row[2]], ()), int(row[0]))
+            if row[2] in uuids and (pid := whole(row[0])) is not None:
+                found[uuids[row[2]]] = (*found.get(uuids[row[2]], ()), pid)
         return found
 
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
@@ -104,7 +108,11 @@ class Protocol3:
         self._say(["server", "delete", server.name, "--force"])
 
     def _table(self, arguments: list[str], least: int) -> list[list[str]]:
-        rows = [row for row in csv.reader(self._say([*arguments, _FORMAT]).splitlines()) if row]
+        text = self._say([*arguments, _FORMAT])
+        try:
+            rows = [row for row in csv.reader(text.splitlines()) if row]
+        except csv.Error as error:
+            raise MpsError(f"MPS: {' '.join(arguments)} answered no table ({error})") from error
         if any(len(row) < least for row in rows):
             raise MpsError(f"MPS: {' '.join(arguments)} answered a line of too few columns, which makes no sense")
         return [[cell.strip() for cell in row] for row in rows]
@@ -117,6 +125,13 @@ class Protocol3:
         if "invalid option" in said or said.startswith(("Usage", "Unknown")):
             raise NotSpokenError(f"MPS: {' '.join(arguments[:2])} is not known there: {said}")
         raise MpsError(f"MPS: {' '.join(arguments[:2])} failed, it said: {said}")
+
+
+def _name(word: str) -> str:
+    """Of a server or namespace. It becomes an argument: none may look like an option, or lead elsewhere."""
+    if not _NAME.fullmatch(word):
+        raise MpsError(f"MPS: something is called {word[:40]!r}, which makes no sense")
+    return word
 
 
 def _state(word: str) -> str:

@@ -23,6 +23,7 @@ from enforce.mps.clients import AllClients, find_client, is_mps_client, terminat
 from enforce.mps.control import connect
 from enforce.mps.daemons import daemons, reaches
 from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError, Scope, Setting
+from enforce.mps.protocol3 import Protocol3
 from tests.contract.jail import jailed, mounted
 
 PROC = Procfs()
@@ -158,6 +159,19 @@ def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program
         connect(daemon, patience_seconds=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("name", ["--force", "-f", "../../other", "a b", "x" * 200, "\x1b[2J"])
+def test_a_name_that_a_daemon_gives_is_never_an_option_or_a_path(tmp_path: Path, name: str) -> None:
+    script = THIRD.replace("training,1000", f"{name},1000")
+    with pytest.raises(MpsError, match="something is called"):
+        Protocol3(Channel(fake(tmp_path, script), PATIENCE_SECONDS)).servers()
+
+
+@pytest.mark.parametrize("answer", ["1" * 5000, "\u00b2", "\u0663", "-1", "0", "4294967296"])
+def test_a_number_that_is_none_makes_no_sense(tmp_path: Path, answer: str) -> None:
+    with pytest.raises(MpsError, match="makes no sense"):
+        connect(fake(tmp_path, f"echo {answer}"), PATIENCE_SECONDS)
 
 
 def test_what_lies_in_a_daemons_directory_leads_its_program_to_no_other_file(tmp_path: Path) -> None:
