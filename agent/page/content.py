@@ -16,7 +16,7 @@ from typing import Final
 
 from agent.clock import NS_PER_SECOND
 from agent.model import ContainerUsage, DeviceReading, DeviceUuid, Enforcement, Snapshot, Unattributed, Usage
-from agent.names import printable
+from agent.names import joined, printable
 from agent.page.graph import Graph, graph
 from agent.page.ring import Measure, Ring, Series
 from agent.tui.cells import UTF8, count, label, milliseconds, percent, quantile, size
@@ -264,8 +264,7 @@ def _decisions(decisions: Sequence[Told], snapshot: Snapshot, zone: tzinfo | Non
 
 def _name(used: ContainerUsage) -> Cell:
     container = used.container
-    where = [part for part in (container.namespace, container.pod) if part]
-    return Cell(_text("/".join((*where, container.name))), Kind.NAME)
+    return Cell(_text(joined(container.namespace, container.pod, container.name)), Kind.NAME)
 
 
 def _text(text: str | None, longest: int = LONGEST) -> str:

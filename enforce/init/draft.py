@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from agent.names import printable
+from agent.names import joined, printable
 from enforce.init.proposal import Proposal, Use, Written
 from enforce.policy.units import format_ratio
 
@@ -90,7 +90,7 @@ def about(proposal: Proposal) -> tuple[str, ...]:
 def title(use: Use) -> str:
     """namespace/pod: name, as much of it as there is."""
     it = use.facts.container
-    pod = "/".join(part for part in (it.namespace, it.pod) if part)
+    pod = joined(it.namespace, it.pod)
     return printable(f"{pod}: {it.name}" if pod else it.name, 160)
 
 
