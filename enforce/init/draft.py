@@ -32,7 +32,7 @@ _HEAD = """\
 #   1. Correct what is wrong below: classes, matches, targets.   gpuwarden check --live {file}
 #   2. See what it would do now.                                 gpuwarden plan --policy {file}
 #   3. Let the agent run with it for a while, and ask why.       gpuwarden explain CONTAINER
-#   4. Write enforce: true, and send the agent SIGHUP.           gputop shows who is slowed, and for whom
+#   4. Write enforce: true: the agent takes the file at once.    gputop shows who is slowed, and for whom
 # All keys: docs/policy.md. More examples: docs/examples/.
 version: 1
 enforce: false
