@@ -79,7 +79,7 @@ def _distribution(one: Distribution) -> Component:
         bom_ref=str(purl),
         name=one.name,
         version=one.version,
-        description=one.metadata.metadata["Summary"] if "Summary" in one.metadata.metadata else None,
+        description=next(iter(one.metadata.metadata.get_all("Summary", [])), None),
         licenses=_licences(one.licence),
         hashes=_sha256(one.record_sha256),
         purl=purl,
@@ -98,7 +98,7 @@ def _compiled_in(one: Distribution) -> Iterator[Component]:
                 bom_ref=f"{one.name}:{part.get('purl') or part['name']}",
                 name=part["name"],
                 version=part.get("version"),
-                licenses=[one for said in part.get("licenses", []) for one in _licences(_said(said))],
+                licenses=[found for said in part.get("licenses", []) for found in _licences(_said(said))],
                 purl=purl,
             )
 
