@@ -87,6 +87,8 @@ build_image() {
 	if ! has_target image; then say "skipped: the image (this Makefile has no target image)"; return; fi
 	make --no-print-directory image
 	pack build/image "$out/gpuwarden-$version-image.tar"
+	cp build/image.sbom.cdx.json "$out/gpuwarden-$version-image.cdx.json"
+	cp build/image.packages.txt "$out/gpuwarden-$version-image-packages.txt"
 }
 
 check_state
