@@ -40,7 +40,9 @@ lay_out_source() { # $1: where
 	git ls-files -z --cached --others --exclude-standard | tar --create --null --ignore-failed-read --files-from - |
 		tar --extract --directory "$1"
 	chmod -R u=rwX,go=rX "$1"
-	(cd "$1" && find . -type f | sort | sed 's|^\./|include |' >MANIFEST.in) # the sdist has all of it
+	local files
+	files=$(cd "$1" && find . -type f | sort)
+	sed 's|^\./|include |' <<<"$files" >"$1/MANIFEST.in" # the sdist has all of it
 }
 
 # setuptools puts the time of building, and who builds, into an sdist.
