@@ -37,11 +37,12 @@ compile() { # $1: invalidation mode, then options and folders
 }
 
 install_python_packages() {
-	mkdir "$work/source"
+	mkdir -p "$work/source" "$dest/$packages"
+	"$python" packaging/closure.py "$dest/$packages" || die "run \`make setup\` first"
 	cp -a pyproject.toml README.md agent enforce "$work/source" # setuptools writes beside what it builds
-	"$python" -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: --no-warn-script-location \
-		--target "$dest/$packages" "$work/source"
-	rm -rf "${dest:?}/$packages/bin"
+	"$python" -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --target "$work/ours" "$work/source"
+	rm -rf "$work/ours/bin"
+	mv "$work/ours"/* "$dest/$packages"
 	find "$dest/$packages" -name __pycache__ -prune -exec rm -rf {} +
 }
 
@@ -49,15 +50,20 @@ install_python_packages() {
 trim_python_packages() (
 	cd "$dest/$packages"
 	# roots.pem is for TLS to public servers: we speak to UNIX sockets.
-	rm -rf google/protobuf/testdata grpc/_cython/_credentials grpc/beta pydantic/v1 pydantic/mypy.py textual/demo textual/tree-sitter
+	rm -rf google/protobuf/{compiler,testdata,testing} grpc/_cython/_credentials grpc/{beta,framework} \
+		pydantic/v1 pydantic/mypy.py textual/demo textual/tree-sitter pygments/{cmdline,sphinxext}.py
 	rm -f psutil/_ps{aix,bsd,osx,sunos,windows}.py
 	# 240 languages to colour; tracebacks need one. Their list knows of no other, so that none is looked for in vain.
 	find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py ! -name special.py -delete
 	echo 'LEXERS = {name: lexer for name, lexer in LEXERS.items() if lexer[0] in ("pygments.lexers.python", "pygments.lexers.special")}' \
 		>>pygments/lexers/_mapping.py
 	find . \( -name '*.pyi' -o -name py.typed -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.proto' -o -name '*.[ch]' \) -delete
-	# Of pip's own notes METADATA, licences and entry points stay.
-	find . -path '*.dist-info/*' \( -name RECORD -o -name INSTALLER -o -name REQUESTED -o -name direct_url.json -o -name WHEEL \) -delete
+	# Of a distribution's description stay its metadata without the prose, licences, and lists of what is compiled in.
+	find . -path '*.dist-info/*' -type f ! -path '*/licenses/*' ! -path '*/sboms/*' ! -name METADATA \
+		! -iname 'licen[sc]e*' ! -iname 'notice*' -delete
+	grep -rlZ --include='*.json' '"components": \[\]' . | xargs -0r rm
+	find . -type d -empty -delete
+	sed -i '/^\r\{0,1\}$/,$d' ./*.dist-info/METADATA
 	find . -name '*.so*' -type f -exec strip --strip-unneeded {} +
 )
 
@@ -70,7 +76,7 @@ compile_python_packages() {
 		*) theirs+=("$path") ;;
 		esac
 	done
-	compile unchecked-hash -b "${theirs[@]}"
+	compile unchecked-hash -o 2 -b "${theirs[@]}" # without docstrings
 	find "${theirs[@]}" -name '*.py' -delete
 }
 
