@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import subprocess
 from collections.abc import Iterator
@@ -109,7 +110,8 @@ def test_every_module_is_imported_and_nothing_is_compiled_at_run_time(
 
 
 def test_gputop_shows_a_recording(home: Path, tmp_path: Path) -> None:
-    recording = ROOT / "docs/images/gputop.jsonl.gz"
+    recording = tmp_path / "recording.jsonl"
+    recording.write_bytes(gzip.decompress((ROOT / "docs/images/gputop.jsonl.gz").read_bytes()))
     done = run(home, home / "bin/gputop", "--replay", recording, "--once", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "training" in done.stdout
