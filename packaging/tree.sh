@@ -39,7 +39,7 @@ compile() { # $1: invalidation mode, then options and folders
 install_python_packages() {
 	mkdir -p "$work/source" "$dest/$packages"
 	"$python" packaging/closure.py "$dest/$packages" || die "run \`make setup\` first"
-	cp -a pyproject.toml README.md agent enforce "$work/source" # setuptools writes beside what it builds
+	cp -a --parents pyproject.toml README.md LICENSE LICENSES bpf/LICENSES packaging/licences agent enforce "$work/source"
 	"$python" -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --target "$work/ours" "$work/source"
 	rm -rf "$work/ours/bin"
 	mv "$work/ours"/* "$dest/$packages"
@@ -49,12 +49,13 @@ install_python_packages() {
 # Only what nothing of ours, and nothing that ours calls, can import. tests/contract/test_installed_tree.py imports the rest.
 trim_python_packages() (
 	cd "$dest/$packages"
-	# roots.pem is for TLS to public servers: we speak to UNIX sockets.
-	rm -rf google/protobuf/{compiler,testdata,testing} grpc/_cython/_credentials grpc/{beta,framework} \
-		pydantic/v1 pydantic/mypy.py textual/demo textual/tree-sitter pygments/{cmdline,sphinxext}.py
-	rm -f psutil/_ps{aix,bsd,osx,sunos,windows}.py
-	# 240 languages to colour; tracebacks need one. Their list knows of no other, so that none is looked for in vain.
+	# roots.pem is for TLS to public servers: we speak to UNIX sockets. Policies are read by PyYAML's own parser, not libyaml.
+	rm -rf google/protobuf/{compiler,testdata,testing} grpc/_cython/_credentials grpc/{beta,framework} _yaml yaml/_yaml.*.so
+	rm -rf pydantic/v1 pydantic/mypy.py psutil/_ps{aix,bsd,osx,sunos,windows}.py pygments/{cmdline,sphinxext}.py
+	rm -rf textual/{demo,document,tree-sitter} textual/{_markup_playground,_text_area_theme}.py textual/widgets/{,_}{data_table,text_area}.py
+	# 240 languages to colour, 49 ways to: tracebacks need one. No other language is listed, so none is looked for in vain.
 	find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py ! -name special.py -delete
+	find pygments/{formatters,styles} -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name default.py ! -name monokai.py -delete
 	echo 'LEXERS = {name: lexer for name, lexer in LEXERS.items() if lexer[0] in ("pygments.lexers.python", "pygments.lexers.special")}' \
 		>>pygments/lexers/_mapping.py
 	find . \( -name '*.pyi' -o -name py.typed -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.proto' -o -name '*.[ch]' \) -delete
@@ -110,6 +111,10 @@ make_agent() {
 	install -Dm 644 -t "$dest/usr/share/bash-completion/completions" packaging/completions/bash/*
 	install -Dm 644 -t "$dest/usr/share/zsh/vendor-completions" packaging/completions/zsh/*
 	install -Dm 644 -t "$dest/usr/share/fish/vendor_completions.d" packaging/completions/fish/*
+	mkdir -p "$dest/usr/share/doc/gpuwarden"
+	packaging/sbom.py "$dest" >"$work/sbom.cdx.json"
+	packaging/licences.py "$dest" "$dest/usr/share/doc/gpuwarden/licences"
+	mv "$work/sbom.cdx.json" "$dest/usr/share/doc/gpuwarden"
 }
 
 # Libraries named as the driver's must not be found by accident: all of it lies in one folder that no linker looks at.

@@ -26,11 +26,14 @@ for built in bpf/build/*.bpf.o sim/build; do # newer than their sources: they ar
 done
 cd "$out/source"
 cp -a packaging/deb debian
-if [ $# -ge 2 ]; then
+if [ $# -ge 2 ]; then # it lives for minutes
 	sed -i "0,/^version = .*/s//version = \"$2\"/" pyproject.toml
-	export COMPRESSION=-Znone # it lives for minutes
+	printf 'gpuwarden (%s) UNRELEASED; urgency=medium\n\n  * To upgrade from.\n\n -- %s  %s\n' "$2" \
+		"$(sed -n 's/^Maintainer: //p' debian/control)" "$(date --rfc-email --utc --date="@$SOURCE_DATE_EPOCH")" >debian/changelog
+	export COMPRESSION=-Znone
+else
+	packaging/changelog.py --debian >debian/changelog
 fi
-packaging/changelog.py --debian >debian/changelog
 
 log=$out/build.log
 dpkg-buildpackage --build=binary --no-sign >"$log" 2>&1 || { tail -n 30 "$log" >&2; die "failed; all of it is in $log"; }
