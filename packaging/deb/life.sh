@@ -54,10 +54,10 @@ note_files() { # $1: where to
 }
 
 install_version() { # $1: the folder of packages; $2: their version
-	rm -rf "$root/tmp/packages"
-	cp -r "$1" "$root/tmp/packages"
-	apt install --no-install-recommends /tmp/packages/gpuwarden_*.deb /tmp/packages/gpuwarden-sim_*.deb
-	rm -rf "$root/tmp/packages"
+	local files=("$1"/*.deb)
+	cp "${files[@]}" "$root/tmp"
+	apt install --no-install-recommends "${files[@]/#"$1"//tmp}"
+	rm "${files[@]/#"$1"/$root/tmp}"
 	[ "$(inside gpuwarden --version)" = "gpuwarden $2" ] || fail "gpuwarden --version says $(inside gpuwarden --version)"
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What packaging/tree.sh makes, and so what every package and image installs: small, whole, and on nobody else's path."""
+"""What packaging/tree.sh makes, and so what packages and images install: small, whole, on nobody else's path."""
 
 from __future__ import annotations
 

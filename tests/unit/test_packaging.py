@@ -31,7 +31,9 @@ def test_the_rules_that_the_installed_policy_shows_are_right() -> None:
 
 
 def test_the_package_depends_on_the_python_whose_bytecode_it_has() -> None:
-    (major, minor) = re.findall(r"^python_version=(\d+)\.(\d+)", (ROOT / "packaging/tree.sh").read_text(), re.MULTILINE)[0]
+    (major, minor) = re.findall(
+        r"^python_version=(\d+)\.(\d+)", (ROOT / "packaging/tree.sh").read_text(), re.MULTILINE
+    )[0]
     (depends,) = re.findall(r"^Depends: libbpf1.*$", (ROOT / "packaging/deb/control").read_text(), re.MULTILINE)
     assert f"python3 (>= {major}.{minor}), python3 (<< {major}.{int(minor) + 1})" in depends
 
