@@ -147,16 +147,24 @@ start_systemd() {
 	umount --lazy /sys/fs/cgroup
 	mount -t cgroup2 cgroup2 /sys/fs/cgroup
 	systemd run --detach --bundle "$work/bundle" gpuwarden-deb-life >"$work/console" 2>&1 </dev/null
-	in_systemd timeout 60 systemctl is-system-running --wait || fail "$(in_systemd systemctl --failed; cat "$work/console")"
+	in_systemd timeout 60 sh -c 'until systemctl is-system-running 2>/dev/null | grep -E "running|degraded"; do sleep 0.2; done' ||
+		fail "$(in_systemd systemctl list-jobs; cat "$work/console")"
 }
 
 look_at_the_service() {
 	[ "$(in_systemd systemctl is-enabled gpuwarden)" = enabled ] || fail "the service is not enabled"
-	in_systemd timeout 60 sh -c 'until gputop --once; do
-		systemctl --quiet is-active gpuwarden || { systemctl status gpuwarden; exit 1; }
+	in_systemd timeout 60 sh -c 'until systemctl is-active gpuwarden; do
+		! systemctl --quiet is-failed gpuwarden || exit 1
 		sleep 0.2
-	done'
-	in_systemd systemctl status gpuwarden
+	done' || fail "$(in_systemd journalctl --no-pager --unit gpuwarden)"
+	in_systemd timeout 60 /usr/lib/gpuwarden/bin/python3 -I -c '
+import time
+from agent import endpoint
+
+while (snapshot := endpoint.fetch(endpoint.PATH)) is None:
+    time.sleep(0.2)
+print(snapshot.devices)'
+	in_systemd systemctl status --no-pager gpuwarden
 }
 
 remove_under_systemd() {
