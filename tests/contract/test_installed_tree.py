@@ -134,8 +134,6 @@ def test_the_copyright_file_names_every_package_that_is_shipped(tree: Path, pack
         if ".dist-info" not in str(path) and not any(fnmatch(str(path.relative_to(tree)), one) for one in patterns)
     }
     assert not unnamed
-    stale = [one for one in patterns if not any(fnmatch(str(path.relative_to(tree)), one) for path in theirs)]
-    assert not stale
 
 
 def test_the_simulated_gpu_is_on_no_path(tmp_path: Path) -> None:
