@@ -20,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards screenshots screenshots-page clean
+.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards image image-life screenshots screenshots-page clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -93,6 +93,12 @@ screenshots: $(VENV) ## draw gputop for docs/images, from a recording of the dem
 
 dashboards: $(VENV) ## generate what Grafana and the Prometheus operator read, in dashboards/ (CI fails where it is stale)
 	@$(BIN)/python -m dashboards
+
+image: setup ## build the container image without an engine: an OCI layout in build/image; PINNED=FILE takes those packages
+	@packaging/container/build.sh
+
+image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line for each step
+	@packaging/container/life.sh $(ARGS)
 
 screenshots-page: setup packages-test ## take the pictures of the status page in docs/images
 	@$(BIN)/python -m sim.demo.status_page
