@@ -344,7 +344,8 @@ def _stacks(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout has it beside this package
+    # A checkout has it beside this package; the .deb of that name keeps it off every other path.
+    sys.path += [str(Path(__file__).resolve().parent.parent), "/usr/lib/gpuwarden-sim"]
     try:
         demo = importlib.import_module("sim.demo")
     except ImportError as error:
