@@ -326,11 +326,11 @@ def ready(life: Life, kubelet: Kubelet, agent: str) -> str:
     def answers() -> bool:
         assert kubelet.status(agent).state == cri.CONTAINER_RUNNING, f"the agent ended:\n{life.log()}"
         try:
-            return bool(life.get("/readyz"))
+            return bool(life.get("/metrics"))
         except OSError:
             return False
 
-    until(answers, "/readyz")
+    until(answers, "/metrics")
     keys = (CHAT, *TRAINING)
     until(lambda: all(life.figures("gpuwarden_container_launches_total").get(key, 0) > 0 for key in keys), "all names")
     return f"/metrics has {', '.join('/'.join(key) for key in keys)}"
