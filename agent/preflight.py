@@ -50,11 +50,13 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def bpf_object() -> Path:
-    """Where the compiled programs are: beside the source, or where a package put them."""
-    beside = Path(__file__).resolve().parent.parent / "bpf" / "build" / "gpuwarden.bpf.o"
+    """Where the compiled programs are: beside the source, in the wheel, or where a package put them."""
+    here = Path(__file__).resolve().parent
+    beside = here.parent / "bpf" / "build" / "gpuwarden.bpf.o"
     candidates = [
         Path(os.environ.get("GPUWARDEN_BPF_OBJECT", beside)),
         beside,
+        here / "bpf" / "gpuwarden.bpf.o",
         Path("/usr/lib/gpuwarden/gpuwarden.bpf.o"),
     ]
     for path in candidates:
