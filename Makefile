@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# `make help` says what there is. Everything that is not a file of the repository lands in .venv/, bpf/build/, sim/build/.
+# `make help` says what there is. Everything that is not a file of the repository lands in .venv/, bpf/build/, sim/build/,
+# build/.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,7 +21,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean
+.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -31,6 +32,9 @@ packages:
 
 packages-test:
 	@packaging/setup.sh test
+
+packages-deb:
+	@packaging/setup.sh deb
 
 setup: $(VENV) bpf sim ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
 
@@ -91,8 +95,20 @@ site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
 screenshots: $(VENV) ## draw gputop for docs/images, from a recording of the demo
 	@$(BIN)/python -m sim.demo.screenshots docs/images
 
+deb: setup packages-deb ## build the Debian packages in build/deb
+	@packaging/deb/build.sh build/deb
+
+deb-life: setup packages-deb ## their whole life in a fresh Debian: install, demo, upgrade, remove, purge, and what is left; a line per step
+	@packaging/deb/life.sh build/deb-life
+
 dashboards: $(VENV) ## generate what Grafana and the Prometheus operator read, in dashboards/ (CI fails where it is stale)
 	@$(BIN)/python -m dashboards
+
+image: setup ## build the container image without an engine: an OCI layout in build/image; PINNED=FILE takes those packages
+	@packaging/container/build.sh
+
+image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line for each step
+	@packaging/container/life.sh $(ARGS)
 
 kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the chart (CI fails where they are stale)
 	@packaging/kubernetes/render.sh
@@ -108,7 +124,7 @@ screenshots-page: setup packages-test ## take the pictures of the status page in
 	@$(BIN)/python -m sim.demo.status_page
 
 clean: ## remove everything that was built or installed here
-	rm -rf .venv bpf/build sim/build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv bpf/build sim/build build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 $(VENV): pyproject.toml | packages
 	@echo "setup: installing GPU Warden and its Python packages into .venv"

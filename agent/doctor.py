@@ -9,10 +9,10 @@ from typing import Any, TextIO
 
 import psutil
 
-from agent import preflight
+from agent import capabilities, preflight
 from agent.containers.sources import BUILTIN
 from agent.discovery import Discovery, host_libraries
-from agent.errors import WardenError
+from agent.errors import SetupError, WardenError
 from agent.model import ProbeStatus
 from agent.nvml import Nvml
 from agent.probes import Probes
@@ -22,7 +22,8 @@ from agent.procfs import Procfs
 def examine(libcuda: Sequence[str], out: TextIO) -> int:
     """Prints one line per check; returns 0 when all of them passed, 3 otherwise."""
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("kernel and rights", _machine),
+        ("kernel", _machine),
+        ("capabilities", _capabilities),
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
         ("probes", lambda: _probes(libcuda)),
@@ -41,7 +42,14 @@ def examine(libcuda: Sequence[str], out: TextIO) -> int:
 
 def _machine() -> str:
     preflight.require_this_machine()
-    return "root, a kernel with BTF that is new enough"
+    return "new enough, with BTF"
+
+
+def _capabilities() -> str:
+    lacking = preflight.lacking_here()
+    if lacking:
+        raise SetupError("\n      ".join(map(capabilities.line, lacking)))
+    return f"all that are needed: {', '.join(sorted(capabilities.held()))}"
 
 
 def _gpus() -> str:

@@ -203,8 +203,9 @@ def _policy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent import preflight, web
+    from agent import capabilities, preflight, web
     from agent.exporters import prometheus
+    from agent.notify import Notifier
     from agent.observer import Observer
     from agent.page.ring import Ring
     from agent.page.site import Site
@@ -216,14 +217,19 @@ def _run(options: argparse.Namespace) -> int:
     from enforce.sysmonitor import SysMonitor
 
     preflight.require_this_machine()
+    for one in preflight.lacking_here():
+        _log.warning("%s", capabilities.line(one))
+    notifier = Notifier.of(os.environ)
     received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
+    faulthandler.enable()  # the same when a watchdog ends the agent (SIGABRT)
     file, policy = _policy(options.policy)
     address, port = _address(options.listen)
     with ExitStack() as stack:
+        stack.callback(notifier.close)
         observer, history, health = Observer(_settings(options)), History(), SysMonitor()
         ring = Ring()
-        observer.on_tick.append(ring.note)
+        observer.on_tick += [ring.note, notifier.tick]
         site = Site(observer.snapshot, ring, lambda: _decided(history))
         metrics = prometheus.application(observer.snapshot, observer.served)
         server = web.serve(address, port, {"/metrics": metrics, **site.routes()})  # first what is refused for little
@@ -242,11 +248,18 @@ def _run(options: argparse.Namespace) -> int:
             decisions=options.decisions,
             history=history,
             health=health,
+            notifier=notifier,
         )
         policies = stack.enter_context(Reloading(file, policy, observer.pipeline, start))
         logs.say("ready")
+        notifier.ready(_settings(options).interval_ns)
         while (number := received(LOOK_SECONDS)) in (None, signal.SIGHUP):
-            (policies.look if number is None else policies.reload)()
+            if number is None:
+                policies.look()
+                continue
+            with notifier.reloading():
+                policies.reload()
+        notifier.stopping()
         _log.info("ending: releasing everything")
     return 0
 
@@ -360,7 +373,8 @@ def _stacks(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout has it beside this package
+    # A checkout has it beside this package; the .deb of that name keeps it off every other path.
+    sys.path += [str(Path(__file__).resolve().parent.parent), "/usr/lib/gpuwarden-sim"]
     try:
         demo = importlib.import_module("sim.demo")
     except ImportError as error:

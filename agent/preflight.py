@@ -7,18 +7,22 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Collection
 from pathlib import Path
 
+from agent import capabilities
+from agent.capabilities import Capability
 from agent.errors import SetupError
 
 OLDEST_KERNEL = (5, 15)  # bpf_get_attach_cookie
 _BTF = Path("/sys/kernel/btf/vmlinux")
 
 
-def require_probes(uid: int, release: str, btf: Path = _BTF) -> None:
-    """SetupError unless probes can work: root, a kernel that is new enough, its types."""
-    if uid != 0:
-        raise SetupError("probes need root: run with sudo")
+def require_probes(lacking: Collection[Capability], release: str, btf: Path = _BTF) -> None:
+    """SetupError unless probes can work: the capabilities, a kernel that is new enough, its types."""
+    refusal = capabilities.refusal(lacking)
+    if refusal is not None:
+        raise SetupError(refusal)
     if kernel_version(release) < OLDEST_KERNEL:
         needed = ".".join(map(str, OLDEST_KERNEL))
         raise SetupError(f"Linux {release} is too old: probes need {needed} or later; upgrade the kernel")
@@ -31,7 +35,12 @@ def require_probes(uid: int, release: str, btf: Path = _BTF) -> None:
 
 def require_this_machine() -> None:
     """The same for here and now."""
-    require_probes(os.geteuid(), platform.release())
+    require_probes(lacking_here(), platform.release())
+
+
+def lacking_here() -> tuple[Capability, ...]:
+    """The capabilities that this process would need on this kernel and does not have."""
+    return capabilities.missing_here(kernel_version(platform.release()))
 
 
 def kernel_version(release: str) -> tuple[int, int]:

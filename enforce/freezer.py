@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import Final, Self
 
 from agent.errors import GoneError, WardenError
 
+MARKING: Final = "CAP_SYS_ADMIN"  # who lacks it can neither set a mark nor see one
 _MARK = "trusted.gpuwarden"
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 _SELF_FREEZING = "freezer.self_freezing"

@@ -82,6 +82,7 @@ class Loop:
     _amiss: dict[ContainerKey, str] = field(default_factory=dict)  # what was logged about those that are here
     _slots: dict[DeviceUuid, int] = field(default_factory=dict)
     _slotless: int = 0  # devices beyond the kernel's slots: not controlled
+    decided: int = 0  # decisions that were completed
     failures: int = 0
     unread: int = 0  # latencies, for a fault of ours
 
@@ -89,10 +90,14 @@ class Loop:
         """Decides until `ending` is set, then releases everything."""
         try:
             while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
-                self._guarded(self.step)
+                self._guarded(self._decide)
         finally:
             self._release()
             self._guarded(self.climber.release)
+
+    def _decide(self) -> None:
+        self.step()
+        self.decided += 1
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:

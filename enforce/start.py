@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from agent import layout
+from agent import capabilities, layout
 from agent.collectors.deliveries import Deliveries
+from agent.notify import Notifier
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.climber import Climber
@@ -53,7 +54,9 @@ class Enforcement:
         decisions: str,
         history: History,
         health: SysMonitor,
+        notifier: Notifier,
     ) -> None:
+        self._notifier = notifier
         self._policy, self._observer, self._history, self._health = policy, observer, history, health
         self._run_dir = run_dir
         self._ledger_path = run_dir / "ledger.jsonl"
@@ -63,15 +66,16 @@ class Enforcement:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        acts = self._policy.enforce and _may_resume()
         with ExitStack() as stack:
-            ledger = self._own(stack) if self._policy.enforce else None
+            ledger = self._own(stack) if acts else None
             if ledger is None:
                 self._leave_alone()
             log = DecisionLog(self._decisions)
             stack.callback(log.close)
             stack.callback(self._tell_history, has_policy=False, enforcing=False)
-            self._tell_history(has_policy=True, enforcing=self._policy.enforce)
-            explainer = Explainer(log, self._history, acts=self._policy.enforce)
+            self._tell_history(has_policy=True, enforcing=acts)
+            explainer = Explainer(log, self._history, acts=acts)
             requests = Requests()
             known = stack.enter_context(signals(self._policy, self._observer, requests))
             tools = Toolbox.of(self._observer, ledger)
@@ -85,6 +89,8 @@ class Enforcement:
             thread.start()
             stack.callback(thread.join)
             stack.callback(self._ending.set)
+            self._notifier.decisions = lambda: loop.decided
+            stack.callback(setattr, self._notifier, "decisions", None)  # releasing everything may take its time
             self._stack = stack.pop_all()
         return self
 
@@ -123,6 +129,14 @@ class Enforcement:
         left_over = release_all(self._ledger_path)
         if left_over:
             _log.warning("released %d processes that an earlier agent left", len(left_over))
+
+
+def _may_resume() -> bool:
+    """Who cannot resume must not stop anybody."""
+    if capabilities.holds("CAP_KILL"):
+        return True
+    _log.error("CAP_KILL is missing: the policy says enforce: true, and nothing is enforced; %s", capabilities.CURE)
+    return False
 
 
 def deciding(

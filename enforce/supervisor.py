@@ -95,8 +95,8 @@ class Supervisor:
                 return
             self._lease_expected_ns = monotonic_ns() + _STARTS_NS
             self._process = subprocess.Popen(
-                # -P: the working directory may be anybody's
-                [sys.executable, "-P", "-m", "enforce.guardian", self._settings.to_argument()],
+                # -I: neither the working directory nor the caller's environment says what runs
+                [sys.executable, "-I", "-m", "enforce.guardian", self._settings.to_argument()],
                 stdin=subprocess.PIPE,
                 pass_fds=(*self._settings.fds.values(), *self._inherited),
                 start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it

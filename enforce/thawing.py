@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+from agent import capabilities
+from agent.errors import SetupError
 from agent.procfs import Procfs
 from enforce.entries import Entry
-from enforce.freezer import Cgroup, Mark, Place
+from enforce.freezer import MARKING, Cgroup, Mark, Place
 from enforce.outcome import Outcome
 
 
 def thaw(entry: Entry, _procfs: Procfs) -> Outcome:
     """Raises GoneError, OSError or WardenError."""
     with Cgroup(Place.parse(entry.place)) as cgroup:
+        if not capabilities.holds(MARKING):
+            raise SetupError(f"whether we froze it cannot be told without {MARKING}: run as root")
         return let_run(cgroup)
 
 

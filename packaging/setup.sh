@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# Makes sure that the Debian packages for a purpose are there: `setup.sh build` (build and run) or `setup.sh test`
-# (what only linting and testing need). Silent and quick when nothing is missing.
+# Makes sure that the Debian packages for a purpose are there: `setup.sh build` (build and run), `setup.sh test` (what only
+# linting and testing need) or `setup.sh deb` (to make Debian packages and try them in a fresh Debian). Silent and quick
+# when nothing is missing.
 set -euo pipefail
 
 build=(ca-certificates clang gcc git libbpf-dev libbpf1 libc6-dev libelf-dev linux-libc-dev llvm make python3 python3-venv runc)
 test=(busybox-static chromium clang-format containerd docker.io fish fonts-dejavu-core mandoc podman prometheus python3-bpfcc tmux zsh)
+deb=(debhelper debian-archive-keyring debootstrap dpkg-dev lintian)
 case "$(uname -m)" in # the kernel's headers of the other architecture, for `make bpf-check`
 aarch64) test+=(linux-libc-dev-amd64-cross) ;;
 *) test+=(linux-libc-dev-arm64-cross qemu-system-x86) ;; # and to boot other kernels
@@ -16,7 +18,8 @@ esac
 case "${1:-}" in
 build) wanted=("${build[@]}") ;;
 test) wanted=("${build[@]}" "${test[@]}") ;;
-*) echo "usage: $0 build|test" >&2; exit 2 ;;
+deb) wanted=("${build[@]}" "${deb[@]}") ;;
+*) echo "usage: $0 build|test|deb" >&2; exit 2 ;;
 esac
 
 missing=()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent import capabilities
 from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.errors import GoneError, WardenError
 from agent.model import ContainerKey
@@ -23,7 +24,7 @@ from agent.procfs import Procfs
 from enforce.duty import FROZEN_BY_OTHERS, IDLE_NS, Duty, ForeignWriterError
 from enforce.entries import Entry
 from enforce.freezable import NotFreezableError, freezable
-from enforce.freezer import Cgroup, Mark, Place
+from enforce.freezer import MARKING, Cgroup, Mark, Place
 from enforce.model import Subject
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class Freeze:
         """See `enforce.model.Rung`."""
         if subject.rule.limits.floor_ratio >= 1:
             return "its rule's floor is the whole device"
+        if not capabilities.holds(MARKING):
+            return f"{MARKING} is missing, by which a cgroup that we froze is marked"
         try:
             place = freezable(subject, self._proc, self._others(subject.container.key))
             with self._turns:

@@ -32,7 +32,8 @@ _NO_MPS = "/nonexistent/gpuwarden"  # with a daemon's pipe the helper would beco
 def ask(act: str, process: ProcessId, library: str = "", settle_ms: int = 0, ours: bool = False) -> Answer:
     """One act on one process; blocks until it has ended, at most for its limit. Never raises for the process."""
     limit_seconds = _LIMITS_SECONDS.get(act, _COPY_LIMIT_SECONDS)
-    command = [sys.executable, "-P", "-m", "enforce.checkpoint", act]  # -P: the working directory may be anybody's
+    # -I: neither the working directory nor the caller's environment says what runs
+    command = [sys.executable, "-I", "-m", "enforce.checkpoint", act]
     command += ["--pid", str(process.tgid), "--start-ticks", str(process.start_ticks)]
     command += ["--timeout-ms", str(LOCK_LIMIT_MS), "--limit-ms", str(int(limit_seconds * 1000))]
     command += ["--settle-ms", str(settle_ms), "--library", library, *(["--ours"] if ours else [])]

@@ -80,7 +80,7 @@ def agent(stage: Stage, policy: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The agent as people run it; only its paths are the demo's own."""
     log = stage.folder / "agent.log"
     with log.open("wb") as stderr, (stage.folder / "decisions.jsonl").open("wb") as decisions:
-        command = [sys.executable, "-P", "-m", "agent", "run", "--policy", str(policy), "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-I", "-m", "agent", "run", "--policy", str(policy), "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(
             [*command, "--run-dir", str(stage.folder / "run"), "--usage", str(stage.folder / "usage.sqlite")],
             env={**os.environ, **stage.environment},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Root starts the agent in a folder that others write: none of its programs runs what lies there under our names."""
+"""Root starts the agent in a folder that others write, with that on Python's path: none of its programs runs what lies
+there under our names."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from enforce.supervisor import Supervisor
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is there once something of the working directory was run."""
+    """A file that is there once something of the working directory, or of PYTHONPATH, was run."""
     ran = tmp_path / "ran"
     for name in ("agent", "enforce"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return ran
 
 

@@ -67,9 +67,11 @@ def start(folder: Path, *arguments: str) -> list[str]:
     return [*AGENT, "run", "--run-dir", str(folder / "run"), "--listen", "127.0.0.1:0", "--usage", "off", *arguments]
 
 
-def test_without_root_it_says_to_use_sudo(node: Node, tmp_path: Path) -> None:
+def test_without_root_it_says_what_is_missing_and_to_use_sudo(node: Node, tmp_path: Path) -> None:
     done = run([sys.executable, "-c", AS_NOBODY, "run", "--run-dir", str(tmp_path)], node.environment)
-    assert refusal(done, 3) == "probes need root: run with sudo"
+    said = refusal(done, 3)
+    assert said.startswith("CAP_")
+    assert said.endswith("nothing works without; run with sudo, or see docs/capabilities.md")
 
 
 def test_without_btf_it_says_which_file_is_missing_and_what_gives_it(node: Node, tmp_path: Path) -> None:
@@ -92,9 +94,9 @@ def test_without_a_driver_it_says_to_load_it(node: Node, tmp_path: Path) -> None
 
 def test_a_kernel_that_is_too_old_is_refused_by_its_release() -> None:
     with pytest.raises(SetupError, match=r"Linux 5\.10\.0-28-amd64 is too old: probes need 5\.15 or later; upgrade"):
-        require_probes(0, "5.10.0-28-amd64")
-    require_probes(0, "5.15.0")
-    require_probes(0, "10.0.1")
+        require_probes((), "5.10.0-28-amd64")
+    require_probes((), "5.15.0")
+    require_probes((), "10.0.1")
 
 
 def test_a_port_that_is_taken_is_named_with_the_cure(node: Node, tmp_path: Path) -> None:

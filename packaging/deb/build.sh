@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+#
+# build.sh OUT [VERSION]: builds the Debian packages of this working tree into OUT and has lintian look at them; VERSION
+# instead of the project's, to try upgrades. debhelper wants debian/ at the top, so it builds a copy of the tree.
+# Wants `make setup` and `packaging/setup.sh deb`. lintian's errors fail it.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+die() { echo "deb: $*" >&2; exit 1; }
+[ $# -ge 1 ] || die "usage: $0 OUT [VERSION]"
+root=$PWD
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+rm -rf "$out"/source "$out"/gpuwarden*
+mkdir "$out/source"
+
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
+export SOURCE_DATE_EPOCH PYTHON=$root/.venv/bin/python
+
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp -a --parents -t "$out/source"
+for built in bpf/build/*.bpf.o sim/build; do # newer than their sources: they are not made again
+	mkdir -p "$out/source/$(dirname "$built")"
+	cp -a "$built" "$out/source/$(dirname "$built")"
+done
+cd "$out/source"
+cp -a packaging/deb debian
+[ $# -lt 2 ] || sed -i "0,/^version = .*/s//version = \"$2\"/" pyproject.toml
+packaging/changelog.py --debian >debian/changelog
+
+log=$out/build.log
+dpkg-buildpackage --build=binary --no-sign >"$log" 2>&1 || { tail -n 30 "$log" >&2; die "failed; all of it is in $log"; }
+lintian --allow-root --fail-on error "$out"/gpuwarden_*.changes || die "lintian has found what must be mended"
+for package in "$out"/*.deb; do
+	echo "deb: $package: $(du -k "$package" | cut -f1) kB, installed $(dpkg-deb --field "$package" Installed-Size) kB"
+done

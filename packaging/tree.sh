@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+#
+# tree.sh DEST [gpuwarden|gpuwarden-sim]: makes under DEST exactly the files that the package of that name installs. The
+# .deb and the container image are both made from it. The same sources and packages give the same bytes.
+#
+# The agent gets a Python environment of its own in /usr/lib/gpuwarden, without pip, on the system's /usr/bin/python3. What
+# it depends on is there as bytecode without its source (that halves it); our own code has both. No module is left to be
+# compiled at run time: what root imports would write files that no package owns.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { echo "tree: $*" >&2; exit 1; }
+[ $# -ge 1 ] || die "usage: $0 DEST [gpuwarden|gpuwarden-sim]"
+mkdir -p "$1"
+dest=$(cd "$1" && pwd)
+[ -z "$(ls -A "$dest")" ] || die "$dest is not empty: remove it first"
+
+python_version=3.11 # of /usr/bin/python3 where it runs; packaging/deb/control says the same
+python=${PYTHON:-.venv/bin/python}
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y pyproject.toml)}"
+export SOURCE_DATE_EPOCH PYTHONHASHSEED=0
+home=usr/lib/gpuwarden
+packages=$home/lib/python$python_version/site-packages
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The bytecode of folders under DEST: files as they will be called where it is installed, valid whatever their times are.
+compile() { # $1: invalidation mode, then options and folders
+	local mode=$1
+	shift
+	"$python" -c 'import sys; sys.exit(sys.version_info[:2] != tuple(map(int, sys.argv[1].split("."))))' "$python_version" ||
+		die "$python is not Python $python_version, whose bytecode is wanted: set PYTHON"
+	"$python" -m compileall -q -j1 --invalidation-mode "$mode" -s "$dest" -p / "$@"
+}
+
+install_python_packages() {
+	mkdir "$work/source"
+	cp -a pyproject.toml README.md agent enforce "$work/source" # setuptools writes beside what it builds
+	"$python" -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: --no-warn-script-location \
+		--target "$dest/$packages" "$work/source"
+	rm -rf "${dest:?}/$packages/bin"
+	find "$dest/$packages" -name __pycache__ -prune -exec rm -rf {} +
+}
+
+# Only what nothing of ours, and nothing that ours calls, can import. tests/contract/test_installed_tree.py imports the rest.
+trim_python_packages() (
+	cd "$dest/$packages"
+	# roots.pem is for TLS to public servers: we speak to UNIX sockets.
+	rm -rf google/protobuf/testdata grpc/_cython/_credentials grpc/beta pydantic/v1 pydantic/mypy.py textual/demo textual/tree-sitter
+	rm -f psutil/_ps{aix,bsd,osx,sunos,windows}.py
+	# 240 languages to colour; tracebacks need one. Their list knows of no other, so that none is looked for in vain.
+	find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py ! -name special.py -delete
+	echo 'LEXERS = {name: lexer for name, lexer in LEXERS.items() if lexer[0] in ("pygments.lexers.python", "pygments.lexers.special")}' \
+		>>pygments/lexers/_mapping.py
+	find . \( -name '*.pyi' -o -name py.typed -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.proto' -o -name '*.[ch]' \) -delete
+	# Of pip's own notes METADATA, licences and entry points stay.
+	find . -path '*.dist-info/*' \( -name RECORD -o -name INSTALLER -o -name REQUESTED -o -name direct_url.json -o -name WHEEL \) -delete
+	find . -name '*.so*' -type f -exec strip --strip-unneeded {} +
+)
+
+compile_python_packages() {
+	local theirs=()
+	for path in "$dest/$packages"/*; do
+		case "${path##*/}" in
+		agent | enforce) compile checked-hash "$path" ;;
+		*.dist-info) ;;
+		*) theirs+=("$path") ;;
+		esac
+	done
+	compile unchecked-hash -b "${theirs[@]}"
+	find "${theirs[@]}" -name '*.py' -delete
+}
+
+make_environment() {
+	mkdir -p "$dest/$home/bin" "$dest/usr/bin"
+	ln -s /usr/bin/python3 "$dest/$home/bin/python3"
+	printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$python_version" >"$dest/$home/pyvenv.cfg"
+	for command in gpuwarden:main gputop:gputop; do
+		# -I: neither the working directory nor the caller's environment says what root runs.
+		printf '#!/%s/bin/python3 -I\nfrom agent.main import %s\n\n%s()\n' "$home" "${command#*:}" "${command#*:}" \
+			>"$dest/$home/bin/${command%:*}"
+		chmod 755 "$dest/$home/bin/${command%:*}"
+		ln -s "../lib/gpuwarden/bin/${command%:*}" "$dest/usr/bin/${command%:*}"
+	done
+}
+
+make_agent() {
+	[ -e bpf/build/gpuwarden.bpf.o ] || die "no BPF programs: run \`make setup\` first"
+	install_python_packages
+	trim_python_packages
+	compile_python_packages
+	make_environment
+	install -m 644 -t "$dest/$home" bpf/build/*.bpf.o
+	install -Dm 644 -t "$dest/usr/lib/systemd/system" packaging/systemd/gpuwarden.service
+	install -Dm 644 packaging/systemd/tmpfiles.conf "$dest/usr/lib/tmpfiles.d/gpuwarden.conf"
+	install -Dm 644 packaging/systemd/sysusers.conf "$dest/usr/lib/sysusers.d/gpuwarden.conf"
+	install -Dm 644 -t "$dest/etc/gpuwarden" packaging/policy.yaml
+	install -Dm 644 -t "$dest/usr/share/man/man8" packaging/man/gpuwarden.8
+	install -Dm 644 -t "$dest/usr/share/man/man1" packaging/man/gputop.1
+	gzip -9n "$dest"/usr/share/man/man?/*
+	install -Dm 644 -t "$dest/usr/share/bash-completion/completions" packaging/completions/bash/*
+	install -Dm 644 -t "$dest/usr/share/zsh/vendor-completions" packaging/completions/zsh/*
+	install -Dm 644 -t "$dest/usr/share/fish/vendor_completions.d" packaging/completions/fish/*
+}
+
+# Libraries named as the driver's must not be found by accident: all of it lies in one folder that no linker looks at.
+make_simulated_gpu() {
+	local under=$dest/usr/lib/gpuwarden-sim
+	[ -e sim/build/bin/gpusim ] || die "no simulated GPU: run \`make setup\` first"
+	mkdir -p "$under/sim/demo" "$under/sim/build/bin" "$under/sim/build/lib" "$under/bench"
+	cp sim/demo/{__init__,figures,phases,screen,shapes,stage,watch}.py "$under/sim/demo"
+	cp bench/{__init__,bundle,cgroups,containers,runc,workloads}.py "$under/bench"
+	cp sim/build/bin/{gpusim,nvidia-cuda-mps-control,offline,online} "$under/sim/build/bin"
+	cp -P sim/build/lib/{libcuda.so,libcuda.so.1,libnvidia-ml.so.1} "$under/sim/build/lib"
+	strip --strip-all "$under"/sim/build/bin/*
+	strip --strip-unneeded "$under"/sim/build/lib/*.so.1
+	compile checked-hash "$under"
+}
+
+case "${2:-gpuwarden}" in
+gpuwarden) make_agent ;;
+gpuwarden-sim) make_simulated_gpu ;;
+*) die "no package is called $2" ;;
+esac
+chmod -R u+rwX,go+rX,go-w "$dest"
+find "$dest" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

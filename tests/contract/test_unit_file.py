@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The unit as systemd itself judges it, and what docs/capabilities.md says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.capabilities import ANY_KERNEL, SINCE_6_6
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "packaging/systemd/gpuwarden.service"
+PAGE = ROOT / "docs/capabilities.md"
+MOST_POINTS = 3.1
+_OVERALL = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
+
+
+def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def settings(text: str) -> dict[str, list[str]]:
+    """Every value of every key, in order; an empty one takes those before it away."""
+    found: dict[str, list[str]] = {}
+    for key, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
+        found[key] = [*found.get(key, []), value] if value else []
+    return found
+
+
+def capabilities(text: str) -> set[str]:
+    return set(" ".join(settings(text)["CapabilityBoundingSet"]).split())
+
+
+def security(unit: Path) -> dict[str, str]:
+    """What systemd gives points for, and how many."""
+    done = analyze("security", "--offline=yes", "--json=short", str(unit))
+    return {row["name"]: row["exposure"] for row in json.loads(done.stdout) if row["exposure"]}
+
+
+@pytest.fixture
+def runnable(tmp_path: Path) -> Path:
+    """The unit with a program that is there, whatever is installed here."""
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/usr/bin/gpuwarden", "/usr/bin/true"))
+    return unit
+
+
+def test_systemd_has_nothing_to_say_against_it(runnable: Path) -> None:
+    done = analyze("verify", "--man=no", str(runnable))
+    assert (done.returncode, done.stderr) == (0, "")  # of an unknown key it only speaks
+    runnable.write_text(runnable.read_text().replace("ProtectClock", "ProtectClocks"))
+    assert "ProtectClocks" in analyze("verify", "--man=no", str(runnable)).stderr
+
+
+def test_its_exposure_stays_below_the_bound_that_the_page_names() -> None:
+    overall = _OVERALL.search(analyze("security", "--offline=yes", str(UNIT)).stdout)
+    assert overall
+    assert float(overall[1]) <= MOST_POINTS
+    assert f"gives {overall[1]} of 10 points" in PAGE.read_text()
+
+
+def test_every_point_that_is_left_is_explained_and_no_other(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| `(.+?)` \| ([\d.]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    explained = {name.replace("\\|", "|"): points for name, points, _ in rows}
+    assert explained == security(UNIT)
+    assert all(len(reason) > 10 for _, _, reason in rows)
+    looser = tmp_path / UNIT.name
+    looser.write_text(UNIT.read_text().replace("ProtectHome=yes\n", ""))
+    assert security(looser).keys() - explained.keys() == {"ProtectHome="}
+
+
+def test_it_has_the_capabilities_that_are_needed_on_any_kernel_and_a_limit_in_place_of_sys_nice() -> None:
+    text = UNIT.read_text()
+    assert capabilities(text) == set(ANY_KERNEL) - {"CAP_SYS_NICE"}
+    assert settings(text)["LimitNICE"] == ["-20"]
+
+
+def test_what_the_page_shows_for_newer_kernels_has_what_is_needed_there() -> None:
+    shown = re.findall(r"^```ini\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    [narrower] = [text for text in shown if "CapabilityBoundingSet" in text]
+    assert capabilities(UNIT.read_text() + narrower) == set(SINCE_6_6) - {"CAP_SYS_NICE"}
+
+
+def test_whatever_ends_the_agent_the_release_runs_with_the_same_rights_and_its_failure_is_no_failure() -> None:
+    service = settings(UNIT.read_text())
+    assert service["ExecStopPost"] == ["-/usr/bin/gpuwarden release"]  # "+" or "!" would be other rights
+    assert service["RuntimeDirectoryPreserve"] == ["yes"]  # the ledger is there
