@@ -36,6 +36,7 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
     "defaults": (),
     "monitoring": (*MONITORED, "podMonitor.labels.release=stack", "podMonitor.endpoint.interval=15s"),
     "TLS": ("webConfig.secret=gpuwarden-web", "webConfig.https=true", "podMonitor.enabled=true"),
+    "client certificates": ("webConfig.secret=w", "webConfig.https=true", "webConfig.clientCertificates=true"),
     "another registry": ("image.repository=r.example/g", f"image.digest=sha256:{'a' * 64}", "imagePullSecrets[0].name=r"),
     "an MPS daemon's pipe": (
         "extraVolumes[0].name=mps",

@@ -52,3 +52,13 @@ securityContext:
   seLinuxOptions: {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end }}
+
+{{- /* What the kubelet asks. It needs no password for that, but it has no certificate to show. */}}
+{{- define "gpuwarden.probe" -}}
+{{- $web := (index . 0).Values.webConfig }}
+{{- if $web.clientCertificates -}}
+tcpSocket: {port: metrics}
+{{- else -}}
+httpGet: {path: {{ index . 1 }}, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" $web.https }}}
+{{- end }}
+{{- end }}
