@@ -26,7 +26,12 @@ head() {
 	END
 }
 
-template() { "$helm" template gpuwarden chart --namespace gpuwarden --kube-version "$oldest" "$@" 2>/dev/null | sed '/^# Source: /d'; }
+template() { # what helm says of links is of no interest: where rules and dashboards lie is meant
+	"$helm" template gpuwarden chart --namespace gpuwarden --kube-version "$oldest" "$@" 2> >(grep -v 'symbolic link' >&2) |
+		sed '/^# Source: /d'
+}
 
-{ head; template; } >"$out/base/gpuwarden.yaml"
-{ head; template --set podMonitor.enabled=true --show-only templates/podmonitor.yaml; } >"$out/monitoring/podmonitor.yaml"
+{ head; template; } >"$out/.base.yaml"
+{ head; template --set podMonitor.enabled=true --show-only templates/podmonitor.yaml; } >"$out/.podmonitor.yaml"
+mv "$out/.base.yaml" "$out/base/gpuwarden.yaml"
+mv "$out/.podmonitor.yaml" "$out/monitoring/podmonitor.yaml"

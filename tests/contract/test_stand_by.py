@@ -97,7 +97,7 @@ def test_what_cannot_be_undone_is_told_once_a_second_and_keeps_nothing_else(
     now = 100.0
     note(tmp_path, stopped)
     with closing(Ledger(tmp_path / "ledger.jsonl")) as ledger:
-        ledger.intend(Entry("later:1", "an act of a later version", None, CONTAINER, 0))
+        ledger.intend(Entry.at("an act of a later version", "/somewhere", CONTAINER, 0))
     stand_by = StandBy(tmp_path, clock=lambda: now)
     assert not stand_by.look()
     assert not is_stopped(stopped)

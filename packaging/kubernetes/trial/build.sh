@@ -16,7 +16,7 @@ dpkg-query -W -f '${Status}\n' "${packages[@]}" 2>/dev/null | grep -c '^install 
 
 mkdir -p "$dir/apt/lists/partial" "$dir/apt/parts" "$dir/bin" "$dir/source" "$dir/go/src/k8s.io"
 cd "$dir/source"
-sources=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null)
+sources=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null || true)
 sed -E 's/^Types: deb$/Types: deb-src/; s/^deb /deb-src /' <<<"$sources" >"$dir/apt/sources.sources"
 grep -q '^Types:' "$dir/apt/sources.sources" || mv "$dir/apt/sources.sources" "$dir/apt/sources.list"
 apt=(apt-get -qq -o Dir::Etc::sourceparts="$dir/apt/parts" -o Dir::State::lists="$dir/apt/lists")

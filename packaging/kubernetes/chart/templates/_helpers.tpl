@@ -14,8 +14,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
 {{- define "gpuwarden.image" -}}
-{{- $tag := printf ":%s" (.Values.image.tag | default .Chart.AppVersion) -}}
-{{- .Values.image.repository }}{{ .Values.image.digest | ternary (printf "@%s" .Values.image.digest) $tag (ne .Values.image.digest "") }}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- /* Where each runtime's socket is. The directory, since a runtime that is restarted makes a new socket. */}}
