@@ -34,7 +34,7 @@ export GOPATH=$dir/go GO111MODULE=off CGO_ENABLED=0 GOCACHE=$dir/cache GOFLAGS=
 GOROOT=$(go env GOROOT)
 export GOROOT
 cd "$GOPATH/src/k8s.io/kubernetes"
-version=$(sed -n 's/^kubernetes (\([0-9.]*\).*/v\1/p' debian/changelog | head -1)
+version=$(sed -nE 's/^kubernetes .([0-9.]+\+really)?([0-9.]+).*/v\2/p' debian/changelog | head -1)
 variables="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=20"
 variables+=" -X k8s.io/client-go/pkg/version.gitVersion=$version"
 build() { go build -p "$(nproc)" -ldflags "-s -w $variables" -o "$dir/bin/" "$@"; }
