@@ -16,6 +16,11 @@ from agent.errors import SetupError
 
 OLDEST_KERNEL = (5, 15)  # bpf_get_attach_cookie
 _BTF = Path("/sys/kernel/btf/vmlinux")
+_NODES_PIDS = 0xEFFFFFFC  # inode of the first PID namespace. Source: the kernel's include/linux/proc_ns.h
+OTHER_PIDS = (
+    "this is not the node's own PID namespace, so probes and NVML name processes by other numbers: most are not found; "
+    "run the agent on the node itself, or in its PID namespace (hostPID: true, --pid=host)"
+)
 
 
 def require_probes(lacking: Collection[Capability], release: str, btf: Path = _BTF) -> None:
@@ -36,6 +41,11 @@ def require_probes(lacking: Collection[Capability], release: str, btf: Path = _B
 def require_this_machine() -> None:
     """The same for here and now."""
     require_probes(lacking_here(), platform.release())
+
+
+def has_the_nodes_pids() -> bool:
+    """Whether the numbers that the kernel and the driver have for processes are those of our /proc."""
+    return os.stat("/proc/self/ns/pid").st_ino == _NODES_PIDS
 
 
 def lacking_here() -> tuple[Capability, ...]:

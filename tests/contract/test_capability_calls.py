@@ -8,6 +8,7 @@ What loads programs and attaches probes is in tests/e2e/test_capabilities.py.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,16 +25,6 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give rights away")
 
-_MAPS_A_DELETED_FILE = """
-import mmap, os, sys
-with open(sys.argv[1], "w+b") as file:
-    file.write(b"x")
-    file.flush()
-    kept = mmap.mmap(file.fileno(), 1)
-os.unlink(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.read()
-"""
 OPEN_MAPPED = "import sys; from agent.procfs import Procfs; Procfs().open_mapped(int(sys.argv[1]), sys.argv[2])"
 OPEN_ROOT = "import sys; from agent.procfs import Procfs; Procfs().open_inside(int(sys.argv[1]), '/proc/version')"
 READ_ENVIRON = "import sys; from agent.procfs import Procfs; Procfs().environ(int(sys.argv[1]), ['HOME'])"
@@ -68,31 +59,21 @@ def works(names: Sequence[str], program: str, *arguments: str) -> bool:
 
 @contextmanager
 def other(folder: Path, uid: int) -> Iterator[Other]:
-    folder.chmod(0o777)
-    mapped = folder / "mapped"
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _MAPS_A_DELETED_FILE, str(mapped)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        user=uid,
-        group=uid,
-        extra_groups=[],
-    )
-    assert process.stdin
-    assert process.stdout
+    """Its own program is the file. In a session of its own: in ours everybody may resume it."""
+    mapped = folder / "program"
+    shutil.copy("/usr/bin/sleep", mapped)
+    process = subprocess.Popen([mapped, "3600"], user=uid, group=uid, extra_groups=[], start_new_session=True)
+    mapped.unlink()
     try:
-        assert process.stdout.readline() == b"ready\n"
         yield Other(process.pid, str(mapped))
     finally:
         process.kill()
         process.wait()
-        process.stdin.close()
-        process.stdout.close()
 
 
 @pytest.fixture
-def anothers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Other]:
-    """Another user's process; it has no rights, we have all."""
+def anothers() -> Iterator[Other]:
+    """Another user's process."""
     folder = Path(f"/tmp/gpuwarden-capabilities-{os.getpid()}")  # pytest's own folders are closed to others
     folder.mkdir()
     try:

@@ -22,17 +22,17 @@ from typing import Any
 
 from tests.e2e.node import ROOT, until
 
-CHECKOUT, PACKAGES = "/opt/gpuwarden", "/opt/packages"
+CHECKOUT, PACKAGES, PYTHON = "/opt/gpuwarden", "/opt/packages", "/opt/python"  # which may lie in a home here
 _TARGET = "machine.target"
 _CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP", "NET_ADMIN"),
     *("SYS_CHROOT", "SYS_ADMIN", "SYS_PTRACE", "SYS_NICE", "MKNOD", "SETFCAP", "BPF", "PERFMON", "CHECKPOINT_RESTORE"),
 )
-_HOME = "/usr/lib/gpuwarden"  # an environment as the package brings it, but for its libraries
-_PROGRAM = f"#!{_HOME}/bin/python3\nfrom agent.main import main\nmain()\n"
+HOME = "/usr/lib/gpuwarden"  # an environment as the package brings it, but for its libraries
+_PROGRAM = f"#!{HOME}/bin/python3\nfrom agent.main import main\nmain()\n"
 _ENVIRONMENT = {
-    f"{_HOME}/pyvenv.cfg": f"home = {Path(os.path.realpath(sys.executable)).parent}\n",
-    f"{_HOME}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/product.pth": (
+    f"{HOME}/pyvenv.cfg": f"home = {PYTHON}/bin\n",
+    f"{HOME}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/product.pth": (
         f"{CHECKOUT}\n{PACKAGES}\n"
     ),
     "/usr/bin/gpuwarden": _PROGRAM,
@@ -47,8 +47,6 @@ mount --make-rprivate / && umount --lazy /sys/fs/cgroup && mount -t cgroup2 cgro
 class Machine:
     """Commands in it, and its files as they look from here."""
 
-    name: str
-    folder: Path
     init: int  # its PID 1, as we count
 
     @property
@@ -57,9 +55,9 @@ class Machine:
         return Path(f"/proc/{self.init}/root")
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """To its end."""
+        """To its end. Not by `runc exec`, which would look for the container in the hierarchies that we see."""
         return subprocess.run(
-            [*_runc(self.folder), "exec", self.name, *command],
+            ["nsenter", f"--target={self.init}", "--all", "--", *command],
             capture_output=True,
             text=True,
             timeout=120,
@@ -109,15 +107,16 @@ def machine(name: str, folder: Path, files: Mapping[str, str]) -> Iterator[Machi
 def _running(name: str, folder: Path) -> Iterator[Machine]:
     command = ["unshare", "--mount", "sh", "-c", _V2_ONLY, "sh", *_runc(folder), "run", "--detach"]
     with (folder / "console").open("wb") as console:
-        subprocess.run(
+        done = subprocess.run(
             [*command, "--bundle", str(folder), "--pid-file", str(folder / "pid"), name],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
-            check=True,
+            check=False,
             timeout=60,
         )
-    made = Machine(name, folder, int((folder / "pid").read_text()))
+    assert done.returncode == 0, (folder / "console").read_text(errors="replace")
+    made = Machine(int((folder / "pid").read_text()))
     try:
         until(lambda: made.run("systemctl", "is-active", _TARGET).stdout == "active\n", "the machine to be up")
         yield made
@@ -135,13 +134,13 @@ def _make_root(folder: Path, files: Mapping[str, str]) -> None:
     options = f"lowerdir=/,upperdir={folder / 'upper'},workdir={folder / 'work'}"
     root = folder / "rootfs"
     subprocess.run(["mount", "-t", "overlay", "-o", options, "machine", root], check=True)
-    for ours in (_HOME.lstrip("/"), "etc/systemd/system", "etc/fstab", "etc/gpuwarden", "var/lib/gpuwarden", "var/log/journal"):
+    for ours in (HOME.lstrip("/"), "etc/systemd/system", "etc/fstab", "etc/gpuwarden", "var/lib/gpuwarden", "var/log/journal"):
         _remove(root / ours)
     with (root / "etc/group").open("a") as groups:
         groups.write("gpuwarden:x:64998:\n")
-    python = root / _HOME.lstrip("/") / "bin/python3"
+    python = root / HOME.lstrip("/") / "bin/python3"
     python.parent.mkdir(parents=True)
-    python.symlink_to(os.path.realpath(sys.executable))
+    python.symlink_to(f"{PYTHON}/bin/{Path(os.path.realpath(sys.executable)).name}")
     for path, text in {**files, **_ENVIRONMENT, f"/etc/systemd/system/{_TARGET}": _UNIT}.items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +176,7 @@ def _config(name: str) -> dict[str, Any]:
         "hostname": "machine",
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", **in_memory},
+            {"destination": "/dev", **in_memory, "options": ["nosuid", "mode=755"]},
             {"destination": "/dev/shm", **in_memory, "options": ["nosuid", "nodev", "mode=1777"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
             {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw"]},
@@ -185,6 +184,7 @@ def _config(name: str) -> dict[str, Any]:
             {"destination": "/tmp", **in_memory, "options": ["nosuid", "nodev", "mode=1777"]},
             _bind(ROOT, CHECKOUT),
             _bind(Path(sysconfig.get_path("purelib")), PACKAGES),
+            _bind(Path(sys.base_prefix), PYTHON),
         ],
         "linux": {
             "cgroupsPath": f"/{name}",

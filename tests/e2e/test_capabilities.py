@@ -200,7 +200,7 @@ def test_without_the_right_to_resume_it_stops_nobody_whatever_the_policy_says_an
     with work.node.agent(work.policy(), run_dir="resumes", under=without("CAP_KILL", ANY_KERNEL)) as agent:
         [first, second] = missing(agent)
         assert "CAP_KILL is missing, for pidfd_send_signal(2)" in first
-        assert "nothing is enforced" in second
+        assert "the policy says enforce: true, and nothing is enforced: CAP_KILL is missing" in second
         until(lambda: (work.stance(agent).share_ratio or 1) < 1, "a decision to slow it")
         snapshot = agent.snapshot()
         assert not snapshot.enforcing
