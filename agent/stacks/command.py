@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent import endpoint, preflight
+from agent import cgroup_namespace, endpoint, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import SetupError, UsageError, WardenError
 from agent.model import Container
@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Looks for so many seconds, or until Ctrl-C, and writes what it saw."""
     _refuse(options)
     preflight.require_this_machine()
+    cgroup_namespace.join_the_nodes()
     proc = Procfs()
     frames = Frames(proc, None if options.no_symbols else load_bcc())
     target = Target(proc, _known_to_the_agent(options.socket))

@@ -56,8 +56,14 @@ offline:
   - name: training
     match: {{namespace: batch}}
     law: headroom
-    limits: {{max_pause: 1s, floor: {floor}}}
-    ladder: [gate, pace{freeze}]
+    limits: {{max_pause: 1s, floor: 5%}}
+    ladder: [gate, pace, freeze]
+"""
+# A device that works is not fit: offline work has to stop at once, by the last rung.
+UNFIT = """\
+health:
+  - overlimit: {sm_activity: 1%, utilization: 1%}
+    patience: 0ms
 """
 # What runtimes give every container where cgroups are v2: a view of cgroups that begins at its own. Here v1 may be in use.
 RUNC = """\
@@ -195,13 +201,12 @@ class Life:
             ),
         )
 
-    def write_policy(self, enforce: bool = False, floor: str = "5%", freeze: str = "") -> None:
+    def write_policy(self, enforce: bool = False, more: str = "") -> None:
         """As the kubelet changes a ConfigMap."""
         self.policy.mkdir(exist_ok=True)
         version = Path(tempfile.mkdtemp(prefix="..", dir=self.policy))
         version.chmod(0o755)
-        text = POLICY.format(enforce=str(enforce).lower(), floor=floor, freeze=freeze)
-        (version / "policy.yaml").write_text(text)
+        (version / "policy.yaml").write_text(POLICY.format(enforce=str(enforce).lower()) + more)
         os.symlink(version.name, self.policy / "..data_tmp")
         os.rename(self.policy / "..data_tmp", self.policy / "..data")
         if not (self.policy / "policy.yaml").is_symlink():
@@ -388,8 +393,8 @@ def slowed(life: Life, tgids: Mapping[Any, int]) -> str:
 
 
 def frozen(life: Life, kubelet: Kubelet, agent: str) -> str:
-    """Where slowing is not enough, the ladder is climbed. Looked at from the node, in the freezer that the agent used."""
-    life.write_policy(enforce=True, floor="50%", freeze=", freeze")
+    """Looked at from the node, in the freezer that the agent used from inside its container."""
+    life.write_policy(enforce=True, more=UNFIT)
     places: set[str] = set()
 
     def freezes() -> bool:
@@ -402,7 +407,7 @@ def frozen(life: Life, kubelet: Kubelet, agent: str) -> str:
         return False
 
     try:
-        until(freezes, "a cgroup to be frozen", seconds=150, step=0.005)
+        until(freezes, "a cgroup to be frozen", seconds=40, step=0.005)
     except AssertionError as error:
         stances = json.loads(kubelet.execute(agent, "/usr/bin/gputop", "--once", "--json"))["enforcement"]
         raise AssertionError(f"{error}: {[(it['rungs'], it['troubles']) for it in stances.values()]}") from error
