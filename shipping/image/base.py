@@ -3,10 +3,10 @@
 """The lower layer of the image: the least of Debian 12 that runs the agent.
 
 `python -m shipping.image.base DEST --list FILE --cache DIR [--pinned FILE]`. No shell, no apt, no dpkg; of each package
-only libraries, Python's own modules and the licence. Those modules are there as bytecode without their source, as in the
-.deb: nothing could be compiled at run time, where nothing is writable. What scanners look for is kept as distroless images
-keep it (var/lib/dpkg/status.d). Packages come from apt, which checks their signatures; FILE gets "name=version sha256" of
-each, and with --pinned exactly those are taken, or the build fails.
+only libraries, Python's own modules and the licence. Those modules are there as bytecode without their source, as in
+the .deb: nothing could be compiled at run time, where nothing is writable. What scanners look for is kept as distroless
+images keep it (var/lib/dpkg/status.d). Packages come from apt, which checks their signatures; FILE gets "name=version
+sha256" of each, and with --pinned exactly those are taken, or the build fails.
 """
 
 from __future__ import annotations
@@ -101,13 +101,15 @@ def sha256(file: Path) -> str:
 def unpack(package: Path, dest: Path) -> None:
     """What is kept of a package, and its entry for scanners."""
     kept = set()
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process:
-        with tarfile.open(mode="r|", fileobj=process.stdout) as files:
-            for entry in files:
-                path = merged(entry.name)
-                if not entry.isdir() and _KEEP.fullmatch(path) and not _OF_NO_USE.fullmatch(path):
-                    _write(files, entry, dest / path)
-                    kept.add(path)
+    with (
+        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process,
+        tarfile.open(mode="r|", fileobj=process.stdout) as files,
+    ):
+        for entry in files:
+            path = merged(entry.name)
+            if not entry.isdir() and _KEEP.fullmatch(path) and not _OF_NO_USE.fullmatch(path):
+                _write(files, entry, dest / path)
+                kept.add(path)
     if process.returncode:
         raise BaseError(f"{package} cannot be read: remove it and try again")
     name = name_and_version(package).partition("=")[0]

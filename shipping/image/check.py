@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What an image of ours has to be: `python -m shipping.image.check LAYOUT` says each thing that it is not, exit code 1, or its size.
+"""What an image of ours has to be.
 
-The layout is whole (each descriptor's digest and size, each layer's diff_id), and in it nothing is setuid, writable,
-anybody's but root's, a shell or a package manager, and no link leads nowhere.
+`python -m shipping.image.check LAYOUT` says each thing that it is not, with exit code 1, and its size. The layout is
+whole (digest and size of each descriptor, diff_id of each layer), and in it nothing is setuid, writable, anybody's but
+root's, a shell or a package manager, and no link leads nowhere.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Writes an OCI image layout out of folders, one layer each, without any engine.
 
-`python -m shipping.image.layout --containerfile FILE --argument NAME=VALUE… --created EPOCH --name REFERENCE --layer DIR… DEST`. What the image
-says of itself (entry point, labels, user, environment) is read out of the last stage of the Containerfile, so that both
-ways of building agree. The same folders give the same digest: entries are sorted, owned by root, without write permission
-and of one time; the compression has no time stamp. Prints the digest of the manifest, and sizes.
+`python -m shipping.image.layout --help` says how. What the image says of itself (entry point, labels, user) is read
+out of the last stage of the Containerfile, so that both ways of building agree. The same folders give the same
+digest: entries are sorted, owned by root, without write permission and of one time; the compression has no time stamp.
+Prints the digest of the manifest, and sizes.
 Source: OCI image specification 1.0 (image-layout.md, config.md, layer.md).
 """
 
@@ -73,7 +73,7 @@ class Hashed:
 
 
 def configuration(containerfile: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The image's own configuration, as the last stage has it. LayoutError for an instruction that is not understood."""
+    """The image's own configuration, as the last stage has it. LayoutError for what is not understood."""
     config: dict[str, Any] = {}
     known = dict(arguments)
     for word, rest in _instructions(containerfile):

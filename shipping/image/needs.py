@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Which shared libraries the ELF files below some folders need, and which of those are nowhere in there.
 
-`python -m shipping.image.needs DIR…`: exit code 1, and a line for each, where one is missing. By file name, as the dynamic linker looks; that
-it looks in the right folder is for running the image to show.
+`python -m shipping.image.needs DIR…`: exit code 1, and a line for each, where one is missing. By file name, as the
+dynamic linker looks; that it looks in the right folder is for running the image to show.
 """
 
 from __future__ import annotations

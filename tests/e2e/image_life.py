@@ -3,8 +3,8 @@
 """The whole life of the container image: built twice, run by a real containerd as the DaemonSet runs it, removed.
 
 `python -m tests.e2e.image_life [--image LAYOUT]` prints a line for each step and ends with 1 at the first that fails;
-whatever it made is gone then too. All of it lies in a mount namespace of its own. The containers get what NVIDIA's runtime
-gives them, of the simulated GPU: libraries, each mounted over a file, and the GPU itself.
+whatever it made is gone then too. All of it lies in a mount namespace of its own. The containers get what NVIDIA's
+runtime gives them, of the simulated GPU: libraries, each mounted over a file, and the GPU itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ health:
   - overlimit: {sm_activity: 1%, utilization: 1%}
     patience: 0ms
 """
-# What runtimes give every container where cgroups are v2: a view of cgroups that begins at its own. Here v1 may be in use.
+# What runtimes give every container where cgroups are v2: a view of cgroups that begins at its own. Here may be v1.
 RUNC = """\
 #!{python}
 import json, os, sys
@@ -172,7 +172,10 @@ class Life:
             cri.Mount(host_path=str(data), container_path="/var/lib/gpuwarden"),
             cri.Mount(host_path="/sys/fs/cgroup", container_path="/sys/fs/cgroup"),
             cri.Mount(
-                host_path=str(kubelet.socket.parent), container_path="/run/containerd", readonly=True, propagation=beside
+                host_path=str(kubelet.socket.parent),
+                container_path="/run/containerd",
+                readonly=True,
+                propagation=beside,
             ),
             cri.Mount(host_path=str(pod_resources), container_path="/var/lib/kubelet/pod-resources", readonly=True),
             *(of_the_driver(name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")),
@@ -356,12 +359,16 @@ def shown(kubelet: Kubelet, agent: str) -> str:
 
 def counted(life: Life, tgids: Mapping[Any, int]) -> str:
     """Both training containers map one file of one layer, through two mounts."""
-    before, at = {key: life.truth(tgid) for key, tgid in tgids.items()}, life.figures("gpuwarden_container_launches_total")
+    launches = "gpuwarden_container_launches_total"
+    before, at = (
+        {key: life.truth(tgid) for key, tgid in tgids.items()},
+        life.figures(launches),
+    )
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 6, "six seconds")
     ratios = {}
     for key, tgid in tgids.items():
-        seen = life.figures("gpuwarden_container_launches_total")[key] - at[key]
+        seen = life.figures(launches)[key] - at[key]
         ratios[key] = seen / (life.truth(tgid) - before[key])
         assert 0.7 < ratios[key] < 1.3, f"{key}: {seen} launches seen, {life.truth(tgid) - before[key]} happened"
     twice = life.figures("gpuwarden_events_lost_total", "reason").get(("duplicate",), 0)
@@ -463,7 +470,7 @@ def main() -> int:
                 step("built", lambda: build(LAYOUT, {}))
                 step("built again", life.build_again)
             live(life)
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever it is, what was made has to go
             traceback.print_exc()
             print(life.log(), file=sys.stderr)
             return 1

@@ -75,7 +75,9 @@ def test_a_layout_is_whole_and_says_what_the_containerfile_says(tmp_path: Path) 
     assert config["created"] == ARGUMENTS["CREATED"]
     with tarfile.open(tmp_path / "image/blobs" / manifest["layers"][0]["digest"].replace(":", "/")) as tar:
         entries = tar.getmembers()
-    assert [entry.name for entry in entries] == sorted((entry.name for entry in entries), key=lambda name: name.split("/"))
+    assert [entry.name for entry in entries] == sorted(
+        (entry.name for entry in entries), key=lambda name: name.split("/")
+    )
     assert {(entry.uid, entry.gid, entry.mtime, entry.uname) for entry in entries} == {(0, 0, CREATED, "")}
 
 
@@ -149,7 +151,9 @@ def test_the_label_has_the_capabilities_that_the_agent_needs() -> None:
 
 
 def test_what_the_page_says_to_run_has_these_capabilities_and_no_more() -> None:
-    commands = re.findall(r"^```sh\n((?:sudo )?(?:docker|podman|nerdctl) run .*?)^```", PAGE.read_text(), re.DOTALL | re.M)
+    commands = re.findall(
+        r"^```sh\n((?:sudo )?(?:docker|podman|nerdctl) run .*?)^```", PAGE.read_text(), re.DOTALL | re.M
+    )
     assert len(commands) >= 2
     for command in commands:
         words = shlex.split(command)
