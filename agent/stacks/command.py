@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from agent import doors, endpoint, preflight
+from agent import cgroup_namespace, doors, endpoint, preflight
 from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.errors import SetupError, UsageError, WardenError
 from agent.model import Container
@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Looks for so many seconds, or until Ctrl-C, and writes what it saw."""
     _refuse(options)
     preflight.require_this_machine()
+    cgroup_namespace.join_the_nodes()
     with ExitStack() as stack:
         bcc = None if options.no_symbols else stack.enter_context(closing(Bcc()))
         report = _look(options, Procfs(), bcc)

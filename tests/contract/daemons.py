@@ -35,7 +35,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
     bin_dir = "{folder}/cni/bin"
     conf_dir = "{folder}/cni/conf"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
+    snapshotter = "{snapshotter}"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "{runc}"
 """
 DOCKERD = (
     "--bridge=none",
@@ -76,10 +80,13 @@ def running(command: Sequence[str | Path], folder: Path, ready: Callable[[], boo
 
 
 @contextlib.contextmanager
-def containerd(folder: Path, cri: bool = True) -> Iterator[Path]:
+def containerd(
+    folder: Path, cri: bool = True, snapshotter: str = "native", runc: str | Path = "runc"
+) -> Iterator[Path]:
     """The socket of a containerd."""
     config, path = folder / "config.toml", folder / "containerd.sock"
-    config.write_text(CONTAINERD.format(folder=folder, disabled="" if cri else ', "io.containerd.grpc.v1.cri"'))
+    disabled = "" if cri else ', "io.containerd.grpc.v1.cri"'
+    config.write_text(CONTAINERD.format(folder=folder, disabled=disabled, snapshotter=snapshotter, runc=runc))
     with emptied(folder), running(["containerd", "--config", config], folder, lambda: answers(path)):
         yield path
 

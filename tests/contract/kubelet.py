@@ -41,12 +41,20 @@ class Kubelet:
 
     @contextlib.contextmanager
     def pod(
-        self, name: str, namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
+        self,
+        name: str,
+        namespace: str,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str] | None = None,
+        *,
+        host_pid: bool = False,
+        logs: Path | None = None,
     ) -> Iterator[Pod]:
-        """Inside it the pod runs; then it is removed with all that is in it."""
+        """Inside it the pod runs; then it is removed with all that is in it. `logs`: the folder of its log files."""
         uid = str(uuid.uuid4())
         cgroup = f"/kubepods/besteffort/pod{uid}"
-        config = _sandbox(name, namespace, uid, cgroup, labels, annotations or {})
+        config = _sandbox(name, namespace, uid, cgroup, labels, annotations or {}, host_pid)
+        config.log_directory = str(logs or "")
         with swept(cgroup):
             request = cri.RunPodSandboxRequest(config=config)
             sandbox_id = self.runtime.RunPodSandbox(request, timeout=_SECONDS).pod_sandbox_id
@@ -74,15 +82,32 @@ class Kubelet:
             labels={"io.kubernetes.container.name": name},
             linux=cri.LinuxContainerConfig(),
         )
+        return self.start(pod, config)
+
+    def start(self, pod: Pod, config: Any) -> str:
+        """Starts a container, a cri.ContainerConfig; returns its id."""
         request = cri.CreateContainerRequest(pod_sandbox_id=pod.sandbox_id, config=config, sandbox_config=pod.config)
         container_id = self.runtime.CreateContainer(request, timeout=_SECONDS).container_id
         self.runtime.StartContainer(cri.StartContainerRequest(container_id=container_id), timeout=_SECONDS)
         return str(container_id)
 
-    def stop(self, container_id: str) -> None:
-        """Ends it; what is known about it stays."""
-        request = cri.StopContainerRequest(container_id=container_id, timeout=0)
-        self.runtime.StopContainer(request, timeout=_SECONDS)
+    def stop(self, container_id: str, grace_seconds: int = 0) -> int:
+        """Ends it, with SIGKILL once the grace is over; what is known about it stays. Returns its exit code."""
+        request = cri.StopContainerRequest(container_id=container_id, timeout=grace_seconds)
+        self.runtime.StopContainer(request, timeout=_SECONDS + grace_seconds)
+        return int(self.status(container_id).exit_code)
+
+    def status(self, container_id: str) -> Any:
+        """A cri.ContainerStatus."""
+        request = cri.ContainerStatusRequest(container_id=container_id)
+        return self.runtime.ContainerStatus(request, timeout=_SECONDS).status
+
+    def execute(self, container_id: str, *command: str) -> str:
+        """What a command prints that is run in it, as `kubectl exec` does."""
+        request = cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=_SECONDS)
+        done = self.runtime.ExecSync(request, timeout=_SECONDS)
+        assert done.exit_code == 0, (done.stdout + done.stderr).decode(errors="replace")
+        return str(done.stdout.decode())
 
     def tgid(self, container_id: str) -> int:
         """Of its first process."""
@@ -97,10 +122,13 @@ class Kubelet:
 
 
 @contextlib.contextmanager
-def running_kubelet(folder: Path) -> Iterator[Kubelet]:
+def running_kubelet(folder: Path, snapshotter: str = "native", runc: str | Path = "runc") -> Iterator[Kubelet]:
     """With a containerd and an image, in that folder; leave the block, and they are gone."""
     options = [("grpc.default_authority", "localhost")]
-    with containerd(folder) as path, grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+    with (
+        containerd(folder, snapshotter=snapshotter, runc=runc) as path,
+        grpc.insecure_channel(f"unix:{path}", options=options) as channel,
+    ):
         kubelet = Kubelet(path, rpc.RuntimeServiceStub(channel))  # type: ignore[no-untyped-call]
         write_image(folder / "image.tar", IMAGE)
         for namespace in ("k8s.io", "default"):
@@ -109,9 +137,16 @@ def running_kubelet(folder: Path) -> Iterator[Kubelet]:
 
 
 def _sandbox(
-    name: str, namespace: str, uid: str, cgroup: str, labels: Mapping[str, str], annotations: Mapping[str, str]
+    name: str,
+    namespace: str,
+    uid: str,
+    cgroup: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    host_pid: bool,
 ) -> Any:
-    shared = cri.NamespaceOption(network=cri.NODE, pid=cri.CONTAINER)  # the node's network needs no CNI
+    pid = cri.NODE if host_pid else cri.CONTAINER
+    shared = cri.NamespaceOption(network=cri.NODE, pid=pid)  # the node's network needs no CNI
     of_the_kubelet = {"name": name, "namespace": namespace, "uid": uid}
     return cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),

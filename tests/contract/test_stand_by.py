@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Whoever stands by: real processes that are stopped, real locks, and `gpuwarden release --stand-by` itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.model import ContainerKey
+from agent.procfs import Procfs
+from enforce.entries import Entry
+from enforce.ledger import Ledger, read
+from enforce.owner import Owner
+from enforce.stand_by import StandBy
+
+PROC = Procfs()
+CONTAINER = ContainerKey("docker:" + "a" * 64)
+
+
+@pytest.fixture
+def stopped() -> Iterator[int]:
+    """The pid of a process that somebody stopped."""
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(process.pid))
+        yield process.pid
+        process.kill()
+
+
+def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def is_stopped(tgid: int) -> bool:
+    return PROC.stat(tgid).state == "T"
+
+
+def note(run_dir: Path, tgid: int) -> None:
+    """What an agent writes before it acts."""
+    with closing(Ledger(run_dir / "ledger.jsonl")) as ledger:
+        ledger.intend(Entry.of("pace", PROC.process_id(tgid), CONTAINER, 0))
+
+
+@contextmanager
+def standing_by(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "agent", "release", "--stand-by", "--run-dir", str(run_dir)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            assert "standing by" in process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_nothing_is_undone_while_an_agent_enforces_and_everything_once_it_is_gone(tmp_path: Path, stopped: int) -> None:
+    owner = Owner.take(tmp_path, PROC)
+    note(tmp_path, stopped)
+    stand_by = StandBy(tmp_path)
+    assert not stand_by.look()
+    assert is_stopped(stopped)
+    owner.close()
+    assert stand_by.look()
+    assert not is_stopped(stopped)
+    assert read(tmp_path / "ledger.jsonl") == []
+    Owner.take(tmp_path, PROC, patience_seconds=0).close()
+
+
+def test_a_second_agent_is_stood_by_as_the_first_one(tmp_path: Path, stopped: int) -> None:
+    stand_by = StandBy(tmp_path)
+    assert stand_by.look()
+    for _ in range(2):
+        owner = Owner.take(tmp_path, PROC, patience_seconds=0)
+        note(tmp_path, stopped)
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: is_stopped(stopped))
+        owner.close()
+        assert stand_by.look()
+        assert not is_stopped(stopped)
+
+
+def test_what_cannot_be_undone_is_told_once_a_second_and_keeps_nothing_else(
+    tmp_path: Path, stopped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    note(tmp_path, stopped)
+    with closing(Ledger(tmp_path / "ledger.jsonl")) as ledger:
+        ledger.intend(Entry.at("an act of a later version", "/somewhere", CONTAINER, 0))
+    stand_by = StandBy(tmp_path, clock=lambda: now)
+    assert not stand_by.look()
+    assert not is_stopped(stopped)
+    told = len(caplog.records)
+    assert "released 1 of their acts" in caplog.text
+    assert "use the newer one" in caplog.text
+    assert not stand_by.look()
+    assert len(caplog.records) == told
+    now += 1.0
+    assert not stand_by.look()
+    assert len(caplog.records) > told
+
+
+def test_a_ledger_that_says_nothing_new_is_not_read_again(tmp_path: Path, stopped: int) -> None:
+    note(tmp_path, stopped)
+    stand_by = StandBy(tmp_path)
+    assert stand_by.look()
+    os.kill(stopped, signal.SIGSTOP)  # by somebody else
+    until(lambda: is_stopped(stopped))
+    assert stand_by.look()
+    assert is_stopped(stopped)
+
+
+def test_the_command_releases_within_a_tenth_of_a_second_and_ends_when_told(tmp_path: Path, stopped: int) -> None:
+    owner = Owner.take(tmp_path, PROC)
+    note(tmp_path, stopped)
+    with standing_by(tmp_path) as process:
+        assert is_stopped(stopped)
+        began = time.monotonic()
+        owner.close()
+        until(lambda: not is_stopped(stopped))
+        print(f"released after {(time.monotonic() - began) * 1e3:.1f} ms")
+        assert time.monotonic() - began < 0.1
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+def test_told_to_end_it_waits_for_the_agent_that_is_ending_too(tmp_path: Path, stopped: int) -> None:
+    owner = Owner.take(tmp_path, PROC)
+    note(tmp_path, stopped)
+    with standing_by(tmp_path) as process:
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        assert is_stopped(stopped)
+        owner.close()
+        assert process.wait(timeout=20) == 0
+        assert not is_stopped(stopped)
+
+
+def test_a_second_signal_ends_it_at_once_and_is_a_failure(tmp_path: Path, stopped: int) -> None:
+    owner = Owner.take(tmp_path, PROC)
+    note(tmp_path, stopped)
+    with standing_by(tmp_path) as process:
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
+        process.terminate()
+        assert process.wait(timeout=20) == 1
+        assert is_stopped(stopped)
+    owner.close()
