@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# `make help` says what there is. Everything that is not a file of the repository lands in .venv/, bpf/build/, sim/build/,
-# build/.
+# `make help` says what there is. Everything that is not a file of the repository lands in .venv/, bpf/build/, sim/build/, build/.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean
+.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -109,6 +108,12 @@ image: setup ## build the container image without an engine: an OCI layout in bu
 
 image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line for each step
 	@packaging/container/life.sh $(ARGS)
+
+release: setup ## build what is released, in build/release (CONTRIBUTING.md); ARGS=--snapshot for what is no release yet
+	@packaging/release.sh $(ARGS)
+
+release-check: setup packages-test ## build it twice, compare the sums, and try the wheel in a fresh environment
+	@packaging/release-check.sh
 
 kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the chart (CI fails where they are stale)
 	@packaging/kubernetes/render.sh

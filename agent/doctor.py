@@ -24,6 +24,7 @@ def examine(libcuda: Sequence[str], out: TextIO) -> int:
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("kernel", _machine),
         ("capabilities", _capabilities),
+        ("PID namespace", _pids),
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
         ("probes", lambda: _probes(libcuda)),
@@ -50,6 +51,12 @@ def _capabilities() -> str:
     if lacking:
         raise SetupError("\n      ".join(map(capabilities.line, lacking)))
     return f"all that are needed: {', '.join(sorted(capabilities.held()))}"
+
+
+def _pids() -> str:
+    if not preflight.has_the_nodes_pids():
+        raise SetupError(preflight.OTHER_PIDS)
+    return "the node's own"
 
 
 def _gpus() -> str:

@@ -15,7 +15,6 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-_NODE = "/proc/1/root"
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -60,14 +59,11 @@ def layer_paths(mounts: list[Mount], path: str) -> list[str]:
     return [os.path.join(layer, inside) for layer in _layers(mount.options)]
 
 
-def real_file(facts: os.stat_result, layers: list[str], node: str = _NODE) -> FileId:
-    """The file behind an open one: its own numbers, or those of the first layer that has it.
-
-    Layers are paths of whoever mounted them, a runtime on the node: from inside a container they are looked for there.
-    """
-    for place in [place for layer in layers if layer.startswith("/") for place in (layer, f"{node}{layer}")]:
+def real_file(facts: os.stat_result, layers: list[str]) -> FileId:
+    """The file behind an open one: its own numbers, or those of the first layer that has it."""
+    for layer in layers:
         try:
-            real = os.stat(place, follow_symlinks=False)
+            real = os.stat(layer, follow_symlinks=False)
         except OSError:
             continue
         if real.st_size == facts.st_size and real.st_mtime_ns == facts.st_mtime_ns:

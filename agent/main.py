@@ -219,6 +219,8 @@ def _run(options: argparse.Namespace) -> int:
     preflight.require_this_machine()
     for one in preflight.lacking_here():
         _log.warning("%s", capabilities.line(one))
+    if not preflight.has_the_nodes_pids():
+        _log.warning("%s", preflight.OTHER_PIDS)
     notifier = Notifier.of(os.environ)
     received = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr

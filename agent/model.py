@@ -102,6 +102,12 @@ class DeviceReading:
     xid_counts: Mapping[int, int] = field(default_factory=dict)  # since the agent started
     xid_last_seen_wall_ns: Mapping[int, int] = field(default_factory=dict)  # CLOCK_REALTIME
 
+    @property
+    def memory_used_ratio(self) -> float | None:
+        """Used ÷ total, where both are known."""
+        used, total = self.memory_used_bytes, self.device.memory_total_bytes
+        return None if used is None or not total else used / total
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:

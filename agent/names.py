@@ -17,6 +17,11 @@ def printable(text: str, longest: int | None = None) -> str:
     return safe if longest is None or len(safe) <= longest else safe[: longest - 1] + "…"
 
 
+def joined(*parts: str | None) -> str:
+    """Those that there are, as in namespace/pod/container."""
+    return "/".join(part for part in parts if part)
+
+
 def _escaped(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as surrogateescape keeps it

@@ -16,6 +16,11 @@ from agent.errors import SetupError
 
 OLDEST_KERNEL = (5, 15)  # bpf_get_attach_cookie
 _BTF = Path("/sys/kernel/btf/vmlinux")
+_NODES_PIDS = 0xEFFFFFFC  # inode of the first PID namespace. Source: the kernel's include/linux/proc_ns.h
+OTHER_PIDS = (
+    "this is not the node's own PID namespace, so probes and NVML name processes by other numbers: most are not found; "
+    "run the agent on the node itself, or in its PID namespace (hostPID: true, --pid=host)"
+)
 
 
 def require_probes(lacking: Collection[Capability], release: str, btf: Path = _BTF) -> None:
@@ -38,6 +43,11 @@ def require_this_machine() -> None:
     require_probes(lacking_here(), platform.release())
 
 
+def has_the_nodes_pids() -> bool:
+    """Whether the numbers that the kernel and the driver have for processes are those of our /proc."""
+    return os.stat("/proc/self/ns/pid").st_ino == _NODES_PIDS
+
+
 def lacking_here() -> tuple[Capability, ...]:
     """The capabilities that this process would need on this kernel and does not have."""
     return capabilities.missing_here(kernel_version(platform.release()))
@@ -50,11 +60,13 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def bpf_object() -> Path:
-    """Where the compiled programs are: beside the source, or where a package put them."""
-    beside = Path(__file__).resolve().parent.parent / "bpf" / "build" / "gpuwarden.bpf.o"
+    """Where the compiled programs are: beside the source, in the wheel, or where a package put them."""
+    here = Path(__file__).resolve().parent
+    beside = here.parent / "bpf" / "build" / "gpuwarden.bpf.o"
     candidates = [
         Path(os.environ.get("GPUWARDEN_BPF_OBJECT", beside)),
         beside,
+        here / "bpf" / "gpuwarden.bpf.o",
         Path("/usr/lib/gpuwarden/gpuwarden.bpf.o"),
     ]
     for path in candidates:

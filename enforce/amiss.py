@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from agent.model import ContainerKey
-from agent.names import printable
+from agent.names import joined, printable
 from enforce.roster import Seat
 
 _log = logging.getLogger(__name__)
@@ -23,6 +23,6 @@ def tell(here: Mapping[ContainerKey, Seat], told: Mapping[ContainerKey, str]) ->
     for key, reason in amiss.items():
         if told.get(key) != reason:
             it = here[key].container
-            name = "/".join(part for part in (it.namespace, it.pod, it.name) if part)
+            name = joined(it.namespace, it.pod, it.name)
             _log.warning("%s: %s", printable(name, 160), reason)
     return {key: reason for key, reason in {**told, **amiss}.items() if key in here}

@@ -149,11 +149,10 @@ def _wanted(state: HealthState, reading: DeviceReading, rule: HealthRule, xid: i
 def _beyond(reading: DeviceReading, bounds: Bounds) -> str | None:
     """The first bound that the reading is known to be beyond."""
     activity, gpm = reading.sm_activity_ratio, reading.sm_activity_source == "gpm"
-    total, used = reading.device.memory_total_bytes, reading.memory_used_bytes
     ratios = (
         ("SM activity", activity if gpm else None, bounds.sm_activity_ratio),
         ("utilisation", None if gpm else activity, bounds.utilization_ratio),
-        ("memory", used / total if used is not None and total else None, bounds.memory_ratio),
+        ("memory", reading.memory_used_ratio, bounds.memory_ratio),
     )
     for name, value, most in ratios:
         if value is not None and most is not None and value > most:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from agent import capabilities, layout
+from agent import capabilities, layout, preflight
 from agent.collectors.deliveries import Deliveries
 from agent.notify import Notifier
 from agent.observer import Observer
@@ -133,10 +133,13 @@ class Enforcement:
 
 def _may_resume() -> bool:
     """Who cannot resume must not stop anybody."""
-    if capabilities.holds("CAP_KILL"):
-        return True
-    _log.error("CAP_KILL is missing: the policy says enforce: true, and nothing is enforced; %s", capabilities.CURE)
-    return False
+    if not preflight.has_the_nodes_pids():
+        _log.error("the policy says enforce: true, and nothing is enforced: %s", preflight.OTHER_PIDS)
+        return False
+    if not capabilities.holds("CAP_KILL"):
+        _log.error("the policy says enforce: true, and nothing is enforced: CAP_KILL is missing; %s", capabilities.CURE)
+        return False
+    return True
 
 
 def deciding(

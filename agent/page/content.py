@@ -16,10 +16,11 @@ from typing import Final
 
 from agent.clock import NS_PER_SECOND
 from agent.model import ContainerUsage, DeviceReading, DeviceUuid, Enforcement, Snapshot, Unattributed, Usage
-from agent.names import printable
+from agent.names import joined, printable
 from agent.page.graph import Graph, graph
 from agent.page.ring import Measure, Ring, Series
-from agent.tui.cells import UTF8, count, label, percent, size
+from agent.tui.cells import UTF8, count, label, milliseconds, percent, quantile, size
+from agent.tui.throttle import slack
 
 MOST_ROWS: Final = 200  # of a table: a page of thousands helps nobody
 LONGEST: Final = 160  # characters of a text from outside
@@ -166,32 +167,26 @@ def _promises(snapshot: Snapshot, ring: Ring) -> Table:
         for used in snapshot.containers
         if (said := snapshot.enforcement.get(used.container.key)) is not None and said.target_seconds is not None
     ]
-    online.sort(key=lambda entry: (_slack(entry[1]) is None, _slack(entry[1]), entry[0].container.name))
+    online.sort(key=lambda entry: (slack(entry[1]) is None, slack(entry[1]), entry[0].container.name))
     rows = [_promise(used, said, ring) for used, said in online[:MOST_ROWS]]
     remark = _left_out(len(online)) if online else "no container has one: a policy's online rules make them"
     return Table("Latency promises", (*columns, _left("Kept")), tuple(rows), remark)
 
 
 def _promise(used: ContainerUsage, said: Enforcement, ring: Ring) -> tuple[Cell, ...]:
-    slack, target = _slack(said), said.target_seconds
-    kind = Kind.DIM if slack is None else Kind.GOOD if slack >= 0 else Kind.BAD
+    left, target = slack(said), said.target_seconds
+    kind = Kind.DIM if left is None else Kind.GOOD if left >= 0 else Kind.BAD
     points = ring.points(Series(Measure.LATENCY, used.container.key))
     drawn = graph(points, "latency, and its target across", top=None, level=target)
     return (
         _name(used),
         Cell(_text(said.rule), Kind.NAME),
-        _number(UNKNOWN if said.latency_quantile is None else f"p{said.latency_quantile * 100:.6g}"),
+        _number(UNKNOWN if said.latency_quantile is None else quantile(said.latency_quantile)),
         _number(_milliseconds(said.latency_seconds), drawn),
         _number(_milliseconds(target)),
-        Cell(UNKNOWN if slack is None else f"{slack * 100:.0f} %".replace("-", "−"), Kind.NUMBER),
-        Cell("too few requests" if slack is None else "kept" if slack >= 0 else "missed", kind),
+        Cell(UNKNOWN if left is None else f"{left * 100:.0f} %".replace("-", "−"), Kind.NUMBER),
+        Cell("too few requests" if left is None else "kept" if left >= 0 else "missed", kind),
     )
-
-
-def _slack(said: Enforcement) -> float | None:
-    if said.latency_seconds is None or not said.target_seconds:
-        return None
-    return (said.target_seconds - said.latency_seconds) / said.target_seconds
 
 
 def _containers(snapshot: Snapshot, ring: Ring) -> Table:
@@ -269,8 +264,7 @@ def _decisions(decisions: Sequence[Told], snapshot: Snapshot, zone: tzinfo | Non
 
 def _name(used: ContainerUsage) -> Cell:
     container = used.container
-    where = [part for part in (container.namespace, container.pod) if part]
-    return Cell(_text("/".join((*where, container.name))), Kind.NAME)
+    return Cell(_text(joined(container.namespace, container.pod, container.name)), Kind.NAME)
 
 
 def _text(text: str | None, longest: int = LONGEST) -> str:
@@ -294,9 +288,7 @@ def _ratio_graph(ring: Ring, series: Series) -> Graph | None:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return UNKNOWN
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+    return UNKNOWN if seconds is None else f"{milliseconds(seconds, UTF8)} ms"
 
 
 def _left_out(number: int) -> str:

@@ -93,11 +93,10 @@ def _here(snapshot: Snapshot) -> Callable[[Series], bool]:
 
 def _known(snapshot: Snapshot) -> Iterator[tuple[Series, float]]:
     for reading in snapshot.devices:
-        used, total = reading.memory_used_bytes, reading.device.memory_total_bytes
         if reading.sm_activity_ratio is not None:
             yield Series(Measure.SM, device=reading.device.uuid), reading.sm_activity_ratio
-        if used is not None and total:
-            yield Series(Measure.MEMORY, device=reading.device.uuid), used / total
+        if reading.memory_used_ratio is not None:
+            yield Series(Measure.MEMORY, device=reading.device.uuid), reading.memory_used_ratio
     for row in snapshot.containers:
         for usage in row.usage:
             if usage.sm_ratio is not None:

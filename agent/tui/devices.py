@@ -53,12 +53,6 @@ def device_lines(snapshot: Snapshot, history: History, width: int, each: int, gl
     return lines
 
 
-def memory_ratio(reading: DeviceReading) -> float | None:
-    """Used ÷ total, where both are known."""
-    used, total = reading.memory_used_bytes, reading.device.memory_total_bytes
-    return None if used is None or not total else used / total
-
-
 def _head(reading: DeviceReading, health: DeviceHealth | None, width: int, glyphs: Glyphs) -> Text:
     parts = [Text(f"GPU {label(reading.device)}", style="bold")]
     if width >= NAME_FROM:
@@ -133,7 +127,7 @@ GAUGES: Final = (
         lambda _: 1.0,
         GPU_THRESHOLDS,
     ),
-    Gauge("MEM", _memory, (6, 13), memory_ratio, lambda _: 1.0, MEMORY_THRESHOLDS),
+    Gauge("MEM", _memory, (6, 13), lambda r: r.memory_used_ratio, lambda _: 1.0, MEMORY_THRESHOLDS),
     Gauge("PCIe", _pcie, (8, 19), _pcie_rate, lambda _: None),
     Gauge(
         "PWR",

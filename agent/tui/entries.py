@@ -24,6 +24,7 @@ from agent.model import (
     Unattributed,
     Usage,
 )
+from agent.names import joined
 from agent.tui.cells import label
 
 UNATTRIBUTED = "(unattributed)"
@@ -80,7 +81,7 @@ def _first(usage: Sequence[Usage], indices: Mapping[DeviceUuid, int]) -> int | N
 
 def _container(used: ContainerUsage, snapshot: Snapshot, indices: Mapping[DeviceUuid, int]) -> Entry:
     container = used.container
-    where = "/".join(filter(None, (container.runtime, container.namespace, container.pod)))
+    where = joined(container.runtime, container.namespace, container.pod)
     names = {"name": container.name, "where": where, "image": container.image or ""}
     said = snapshot.enforcement.get(container.key)
     return Entry(("container", container.key), names, used.usage, said, container.key, (), _first(used.usage, indices))

@@ -48,8 +48,8 @@ class Feed(Protocol):
         """From now on."""
         ...
 
-    def seek(self, step: int) -> bool:
-        """So many ticks on, or back; False where there is no way to."""
+    def seek(self, step: int) -> None:
+        """So many ticks on, or back, where it can."""
         ...
 
     def play(self, playing: bool) -> None:
@@ -71,9 +71,8 @@ class Watching:
         self._thread = threading.Thread(target=self._run, args=(top,), name="watching", daemon=True)
         self._thread.start()
 
-    def seek(self, step: int) -> bool:
+    def seek(self, step: int) -> None:
         """There is no way to."""
-        return False
 
     def play(self, playing: bool) -> None:
         """It goes on either way."""
@@ -113,7 +112,7 @@ class Playing:
         self.seek(0)
         top.set_interval(self._interval, self._advance)
 
-    def seek(self, step: int) -> bool:
+    def seek(self, step: int) -> None:
         """No further than to the ends."""
         before, last = self._index, len(self._recording) - 1
         self._index = max(0, min(last, before + step))
@@ -123,10 +122,9 @@ class Playing:
             snapshot = self._snapshot(self._index)
         except WardenError as error:
             self._top.post_message(Failed(str(error)))
-            return True
+            return
         ticks = None if step == 1 else self._minute(self._index, snapshot.at_ns)
         self._top.post_message(Took(snapshot, ticks, place))
-        return True
 
     def play(self, playing: bool) -> None:
         """Goes on, or not."""

@@ -12,6 +12,7 @@ from typing import Final
 from rich.text import Text
 
 from agent.model import ContainerKey, ContainerUsage, Enforcement, FunctionUsage, Snapshot
+from agent.names import joined
 from agent.tui.cells import GPU_THRESHOLDS, Glyphs, count, milliseconds, name, percent, printable, quantile, size
 from agent.tui.graphs import NO_THRESHOLDS, graph
 from agent.tui.history import History, Moment, Series
@@ -62,7 +63,7 @@ def container_page(
 
 def _who(used: ContainerUsage, said: Enforcement | None, glyphs: Glyphs) -> Text:
     container = used.container
-    where = "/".join(filter(None, (container.runtime, container.namespace, container.pod)))
+    where = joined(container.runtime, container.namespace, container.pod)
     role, style = ROLES.get(said.role, (said.role, "dim")) if said else ("", "")
     rule = f"  rule {printable(said.rule, glyphs)}" if said and said.rule else ""
     image = f"  {printable(container.image, glyphs)}" if container.image else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.errors import WardenError
-from agent.names import printable
+from agent.names import joined, printable
 from enforce.explain.model import Who
 
 SHORTEST_ID = 4
@@ -37,7 +37,7 @@ def listed(containers: Sequence[Who]) -> str:
 
 def title(who: Who) -> str:
     """namespace/pod: name, as much of it as there is."""
-    pod = "/".join(part for part in (who.namespace, who.pod) if part)
+    pod = joined(who.namespace, who.pod)
     return f"{pod}: {who.name}" if pod else who.name
 
 

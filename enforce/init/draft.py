@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from agent.names import printable
+from agent.names import joined, printable
 from enforce.init.proposal import Proposal, Use, Written
 from enforce.policy.units import format_ratio
 
@@ -32,7 +32,7 @@ _HEAD = """\
 #   1. Correct what is wrong below: classes, matches, targets.   gpuwarden check --live {file}
 #   2. See what it would do now.                                 gpuwarden plan --policy {file}
 #   3. Let the agent run with it for a while, and ask why.       gpuwarden explain CONTAINER
-#   4. Write enforce: true, and send the agent SIGHUP.           gputop shows who is slowed, and for whom
+#   4. Write enforce: true: the agent takes the file at once.    gputop shows who is slowed, and for whom
 # All keys: docs/policy.md. More examples: docs/examples/.
 version: 1
 enforce: false
@@ -90,7 +90,7 @@ def about(proposal: Proposal) -> tuple[str, ...]:
 def title(use: Use) -> str:
     """namespace/pod: name, as much of it as there is."""
     it = use.facts.container
-    pod = "/".join(part for part in (it.namespace, it.pod) if part)
+    pod = joined(it.namespace, it.pod)
     return printable(f"{pod}: {it.name}" if pod else it.name, 160)
 
 

@@ -14,9 +14,9 @@ from pydantic_core import PydanticCustomError
 from enforce.init.draft import title, used
 from enforce.init.proposal import Proposal
 from enforce.policy import vocabulary
-from enforce.policy.kind import Kind, scalar
+from enforce.policy.kind import scalar
 from enforce.policy.schema import SloSection
-from enforce.policy.sections import kind_of
+from enforce.policy.sections import kind_at
 
 Ask = Callable[[str], str]
 Say = Callable[[str], None]
@@ -55,7 +55,7 @@ def slo(ask: Ask, say: Say, defaults: dict[str, str]) -> dict[str, str]:
 
 
 def _value(key: str, question: str, default: str | None, ask: Ask, say: Say) -> str:
-    shown = f" [{default}]" if default is not None else f" (such as {_kind(key).example})"
+    shown = f" [{default}]" if default is not None else f" (such as {kind_at(SloSection, key).example})"
     while True:
         answer = ask(f"  {question}?{shown} ").strip() or default or ""
         mistake = _mistake(key, answer)
@@ -66,16 +66,10 @@ def _value(key: str, question: str, default: str | None, ask: Ask, say: Say) -> 
 
 def _mistake(key: str, value: str) -> str | None:
     try:
-        _kind(key).read(scalar(value))
+        kind_at(SloSection, key).read(scalar(value))
     except PydanticCustomError as error:
         return error.message()
     return None
-
-
-def _kind(key: str) -> Kind:
-    kind = kind_of(SloSection.model_fields[key])
-    assert kind is not None
-    return kind
 
 
 def listed(proposals: Iterable[Proposal]) -> list[tuple[str, ...]]:

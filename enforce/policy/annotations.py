@@ -23,7 +23,7 @@ from enforce.policy import convert, schema
 from enforce.policy.kind import Kind, mistake, quote, scalar
 from enforce.policy.model import Classification, Facts, OfflineRule, OnlineRule, Policy, Role
 from enforce.policy.quantities import Weight
-from enforce.policy.sections import kind_of
+from enforce.policy.sections import kind_at
 from enforce.policy.words import Word
 
 PREFIX: Final = "gpuwarden.io/"
@@ -46,22 +46,16 @@ class _Modest(Weight):
         return super().read(value)
 
 
-def _of(section: type[schema.Section], key: str) -> Kind:
-    kind = kind_of(section.model_fields[key])
-    assert kind is not None
-    return kind
-
-
 CLASS: Final = Word(("online", "offline"))
-TARGET: Final = _of(schema.SloSection, "target")
+TARGET: Final = kind_at(schema.SloSection, "target")
 # What each class may say beside its class (and of an online one, its slo-pNN), and what kind of value that is.
 KEYS: Final[Mapping[str, Mapping[str, Kind]]] = {
     "online": {
         "signal": Word(("gpu_wait", "http")),
-        "window": _of(schema.SloSection, "window"),
-        "min_samples": _of(schema.SloSection, "min_samples"),
-        "port": _of(schema.SloSection, "port"),
-        "path": _of(schema.SloSection, "path"),
+        "window": kind_at(schema.SloSection, "window"),
+        "min_samples": kind_at(schema.SloSection, "min_samples"),
+        "port": kind_at(schema.SloSection, "port"),
+        "path": kind_at(schema.SloSection, "path"),
     },
     "offline": {"weight": _Modest()},
 }

@@ -38,6 +38,13 @@ def kind_of(info: FieldInfo) -> Kind | None:
     return next((part for part in (*info.metadata, *_parts(info.annotation)) if isinstance(part, Kind)), None)
 
 
+def kind_at(section: type[Section], key: str) -> Kind:
+    """The kind of a key that has one, as all but those of sections within have."""
+    kind = kind_of(section.model_fields[key])
+    assert kind is not None, key
+    return kind
+
+
 def is_list(info: FieldInfo) -> bool:
     """Whether the key wants a YAML list (patterns do not: one of them stands for a list of one)."""
     return getattr(info.annotation, "__origin__", None) is list

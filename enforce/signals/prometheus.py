@@ -35,7 +35,7 @@ class History:
     slo: Slo
     unit_ns: int
     trouble: str | None = None
-    new: dict[float, int] | None = None  # what the page added, where it could be read and was a new one
+    new: Counter[float] | None = None  # what the page added, where it could be read and was a new one
     _seen: dict[Labels, Cumulative] = field(default_factory=dict)
     _bounds: tuple[float, ...] = ()
     _last_ns: int | None = None  # of the last page that had anything
@@ -65,7 +65,7 @@ class History:
     def _take(self, scrape: Scrape) -> None:
         """What grew since a page that is older than the window, or since none, is of nobody knows when."""
         began, self._last_ns = self._last_ns, scrape.at_ns
-        self.new = {}
+        self.new = Counter()
         if began is None:
             self._warn_of_coarse_buckets(scrape)
         if began is not None and scrape.at_ns - began <= self.slo.window_ns:
@@ -73,8 +73,7 @@ class History:
                 new = grown(cumulative, self._seen.get(labels))
                 self._window.add(scrape.at_ns, new)
                 self._recent.add(scrape.at_ns, new)
-                for le, count in new.items():
-                    self.new[le] = self.new.get(le, 0) + count
+                self.new.update(new)
         missing = [(labels, seen) for labels, seen in self._seen.items() if labels not in scrape.series]
         self._seen = {
             **dict(missing[-len(scrape.series) :]),

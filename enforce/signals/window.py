@@ -9,7 +9,7 @@ done ten times a second for every online container.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -59,7 +59,7 @@ class Window:
     """The requests of one container, from whatever counts them there: its processes, or a counter of its own."""
 
     span_ns: int
-    new: dict[int, int] = field(default_factory=dict)  # what the last look added
+    new: Counter[int] = field(default_factory=Counter)  # what the last look added
     _seen: OrderedDict[Hashable, Buckets] = field(default_factory=OrderedDict)
     _began: bool = False
     _window: Sliding[int] = field(init=False)
@@ -71,7 +71,7 @@ class Window:
 
     def take(self, histograms: Mapping[Who, Buckets | None], now_ns: int) -> None:
         """The counters as they are now. One that is missing, or None, keeps its part, and goes on where it was."""
-        changed, self.new = False, {}
+        changed, self.new = False, Counter()
         for key, buckets in histograms.items():
             if buckets is None:
                 continue
@@ -82,8 +82,7 @@ class Window:
                 new = grown(buckets, before)
                 self._window.add(now_ns, new)
                 self._recent.add(now_ns, new)
-                for bucket, count in new.items():
-                    self.new[bucket] = self.new.get(bucket, 0) + count
+                self.new.update(new)
                 changed = True
         self._began = True
         while len(self._seen) > len(histograms) + _MOST_ABSENT:

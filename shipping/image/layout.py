@@ -33,7 +33,6 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
-_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _FOR_A_STEP = ("RUN", "COPY", "ADD", "SHELL")  # what makes a layer; here the layers are made already
 
 
@@ -136,13 +135,13 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, created: int) -> None:
     facts = path.lstat()
     entry = tarfile.TarInfo(name)
     entry.mtime = created
-    entry.mode = stat.S_IMODE(facts.st_mode) & ~_WRITE
-    if entry.mode & (stat.S_ISUID | stat.S_ISGID):
+    entry.mode = 0o555 if stat.S_ISDIR(facts.st_mode) or facts.st_mode & stat.S_IXUSR else 0o444
+    if facts.st_mode & (stat.S_ISUID | stat.S_ISGID):
         raise LayoutError(f"{path} is setuid or setgid: nothing in the image may be")
     if stat.S_ISDIR(facts.st_mode):
         entry.type = tarfile.DIRTYPE
         if facts.st_mode & stat.S_ISVTX:  # /tmp
-            entry.mode |= _WRITE
+            entry.mode = 0o1777
         tar.addfile(entry)
     elif stat.S_ISLNK(facts.st_mode):
         entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, os.readlink(path), 0o777

@@ -53,9 +53,8 @@ class Ended:
         *before, last = (self._recording[index] for index in range(len(self._recording)))
         top.post_message(Took(last, [Tick.of(snapshot) for snapshot in before]))
 
-    def seek(self, step: int) -> bool:
+    def seek(self, step: int) -> None:
         """Not here."""
-        return False
 
     def play(self, playing: bool) -> None:
         """Not here."""

@@ -16,7 +16,7 @@ from agent.capabilities import ANY_KERNEL, SINCE_6_6
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging/systemd/gpuwarden.service"
 PAGE = ROOT / "docs/capabilities.md"
-MOST_POINTS = 3.1
+MOST_POINTS = 3.3
 _OVERALL = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.containers import Container
-from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, running_node
+from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, running_node, until
 
 _FIRST = "test_every_symbol_in_the_metrics.py"
 _LAST = "test_the_demo.py"
@@ -58,3 +58,12 @@ def busy(node: Node) -> Iterator[Busy]:
         training = tuple(stack.enter_context(node.container(f"training-{n}", "offline", TRAINING)) for n in range(3))
         stranger = stack.enter_context(node.container("stranger", "offline", TRAINING))
         yield Busy(chat, training, stranger)
+
+
+@pytest.fixture
+def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
+    """The shared agent, enforcing: the training containers are being paused."""
+    warden.reload(node.policy(enforce=True, max_pause="100ms"))
+    until(lambda: warden.pauses(node.name("training-0")) > 0, "the first pause")
+    yield warden
+    warden.reload(node.policy(enforce=False))

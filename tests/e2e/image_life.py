@@ -20,7 +20,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from typing import Any
 from cri_api.v1 import api_pb2 as cri
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.errors import GoneError
 from enforce import ledger
+from enforce.freezer import Cgroup, Place
 from shipping.image.layout import configuration, write_layout
 from sim.demo.stage import BUILD, Stage, simulated_gpu
 from tests.contract.kubelet import Kubelet, Pod, running_kubelet
@@ -210,13 +212,13 @@ class Life:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
             return str(answer.read().decode())
 
-    def figures(self, metric: str) -> dict[tuple[str, str], float]:
-        """(namespace, pod) → the value; summed over what else tells series apart."""
-        found: dict[tuple[str, str], float] = {}
+    def figures(self, metric: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """These labels → the value; summed over what else tells series apart."""
+        found: dict[tuple[str, ...], float] = {}
         for family in text_string_to_metric_families(self.get("/metrics")):
             for sample in family.samples:
                 if sample.name == metric:
-                    key = sample.labels.get("namespace", ""), sample.labels.get("pod", "")
+                    key = tuple(sample.labels.get(label, "") for label in labels or ("namespace", "pod"))
                     found[key] = found.get(key, 0.0) + sample.value
         return found
 
@@ -310,7 +312,7 @@ def live(life: Life) -> None:
         step("gputop --once in it", lambda: shown(kubelet, agent))
         step("launches are counted once", lambda: counted(life, tgids))
         step("a policy slows the offline ones", lambda: slowed(life, tgids))
-        step("and freezes them", lambda: frozen(life))
+        step("and freezes them", lambda: frozen(life, tgids))
         step("a container ends beside it", lambda: ended(kubelet, ids.pop(TRAINING[1])))
         del tgids[TRAINING[1]]
         step("stopped, everything is released", lambda: released(life, kubelet, agent, tgids))
@@ -326,11 +328,11 @@ def ready(life: Life, kubelet: Kubelet, agent: str) -> str:
     def answers() -> bool:
         assert kubelet.status(agent).state == cri.CONTAINER_RUNNING, f"the agent ended:\n{life.log()}"
         try:
-            return bool(life.get("/readyz"))
+            return bool(life.get("/metrics"))
         except OSError:
             return False
 
-    until(answers, "/readyz")
+    until(answers, "/metrics")
     keys = (CHAT, *TRAINING)
     until(lambda: all(life.figures("gpuwarden_container_launches_total").get(key, 0) > 0 for key in keys), "all names")
     return f"/metrics has {', '.join('/'.join(key) for key in keys)}"
@@ -340,7 +342,7 @@ def shown(kubelet: Kubelet, agent: str) -> str:
     told = json.loads(kubelet.execute(agent, "/usr/bin/gputop", "--once", "--json"))
     rows = {(row["container"]["namespace"], row["container"]["pod"]): row for row in told["containers"]}
     for key in (CHAT, *TRAINING):
-        assert sum(usage["launches_total"] or 0 for usage in rows[key]["usage"]) > 0, f"{key} shows no launches"
+        assert sum(usage["totals"]["launches"] for usage in rows[key]["usage"]) > 0, f"{key} shows no launches"
     table = kubelet.execute(agent, "/usr/bin/gputop", "--once")
     assert "chat" in table, table
     assert "trainer" in table, table
@@ -357,7 +359,9 @@ def counted(life: Life, tgids: Mapping[Any, int]) -> str:
         seen = life.figures("gpuwarden_container_launches_total")[key] - at[key]
         ratios[key] = seen / (life.truth(tgid) - before[key])
         assert 0.7 < ratios[key] < 1.3, f"{key}: {seen} launches seen, {life.truth(tgid) - before[key]} happened"
-    return ", ".join(f"{pod} {ratio:.2f} of the truth" for (_, pod), ratio in ratios.items())
+    twice = life.figures("gpuwarden_events_lost_total", "reason").get(("duplicate",), 0)
+    told = ", ".join(f"{pod} {ratio:.2f} of the truth" for (_, pod), ratio in ratios.items())
+    return f"{told}; {twice:.0f} were seen twice, as layers cannot be told apart from inside"
 
 
 def rate(life: Life, tgid: int, seconds: float = 2.0) -> float:
@@ -377,17 +381,22 @@ def slowed(life: Life, tgids: Mapping[Any, int]) -> str:
     return f"{before:.0f} launches a second before, {after:.0f} after"
 
 
-def frozen(life: Life) -> str:
-    """A target that nobody can meet, so that the ladder is climbed."""
+def frozen(life: Life, tgids: Mapping[Any, int]) -> str:
+    """A target that nobody can meet, so that the ladder is climbed. Looked at from the node, by the freezer that it used."""
     life.write_policy(enforce=True, target="1ms", floor="50%", freeze=", freeze")
-    acts: set[str] = set()
+    places: set[str] = set()
 
     def freezes() -> bool:
-        acts.update(entry.act for entry in ledger.read(life.folder / "run/ledger.jsonl"))
-        return "freeze" in acts
+        entries = ledger.read(life.folder / "run/ledger.jsonl")
+        places.update(str(entry.place) for entry in entries if entry.act == "freeze")
+        for place in places:
+            with suppress(GoneError), Cgroup(Place.parse(place)) as cgroup:
+                if cgroup.is_frozen():
+                    return True
+        return False
 
-    until(freezes, "a cgroup to be frozen")
-    return "by the node's freezer"
+    until(freezes, "a cgroup to be frozen", step=0.005)
+    return f"{len(places)} cgroups, such as {min(places).rpartition(':')[2]}"
 
 
 def ended(kubelet: Kubelet, container: str) -> str:

@@ -205,8 +205,10 @@ class Node:
         )
 
     @contextmanager
-    def agent(self, policy: str | None, *extra: str, run_dir: str = "run") -> Iterator[Agent]:
-        """The agent as people run it. Killing or ending it inside is fine."""
+    def agent(
+        self, policy: str | None, *extra: str, run_dir: str = "run", under: Sequence[str] = ()
+    ) -> Iterator[Agent]:
+        """The agent as people run it, or `under` another program. Killing or ending it inside is fine."""
         path = self.folder / f"{run_dir}.yaml" if policy is not None else None
         if path is not None:
             path.write_text(policy or "")
@@ -214,7 +216,7 @@ class Node:
         log, decisions = self.folder / f"{run_dir}.log", self.folder / f"{run_dir}.decisions"
         port = endpoint_port()
         given = ["--policy", str(path)] if path else []
-        command = self.command("run", *given, "--run-dir", str(self.folder / run_dir), *self.ledger, *extra)
+        command = [*under, *self.command("run", *given, "--run-dir", str(self.folder / run_dir), *self.ledger, *extra)]
         with log.open("wb") as stderr, decisions.open("ab") as stdout:
             process = subprocess.Popen(
                 [*command, "--listen", f"127.0.0.1:{port}"],

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from tests.e2e.kernel_maps import pace_of, rule_of
 from tests.e2e.node import Agent, Node, guardians, state, until
 
 WATCHED_SECONDS = 1.5
-
-
-@pytest.fixture
-def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
-    """The shared agent, enforcing: both training containers are being paused."""
-    warden.reload(node.policy(enforce=True, max_pause="100ms"))
-    until(lambda: warden.pauses(node.name("training-0")) > 0, "the first pause")
-    yield warden
-    warden.reload(node.policy(enforce=False))
 
 
 @pytest.fixture

@@ -5,25 +5,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from enforce import ledger
 from enforce.owner import FILE
 from tests.e2e.conftest import Busy
 from tests.e2e.kernel_maps import rule_of
 from tests.e2e.node import Agent, Node, until
-
-
-@pytest.fixture
-def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
-    """The shared agent, enforcing: the training containers are being paused."""
-    warden.reload(node.policy(enforce=True, max_pause="100ms"))
-    until(lambda: warden.pauses(node.name("training-0")) > 0, "the first pause")
-    yield warden
-    warden.reload(node.policy(enforce=False))
 
 
 def story_of(node: Node, agent: Agent, name: str) -> dict[str, Any]:

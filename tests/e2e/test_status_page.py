@@ -6,22 +6,9 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.e2e.conftest import Busy
 from tests.e2e.node import Agent, Node, until
-
-
-@pytest.fixture
-def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
-    """The shared agent, enforcing."""
-    warden.reload(node.policy(enforce=True, max_pause="100ms"))
-    until(lambda: warden.pauses(node.name("training-0")) > 0, "the first pause")
-    yield warden
-    warden.reload(node.policy(enforce=False))
 
 
 def get(agent: Agent, path: str) -> bytes:

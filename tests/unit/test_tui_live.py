@@ -41,8 +41,8 @@ class Standing:
     def start(self, top: MessagePump) -> None:
         top.post_message(Took(rich_snapshot()))
 
-    def seek(self, step: int) -> bool:
-        return False
+    def seek(self, step: int) -> None:
+        pass
 
     def play(self, playing: bool) -> None:
         self.played.append(playing)

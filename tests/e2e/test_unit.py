@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The life of the unit under a real systemd, in its sandbox: start, pings, a hang, a power cut, a reload, the end.
+
+A systemd of its own needs a PID namespace of its own, where the agent enforces nothing, and says so. What it would
+have left in force when it died is done by a program of ours, in the ledger's way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent import endpoint
+from agent.model import Snapshot
+from enforce import ledger
+from enforce.entries import Entry
+from tests.e2e.machine import CHECKOUT, HOME, PYTHON, Machine, machine
+from tests.e2e.node import ROOT, until
+
+UNIT = "gpuwarden.service"
+WATCHDOG_SECONDS = 3
+_GPU = f"GPUSIM_DIR=/var/lib/gpusim LD_LIBRARY_PATH={CHECKOUT}/sim/build/lib:{PYTHON}/lib"
+_WORK = f"{CHECKOUT}/sim/build/bin"
+
+# What is ours to choose on a test machine; everything else is as it is shipped.
+DROP_IN = f"""\
+[Service]
+Environment={_GPU}
+WatchdogSec={WATCHDOG_SECONDS}s
+RestartSec=100ms
+"""
+GPU = f"[Service]\nEnvironment={_GPU}\nExecStartPre=mkdir -p /var/lib/gpusim\nExecStart={_WORK}/gpusim serve\n"
+CHAT = f"""\
+[Service]
+Environment={_GPU}
+ExecStart={_WORK}/online --rate 50 --kernels 4 --kernel-us 500 --seconds 3600 --start-now
+"""
+TRAINING = f"""\
+[Service]
+Environment={_GPU}
+User=65534
+ExecStart={_WORK}/offline --kernels 20 --kernel-us 500 --seconds 3600
+"""
+POLICY = """\
+version: 1
+enforce: true
+online:
+  - name: chat
+    match: {unit: chat.service}
+    slo: {signal: gpu_wait, quantile: 0.99, target: 1ms, window: 10s}
+offline:
+  - name: training
+    match: {unit: training.service}
+    limits: {max_pause: 1s, floor: 50%}
+    ladder: [gate, pace, freeze]
+"""
+
+
+PARK = """\
+import os, signal, sys, time
+from agent.model import ContainerKey
+from agent.procfs import Procfs
+from enforce.entries import Entry
+from enforce.freezer import Cgroup, Place
+from enforce.ledger import Ledger
+process = Procfs().process_id(int(sys.argv[1]))
+place = Place.of(2, "/sys/fs/cgroup/system.slice/training.service")
+ledger, key, now = Ledger("/run/gpuwarden/ledger.jsonl"), ContainerKey("systemd:/system.slice/training.service"), time.time_ns()
+ledger.intend(Entry.of("pace", process, key, now))
+ledger.intend(Entry.at("freeze", str(place), key, now))
+os.kill(process.tgid, signal.SIGSTOP)
+while Procfs().stat(process.tgid).state != "T":
+    time.sleep(0.001)
+with Cgroup(place) as cgroup:
+    assert cgroup.claim()
+    cgroup.freeze()
+    while not cgroup.is_frozen():
+        time.sleep(0.001)
+"""
+
+
+@pytest.fixture(scope="module")
+def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    files = {
+        "/etc/gpuwarden/policy.yaml": POLICY,
+        f"/usr/lib/systemd/system/{UNIT}": (ROOT / "packaging/systemd" / UNIT).read_text(),
+        f"/etc/systemd/system/{UNIT}.d/test.conf": DROP_IN,
+        "/etc/systemd/system/gpu.service": GPU,
+        "/etc/systemd/system/chat.service": CHAT,
+        "/etc/systemd/system/training.service": TRAINING,
+    }
+    with machine(f"gpuwarden-unit-{os.getpid()}", tmp_path_factory.mktemp("unit") / "m", files) as made:
+        made.systemctl("start", "gpu")
+        until(lambda: (made.root / "var/lib/gpusim/gpusim.sock").exists(), "the simulated GPU")
+        made.systemctl("start", "chat", "training")
+        yield made
+
+
+@pytest.fixture
+def started(systemd: Machine) -> Machine:
+    """With the unit running, whatever a test did to it."""
+    systemd.systemctl("start", UNIT)
+    return systemd
+
+
+def snapshot(systemd: Machine) -> Snapshot | None:
+    return endpoint.fetch(systemd.root / "run/gpuwarden/agent.sock")
+
+
+def park(systemd: Machine) -> None:
+    """Stops the offline process and freezes its cgroup, as an agent does that dies right afterwards."""
+    [pid] = systemd.show("training", "MainPID")
+    done = systemd.run(f"{HOME}/bin/python3", "-c", PARK, pid)
+    assert done.returncode == 0, done.stderr
+    assert is_frozen(systemd)
+
+
+def is_frozen(systemd: Machine) -> bool:
+    return "frozen 1" in (systemd.root / "sys/fs/cgroup/system.slice/training.service/cgroup.events").read_text()
+
+
+def is_stopped(systemd: Machine) -> bool:
+    [pid] = systemd.show("training", "MainPID")
+    return (systemd.root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def outstanding(systemd: Machine) -> list[Entry]:
+    return ledger.read(systemd.root / "run/gpuwarden/ledger.jsonl")
+
+
+def launches(systemd: Machine) -> int:
+    """Of the offline unit, as they really happened."""
+    said = systemd.run("env", *_GPU.split(), f"{_WORK}/gpusim", "truth").stdout
+    [pid] = systemd.show("training", "MainPID")
+    return next(int(row["launches"]) for row in map(json.loads, said.splitlines()) if row["pid"] == int(pid))
+
+
+def assert_it_runs(systemd: Machine) -> None:
+    before = launches(systemd)
+    until(lambda: launches(systemd) > before + 20, "the offline unit to go on")
+
+
+def is_let_hurry(systemd: Machine) -> bool:
+    """Whether systemd could raise the limit: not where this machine itself may not."""
+    [pid] = systemd.show(UNIT, "MainPID")
+    limits = (systemd.root / f"proc/{pid}/limits").read_text()
+    return re.search(r"^Max nice priority +40 ", limits, re.MULTILINE) is not None
+
+
+def restarts(systemd: Machine) -> int:
+    [count] = systemd.show(UNIT, "NRestarts")
+    return int(count)
+
+
+def test_start_waits_until_the_agent_answers_and_what_it_does_is_its_status(started: Machine) -> None:
+    assert started.show(UNIT, "ActiveState", "SubState", "Type") == ["active", "running", "notify"]
+    assert snapshot(started) is not None
+    until(lambda: re.fullmatch(r"observing: \d containers on 1 device", *started.show(UNIT, "StatusText")), "its status")
+    missing = re.findall(r"(CAP_\w+) is missing", started.journal())
+    assert missing == ([] if is_let_hurry(started) else ["CAP_SYS_NICE"])  # the sandbox leaves all else that it needs
+
+
+def test_in_a_pid_namespace_of_its_own_it_enforces_nothing_and_says_why(started: Machine) -> None:
+    said = started.journal()
+    assert "enforce: true, and nothing is enforced: this is not the node's own PID namespace" in said
+    now = snapshot(started)
+    assert now is not None
+    assert not now.enforcing
+    assert outstanding(started) == []
+    assert_it_runs(started)
+
+
+def test_pings_come_while_ticks_and_decisions_are_completed(started: Machine) -> None:
+    before, [first] = restarts(started), started.show(UNIT, "WatchdogTimestampMonotonic")
+    time.sleep(WATCHDOG_SECONDS + 1)  # the time that passes is what is tested
+    [later] = started.show(UNIT, "WatchdogTimestampMonotonic")
+    assert int(later) - int(first) > WATCHDOG_SECONDS * 1_000_000
+    assert restarts(started) == before
+
+
+def test_an_agent_that_hangs_is_ended_and_started_again_and_the_release_ran(started: Machine) -> None:
+    before, [hanging] = restarts(started), started.show(UNIT, "MainPID")
+    park(started)
+    started.run("kill", "-STOP", hanging)
+    until(lambda: restarts(started) == before + 1, "systemd to start it again")
+    until(lambda: started.show(UNIT, "SubState") == ["running"], "the new agent to be ready")
+    assert started.show(UNIT, "MainPID") != [hanging]
+    said = started.journal()
+    assert "Watchdog timeout" in said
+    assert "Current thread 0x" in said  # where it hung
+    assert "2 processes resumed, 2 entries looked at" in said
+    assert_it_runs(started)
+
+
+def test_when_all_of_it_dies_at_once_the_release_undoes_everything_from_inside_the_sandbox(started: Machine) -> None:
+    told = len(started.journal())
+    park(started)
+    started.systemctl("kill", "--kill-whom=all", "--signal=KILL", UNIT)
+    until(lambda: not is_frozen(started) and not is_stopped(started), "the offline unit to be let go")
+    until(lambda: "entries looked at" in started.journal()[told:], "the release to say so")
+    said = started.journal()[told:]
+    assert re.search(r": freeze: .*: resumed", said)
+    assert re.search(r": pace: process \d+: resumed", said)
+    assert outstanding(started) == []
+    assert_it_runs(started)
+
+
+def test_reload_takes_a_changed_policy_and_the_agent_is_ready_again_afterwards(started: Machine) -> None:
+    told, agent = len(started.journal()), started.show(UNIT, "MainPID")
+    started.write("/etc/gpuwarden/policy.yaml", POLICY.replace("enforce: true", "enforce: false"))
+    started.systemctl("reload", UNIT)
+    until(lambda: "policy reloaded" in started.journal()[told:], "the policy to be taken")
+    until(lambda: started.show(UNIT, "SubState") == ["running"], "the reload to be over")
+    assert started.show(UNIT, "MainPID") == agent
+
+
+def test_stop_ends_all_of_it(started: Machine) -> None:
+    started.systemctl("stop", UNIT)
+    found = started.show(UNIT, "ActiveState", "Result", "ExecMainStatus")
+    assert found == ["inactive", "success", "0"]
+    group = started.root / "sys/fs/cgroup/system.slice" / UNIT
+    assert not group.exists() or (group / "cgroup.procs").read_text() == ""
+    assert (started.root / "run/gpuwarden").is_dir()  # where a later `release` looks
+    assert_it_runs(started)
