@@ -267,7 +267,7 @@ def main() -> None:
     write_image(folder / "pause.tar", "localhost/pause:1")
     with simulated_gpu(folder / "gpu"), cluster(folder / "node", programs, BUILD, folder / "gpu") as at:
         trial = Trial(at, helm)
-        trial.say(at.kubectl("version", "--short").replace("\n", ", ").rstrip(", "))
+        trial.say(f"Kubernetes {json.loads(at.kubectl('get', '--raw', '/version'))['gitVersion']}: the node is ready")
         at.load_image(folder / "pause.tar", "localhost/pause:1")
         at.load_image(image, IMAGE)
         install(trial)
