@@ -56,8 +56,7 @@ static long remove_if_within(void *map, struct mapping_key *key, struct mapping 
 static __always_inline void remove_mappings(const struct process_id *id, const struct call *call)
 {
 	struct mapping_key key = {.process = *id, .address = call->a};
-	struct unmapping range = {
-		.process = *id, .first = call->a, .end = call->a + call->b, .before_ns = call->d};
+	struct unmapping range = {.process = *id, .first = call->a, .end = call->a + call->b, .before_ns = call->d};
 	struct mapping *first = bpf_map_lookup_elem(&mappings, &key);
 
 	if (!first)

@@ -173,7 +173,7 @@ static CUresult copy_operations(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t cou
 				unsigned long long flags, CUstream stream)
 {
 	CUresult result = copies && count && !flags && stream && stream != CU_STREAM_LEGACY ? call_begin()
-											     : CUDA_ERROR_INVALID_VALUE;
+											    : CUDA_ERROR_INVALID_VALUE;
 
 	if (failed)
 		*failed = SIZE_MAX;

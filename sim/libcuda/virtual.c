@@ -115,8 +115,8 @@ API cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAlloc
 	if (result != CUDA_SUCCESS)
 		return result;
 	pthread_mutex_lock(&mapping_lock);
-	result = bytes > memory.bytes ? CUDA_ERROR_INVALID_VALUE
-				      : add_mapping((struct mapping){pointer, bytes, handle});
+	result =
+		bytes > memory.bytes ? CUDA_ERROR_INVALID_VALUE : add_mapping((struct mapping){pointer, bytes, handle});
 	pthread_mutex_unlock(&mapping_lock);
 	if (result != CUDA_SUCCESS)
 		memory_release(handle);

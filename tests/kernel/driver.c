@@ -476,12 +476,11 @@ static bool copy_list(const struct operation *o)
 		check(cuMemcpy3DBatchAsync(count, copies, NULL, 0, CU_STREAM_PER_THREAD), "cuMemcpy3DBatchAsync");
 	} else if (strcmp(o->name, "copy_array_3d") == 0) {
 		check(cuArrayCreate(&array, &shape), "cuArrayCreate");
-		copies[0] = (CUDA_MEMCPY3D_BATCH_OP){
-			{CU_MEMCPY_OPERAND_TYPE_ARRAY, {.array = {.array = array}}},
-			linear((CUdeviceptr)(uintptr_t)host),
-			{5, 3, 1},
-			CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-			0};
+		copies[0] = (CUDA_MEMCPY3D_BATCH_OP){{CU_MEMCPY_OPERAND_TYPE_ARRAY, {.array = {.array = array}}},
+						     linear((CUdeviceptr)(uintptr_t)host),
+						     {5, 3, 1},
+						     CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+						     0};
 		check(cuMemcpy3DWithAttributesAsync(copies, 0, CU_STREAM_PER_THREAD), "cuMemcpy3DWithAttributesAsync");
 		check(cuArrayDestroy(array), "cuArrayDestroy");
 	} else if (strcmp(o->name, "prefetch_list") == 0) {
@@ -662,8 +661,9 @@ static void carry_out(const char *operation, int next)
 
 	for (unsigned long n = 0; n < o.count; n++)
 		if (!launch(&o) && !capture(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) &&
-		    !register_host(&o) && !map(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) && !set(&o) &&
-		    !copy_list(&o) && !wait_for(&o) && !context(&o) && !green_context(&o) && !life(&o, next)) {
+		    !register_host(&o) && !map(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) &&
+		    !set(&o) && !copy_list(&o) && !wait_for(&o) && !context(&o) && !green_context(&o) &&
+		    !life(&o, next)) {
 			fprintf(stderr, "driver: no such operation: %s\n", operation);
 			exit(2);
 		}

@@ -43,5 +43,5 @@ def test_what_is_no_device_here_says_nothing() -> None:
 def test_of_a_gpu_that_is_split_neither_says_which_instance_is_meant() -> None:
     whole = device(0, GPU_0)
     part = Device(0, DeviceUuid("MIG-1"), "MIG", whole.pci_bus_id, 16, 1, parent=GPU_0)
-    samples = [DeviceReading(whole), DeviceReading(part), named(0, GPU_0), OrdinalBusId(PROCESS, 1, "0000:01:00.0")]
-    assert Evidence.of(samples, NOBODY).told == {}
+    ordinals: list[Sample] = [named(0, GPU_0), OrdinalBusId(PROCESS, 1, "0000:01:00.0")]
+    assert Evidence.of([DeviceReading(whole), DeviceReading(part), *ordinals], NOBODY).told == {}
