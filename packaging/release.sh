@@ -40,7 +40,9 @@ lay_out_source() { # $1: where
 	git ls-files -z --cached --others --exclude-standard | tar --create --null --ignore-failed-read --files-from - |
 		tar --extract --directory "$1"
 	chmod -R u=rwX,go=rX "$1"
-	(cd "$1" && find . -type f | sort | sed 's|^\./|include |' >MANIFEST.in) # the sdist has all of it
+	local files
+	files=$(cd "$1" && find . -type f | sort)
+	sed 's|^\./|include |' <<<"$files" >"$1/MANIFEST.in" # the sdist has all of it
 }
 
 # setuptools puts the time of building, and who builds, into an sdist.
@@ -87,6 +89,8 @@ build_image() {
 	if ! has_target image; then say "skipped: the image (this Makefile has no target image)"; return; fi
 	make --no-print-directory image
 	pack build/image "$out/gpuwarden-$version-image.tar"
+	cp build/image.sbom.cdx.json "$out/gpuwarden-$version-image.cdx.json"
+	cp build/image.packages.txt "$out/gpuwarden-$version-image-packages.txt"
 }
 
 check_state
