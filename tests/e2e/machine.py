@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import cgroups
 from tests.e2e.node import ROOT, until
 
 CHECKOUT, PACKAGES, PYTHON = "/opt/gpuwarden", "/opt/packages", "/opt/python"  # which may lie in a home here
@@ -122,6 +123,8 @@ def _running(name: str, folder: Path) -> Iterator[Machine]:
         yield made
     finally:
         subprocess.run([*_runc(folder), "delete", "--force", name], check=False, capture_output=True, timeout=60)
+        cgroups.empty(f"/{name}")
+        cgroups.remove(f"/{name}", ())
 
 
 def _runc(folder: Path) -> list[str]:

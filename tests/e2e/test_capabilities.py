@@ -212,14 +212,6 @@ def test_without_the_right_to_resume_it_stops_nobody_whatever_the_policy_says_an
         assert not (agent.run_dir / "ledger.jsonl").exists()
 
 
-def test_without_a_right_to_priority_it_names_it_and_goes_on(work: Work) -> None:
-    with work.node.agent(work.policy(), run_dir="nice", under=without("CAP_SYS_NICE", ANY_KERNEL)) as agent:
-        [line] = missing(agent)
-        assert "CAP_SYS_NICE is missing" in line
-        until_it_paces(work, agent)
-        assert nice(agent.guardian()) == nice(agent.process.pid)
-
-
 def test_doctor_says_what_is_missing(node: Node) -> None:
     names = ("CAP_KILL", "CAP_SYS_PTRACE")
     command = [*only(set(ANY_KERNEL) - set(names)), *node.command("doctor")]
@@ -230,6 +222,11 @@ def test_doctor_says_what_is_missing(node: Node) -> None:
     assert "ok    probes: " in done.stdout
 
 
-def test_an_agent_with_the_least_also_evicts_another_users_container(work: Work) -> None:
-    with work.node.agent(work.policy("[evict]", memory="1GiB"), run_dir="evicts", under=only(LEAST)):
+def test_without_a_right_to_priority_it_names_it_and_goes_on_and_evicts_another_users_container(work: Work) -> None:
+    policy = work.policy("[evict]", memory="1GiB")
+    with work.node.agent(policy, run_dir="evicts", under=without("CAP_SYS_NICE", ANY_KERNEL)) as agent:
+        [line] = missing(agent)
+        assert "CAP_SYS_NICE is missing" in line
+        guardian = agent.guardian()
         until(lambda: not work.training.alive(), "the container to be evicted")
+        assert nice(guardian) == nice(agent.process.pid)
