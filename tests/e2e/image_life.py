@@ -443,7 +443,7 @@ def nothing_left(life: Life) -> str:
         int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and int(path.name) != os.getpid()
     ]
     processes = [line for tgid in tgids if f"{life.folder}/" in (line := command_line(tgid))]
-    assert not (mounts or processes), (mounts, processes)
+    assert [*mounts, *processes] == []
     return "no mount and no process; the pods' cgroups went with them"
 
 
