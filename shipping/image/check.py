@@ -30,7 +30,7 @@ _MOST_LINKS = 40  # on one way, as Linux has it
 def read_blob(layout: Path, descriptor: dict[str, Any], faults: list[str]) -> bytes:
     """What the descriptor means; a fault where it is another thing."""
     algorithm, _, digest = descriptor["digest"].partition(":")
-    data = (layout / "blobs" / algorithm / digest).read_bytes()
+    data: bytes = (layout / "blobs" / algorithm / digest).read_bytes()
     if hashlib.new(algorithm, data).hexdigest() != digest or len(data) != descriptor["size"]:
         faults.append(f"blob {digest} is not what its descriptor says")
     return data

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -117,9 +117,11 @@ def write_layer(folder: Path, blobs: Path, created: int) -> Layer:
     partial = blobs / "layer.partial"
     with partial.open("wb") as file:
         outer = Hashed(file)
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=outer, mtime=0) as packed:  # type: ignore[arg-type]
-            inner = Hashed(packed)
-            with tarfile.open(mode="w|", fileobj=inner, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[arg-type]
+        with gzip.GzipFile(
+            filename="", mode="wb", compresslevel=9, fileobj=cast("IO[bytes]", outer), mtime=0
+        ) as packed:
+            inner = Hashed(cast("IO[bytes]", packed))
+            with tarfile.open(mode="w|", fileobj=cast("IO[bytes]", inner), format=tarfile.PAX_FORMAT) as tar:
                 for path in _sorted(folder):
                     _add(tar, path, path.relative_to(folder).as_posix(), created)
     partial.rename(blobs / outer.digest.removeprefix("sha256:"))

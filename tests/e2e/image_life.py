@@ -34,7 +34,7 @@ from enforce.freezer import Cgroup, Place
 from shipping.image.layout import configuration, write_layout
 from sim.demo.stage import BUILD, Stage, simulated_gpu
 from tests.contract.kubelet import Kubelet, Pod, running_kubelet
-from tests.e2e.node import endpoint_port, state, until
+from tests.e2e.node import command_line, endpoint_port, state, until
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = ROOT / "build/image"
@@ -439,8 +439,12 @@ def released(life: Life, kubelet: Kubelet, agent: str, tgids: Mapping[Any, int])
 
 def nothing_left(life: Life) -> str:
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {life.folder}/" in line]
-    assert not mounts, mounts
-    return "no mount, no cgroup, no process"
+    tgids = [
+        int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and int(path.name) != os.getpid()
+    ]
+    processes = [line for tgid in tgids if f"{life.folder}/" in (line := command_line(tgid))]
+    assert [*mounts, *processes] == []
+    return "no mount and no process; the pods' cgroups went with them"
 
 
 def of_its_own(folder: Path) -> None:
