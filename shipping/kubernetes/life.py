@@ -69,10 +69,13 @@ class Trial:
         self.at.kubectl("apply", "-n", "gpuwarden", "-f", "-", given=rendered.stdout)
 
     def pod(self) -> dict[str, Any]:
-        """The one that is not being deleted."""
-        found = self.at.get("pods", "-n", "gpuwarden")["items"]
-        (alive,) = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-        return dict(alive)
+        """The one that is not being deleted, as soon as there is one."""
+
+        def alive() -> list[dict[str, Any]]:
+            found = self.at.get("pods", "-n", "gpuwarden")["items"]
+            return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+        return dict(until(alive, "a pod of the DaemonSet")[0])
 
     def ready(self) -> bool:
         """Whether both containers are."""

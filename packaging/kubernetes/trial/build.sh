@@ -37,8 +37,8 @@ GOROOT=$(go env GOROOT)
 export GOROOT
 cd "$tree"
 version=$(sed -nE 's/^kubernetes .([0-9.]+\+really)?([0-9.]+).*/v\2/p' debian/changelog | head -1)
-variables="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=20"
-variables+=" -X k8s.io/client-go/pkg/version.gitVersion=$version"
+variables="-X k8s.io/kubernetes/vendor/k8s.io/component-base/version.gitVersion=$version -X k8s.io/kubernetes/vendor/k8s.io/component-base/version.gitMajor=1 -X k8s.io/kubernetes/vendor/k8s.io/component-base/version.gitMinor=20"
+variables+=" -X k8s.io/kubernetes/vendor/k8s.io/client-go/pkg/version.gitVersion=$version"
 build() { # without the clouds' own volumes and balancers: half of the code
 	go build -p "$(nproc)" -tags providerless -ldflags "-s -w $variables" -o "$dir/bin/" "$@"
 }
