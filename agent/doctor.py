@@ -87,10 +87,10 @@ def _probes(libcuda: Sequence[str]) -> str:
 
 
 def _flame_graphs() -> str:
-    from agent.stacks.frames import load_bcc
+    from agent.stacks.aside import Bcc
 
     try:
-        load_bcc()
+        Bcc().close()
     except SetupError:
         return "without names of functions: for those install bcc (Debian: apt-get install python3-bpfcc)"
     return "with names of functions, by bcc"

@@ -33,7 +33,7 @@ class Bcc:
         self._patience_seconds = patience_seconds
         self.trouble: str | None = None
         self._left = b""
-        command = [sys.executable, "-P", "-m", "agent.stacks"]  # -P: the working directory may be anybody's
+        command = [sys.executable, "-I", "-m", "agent.stacks"]  # -I: the working directory may be anybody's
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         why = self._answer()
