@@ -26,7 +26,7 @@ Sick = Callable[[], str | None]  # why; None: well
 
 
 class Health:
-    """`decided_ns`: when the last decision began; None while none are made."""
+    """`decided_ns`: when the last decision was completed; None while none are made."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Health:
             return f"no tick was completed for {_seconds(now - snapshot.at_ns)}"
         decided = self._decided_ns()
         if decided is not None and now - decided > self._patience_ns:
-            return f"no decision was made for {_seconds(now - decided)}"
+            return f"no decision was completed for {_seconds(now - decided)}"
         return None
 
     def not_ready(self) -> str | None:

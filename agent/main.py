@@ -249,6 +249,7 @@ def _run(options: argparse.Namespace) -> int:
         settings = _settings(options)
         observer, history, health = Observer(settings), History(), SysMonitor()
         ring = Ring()
+        notifier.decided_ns = observer.decided_ns
         observer.on_tick += [ring.note, notifier.tick]
         site = Site(observer.snapshot, ring, lambda: _decided(history))
         metrics = prometheus.application(observer.snapshot, observer.served, web_rows)
@@ -272,7 +273,6 @@ def _run(options: argparse.Namespace) -> int:
             decisions=options.decisions,
             history=history,
             health=health,
-            notifier=notifier,
         )
         policies = stack.enter_context(Reloading(file, policy, observer.pipeline, start))
         logs.say("ready")

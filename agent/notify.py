@@ -31,6 +31,7 @@ class Notifier:
 
     def __init__(self, address: str = "", watchdog_us: int = 0) -> None:
         """`watchdog_us`: how long the manager waits for a sign of life; 0: for ever."""
+        self.decided_ns: Callable[[], int | None] = lambda: None  # when the last decision was; None: none are made
         self._address = _address(address)
         self._watchdog_us = watchdog_us
         self._saying = threading.Lock()
@@ -38,7 +39,6 @@ class Notifier:
         self._socket: socket.socket | None = None
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self.decisions: Callable[[], int] | None = None  # how many were completed; None: none are being made
         self._decided: int | None = None  # at the last tick
         self._status = ""
         self.failures = 0
@@ -81,8 +81,7 @@ class Notifier:
 
     def _goes_on(self) -> bool:
         """Whether a decision was completed since the last tick, where decisions are made."""
-        decisions = self.decisions
-        before, self._decided = self._decided, decisions() if decisions else None
+        before, self._decided = self._decided, self.decided_ns()
         return self._decided is None or self._decided != before
 
     def _say(self, *lines: str) -> None:

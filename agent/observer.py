@@ -107,7 +107,7 @@ class Observer:
         return self._ticking.snapshot if self._ticking else None
 
     def decided_ns(self) -> int | None:
-        """When the last decision began; None while none are made."""
+        """When the last decision was completed; None while none are made."""
         return self._ticking.decided_ns if self._ticking else None
 
     def served(self, snapshot: Snapshot) -> None:

@@ -54,7 +54,7 @@ class Pipeline:
     device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # likewise
     policy_error: str | None = None  # likewise
     policy_wall_ns: int | None = None  # likewise
-    decided_ns: int | None = None  # likewise: when the last decision began; None: none are made
+    decided_ns: int | None = None  # likewise: when the last decision was completed; None: none are made
     unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
     nvml_errors: Callable[[], Mapping[str, int]] = dict
     name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict

@@ -82,12 +82,12 @@ class Loop:
     _amiss: dict[ContainerKey, str] = field(default_factory=dict)  # what was logged about those that are here
     _slots: dict[DeviceUuid, int] = field(default_factory=dict)
     _slotless: int = 0  # devices beyond the kernel's slots: not controlled
-    decided: int = 0  # decisions that were completed
     failures: int = 0
     unread: int = 0  # latencies, for a fault of ours
 
     def run(self, ending: threading.Event) -> None:
         """Decides until `ending` is set, then releases everything."""
+        self.pipeline.decided_ns = monotonic_ns()
         try:
             while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
                 self._guarded(self._decide)
@@ -98,7 +98,7 @@ class Loop:
 
     def _decide(self) -> None:
         self.step()
-        self.decided += 1
+        self.pipeline.decided_ns = monotonic_ns()
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
@@ -129,7 +129,7 @@ class Loop:
 
     def step(self) -> None:
         """One decision."""
-        now = self.pipeline.decided_ns = monotonic_ns()
+        now = monotonic_ns()
         if self.hands:
             self.hands.supervisor.beat()
         snapshot = self.pipeline.snapshot

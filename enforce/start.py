@@ -15,7 +15,6 @@ from typing import Self
 
 from agent import capabilities, layout, preflight
 from agent.collectors.deliveries import Deliveries
-from agent.notify import Notifier
 from agent.observer import Observer
 from enforce.actuators.pace import Pace
 from enforce.climber import Climber
@@ -54,9 +53,7 @@ class Enforcement:
         decisions: str,
         history: History,
         health: SysMonitor,
-        notifier: Notifier,
     ) -> None:
-        self._notifier = notifier
         self._policy, self._observer, self._history, self._health = policy, observer, history, health
         self._run_dir = run_dir
         self._ledger_path = run_dir / "ledger.jsonl"
@@ -89,8 +86,6 @@ class Enforcement:
             thread.start()
             stack.callback(thread.join)
             stack.callback(self._ending.set)
-            self._notifier.decisions = lambda: loop.decided
-            stack.callback(setattr, self._notifier, "decisions", None)  # releasing everything may take its time
             self._stack = stack.pop_all()
         return self
 

@@ -62,7 +62,7 @@ def test_a_loop_that_no_longer_decides_is_death_and_one_that_there_is_not_is_non
     agent = Agent(decided=1000 * S)
     agent.now += 16 * S
     agent.tick()
-    assert agent.health.not_alive() == "no decision was made for 16 s"
+    assert agent.health.not_alive() == "no decision was completed for 16 s"
     agent.decided = None
     assert agent.health.not_alive() is None
 

@@ -98,7 +98,7 @@ def test_a_decision_that_hangs_starves_the_watchdog_and_one_that_is_completed_fe
     manager: Manager, tick: Snapshot
 ) -> None:
     notifier, decided = manager.notifier(), [7]
-    notifier.decisions = lambda: decided[0]
+    notifier.decided_ns = lambda: decided[0]
     notifier.tick(tick)
     assert manager.pings() == 1
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_decision_that_hangs_starves_the_watchdog_and_one_that_is_completed_fe
     decided[0] += 1
     notifier.tick(tick)
     assert manager.pings() == 1
-    notifier.decisions = None  # no policy any more: ticks are all there is
+    notifier.decided_ns = lambda: None  # no policy any more: ticks are all there is
     notifier.tick(tick)
     notifier.tick(tick)
     assert manager.pings() == 2

@@ -18,7 +18,6 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from agent.errors import SetupError
-from agent.notify import Notifier
 from agent.pipeline import Pipeline
 from agent.procfs import Procfs
 from enforce.explain.history import History
@@ -380,6 +379,6 @@ def test_a_start_that_fails_leaves_no_policy_in_the_history(tmp_path: Path, monk
     history, observer = History(), cast(Any, SimpleNamespace(proc=Procfs()))
     monkeypatch.setattr("enforce.start.signals", raising(RuntimeError("no signals")))
     policy = parse(RIGHT.replace("version: 1\n", "version: 1\nenforce: true\n"), "p")
-    with pytest.raises(RuntimeError), Enforcement(policy, observer, tmp_path, "", history, SysMonitor(), Notifier()):
+    with pytest.raises(RuntimeError), Enforcement(policy, observer, tmp_path, "", history, SysMonitor()):
         pass
     assert (history.has_policy, history.enforcing) == (False, False)
