@@ -121,7 +121,7 @@ kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the 
 kubernetes-check: $(VENV) ## what helm, kubectl and the schemas of several versions say of the chart and the base; fetches them into build/
 	@PYTHONPATH=$$(packaging/kubernetes/tools.sh schemas) $(BIN)/python -m shipping.kubernetes.check
 
-kubernetes-life: setup packages-test ## the chart's whole life on a real Kubernetes, which is built first; ARGS="IMAGE [CACHE]"
+kubernetes-life: setup packages-test ## the chart's whole life on a real Kubernetes, which is built first, with what `make image` made; ARGS="IMAGE [CACHE]"
 	@packaging/kubernetes/trial/life.sh $(or $(ARGS),build/image)
 
 screenshots-page: setup packages-test ## take the pictures of the status page in docs/images

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# Writes what is made from the chart: the version in Chart.yaml, base/gpuwarden.yaml, monitoring/podmonitor.yaml.
+# Writes what is made from the chart: the version in Chart.yaml and in the example, base/gpuwarden.yaml, monitoring/podmonitor.yaml.
 # `render.sh DIR` writes the latter two into DIR instead. The head of each names the sources by their hash, so that a test
 # without helm can tell when they are stale.
 set -euo pipefail
@@ -13,6 +13,7 @@ oldest=1.30.0 # securityContext.appArmorProfile
 if [ $# -eq 0 ]; then
 	version=$(../version.sh)
 	sed -i -E "s/^(version|appVersion): .*/\1: $version/" chart/Chart.yaml
+	sed -i -E "s/newTag: [^}]*/newTag: $version/" examples/enforce/kustomization.yaml
 fi
 out=${1:-.}
 mkdir -p "$out/base" "$out/monitoring"

@@ -196,7 +196,8 @@ def change_policy(trial: Trial, training: int) -> None:
     began = time.monotonic()
     trial.apply(POLICY.format(enforce="true"))
     until(lambda: "policy reloaded" in trial.log("agent"), "the policy to be reloaded")
-    trial.say(f"the ConfigMap's new policy is in force after {time.monotonic() - began:.1f} s, without a restart")
+    seconds = time.monotonic() - began
+    trial.say(f"the ConfigMap's new policy is in force {seconds:.1f} s after kubectl apply, without a restart")
     assert trial.pod()["metadata"]["uid"] == before
     until(lambda: state(training) == "T", "the training to be stopped", step=0.001)
     trial.apply("version: 1\nenfroce: true\n")

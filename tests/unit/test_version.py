@@ -15,7 +15,7 @@ from agent.main import main
 from shipping.version import ROOT, project_version
 
 # Where it stands, where it is history, and what is made of it and compared by a test.
-MAY_SAY_IT = ("pyproject.toml", "CHANGELOG.md", "packaging/man/")
+MAY_SAY_IT = ("pyproject.toml", "CHANGELOG.md", "packaging/man/", "packaging/kubernetes/")
 
 
 def places(root: Path, said: str) -> list[str]:
