@@ -32,6 +32,7 @@ _LINK_CREATE = 28  # enum bpf_cmd
 _NO_PREALLOC = 1  # enum of map flags
 _ALLOCATES_ON_DEMAND = (6, 1)  # of Linux, in tracing programs (commit 96da3f7d489d)
 _PREALLOCATED_PART = 4
+_OF_NEWER_KERNELS = (b"returns",)  # nobody fills them where maps are allocated beforehand
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine, 0)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -45,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_object__find_program_by_name": (c.c_void_p, [c.c_void_p, c.c_char_p]),
     "bpf_map__fd": (c.c_int, [c.c_void_p]),
     "bpf_map__max_entries": (c.c_uint32, [c.c_void_p]),
+    "bpf_map__name": (c.c_char_p, [c.c_void_p]),
     "bpf_map__set_max_entries": (c.c_int, [c.c_void_p, c.c_uint32]),
     "bpf_map__map_flags": (c.c_uint32, [c.c_void_p]),
     "bpf_map__set_map_flags": (c.c_int, [c.c_void_p, c.c_uint32]),
@@ -304,7 +306,9 @@ class BpfObject:
             flags = self.lib.bpf_map__map_flags(found)
             if flags & _NO_PREALLOC:
                 self.lib.bpf_map__set_map_flags(found, flags & ~_NO_PREALLOC)
-                self.lib.bpf_map__set_max_entries(found, self.lib.bpf_map__max_entries(found) // _PREALLOCATED_PART)
+                entries = self.lib.bpf_map__max_entries(found) // _PREALLOCATED_PART
+                unused = self.lib.bpf_map__name(found) in _OF_NEWER_KERNELS
+                self.lib.bpf_map__set_max_entries(found, 1 if unused else entries)
             found = self.lib.bpf_object__next_map(self._object, found)
 
     def _load_error(self, code: int) -> Exception:

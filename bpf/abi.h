@@ -33,7 +33,7 @@ enum lost {
 	LOST_LAUNCH, /* not even that: a launch is missing */
 	LOST_PROCESS, /* `processes` full */
 	LOST_THREAD, /* `threads` full */
-	LOST_ALLOCATION, /* `allocations` full: live bytes are short */
+	LOST_ALLOCATION, /* `allocations` or `mappings` full: live bytes are short, or may come to be */
 	LOST_MEMORY, /* `memory` full */
 	LOST_COPY, /* `copies` full */
 	LOST_CALL, /* `calls` full: an entry without its return */

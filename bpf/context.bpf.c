@@ -108,24 +108,28 @@ static __always_inline void release_primary(const struct process_id *id, __u32 d
 	handle = primary->primary;
 	if (primary->users)
 		return;
-	if (handle)
+	if (handle) /* else somebody retained it before the probes were there, and may still */
 		remove_allocations(id, handle);
+	if (handle && find_context(id, GREEN_MEMORY(device)))
+		end_context(id, GREEN_MEMORY(device));
 	bpf_map_delete_elem(&contexts,
 			    &key); /* its handle stays known: a thread may have it current, and retain it again */
 }
 
 static __always_inline void create_green(const struct process_id *id, __u64 handle, __u32 device)
 {
-	struct context made = {.primary = handle, .device = device};
+	struct context made = {.primary = GREEN_MEMORY(device), .device = device};
 	struct context first = {.device = device, .users = 1};
 	struct context *primary = find_context(id, device);
 
-	if (primary) {
+	if (primary)
 		__sync_fetch_and_add(&primary->users, 1);
-		made.primary = primary->primary ? primary->primary : handle;
-	} else {
+	else
 		put_context(id, device, &first);
-	}
+	if (primary && primary->primary)
+		made.primary = primary->primary;
+	else
+		put_context(id, GREEN_MEMORY(device), &made);
 	put_context(id, handle, &made);
 }
 
@@ -150,8 +154,6 @@ static __always_inline void end_green(const struct process_id *id, __u64 handle)
 	if (!known)
 		return;
 	device = known->device;
-	if (known->primary == handle)
-		remove_allocations(id, handle);
 	bpf_map_delete_elem(&contexts, &key);
 	release_primary(id, device, 0);
 }

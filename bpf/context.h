@@ -4,6 +4,9 @@
 #pragma once
 #include "abi.h"
 
+/* In the place of a primary context's handle that is not known: whose memory is that of green contexts. */
+#define GREEN_MEMORY(device) (~(__u64)(device))
+
 #define CONTEXT_DEPTH 8 /* what lies deeper is DEVICE_UNKNOWN while it is on top */
 
 enum context_shape {

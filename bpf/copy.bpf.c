@@ -190,7 +190,7 @@ static __always_inline void count_operations(const struct process_id *id, const 
 {
 	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
 		struct operation one = {};
-		__u64 bytes;
+		__u64 bytes, from, to;
 
 		if (i >= call->d)
 			break;
@@ -198,8 +198,9 @@ static __always_inline void count_operations(const struct process_id *id, const 
 			count_lost(LOST_USER_READ);
 			break;
 		}
-		bytes = one.width * one.height * one.depth *
-			element_bytes(id, one.source.type == OPERAND_ARRAY ? &one.source : &one.destination);
+		from = element_bytes(id, &one.source);
+		to = element_bytes(id, &one.destination);
+		bytes = one.width * one.height * one.depth * (from > to ? from : to);
 		count_copy(id, process, unified_direction(address_of(&one.destination), address_of(&one.source)),
 			   bytes);
 	}

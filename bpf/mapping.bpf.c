@@ -4,7 +4,7 @@
 #include "memory.bpf.h"
 #include "process.bpf.h"
 
-/* 0 for memory that was made before the probes were there, or by another process; else when it was made. */
+/* When the memory was made; 0 where that was before the probes were there, or by another process. */
 static __always_inline __u64 add_reference(const struct allocation_key *key)
 {
 	struct allocation *allocation = bpf_map_lookup_elem(&allocations, key);
@@ -15,14 +15,26 @@ static __always_inline __u64 add_reference(const struct allocation_key *key)
 	return allocation->at_ns;
 }
 
+static __always_inline void remove_mapping(void *map, struct mapping_key *key, const struct mapping *mapping)
+{
+	struct allocation_key memory = {.process = key->process, .space = SPACE_HANDLE, .pointer = mapping->handle};
+	__u64 allocated_ns = mapping->allocated_ns;
+
+	bpf_map_delete_elem(map, key);
+	drop_reference(&memory, allocated_ns);
+}
+
 static __always_inline void add_mapping(const struct process_id *id, const struct call *call)
 {
 	struct allocation_key memory = {.process = *id, .space = SPACE_HANDLE, .pointer = call->c};
 	struct mapping_key key = {.process = *id, .address = call->a};
 	struct mapping mapping = {.bytes = call->b, .handle = call->c, .at_ns = bpf_ktime_get_ns()};
+	struct mapping *stale = bpf_map_lookup_elem(&mappings, &key);
 
+	if (stale) /* its unmapping was not seen */
+		remove_mapping(&mappings, &key, stale);
 	mapping.allocated_ns = add_reference(&memory);
-	if (!mapping.allocated_ns || !bpf_map_update_elem(&mappings, &key, &mapping, BPF_ANY))
+	if (!bpf_map_update_elem(&mappings, &key, &mapping, BPF_ANY))
 		return;
 	count_lost(LOST_ALLOCATION);
 	drop_reference(&memory, mapping.allocated_ns);
@@ -33,15 +45,6 @@ struct unmapping {
 	struct process_id process;
 	__u64 first, end, before_ns;
 };
-
-static __always_inline void remove_mapping(void *map, struct mapping_key *key, const struct mapping *mapping)
-{
-	struct allocation_key memory = {.process = key->process, .space = SPACE_HANDLE, .pointer = mapping->handle};
-	__u64 allocated_ns = mapping->allocated_ns;
-
-	bpf_map_delete_elem(map, key);
-	drop_reference(&memory, allocated_ns);
-}
 
 static long remove_if_within(void *map, struct mapping_key *key, struct mapping *mapping, struct unmapping *range)
 {

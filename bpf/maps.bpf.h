@@ -145,12 +145,12 @@ BOUNDED_HASH(processes, struct process_id, struct process, 16384);
 BOUNDED_HASH(threads, __u64, struct thread, 16384);
 BOUNDED_HASH(freeings, __u64, struct freeing, 16384);
 BOUNDED_HASH(calls, struct call_key, struct call, 16384);
-LRU_HASH(owners, struct owner_key, __u32, 16384);
+LRU_HASH(owners, struct owner_key, __u32, 8192);
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
 BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
 BOUNDED_HASH(memory, struct memory_key, struct memory_value, 8192);
 BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 131072);
-BOUNDED_HASH(mappings, struct mapping_key, struct mapping, 16384);
+BOUNDED_HASH(mappings, struct mapping_key, struct mapping, 32768);
 BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);
 BOUNDED_HASH(latencies, struct process_id, struct latency, 4096);
 BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
@@ -359,7 +359,7 @@ static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const
 	__u64 *owned = process && address >> 48 == 0 ? &process->owned[(address >> 4) % OWNED] : NULL;
 
 	if (!owned || *owned != packed) {
-		if (!is_owner(id, address, COOKIE_LIBRARY(cookie))) {
+		if ((owned && *owned >> 16 == address) || !is_owner(id, address, COOKIE_LIBRARY(cookie))) {
 			count_lost(LOST_DUPLICATE);
 			return 1;
 		}
