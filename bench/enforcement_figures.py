@@ -52,6 +52,7 @@ class Baseline:
     first: Phase
     second: Phase
     offline_sm_ratio: float
+    watched: Phase | None = None  # the online side alone, with the agent on its probes; None: no law was measured
 
     @property
     def both(self) -> Phase:
@@ -85,6 +86,7 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
     target_s = mode.target_ratio * base.quantile_s(QUANTILES["p99"])
     offline = phase.offline_sm_ratio
     taken = base.online_sm_ratio if mode.mps else base.online_busy_ratio
+    watched = alone.watched and alone.watched.quantile_s(QUANTILES["p99"]) / base.quantile_s(QUANTILES["p99"])
     return {
         "pair": pair,
         "mode": mode.name,
@@ -94,6 +96,7 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
         "offline_to_alone_ratio": round(offline / alone.offline_sm_ratio, 4),
         "online_p99_ms": round(phase.quantile_s(0.99) * 1e3, 3),
         "alone_p99_ms": [round(one.quantile_s(0.99) * 1e3, 3) for one in (alone.first, alone.second)],
+        "watched_p99_ratio": watched and round(watched, 4),
         "left_ratio": round(1 - base.online_sm_ratio, 4),
         "idle_ratio": round(1 - base.online_busy_ratio, 4),
         "target_ratio": None if mode.name == ALONE else mode.target_ratio,

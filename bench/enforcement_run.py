@@ -135,8 +135,8 @@ def run_pair(
             if mode.law is None and mode.name != ALONE:
                 phases[mode.name] = run.beside(mode, first.online_sm_ratio)
                 say(_line(pair, mode, phases[mode.name], first))
-        _with_laws(run, [mode for mode in modes if mode.law], first, phases, refused, say)
-        baseline = Baseline(first, run.alone(), offline_alone)
+        watched = _with_laws(run, [mode for mode in modes if mode.law], first, phases, refused, say)
+        baseline = Baseline(first, run.alone(), offline_alone, watched)
         say(f"{pair.name}: alone again: p99 {baseline.second.quantile_s(0.99) * 1e3:.2f} ms")
     phases[ALONE] = baseline.both
     return [
@@ -154,13 +154,14 @@ def _with_laws(
     phases: dict[str, Phase],
     refused: dict[str, str],
     say: Callable[[str], None],
-) -> None:
-    """What needs the agent. A mode that the agent refuses is told, and costs no other one."""
+) -> Phase | None:
+    """What needs the agent, which first only watches: that phase is returned. A mode that it refuses costs no other."""
+    watched = None
     if not modes:
-        return
+        return watched
     try:
         with agent(run.here, run.promise(None, 1e9), isolated=run.settings.isolated) as warden:
-            signal_ns = _signal_alone(run, warden, say)
+            watched, signal_ns = _signal_alone(run, warden, say)
             for mode in modes:
                 reason = warden.take(run.promise(mode, signal_ns))
                 if reason:
@@ -173,16 +174,17 @@ def _with_laws(
     except PolicyError as error:
         refused.update((mode.name, str(error)) for mode in modes if mode.name not in phases)
         say(f"{run.pair.name}: no mode with a law is available: {error}")
+    return watched
 
 
-def _signal_alone(run: Runner, warden: Agent, say: Callable[[str], None]) -> float:
-    """The online side's p99 alone as the signal reads it: what the targets are multiples of."""
+def _signal_alone(run: Runner, warden: Agent, say: Callable[[str], None]) -> tuple[Phase, float]:
+    """The online side alone, and its p99 as the signal reads it: what the targets are multiples of."""
     for _ in range(_TRIES):  # where the machine stalls, a short phase may be over before the agent knows the container
         watched = run.alone(warden.latency_ns)
         if watched.signal_ns is not None:
             p99_ms, signal_ms = watched.quantile_s(0.99) * 1e3, watched.signal_ns / 1e6
             say(f"{run.pair.name}: alone, watched: p99 {p99_ms:.2f} ms, by the signal {signal_ms:.2f} ms")
-            return watched.signal_ns
+            return watched, watched.signal_ns
     raise SetupError(f"{run.pair.name}: the signal {run.settings.signal} reads nothing: give more --seconds")
 
 
