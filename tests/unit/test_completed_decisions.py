@@ -29,8 +29,9 @@ def test_only_a_decision_that_was_completed_moves_the_time_of_the_last_one(monke
     hanging, going_on, ending = threading.Event(), threading.Event(), threading.Event()
     seen: list[int] = []  # when each step began
     while_released: list[int | None] = []
-    climber = SimpleNamespace(let_go=lambda: None, release=lambda: while_released.append(loop.pipeline.decided_ns))
+    climber = SimpleNamespace(let_go=lambda: None)
     loop = undecided(climber)
+    climber.release = lambda: while_released.append(loop.pipeline.decided_ns)
 
     def fail() -> None:
         raise ZeroDivisionError
