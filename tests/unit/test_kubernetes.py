@@ -43,6 +43,7 @@ AGENT, STAND_BY = POD["containers"]
 BOTH = pytest.mark.parametrize("container", [AGENT, STAND_BY], ids=["agent", "stand-by"])
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
+PROPERTIES = json.loads((CHART / "values.schema.json").read_text())["properties"]
 
 
 def mounted(container: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -207,7 +208,7 @@ def test_the_example_is_for_any_cluster() -> None:
 def test_each_runtime_has_its_socket_and_its_kubelet() -> None:
     helpers = (CHART / "templates/_helpers.tpl").read_text()
     (sockets,) = re.findall(r'define "gpuwarden.runtime" -}}\n(.*?)\n{{- end', helpers, re.DOTALL)
-    assert set(yaml.safe_load(sockets)) == set(SCHEMA.schema["properties"]["runtime"]["enum"])
+    assert set(yaml.safe_load(sockets)) == set(PROPERTIES["runtime"]["enum"])
     (others,) = re.findall(r"\$others := dict (.*?) }}", helpers)
     words = [word.strip('"') for word in others.split()]
     directories = dict(zip(words[::2], words[1::2], strict=True))
@@ -223,8 +224,7 @@ def test_agents_are_replaced_a_few_at_a_time_and_one_after_the_other_on_a_node()
 
 def test_every_value_is_in_the_schema_and_the_defaults_are_right() -> None:
     assert not list(SCHEMA.iter_errors(VALUES))
-    properties = json.loads((CHART / "values.schema.json").read_text())["properties"]
-    assert set(properties) - {"global"} == set(VALUES)
+    assert set(PROPERTIES) - {"global"} == set(VALUES)
 
 
 @pytest.mark.parametrize(
