@@ -2,9 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The agent's HTTP port: /metrics for Prometheus and whatever else is given, read-only.
 
-A thread per connection, `MOST_CLIENTS` at most, each cut off after `PATIENCE_SECONDS` whatever it has said by then; in
-it TLS's hands are shaken too, so a client that does not holds up nobody else. Anything but GET and HEAD is refused
-here, and so is whom the guard does not let in, so that nobody who serves a page has to.
+A thread per connection, in which TLS's hands are shaken too. Each is cut off after `PATIENCE_SECONDS`, whatever it has
+said by then. `MOST_CLIENTS` may stay, `MOST_OF_ONE` of one address: a newcomer takes the place of the oldest that has
+not asked for anything yet, so that who keeps connections and says nothing shuts out neither Prometheus nor the kubelet.
+Anything but GET and HEAD is refused here, and so is whom the guard does not let in, so that nobody who serves a page
+has to.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from ipaddress import ip_address
 from socketserver import TCPServer, ThreadingMixIn
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from agent.errors import SetupError
@@ -31,13 +34,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 MOST_CLIENTS: Final = 32
+MOST_OF_ONE: Final = 8  # a browser opens six
+MOST_THREADS: Final = 2 * MOST_CLIENTS  # those who were cut off have yet to notice
 PATIENCE_SECONDS: Final = 30.0  # browsers open connections in advance and say nothing
 READING: Final = ("GET", "HEAD")
 PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 Headers = list[tuple[str, str]]
 
 
+@dataclass(slots=True)
+class _Client:
+    """Who is connected; past the deadline it is cut off."""
+
+    address: str
+    deadline: float
+    has_asked: bool = False  # a whole request
+
+
 class _Handler(WSGIRequestHandler):
+    def parse_request(self) -> bool:
+        """Reads the rest of the request."""
+        whole = super().parse_request()
+        if whole:
+            cast("_Listener", self.server).note_request(self.connection)
+        return whole
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
         """Nothing: who scrapes is nobody's news."""
 
@@ -49,7 +70,7 @@ class _Listener(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._mutex = threading.Lock()
-        self._deadlines: dict[socket.socket, float] = {}  # of every open connection
+        self._clients: dict[socket.socket, _Client] = {}  # of every open connection
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
@@ -67,17 +88,39 @@ class _Listener(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more. If so, its time begins."""
+        """Whether there is room for one more, or can be made. If so, its time begins."""
+        address, now = str(client_address[0]), time.monotonic()
         with self._mutex:
-            room = len(self._deadlines) < MOST_CLIENTS
+            room = len(self._clients) < MOST_THREADS and self._make_room(address, now)
             if room:
-                self._deadlines[request] = time.monotonic() + PATIENCE_SECONDS
+                self._clients[request] = _Client(address, now + PATIENCE_SECONDS)
         return room
+
+    def _make_room(self, address: str, now: float) -> bool:
+        """Whether one more of the address may stay. Somebody else's time may be over for that."""
+        staying = sorted((one for one in self._clients.values() if one.deadline > now), key=lambda one: one.deadline)
+        silent = [one for one in staying if not one.has_asked]
+        own = [one for one in staying if one.address == address]
+        if len(own) >= MOST_OF_ONE:
+            candidates = [one for one in own if not one.has_asked]
+        elif len(staying) >= MOST_CLIENTS:
+            candidates = silent or staying  # who reads its answer slowly is no better than who is silent
+        else:
+            return True
+        for oldest in candidates[:1]:
+            oldest.deadline = now
+        return bool(candidates)
+
+    def note_request(self, connection: socket.socket) -> None:
+        """All of its request is there."""
+        with self._mutex:
+            if connection in self._clients:
+                self._clients[connection].has_asked = True
 
     def shutdown_request(self, request: Any) -> None:
         """It is over, or there was no room for it."""
         with self._mutex:
-            self._deadlines.pop(request, None)
+            self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -98,9 +141,9 @@ class _Listener(ThreadingMixIn, WSGIServer):
             self.shutdown_request(secured)
 
     def _goes_on_as(self, request: socket.socket, secured: socket.socket) -> None:
-        """Wrapping takes the descriptor away from the one that was accepted; its deadline stays."""
+        """Wrapping takes the descriptor away from the one that was accepted; its time stays."""
         with self._mutex:
-            self._deadlines[secured] = self._deadlines.pop(request)
+            self._clients[secured] = self._clients.pop(request)
 
     def service_actions(self) -> None:
         """Every half second, and after each connection."""
@@ -114,8 +157,8 @@ class _Listener(ThreadingMixIn, WSGIServer):
     def _cut_off(self, now: float) -> None:
         """Ends what those who are past their deadline wait for; their threads close the connections."""
         with self._mutex:
-            for connection, deadline in self._deadlines.items():
-                if deadline <= now:
+            for connection, client in self._clients.items():
+                if client.deadline <= now:
                     with contextlib.suppress(OSError):  # it has hung up
                         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of the descriptor, not of TLS
 

@@ -62,7 +62,7 @@ trim_python_packages() (
 	# Of a distribution's description stay its metadata without the prose, licences, and lists of what is compiled in.
 	find . -path '*.dist-info/*' -type f ! -path '*/licenses/*' ! -path '*/sboms/*' ! -name METADATA \
 		! -iname 'licen[sc]e*' ! -iname 'notice*' -delete
-	grep -rlZ --include='*.json' '"components": \[\]' . | xargs -0r rm
+	{ grep -rlZ --include='*.json' '"components": \[\]' . || true; } | xargs -0r rm # there may be none
 	find . -type d -empty -delete
 	sed -i '/^\r\{0,1\}$/,$d' ./*.dist-info/METADATA
 	find . -name '*.so*' -type f -exec strip --strip-unneeded {} +

@@ -35,6 +35,8 @@ else
 	packaging/changelog.py --debian >debian/changelog
 fi
 
+find . -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} + # what debhelper installs keeps its time
+
 log=$out/build.log
 dpkg-buildpackage --build=binary --no-sign >"$log" 2>&1 || { tail -n 30 "$log" >&2; die "failed; all of it is in $log"; }
 [ $# -ge 2 ] || lintian --allow-root --fail-on error "$out"/gpuwarden_*.changes || die "lintian has found what must be mended"

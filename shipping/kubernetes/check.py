@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,7 +53,8 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
     ),
     "no runtime class": ("runtimeClassName=", "priorityClassName=", "tolerations=null", "affinity=null"),
     "no network policy": ("networkPolicy.enabled=false",),
-    "nobody may read": ("networkPolicy.from=null",),
+    "nobody may read": ("networkPolicy.namespaces=null",),
+    "others may read": ("networkPolicy.namespaces={a,b}", "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8"),
     "SELinux, interval": (
         "seLinuxOptions.type=spc_t",
         "extraArgs[0]=--interval=2",
@@ -85,6 +88,10 @@ def main() -> None:
         objects = read(run(kubectl, "kustomize", str(PLACE / name)))
         judge(objects, SCHEMAS)
         say(f"kubectl kustomize {name}: {len(objects)} objects, right for {', '.join(SCHEMAS)}")
+    objects = read(whole_example(kubectl))
+    judge(objects, SCHEMAS)
+    refuse("observability" not in json.dumps(objects), "the example's patch changes nothing")
+    say(f"the same with all that is commented out: {len(objects)} objects, right for {', '.join(SCHEMAS)}")
     for name, values in VALUES.items():
         settings = [word for value in values for word in ("--set", value)]
         run(helm, "lint", "--strict", "--quiet", str(CHART), *settings)
@@ -109,6 +116,16 @@ def notice_mistakes(objects: Iterable[Object]) -> None:
             continue
         sys.exit(f"a {one['kind']} with a field that does not exist was not refused")
     say("a field that does not exist is noticed in each kind of object")
+
+
+def whole_example(kubectl: str) -> str:
+    """What kubectl makes of a copy in which the suggestions are taken: those lines are YAML."""
+    example = PLACE / "examples/enforce"
+    with tempfile.TemporaryDirectory(prefix=".whole.", dir=example.parent) as folder:
+        shutil.copy(example / "policy.yaml", folder)
+        text = re.sub(r"^# (?=components:|patches:|  )", "", (example / "kustomization.yaml").read_text(), flags=re.M)
+        Path(folder, "kustomization.yaml").write_text(text)
+        return run(kubectl, "kustomize", folder)
 
 
 def tool(name: str) -> str:

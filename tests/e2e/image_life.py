@@ -336,11 +336,11 @@ def ready(life: Life, kubelet: Kubelet, agent: str) -> str:
     def answers() -> bool:
         assert kubelet.status(agent).state == cri.CONTAINER_RUNNING, f"the agent ended:\n{life.log()}"
         try:
-            return bool(life.get("/metrics"))
+            return bool(life.get("/readyz"))
         except OSError:
             return False
 
-    until(answers, "/metrics")
+    until(answers, "/readyz")
     keys = (CHAT, *TRAINING)
     until(lambda: all(life.figures("gpuwarden_container_launches_total").get(key, 0) > 0 for key in keys), "all names")
     return f"/metrics has {', '.join('/'.join(key) for key in keys)}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -161,6 +162,24 @@ def test_what_the_page_says_to_run_has_these_capabilities_and_no_more() -> None:
         assert {f"CAP_{name}" for name in added} == set(ANY_KERNEL)
         assert "--cap-drop=ALL" in words
         assert "--privileged" not in words
+
+
+def test_the_page_builds_with_every_argument_that_becomes_a_label() -> None:
+    (command,) = re.findall(r"^```sh\n(podman build .*?)^```", PAGE.read_text(), re.DOTALL | re.M)
+    words = shlex.split(command)
+    given = [word.partition("=")[0] for before, word in itertools.pairwise(words) if before == "--build-arg"]
+    assert sorted(given) == sorted(re.findall(r"^ARG (\w+)$", CONTAINERFILE, re.M))
+    assert (words[words.index("-f") + 1], words[-1]) == ("packaging/container/Containerfile", ".")
+
+
+def test_what_podman_mounts_from_the_node_is_made_before() -> None:
+    tmpfiles = (ROOT / "packaging/systemd/tmpfiles.conf").read_text()
+    made = re.findall(r"^d (\S+)", tmpfiles, re.M)
+    page = PAGE.read_text()
+    assert page.index("packaging/systemd/tmpfiles.conf /etc/tmpfiles.d/") < page.index("sudo podman run")
+    for command in re.findall(r"^```sh\nsudo podman run .*?^```", page, re.DOTALL | re.M):
+        mounted = re.findall(r"-v (\S+?):", command)
+        assert {path for path in mounted if "gpuwarden" in path} == set(made)
 
 
 def test_both_ways_to_an_image_take_the_same_folders() -> None:

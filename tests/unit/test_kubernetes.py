@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -42,6 +43,7 @@ AGENT, STAND_BY = POD["containers"]
 BOTH = pytest.mark.parametrize("container", [AGENT, STAND_BY], ids=["agent", "stand-by"])
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
+PROPERTIES = json.loads((CHART / "values.schema.json").read_text())["properties"]
 
 
 def mounted(container: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -64,6 +66,25 @@ def test_what_is_committed_is_rendered_from_the_chart_as_it_is(path: str) -> Non
     """`make kubernetes` renders it anew."""
     sources = subprocess.run([PLACE / "sources.sh"], capture_output=True, text=True, check=True, timeout=60).stdout
     assert f"Sources: {sources}" in (PLACE / path).read_text()
+
+
+def test_an_editors_leavings_are_no_source_of_what_is_rendered(tmp_path: Path) -> None:
+    place = tmp_path / "kubernetes"
+    (place / "chart/files").mkdir(parents=True)
+    shutil.copy(PLACE / "sources.sh", place)
+    (place / "chart/values.yaml").write_text("a: 1\n")
+
+    def of_these() -> str:
+        return subprocess.run([place / "sources.sh"], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    unpacked = of_these()
+    for command in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", "-C", place, *command], check=True, timeout=60)
+    assert of_these() == unpacked
+    (place / "chart/values.yaml~").write_text("a: 0\n")
+    assert of_these() == unpacked
+    (place / "chart/values.yaml").write_text("a: 2\n")
+    assert of_these() != unpacked
 
 
 def test_the_version_is_the_projects() -> None:
@@ -165,6 +186,37 @@ def test_the_memory_that_is_asked_for_is_more_than_was_measured() -> None:
     assert "cpu" not in AGENT["resources"]["limits"], "a guardian that waits for its turn makes pauses longer"
 
 
+def test_only_prometheus_in_the_namespaces_that_are_named_is_let_in() -> None:
+    """A label alone is no hindrance: any tenant can give it to a pod."""
+    (rule,) = BASE["NetworkPolicy"]["spec"]["ingress"]
+    (peer,) = rule["from"]
+    (chosen,) = peer["namespaceSelector"]["matchExpressions"]
+    assert chosen == {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "In",
+        "values": VALUES["networkPolicy"]["namespaces"],
+    }
+    assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+
+
+def test_the_example_is_for_any_cluster() -> None:
+    """An object of a kind that the cluster does not have fails all of `kubectl apply`."""
+    example = yaml.safe_load((PLACE / "examples/enforce/kustomization.yaml").read_text())
+    assert (example["resources"], example.get("components")) == (["../../base"], None)
+
+
+def test_each_runtime_has_its_socket_and_its_kubelet() -> None:
+    helpers = (CHART / "templates/_helpers.tpl").read_text()
+    (sockets,) = re.findall(r'define "gpuwarden.runtime" -}}\n(.*?)\n{{- end', helpers, re.DOTALL)
+    assert set(yaml.safe_load(sockets)) == set(PROPERTIES["runtime"]["enum"])
+    (others,) = re.findall(r"\$others := dict (.*?) }}", helpers)
+    words = [word.strip('"') for word in others.split()]
+    directories = dict(zip(words[::2], words[1::2], strict=True))
+    assert directories == {"k0s": "/var/lib/k0s/kubelet", "microk8s": "/var/snap/microk8s/common/var/lib/kubelet"}
+    assert not VALUES["kubeletDirectory"], "it would count instead"
+    assert 'include "gpuwarden.kubelet"' in (CHART / "templates/daemonset.yaml").read_text()
+
+
 def test_agents_are_replaced_a_few_at_a_time_and_one_after_the_other_on_a_node() -> None:
     strategy = BASE["DaemonSet"]["spec"]["updateStrategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}  # no maxSurge
@@ -172,8 +224,7 @@ def test_agents_are_replaced_a_few_at_a_time_and_one_after_the_other_on_a_node()
 
 def test_every_value_is_in_the_schema_and_the_defaults_are_right() -> None:
     assert not list(SCHEMA.iter_errors(VALUES))
-    properties = json.loads((CHART / "values.schema.json").read_text())["properties"]
-    assert set(properties) - {"global"} == set(VALUES)
+    assert set(PROPERTIES) - {"global"} == set(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +237,7 @@ def test_every_value_is_in_the_schema_and_the_defaults_are_right() -> None:
         (lambda values: values.update(maxUnavailable=0), "maxUnavailable"),
         (lambda values: values.update(policy={"version": 1}), "policy"),
         (lambda values: values.update(kubeletDirectory="var/lib/kubelet"), "kubeletDirectory"),
+        (lambda values: values["networkPolicy"].update(namespaces="monitoring"), "networkPolicy/namespaces"),
         (lambda values: values.update(terminationGracePeriodSeconds=5), "terminationGracePeriodSeconds"),
     ],
 )

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -43,3 +46,95 @@ def test_the_package_depends_on_the_python_whose_bytecode_it_has() -> None:
 def test_maintainer_scripts_are_shell_and_let_debhelper_add_its_part(script: Path) -> None:
     subprocess.run(["sh", "-n", script], check=True)
     assert re.search(r"^#DEBHELPER#$", script.read_text(), re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A folder that stands for `/`, and the few programs that a maintainer script finds."""
+
+    root: Path
+
+    def run(self, script: str, *arguments: str) -> str:
+        """What it said; it has to end well."""
+        text = (ROOT / "packaging/deb" / script).read_text()
+        text = re.sub(r"(?<![\w.])/(?=(?:etc|run|var)/)", f"{self.root}/", text)
+        done = subprocess.run(
+            ["/bin/sh", "-c", text, script, *arguments],
+            env={"PATH": str(self.root / "bin")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def program(self, name: str, does: str) -> None:
+        """One that notes how it was called."""
+        path = self.root / "bin" / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >>{self.root}/calls\n{does}\n')
+        path.chmod(0o755)
+
+    def calls(self) -> list[str]:
+        """Of these, in their order."""
+        path = self.root / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def here(self) -> set[str]:
+        """Which of the package's folders."""
+        return {name for name in ("etc", "run", "var/lib") if (self.root / name / "gpuwarden").exists()}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    for folder in ("bin", "etc/gpuwarden", "run/gpuwarden", "run/systemd/system", "var/lib/gpuwarden"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("rm", "flock"):
+        found = shutil.which(name)
+        assert found
+        (tmp_path / "bin" / name).symlink_to(found)
+    made = Machine(tmp_path)
+    made.program("getent", "")
+    made.program("groupdel", "")
+    made.program("deb-systemd-invoke", "")
+    made.program("gpuwarden", "")
+    return made
+
+
+@pytest.mark.parametrize("was_enforced", [False, True])
+def test_a_purge_leaves_nothing(machine: Machine, was_enforced: bool) -> None:
+    if was_enforced:
+        (machine.root / "run/gpuwarden/enforcing.lock").touch()
+    assert machine.run("gpuwarden.postrm", "purge") == ""
+    assert machine.here() == set()
+    assert machine.calls()[-1] == "groupdel gpuwarden"
+
+
+def test_a_purge_leaves_another_agent_its_ledger(machine: Machine) -> None:
+    with (machine.root / "run/gpuwarden/enforcing.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another agent enforces" in machine.run("gpuwarden.postrm", "purge")
+    assert machine.here() == {"run", "var/lib"}
+    assert machine.run("gpuwarden.postrm", "purge") == ""
+    assert machine.here() == set()
+
+
+def test_a_removal_that_is_no_purge_keeps_what_the_user_wrote(machine: Machine) -> None:
+    machine.run("gpuwarden.postrm", "remove")
+    assert (machine.here(), machine.calls()) == ({"etc", "run", "var/lib"}, [])
+
+
+@pytest.mark.parametrize("action", ["remove", "upgrade", "deconfigure"])
+def test_before_files_change_the_agent_is_stopped_and_what_is_in_force_undone(machine: Machine, action: str) -> None:
+    (machine.root / "run/gpuwarden/ledger.jsonl").touch()
+    assert machine.run("gpuwarden.prerm", action) == ""
+    assert machine.calls() == ["deb-systemd-invoke stop gpuwarden.service", "gpuwarden release"]
+
+
+@pytest.mark.parametrize(("action", "goes_on"), [("remove", "by hand"), ("upgrade", "'gpuwarden release', or the ag")])
+def test_what_cannot_be_undone_hinders_nobody_and_is_told(machine: Machine, action: str, goes_on: str) -> None:
+    (machine.root / "run/gpuwarden/ledger.jsonl").touch()
+    machine.program("gpuwarden", "exit 1")
+    told = machine.run("gpuwarden.prerm", action)
+    assert "not everything could be released" in told
+    assert "kill -CONT PID" in told
+    assert [goes_on in told, "next start, tries again" in told] == [True, action == "upgrade"]

@@ -43,8 +43,14 @@ def port() -> Iterator[int]:
         yield server.port
 
 
-def connected(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0))
+
+
+def is_cut_off(connection: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
 
 
 def seconds_until_cut_off(dripping: socket.socket) -> float:
@@ -57,8 +63,10 @@ def seconds_until_cut_off(dripping: socket.socket) -> float:
     return time.monotonic() - began
 
 
-def ask(port: int, path: str, method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], bytes]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+def ask(
+    port: int, path: str, method: str = "GET", host: str | None = None, source: str = "127.0.0.1"
+) -> tuple[int, dict[str, str], bytes]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10, source_address=(source, 0))) as connection:
         connection.request(method, path, headers={} if host is None else {"Host": host})
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
@@ -154,13 +162,42 @@ def test_silent_and_dripping_clients_take_few_threads_and_no_more_than_their_tim
     monkeypatch.setattr(web, "PATIENCE_SECONDS", 0.5)
     others = threading.active_count()
     with web.serve("127.0.0.1", 0, {}) as server, ExitStack() as stack:
-        dripping, *silent = (stack.enter_context(connected(server.port)) for _ in range(101))
-        assert silent[-1].recv(1) == b"", "there was no room for it"
-        assert threading.active_count() <= others + 1 + web.MOST_CLIENTS
+        silent = [stack.enter_context(connected(server.port)) for _ in range(100)]
+        dripping = stack.enter_context(connected(server.port))
+        assert is_cut_off(silent[0]), "it made room for those who came later"
+        assert threading.active_count() <= others + 1 + web.MOST_THREADS
         assert seconds_until_cut_off(dripping) < 5
-        assert all(one.recv(1) == b"" for one in silent)
+        assert all(is_cut_off(one) for one in silent)
         while threading.active_count() > others + 1:
             time.sleep(0.01)
+        assert ask(server.port, "/")[0] == 404
+
+
+@pytest.mark.parametrize("addresses", [1, 4, 50])
+def test_whoever_asks_is_answered_however_many_are_silent(addresses: int) -> None:
+    with web.serve("127.0.0.1", 0, {}) as server, ExitStack() as stack:
+        for number in range(2 * web.MOST_CLIENTS):
+            stack.enter_context(connected(server.port, f"127.0.1.{number % addresses + 1}"))
+        for source in ("127.0.0.1", "127.0.1.1"):
+            assert ask(server.port, "/", source=source)[0] == 404
+
+
+def test_whoever_reads_no_answers_shuts_out_nobody_but_itself() -> None:
+    answering, over = threading.Semaphore(0), threading.Event()
+
+    def endless(_environ: object, _start: object) -> list[bytes]:
+        answering.release()
+        over.wait(60)
+        raise OSError("nobody is there any more")
+
+    with web.serve("127.0.0.1", 0, {"/endless": endless}) as server, ExitStack() as stack:
+        stack.callback(over.set)
+        for address in range(1, web.MOST_CLIENTS // web.MOST_OF_ONE + 1):
+            for _ in range(web.MOST_OF_ONE):
+                reader = stack.enter_context(connected(server.port, f"127.0.1.{address}"))
+                reader.sendall(b"GET /endless HTTP/1.1\r\n\r\n")
+                assert answering.acquire(timeout=10)
+        assert is_cut_off(stack.enter_context(connected(server.port, "127.0.1.1"))), "that many are not for one"
         assert ask(server.port, "/")[0] == 404
 
 

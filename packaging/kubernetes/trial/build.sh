@@ -6,14 +6,18 @@
 # kubectl in binary form. About five minutes on two cores, once; some 3 GB while it builds, 0.5 GB afterwards.
 set -euo pipefail
 dir=${1:?usage: $0 DIR}
+
+install_packages() { # those that are missing
+	dpkg-query -W -f '${Status}\n' "$@" 2>/dev/null | grep -c '^install ok installed' | grep -qx $# ||
+		DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >/dev/null
+}
+install_packages containerd containernetworking-plugins etcd-server iproute2 runc # what the node consists of
+
 programs=(kubelet kube-scheduler kube-controller-manager kube-apiserver kubectl)
 for program in "${programs[@]}"; do [ -x "$dir/bin/$program" ] || missing=1; done
 [ -n "${missing:-}" ] || exit 0
 
-packages=(containerd containernetworking-plugins dpkg-dev etcd-server golang-go iproute2 runc)
-dpkg-query -W -f '${Status}\n' "${packages[@]}" 2>/dev/null | grep -c '^install ok installed' | grep -qx ${#packages[@]} ||
-	DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}" >/dev/null
-
+install_packages dpkg-dev golang-go
 mkdir -p "$dir/bin"
 tree=$dir/go/src/k8s.io/kubernetes
 

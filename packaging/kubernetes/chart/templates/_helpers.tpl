@@ -29,6 +29,12 @@ microk8s: /var/snap/microk8s/common/run
 docker: /run/docker.sock
 {{- end }}
 
+{{- /* Where the kubelet's directory is. Two bring a kubelet that has another. */}}
+{{- define "gpuwarden.kubelet" -}}
+{{- $others := dict "k0s" "/var/lib/k0s/kubelet" "microk8s" "/var/snap/microk8s/common/var/lib/kubelet" }}
+{{- .Values.kubeletDirectory | default (get $others .Values.runtime) | default "/var/lib/kubelet" }}
+{{- end }}
+
 {{- /* Both containers have to be able to do, and to undo, the same. docs/capabilities.md says what each is for. */}}
 {{- define "gpuwarden.container" -}}
 image: {{ include "gpuwarden.image" . }}
