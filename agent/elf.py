@@ -4,8 +4,8 @@
 
 The file may be a container's, and made to keep us busy (a million sections, names one upon the other, sections that
 name each other) or to lead us out of it: what is read of it is bounded, in bytes, in parts, in steps and in CPU time,
-no offset lies beyond its end, and whatever is wrong with it is a ProbeError. It may be cut or written over while it is read: it is
-never mapped, so that costs an error and no signal.
+no offset lies beyond its end, and whatever is wrong with it is a ProbeError. It may be cut or written over while it is
+read: it is never mapped, so that costs an error and no signal.
 """
 
 from __future__ import annotations

@@ -327,3 +327,51 @@ def test_files_that_this_agent_may_not_open_are_counted(tmp_path: Path, monkeypa
     discovery = Discovery(attaching, Procfs(str(tmp_path)))  # type: ignore[arg-type]
     discovery.look()
     assert (discovery.refused, set(attaching.seen)) == (1, {10, 11})
+
+
+class Slow(Attaching):
+    """Each file takes a quarter of a second of a clock that only this moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.files: list[tuple[int, str]] = []
+        self.now_ns = 0
+        monkeypatch.setattr("agent.discovery.host_libraries", lambda extra: [])
+        monkeypatch.setattr("agent.discovery.monotonic_ns", lambda: self.now_ns)
+
+    def ensure(self, path: str, process: ProcessId) -> Any:
+        self.files.append((process.tgid, path))
+        self.now_ns += 250_000_000
+
+
+@pytest.mark.parametrize("of_nvml", [True, False], ids=["listed by NVML", "any"])
+def test_a_round_ends_in_time_within_a_process_too_and_the_next_ones_look_at_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_nvml: bool
+) -> None:
+    slow = Slow(monkeypatch)
+    processes = [_runs(tmp_path, tgid, libraries=8) for tgid in range(20, 30)]
+    discovery = Discovery(slow, Procfs(str(tmp_path)))  # type: ignore[arg-type]
+    for _ in range(80):
+        before, began_ns = len(slow.files), slow.now_ns
+        if of_nvml:
+            discovery.look_at(processes, began_ns + 500_000_000)
+        else:
+            discovery.look(began_ns + 500_000_000)
+        assert len(slow.files) - before <= 3
+    assert len(set(slow.files)) == 10 * 8
+
+
+def test_new_processes_without_an_end_hold_none_up_that_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch)
+    discovery = Discovery(slow, Procfs(str(tmp_path)))  # type: ignore[arg-type]
+    _runs(tmp_path, 19, libraries=0)
+    discovery.look()
+    (tmp_path / "19" / "maps").write_text("7f00-7f01 r-xp 00000000 08:01 9 /opt/late/libcuda.so.1\n")
+    for round_ in range(10):
+        for number in range(20):
+            _runs(tmp_path, 100 + 20 * round_ + number)
+        discovery.look()
+    assert (19, "/opt/late/libcuda.so.1") in slow.files
+    assert {tgid for tgid, _ in slow.files} & set(range(280, 300)), "and new ones are looked at as they come"
