@@ -64,7 +64,7 @@ class Observer:
 
     def __enter__(self) -> Self:
         preflight.require_this_machine()
-        cgroup_namespace.join_the_nodes()  # before threads that read cgroups; those of pages and sockets, which run, do not
+        cgroup_namespace.join_the_nodes()  # the threads that run, of pages and sockets, read no cgroups
         with ExitStack() as stack:
             nvml = stack.enter_context(Nvml())
             if not nvml.devices():

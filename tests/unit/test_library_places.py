@@ -77,7 +77,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     kernel: Any = Kernel()
     monkeypatch.setattr(module, "_load", lambda *_: kernel)
     monkeypatch.setattr(module, "_can_deny", lambda _: False)
-    monkeypatch.setattr(module.layout, "check", lambda _: None)
+    monkeypatch.setattr("agent.layout.check", lambda _: None)
     monkeypatch.setattr(module, "_MOST_LIBRARIES", 100)
     with Probes(Path("none.bpf.o"), Procfs()) as probes:
         probes.changes.close()
