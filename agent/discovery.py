@@ -10,10 +10,11 @@ found in the maps of processes as soon as NVML lists them, and by looking throug
 from __future__ import annotations
 
 import ctypes.util
+import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from agent.clock import NS_PER_SECOND, monotonic_ns
@@ -32,7 +33,7 @@ _HOST_FOLDERS = (
 )
 _TIDY_ROUNDS = 30
 _MOST_IDLE = 64  # copies that are kept attached though nobody may map them: the next container may
-_ROUND_NS = NS_PER_SECOND  # figures wait for a round to end
+ROUND_NS = NS_PER_SECOND  # figures wait for a round to end
 _MOST_OF_ONE = 8  # copies in one process: more is nobody's program
 _LOOKS = 30  # rounds in which a process without libcuda is looked at again: frameworks load it late
 
@@ -56,6 +57,8 @@ class Discovery:
         self._found: set[ProcessId] = set()  # of these, those that have a libcuda
         self._dropped = 0
         self._looks: dict[ProcessId, int] = {}
+        self._turns = itertools.count()
+        self._turn: dict[ProcessId, int] = {}  # of its last look, or when it was first seen
         self._extra: tuple[str, ...] = ()
         self._host: set[int] = set()  # numbers of the host's own libraries now
         self._rounds = 0
@@ -81,8 +84,9 @@ class Discovery:
                 _log.debug("%s", error)
         self._host = numbers
 
-    def look(self) -> None:
-        """One round: the host's libraries, and all processes that may still bring another."""
+    def look(self, ends_ns: int | None = None) -> None:
+        """One round: the host's libraries, and all processes that may still bring another. Until then, or so."""
+        ends_ns = monotonic_ns() + ROUND_NS if ends_ns is None else ends_ns
         self._attach_host_again()
         self._rounds += 1
         if self._rounds % _TIDY_ROUNDS == 0:
@@ -93,14 +97,11 @@ class Discovery:
             self._found.clear()
             self._looks.clear()
         alive = set(self._alive())
-        ends_ns = monotonic_ns() + _ROUND_NS
-        for process in sorted(alive - self._done, key=lambda one: self._looks.get(one, 0)):
-            self.look_at([process])
-            if monotonic_ns() > ends_ns:  # the others in the next round, they are the first then
-                break
+        self.look_at(alive - self._done, ends_ns)
         self._done &= alive
         self._found &= alive
         self._looks = {process: count for process, count in self._looks.items() if process in alive}
+        self._turn = {process: turn for process, turn in self._turn.items() if process in alive}
 
     def _alive(self) -> Iterator[ProcessId]:
         for tgid in self._proc.tgids():
@@ -109,29 +110,50 @@ class Discovery:
             except (GoneError, SetupError):
                 continue
 
-    def look_at(self, processes: Iterable[ProcessId]) -> None:
-        """Attaches what these have mapped, once."""
-        for process in processes:
-            if process in self._found:
-                continue
-            try:
-                self._look_at(process)
-            except SetupError as error:  # one process, or all of them: what is probed already goes on
-                if not self.refused:
-                    _log.warning("%s; the like is only counted from now on", error)
-                self.refused += 1
-            except (GoneError, ProbeError, OSError) as error:
-                _log.debug("%s", error)
-            if self._looks.get(process, 0) >= _LOOKS:
-                self._done.add(process)
+    def look_at(self, processes: Iterable[ProcessId], ends_ns: int) -> None:
+        """Attaches what these have mapped, once; what is not looked at by then comes in the next call."""
+        for process in self._in_turn(set(processes) - self._found):
+            self._try(process, ends_ns)
+            if monotonic_ns() > ends_ns:
+                break
 
-    def _look_at(self, process: ProcessId) -> None:
-        self._looks[process] = self._looks.get(process, 0) + 1
+    def _in_turn(self, processes: Collection[ProcessId]) -> Iterable[ProcessId]:
+        """By turns one that was looked at least often and one that waits longest.
+
+        New ones are to be known before they launch; but somebody may start new ones without an end.
+        """
+        for process in processes:
+            if process not in self._turn:
+                self._turn[process] = next(self._turns)
+        newest = sorted(processes, key=lambda one: self._looks.get(one, 0))
+        longest = sorted(processes, key=self._turn.__getitem__)
+        return dict.fromkeys(itertools.chain.from_iterable(zip(newest, longest, strict=True)))
+
+    def _try(self, process: ProcessId, ends_ns: int) -> None:
+        self._turn[process] = next(self._turns)
+        try:
+            self._look_at(process, ends_ns)
+        except SetupError as error:  # one process, or all of them: what is probed already goes on
+            if not self.refused:
+                _log.warning("%s; the like is only counted from now on", error)
+            self.refused += 1
+        except (GoneError, ProbeError, OSError) as error:
+            _log.debug("%s", error)
+        if self._looks.get(process, 0) >= _LOOKS:
+            self._done.add(process)
+
+    def _look_at(self, process: ProcessId, ends_ns: int) -> None:
+        look = self._looks.get(process, 0)
+        self._looks[process] = look + 1
         libraries = self._proc.mapped(process.tgid, lambda name: _NAME.fullmatch(name) is not None)
         if len(libraries) > _MOST_OF_ONE and process not in self._done:
             most = f"only the first {_MOST_OF_ONE} are probed"
             _log.warning("process %d maps %d files called libcuda: %s", process.tgid, len(libraries), most)
-        for library in libraries[:_MOST_OF_ONE]:
+        libraries = libraries[:_MOST_OF_ONE]
+        first = look % max(1, len(libraries))  # another in each round, which may end before the last
+        for place, library in enumerate([*libraries[first:], *libraries[:first]]):
+            if place and monotonic_ns() > ends_ns:
+                return
             if library.deleted:
                 self._probes.ensure_mapped(library, process)
             else:
@@ -142,7 +164,8 @@ class Discovery:
 
     def _tidy(self) -> None:
         """Takes the probes off files that nobody maps any more, when there are many: containers bring them and go."""
-        idle = [library for library in self._probes.libraries() if library.number not in self._host]
+        probed = (library for library in self._probes.libraries() if not library.unreadable)
+        idle = [library for library in probed if library.number not in self._host]
         if len(idle) <= _MOST_IDLE:
             return
         mapped: set[int] = set()

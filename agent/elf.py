@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Where a shared library's functions are: dynamic symbol → offset in the file, as a uprobe wants it.
 
-The file may be a container's, and made to keep us busy (a million sections, names without an end, sections that name
-each other) or to lead us out of it: what is read of it is bounded, in bytes, in parts and in steps, no offset lies
-beyond its end, and whatever is wrong with it is a ProbeError. It may be cut or written over while it is read: it is
-never mapped, so that costs an error and no signal.
+The file may be a container's, and made to keep us busy (a million sections, names one upon the other, sections that
+name each other) or to lead us out of it: what is read of it is bounded, in bytes, in parts, in steps and in CPU time,
+no offset lies beyond its end, and whatever is wrong with it is a ProbeError. It may be cut or written over while it is
+read: it is never mapped, so that costs an error and no signal.
 """
 
 from __future__ import annotations
@@ -13,40 +13,50 @@ from __future__ import annotations
 import io
 import os
 import struct
+import time
 from collections.abc import Iterator
-from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
 from agent.errors import ProbeError
 
 _LARGEST_BYTES = 1 << 30
-_MOST_READ_BYTES, _MOST_READS = 64 << 20, 50_000
+_MOST_READ_BYTES, _MOST_READS = 16 << 20, 50_000
+_MOST_CPU_NS = 150_000_000  # a libcuda takes a tenth of it; somebody waits
 _MOST_SECTIONS, _MOST_SEGMENTS = 4096, 512  # of a libcuda: 40 and 10
 _MOST_SYMBOLS = 100_000  # of a libcuda: 3,000
-_LONGEST_NAME = 1024
+_MOST_FUNCTIONS = 10_000  # with the wanted prefix; of a libcuda: 1,000
+_LONGEST_NAME = 128  # of a libcuda: 50
 _SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: name, info, other, section, value, size
 _FUNCTION = 2  # STT_FUNC
+_MORE = "it has more to read than any libcuda"
 
 
 class Bounded(io.FileIO):
-    """A file of which only so much is read: a path, or a descriptor, which stays open."""
+    """A file of which only so much is read, for so long: a path, or a descriptor, which stays open."""
 
     def __init__(self, file: str | int) -> None:
         super().__init__(file, closefd=isinstance(file, str))
         self._bytes, self._reads = _MOST_READ_BYTES, _MOST_READS
+        self._ends_ns = time.thread_time_ns() + _MOST_CPU_NS
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._reads -= 1
         self._bytes -= _MOST_READ_BYTES if size is None or size < 0 else size
         if self._reads < 0 or self._bytes < 0:
-            raise ProbeError("it has more to read than any libcuda")
+            raise ProbeError(_MORE)
+        self.require_time()
         return super().read(size) or b""
 
     def at(self, offset: int, size: int) -> bytes:
         """So many bytes from there; fewer where the file ends."""
         self.seek(offset)
         return self.read(size)
+
+    def require_time(self) -> None:
+        """ProbeError when this thread has worked on it for longer than any library needs."""
+        if time.thread_time_ns() > self._ends_ns:
+            raise ProbeError(f"{_MORE}: {_MOST_CPU_NS // 1_000_000} ms were not enough")
 
     def size_bytes(self) -> int:
         """As it is now."""
@@ -60,7 +70,7 @@ def parsed(stream: Bounded) -> ELFFile:
         raise ProbeError("it is of another kind of machine")
     sections, segments = elf.num_sections(), elf.num_segments()
     if sections > _MOST_SECTIONS or segments > _MOST_SEGMENTS:
-        raise ProbeError(f"it has more to read than any libcuda: {sections} sections, {segments} segments")
+        raise ProbeError(f"{_MORE}: {sections} sections, {segments} segments")
     return elf
 
 
@@ -72,14 +82,19 @@ def exported_functions(file: str | int, prefix: str) -> dict[str, int]:
             raise ProbeError("it is larger than any libcuda: not probed")
         try:
             elf = parsed(stream)
-            addresses = dict(_addresses(elf, stream, prefix.encode()))
-            segments: list[Any] = [s.header for s in elf.iter_segments() if s.header.p_type == "PT_LOAD"]
+            addresses = list(_addresses(elf, stream, prefix.encode()))
+            segments = list(_segments(elf))
+            found = {}
+            for name, address in addresses:
+                stream.require_time()
+                offset = _file_offset(segments, address)
+                if offset is not None and offset < size:
+                    found[name] = offset
         except ProbeError as error:
             raise ProbeError(f"not probed: {error}") from error
         except Exception as error:  # the parser asserts, and runs off the ends of what it reads
             raise ProbeError(f"it is not an ELF library that can be probed: {error!r:.200}") from error
-    found = ((name, _file_offset(segments, at)) for name, at in addresses.items())
-    return {name: offset for name, offset in found if offset is not None and offset < size}
+    return found
 
 
 def _addresses(elf: ELFFile, stream: Bounded, prefix: bytes) -> Iterator[tuple[str, int]]:
@@ -89,20 +104,32 @@ def _addresses(elf: ELFFile, stream: Bounded, prefix: bytes) -> Iterator[tuple[s
         return
     count = section["sh_size"] // _SYMBOL.size
     if count > _MOST_SYMBOLS:
-        raise ProbeError(f"it has more to read than any libcuda: {count} symbols")
+        raise ProbeError(f"{_MORE}: {count} symbols")
     strings = elf.get_section(section["sh_link"]).header
     names = stream.at(strings["sh_offset"], strings["sh_size"])
     symbols = stream.at(section["sh_offset"], count * _SYMBOL.size)
+    left = _MOST_FUNCTIONS
     for name, info, _, defined, value, _ in _SYMBOL.iter_unpack(symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size]):
         if info & 0xF == _FUNCTION and defined and names.startswith(prefix, name):
-            end = names.find(b"\0", name, name + _LONGEST_NAME)
-            if end < 0:
-                raise ProbeError("a name in it has no end")
-            yield names[name:end].decode("ascii", "backslashreplace"), value
+            left -= 1
+            if left < 0:
+                raise ProbeError(f"{_MORE}: {_MOST_FUNCTIONS} functions {prefix.decode()}*")
+            stream.require_time()
+            end = names.find(b"\0", name, name + _LONGEST_NAME + 1)
+            if end >= 0 and (text := names[name:end]).isascii():  # no other can be one of ours
+                yield text.decode("ascii"), value
 
 
-def _file_offset(segments: list[Any], address: int) -> int | None:
-    for segment in segments:
-        if segment["p_vaddr"] <= address < segment["p_vaddr"] + segment["p_filesz"]:
-            return int(address - segment["p_vaddr"] + segment["p_offset"])
+def _segments(elf: ELFFile) -> Iterator[tuple[int, int, int]]:
+    """Address, size and place in the file of what is loaded of it."""
+    for segment in elf.iter_segments():
+        header = segment.header
+        if header.p_type == "PT_LOAD":
+            yield header.p_vaddr, header.p_filesz, header.p_offset
+
+
+def _file_offset(segments: list[tuple[int, int, int]], address: int) -> int | None:
+    for start, size, offset in segments:
+        if start <= address < start + size:
+            return address - start + offset
     return None

@@ -18,7 +18,7 @@ from agent.collectors.devices import Devices
 from agent.containers.index import ContainerIndex
 from agent.containers.naming import Naming
 from agent.containers.sources import sockets
-from agent.discovery import Discovery
+from agent.discovery import ROUND_NS, Discovery
 from agent.errors import SetupError
 from agent.function_names import FunctionNames
 from agent.members import Members
@@ -64,7 +64,7 @@ class Observer:
 
     def __enter__(self) -> Self:
         preflight.require_this_machine()
-        cgroup_namespace.join_the_nodes()  # before any thread of ours is started
+        cgroup_namespace.join_the_nodes()  # the threads that run, of pages and sockets, read no cgroups
         with ExitStack() as stack:
             nvml = stack.enter_context(Nvml())
             if not nvml.devices():
@@ -130,6 +130,7 @@ class Observer:
             "ticks:failed": self.failed_ticks,
             "watcher:failed": self._watcher.failures,
             "libraries:refused": self._discovery.refused,
+            "libraries:full": self.probes.refused,
         }
 
     def _tick(self, now_ns: int) -> None:
@@ -154,10 +155,11 @@ class Observer:
             due = max(due + self._settings.interval_ns, now)
             try:
                 self._tick(now)
-                self._discovery.look_at(self.pipeline.unprobed)
+                ends_ns = monotonic_ns() + ROUND_NS
+                self._discovery.look_at(self.pipeline.unprobed, ends_ns - ROUND_NS // 2)  # the others have a half too
                 if now - looked >= _DISCOVERY_NS:
                     looked = now
-                    self._discovery.look()
+                    self._discovery.look(ends_ns)
             except Exception:  # noqa: BLE001  # a tick that fails is missing from the figures; the next one may work
                 self.failed_ticks += 1
                 _log.exception("a tick failed")

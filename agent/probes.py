@@ -19,19 +19,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent import layout
+from agent.containers.index import ContainerIndex
 from agent.elf import exported_functions
 from agent.errors import ProbeError
 from agent.libbpf import BpfObject, Link, Map
 from agent.libraries import FileId, opened
 from agent.library_changes import LibraryChanges
-from agent.model import ProbeCounts, ProbeStatus, ProcessId
+from agent.model import HOST, ContainerKey, ProbeCounts, ProbeStatus, ProcessId
 from agent.procfs import Procfs
 from agent.proctext import MappedFile
 from agent.returns import returns
 from agent.symbols import DENYING, PROGRAMS, SYMBOLS, Role, Symbol, unknown_versions
 
 _log = logging.getLogger(__name__)
-_MOST_LIBRARIES = 1023
+_MOST_LIBRARIES = 1023  # that are probed
+_MOST_OF_ONE_CONTAINER = 32  # of these, brought by it: its copies must not leave the others' without a place
+_MOST_UNREADABLE = 256  # files that could not be probed and are remembered, so that they are read once
+_MOST_OWNERS = 256
 _MOST_NUMBERS = 4096  # of files that were seen
 _LIBRARY_NUMBERS = 1 << 16  # what the cookie has room for
 
@@ -50,6 +54,12 @@ class AttachedLibrary:
     version: tuple[int, int] = (0, 0)  # size and time of the last change
     inode: int = 0
     watch: int | None = None
+    owner: ContainerKey | None = None  # who showed it first; None: the agent, for the node's own
+
+    @property
+    def unreadable(self) -> bool:
+        """There is nothing to attach: it is no library, or none that may be read."""
+        return "*" in self.failed
 
     def status(self) -> ProbeStatus:
         """What is exported."""
@@ -86,11 +96,13 @@ class Probes:
         self._sm_count = 0
         self._maps: dict[str, Map] = {}
         self._libraries: dict[FileId, AttachedLibrary] = {}
+        self._owners = ContainerIndex(proc, _MOST_OWNERS)
         self.bpf.attach("process_exit")
         self.bpf.attach("process_exec")
         self._numbers = itertools.count(1)
         self._number: dict[FileId, int] = {}  # a file keeps its own: by it the kernel side knows whose call is whose
         self.dropped = 0  # libraries whose probes went because they are being written over
+        self.refused = 0  # looks at libraries for which there was no place
         self._changing = threading.RLock()
         self.changes = LibraryChanges()
 
@@ -101,20 +113,25 @@ class Probes:
         return self._maps[name]
 
     def ensure(self, path: str, process: ProcessId | None = None) -> AttachedLibrary:
-        """Attaches the file at `path` (as the process sees it) unless it is. GoneError when there is no such file."""
+        """Attaches the file at `path` (as the process sees it) unless it is. GoneError when there is no such file.
+
+        Without a process: the node's own, for which there is always a place.
+        """
         with opened(self._proc, process or self._proc.process_id(os.getpid()), path) as (descriptor, facts, file):
-            return self._ensure(path, descriptor, file, facts)
+            return self._ensure(path, descriptor, file, facts, process)
 
     def ensure_mapped(self, file: MappedFile, process: ProcessId) -> AttachedLibrary:
         """The same for a file that the process has mapped and that was deleted or replaced since."""
         descriptor = self._proc.open_mapped(process, file)
         try:
             facts = os.fstat(descriptor)
-            return self._ensure(file.path, descriptor, FileId(facts.st_dev, facts.st_ino), facts)
+            return self._ensure(file.path, descriptor, FileId(facts.st_dev, facts.st_ino), facts, process)
         finally:
             os.close(descriptor)
 
-    def _ensure(self, path: str, descriptor: int, file: FileId, facts: os.stat_result) -> AttachedLibrary:
+    def _ensure(
+        self, path: str, descriptor: int, file: FileId, facts: os.stat_result, process: ProcessId | None
+    ) -> AttachedLibrary:
         version = (facts.st_size, facts.st_mtime_ns)
         with self._changing:
             known = self._libraries.get(file)
@@ -123,10 +140,32 @@ class Probes:
                 self.drop(known)
                 known = None
             if known is None:
+                owner = self._owners.container_of(process).key if process else None
+                if full := self._full(owner):
+                    if not self.refused:
+                        _log.warning("%s is not probed: %s; the like is only counted from now on", path, full)
+                    self.refused += 1
+                    return AttachedLibrary(0, path, failed={"*": full})
                 watch = self.changes.watch(descriptor, path)  # first, so that no change after the look is missed
-                known = self._libraries[file] = self._attach(path, descriptor, self._number_of(file))
-                known.version, known.inode, known.watch = version, file.inode, watch
+                known = self._libraries[file] = self._attach(path, descriptor, file)
+                known.version, known.inode, known.watch, known.owner = version, file.inode, watch, owner
+                self._forget_unreadable()
             return known
+
+    def _full(self, owner: ContainerKey | None) -> str | None:
+        """Why there is no place for another of this container."""
+        owners = [library.owner for library in self._libraries.values() if not library.unreadable]
+        if owner is not None and len(owners) >= _MOST_LIBRARIES:
+            return f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
+        if owner not in (None, HOST) and owners.count(owner) >= _MOST_OF_ONE_CONTAINER:
+            return f"more than {_MOST_OF_ONE_CONTAINER} copies of libcuda in {owner}"
+        return None
+
+    def _forget_unreadable(self) -> None:
+        """Those that were seen first, when there are many."""
+        unreadable = [library for library in self._libraries.values() if library.unreadable]
+        for library in unreadable[: max(0, len(unreadable) - _MOST_UNREADABLE)]:
+            self.drop(library)
 
     def drop(self, library: AttachedLibrary) -> None:
         """Takes the probes of a file away that is gone and that nobody maps any more."""
@@ -137,7 +176,7 @@ class Probes:
                 library.watch = None
             for link in links:
                 self.bpf.detach(link)
-            for symbol in SYMBOLS:
+            for symbol in () if library.unreadable else SYMBOLS:
                 if symbol.role is Role.ALLOC:
                     self.map("returns").delete(layout.U64(symbol.cookie(library.number)))
             self._libraries = {file: known for file, known in self._libraries.items() if known is not library}
@@ -158,17 +197,15 @@ class Probes:
             del self._number[next(iter(self._number))]
         return self._number[file]
 
-    def _attach(self, path: str, descriptor: int, number: int) -> AttachedLibrary:
-        library = AttachedLibrary(number, path)
-        if len(self._libraries) >= _MOST_LIBRARIES:
-            library.failed["*"] = f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
-            return library
+    def _attach(self, path: str, descriptor: int, file: FileId) -> AttachedLibrary:
+        library = AttachedLibrary(0, path)
         try:
             offsets = exported_functions(descriptor, "cu")
         except ProbeError as error:
             library.failed["*"] = str(error)
             _log.warning("%s: %s", path, error)
             return library
+        library.number = self._number_of(file)
         library.unknown_versions = unknown_versions(offsets.keys())
         wanted: dict[int, Symbol] = {}  # two names of one function are one probe
         for symbol in SYMBOLS:
@@ -220,7 +257,7 @@ class Probes:
                 _log.warning("%s of %s: %s", symbol.name, library.path, error)
 
     def libraries(self) -> tuple[AttachedLibrary, ...]:
-        """All files seen so far."""
+        """All files that are remembered: those that are probed, and the last that could not be."""
         return tuple(self._libraries.values())
 
     def lost(self) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,9 @@ A cgroup inside a container's may be another container (Docker in Docker), so ea
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -69,11 +71,23 @@ class Residents:
 
 
 def _members(folder: Path) -> Iterator[int]:
-    for here, _, files in islice(os.walk(folder), _MOST_FOLDERS):
-        if "cgroup.procs" not in files:
-            continue
+    for here in _folders(folder):
         try:
             text = Path(here, "cgroup.procs").read_text()
         except OSError:  # it was removed meanwhile, or is a threaded one: its domain lists its processes
             continue
         yield from (int(word) for word in text.split() if word != "0")
+
+
+def _folders(top: Path) -> Iterator[str]:
+    """It and those below, the upper ones first; no more of a directory is listed than is still wanted."""
+    waiting, left = deque([str(top)]), _MOST_FOLDERS - 1
+    while waiting:
+        here = waiting.popleft()
+        yield here
+        if not left:
+            continue
+        with suppress(OSError), os.scandir(here) as entries:
+            found = list(islice((one.path for one in entries if one.is_dir(follow_symlinks=False)), left))
+            left -= len(found)
+            waiting.extend(found)

@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from agent.containers.cgroup import parse_cgroup
 from agent.containers.identity import identify
@@ -65,3 +69,29 @@ def test_whole_hierarchies_count_and_v2_comes_first() -> None:
         "33 20 0:29 / /proc rw - proc proc rw\n"
     )
     assert hierarchies(text) == ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"]
+
+
+def test_of_any_number_of_cgroups_no_more_are_listed_than_are_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side, which a listing by whole directories would all hold."""
+    monkeypatch.setattr("agent.containers.residents._MOST_FOLDERS", 20)
+    residents = machine(tmp_path, {tgid: f"{PATH}/worker{tgid}" for tgid in range(100, 400)} | {11: PATH})
+    listed, scandir = 0, os.scandir
+
+    @contextmanager
+    def counted(path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        def entries() -> Iterator[os.DirEntry[str]]:
+            nonlocal listed
+            for entry in found:
+                listed += 1
+                yield entry
+
+        with scandir(path) as found:
+            yield entries()
+
+    monkeypatch.setattr(os, "scandir", counted)
+    found = residents.of(container(PATH))
+    assert 11 in found
+    assert len(found) == 20
+    assert listed <= 21  # the directories, and cgroup.procs beside them
