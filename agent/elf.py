@@ -22,7 +22,7 @@ from agent.errors import ProbeError
 
 _LARGEST_BYTES = 1 << 30
 _MOST_READ_BYTES, _MOST_READS = 16 << 20, 50_000
-_MOST_CPU_NS = 150_000_000  # a libcuda takes a tenth of it; somebody waits
+_MOST_CPU_NS = 500_000_000  # a libcuda takes a twentieth of it; somebody waits
 _MOST_SECTIONS, _MOST_SEGMENTS = 4096, 512  # of a libcuda: 40 and 10
 _MOST_SYMBOLS = 100_000  # of a libcuda: 3,000
 _MOST_FUNCTIONS = 10_000  # with the wanted prefix; of a libcuda: 1,000
