@@ -9,6 +9,7 @@ from typing import Protocol
 
 from agent.errors import WardenError
 from agent.model import DeviceUuid, ProcessId
+from agent.names import printable
 
 
 class MpsError(WardenError):
@@ -30,6 +31,13 @@ class Daemon:
     process: ProcessId
     pipe_directory: str  # as the daemon sees it
     program: str
+    contested: bool = False  # another process claims its pipe
+
+    @property
+    def doubt(self) -> str:
+        """What is said of a contested one."""
+        where = printable(self.pipe_directory, 160)
+        return f"several processes say that they are the MPS control daemon at {where}: end the false ones"
 
 
 @dataclass(frozen=True, slots=True)

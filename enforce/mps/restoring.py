@@ -16,7 +16,7 @@ from agent.errors import GoneError
 from agent.procfs import Procfs
 from enforce.entries import Entry
 from enforce.mps.control import connect
-from enforce.mps.daemons import daemons
+from enforce.mps.daemons import claimants
 from enforce.mps.model import Control, MpsError, Scope, Setting
 from enforce.outcome import Outcome
 
@@ -50,7 +50,7 @@ def restore(entry: Entry, proc: Procfs) -> Outcome:
     """Puts back what an entry says was set. MpsError when the daemon does not answer, GoneError when it has ended."""
     if entry.process is None:
         raise MpsError("an entry of the ledger about MPS limits names no daemon: look at them by hand")
-    daemon = next((one for one in daemons(proc) if one.process == entry.process), None)
+    daemon = next((one for one in claimants(proc).daemons if one.process == entry.process), None)
     if daemon is None:
         if proc.is_alive(entry.process):
             raise MpsError(
