@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from enforce.owner import while_nobody_enforces
 from enforce.ledger import unreadable
+from enforce.owner import while_nobody_enforces
 from enforce.release import release_all
 
 _log = logging.getLogger(__name__)

@@ -70,19 +70,20 @@ def _by_pipe(proc: Procfs, found: Sequence[_Claim]) -> Iterator[tuple[object, Da
     """Each with its pipe, those of the node and then the oldest first; those that are none, for root's is, left out."""
     by_pipe: dict[object, list[_Claim]] = {}
     for claim in sorted(found, key=lambda one: (-one.rank, one.daemon.process.start_ticks)):
-        by_pipe.setdefault(_pipe(proc, claim.daemon), []).append(claim)
+        daemon = replace(claim.daemon, pipe=_pipe(proc, claim.daemon))
+        by_pipe.setdefault(daemon.pipe or daemon, []).append(replace(claim, daemon=daemon))
     for pipe, claims in by_pipe.items():
         first = [claim for claim in claims if claim.rank == _ROOTS] or claims
         for claim in first:
             yield pipe, replace(claim.daemon, contested=len(first) > 1)
 
 
-def _pipe(proc: Procfs, daemon: Daemon) -> object:
-    """Its own for one whose pipe is not there, or may not be looked at."""
+def _pipe(proc: Procfs, daemon: Daemon) -> tuple[int, int] | None:
+    """None for one whose pipe is not there, or may not be looked at."""
     try:
-        return _identity(proc, daemon.process, f"{daemon.pipe_directory}/{_CONTROL}") or daemon
+        return _identity(proc, daemon.process, f"{daemon.pipe_directory}/{_CONTROL}")
     except SetupError:
-        return daemon
+        return None
 
 
 def _found(proc: Procfs) -> tuple[list[_Claim], str]:

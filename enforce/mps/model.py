@@ -32,6 +32,7 @@ class Daemon:
     pipe_directory: str  # as the daemon sees it
     program: str
     contested: bool = False  # another process claims its pipe
+    pipe: tuple[int, int] | None = None  # which file that is: its device and inode
 
     @property
     def doubt(self) -> str:
