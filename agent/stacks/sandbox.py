@@ -37,7 +37,7 @@ _LOAD, _IS, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_SIGNALLING = (8, 10, 15)  # fcntl(2): F_SETOWN, F_SETSIG, F_SETOWN_EX: who gets a signal when there is something to read
+_SIGNALLING = (8, 10, 15)  # fcntl(2): F_SETOWN, F_SETSIG, F_SETOWN_EX: who gets a signal, and which
 _ITSELF = 0  # prlimit(2)
 _OTHER_NUMBERS = 0x40000000  # x32, the same calls under other numbers
 
