@@ -62,7 +62,8 @@ _ATTACHING = Capability(
 _MARKING = Capability(
     "CAP_SYS_ADMIN",
     21,
-    "setxattr(2): the mark trusted.gpuwarden, by which a cgroup that we froze is known",
+    "setxattr(2): the mark trusted.gpuwarden, by which a cgroup that we froze is known; "
+    "setns(2), from inside a container: the node's cgroup namespace",
     "the rung `freeze` is passed over",
 )
 _MAPPED = Capability(

@@ -388,12 +388,16 @@ def _reload(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
+    from enforce import ledger
     from enforce.outcome import Outcome
     from enforce.release import release_all
 
     if options.stand_by:
         return _stand_by(options.run_dir)
-    released = release_all(options.run_dir / "ledger.jsonl")
+    path = options.run_dir / "ledger.jsonl"
+    if (why := ledger.unreadable(path)) is not None:
+        raise ledger.LedgerError(f"nothing is undone, though something may be in force: {path} {why}")
+    released = release_all(path)
     for one in released:
         what = one.entry.place if one.entry.process is None else f"process {one.entry.process.tgid}"
         print(printable(f"{one.entry.container}: {one.entry.act}: {what}: {one.outcome} {one.error or ''}"))

@@ -4,10 +4,10 @@
 
 A file that only root can write says little in a directory that others can. Each directory on the way has to belong to
 root or to whom we run as, and nobody else may write it, but for two that are safe: one with the sticky bit, where each
-may replace only what is his (/tmp), and a directory of the node that was mounted here read-only, and itself. Such is a
-Kubernetes ConfigMap: the kubelet makes its directory with mode 0777, where on the node only root can go. (That all is
-read-only for us, as under systemd's ProtectSystem=strict, says nothing of others.) A link is judged by where it lies
-and by the way to what it names.
+may replace only what is his (/tmp), and a Kubernetes ConfigMap that is mounted here read-only: the kubelet makes its
+directory with mode 0777, where on the node only root can go. It is known by what is mounted, which only root can
+choose. (That anything else is read-only for us, as under systemd's ProtectSystem=strict, says nothing of others.) A
+link is judged by where it lies and by the way to what it names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import stat
 from typing import Final
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_CONFIGMAP: Final = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~configmap/[^/]+$")  # in the kubelet's directory
 _MOST_LINKS: Final = 40  # path_resolution(7)
 
 
@@ -59,20 +60,20 @@ def _replaceable(folder: str, entry: os.stat_result) -> str | None:
         )
     if not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return None
-    if (facts.st_mode & stat.S_ISVTX and _is_ours(entry)) or _is_read_only_volume(folder):
+    if (facts.st_mode & stat.S_ISVTX and _is_ours(entry)) or _is_configmap(folder):
         return None
     who = "everybody" if facts.st_mode & stat.S_IWOTH else "its group"
     return f"lies in {folder}, where {who} could put another file in its place; chmod go-w {folder}"
 
 
-def _is_read_only_volume(folder: str) -> bool:
-    """Whether a part of a file system is mounted just there, to be read only. Source: proc(5), mountinfo."""
+def _is_configmap(folder: str) -> bool:
+    """Whether a volume of the kubelet's is mounted just there, to be read only. Source: proc(5), mountinfo."""
     found = False
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
             _, _, _, root, point, options, *_ = line.split(" ")
             if _OCTAL.sub(lambda match: chr(int(match[1], 8)), point) == folder:  # of several, the last is on top
-                found = root != "/" and "ro" in options.split(",")
+                found = _CONFIGMAP.search(root) is not None and "ro" in options.split(",")
     return found
 
 

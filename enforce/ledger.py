@@ -23,7 +23,7 @@ MOST_DEAD_LINES = 1000
 
 
 class LedgerError(WardenError):
-    """The ledger cannot be written: nothing may be done that would have to be undone."""
+    """The ledger cannot be written, so nothing may be done that would have to be undone; or it is not to be trusted."""
 
 
 class Ledger:
@@ -125,15 +125,36 @@ def read(path: str | os.PathLike[str]) -> list[Entry]:
     with suppress(OSError, ValueError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            if _is_ours(os.fstat(fd)):
+            if _distrusted(os.fstat(fd)) is None:
                 replay.add(file.read(MOST_BYTES).split(b"\n"))
     return list(replay.outstanding.values())
 
 
-def _is_ours(facts: os.stat_result) -> bool:
+def unreadable(path: str | os.PathLike[str]) -> str | None:
+    """Why `read` takes nothing from what is there, and what to do about it; None: it does, or nothing is there."""
+    try:
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be looked at ({error.strerror}): use sudo"
+    if (why := _distrusted(facts)) is not None:
+        return why
+    return None if os.access(path, os.R_OK) else "cannot be read: use sudo"
+
+
+def _distrusted(facts: os.stat_result) -> str | None:
     """A file that others wrote, or could have, says nothing: undoing what it says would be doing what they want."""
-    theirs = facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISREG(facts.st_mode) and not theirs
+    if not stat.S_ISREG(facts.st_mode):
+        return "is no ledger but something else: remove it, and see what put it there"
+    if facts.st_uid not in (0, os.geteuid()):
+        return (
+            f"belongs to user {facts.st_uid}: if the agent ran as that user, release as that user too, with the same "
+            "capabilities (systemctl stop gpuwarden does); else remove it"
+        )
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written by others: read it, and if all of it is the agent's, chmod go-w it; else remove it"
+    return None
 
 
 def this_boot() -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from enforce.ledger import unreadable
 from enforce.owner import while_nobody_enforces
 from enforce.release import release_all
 
@@ -55,6 +56,10 @@ class StandBy:
         return over
 
     def _release(self) -> bool:
+        if (why := unreadable(self._ledger)) is not None:
+            _log.error("nothing can be undone: %s %s", self._ledger, why)
+            self._again = self._clock() + _AGAIN_SECONDS
+            return False
         released = release_all(self._ledger)
         left = [one for one in released if not one.closed]
         if len(released) > len(left):

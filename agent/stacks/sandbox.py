@@ -37,22 +37,26 @@ _LOAD, _IS, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_SIGNALLING = (8, 10, 15)  # fcntl(2): F_SETOWN, F_SETSIG, F_SETOWN_EX: who gets a signal, and which
+_ITSELF = 0  # prlimit(2)
 _OTHER_NUMBERS = 0x40000000  # x32, the same calls under other numbers
 
 _EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 434, 435, 437, 438, 440, 442)  # numbers from 424 on are the same
 _ARCHITECTURES: Final = {
-    # audit's number; open(2), where there is one; openat(2); what is refused:
-    # ptrace, process_vm_{readv,writev}, kill, tkill, tgkill, execve, execveat, socket, connect, bind, bpf,
-    # perf_event_open, mount, umount2, setns, unshare, clone, {init,finit,delete}_module, kexec_load, add_key,
-    # request_key, keyctl, chroot, pivot_root, userfaultfd, open_by_handle_at; creat, fork, vfork; and of all:
-    # pidfd_send_signal, io_uring_setup, open_tree … fsmount, pidfd_open, clone3, openat2, pidfd_getfd,
+    # audit's number; open(2), where there is one; openat(2); fcntl(2); prlimit64(2); what is refused:
+    # ptrace, process_vm_{readv,writev}, kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, execve, execveat,
+    # socket, connect, bind, bpf, perf_event_open, mount, umount2, setns, unshare, clone, {init,finit,delete}_module,
+    # kexec_load, add_key, request_key, keyctl, chroot, pivot_root, userfaultfd, open_by_handle_at; creat, fork, vfork;
+    # and of all: pidfd_send_signal, io_uring_setup, open_tree … fsmount, pidfd_open, clone3, openat2, pidfd_getfd,
     # process_madvise, mount_setattr
     "x86_64": (
         0xC000003E,
         2,
         257,
+        72,
+        302,
         (
-            *(101, 310, 311, 62, 200, 234, 59, 322, 41, 42, 49, 321, 298, 165, 166, 308, 272, 56),
+            *(101, 310, 311, 62, 200, 234, 129, 297, 59, 322, 41, 42, 49, 321, 298, 165, 166, 308, 272, 56),
             *(175, 313, 176, 246, 248, 249, 250, 161, 155, 323, 304, 85, 57, 58),
         ),
     ),
@@ -60,8 +64,10 @@ _ARCHITECTURES: Final = {
         0xC00000B7,
         None,
         56,
+        25,
+        261,
         (
-            *(117, 270, 271, 129, 130, 131, 221, 281, 198, 203, 200, 280, 241, 40, 39, 268, 97, 220),
+            *(117, 270, 271, 129, 130, 131, 138, 240, 221, 281, 198, 203, 200, 280, 241, 40, 39, 268, 97, 220),
             *(105, 273, 106, 104, 217, 218, 219, 51, 41, 282, 265),
         ),
     ),
@@ -113,10 +119,10 @@ def _check(result: int) -> None:
 
 
 def _filter(machine: str) -> Sequence[tuple[int, int, int, int]]:
-    """Each test is followed by its answer, so that no jump is longer than one instruction."""
+    """Each test is followed by its answer, so that jumps are of a few instructions."""
     if machine not in _ARCHITECTURES:
         raise SetupError(f"the reader of symbols cannot be confined on {machine}: use --no-symbols")
-    architecture, plain_open, open_at, refused = _ARCHITECTURES[machine]
+    architecture, plain_open, open_at, fcntl, limits, refused = _ARCHITECTURES[machine]
     code = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_IS, 1, 0, architecture), (_RETURN, 0, 0, _KILL)]
     code += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _OTHER_NUMBERS), (_RETURN, 0, 0, _REFUSE)]
     for number in (*refused, *_EVERYWHERE):
@@ -125,4 +131,8 @@ def _filter(machine: str) -> Sequence[tuple[int, int, int, int]]:
         if opening is not None:
             code += [(_IS, 0, 4, opening), (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * flags), (_ANY_BIT, 0, 1, _WRITING)]
             code += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    for command in _SIGNALLING:
+        code += [(_IS, 0, 4, fcntl), (_LOAD, 0, 0, _ARGUMENTS_AT + 8), (_IS, 0, 1, command)]
+        code += [(_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, _NUMBER_AT)]
+    code += [(_IS, 0, 3, limits), (_LOAD, 0, 0, _ARGUMENTS_AT), (_IS, 1, 0, _ITSELF), (_RETURN, 0, 0, _REFUSE)]
     return [*code, (_RETURN, 0, 0, _ALLOW)]

@@ -182,5 +182,5 @@ class Mps:
 def _entry(key: ContainerKey, place: Place, changes: tuple[Change, ...]) -> Entry:
     """Each time that limits are set is an act of its own: what they were before may differ."""
     at_ns = wall_ns()
-    entry = Entry.of(standing.RUNG, place.daemon.process, key, at_ns, to_place(changes))
+    entry = Entry.of(standing.RUNG, place.daemon.process, key, at_ns, to_place(changes, place.daemon.pipe))
     return replace(entry, id=f"{entry.id}:{at_ns}")

@@ -17,7 +17,7 @@ from agent.model import ProcessId
 from agent.procfs import Procfs
 from enforce.mps.channel import PATIENCE_SECONDS
 from enforce.mps.control import connect
-from enforce.mps.daemons import daemons, serves
+from enforce.mps.daemons import MOST_DAEMONS, claimants, serves
 from enforce.mps.model import Client, Control, Daemon, MpsError
 
 _NSPID = re.compile(r"^NSpid:\s*(.+)$", re.MULTILINE)
@@ -35,10 +35,15 @@ class Found:
 
 def find_client(process: ProcessId, proc: Procfs, patience_seconds: float = PATIENCE_SECONDS) -> Found | None:
     """None: it is no MPS client. MpsError when a daemon cannot be asked, GoneError when the process has ended."""
-    found, unknown = None, None
-    for daemon in daemons(proc):
+    all_of_them = claimants(proc)
+    found, asked = None, 0
+    unknown = MpsError(all_of_them.unread) if all_of_them.unread else None
+    for daemon in all_of_them.daemons:
         try:
-            found = found or _client_of(process, daemon, proc, patience_seconds)
+            if found is None and serves(daemon, process, proc):
+                asked += 1
+                _require_answerable(daemon, asked)
+                found = _client_of(process, daemon, proc, patience_seconds)
         except MpsError as error:
             unknown = unknown or error
     if not proc.is_alive(process):
@@ -48,8 +53,17 @@ def find_client(process: ProcessId, proc: Procfs, patience_seconds: float = PATI
     return found
 
 
+def _require_answerable(daemon: Daemon, asked: int) -> None:
+    if daemon.contested:
+        raise MpsError(daemon.doubt)
+    if asked > MOST_DAEMONS:
+        raise MpsError(
+            f"more than {MOST_DAEMONS} processes say that they are its MPS control daemon: end the false ones"
+        )
+
+
 def _client_of(process: ProcessId, daemon: Daemon, proc: Procfs, patience_seconds: float) -> Found | None:
-    tgid = seen_as(process, daemon, proc) if serves(daemon, process, proc) else None
+    tgid = seen_as(process, daemon, proc)
     if tgid is None:
         return None
     control = connect(daemon, patience_seconds)

@@ -5,7 +5,8 @@
 A process may call itself what it likes, so nothing of it is run as it stands: a daemon's own program speaks to it only
 if root owns that file, nobody else can write it, and it is this mount namespace's; else the one in PATH does. And what
 one in another mount namespace says counts only for processes that reach its pipe. Anybody can begin any number of
-processes of that name: the first few are taken, one for each pipe, those of the node before those of containers.
+processes of that name. Where several claim one pipe, root's of the node is the daemon; else it is contested: nobody
+knows whose PIDs its answers are about, nor when it has ended, so nothing is asked or set there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from agent import proctext
 from agent.errors import GoneError, SetupError
 from agent.model import ProcessId
 from agent.procfs import Procfs
@@ -27,35 +30,91 @@ _log = logging.getLogger(__name__)
 PROGRAM = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _USUAL_DIRECTORIES = ("/run/nvidia-mps", "/tmp/nvidia-mps")
-_MOST_DAEMONS = 16
+MOST_DAEMONS = 16
 _LONGEST_PATH = 4096  # of the kernel's
 _CONTROL = "control"  # the daemon's socket or FIFO in its directory
+_OTHERS, _NODES, _ROOTS = range(3)  # in a container's mounts; in the node's; in the node's, and root
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    rank: int
+    daemon: Daemon
+
+
+@dataclass(frozen=True, slots=True)
+class Claimants:
+    """All processes that may be daemons, and why another one that may be could not be looked at ("": none)."""
+
+    daemons: tuple[Daemon, ...]
+    unread: str = ""
 
 
 def daemons(proc: Procfs) -> tuple[Daemon, ...]:
-    """Those that are running now. Whatever cannot be read is none."""
-    found = sorted(_found(proc), key=lambda one: (not one[0], one[1].process.start_ticks))
+    """Those that are running now: one for each pipe, and not more than a few. Whatever cannot be read is none."""
     by_pipe: dict[object, Daemon] = {}
-    for _, daemon in found:
-        pipe = _identity(proc, daemon.process, f"{daemon.pipe_directory}/{_CONTROL}")
-        by_pipe.setdefault(pipe or daemon, daemon)  # who comes second is none, whatever it calls itself
-    if len(by_pipe) > _MOST_DAEMONS:
-        _log.warning("%d processes call themselves %s: %d are looked at", len(by_pipe), PROGRAM, _MOST_DAEMONS)
-    return tuple(by_pipe.values())[:_MOST_DAEMONS]
+    for pipe, daemon in _by_pipe(proc, _found(proc)[0]):
+        by_pipe.setdefault(pipe, daemon)
+    if len(by_pipe) > MOST_DAEMONS:
+        _log.warning("%d processes call themselves %s: %d are looked at", len(by_pipe), PROGRAM, MOST_DAEMONS)
+    return tuple(by_pipe.values())[:MOST_DAEMONS]
 
 
-def _found(proc: Procfs) -> Iterator[tuple[bool, Daemon]]:
-    """Whether it is the node's own, and what it is."""
+def claimants(proc: Procfs) -> Claimants:
+    """Everything that may be a daemon, however many there are: for who must not take a daemon for none."""
+    found, unread = _found(proc)
+    return Claimants(tuple(daemon for _, daemon in _by_pipe(proc, found)), unread)
+
+
+def _by_pipe(proc: Procfs, found: Sequence[_Claim]) -> Iterator[tuple[object, Daemon]]:
+    """Each with its pipe, those of the node and then the oldest first; those that are none, for root's is, left out."""
+    by_pipe: dict[object, list[_Claim]] = {}
+    for claim in sorted(found, key=lambda one: (-one.rank, one.daemon.process.start_ticks)):
+        daemon = replace(claim.daemon, pipe=_pipe(proc, claim.daemon))
+        by_pipe.setdefault(daemon.pipe or daemon, []).append(replace(claim, daemon=daemon))
+    for pipe, claims in by_pipe.items():
+        first = [claim for claim in claims if claim.rank == _ROOTS] or claims
+        for claim in first:
+            yield pipe, replace(claim.daemon, contested=len(first) > 1)
+
+
+def _pipe(proc: Procfs, daemon: Daemon) -> tuple[int, int] | None:
+    """None for one whose pipe is not there, or may not be looked at."""
+    try:
+        return _identity(proc, daemon.process, f"{daemon.pipe_directory}/{_CONTROL}")
+    except SetupError:
+        return None
+
+
+def _found(proc: Procfs) -> tuple[list[_Claim], str]:
+    """And why one of them could not be looked at."""
+    found, unread = [], ""
     for tgid in proc.tgids():
         try:
-            if is_daemon(proc.arguments(tgid)):
-                process = proc.process_id(tgid)
-                directory = _pipe_directory(proc, process)
-                program = _program(proc, tgid)
-                if directory and program and proc.process_id(tgid) == process:
-                    yield _is_the_nodes(proc, tgid), Daemon(process, directory, program)
-        except (GoneError, SetupError, OSError):
+            if not is_daemon(proc.arguments(tgid)):
+                continue
+        except (GoneError, SetupError):
             continue
+        try:
+            claim = _claim(proc, tgid)
+            if claim is not None:
+                found.append(claim)
+        except (GoneError, FileNotFoundError, ProcessLookupError):
+            continue
+        except (SetupError, OSError) as error:
+            unread = f"process {tgid} may be an MPS control daemon and cannot be looked at ({error})"
+    return found, unread
+
+
+def _claim(proc: Procfs, tgid: int) -> _Claim | None:
+    process = proc.process_id(tgid)
+    directory, program = _pipe_directory(proc, process), _program(proc, tgid)
+    if directory is None or proc.process_id(tgid) != process:
+        return None
+    rank = _NODES if _is_the_nodes(proc, tgid) else _OTHERS
+    if rank == _NODES and proctext.parse_status_uid(proc.status(tgid)) == 0:
+        rank = _ROOTS
+    return _Claim(rank, Daemon(process, directory, program))
 
 
 def is_daemon(arguments: Sequence[str]) -> bool:
@@ -75,8 +134,15 @@ def _pipe_directory(proc: Procfs, process: ProcessId) -> str | None:
     named = proc.environ(process.tgid, [PIPE_VARIABLE]).get(PIPE_VARIABLE)
     if named:
         return named if named.startswith("/") and len(named) < _LONGEST_PATH else None
-    there = (usual for usual in _USUAL_DIRECTORIES if _identity(proc, process, f"{usual}/{_CONTROL}"))
+    there = (usual for usual in _USUAL_DIRECTORIES if _may_be_there(proc, process, f"{usual}/{_CONTROL}"))
     return next(there, _USUAL_DIRECTORIES[-1])
+
+
+def _may_be_there(proc: Procfs, process: ProcessId, path: str) -> bool:
+    try:
+        return _identity(proc, process, path) is not None
+    except SetupError:
+        return True
 
 
 def same_mounts(proc: Procfs, tgid: int) -> bool:
@@ -95,12 +161,13 @@ def _same_mounts(proc: Procfs, tgid: int, other: int | str) -> bool:
     return os.readlink(f"{proc.root}/{tgid}/ns/mnt") == os.readlink(f"{proc.root}/{other}/ns/mnt")
 
 
-def _program(proc: Procfs, tgid: int) -> str | None:
+def _program(proc: Procfs, tgid: int) -> str:
     """What to run to speak to it."""
     path = os.readlink(f"{proc.root}/{tgid}/exe")
-    if same_mounts(proc, tgid) and os.path.basename(path) == PROGRAM and _is_roots(path):
-        return path if _same_file(path, f"{proc.root}/{tgid}/exe") else None
-    return shutil.which(PROGRAM)
+    its_own = same_mounts(proc, tgid) and os.path.basename(path) == PROGRAM and _is_roots(path)
+    if its_own and _same_file(path, f"{proc.root}/{tgid}/exe"):
+        return path
+    return shutil.which(PROGRAM) or PROGRAM  # that cannot be run, which is no answer
 
 
 def _is_roots(path: str) -> bool:
@@ -121,21 +188,26 @@ def serves(daemon: Daemon, process: ProcessId, proc: Procfs) -> bool:
     """Whether the process may be a client of this daemon, so that the daemon's word counts for it. MpsError."""
     try:
         return same_mounts(proc, daemon.process.tgid) or reaches(process, daemon, proc)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):  # the daemon has ended
         return False
-    except SetupError as error:
+    except (OSError, SetupError) as error:
         raise MpsError(str(error)) from error
 
 
 def reaches(process: ProcessId, daemon: Daemon, proc: Procfs, below: str = "") -> bool:
     """Whether the pipe directory that the process was started with is the daemon's, or one `below` it.
 
-    GoneError when the process has ended.
+    GoneError when the process has ended; SetupError when its directory may not be looked at, so that it may be. One
+    whose directory may be is no client of a daemon whose own may not.
     """
-    own = _identity(proc, daemon.process, f"{daemon.pipe_directory}{below}/{_CONTROL}")
     named = proc.environ(process.tgid, [PIPE_VARIABLE]).get(PIPE_VARIABLE)
     places = [named] if named else list(_USUAL_DIRECTORIES)
-    return own is not None and any(_identity(proc, process, f"{place}/{_CONTROL}") == own for place in places)
+    there = [_identity(proc, process, f"{place}/{_CONTROL}") for place in places]
+    try:
+        own = _identity(proc, daemon.process, f"{daemon.pipe_directory}{below}/{_CONTROL}")
+    except SetupError:
+        return False
+    return own is not None and own in there
 
 
 def _identity(proc: Procfs, process: ProcessId, path: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from agent.errors import WardenError
 from agent.model import DeviceUuid, ProcessId
+from agent.names import printable
 
 
 class MpsError(WardenError):
@@ -30,6 +31,14 @@ class Daemon:
     process: ProcessId
     pipe_directory: str  # as the daemon sees it
     program: str
+    contested: bool = False  # another process claims its pipe
+    pipe: tuple[int, int] | None = None  # which file that is: its device and inode
+
+    @property
+    def doubt(self) -> str:
+        """What is said of a contested one."""
+        where = printable(self.pipe_directory, 160)
+        return f"several processes say that they are the MPS control daemon at {where}: end the false ones"
 
 
 @dataclass(frozen=True, slots=True)

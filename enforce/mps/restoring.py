@@ -3,7 +3,8 @@
 """Limits that were set on an MPS daemon: how they are written down, and put back as they were.
 
 One ledger entry is what was set on one daemon at once: each limit with its value before and ours. Only a limit that
-still has our value is put back; whoever changed it since has the last word. A daemon that ended took them with it.
+still has our value is put back; whoever changed it since has the last word. A daemon that ended took them with it; but
+while another process serves the same pipe, that may be the daemon, and the one that ended a false one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import logging
 from dataclasses import dataclass, replace
 
 from agent.errors import GoneError
+from agent.model import ProcessId
 from agent.procfs import Procfs
 from enforce.entries import Entry
 from enforce.mps.control import connect
-from enforce.mps.daemons import daemons
-from enforce.mps.model import Control, MpsError, Scope, Setting
+from enforce.mps.daemons import claimants
+from enforce.mps.model import Control, Daemon, MpsError, Scope, Setting
 from enforce.outcome import Outcome
 
 _log = logging.getLogger(__name__)
+Pipe = tuple[int, int]  # its device and inode
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,19 @@ class Change:
     back: str
 
 
-def to_place(changes: tuple[Change, ...]) -> str:
+def to_place(changes: tuple[Change, ...], pipe: Pipe | None = None) -> str:
     """For a ledger entry."""
-    return json.dumps([_row(change) for change in changes], separators=(",", ":"))
+    rows = [_row(change) for change in changes]
+    return json.dumps({"pipe": pipe, "changes": rows} if pipe else rows, separators=(",", ":"))
 
 
-def from_place(place: str) -> tuple[Change, ...]:
+def from_place(place: str) -> tuple[tuple[Change, ...], Pipe | None]:
     """MpsError when it is not what `to_place` wrote."""
     try:
-        return tuple(_change(*row) for row in json.loads(place))
-    except (ValueError, TypeError) as error:
+        found = json.loads(place)
+        pipe, rows = (found["pipe"], found["changes"]) if isinstance(found, dict) else (None, found)
+        return tuple(_change(*row) for row in rows), _pipe(*pipe) if pipe else None
+    except (ValueError, TypeError, KeyError) as error:
         raise MpsError("an entry of the ledger about MPS limits cannot be read: look at them by hand") from error
 
 
@@ -50,16 +56,26 @@ def restore(entry: Entry, proc: Procfs) -> Outcome:
     """Puts back what an entry says was set. MpsError when the daemon does not answer, GoneError when it has ended."""
     if entry.process is None:
         raise MpsError("an entry of the ledger about MPS limits names no daemon: look at them by hand")
-    daemon = next((one for one in daemons(proc) if one.process == entry.process), None)
-    if daemon is None:
-        if proc.is_alive(entry.process):
-            raise MpsError(
-                f"the MPS control daemon {entry.process.tgid} is not recognised any more: look at its limits"
-            )
-        raise GoneError(f"the MPS control daemon {entry.process.tgid} has ended")
-    control = connect(daemon)
-    found = {put_back(control, change) for change in from_place(entry.place)}
+    changes, pipe = from_place(entry.place)
+    control = connect(_daemon(entry.process, pipe, proc))
+    found = {put_back(control, change) for change in changes}
     return next((one for one in (Outcome.FOREIGN, Outcome.RESTORED) if one in found), Outcome.RUNNING)
+
+
+def _daemon(process: ProcessId, pipe: Pipe | None, proc: Procfs) -> Daemon:
+    """That one; or whoever serves the pipe that the limits were set through."""
+    there = claimants(proc).daemons
+    daemon = next((one for one in there if one.process == process), None)
+    if daemon is not None:
+        return daemon
+    if proc.is_alive(process):
+        raise MpsError(f"the MPS control daemon {process.tgid} is not recognised any more: look at its limits")
+    daemon = next((one for one in there if pipe is not None and one.pipe == pipe), None)
+    if daemon is None:
+        raise GoneError(f"the MPS control daemon {process.tgid} has ended")
+    if daemon.contested:
+        raise MpsError(daemon.doubt)
+    return daemon
 
 
 def put_back(control: Control, change: Change) -> Outcome:
@@ -90,6 +106,12 @@ def _put_back(control: Control, change: Change) -> Outcome:
 
 def _is_there(control: Control, scope: Scope) -> bool:
     return not scope.server or scope.server in {server.name for server in control.servers()}
+
+
+def _pipe(device: int, inode: int) -> Pipe:
+    if not (isinstance(device, int) and isinstance(inode, int)):
+        raise TypeError(device)
+    return device, inode
 
 
 def _row(change: Change) -> list[object]:

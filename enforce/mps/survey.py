@@ -87,6 +87,8 @@ def take(proc: Procfs, processes: tuple[ProcessId, ...], at_ns: int) -> Picture:
 
 
 def _place(daemon: Daemon, proc: Procfs, processes: tuple[ProcessId, ...]) -> Place:
+    if daemon.contested:
+        return Place(daemon, f"MPS is left alone: {daemon.doubt}")
     try:
         control = connect(daemon, PATIENCE_SECONDS)
         clients, scopes = control.clients(), control.scopes()

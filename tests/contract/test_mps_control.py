@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import GoneError
+from agent.errors import GoneError, SetupError
+from agent.model import ProcessId
 from agent.procfs import Procfs
 from bench.node import Node, simulated_node
 from enforce.mps.channel import Channel
@@ -24,6 +25,7 @@ from enforce.mps.control import connect
 from enforce.mps.daemons import daemons, reaches
 from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError, Scope, Setting
 from enforce.mps.protocol3 import Protocol3
+from enforce.mps.survey import take
 from tests.contract.jail import jailed, mounted
 
 PROC = Procfs()
@@ -244,8 +246,76 @@ def test_of_any_number_of_processes_that_call_themselves_daemons_a_few_are_asked
             for directory in (own, pipes):
                 stack.enter_context(pretender(directory))
         found = daemons(PROC)
-    assert len(found) <= 16
-    assert len([one for one in found if one.pipe_directory == str(pipes)]) <= 1
+    assert len(found) == 16
+    (shared,) = (one for one in found if one.pipe_directory == str(pipes))
+    assert shared.contested
+
+
+def test_that_there_are_too_many_to_ask_is_not_taken_for_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path, "true")  # nobody has a client
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    me = PROC.process_id(os.getpid())
+    with ExitStack() as stack:
+        for number in range(16):
+            own = tmp_path / f"own{number}"
+            own.mkdir()
+            stack.enter_context(pretender(own))
+        assert find_client(me, PROC, PATIENCE_SECONDS) is None
+        stack.enter_context(pretender(tmp_path))
+        with pytest.raises(MpsError, match="more than 16 processes"):
+            find_client(me, PROC, PATIENCE_SECONDS)
+
+
+def test_where_two_claim_a_pipe_neither_is_believed_and_nothing_is_set(mps: Node) -> None:
+    client = client_of(mps)
+    process = PROC.process_id(client.pid)
+    with pretender(mps.folder / "mps"):
+        with pytest.raises(MpsError, match="several processes say that they are the MPS control daemon at"):
+            AllClients(PROC).terminate(process)
+        (place,) = (one for one in take(PROC, (process,), 0).places if one.daemon.contested)
+        assert place.control is None
+        assert "MPS is left alone" in (place.error or "")
+    assert find_client(process, PROC, PATIENCE_SECONDS) is not None
+
+
+@ROOT_ONLY
+def test_no_claim_stands_beside_that_of_the_nodes_root(mps: Node) -> None:
+    client = client_of(mps)
+    with pretender(mps.folder / "mps", user=65534):
+        assert not daemon_of(mps).contested
+        assert find_client(PROC.process_id(client.pid), PROC, PATIENCE_SECONDS) is not None
+
+
+@ROOT_ONLY
+def test_a_daemon_whose_directory_may_not_be_looked_at_keeps_no_other_from_being_found(
+    mps: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS where root is nobody, or where a program serves the directory."""
+    closed, me, client = tmp_path / "closed", PROC.process_id(os.getpid()), client_of(mps)
+    look = Procfs.look_inside
+    monkeypatch.setenv("PATH", f"{os.path.dirname(daemon_of(mps).program)}:{os.environ['PATH']}")
+
+    def refusing(self: Procfs, process: ProcessId, path: str) -> os.stat_result:
+        if path.startswith(str(closed)):
+            raise SetupError("not allowed to look")
+        return look(self, process, path)
+
+    monkeypatch.setattr(Procfs, "look_inside", refusing)
+    monkeypatch.setattr("enforce.mps.daemons.same_mounts", lambda *_: False)  # as in containers
+    with pretender(closed):
+        assert not daemon_of(mps).contested
+        assert find_client(PROC.process_id(client.pid), PROC, PATIENCE_SECONDS) is not None
+        assert find_client(me, PROC, PATIENCE_SECONDS) is None
+        with pretender(closed) as tenant, pytest.raises(MpsError, match="not allowed to look"):
+            find_client(PROC.process_id(tenant.pid), PROC, PATIENCE_SECONDS)
+
+
+def test_a_daemon_that_nobody_here_can_speak_to_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pretender(tmp_path), pytest.raises(MpsError, match="cannot be run"):
+        find_client(PROC.process_id(os.getpid()), PROC, PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("directory", ["relative/mps", "../../etc", "/" + "x" * 5000])
@@ -255,12 +325,11 @@ def test_a_directory_that_is_none_is_no_daemons(directory: str) -> None:
 
 
 @contextmanager
-def pretender(directory: Path | str) -> Iterator[subprocess.Popen[bytes]]:
+def pretender(directory: Path | str, user: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the name of a daemon, and the directory of one."""
     environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(directory)}
-    with subprocess.Popen(
-        ["nvidia-cuda-mps-control", "-d"], executable="/bin/cat", env=environment, stdin=-1
-    ) as process:
+    words = ["nvidia-cuda-mps-control", "-f", "-c", "read word"]  # of a shell -f is an option too
+    with subprocess.Popen(words, executable="/bin/sh", env=environment, stdin=-1, user=user) as process:
         yield process
         process.kill()
 

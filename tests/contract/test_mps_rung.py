@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import GoneError
 from agent.members import Member
 from agent.model import (
     Container,
@@ -30,6 +31,7 @@ from bench.node import Node, simulated_node
 from enforce.actuators.mps import Mps
 from enforce.ledger import Ledger, read
 from enforce.model import Subject
+from enforce.mps.restoring import restore
 from enforce.mps.survey import Survey
 from enforce.outcome import Outcome
 from enforce.policy.load import parse
@@ -166,6 +168,21 @@ def test_a_crash_leaves_in_the_ledger_all_that_undoing_needs(stage: Stage) -> No
     assert released.outcome is Outcome.RESTORED
     assert stage.limits() == ("100.0", "81920M", "0")
     assert read(stage.ledger_path) == []
+
+
+def test_that_a_false_daemon_has_ended_undoes_nothing_while_its_pipe_is_served(stage: Stage) -> None:
+    stage.start("online")
+    stage.start("offline")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    (entry,) = read(stage.ledger_path)
+    with subprocess.Popen(["true"]) as ended:
+        false = PROC.process_id(ended.pid)
+    with pytest.raises(GoneError):  # nothing is known of another pipe
+        restore(replace(entry, process=false, place=entry.place.replace('"pipe":[', '"pipe":[1')), PROC)
+    assert restore(replace(entry, process=false), PROC) is Outcome.RESTORED
+    assert stage.limits() == ("100.0", "81920M", "0")
 
 
 def test_what_somebody_else_set_meanwhile_stays(stage: Stage) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -34,7 +35,10 @@ def bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Making:
         text += f"    def resolve(self, address, demangle):\n        {indented}\n"
         (tmp_path / "bcc.py").write_text(text)
 
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    python = tmp_path / "python"  # isolated as it is asked to be (-I), but for that module
+    python.write_text(f'#!/bin/sh\n[ "$1" = -I ] && shift && exec env PYTHONPATH={tmp_path} {sys.executable} -P "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     tmp_path.chmod(0o755)
     return make
 
@@ -79,9 +83,11 @@ def test_one_that_hangs_or_breaks_is_given_up_and_not_asked_again(bcc: Making, b
 
 
 TAKEN_OVER = """
-import ctypes, json, os, socket, subprocess
+import ctypes, fcntl, json, os, resource, socket, subprocess
 libc = ctypes.CDLL(None, use_errno=True)
-bpf = 321 if os.uname().machine == 'x86_64' else 280
+bpf, queue, queue_to_thread = (321, 129, 297) if os.uname().machine == 'x86_64' else (280, 138, 240)
+me, siginfo = os.getpid(), ctypes.create_string_buffer(128)  # what it may not do even to itself it may do to nobody
+owner = (ctypes.c_int * 2)(1, me)  # F_OWNER_PID
 acts = {
     'write the memory of another process': lambda: open('/proc/%d/mem' % self.tgid, 'r+b', buffering=0),
     'write a file of root': lambda: open(target, 'w'),
@@ -89,6 +95,13 @@ acts = {
     'trace another process': lambda: check(libc.ptrace(0x4206, self.tgid, 0, 0)),
     'end another process': lambda: os.kill(self.tgid, 0),
     'end another process by its descriptor': lambda: os.pidfd_open(self.tgid),
+    'end itself': lambda: os.kill(me, 0),
+    'queue a signal': lambda: check(libc.syscall(queue, me, 0, siginfo)),
+    'queue a signal for a thread': lambda: check(libc.syscall(queue_to_thread, me, me, 0, siginfo)),
+    'have a signal sent': lambda: fcntl.fcntl(0, fcntl.F_SETOWN, me),
+    'have a signal sent to a group': lambda: check(libc.fcntl(0, 15, owner)),
+    'choose the signal': lambda: fcntl.fcntl(0, fcntl.F_SETSIG, 9),
+    'change the limits of a process': lambda: resource.prlimit(me, resource.RLIMIT_CORE),
     'run a program': lambda: os.execv('/bin/true', ['true']),
     'begin a process': lambda: os.fork(),
     'connect': lambda: socket.socket(socket.AF_UNIX),
@@ -108,6 +121,7 @@ for what, act in acts.items():
         done.append(what)
     except OSError:
         pass
+fcntl.fcntl(0, fcntl.F_GETFL), resource.getrlimit(resource.RLIMIT_CORE)  # its own are no matter
 reads = os.listdir('/proc/%d/root' % self.tgid) and open('/proc/%d/maps' % self.tgid).read() and open(secret).read()
 return json.dumps([done, bool(reads)]).encode(), 0, b'module'
 """

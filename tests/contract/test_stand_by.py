@@ -111,6 +111,37 @@ def test_what_cannot_be_undone_is_told_once_a_second_and_keeps_nothing_else(
     assert len(caplog.records) > told
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_a_ledger_that_is_not_to_be_trusted_is_not_taken_for_an_empty_one(
+    tmp_path: Path, stopped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    note(tmp_path, stopped)
+    path = tmp_path / "ledger.jsonl"
+    os.chown(path, 65534, -1)
+    stand_by = StandBy(tmp_path)
+    assert not stand_by.look()
+    assert "belongs to user 65534" in caplog.text
+    done = release(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{path} belongs to user 65534: if the agent ran as that user, release as that user too" in done.stderr
+    assert is_stopped(stopped)
+    os.chown(path, 0, -1)
+    path.chmod(0o666)
+    done = release(tmp_path)
+    assert done.returncode == 1
+    assert "chmod go-w it" in done.stderr
+    path.chmod(0o600)
+    assert release(tmp_path).returncode == 0
+    assert not is_stopped(stopped)
+    path.unlink()
+    assert release(tmp_path).returncode == 0  # nobody has ever enforced here
+
+
+def release(run_dir: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agent", "release", "--run-dir", str(run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_a_ledger_that_says_nothing_new_is_not_read_again(tmp_path: Path, stopped: int) -> None:
     note(tmp_path, stopped)
     stand_by = StandBy(tmp_path)

@@ -17,6 +17,19 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "packaging/systemd/gpuwarden.service"
 PAGE = ROOT / "docs/capabilities.md"
 MOST_POINTS = 3.3
+# What is called by number, and where.
+BY_NUMBER = {
+    "agent/libbpf.py": {"bpf"},
+    "agent/foreign.py": {"openat2"},
+    "enforce/mps/confined.py": {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"},
+}
+# What else the agent cannot do without: by ctypes, by Python, by libbpf.
+BESIDES = {
+    *("perf_event_open", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "fstatfs", "prctl"),
+    *("pidfd_open", "pidfd_send_signal", "setxattr", "getxattr", "removexattr", "setpriority", "chown", "ioctl"),
+}
+# It joins the node's cgroup namespace only from inside a container, where this unit is not.
+NOT_HERE = {"setns"}
 _OVERALL = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
 
 
@@ -84,6 +97,36 @@ def test_what_the_page_shows_for_newer_kernels_has_what_is_needed_there() -> Non
     shown = re.findall(r"^```ini\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     [narrower] = [text for text in shown if "CapabilityBoundingSet" in text]
     assert capabilities(UNIT.read_text() + narrower) == set(SINCE_6_6) - {"CAP_SYS_NICE"}
+
+
+def group(name: str) -> set[str]:
+    """The calls of one of systemd's groups, with those of the groups in it."""
+    rows = {row.strip() for row in analyze("syscall-filter", name).stdout.splitlines() if row.startswith("    ")}
+    rows = {row for row in rows if not row.startswith("#")}
+    return {one for row in rows for one in (group(row) if row.startswith("@") else {row})}
+
+
+def allowed(unit: str) -> set[str]:
+    """What the filters leave: of all lines, those before with those after."""
+    calls: set[str] = set()
+    for line in settings(unit)["SystemCallFilter"]:
+        words = line.lstrip("~").split()
+        names = {one for word in words for one in (group(word) if word.startswith("@") else {word})}
+        calls = calls - names if line.startswith("~") else calls | names
+    return calls
+
+
+def test_the_filter_lets_through_what_the_agent_calls() -> None:
+    calls = allowed(UNIT.read_text())
+    assert set().union(*BY_NUMBER.values(), BESIDES) - calls == set()
+    assert calls & {*NOT_HERE, "ptrace", "unshare", "mount", "keyctl", "init_module"} == set()
+
+
+def test_those_that_it_calls_by_number_are_all_listed() -> None:
+    sources = [path for part in ("agent", "enforce") for path in (ROOT / part).rglob("*.py")]
+    assert {str(path.relative_to(ROOT)) for path in sources if ".syscall(" in path.read_text()} == BY_NUMBER.keys()
+    entering = {path.name for path in sources if ".setns(" in path.read_text()}
+    assert entering == {"cgroup_namespace.py"}
 
 
 def test_whatever_ends_the_agent_the_release_runs_with_the_same_rights_and_its_failure_is_no_failure() -> None:

@@ -220,7 +220,7 @@ class Stage:
 
     def put_back(self, *entries: Entry) -> None:
         for entry in entries:
-            for change in from_place(entry.place):
+            for change in from_place(entry.place)[0]:
                 put_back(cast(Any, self.control), change)
 
 
@@ -313,16 +313,32 @@ values = st.sampled_from(["", "0", "1", "40", "37.5", "512M"])
 changes = st.lists(st.builds(Change, settings, values, values, values), max_size=18).map(tuple)
 
 
-@given(changes)
-def test_what_was_set_is_read_back_from_the_ledger_and_fits_in_a_line(written: tuple[Change, ...]) -> None:
-    place_text = to_place(written)
-    assert from_place(place_text) == written
+pipes = st.none() | st.tuples(st.integers(0, 2**32), st.integers(0, 2**64))
+
+
+@given(changes, pipes)
+def test_what_was_set_is_read_back_from_the_ledger_and_fits_in_a_line(
+    written: tuple[Change, ...], pipe: tuple[int, int] | None
+) -> None:
+    place_text = to_place(written, pipe)
+    assert from_place(place_text) == (written, pipe)
     entry = Entry.of("mps", DAEMON.process, ContainerKey("x" * 100), 1, place_text)
     assert len(intend_line(entry)) <= LONGEST_LINE_BYTES
 
 
 @pytest.mark.parametrize(
-    "place_text", ["", "{}1", "[1]", '[["other","7","",null,"a","b","c"]]', '[["memory",7]]', "[[]]"]
+    "place_text",
+    [
+        "",
+        "{}",
+        '{"pipe":["a",7],"changes":[]}',
+        '{"pipe":[7],"changes":[]}',
+        "{}1",
+        "[1]",
+        '[["other","7","",null,"a","b","c"]]',
+        '[["memory",7]]',
+        "[[]]",
+    ],
 )
 def test_a_ledger_entry_of_another_kind_is_no_limit(place_text: str) -> None:
     with pytest.raises(MpsError):
