@@ -25,8 +25,20 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give rights away")
 
-OPEN_MAPPED = "import sys; from agent.procfs import Procfs; Procfs().open_mapped(int(sys.argv[1]), sys.argv[2])"
-OPEN_ROOT = "import sys; from agent.procfs import Procfs; Procfs().open_inside(int(sys.argv[1]), '/proc/version')"
+OPEN_MAPPED = """\
+import sys
+from agent.procfs import Procfs
+
+process = Procfs().process_id(int(sys.argv[1]))
+[file] = [*Procfs().mapped(process.tgid, "program".__eq__)]
+Procfs().open_mapped(process, file)
+"""
+OPEN_ROOT = """\
+import sys
+from agent.procfs import Procfs
+
+Procfs().open_inside(Procfs().process_id(int(sys.argv[1])), "/etc/passwd")
+"""
 READ_ENVIRON = "import sys; from agent.procfs import Procfs; Procfs().environ(int(sys.argv[1]), ['HOME'])"
 RESUME = "import os, signal, sys; signal.pidfd_send_signal(os.pidfd_open(int(sys.argv[1])), signal.SIGCONT)"
 HURRY = "import os; os.setpriority(os.PRIO_PROCESS, 0, -20)"
