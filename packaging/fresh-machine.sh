@@ -30,6 +30,7 @@ enter() { # $1: the system, then the command
 if [ "${1:-}" = --inside ]; then
 	shift
 	enter "$@"
+	exit
 fi
 [ $# -ge 2 ] || die "usage: $0 DIR COMMAND…, for example: $0 /var/tmp/fresh make test"
 [ "$(id -u)" -eq 0 ] || die "run as root"
