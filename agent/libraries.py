@@ -24,8 +24,7 @@ from agent import foreign
 from agent.errors import GoneError
 from agent.model import ProcessId
 from agent.procfs import Procfs
-
-_OCTAL = re.compile(r"\\([0-7]{3})")
+from agent.proctext import unescaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def parse_mounts(text: str) -> list[Mount]:
         head, separator, tail = line.partition(" - ")
         fields, more = head.split(), tail.split()
         if separator and len(fields) >= 5 and len(more) >= 3:
-            mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3]), more[0], more[2]))
+            mounts.append(Mount(unescaped(fields[4]), unescaped(fields[3]), more[0], more[2]))
     return mounts
 
 
@@ -112,13 +111,9 @@ def _look(layer: Layer) -> os.stat_result:
 
 def _layers(options: str) -> list[str]:
     found: dict[str, list[str]] = {}
-    for option in re.split(r"(?<!\\),", _unescape(options)):
+    for option in re.split(r"(?<!\\),", unescaped(options)):
         name, _, value = option.partition("=")
         if name in ("lowerdir", "upperdir", "lowerdir+"):
             parts = [part.replace("\\:", ":") for part in re.split(r"(?<!\\):", value) if part]
             found.setdefault(name.rstrip("+"), []).extend(parts)
     return [*found.get("upperdir", []), *found.get("lowerdir", [])]
-
-
-def _unescape(text: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)

@@ -46,6 +46,11 @@ class MappedFile:
     span: str = field(default="", compare=False)  # where it is first mapped, as /proc/PID/map_files calls that
 
 
+def unescaped(text: str) -> str:
+    """A path as it is: maps and mountinfo have blanks, line ends and backslashes in octal."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+
+
 def parse_stat(text: str) -> Stat:
     """ValueError when it is none. The name may hold spaces and parentheses: only the last one closes it."""
     head, closing, tail = text.rpartition(")")
@@ -87,7 +92,7 @@ def parse_maps(text: str, wanted: Callable[[str], bool]) -> Iterator[MappedFile]
         fields = line.split(maxsplit=5)
         if len(fields) < 6 or not fields[5].startswith("/"):
             continue
-        path, deleted = strip_deleted(_OCTAL.sub(lambda match: chr(int(match.group(1), 8)), fields[5]))
+        path, deleted = strip_deleted(unescaped(fields[5]))
         if not wanted(path.rpartition("/")[2]):
             continue
         mapped = MappedFile(path, _device(fields[3]), int(fields[4]), deleted, _span(fields[0]))

@@ -18,7 +18,8 @@ import re
 import stat
 from typing import Final
 
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+from agent.proctext import unescaped
+
 _CONFIGMAP: Final = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~configmap/[^/]+$")  # in the kubelet's directory
 _MOST_LINKS: Final = 40  # path_resolution(7)
 
@@ -72,7 +73,7 @@ def _is_configmap(folder: str) -> bool:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
             _, _, _, root, point, options, *_ = line.split(" ")
-            if _OCTAL.sub(lambda match: chr(int(match[1], 8)), point) == folder:  # of several, the last is on top
+            if unescaped(point) == folder:  # of several, the last is on top
                 found = _CONFIGMAP.search(root) is not None and "ro" in options.split(",")
     return found
 
