@@ -276,7 +276,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         policies = stack.enter_context(Reloading(file, policy, observer.pipeline, start))
         logs.say("ready")
-        notifier.ready(_settings(options).interval_ns)
+        notifier.ready(settings.interval_ns)
         while (number := received(LOOK_SECONDS)) in (None, signal.SIGHUP):
             if number is None:
                 policies.look()
