@@ -111,6 +111,11 @@ class Port:
             answer = asked.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
+    def turns_away(self, context: ssl.SSLContext, path: str = "/metrics") -> None:
+        """Whoever comes with this: no answer, in whichever way the client notices."""
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+            self.ask(path, context=context)
+
     def refused(self, reason: str) -> float:
         return next(count for _, (found,), count in self.guard.rows() if found == reason)
 
@@ -246,8 +251,7 @@ def test_only_a_certificate_of_the_authority_that_is_valid_comes_in(opened: Open
         assert port.ask(context=context)[0] == 200
         assert port.refused("certificate") == 0
         return
-    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-        port.ask("/livez", context=context)
+    port.turns_away(context, "/livez")
     port.has_refused("certificate")
 
 
@@ -262,8 +266,7 @@ def test_a_certificate_that_is_looked_at_if_given_must_be_valid(
     if comes_in:
         assert port.ask(context=context)[0] == 200
         return
-    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-        port.ask(context=context)
+    port.turns_away(context)
     port.has_refused("certificate")
 
 
@@ -294,8 +297,7 @@ def test_only_who_has_one_of_the_names_comes_in(opened: Opened, papers: Papers, 
     if comes_in:
         assert port.ask(context=context)[0] == 200
         return
-    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-        port.ask(context=context)
+    port.turns_away(context)
     port.has_refused("certificate")
 
 
@@ -432,8 +434,7 @@ def test_who_was_let_in_is_looked_at_anew_when_the_authority_changes(
     context = port.client(papers.client)
     assert port.ask(context=context)[0] == 200
     authority.write_bytes(papers.theirs.cert.read_bytes())
-    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-        port.ask(context=context)
+    port.turns_away(context)
     assert port.ask(context=port.client(papers.stranger))[0] == 200
 
 
