@@ -25,8 +25,8 @@ void service_open(struct service *service, const struct request *request, int de
 	*service = (struct service){
 		.request = *request,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
-		.turn = PTHREAD_COND_INITIALIZER,
 	};
+	service->last = &service->first;
 	gpu_open(&service->gpu, device, request->kernels.functions);
 	if (request->copy_bytes) {
 		cuda_check(cuMemAlloc(&service->answer_on_device, request->copy_bytes), "cuMemAlloc");
@@ -40,16 +40,45 @@ void service_open(struct service *service, const struct request *request, int de
 		record_graph(service);
 }
 
+/* Who waits for its turn, on its own stack: however many they are, the end of a request wakes one. */
+struct waiter {
+	struct waiter *next;
+	pthread_cond_t turn;
+	bool is_next;
+};
+
 /* A plain mutex lets the last owner in again before those who wait; a request queue must not. */
 static void wait_for_turn(struct service *service)
 {
-	uint64_t ticket;
+	struct waiter own = {.turn = PTHREAD_COND_INITIALIZER};
 
 	pthread_mutex_lock(&service->lock);
-	ticket = service->tickets_given++;
-	while (ticket != service->tickets_served)
-		pthread_cond_wait(&service->turn, &service->lock);
+	service->waiting++;
+	if (service->serving) {
+		*service->last = &own;
+		service->last = &own.next;
+		while (!own.is_next)
+			pthread_cond_wait(&own.turn, &service->lock);
+	}
+	service->serving = true;
 	pthread_mutex_unlock(&service->lock);
+	pthread_cond_destroy(&own.turn);
+}
+
+/* Called with the lock. The service goes from hand to hand: nobody who comes now gets in between. */
+static void pass_on(struct service *service)
+{
+	struct waiter *next = service->first;
+
+	service->waiting--;
+	service->serving = next != NULL;
+	if (!next)
+		return;
+	service->first = next->next;
+	if (!service->first)
+		service->last = &service->first;
+	next->is_next = true;
+	pthread_cond_signal(&next->turn);
 }
 
 static void run(struct service *service)
@@ -92,8 +121,7 @@ uint64_t service_do(struct service *service, uint64_t arrival_ns)
 
 	pthread_mutex_lock(&service->lock);
 	record(service, arrival_ns, begun_ns, ended_ns);
-	service->tickets_served++;
-	pthread_cond_broadcast(&service->turn);
+	pass_on(service);
 	pthread_mutex_unlock(&service->lock);
 	return ended_ns - arrival_ns;
 }
@@ -110,6 +138,6 @@ void service_write_metrics(struct service *service, FILE *file)
 		"# HELP online_requests_waiting Requests that have arrived at the service and are not answered.\n"
 		"# TYPE online_requests_waiting gauge\n"
 		"online_requests_waiting %lu\n",
-		service->busy.sum_s, service->tickets_given - service->tickets_served);
+		service->busy.sum_s, service->waiting);
 	pthread_mutex_unlock(&service->lock);
 }

@@ -23,6 +23,8 @@ struct request {
 	bool graph; /* the kernels are one CUDA graph */
 };
 
+struct waiter;
+
 struct service {
 	struct gpu gpu;
 	struct request request;
@@ -33,8 +35,10 @@ struct service {
 	FILE *log; /* NULL: none */
 
 	pthread_mutex_t lock;
-	pthread_cond_t turn;
-	uint64_t tickets_given, tickets_served;
+	bool serving; /* a request */
+	struct waiter *first,
+		**last; /* the requests behind it, in the order of their arrival; last: where the next one goes */
+	unsigned long waiting; /* with the one that is served */
 	struct latencies latency;
 	struct latencies busy;
 };
