@@ -259,6 +259,7 @@ class Gate(c.Structure):
         ("last_free_ns", U64),
         ("waiting", U64),
         ("online_blocks", U64),
+        ("stretch_since_ns", U64),
     ]
 
 

@@ -10,6 +10,14 @@
 /* A queue that nothing was added to for so long is taken for empty: elapsed × rate_ppm stays far from 64 bits. */
 #define LONGEST_DRAIN_NS 100000000000ull
 #define MOST_BLOCKS (1ull << 30)
+/* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
+#define STRETCH_GAP_NS 500000ull
+/*
+ * Requests that follow each other for so many times of what may be queued before them wait for each other, and whatever
+ * one of them is made to wait for, all behind it wait for too. Far longer than that the device is busy, not behind.
+ */
+#define BEHIND_QUEUES 2
+#define BUSY_QUEUES 64
 
 static __always_inline struct control *get_control(void)
 {
@@ -87,8 +95,11 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 
 	if (!gate)
 		return;
-	if (__sync_fetch_and_add(&gate->open, 1) <= 0)
-		gate->busy_since_ns = now;
+	if (__sync_fetch_and_add(&gate->open, 1) > 0)
+		return;
+	gate->busy_since_ns = now;
+	if (now - gate->last_free_ns > STRETCH_GAP_NS)
+		gate->stretch_since_ns = now;
 }
 
 /* More is heard of the open requests. If they counted as over they go on from here: the time between was nobody's. */
@@ -198,10 +209,18 @@ static __always_inline __u64 estimate_of(const struct rule *rule, __u64 blocks)
 					 : rule->launch_ns;
 }
 
+static __always_inline int is_behind(const struct gate *gate, const struct rule *rule, __u64 now)
+{
+	__u64 lasted = now - gate->stretch_since_ns;
+
+	return lasted > BEHIND_QUEUES * rule->max_queued_ns && lasted < BUSY_QUEUES * rule->max_queued_ns;
+}
+
 static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
 					    __u64 estimate, __u64 now)
 {
-	if ((rule->flags & RULE_GATE) && !(rule->flags & RULE_SOFT) && gate && is_busy(gate, now))
+	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now) &&
+	    (!(rule->flags & RULE_SOFT) || is_behind(gate, rule, now)))
 		return PAUSE_GATE;
 	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
 		return PAUSE_QUEUE;

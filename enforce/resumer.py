@@ -96,6 +96,7 @@ class Resumer:
         known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
         portion = max(_PASS_NS, pause.estimate_ns)
+        soft = bool(pause.rule.flags & RULE_SOFT)
         goes_on = known is not None and pause.at_ns - known.at_ns <= SAME_STOP_NS
         began_ns = known.at_ns if known is not None and goes_on else pause.at_ns
         starved_ns = pause.at_ns + self._starved_in_ns(process, pause, longest, portion)
@@ -108,8 +109,8 @@ class Resumer:
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
-            open_delay_ns=0 if pause.rule.flags & RULE_SOFT else self.open_delay_ns,
-            busy_ns=self._busy_ns(pause.slot, pause.at_ns) if pause.rule.flags & RULE_SOFT else None,
+            open_delay_ns=self.open_delay_ns if pause.reason == PAUSE_GATE or not soft else 0,
+            busy_ns=self._busy_ns(pause.slot, pause.at_ns) if soft else None,
         )
         return known is not None and not goes_on
 

@@ -34,7 +34,8 @@ GROWN_PER_SECOND_NS = 500_000  # at most: what has been read so far may hold no 
 SPENT_AT_MOST = 1.0  # likewise: as the slack shrinks by what is queued, half of what there was is spent
 TOO_LONG, EASED = 1.5, 0.98  # beyond so much of that it is shortened by so much a decision
 FAR_SLACK = -0.25  # a miss beyond that ends in the shortest queue at once
-GROW_SLACK = 0.03  # less than this: no growth
+GROW_SLACK = 0.08  # less than this: no growth
+KEPT_SLACK = 0.03  # and less than this: a shorter queue, before the target is missed
 BUSY_RATIO = 0.85  # no growth above
 HOLD_NS = SECOND_NS  # after a step down, or as long as the reading remembers, if that is longer
 QUEUE_TRIM, QUEUE_CUT = 0.9, 0.5
@@ -109,7 +110,7 @@ class Headroom:
         if low > slo.target_ns:
             return self._step_down(state, now_ns, low, _slack(recent, slo))
         state = replace(state, missed_since_ns=None, floor_since_ns=None)
-        if recent > slo.target_ns:
+        if _slack(recent, slo) < KEPT_SLACK:
             return self._trim(state, now_ns, _slack(recent, slo))
         slack = _slack(max(recent, reading.latency_ns or 0.0), slo)
         if slack < 0:

@@ -8,13 +8,23 @@ import os
 import select
 import signal
 
-from agent.layout import ROLE_OFFLINE, RULE_PACE, SLOT_NONE, ProcessKey, Rule
+import pytest
+
+from agent.clock import monotonic_ns
+from agent.layout import ROLE_OFFLINE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOT_NONE, SLOTS, ProcessKey, Rule
 from agent.probes import Probes
 from agent.procfs import Procfs
-from tests.kernel.driven import Driver, lost
+from tests.kernel.driven import Driven, Driver, lost
 
 LAUNCHES = 3000  # more stops than the ring of stops has room for
 FOR_EVER = 1 << 63
+
+
+def resume_until_done(driven: Driven) -> None:
+    while not select.select([driven.stdout], [], [], 0)[0]:
+        if Procfs().stat(driven.process.tgid).state == "T":
+            os.kill(driven.process.tgid, signal.SIGCONT)
+    driven.finish()
 
 
 def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fresh_probes: Probes) -> None:
@@ -27,11 +37,36 @@ def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fres
         fresh_probes.map("rules").put(key, rule)
         fresh_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER  # there is no guardian: nobody reads
         driven.begin()
-        while not select.select([driven.stdout], [], [], 0)[0]:
-            if Procfs().stat(driven.process.tgid).state == "T":
-                os.kill(driven.process.tgid, signal.SIGCONT)
-        driven.finish()
+        resume_until_done(driven)
         pace = fresh_probes.map("paces").get(key)
     assert pace is not None
     assert 0 < pace.pauses < LAUNCHES - 1
     assert lost(fresh_probes)["event"] == LAUNCHES - 1 - pace.pauses
+
+
+@pytest.mark.parametrize(("queues", "stops"), [(0.5, 0), (10.0, 1), (1000.0, 0)])
+def test_a_soft_gate_stops_who_has_room_only_while_requests_queue_for_each_other(
+    driver: Driver, fresh_probes: Probes, queues: float, stops: int
+) -> None:
+    fresh_probes.ensure(str(driver.libcuda))
+    room_ns = 1_000_000_000
+    with driver.start("launch:1x1x1:32x1x1") as driven:
+        key = ProcessKey.of(driven.process)
+        flags = RULE_PACE | RULE_GATE | RULE_SOFT
+        rule = Rule(role=ROLE_OFFLINE, flags=flags, rate_ppm=1_000_000, max_queued_ns=room_ns, launch_ns=1)
+        rule.slots[:] = [0] * len(rule.slots)
+        rule.slot_unknown = 0
+        fresh_probes.map("rules").put(key, rule)
+        fresh_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
+        gate, now = fresh_probes.map("gates").share(SLOTS)[0], monotonic_ns()
+        gate.open = gate.in_wait = 1
+        gate.busy_since_ns = gate.last_online_ns = now
+        gate.stretch_since_ns = now - round(queues * room_ns)
+        try:
+            driven.begin()
+            resume_until_done(driven)
+        finally:
+            gate.open = gate.in_wait = 0
+        pace = fresh_probes.map("paces").get(key)
+    assert pace is not None
+    assert pace.gate_pauses == stops

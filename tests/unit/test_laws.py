@@ -129,7 +129,13 @@ def test_a_queue_that_is_far_too_long_for_the_slack_is_shortened_before_the_targ
 
 
 def test_within_the_dead_band_nothing_moves() -> None:
-    assert len({(share.ratio, share.max_queued_ns) for share in play([TARGET * 0.98] * 100)}) == 1
+    assert len({(share.ratio, share.max_queued_ns) for share in play([TARGET * 0.95] * 100)}) == 1
+
+
+def test_close_below_the_target_the_queue_gets_shorter_before_it_is_missed() -> None:
+    shares = play([TARGET * 0.98] * 200, State(1.0, TARGET / 2))
+    assert shares[-1].max_queued_ns < TARGET / 4
+    assert not any("missed" in share.reason for share in shares)
 
 
 def test_nothing_grows_while_the_online_side_keeps_the_device_busy() -> None:

@@ -150,6 +150,17 @@ def test_behind_a_soft_gate_a_full_queue_drains_only_between_requests() -> None:
     assert len(it.due(1005 * MS + drains)) == 1
 
 
+def test_who_was_stopped_at_a_soft_gate_waits_for_what_may_follow_the_last_request() -> None:
+    it = closed_gate()
+    stop = pause(1000 * MS, reason=PAUSE_GATE)
+    stop.rule.flags = RULE_PACE | RULE_GATE | RULE_SOFT
+    stop.queued_ns = 0
+    it.add(stop)
+    it.gates[0].open, it.gates[0].last_free_ns = 0, 1005 * MS
+    assert it.due(1005 * MS + it.open_delay_ns - 1) == []
+    assert len(it.due(1005 * MS + it.open_delay_ns)) == 1
+
+
 def after_requests_that_ran_for(busy_ms: int) -> Resumer:
     """Of each 10 ms of the last 100; the last one ended at 1100 ms, and a process waits for that."""
     it = resumer()
