@@ -52,12 +52,14 @@ class Tmux:
             time.sleep(0.1)
         return lines
 
-    def exit_status(self) -> int:
-        deadline = time.monotonic() + 30
-        while not (status := self("display-message", "-p", "#{pane_dead_status}").strip()):
+    def end(self) -> str:
+        """The exit status of what ran in the window, or the signal that it ended by, and which of the two it is."""
+        deadline = time.monotonic() + 60
+        told = "#{?pane_dead,#{?pane_dead_signal,signal #{pane_dead_signal},status #{pane_dead_status}},}"
+        while not (end := self("display-message", "-p", told).strip()):
             assert time.monotonic() < deadline, "\n".join(self.screen())
             time.sleep(0.1)
-        return int(status)
+        return end
 
 
 @pytest.fixture
@@ -97,5 +99,5 @@ def test_a_person_looks_at_a_recording_in_tmux(tmux: Tmux) -> None:
     tmux.press("End")
     tmux.until("replay 3/3")
     tmux.press("q")
-    assert tmux.exit_status() == 0
+    assert tmux.end() == "status 0"
     assert "GPU Warden" not in "\n".join(tmux.screen()), "the terminal is as it was"
