@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gpu.here import Here
+from gpu.row import Row
+
+ORDER: Final = (
+    "machine",
+    "exports",
+    "frameworks",
+    "probes",
+    "nvml",
+    "attribution",
+    "stopping",
+    "checkpoint",
+    "mps",
+    "enforcement",
+    "calibration",
+    "leftovers",
+)
+
+
+class Rows(Protocol):
+    """Yields rows as they come, so that those before a time-out are kept. Raises Unavailable: the item is skipped."""
+
+    def __call__(self, here: Here) -> Iterator[Row]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A module of this package."""
+
+    name: str
+    title: str
+    seconds: float  # its limit on a real machine
+    what: Sequence[str]  # the `what` of each row that it can yield; {…} stands for names that it finds
+    rows: Rows
+
+
+def item(name: str) -> Item:
+    """KeyError for a name that is not in ORDER; ImportError and AttributeError where the module is not whole."""
+    if name not in ORDER:
+        raise KeyError(name)
+    module = importlib.import_module(f"gpu.items.{name}")
+    return Item(name, module.TITLE, float(module.SECONDS), tuple(module.WHAT), module.rows)
