@@ -28,6 +28,7 @@ class Conversation:
         self, here: Here, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None
     ) -> None:
         self._here = here
+        self.greeting: dict[str, Any] = {}  # what it said when it was ready, for whoever heard it
         self._errors = here.folder / f"{name}.err"
         with self._errors.open("wb") as errors:
             self.process = here.start(command, extra, stderr=errors)
