@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpu import offspring, spin
 from gpu.here import Here
 from gpu.part import holds, measured, part
 from gpu.row import Row, skipped
 from gpu.spin import Pace
+
+if TYPE_CHECKING:
+    from gpu.nvml.binding import Gpu
+    from gpu.nvml.watching import Times
 
 TITLE: Final = "NVML: utilisation, process lists, MPS, GPM, PCIe counters, and what each call costs"
 SECONDS: Final = 52
@@ -68,14 +70,13 @@ def rows(here: Here) -> Iterator[Row]:
         pace = spin.pace_of(here, gpu.sm_count, 0.5 if here.quick else 2.2)
         for percent in (50,) if here.quick else (50, 25, 100):
             yield from part(_NVML, f"a load of {percent} %", partial(_duty, here, gpu, pace, percent))
-        yield from part(_NVML, "kernels on half of the SMs", partial(_half, here, gpu, pace))
+        yield from part(_NVML, "kernels on half of the SMs, and costs", partial(_half, here, gpu, pace))
         yield from part(_NVML, "MPS", partial(_mps, here, gpu, pace))
         for direction in ("to the device", "from the device"):
             yield from part(_NVML, f"PCIe {direction}", partial(_copies, here, gpu, pace, direction))
-        yield from part(_NVML, "cost", partial(_costs, here, gpu, pace))
 
 
-def _supported(gpu: Any) -> Iterator[Row]:
+def _supported(gpu: Gpu) -> Iterator[Row]:
     from gpu.nvml import gpm
     from gpu.nvml.binding import Refused, asked
 
@@ -98,7 +99,7 @@ def _supported(gpu: Any) -> Iterator[Row]:
         yield measured(_NVML, "accounting mode", "on" if mode else "off", note="left as it is: to switch it needs root")
 
 
-def _register(gpu: Any) -> None:
+def _register(gpu: Gpu) -> None:
     events = gpu.api.nvmlEventSetCreate()
     try:
         gpu.api.nvmlDeviceRegisterEvents(gpu.handle, gpu.api.nvmlEventTypeXidCriticalError, events)
@@ -106,12 +107,12 @@ def _register(gpu: Any) -> None:
         gpu.api.nvmlEventSetFree(events)
 
 
-def _duty(here: Here, gpu: Any, pace: Pace, percent: int) -> Iterator[Row]:
+def _duty(here: Here, gpu: Gpu, pace: Pace, percent: int) -> Iterator[Row]:
     from gpu.nvml import rows_of_lists, rows_of_samples
     from gpu.nvml.watching import Load, watch
 
     load = Load(f"busy-{percent}", percent / 100, memory=str(_MEMORY))
-    seen = watch(here, gpu, pace, [load], *_times(here), {})
+    seen = watch(here, gpu, pace, [load], _times(here))
     yield from rows_of_samples.of_a_duty(seen, percent)
     if percent == 50:
         yield from rows_of_samples.of_the_calls(seen)
@@ -119,7 +120,7 @@ def _duty(here: Here, gpu: Any, pace: Pace, percent: int) -> Iterator[Row]:
         yield from _accounting(gpu, seen.pids[load.name], seen.busy[load.name])
 
 
-def _accounting(gpu: Any, pid: int, busy: float) -> Iterator[Row]:
+def _accounting(gpu: Gpu, pid: int, busy: float) -> Iterator[Row]:
     """Of a process that ended. Only where somebody has switched it on."""
     from gpu.nvml.binding import Refused, asked
 
@@ -138,21 +139,32 @@ def _accounting(gpu: Any, pid: int, busy: float) -> Iterator[Row]:
     yield measured(_NVML, "accounting: time of a process", int(stats.time), "ms", note="from its start to its end")
 
 
-def _half(here: Here, gpu: Any, pace: Pace) -> Iterator[Row]:
-    from gpu.nvml import rows_of_samples
+def _half(here: Here, gpu: Gpu, pace: Pace) -> Iterator[Row]:
+    """And what calls cost meanwhile: an idle device may answer faster."""
+    from gpu.nvml import cost, pcie, rows_of_costs, rows_of_samples
     from gpu.nvml.watching import Load, watch
 
-    seen = watch(here, gpu, pace, [Load("half", 1.0, sms=0.5)], *_times(here), {})
+    ticks, interval = (3, 0.15) if here.quick else (8, 0.3)
+    spent: list[cost.Cost] = []
+    sources: dict[str, Any] = {}
+
+    def afterwards() -> None:
+        spent.append(cost.measure(gpu.api, ticks, interval))
+        sources.update(pcie.costs(gpu))
+
+    seen = watch(here, gpu, pace, [Load("half", 1.0, sms=0.5)], _times(here), afterwards=afterwards)
     yield from rows_of_samples.of_half_the_sms(seen)
+    yield from rows_of_costs.of_cost(spent[0], seen.busy["half"] / 2)
+    yield from rows_of_costs.of_sources(sources)
 
 
-def _mps(here: Here, gpu: Any, pace: Pace) -> Iterator[Row]:
+def _mps(here: Here, gpu: Gpu, pace: Pace) -> Iterator[Row]:
     from gpu.nvml import rows_of_lists
     from gpu.nvml.watching import Load, watch
 
     loads = [Load(f"busy-{p}-mps", p / 100, sms=0.5, memory=str(_MPS_MEMORY)) for p in (25, 75)]
     with here.mps() as clients:
-        seen = watch(here, gpu, pace, loads, *_times(here), clients)
+        seen = watch(here, gpu, pace, loads, _times(here), clients)
         yield from rows_of_lists.of_mps(seen, _MPS_MEMORY)
         yield _server(here, clients)
 
@@ -172,29 +184,15 @@ def _server(here: Here, clients: Mapping[str, str]) -> Row:
     return holds(_NVML, what, it_is, found, MPS_SERVER, "the agent takes a process of that name for the server")
 
 
-def _copies(here: Here, gpu: Any, pace: Pace, direction: str) -> Iterator[Row]:
+def _copies(here: Here, gpu: Gpu, pace: Pace, direction: str) -> Iterator[Row]:
     from gpu.nvml import pcie, rows_of_costs
 
-    settle, seconds = (0.2, 0.5) if here.quick else (0.8, 2.0)
+    settle, seconds = (0.1, 0.4) if here.quick else (0.5, 1.5)
     yield from rows_of_costs.of_copies(pcie.copied(here, gpu, pace, direction, settle, seconds))
 
 
-def _costs(here: Here, gpu: Any, pace: Pace) -> Iterator[Row]:
-    """Beside a load on half of the SMs: an idle device may answer faster."""
-    from gpu.nvml import cost, pcie, rows_of_costs
-    from gpu.nvml.watching import Load
+def _times(here: Here) -> Times:
+    """NVML's samples come about once a second; the first one may speak of the time before."""
+    from gpu.nvml.watching import Times
 
-    ticks, interval = (3, 0.15) if here.quick else (8, 0.3)
-    with ExitStack() as stack:
-        words = Load("beside", 1.0, sms=0.5).words(pace, gpu.sm_count)
-        workload = stack.enter_context(spin.running(here, "beside", words))
-        time.sleep(0.1 if here.quick else 0.5)
-        spent = cost.measure(gpu.api, ticks, interval)
-        yield from rows_of_costs.of_cost(spent, 0.5)
-        yield from rows_of_costs.of_sources(pcie.costs(gpu))
-        workload.require_alive()
-
-
-def _times(here: Here) -> tuple[float, float]:
-    """Seconds until the first look, and of looking: NVML's samples come about once a second."""
-    return (0.3, 1.3) if here.quick else (1.2, 3.0)
+    return Times(0.9, 1.2) if here.quick else Times(1.1, 2.5)

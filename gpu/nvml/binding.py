@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +61,6 @@ def asked(api: Any, call: Callable[[], T]) -> T | Refused:
 def _binding(here: Here) -> Any:
     if here.libnvml is None:
         raise Unavailable("no libnvidia-ml.so.1 found: is the driver installed?")
-    os.environ.update(here.environment)  # the simulated library looks for its server there
     try:
         # By its path: the binding asks for the soname only, which is then the one of the file that is loaded.
         ctypes.CDLL(str(here.libnvml), mode=ctypes.RTLD_GLOBAL)

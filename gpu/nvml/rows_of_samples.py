@@ -19,6 +19,7 @@ NVML: Final = "nvml"
 SHORT: Final = {OLD: "old call", NEW: "new call"}
 _SMUTIL_WITHIN: Final = 0.05
 SM_WITHIN: Final = 0.03
+_SAMPLE_US: Final = 1_000_000  # a sample is of about the second before it
 _CALLS_AGREE: Final = 0.02
 _LEAST_PERIOD, _MOST_PERIOD = 0.5, 2.0  # s: "about once a second" in the field notes
 
@@ -28,9 +29,8 @@ def of_a_duty(seen: Seen, percent: int) -> Iterator[Row]:
     ((name, busy),) = seen.busy.items()
     pid = seen.pids[name]
     for call, short in SHORT.items():
-        yield _smutil(f"smUtil of a load of {percent} %, {short}", seen.samples[call], pid, busy)
-    device = seen.samples[DEVICE]
-    yield _smutil(f"device utilisation with a load of {percent} %, {DEVICE}", device, DEVICE_ITSELF, busy)
+        yield _smutil(f"smUtil of a load of {percent} %, {short}", seen, call, pid, busy)
+    yield _smutil(f"device utilisation with a load of {percent} %, {DEVICE}", seen, DEVICE, DEVICE_ITSELF, busy)
     truth = busy if seen.sm_truth is None else seen.sm_truth
     yield gpm_near(f"GPM SM_UTIL with a load of {percent} %", seen.gpm, gpm.SM_UTIL, truth)
     yield gpm_near(f"GPM GRAPHICS_UTIL with a load of {percent} %", seen.gpm, gpm.GRAPHICS_UTIL, busy)
@@ -39,8 +39,8 @@ def of_a_duty(seen: Seen, percent: int) -> Iterator[Row]:
 def of_half_the_sms(seen: Seen) -> Iterator[Row]:
     """What tells SMs from time."""
     ((name, busy),) = seen.busy.items()
-    used = (s for s in (seen.samples[NEW], seen.samples[OLD]) if s.found)
-    yield _smutil("smUtil, kernels on half of the SMs", next(used, seen.samples[NEW]), seen.pids[name], busy)
+    call = NEW if seen.samples[NEW].found else OLD
+    yield _smutil("smUtil, kernels on half of the SMs", seen, call, seen.pids[name], busy)
     truth = busy / 2 if seen.sm_truth is None else seen.sm_truth
     yield gpm_near("GPM SM_UTIL, kernels on half of the SMs", seen.gpm, gpm.SM_UTIL, truth)
     yield gpm_near("GPM GRAPHICS_UTIL, kernels on half of the SMs", seen.gpm, gpm.GRAPHICS_UTIL, busy)
@@ -85,8 +85,10 @@ def gpm_near(what: str, averages: Mapping[int, float] | Refused, metric: int, tr
     return near(NVML, what, None if percent is None else percent / 100, truth, SM_WITHIN)
 
 
-def _smutil(what: str, found: Samples, pid: int, busy: float) -> Row:
-    ratio = found.mean_ratio(pid)
+def _smutil(what: str, seen: Seen, call: str, pid: int, busy: float) -> Row:
+    """Of the samples that speak of nothing but the time in which the load was at work."""
+    found = seen.samples[call]
+    ratio = found.mean_ratio(pid, seen.ready_us + _SAMPLE_US)
     if ratio is None and found.refused:
         return skipped(NVML, what, found.refused)
     return near(NVML, what, ratio, busy, _SMUTIL_WITHIN, note=f"{len(found.found)} samples in {found.looks} looks")

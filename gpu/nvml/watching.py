@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from gpu import spin
@@ -40,7 +41,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`pids` and `busy` (true share of its time with a kernel running) by load name; GPM's averages of the while."""
+    """`pids` and `busy` (true share of its time with a kernel running) by load name; GPM's averages of the while.
+
+    `ready_us`: CLOCK_REALTIME when the last of them was at work.
+    """
 
     pids: Mapping[str, int]
     busy: Mapping[str, float]
@@ -51,31 +55,49 @@ class Seen:
     mps_servers: frozenset[int]  # those in lists or samples
     used_before_bytes: int | None
     used_bytes: int | None  # of the whole device
+    ready_us: int
     sm_truth: float | None  # simulated only: SM time of the device ÷ time, of the same while
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds until the first look, and of looking."""
+
+    settle: float
+    look: float
+
+
 def watch(
-    here: Here, gpu: Gpu, pace: Pace, loads: Sequence[Load], settle: float, seconds: float, extra: Mapping[str, str]
+    here: Here,
+    gpu: Gpu,
+    pace: Pace,
+    loads: Sequence[Load],
+    times: Times,
+    extra: Mapping[str, str] = MappingProxyType({}),
+    afterwards: Callable[[], None] = lambda: None,
 ) -> Seen:
-    """Runs them together; looks after `settle` seconds, for `seconds`. WorkloadError when one fails."""
+    """Runs them together and looks; `afterwards` is done while they still run. WorkloadError when one fails."""
     before = used_bytes(gpu)
     with ExitStack() as stack:
         working: dict[str, Workload] = {
             load.name: stack.enter_context(spin.running(here, load.name, load.words(pace, gpu.sm_count), extra))
             for load in loads
         }
-        time.sleep(settle)
+        ready_us = time.time_ns() // 1000
+        time.sleep(times.settle)
         truth_ns, begun_ns = _sm_ns(here), time.monotonic_ns()
-        found, averages = _polled(gpu, seconds)
+        found, averages = _polled(gpu, times.look)
         grown, elapsed = _sm_ns(here) - truth_ns, time.monotonic_ns() - begun_ns
         lists, clients, used = listed(gpu), mps_clients(gpu), used_bytes(gpu)
         pids_seen = {entry.pid for entry in lists}.union(*(one.pids() for one in found.values()))
         servers = frozenset(pid for pid in pids_seen if is_mps_server(pid))
+        afterwards()
         for one in working.values():
             one.require_alive()
         pids = {name: one.pid for name, one in working.items()}
         busy = {name: spin.busy_ratio(one.finish(), pace, KERNEL_US) for name, one in working.items()}
-    return Seen(pids, busy, found, averages, lists, clients, servers, before, used, grown / elapsed if here.simulated else None)
+    truth = grown / elapsed if here.simulated else None
+    return Seen(pids, busy, found, averages, lists, clients, servers, before, used, ready_us, truth)
 
 
 def used_bytes(gpu: Gpu) -> int | None:
