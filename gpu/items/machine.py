@@ -50,7 +50,6 @@ WHAT: Final = (
 )
 _COMPUTE_MODES: Final = ("default", "exclusive thread", "prohibited", "exclusive process")
 _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CU_DEVICE_ATTRIBUTE_…
-_CGROUP2 = Path("/sys/fs/cgroup/cgroup.controllers")
 _BTF = Path("/sys/kernel/btf/vmlinux")
 # Without importing them: that alone may take ten seconds.
 _VERSIONS = """
@@ -161,8 +160,15 @@ def _kernel(here: Here) -> Iterator[Row]:
     yield _multi(here)
     yield _preflight()
     yield _fact("root", lambda: os.geteuid() == 0)
-    yield _fact("cgroup version", lambda: 2 if _CGROUP2.exists() else 1)
+    yield _fact("cgroup version", _cgroup_version)
     yield _fact("CPUs", lambda: len(os.sched_getaffinity(0)))
+
+
+def _cgroup_version() -> str:
+    """By what is mounted; systemd's hybrid layout has both."""
+    kinds = {line.split()[2] for line in Path("/proc/self/mounts").read_text().splitlines()}
+    found = [version for version, kind in (("1", "cgroup"), ("2", "cgroup2")) if kind in kinds]
+    return " and ".join(found) or "none is mounted"
 
 
 def _sandbox() -> Row:
