@@ -41,7 +41,12 @@ def near(
 
 
 def holds(
-    item: str, what: str, it_does: bool, figure: float | str | bool | None, baseline: float | str | bool | None = None, note: str = ""
+    item: str,
+    what: str,
+    it_does: bool,
+    figure: float | str | bool | None,
+    baseline: float | str | bool | None = None,
+    note: str = "",
 ) -> Row:
     """OK or DIFFERS."""
     verdict = Verdict.OK if it_does else Verdict.DIFFERS
@@ -49,7 +54,12 @@ def holds(
 
 
 def measured(
-    item: str, what: str, figure: float | str | bool | None, unit: str = "", baseline: float | None = None, note: str = ""
+    item: str,
+    what: str,
+    figure: float | str | bool | None,
+    unit: str = "",
+    baseline: float | None = None,
+    note: str = "",
 ) -> Row:
     """A figure of which nothing was expected; skipped where there is none."""
     if figure is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Our own workloads (sim/workloads) as a load of which everything is known: how many kernels, how long, on how many SMs.
+"""Our own workloads (sim/workloads) as a load of which all is known: how many kernels, how long, on how many SMs.
 
 A kernel of theirs loops so often as it is told, so its length is known once it was timed with the device to itself:
-`pace_of`. A workload says how far it is once a second; `Workload.kernels` has those lines with the time of their arrival.
+`pace_of`. A workload says once a second how far it is; `Workload.kernels` has these lines with the time of each.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Pace:
         return kernels * kernel_us * self.ratio / 1e6
 
 
-def tuned(seconds_per_kernel: float, iterations_per_us: int = _FIRST_ITERATIONS_PER_US, asked_ns: int = _SOLO_NS) -> Pace:
+def tuned(
+    seconds_per_kernel: float, iterations_per_us: int = _FIRST_ITERATIONS_PER_US, asked_ns: int = _SOLO_NS
+) -> Pace:
     """Iterations with which kernels are about as long as asked for, from kernels that were timed with others."""
     ratio = seconds_per_kernel * 1e9 / asked_ns
     better = max(1, round(iterations_per_us / ratio))
@@ -150,9 +152,7 @@ def start(
 
 
 @contextmanager
-def running(
-    here: Here, name: str, words: Sequence[str], extra: Mapping[str, str] | None = None
-) -> Iterator[Workload]:
+def running(here: Here, name: str, words: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[Workload]:
     """One that is ready; ended after the block, whatever happened in it."""
     workload = start(here, name, words, extra)
     try:
@@ -189,7 +189,7 @@ def pace_of(here: Here, blocks: int, seconds: float) -> Pace:
 
 
 def seconds_per_kernel(progress: Sequence[tuple[int, int]], summary: Mapping[str, Any]) -> float:
-    """Between the first and the last line of progress; from the summary where there are not two. ValueError: no kernel."""
+    """From the first line of progress to the last; from the summary where there are not two. ValueError: no kernel."""
     if len(progress) > 1 and progress[-1][1] > progress[0][1]:
         return (progress[-1][0] - progress[0][0]) / 1e9 / (progress[-1][1] - progress[0][1])
     if not summary["kernels"]:

@@ -47,7 +47,9 @@ def of_reckoning(one: Played, simulated: Played) -> Row:
     theirs = by_tenant(simulated.recording, true_seconds(simulated.recording))
     worst = errors(theirs, mine, {tenant.name for tenant in one.tenants}).worst
     what = f"{one.name}: worst error of kernels × time against the simulated GPU's truth"
-    return holds(ITEM, what, worst <= _OWN_WITHIN, round(worst, 4), _OWN_WITHIN, "the truth on a real GPU is reckoned so")
+    return holds(
+        ITEM, what, worst <= _OWN_WITHIN, round(worst, 4), _OWN_WITHIN, "the truth on a real GPU is reckoned so"
+    )
 
 
 def of_memory(one: Played) -> Iterator[Row]:
@@ -103,9 +105,7 @@ def _error(what: str, figure: float, most: float, *, ours: bool) -> Row:
         return measured(ITEM, what, figure, "ratio", note="no promise of ours")
     verdict = Verdict.OK if figure <= most else Verdict.DIFFERS
     note = "share of the device; the baseline is the most that it may be"
-    return Row(
-        item=ITEM, what=what, verdict=verdict, figure=round(figure, 4), unit="ratio", baseline=most, note=note
-    )
+    return Row(item=ITEM, what=what, verdict=verdict, figure=round(figure, 4), unit="ratio", baseline=most, note=note)
 
 
 def _share(one: Played, tenant: Tenant, told: Mapping[Owner, float], true: Mapping[Owner, float]) -> Row:

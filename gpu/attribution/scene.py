@@ -157,7 +157,7 @@ def played(
 def on_a_grid(grown: Mapping[int, Series], begin_ns: int, end_ns: int) -> list[TruthSample]:
     """All series at the same times, on the first device. Between two of its points each one grows evenly."""
     times = [*range(begin_ns, end_ns, _GRID_NS), end_ns]
-    series = {pid: [(0, 0.0)] if not one else one for pid, one in grown.items()}
+    series = {pid: one or [(0, 0.0)] for pid, one in grown.items()}
     return [TruthSample(at, {(pid, 0): round(interpolate(one, at)) for pid, one in series.items()}) for at in times]
 
 
@@ -167,11 +167,7 @@ def usage_of(recording: Recording) -> dict[str, Usage]:
         return {}
     names = {life.id: life.name for life in recording.lives}
     last = recording.measured[-1]
-    return {
-        names[row.container.id]: row.usage[0]
-        for row in last.containers
-        if row.container.id in names and row.usage
-    }
+    return {names[row.container.id]: row.usage[0] for row in last.containers if row.container.id in names and row.usage}
 
 
 def with_truth(one: Played, samples: Sequence[TruthSample]) -> Played:

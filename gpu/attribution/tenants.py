@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Our workloads as tenants of a GPU: what each is to do, and what it did, from its own words. Pure but for the log's file.
+"""Our workloads as tenants of a GPU: what each is to do, and what it did, from its own words.
 
 SM time is that of the whole device: a kernel on half of the SMs takes half of its length.
 """
@@ -87,7 +87,7 @@ def did(tenant: Tenant, workload: Workload, summary: Mapping[str, Any], pace: Pa
 
 
 def request_ends(log: str, started_ns: int) -> list[int]:
-    """When each request was done, in order: lines of arrival, latency and service in seconds. A cut line is left out."""
+    """When each request was done, in order. Lines of arrival, latency and service in seconds; a cut one is left out."""
     lines = [line.split() for line in log.split("\n")[:-1]]
     return sorted(started_ns + round((float(words[0]) + float(words[1])) * 1e9) for words in lines)
 

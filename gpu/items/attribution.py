@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How far from the truth each container's share, launches, bytes and memory are: the agent's, and what NVML alone gives.
+"""How far from the truth each container's share, launches, bytes and memory are, by the agent and by NVML alone.
 
 The truth: on the simulated GPU its own, on a real one kernels × their time alone (our workloads) and what CUPTI says of
 each step, times steps (PyTorch).

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What NVML says of loads of which everything is known, who is in which list, what MPS changes, and what it all costs."""
+"""What NVML says of loads of which everything is known, who is in which list, what MPS changes, and what it costs."""
 
 from __future__ import annotations
 

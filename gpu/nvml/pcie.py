@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -96,7 +97,7 @@ def costs(gpu: Gpu) -> Mapping[str, float | Refused]:
 
 def cumulative(counters: tuple[int, ...]) -> bool:
     """Whether they only grow, and do. A rate, or bytes since the last look, would go up and down."""
-    pairs = list(zip(counters, counters[1:], strict=False))
+    pairs = list(pairwise(counters))
     return len(pairs) > 1 and all(after > before for before, after in pairs)
 
 

@@ -97,7 +97,9 @@ def _smutil(what: str, seen: Seen, call: str, pid: int, busy: float) -> Row:
 def _times(short: str, found: Samples) -> Iterator[Row]:
     period = found.period_seconds()
     if period is None:
-        yield skipped(NVML, f"{short}: samples come every", found.refused or f"{len(found.found)} in {found.looks} looks")
+        yield skipped(
+            NVML, f"{short}: samples come every", found.refused or f"{len(found.found)} in {found.looks} looks"
+        )
     else:
         fits = _LEAST_PERIOD <= period <= _MOST_PERIOD
         row = holds(NVML, f"{short}: samples come every", fits, round(period, 3), 1.0, "seconds; the median")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""NVML's utilisation samples while something known runs: who is in them, how much, how often, how old. Pure but for `poll`.
+"""NVML's utilisation samples while something known runs: who is in them, how much, how often, how old.
 
 A sample is first seen by one of many looks, so its age is too large by half of the time between looks in the mean.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -81,7 +82,7 @@ class Samples:
 
     def _gaps(self, pid: int) -> list[float]:
         stamps = sorted({sample.stamp_us for sample in self.found if sample.pid == pid})
-        return [(after - before) / 1e6 for before, after in zip(stamps, stamps[1:], strict=False)]
+        return [(after - before) / 1e6 for before, after in pairwise(stamps)]
 
 
 def poll(gpu: Gpu, seconds: float, each_look: Callable[[], None] = lambda: None) -> dict[str, Samples]:

@@ -6,11 +6,12 @@ Lines on standard input: `open`, `run SECONDS`, `profile SECONDS`, `end`. Lines 
 `event`: imported; opened; progress (steps done and waited for, again and again) and ran; profiled. Times are
 CLOCK_MONOTONIC in ns.
 
-A step's SM time is what each kernel took times the part of the SMs that its blocks can fill, as if they were spread evenly.
+A step's SM time is what each kernel took times the part of the SMs that its blocks can be on.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -133,8 +134,7 @@ def say(event: str, **rest: Any) -> None:
 
 def main() -> None:
     """Until `end`, or until nobody is there to say it."""
-    import torch
-
+    torch = importlib.import_module("torch")
     say("imported", version=torch.__version__, available=torch.cuda.is_available())
     training: Training | None = None
     for line in sys.stdin:
