@@ -47,10 +47,11 @@ def holds(
     figure: float | str | bool | None,
     baseline: float | str | bool | None = None,
     note: str = "",
+    unit: str = "",
 ) -> Row:
     """OK or DIFFERS."""
     verdict = Verdict.OK if it_does else Verdict.DIFFERS
-    return Row(item=item, what=what, verdict=verdict, figure=figure, baseline=baseline, note=note)
+    return Row(item=item, what=what, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)
 
 
 def measured(

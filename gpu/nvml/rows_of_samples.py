@@ -102,7 +102,7 @@ def _times(short: str, found: Samples) -> Iterator[Row]:
         )
     else:
         fits = _LEAST_PERIOD <= period <= _MOST_PERIOD
-        row = holds(NVML, f"{short}: samples come every", fits, round(period, 3), 1.0, "seconds; the median")
+        row = holds(NVML, f"{short}: samples come every", fits, round(period, 3), 1.0, "the median", "s")
         yield row
     ages = found.ages_ms()
     span = f"{ages[0]:.0f} to {ages[-1]:.0f} ms; half of the 50 ms between looks is in it" if ages else found.refused
