@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import IO, Final
 
 from gpu import offspring
 from gpu.item import WHOLE
+from gpu.look import ROOT
 from gpu.row import Row, failed, row_from
 
 RUN_VARIABLE: Final = "GPUWARDEN_GPU_RUN"
@@ -37,6 +38,7 @@ class Attempt:
     log: IO[bytes]  # what they print
     environment: Mapping[str, str]
     quick: bool
+    program: Sequence[str] = (sys.executable, "-m", "gpu.item")
 
     def rows(self, name: str, seconds: float) -> Iterator[Row]:
         """Ends within `seconds` and some more for the cleaning."""
@@ -77,7 +79,7 @@ class Attempt:
         return sorted(ours)
 
     def _start(self, name: str, writing: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "gpu.item", name, "--run", str(self.folder), "--rows-to", str(writing)]
+        command = [*self.program, name, "--run", str(self.folder), "--rows-to", str(writing)]
         self.log.write(f"\n== {name}\n".encode())
         self.log.flush()
         return subprocess.Popen(
@@ -86,6 +88,7 @@ class Attempt:
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
+            cwd=ROOT,
             pass_fds=[writing],
             start_new_session=True,
         )

@@ -17,7 +17,7 @@ from gpu import items
 from gpu.attempt import RUN_VARIABLE, Attempt
 from gpu.item import LOOK, WHOLE
 from gpu.items import Item
-from gpu.look import SIM_BUILD, Look, blind, item_environment, look_from
+from gpu.look import ROOT, SIM_BUILD, Look, blind, item_environment, look_from
 from gpu.report import Report
 from gpu.row import Row, failed, skipped
 
@@ -79,6 +79,7 @@ class Driver:
             done = subprocess.run(
                 [sys.executable, "-m", "gpu.look", *(["--simulated"] if simulated else [])],
                 env={**os.environ, **path, RUN_VARIABLE: str(self.folder)},
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self.log,
