@@ -42,7 +42,7 @@ def main() -> int:
         blocks = options.blocks or gpu.multiprocessors * options.waves
         work = Sequences(gpu, int(options.kernel_us * 1000), blocks, options.threads)
         _say({"ready": True, "blocks": blocks, "multiprocessors": gpu.multiprocessors})
-        summary = _worked(gpu, work, times, options.queue)
+        summary = _worked(gpu, work, times, options.queue, options.drain)
     except CudaError as failure:
         error = failure.name
     _say({"launched_ns": times.launched_ns, "error": error, "failed_ns": time.monotonic_ns(), **summary})
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--library", required=True)
     parser.add_argument("--kernel-us", type=float, default=1000.0)
     parser.add_argument("--queue", type=int, default=16, help="most kernels at once")
+    parser.add_argument("--drain", type=int, default=0, help="wait for all after so many, --queue at most; 0: never")
     parser.add_argument("--blocks", type=int, default=0, help="0: as many as there are multiprocessors, --waves times")
     parser.add_argument("--waves", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1024)
@@ -66,18 +67,21 @@ def _on_term(number: int, frame: object) -> None:
     _ended = True
 
 
-def _worked(gpu: Gpu, work: Sequences, times: Times, queue: int) -> dict[str, object]:
+def _worked(gpu: Gpu, work: Sequences, times: Times, queue: int, drain: int) -> dict[str, object]:
     """Until SIGTERM. Two marks on the idle device tell how its clock and ours go together."""
     first, last, events = gpu.event(), gpu.event(), [gpu.event() for _ in range(queue)]
     begun_ns = _marked_ns(gpu, first)
     while not _ended:
         event = events[work.launches % queue]
         if work.launches >= queue:
-            gpu.wait_for(event)
+            if not drain:
+                gpu.wait_for(event)
             times.ended.append(gpu.between_ns(first, event))
         work.launch()
         gpu.mark(event)
         times.launched_ns.append(time.monotonic_ns())
+        if drain and work.launches % drain == 0:
+            gpu.wait()
     gpu.wait()
     rest = min(queue, work.launches)
     for number in range(work.launches - rest, work.launches):

@@ -16,7 +16,7 @@ from gpu.here import Here
 from gpu.parts import judged
 from gpu.row import Row, Verdict
 from gpu.stopping.brakes import Brake, held
-from gpu.stopping.timeline import Hold, Timeline, latencies_ms, median, p99
+from gpu.stopping.timeline import Hold, Timeline, latencies_ms, median, p90
 
 KERNEL_US: Final = 3000
 QUEUE: Final = 16
@@ -34,7 +34,7 @@ LAUNCHES: Final = "{brake}: launches while held"
 RESUMES: Final = "{brake}: next launch after the release"
 TRIP: Final = "{brake}: hold and release, round trip"
 RIGHT: Final = "{brake}: runs on, results right"
-BESIDE_HELD: Final = "{brake}: p99 of another client beside a held one"
+BESIDE_HELD: Final = "{brake}: p90 of another client beside a held one"
 BESIDE_DRAINING: Final = "{brake}: slowest request of another client while the queue drains"
 WHATS: Final = (STILL, DRAINS, LAUNCHES, RESUMES, TRIP, RIGHT, BESIDE_HELD, BESIDE_DRAINING)
 
@@ -53,12 +53,12 @@ class Repeats:
     @classmethod
     def of(cls, here: Here) -> Repeats:
         """Few where it only matters that it works."""
-        return cls(2, 3, 0.4) if here.quick else cls(8, 20, 1.5)
+        return cls(1, 2, 0.3) if here.quick else cls(8, 20, 1.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Braking:
-    """One way to hold. `alone_ms`: p99 of the online workload with nobody beside it."""
+    """One way to hold. `alone_ms`: p90 of the online workload with nobody beside it."""
 
     item: str
     name: str
@@ -129,13 +129,13 @@ class Braking:
         yield from self._noticed(found, hold, seconds)
 
     def _noticed(self, found: Sequence[Request], hold: Hold, seconds: float) -> Iterator[Row]:
-        running = p99(latencies_ms(found, hold.asked_ns - round(seconds * 1e9), hold.asked_ns))
+        running = p90(latencies_ms(found, hold.asked_ns - round(seconds * 1e9), hold.asked_ns))
         drained_ns = hold.asked_ns + round(QUEUED_MS * 1e6 * _LATE_RATIO + _LATE_MS * 1e6)
-        beside = p99(latencies_ms(found, drained_ns, hold.released_ns))
+        beside = p90(latencies_ms(found, drained_ns, hold.released_ns))
         note = f"beside a running one {running:.2f} ms" if running is not None else ""
         yield self._row(BESIDE_HELD, self._unnoticed(beside), beside, "ms", self.alone_ms, note)
         draining = max(latencies_ms(found, hold.asked_ns, drained_ns), default=None)
-        yield self._row(BESIDE_DRAINING, Verdict.MEASURED, draining, "ms", running, "beside: p99 while it ran")
+        yield self._row(BESIDE_DRAINING, Verdict.MEASURED, draining, "ms", running, "beside: p90 while it ran")
 
     def _unnoticed(self, beside: float | None) -> Verdict:
         if beside is None or self.alone_ms is None:
@@ -164,12 +164,12 @@ def worker_of(here: Here, prefix: Sequence[str] = (), extra: Mapping[str, str] |
 
 
 def alone_ms(here: Here, seconds: float, extra: Mapping[str, str] | None = None) -> float | None:
-    """The online workload's p99 with nobody beside it."""
+    """The online workload's p90 with nobody beside it."""
     online = Online(here, ONLINE, extra)
     online.go()
     begun = time.monotonic_ns()
     time.sleep(seconds)
-    return p99(latencies_ms(online.finish(), begun, begun + round(seconds * 1e9)))
+    return p90(latencies_ms(online.finish(), begun, begun + round(seconds * 1e9)))
 
 
 def us(ns: float) -> float:

@@ -65,10 +65,10 @@ def latencies_ms(requests: Iterable[Request], since_ns: int, until_ns: int) -> l
     return [one.latency_ns / 1e6 for one in requests if since_ns <= one.arrived_ns < until_ns]
 
 
-def p99(values: Sequence[float]) -> float | None:
-    """By the nearest rank; None of none."""
+def p90(values: Sequence[float]) -> float | None:
+    """By the nearest rank; None of none. Of the hundred requests of a second p99 would be one."""
     ordered = sorted(values)
-    return round(ordered[math.ceil(0.99 * len(ordered)) - 1], 4) if ordered else None
+    return round(ordered[math.ceil(0.9 * len(ordered)) - 1], 4) if ordered else None
 
 
 def median(values: Sequence[float]) -> float | None:

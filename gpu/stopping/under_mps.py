@@ -14,9 +14,9 @@ from gpu.parts import judged
 from gpu.row import Row, Verdict
 from gpu.stopping.brakes import Signals, held
 from gpu.stopping.braking import ONLINE, QUEUED_MS, Repeats, alone_ms, worker_of
-from gpu.stopping.timeline import Timeline, latencies_ms, p99
+from gpu.stopping.timeline import Timeline, latencies_ms, p90
 
-BESIDE: Final = "MPS: p99 of another client beside one that SIGSTOP holds"
+BESIDE: Final = "MPS: p90 of another client beside one that SIGSTOP holds"
 SLOWEST: Final = "MPS: slowest request of another client while the held one's queue drains"
 DRAINS: Final = "MPS: queued kernels of a stopped client drain"
 GOES_ON: Final = "MPS: the stopped client goes on after SIGCONT, results right"
@@ -45,8 +45,8 @@ def _beside(item: str, here: Here, extra: Mapping[str, str], alone: float | None
     finally:
         worker.end()
     drained_ns = hold.asked_ns + round(QUEUED_MS * 2e6)  # shared SMs: it may take longer than alone
-    before = p99(latencies_ms(found, hold.asked_ns - round(seconds * 1e9), hold.asked_ns))
-    beside = p99(latencies_ms(found, drained_ns, hold.released_ns))
+    before = p90(latencies_ms(found, hold.asked_ns - round(seconds * 1e9), hold.asked_ns))
+    beside = p90(latencies_ms(found, drained_ns, hold.released_ns))
     fine = alone is not None and beside is not None and beside <= alone * _NOTICED_RATIO + _NOTICED_MS
     note = f"beside a running one {before:.2f} ms" if before is not None else ""
     yield Row(item=item, what=BESIDE, verdict=judged(fine), figure=beside, unit="ms", baseline=alone, note=note)

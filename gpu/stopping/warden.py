@@ -20,6 +20,7 @@ from gpu.stopping.brakes import StuckError
 _START_SECONDS: Final = 40.0
 _END_SECONDS: Final = 25.0  # where the kernel has no uprobe_multi, probes are closed one by one
 _RELOAD_SECONDS: Final = 15.0
+_KNOWN_SECONDS: Final = 15.0
 _MOST_WORDS: Final = 300
 
 
@@ -39,6 +40,16 @@ class Warden:
         until(lambda: "reloaded" in self.said()[before:], "the agent to take a policy", _RELOAD_SECONDS)
         if "policy reloaded" not in self.said()[before:]:
             raise Unavailable(f"the agent does not take the policy: {self.said()[before:].strip()[-_MOST_WORDS:]}")
+
+    def wait_for(self, containers: int) -> None:
+        """Until it knows so many that its policy names, with processes on a device. StuckError."""
+        from agent import endpoint
+
+        def known() -> bool:
+            snapshot = endpoint.fetch(self.policy.parent / "agent.sock")
+            return snapshot is not None and len(snapshot.enforcement) >= containers
+
+        until(known, "the agent to know the programs", _KNOWN_SECONDS, 0.1)
 
     def said(self) -> str:
         """Its log."""
