@@ -37,6 +37,7 @@ class Place(Protocol):
         ...
 
 
+P = TypeVar("P", bound=Place)
 P_co = TypeVar("P_co", bound=Place, covariant=True)
 
 
@@ -142,7 +143,7 @@ def _entering(cgroup: str) -> list[str]:
 
 
 @contextmanager
-def stage(node: P_co, folder: Path, cpus: Cpus) -> Iterator[Stage[P_co]]:
+def stage(node: P, folder: Path, cpus: Cpus) -> Iterator[Stage[P]]:
     """An empty one. Everything on it is gone after the block."""
     here = Stage(node, folder, cpus, f"/gpuwarden-bench-{os.getpid()}")
     mounted, made = cgroups.mount_if_none(), cgroups.missing(here.path)
