@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The two sides that share a GPU: a service that requests arrive at, round by round, and work that nobody waits for.
+"""Who shares a GPU: a service that requests arrive at, round by round, and work that nobody waits for.
 
 Each is a program of sim/workloads, which serves one round and is then started anew, or one of gpu/programs, which lasts.
 Either is asked to end before it is killed: under MPS a client that dies with work under way can take others along.
@@ -204,7 +204,9 @@ class Batch:
         self._workload = self.stage.run("offline", command, self.extra)
 
     def _stops(self) -> bool:
-        assert self._workload and self._workload.process.stdin and self._workload.process.stdout
+        assert self._workload
+        assert self._workload.process.stdin
+        assert self._workload.process.stdout
         os.kill(self._workload.process.pid, signal.SIGCONT)
         self._workload.process.stdin.write(b"p")
         self._workload.process.stdin.flush()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -94,7 +95,8 @@ def product(options: argparse.Namespace, size: int) -> Callable[[], None]:
 
 def fitting(size: int, took_seconds: float, wanted_seconds: float) -> int:
     """The size of a matrix whose product takes as long as wanted, at most four times the one that was tried."""
-    rounded = round(size * (wanted_seconds / took_seconds) ** (1 / 3) / MULTIPLE) * MULTIPLE
+    factor = math.pow(wanted_seconds / took_seconds, 1 / 3)
+    rounded = round(size * factor / MULTIPLE) * MULTIPLE
     return max(MULTIPLE, min(4 * size, rounded))
 
 
@@ -137,7 +139,7 @@ def asked() -> bytes:
 
 
 def work(step: Callable[[], None], log: TextIO | None, done: int) -> tuple[int, bytes]:
-    """Steps until something is asked for, which is returned with the steps so far. Log: CLOCK_MONOTONIC in ns, steps."""
+    """Steps until something is asked for; returns that, and the steps so far. Log: CLOCK_MONOTONIC in ns, steps."""
     global idle
     byte, idle = NOTHING, False
     while not ended and (byte := asked()) == NOTHING:

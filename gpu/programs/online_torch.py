@@ -97,7 +97,7 @@ def request(options: argparse.Namespace) -> Callable[[], None]:
     modules, forward = {"transformer": transformer, "resnet": resnet}[options.model](options)
     modules.to(device=options.device, dtype=kind)
     modules.eval()
-    shape = (options.batch, CHANNELS, PIXELS, PIXELS)
+    shape: tuple[int, ...] = (options.batch, CHANNELS, PIXELS, PIXELS)
     if options.model == "transformer":
         shape = (options.batch, options.length, options.width)
     given, answer = torch.randn(shape).to(kind), torch.empty((options.batch, CLASSES), dtype=kind)
@@ -137,7 +137,7 @@ def arrivals(options: argparse.Namespace) -> list[float]:
 
 
 def play(serve: Callable[[], None], due: Sequence[float], path: Path | None) -> dict[str, Any]:
-    """One round. Each request is in the log as soon as it is served: arrival, latency and time of service, in seconds."""
+    """One round. A request is in the log as soon as it is served: arrival, latency and time of service, in seconds."""
     latencies, services = [], []
     log = path.open("w") if path else None
     started_ns = time.monotonic_ns()
