@@ -20,7 +20,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -80,12 +80,19 @@ bench-convergence: setup ## pictures of latency, queue and share over time, in b
 bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
 
+gpu-bundle: setup ## a folder that checks all this on a machine with a real GPU and without network: build/gpu-bundle; ARGS="--python 3.11"
+	@$(BIN)/python -m gpu.bundle $(ARGS)
+
+gpu-test: setup ## check all this on this machine's own GPU; ARGS="--out DIR --only A,B"; GPUWARDEN_GPU_PYTHON=a Python with PyTorch
+	@$(BIN)/python -m gpu $(ARGS)
+
 docs: $(VENV) ## generate the reference pages, man pages and completions (CI fails where they are stale)
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
 	@$(BIN)/python -m enforce.policy.json_schema >docs/.policy.json && mv docs/.policy.json docs/policy.schema.json
 	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
 	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
 	@$(BIN)/python -m manual
+	@$(BIN)/python -m gpu.page
 
 site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -44,6 +44,11 @@ def name(process: Process) -> str:
     return stat.name if stat is not None and stat.process == process else ""
 
 
+def named(beginning: str) -> list[Process]:
+    """All that run whose name begins so; of the name there are 15 characters."""
+    return [stat.process for stat in _others() if stat.name.startswith(beginning[:15])]
+
+
 def with_variable(variable: str) -> list[Process]:
     """All but this one that were given `NAME=VALUE` in their environment and still run."""
     wanted = variable.encode()

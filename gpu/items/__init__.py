@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -51,3 +52,9 @@ def item(name: str) -> Item:
         raise KeyError(name)
     module = importlib.import_module(f"gpu.items.{name}")
     return Item(name, module.TITLE, float(module.SECONDS), tuple(module.WHAT), module.rows)
+
+
+def lists(pattern: str, what: str) -> bool:
+    """Whether a line of WHAT means this `what`: {…} in it stands for anything."""
+    parts = (re.escape(part) for part in re.split(r"\{[^{}]*\}", pattern))
+    return re.fullmatch(".+".join(parts), what, re.DOTALL) is not None
