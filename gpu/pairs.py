@@ -13,7 +13,7 @@ from gpu.sides import Program
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One online and one offline program. Without a rate so many requests arrive as keep the service busy by LOAD_RATIO."""
+    """Without a rate so many requests arrive as keep the service busy by LOAD_RATIO."""
 
     name: str
     online: Program

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One phase: a service, work beside it, a while to settle, then what is measured, by what the programs say.
+"""One phase: a service, work beside it, a while to settle, and what is measured then, by what the programs say.
 
-Nobody knows a process' SM time on a real GPU, so the offline side counts by its steps, against those that it makes alone,
-and what the online side leaves is the share of the time in which it serves no request.
+Nobody knows a process' SM time on a real GPU. So the offline side counts by its steps, against those that it makes
+alone, and what the online side leaves is the share of the time in which it serves no request.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Who shares a GPU: a service that requests arrive at, round by round, and work that nobody waits for.
 
-Each is a program of sim/workloads, which serves one round and is then started anew, or one of gpu/programs, which lasts.
-Either is asked to end before it is killed: under MPS a client that dies with work under way can take others along.
+Each is a program of sim/workloads, which serves one round and is then started anew, or one of gpu/programs, which
+lasts. Either is asked to end before it is killed: under MPS a client that dies with work under way can hurt others.
 """
 
 from __future__ import annotations
@@ -42,28 +42,32 @@ class Program:
         """Its beginning; more options may follow."""
         if self.torch:
             return [here.python, str(PROGRAMS / f"{role}_torch.py"), *self.words]
-        return [
-            str(here.workloads / role),
-            *self.words,
-            "--iterations-per-us",
-            str(iterations_per_us(here, self, role)),
-        ]
+        speed = str(iterations_per_us(here, self.shape))
+        return [str(here.workloads / role), *self.words, "--iterations-per-us", speed]
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """How many blocks of how many threads, as options: what the speed of the spin kernel's loop depends on."""
+        options = zip(self.words, self.words[1:], strict=False)
+        return tuple(word for option in options if option[0] in ("--blocks", "--threads") for word in option)
 
 
-_measured: Final[dict[tuple[Program, str], int]] = {}
+_measured: Final[dict[tuple[str, ...], int]] = {}
 
 
-def iterations_per_us(here: Here, program: Program, role: str) -> int:
-    """Of the program's spin kernel, measured on the idle device: beside others it would take them for a slow clock."""
+def iterations_per_us(here: Here, shape: tuple[str, ...]) -> int:
+    """Of the spin kernel's loop in this shape. SetupError where it cannot be measured.
+
+    Once, and before others run: a program that measures it beside them takes them for a slow clock.
+    """
     if here.simulated:
         return _SIMULATED_ITERATIONS
-    if (program, role) not in _measured:
-        once = ["--rate", "1000", "--requests", "1", "--start-now"] if role == "online" else ["--steps", "1"]
-        done = here.run([str(here.workloads / role), *program.words, *once], timeout=30.0)
+    if shape not in _measured:
+        done = here.run([str(here.workloads / "offline"), *shape, "--kernels", "1", "--steps", "1"], timeout=30.0)
         if done.returncode:
-            raise SetupError(f"{role} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-        _measured[program, role] = int(json.loads(done.stdout.removeprefix("ready\n"))["iterations_per_us"])
-    return _measured[program, role]
+            raise SetupError(f"offline ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        _measured[shape] = int(json.loads(done.stdout.removeprefix("ready\n"))["iterations_per_us"])
+    return _measured[shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,10 @@ class Service:
     _wanted: int = 0
     _played: bool = False
 
+    def measure(self) -> None:
+        """What has to be known of the device before anybody uses it."""
+        self.program.command(self.here, "online")
+
     def prepare(self) -> None:
         """Starts it, unless it runs and can play another round. Returns once it is warm."""
         if self._played and not self.program.torch:
@@ -103,7 +111,8 @@ class Service:
         """A round of a service that is prepared: the first request arrives now."""
         assert self._workload
         write_trace(arrivals, self._trace)  # read at the beginning of a round
-        self._log.unlink(missing_ok=True)
+        if self.program.torch:
+            self._log.unlink(missing_ok=True)  # which it makes in each round, and the other one at its start
         self._wanted, self._played = len(arrivals), True
         self.stage.go(self._workload)
 
@@ -156,6 +165,10 @@ class Batch:
     extra: Mapping[str, str] = field(default_factory=dict)
     _workload: Workload | None = None
     _begun: Point = (0, 0.0)
+
+    def measure(self) -> None:
+        """What has to be known of the device before anybody uses it."""
+        self.program.command(self.here, "offline")
 
     def prepare(self) -> None:
         """Starts one that waits until it is told to begin. One of sim/workloads would begin at once."""

@@ -26,21 +26,36 @@ class Machine:
 @contextmanager
 def standing(here: Here) -> Iterator[tuple[Stage[Place], str | None]]:
     """A stage, and why it has no containers, where it has none. Everything on it is gone after the block."""
-    objects = {"GPUWARDEN_BPF_OBJECT": str(here.bpf_objects / "gpuwarden.bpf.o")}
-    machine = Machine({**here.environment, **objects})
-    cpus = Cpus.split(here.simulated)  # what the simulated GPU needs is not to be mistaken for what it does
-    if here.node is not None:
-        cpus.bind(here.node.server_tgid, online=True)
     with ExitStack() as stack:
+        machine, cpus = _set(here)
         try:
             made: Stage[Place] = stack.enter_context(stage(machine, here.folder, cpus))
             lacking = _refusal(made.path)
-        except (OSError, IndexError, subprocess.CalledProcessError) as error:
+        except (OSError, IndexError, subprocess.SubprocessError) as error:
             lacking = f"no cgroup can be made: {error}"
         if lacking:
-            made = Stage(machine, here.folder, cpus, "")
-            stack.callback(made.end)
+            made = stack.enter_context(bare(here))
         yield made, lacking
+
+
+@contextmanager
+def bare(here: Here) -> Iterator[Stage[Place]]:
+    """A stage without containers."""
+    machine, cpus = _set(here)
+    made: Stage[Place] = Stage(machine, here.folder, cpus, "")
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def _set(here: Here) -> tuple[Machine, Cpus]:
+    """This machine, and who runs where."""
+    objects = {"GPUWARDEN_BPF_OBJECT": str(here.bpf_objects / "gpuwarden.bpf.o")}
+    cpus = Cpus.split(here.simulated)  # what the simulated GPU needs is not to be mistaken for what it does
+    if here.node is not None:
+        cpus.bind(here.node.server_tgid, online=True)
+    return Machine({**here.environment, **objects}), cpus
 
 
 def _refusal(path: str) -> str | None:

@@ -101,6 +101,8 @@ def _lacking(here: Here, pair: Pair) -> str | None:
 def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
     before = time.monotonic()
     service, batch = scene.sides()
+    service.measure()
+    batch.measure()
     service.prepare()
     batch.prepare()
     scene.start_seconds = time.monotonic() - before

@@ -49,7 +49,7 @@ def transformer(options: argparse.Namespace) -> tuple[Any, Callable[[Any], Any]]
 
 
 def resnet(options: argparse.Namespace) -> tuple[Any, Callable[[Any], Any]]:
-    """Four stages of residual blocks, as ResNet-50 has them, and what they do: (batch, 3, PIXELS, PIXELS) → CLASSES."""
+    """Four stages of residual blocks, as ResNet-50 has them, and what they do: batch of pictures → (batch, CLASSES)."""
     nn, width = torch.nn, options.width
     stem = nn.Sequential(
         nn.Conv2d(CHANNELS, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
