@@ -26,7 +26,7 @@ from agent.libbpf import BpfObject
 from agent.symbols import PROGRAMS, SYMBOLS
 from bench.enforcement_agent import Promise, agent
 from bench.enforcement_stage import Cpus, Stage, stage
-from bench.node import BUILD, simulated_node
+from bench.node import BUILD, Node, simulated_node
 
 LEAST_RATIO: Final = 0.95
 _EMPTY: Final = Path(__file__).resolve().parents[1] / "build" / "bpf" / "empty.bpf.o"  # `make bpf`
@@ -35,7 +35,7 @@ _LIBRARY: Final = BUILD / "lib" / "libcuda.so.1"
 LAUNCHING: Final = ("--kernels", "200", "--kernel-us", "2", "--blocks", "1", "--iterations-per-us", "100")
 
 
-def launches_per_second(here: Stage, library: Path, seconds: float) -> float:
+def launches_per_second(here: Stage[Node], library: Path, seconds: float) -> float:
     """Of a process that uses this copy of libcuda."""
     summary = here.folder / "summary.json"
     arguments = [*LAUNCHING, "--seconds", str(seconds), "--json", str(summary)]
@@ -65,7 +65,7 @@ def _empty_object(built: Path) -> BpfObject:
 
 
 @contextmanager
-def libraries(here: Stage) -> Iterator[dict[str, Path]]:
+def libraries(here: Stage[Node]) -> Iterator[dict[str, Path]]:
     """Three copies of libcuda: one without a probe, one with empty ones, and the one that the agent watches."""
     copies = {name: here.folder / name / _LIBRARY.name for name in ("bare", "empty")}
     for copy in copies.values():
@@ -77,7 +77,7 @@ def libraries(here: Stage) -> Iterator[dict[str, Path]]:
         yield {**copies, "watched": _LIBRARY}
 
 
-def rounds(here: Stage, count: int, seconds: float) -> Iterator[dict[str, float]]:
+def rounds(here: Stage[Node], count: int, seconds: float) -> Iterator[dict[str, float]]:
     """Launch rates with each of the libraries; the order turns with each round."""
     with libraries(here) as copies:
         for number in range(count):
