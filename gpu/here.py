@@ -130,8 +130,9 @@ class Here:
 
     def _start_mps(self, control: str, clients: Mapping[str, str]) -> None:
         # It would keep pipes open that somebody reads to their end.
-        nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), DEVNULL)
-        process = self.start([control, "-d"], clients, **nowhere, process_group=None)
+        process = self.start(
+            [control, "-d"], clients, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, process_group=None
+        )
         try:
             status = process.wait(_MPS_SECONDS)
         except subprocess.TimeoutExpired:
