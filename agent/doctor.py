@@ -135,14 +135,12 @@ def beginnings(found: Mapping[str, Entry | None]) -> Iterator[str]:
     refused = [name for name, entry in found.items() if entry is Entry.REFUSED]
     emulated = len(found) - len(stepped) - len(refused)
     if found:
-        yield f"      {emulated} of {len(found)} begin with an instruction that the kernel emulates: a call costs little more"
+        yield f"      {emulated} of {len(found)} begin with an instruction that the kernel emulates: cheap to watch"
     if stepped:
-        yield (
-            "      the first instruction has to be single-stepped, so a call costs more, in a virtual machine some 10 µs: "
-            + ", ".join(stepped)
-        )
+        dear = "probes on these are dearer, in a virtual machine 10 µs a call, for their first instruction is stepped"
+        yield f"      {dear}: {', '.join(stepped)}"
     if refused:
-        yield f"      the kernel takes no probe on the first instruction, so not seen: {', '.join(refused)}"
+        yield f"      the kernel takes no probe on the first instruction of these, so not seen: {', '.join(refused)}"
 
 
 def _names() -> str:

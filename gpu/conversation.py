@@ -17,16 +17,14 @@ PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
 _MOST_WORDS: Final = 300  # of what a program said last
 
 
-class Silent(Exception):
+class NoAnswerError(Exception):
     """The program ended, said what is no JSON, or said nothing in time; the message has its last words."""
 
 
 class Conversation:
     """A running program. What it says on its standard error is kept in a file, for its last words."""
 
-    def __init__(
-        self, here: Here, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, here: Here, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
         self._here = here
         self.greeting: dict[str, Any] = {}  # what it said when it was ready, for whoever heard it
         self._errors = here.folder / f"{name}.err"
@@ -45,35 +43,35 @@ class Conversation:
         self._lines.put("")
 
     def hear(self, seconds: float) -> str:
-        """Its next line, without its end. Silent."""
+        """Its next line, without its end. NoAnswerError."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
-            raise Silent(f"nothing within {seconds:.0f} s; {self._last_words()}") from None
+            raise NoAnswerError(f"nothing within {seconds:.0f} s; {self._last_words()}") from None
         if not line:
             self._lines.put("")
-            raise Silent(f"it ended; {self._last_words()}")
+            raise NoAnswerError(f"it ended; {self._last_words()}")
         return line.rstrip("\n")
 
     def hear_json(self, seconds: float) -> dict[str, Any]:
-        """The same, as an object. Silent."""
+        """The same, as an object. NoAnswerError."""
         line = self.hear(seconds)
         try:
             found = json.loads(line)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise Silent(f"no JSON: {line[:_MOST_WORDS]}")
+            raise NoAnswerError(f"no JSON: {line[:_MOST_WORDS]}")
         return found
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """What it answers to a line. Silent."""
+        """What it answers to a line. NoAnswerError."""
         assert self.process.stdin
         try:
             self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         except OSError:
-            raise Silent(f"it ended; {self._last_words()}") from None
+            raise NoAnswerError(f"it ended; {self._last_words()}") from None
         return self.hear_json(seconds)
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How often functions of libcuda are entered, on the whole machine: those that are probed, and whatever is like them."""
+"""How often functions of libcuda are entered, on the whole machine: those that are probed, and all like them."""
 
 from __future__ import annotations
 

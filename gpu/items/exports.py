@@ -149,9 +149,7 @@ def pointer_rows(
     yield _sum("cuGetProcAddress gives functions that are probed", given, [*inner, *unprobed], asked)
     for name, found in _by_name(unprobed).items():
         gives = ", ".join(sorted({other for one in found for other in names[one.place]}))
-        yield _row(
-            f"{name}: cuGetProcAddress gives an unprobed export", Verdict.DIFFERS, gives, note=_when(found)
-        )
+        yield _row(f"{name}: cuGetProcAddress gives an unprobed export", Verdict.DIFFERS, gives, note=_when(found))
     yield _thread_row(exports, names, given)
     reached = {other for one in given for other in names.get(one.place, ())}
     never = [name for name in probed if name in exports and name not in reached]
@@ -197,7 +195,9 @@ def entry_rows(libcuda: Path, places: Mapping[str, int]) -> Iterator[Row]:
         )
     for name, code in begins.items():
         if _SHOWN.fullmatch(name.removesuffix("_ptsz")):
-            yield _row(f"{name}: first bytes", Verdict.MEASURED, code[:8].hex(" "), note=str(found[name] or "not known"))
+            yield _row(
+                f"{name}: first bytes", Verdict.MEASURED, code[:8].hex(" "), note=str(found[name] or "not known")
+            )
 
 
 def _verdict_of_kind(wanted: bool, count: int, of: int) -> Verdict:
@@ -230,7 +230,5 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def _row(
-    what: str, verdict: Verdict, figure: int | str | None, baseline: int | None = None, note: str = ""
-) -> Row:
+def _row(what: str, verdict: Verdict, figure: int | str | None, baseline: int | None = None, note: str = "") -> Row:
     return Row(item=ITEM, what=what, verdict=verdict, figure=figure, baseline=baseline, note=note)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpu.conversation import PROGRAMS, Conversation, Silent
+from gpu.conversation import PROGRAMS, Conversation, NoAnswerError
 from gpu.here import Here, Unavailable
 from gpu.row import Figure, Row, Verdict, failed, skipped
 
@@ -42,13 +42,14 @@ WHAT: Final = (
 )
 _READY_SECONDS: Final = 45.0  # from the item's start; a cold disk takes long for the frameworks' libraries
 _PHASE_SECONDS: Final = 15.0
+_SIBLINGS: Final = {"PYTHONSAFEPATH": ""}  # the programs share calls_protocol.py, which lies beside them
 _EXACT: Final = ("launches", "graph launches")  # what the agent's work rests on; of others a framework may do more
 _TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A program and its phases. The second name of a phase is that which CUPTI watches, for how often things happened."""
+    """A program and its phases. The second name of a phase is the one that CUPTI watches, for how often it did what."""
 
     name: str
     module: str
@@ -102,10 +103,10 @@ def rows(here: Here) -> Iterator[Row]:
 
     built = measuring_object(here, "hits.bpf.o")
     with ExitStack() as stack:
-        begun = [(one, _begin(here, one, stack)) for one in frameworks()]
+        begun = [(one, _begin(here, one, stack)) for one in frameworks()]  # they import what they need meanwhile
         hits = stack.enter_context(counting(built, here.libcuda))
         yield _counting_row(hits)
-        ready = [(one, _ready(talk, started)) for one, talk in begun]
+        ready: list[tuple[Framework, Conversation | Row]] = [(one, _ready(one, talk, started)) for one, talk in begun]
         yield from _workloads(here, hits)
         for one, talk in ready:
             yield from _of_framework(one, talk, hits)
@@ -131,29 +132,26 @@ def _begin(here: Here, framework: Framework, stack: ExitStack) -> Conversation |
     command = [here.python, str(PROGRAMS / script), *arguments]
     try:
         name = framework.name.replace(", ", "-").replace(" ", "-")
-        return stack.enter_context(Conversation(here, name, command, framework.extra))
+        return stack.enter_context(Conversation(here, name, command, {**_SIBLINGS, **framework.extra}))
     except OSError as error:
         return failed(ITEM, framework.name, f"it did not start: {error}")
 
 
-def _ready(talk: Conversation | Row, started: float) -> Conversation | Row | Silent:
+def _ready(framework: Framework, talk: Conversation | Row, started: float) -> Conversation | Row:
     """The conversation after its first words, which are kept, or what came instead."""
     if isinstance(talk, Row):
         return talk
     try:
         talk.greeting = talk.hear_json(max(1.0, started + _READY_SECONDS - time.monotonic()))
-    except Silent as silent:
+    except NoAnswerError as silent:
         talk.end()  # it is not to call anything while others are counted
-        return silent
+        return failed(ITEM, framework.name, f"it did not get ready: {silent}")
     return talk
 
 
-def _of_framework(framework: Framework, talk: Conversation | Row | Silent, hits: Hits) -> Iterator[Row]:
+def _of_framework(framework: Framework, talk: Conversation | Row, hits: Hits) -> Iterator[Row]:
     if isinstance(talk, Row):
         yield talk
-        return
-    if isinstance(talk, Silent):
-        yield failed(ITEM, framework.name, f"it did not get ready: {talk}")
         return
     about = ", ".join(f"{key} {value}" for key, value in talk.greeting.get("about", {}).items())
     yield Row(item=ITEM, what=f"{framework.name}: version", verdict=Verdict.MEASURED, figure=about)
@@ -161,7 +159,7 @@ def _of_framework(framework: Framework, talk: Conversation | Row | Silent, hits:
         called = framework.name if len(framework.phases) == 1 else f"{framework.name}, {name}"
         try:
             yield from _of_phase(called, phases, talk, hits)
-        except Silent as silent:  # what it says later would be taken for another answer
+        except NoAnswerError as silent:  # what it says later would be taken for another answer
             yield failed(ITEM, called, str(silent))
             return
 

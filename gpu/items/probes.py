@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from gpu import machine_code
-from gpu.conversation import PROGRAMS, Conversation, Silent
+from gpu.conversation import PROGRAMS, Conversation, NoAnswerError
 from gpu.here import Here, Unavailable
 from gpu.row import Figure, Row, Verdict, failed, skipped
 
@@ -55,9 +55,10 @@ WHAT: Final = (
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _READY_SECONDS: Final = 20.0
 _CALLS, _CALLS_QUICK = 100_000, 5_000
+_QUICK_FUNCTIONS: Final = ("push", "move")
 _REPEATS: Final = 5  # of which the fastest is believed: all that disturbs makes it slower
 _ROUNDS, _ROUNDS_QUICK = 5, 1
-_LAUNCH_SECONDS, _LAUNCH_SECONDS_QUICK = 0.4, 0.2
+_LAUNCH_SECONDS, _LAUNCH_SECONDS_QUICK = 0.4, 0.1
 _LIBRARY: Final = "libcuda.so.1"
 # Kernels that end sooner than the next can be launched: the host's part of a launch is what is measured.
 _SHORT: Final = ("--kernel-us", "0.1", "--iterations-per-us", "1")
@@ -76,7 +77,7 @@ def rows(here: Here) -> Iterator[Row]:
             yield from part(here, built)
         except Unavailable as why:
             yield skipped(ITEM, what, str(why))
-        except Exception as error:  # one surprise is to cost one part
+        except Exception as error:  # noqa: BLE001  # one surprise is to cost one part
             yield failed(ITEM, what, f"{type(error).__name__}: {error}"[:300])
 
 
@@ -128,10 +129,11 @@ def _hits(here: Here, built: Path) -> Iterator[Row]:
     with bpf, Conversation(here, "calling", command) as calling:
         try:
             calling.hear(_READY_SECONDS)
-        except Silent as silent:
+        except NoAnswerError as silent:
             raise Unavailable(f"code of our own cannot be run from {here.folder}: {silent}") from None
         calls = _CALLS_QUICK if here.quick else _CALLS
-        yield from _entry_rows(bpf, calling, code, places, calls)
+        names = _QUICK_FUNCTIONS if here.quick else tuple(machine_code.FUNCTIONS)
+        yield from _entry_rows(bpf, calling, code, {name: places[name] for name in names}, calls)
         yield from _return_rows(bpf, calling, code, places["push"], calls)
 
 
@@ -141,12 +143,12 @@ def _entry_rows(
     """A hit of each instruction; whether the kernel stepped it as agent.entries says."""
     from agent.entries import entries
 
-    told = entries(str(code), {name: places[name] for name in machine_code.FUNCTIONS})
+    told = entries(str(code), places)
     costs: dict[bool, list[float]] = {True: [], False: []}
-    for name in machine_code.FUNCTIONS:
-        bare, _ = _call_ns(calling, places[name], calls)
-        with _attached(bpf, code, places[name], at_return=(False,)):
-            probed, stepped = _call_ns(calling, places[name], calls)
+    for name, place in places.items():
+        bare, _ = _call_ns(calling, place, calls)
+        with _attached(bpf, code, place, at_return=(False,)):
+            probed, stepped = _call_ns(calling, place, calls)
         costs[stepped].append(probed - bare)
         seen = "single-stepped" if stepped else "emulated"
         yield _row(f"{name}: a hit, empty program", Verdict.MEASURED, round(probed - bare), "ns", note=seen)
@@ -184,11 +186,11 @@ def _attached(bpf: BpfObject, code: Path, place: int, at_return: Sequence[bool])
 
 
 def _call_ns(calling: Conversation, place: int, calls: int) -> tuple[float, bool]:
-    """The fastest of several; whether the kernel stepped an instruction. Silent."""
+    """The fastest of several; whether the kernel stepped an instruction. NoAnswerError."""
     found = [calling.ask(f"{place} {calls // _REPEATS}", _READY_SECONDS) for _ in range(_REPEATS)]
     for one in found:
         if "failed" in one:
-            raise Silent(str(one["failed"]))
+            raise NoAnswerError(str(one["failed"]))
     return min(float(one["ns"]) for one in found), any(bool(one["stepped"]) for one in found)
 
 

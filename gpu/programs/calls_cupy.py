@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import cupy
 import numpy
-from calls_protocol import Phase, own_stdout, serve
+from calls_protocol import own_stdout, serve
 
 LAUNCHES, GRAPH_LAUNCHES, COPIES, ALLOCATIONS = 100, 20, 10, 16
 SIZE, BLOCK = 1 << 16, 256
@@ -22,60 +22,68 @@ extern "C" __global__ void twice(const float *x, float *y, int n)
 """
 
 
-def main() -> None:
-    """Everything once, then what is asked for."""
-    answers = own_stdout()
-    twice = cupy.RawKernel(_SOURCE, "twice")
-    stream = cupy.cuda.Stream(non_blocking=True)
-    here = numpy.ones(SIZE, dtype=numpy.float32)
-    with stream:
-        x = cupy.asarray(here)
-        y = cupy.empty_like(x)
-    stream.synchronize()
+class Work:
+    """A stream, a kernel, and what the kernel works on."""
 
-    def launch() -> None:
-        twice((SIZE // BLOCK,), (BLOCK,), (x, y, numpy.int32(SIZE)))
+    def __init__(self) -> None:
+        self.twice = cupy.RawKernel(_SOURCE, "twice")
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.host = numpy.ones(SIZE, dtype=numpy.float32)
+        with self.stream:
+            self.x = cupy.asarray(self.host)
+            self.y = cupy.empty_like(self.x)
+        self._launch(1)
+        self.stream.synchronize()
+        if float(self.y.get().sum()) != 2.0 * SIZE:
+            raise SystemExit("the kernel did not do what it is to do")
+        with self.stream:
+            self.stream.begin_capture()
+            self._launch(3)
+            self.graph = self.stream.end_capture()
 
-    def kernels() -> dict[str, int]:
-        with stream:
-            for _ in range(LAUNCHES):
-                launch()
-        stream.synchronize()
-        return {"launches": LAUNCHES}
+    def _launch(self, times: int) -> None:
+        with self.stream:
+            for _ in range(times):
+                self.twice((SIZE // BLOCK,), (BLOCK,), (self.x, self.y, numpy.int32(SIZE)))
 
-    def copies() -> dict[str, int]:
-        with stream:
+    def kernels(self) -> dict[str, int]:
+        """Launches and a wait."""
+        self._launch(LAUNCHES)
+        self.stream.synchronize()
+        return {"launches": LAUNCHES, "waits": 1}
+
+    def graphs(self) -> dict[str, int]:
+        """The same with a graph of three kernels."""
+        for _ in range(GRAPH_LAUNCHES):
+            self.graph.launch(self.stream)
+        self.stream.synchronize()
+        return {"graph launches": GRAPH_LAUNCHES, "waits": 1}
+
+    def copies(self) -> dict[str, int]:
+        """There and back."""
+        with self.stream:
             for _ in range(COPIES):
-                x.set(here)
-                y.get()
-        stream.synchronize()
+                self.x.set(self.host)
+                self.y.get()
+        self.stream.synchronize()
         return {"copies": 2 * COPIES}
 
-    def memory() -> dict[str, int]:
+    def memory(self) -> dict[str, int]:
+        """Past the pool, which would keep it."""
         held = [cupy.cuda.memory.Memory(SEGMENT_BYTES) for _ in range(ALLOCATIONS)]
         count = len(held)
         held.clear()
         return {"allocations": count, "frees": count}
 
-    phases: dict[str, Phase] = {"kernels": kernels, "copies": copies, "memory": memory}
+
+def main() -> None:
+    """Everything once, then what is asked for."""
+    answers = own_stdout()
+    work = Work()
+    phases = {"kernels": work.kernels, "graphs": work.graphs, "copies": work.copies, "memory": work.memory}
     for phase in phases.values():
         phase()
-    if float(y.get().sum()) != 2.0 * SIZE:
-        raise SystemExit("the kernel did not do what it is to do")
-    with stream:
-        stream.begin_capture()
-        for _ in range(3):
-            launch()
-        graph = stream.end_capture()
-
-    def graphs() -> dict[str, int]:
-        for _ in range(GRAPH_LAUNCHES):
-            graph.launch(stream)
-        stream.synchronize()
-        return {"graph launches": GRAPH_LAUNCHES}
-
-    graphs()
-    serve(answers, {"version": cupy.__version__}, {**phases, "graphs": graphs})
+    serve(answers, {"version": cupy.__version__}, phases)
 
 
 if __name__ == "__main__":

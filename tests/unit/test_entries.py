@@ -112,6 +112,6 @@ def test_the_doctor_names_functions_that_are_dear_and_those_that_are_not_seen() 
     assert "2 of 2 begin" in line
     first, second, third = beginnings({"a": e, "b": s, "c": s, "d": r})
     assert "1 of 4 begin" in first
-    assert second.endswith("some 10 µs: b, c")
+    assert second.endswith("first instruction is stepped: b, c")
     assert third.endswith("not seen: d")
     assert not list(beginnings({}))
