@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu.attribution.tenants import Tenant
 
 TITLE: Final = "attribution: shares, launches, bytes and memory of containers, against the truth"
-SECONDS: Final = 52
+SECONDS: Final = 56
 WHAT: Final = (
     "the agent",
     "{scene}: {mean or worst} error of a container's share, {agent, NVML alone, equal split}",
@@ -62,7 +62,7 @@ def rows(here: Here) -> Iterator[Row]:
         if why is not None:
             yield skipped(_ITEM, "the agent", why)
         recorder = stack.enter_context(recording(here, socket))
-        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(3.5, 5.0)
+        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(3.0, 4.0)
         stage = scene.Stage(here, recorder, cgroups, pace, gpu.sm_count, times)
         yield from _scenes(stage, why)
         yield from torch.rows(stage, why)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu.nvml.watching import Times
 
 TITLE: Final = "NVML: utilisation, process lists, MPS, GPM, PCIe counters, and what each call costs"
-SECONDS: Final = 48
+SECONDS: Final = 44
 WHAT: Final = (
     "GPM: supported",
     "XID: an event set takes the device",
