@@ -53,7 +53,6 @@ class PyTorch:
     why: str = ""
     life: Life | None = None
     said: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
-    _imported: bool = False
 
     @classmethod
     @contextmanager
