@@ -38,6 +38,7 @@ _IMPORT_SECONDS: Final = 60.0
 _OPEN_SECONDS: Final = 30.0
 _EXTRA_SECONDS: Final = 20.0
 _LEARN_SECONDS: Final = 2.0
+_WAITING_SECONDS: Final = 1.6  # for snapshots, at both ends
 _PROFILE_SECONDS: Final = 1.5
 _BYTES_WITHIN: Final = 0.01
 _LIVE_WITHIN: Final = 0.05
@@ -52,7 +53,6 @@ class PyTorch:
     why: str = ""
     life: Life | None = None
     said: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
-    _imported: bool = False
 
     @classmethod
     @contextmanager
@@ -150,7 +150,7 @@ class PyTorch:
         assert self.process is not None
         if not step_seconds:
             raise Unavailable("what a step of it takes alone is not known")
-        lasts = stage.times.warm_up + stage.times.measured + 2.5
+        lasts = stage.times.warm_up + stage.times.measured + _WAITING_SECONDS
         with cast(stage, BESIDE_PYTORCH) as players:
             self.ask(f"run {lasts}")
             span = window(stage)

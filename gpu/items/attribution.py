@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gpu import spin
 from gpu.here import Here, Unavailable
 from gpu.part import part
-from gpu.row import Row, skipped
+from gpu.row import Row, failed, skipped
 
 if TYPE_CHECKING:
     from gpu.attribution.scene import Played, Stage
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu.attribution.tenants import Tenant
 
 TITLE: Final = "attribution: shares, launches, bytes and memory of containers, against the truth"
-SECONDS: Final = 52
+SECONDS: Final = 56
 WHAT: Final = (
     "the agent",
     "{scene}: {mean or worst} error of a container's share, {agent, NVML alone, equal split}",
@@ -58,25 +58,28 @@ def rows(here: Here) -> Iterator[Row]:
         gpu = stack.enter_context(first_gpu(here))
         torch = stack.enter_context(PyTorch.importing(here))  # takes seconds, in which the rest goes on
         pace = spin.pace_of(here, gpu.sm_count, 0.5 if here.quick else 2.2)
-        cgroups, socket, why = _agent(here, stack)
-        if why is not None:
-            yield skipped(_ITEM, "the agent", why)
+        cgroups, socket, without = _agent(here, stack)
+        why = None if without is None else without.note
+        if without is not None:
+            yield without
         recorder = stack.enter_context(recording(here, socket))
-        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(3.5, 5.0)
+        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(3.0, 4.0)
         stage = scene.Stage(here, recorder, cgroups, pace, gpu.sm_count, times)
         yield from _scenes(stage, why)
         yield from torch.rows(stage, why)
 
 
-def _agent(here: Here, stack: ExitStack) -> tuple[Cgroups | None, Path | None, str | None]:
-    """Where containers are made and the agent's socket; or why there is none."""
+def _agent(here: Here, stack: ExitStack) -> tuple[Cgroups | None, Path | None, Row | None]:
+    """Where containers are made and the agent's socket; or the row that says why there is none."""
     from gpu.attribution.stage import agent, cgroups
 
     try:
         groups = stack.enter_context(cgroups())
         return groups, stack.enter_context(agent(here)), None
-    except (Unavailable, RuntimeError) as why:
-        return None, None, str(why)
+    except Unavailable as why:
+        return None, None, skipped(_ITEM, "the agent", str(why))
+    except RuntimeError as how:
+        return None, None, failed(_ITEM, "the agent", str(how))
 
 
 def _scenes(stage: Stage, why: str | None) -> Iterator[Row]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu.nvml.watching import Times
 
 TITLE: Final = "NVML: utilisation, process lists, MPS, GPM, PCIe counters, and what each call costs"
-SECONDS: Final = 48
+SECONDS: Final = 44
 WHAT: Final = (
     "GPM: supported",
     "XID: an event set takes the device",
@@ -184,11 +184,10 @@ def _server(here: Here, clients: Mapping[str, str]) -> Row:
     if here.simulated:
         return skipped(_NVML, what, "the simulated MPS server is the simulated GPU itself")
     pipes = f"CUDA_MPS_PIPE_DIRECTORY={clients['CUDA_MPS_PIPE_DIRECTORY']}"
-    programs = {program_of(process.pid) for process in offspring.with_variable(pipes)}
-    servers = sorted(program for program in programs if "mps" in program and "control" not in program)
-    found = " / ".join(servers) or "none"
-    it_is = [program.rpartition("/")[2] for program in servers] == [MPS_SERVER]
-    return holds(_NVML, what, it_is, found, MPS_SERVER, "the agent takes a process of that name for the server")
+    names = {program_of(process.pid).rpartition("/")[2] for process in offspring.with_variable(pipes)}
+    servers = sorted(name for name in names if "mps" in name and "control" not in name)
+    note = "the agent takes a process of that name for the server"
+    return holds(_NVML, what, servers == [MPS_SERVER], " / ".join(servers) or "none", MPS_SERVER, note)
 
 
 def _copies(here: Here, gpu: Gpu, pace: Pace, direction: str) -> Iterator[Row]:
