@@ -33,7 +33,7 @@ sys.exit(0 if found else 1)
 """
 
 
-class Unavailable(Exception):
+class Unavailable(Exception):  # noqa: N818  # nothing went wrong
     """The item, or a part of it, cannot be had here; the message is the note of a skipped row."""
 
 
@@ -130,7 +130,9 @@ class Here:
 
     def _start_mps(self, control: str, clients: Mapping[str, str]) -> None:
         # It would keep pipes open that somebody reads to their end.
-        process = self.start([control, "-d"], clients, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, process_group=None)
+        process = self.start(
+            [control, "-d"], clients, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, process_group=None
+        )
         try:
             status = process.wait(_MPS_SECONDS)
         except subprocess.TimeoutExpired:
