@@ -59,9 +59,11 @@ def rows(here: Here, end: str) -> Iterator[Row]:
                 if end == TERMINATED:
                     yield from _own(ending, ended)
             yield from _other(stage, end, other, ended)
-        yield from _after(stage, end)
+        yield _state(stage, end)
         if end == KILLED:
             yield _logged(stage)
+        fine, note = _comes(stage)
+        yield row(LATER.format(end=end), judged(fine), fine, baseline=True, note=note)
 
 
 def _end(stage: Stage, end: str, server: str, ending: Client) -> None:
@@ -109,21 +111,19 @@ def gap_ms(ended_ns: Sequence[int], since_ns: int, until_ns: int) -> float:
     return round(max(later - earlier for earlier, later in zip(edges, edges[1:], strict=False)) / 1e6, 3)
 
 
-def _after(stage: Stage, end: str) -> Iterator[Row]:
+def _state(stage: Stage, end: str) -> Row:
     from enforce.mps.model import MpsError
 
     try:
         state = ", ".join(server.status or "unknown" for server in stage.control().servers()) or "no server"
     except MpsError as error:
         state = str(error)
-    yield row(SERVER.format(end=end), judged(state == "ACTIVE"), state, baseline="ACTIVE")
-    fine, note = _comes(stage)
-    yield row(LATER.format(end=end), judged(fine), fine, baseline=True, note=note)
+    return row(SERVER.format(end=end), judged(state == "ACTIVE"), state, baseline="ACTIVE")
 
 
 def _comes(stage: Stage) -> tuple[bool, str]:
     try:
-        with stage.steps(*_WORK) as late:
+        with stage.steps(*_WORK, seconds=_LIMIT_SECONDS) as late:
             time.sleep(0.2)
             record = late.finish(_LIMIT_SECONDS)
     except Exception as error:  # noqa: BLE001 - however it fails, that is the answer
@@ -132,9 +132,9 @@ def _comes(stage: Stage) -> tuple[bool, str]:
 
 
 def _logged(stage: Stage) -> Row:
-    lines = [line for path in sorted(stage.logs.glob("*.log")) for line in path.read_text(errors="replace").split("\n")]
-    found = [" ".join(line.split()) for line in lines if any(word in line.lower() for word in _SUSPECT)]
-    note = f"of {len([line for line in lines if line.strip()])} lines; the last: {found[-1][:160]}" if found else ""
+    lines = stage.logged()
+    found = [line for line in lines if any(word in line.lower() for word in _SUSPECT)]
+    note = f"of {len(lines)} lines; the last: {found[-1][:160]}" if found else f"of {len(lines)} lines"
     return row(LOGGED, Verdict.MEASURED, len(found), note=note)
 
 

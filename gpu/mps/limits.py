@@ -28,7 +28,8 @@ MEMORY: Final = (BEYOND, WITHIN)
 EQUAL: Final = "p90 of a client beside one of equal priority"
 BELOW: Final = "p90 of a client beside one of below-normal priority"
 PRIORITY: Final = (EQUAL, BELOW)
-_FILLS: Final = ("--kernel-us", "500", "--waves", "8", "--queue", "8")  # at one or two blocks an SM: several waves
+_FILLS: Final = ("--kernel-us", "500", "--queue", "8")
+_WAVES: Final = 8  # blocks for each SM, of which one or two run at a time
 _BUSY: Final = ("--kernel-us", "1000", "--waves", "2", "--queue", "8")
 _REQUESTS: Final = ("--rate", "60", "--kernels", "5", "--kernel-us", "200", "--blocks", "64", "--seed", "4")
 _OFF_RATIO: Final = 0.2  # of what was expected
@@ -40,21 +41,25 @@ def shares(here: Here) -> Iterator[Row]:
     """Each client alone on the device; one after the other."""
     with staged(here) as stage:
         control, scope = _scope(stage)
-        full, kept = _rates(stage, control, scope)
+        full, kept, blocks = _rates(stage, control, scope)
         for percent in PERCENTS:
             _put(control, "percentage", scope, str(percent))
-            with stage.steps(*_FILLS) as client:
+            with stage.steps(*_FILLS, "--blocks", str(blocks)) as client:
+                seen = client.ready["multiprocessors"]
                 rate = _rate(stage, client) / full
             expected = percent / 100
             verdict = judged(abs(rate - expected) <= _OFF_RATIO * expected)
-            note = f"{full:.0f} kernels a second at 100 %"
+            note = f"{full:.0f} kernels a second at 100 %; the client is told of {seen} SMs"
             yield row(RATE.format(percent=percent), verdict, round(rate, 3), "ratio", expected, note)
         yield row(KEEPS, judged(abs(kept - 1) <= _OFF_RATIO), round(kept, 3), "ratio", 1.0)
 
 
-def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float]:
-    """Of one client at 100 %, and what is left of that while new ones would get 25 %."""
-    with stage.steps(*_FILLS) as client:
+def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float, int]:
+    """Of one client at 100 %, what is left of that while new ones would get 25 %, and its blocks.
+
+    A client under a limit is told of fewer SMs, so it is not to choose its blocks itself.
+    """
+    with stage.steps(*_FILLS, "--waves", str(_WAVES)) as client:
         time.sleep(_WARM_SECONDS)
         before = window(stage.seconds)
         _put(control, "percentage", scope, "25")
@@ -63,7 +68,7 @@ def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float]:
     full = line.rate(*before)
     if not full:
         raise Unavailable("a client at 100 % got nothing done")
-    return full, line.rate(*after) / full
+    return full, line.rate(*after) / full, int(client.ready["blocks"])
 
 
 def _rate(stage: Stage, client: Client) -> float:
@@ -79,7 +84,7 @@ def memory(here: Here) -> Iterator[Row]:
         _put(control, "memory", scope, f"{_LIMIT_MIB}M")
         error = _allocated(stage, _BEYOND_BYTES)
         expected = "CUDA_ERROR_OUT_OF_MEMORY"
-        yield row(BEYOND, judged(expected in error), error or "none", baseline=expected, note=f"2 GiB of {_LIMIT_MIB} MiB")
+        yield row(BEYOND, judged(error == expected), error or "none", baseline=expected, note=f"2 GiB of {_LIMIT_MIB} MiB")
         error = _allocated(stage, _WITHIN_BYTES)
         yield row(WITHIN, judged(not error), error or "none", baseline="none", note=f"256 MiB of {_LIMIT_MIB} MiB")
 
@@ -90,7 +95,7 @@ def _allocated(stage: Stage, size: int) -> str:
         with stage.holder(size):
             return ""
     except Unavailable as why:
-        return str(why)
+        return str(why).rpartition(": ")[2]
 
 
 def priority(here: Here) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpu import clients
 from gpu.clients import Client
-from gpu.here import Here
+from gpu.here import Here, Unavailable
 from gpu.row import Figure, Row, Verdict
 from gpu.stopping.brakes import StuckError
 from gpu.stopping.warden import until
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 NAME: Final = "mps"
 _SERVER_SECONDS: Final = 15.0
 _ACTIVE: Final = "ACTIVE"
+_MOST_WORDS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Stage:
     @property
     def seconds(self) -> float:
         """Of one measurement of a rate."""
-        return 0.3 if self.here.quick else 1.0
+        return 0.3 if self.here.quick else 0.7
 
     def daemon(self) -> Daemon:
         """As the product finds it among all processes. StuckError when it does not."""
@@ -73,19 +74,27 @@ class Stage:
         return Channel(self.daemon()).ask(given=f"{command}\n")
 
     def server(self) -> Server:
-        """The one of this user, started if need be, once it is ready. StuckError."""
+        """The one of this user, started if need be, once it is ready. Unavailable."""
         control = self.control()
         if not control.servers() and control.protocol == 2:
             self.asked(f"start_server -uid {os.getuid()}")
-        until(lambda: any(one.status == _ACTIVE for one in control.servers()), "an active server", _SERVER_SECONDS)
+        try:
+            until(lambda: any(one.status == _ACTIVE for one in control.servers()), "an active server", _SERVER_SECONDS)
+        except StuckError as error:
+            logged = " | ".join(self.logged()[-3:])[-_MOST_WORDS:]
+            raise Unavailable(f"{error}; its log ends: {logged or 'empty'}") from error
         return next(one for one in control.servers() if one.status == _ACTIVE)
 
+    def logged(self) -> list[str]:
+        """What daemon and server wrote."""
+        texts = [path.read_text(errors="replace") for path in sorted(self.logs.glob("*.log"))]
+        return [" ".join(line.split()) for text in texts for line in text.split("\n") if line.strip()]
+
     @contextmanager
-    def steps(self, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Client]:
-        """A client that launches without end."""
+    def steps(self, *options: str, seconds: float = clients.START_SECONDS) -> Iterator[Client]:
+        """A client that launches without end; `seconds` at most until it does."""
         command = clients.own(self.here, "steps", *options)
-        extra = {**clients.importing(), **self.extra, **(environment or {})}
-        made = clients.start(self.here, command, extra)
+        made = clients.start(self.here, command, {**clients.importing(), **self.extra}, seconds)
         try:
             yield made
         finally:
