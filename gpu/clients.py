@@ -96,11 +96,13 @@ class Client:
         return f"{_name(self.process.args)} {what}{_last_words(self.process)}"
 
 
-def start(here: Here, command: Sequence[str], extra: Mapping[str, str] | None = None) -> Client:
+def start(
+    here: Here, command: Sequence[str], extra: Mapping[str, str] | None = None, seconds: float = START_SECONDS
+) -> Client:
     """A program that says {"ready": true} first. Unavailable when it says something else, SilenceError when nothing."""
     client = Client(here, here.start(command, extra))
     try:
-        client.ready = client.hear(START_SECONDS)
+        client.ready = client.hear(seconds)
     except SilenceError:
         client.end()
         raise

@@ -23,8 +23,8 @@ def part(item: str, whats: Sequence[str], rows: Callable[[], Iterable[Row]]) -> 
         yield from (skipped(item, what, str(why)) for what in whats if what not in seen)
     except Exception as error:  # noqa: BLE001 - a part may break in any way, and the others go on
         traceback.print_exc()
-        missing = [what for what in whats if what not in seen]
-        yield from (failed(item, what, blamed(error)) for what in missing[:1])
+        missing = [what for what in whats if what not in seen] or [f"the end of “{whats[-1]}”"]
+        yield failed(item, missing[0], blamed(error))
         yield from (skipped(item, what, f"“{missing[0]}” failed before it") for what in missing[1:])
 
 

@@ -18,14 +18,14 @@ from gpu.stopping.braking import Braking, Maker, Repeats
 
 NAME: Final = "stopping"
 TITLE: Final = "holding a process: what drains, what comes back, what others notice"
-SECONDS: Final = 60
+SECONDS: Final = 55
 SIGNALS, FREEZER_2, FREEZER_1 = BRAKES = ("SIGSTOP", "cgroup freezer v2", "cgroup freezer v1")
 ALONE: Final = "p90 of the online workload alone"
 WHAT: Final = (ALONE, *braking.WHATS, *training.WHATS, *pausing.WHATS, *under_mps.WHATS)
 
 
 def rows(here: Here) -> Iterator[Row]:
-    """MPS last: a client that is held there might take others along."""
+    """What is rarest last: there may be no time left for it."""
     alone: list[float | None] = [None]
 
     def first() -> Iterator[Row]:
@@ -33,16 +33,21 @@ def rows(here: Here) -> Iterator[Row]:
         yield Row(item=NAME, what=ALONE, verdict=Verdict.MEASURED, figure=alone[0], unit="ms")
 
     yield from part(NAME, [ALONE], first)
-    makers: dict[str, Maker] = {SIGNALS: _signals, FREEZER_2: lambda: _freezer(2), FREEZER_1: lambda: _freezer(1)}
-    for name, make in makers.items():
-        one = Braking(NAME, name, here, make, alone[0])
-        if here.quick and name == FREEZER_1:
-            yield from (skipped(NAME, what, "left out with --quick") for what in one.whats())
-        else:
-            yield from part(NAME, one.whats(), one.rows)
+    brakes = _brakes(here, alone[0])
+    for one in brakes[:2]:
+        yield from part(NAME, one.whats(), one.rows)
     yield from part(NAME, training.WHATS, lambda: training.rows(NAME, here))
-    yield from part(NAME, pausing.WHATS, lambda: pausing.rows(NAME, here))
     yield from part(NAME, under_mps.WHATS, lambda: under_mps.rows(NAME, here))
+    yield from part(NAME, pausing.WHATS, lambda: pausing.rows(NAME, here))
+    if here.quick:
+        yield from (skipped(NAME, what, "left out with --quick") for what in brakes[2].whats())
+    else:
+        yield from part(NAME, brakes[2].whats(), brakes[2].rows)
+
+
+def _brakes(here: Here, alone_ms: float | None) -> list[Braking]:
+    makers: dict[str, Maker] = {SIGNALS: _signals, FREEZER_2: lambda: _freezer(2), FREEZER_1: lambda: _freezer(1)}
+    return [Braking(NAME, name, here, make, alone_ms) for name, make in makers.items()]
 
 
 @contextmanager

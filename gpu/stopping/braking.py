@@ -53,7 +53,7 @@ class Repeats:
     @classmethod
     def of(cls, here: Here) -> Repeats:
         """Few where it only matters that it works."""
-        return cls(1, 2, 0.3) if here.quick else cls(8, 20, 1.5)
+        return cls(1, 2, 0.3) if here.quick else cls(6, 10, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,12 +94,18 @@ class Stage:
 
 
 def rows(item: str, here: Here) -> Iterator[Row]:
-    """Two agents: one ends by SIGTERM, one by SIGKILL."""
+    """Two agents: one ends by SIGKILL, one by SIGTERM."""
     if here.bpf is not None:
         raise Unavailable(here.bpf)
     with _groups() as groups:
         stage = Stage(here, groups, 0.5 if here.quick else 1.5)
         watching = stage.policy("headroom", "pace", enforce=False)
+        with warden(here, "warden-killed", watching) as agent:
+            yield _gate(item, stage, agent)
+            kill_ms, seen = _ended(stage, agent, signal.SIGKILL)
+            verdict = judged(kill_ms <= _PROMISED_MS)
+            yield Row(item=item, what=KILL, verdict=verdict, figure=kill_ms, unit="ms", baseline=_PROMISED_MS)
+            yield Row(item=item, what=STAYS, verdict=judged(seen == 0), figure=seen, baseline=0)
         if here.quick:
             yield from (skipped(item, what, "left out with --quick") for what in (SHARE, SHARE_OFTEN, TERM))
         else:
@@ -108,12 +114,6 @@ def rows(item: str, here: Here) -> Iterator[Row]:
                 yield _share(item, stage, agent, SHARE_OFTEN, 1000, 10)
                 term_ms, _ = _ended(stage, agent, signal.SIGTERM)
                 yield Row(item=item, what=TERM, verdict=Verdict.MEASURED, figure=term_ms, unit="ms")
-        with warden(here, "warden-killed", watching) as agent:
-            yield _gate(item, stage, agent)
-            kill_ms, seen = _ended(stage, agent, signal.SIGKILL)
-            verdict = judged(kill_ms <= _PROMISED_MS)
-            yield Row(item=item, what=KILL, verdict=verdict, figure=kill_ms, unit="ms", baseline=_PROMISED_MS)
-            yield Row(item=item, what=STAYS, verdict=judged(seen == 0), figure=seen, baseline=0)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.checkpoint_calls LIBRARY`: the product's checkpoint calls one by one, each with its time and error.
+"""`python -m gpu.checkpointing.calls LIBRARY`: the product's checkpoint calls one by one, each with its time and error.
 
 A process of its own, as the product's helper is: the driver's library may hang or crash it. Answers each line of its
 standard input with one of JSON: `{"ms": …, "code": CUresult or 0, "said": …}` and what the command asks for:
@@ -47,7 +47,8 @@ def _done(driver: Cuda, command: str, numbers: Sequence[int]) -> dict[str, Any]:
         return {"state": driver.state(*numbers).name}
     if command == "release":
         found = transitions.release(driver, *numbers)
-        return {"state": found.after.name if found.after else "", "said": found.error or "", "code": _code(found.kind)}
+        state = found.after.name if found.after is not None else ""
+        return {"state": state, "said": found.error or "", "code": _code(found.kind)}
     getattr(driver, command)(*numbers)
     return {}
 
