@@ -20,7 +20,8 @@ from statistics import fmean
 from typing import Final
 
 from bench.arrivals import poisson
-from bench.enforcement_pairs import SERVICE
+from bench.enforcement_figures import nearest_rank
+from bench.enforcement_pairs import PAIRS, SERVICE
 from bench.enforcement_stage import Place, Stage
 from bench.workloads import RESNET_LIKE, WHISPER_LIKE
 from gpu.constants import CONSTANTS, constants
@@ -65,10 +66,10 @@ def _program(text: str | Sequence[str]) -> Program:
 
 
 _SERVICE: Final = _program(SERVICE)
-_COPYING: Final = _program([*SERVICE, "--copy-bytes", "2MiB"])
+_COPYING: Final = _program(PAIRS["copies"].online)
 _SHORT: Final = _program(RESNET_LIKE)
 _LONG: Final = _program(WHISPER_LIKE)
-_COPIES: Final = _program("--kernels 1 --kernel-us 50 --blocks 132 --threads 1024 --copy-bytes 24MiB")
+_COPIES: Final = _program(PAIRS["copies"].offline[0])
 _ONE: Final = _program("--kernels 1 --kernel-us 50 --blocks 132 --threads 1024")
 CASES: Final = (
     Case("time slicing, short kernels", _SERVICE, _SHORT, 250.0),
@@ -76,7 +77,7 @@ CASES: Final = (
     Case("MPS", _SERVICE, _SHORT, 250.0, {}),
     Case("MPS, offline with below-normal priority", _SERVICE, _SHORT, 250.0, {"CUDA_MPS_CLIENT_PRIORITY": "1"}),
     Case("MPS, offline with 30 %", _SERVICE, _SHORT, 250.0, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}),
-    Case("copies beside copies and kernels", _COPYING, _COPIES, 200.0),
+    Case("copies and kernels beside copies and kernels", _COPYING, _COPIES, 250.0),
 )
 STALLS: Final = (
     Stall(
@@ -160,7 +161,7 @@ class Run:
 
 def rows(here: Here) -> Iterator[Row]:
     """The smallest things, then turns, then pairs."""
-    times = Times(0.2, 0.8) if here.quick else Times(0.5, 2.5)
+    times = Times(0.2, 0.8) if here.quick else Times(0.5, 3.0)
     with bare(here) as stage:
         run = Run(here, stage, times, time.monotonic() + SECONDS - _CLOSING_SECONDS)
         try:
@@ -192,7 +193,8 @@ def _stall_rows(run: Run, stall: Stall) -> Iterator[Row]:
         return
     alone = run.alone(_ONE, _STALL_RATE)
     phase = run.phase(_ONE, _STALL_RATE, stall.offline, {}, {})
-    waited_ms, usual_ms = phase.quantile_s(0.99) * 1e3, alone.quantile_s(0.5) * 1e3
+    waited_ms = nearest_rank(phase.services_s, 0.99) * 1e3  # without what it waited for other short ones
+    usual_ms = nearest_rank(alone.services_s, 0.5) * 1e3
     yield run.row(
         stall.what, waited_ms - usual_ms, "ms", f"99th percentile, less the {usual_ms:.3f} ms that it takes alone"
     )

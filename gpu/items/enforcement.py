@@ -22,7 +22,7 @@ from gpu.phases import Times, alone_per_second, play
 from gpu.row import Row, failed, skipped
 from gpu.scene import ITEM, MISHAPS, NO_TIME, Scene, said
 from gpu.shares import MEASURES, Alone
-from gpu.sides import Batch, Service
+from gpu.sides import Batch, Service, prepare
 from gpu.stages import standing
 from gpu.under_laws import law_rows
 
@@ -45,6 +45,7 @@ _MPS: Final = tuple(mode_of(name) for name in ("mps", "mps_priority"))
 _PRIORITY: Final = {"CUDA_MPS_CLIENT_PRIORITY": "1"}  # below normal
 _CLOSING_SECONDS: Final = 12.0  # of the item's limit, to end everything
 _MPS_STARTING_SECONDS: Final = 3.0
+_LEAST_PHASES: Final = 4  # both alone, beside each other, and to start them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Plan:
         """Quick: one pair, uncontrolled and under the stricter law."""
         if here.quick:
             own = [pair for pair in ALL if not pair.torch]
-            return cls(own[:1], _LAWS[:1], (), Times(0.2, 1.0), Times(1.0, 1.0), 30.0)
+            return cls(own[:1], _LAWS[:1], (), Times(0.1, 0.8), Times(0.6, 0.8), 30.0)
         return cls(ALL, _LAWS, _MPS, Times(0.7, 4.0), Times(6.0, 4.0), SECONDS - _CLOSING_SECONDS)
 
 
@@ -73,14 +74,18 @@ def rows(here: Here) -> Iterator[Row]:
     ends = time.monotonic() + plan.seconds
     with standing(here) as (stage, no_containers):
         lacking = {pair.name: _lacking(here, pair) for pair in plan.pairs}
-        weight = sum(pair.weight for pair in plan.pairs if not lacking[pair.name])
+        weight = sum(pair.seconds for pair in plan.pairs if not lacking[pair.name])
         for pair in plan.pairs:
             if why := lacking[pair.name]:
                 yield skipped(ITEM, pair.name, why)
                 continue
             now = time.monotonic()
-            scene = Scene(here, stage, pair, plan.plain, plan.law, now + pair.weight / weight * (ends - now))
-            weight -= pair.weight
+            part = pair.seconds / weight * (ends - now)
+            weight -= pair.seconds
+            if part < _LEAST_PHASES * plan.plain.whole:
+                yield skipped(ITEM, pair.name, NO_TIME)
+                continue
+            scene = Scene(here, stage, pair, plan.plain, plan.law, now + part)
             try:
                 yield from _pair_rows(scene, plan, here.bpf or no_containers)
             except MISHAPS as error:
@@ -99,13 +104,12 @@ def _lacking(here: Here, pair: Pair) -> str | None:
 
 
 def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
-    before = time.monotonic()
     service, batch = scene.sides()
     service.measure()
     batch.measure()
-    service.prepare()
-    batch.prepare()
-    scene.start_seconds = time.monotonic() - before
+    before = time.monotonic()
+    prepare(service, batch)
+    scene.start_seconds, scene.size = time.monotonic() - before, batch.facts().get("size")
     yield from _alone_rows(scene, service, batch)
     uncontrolled = play(service, batch, scene.arrivals(service), scene.plain)
     yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
@@ -136,7 +140,7 @@ def _alone_rows(scene: Scene, service: Service, batch: Batch) -> Iterator[Row]:
 
 def _mps_seconds(scene: Scene) -> float:
     """What the modes with MPS take."""
-    return _MPS_STARTING_SECONDS + 2 * (scene.start_seconds + scene.plain.whole)
+    return _MPS_STARTING_SECONDS + 2 * (scene.start_seconds + scene.cost(scene.plain))
 
 
 def _mps_rows(scene: Scene, modes: Sequence[Mode]) -> Iterator[Row]:
@@ -151,6 +155,7 @@ def _mps_rows(scene: Scene, modes: Sequence[Mode]) -> Iterator[Row]:
             while pending:
                 _, batch = scene.sides(clients, {**clients, **(_PRIORITY if pending[0].priority else {})})
                 try:
+                    prepare(service, batch)
                     phase = play(service, batch, scene.arrivals(service), scene.plain)
                 finally:
                     batch.end()
