@@ -23,9 +23,9 @@ from gpu.table import shower
 
 LIMIT_SECONDS: Final = 450.0
 _DOES: Final = (
-    "Checks on this machine's GPU what GPU Warden takes for granted, and measures what it claims. Changes no setting of "
-    "the GPU (clocks, power, MIG, compute mode) and ends whatever it starts. Probes and freezing need root; what cannot "
-    "be had here is skipped and says why."
+    "Checks on this machine's GPU what GPU Warden takes for granted, and measures what it claims. Changes no setting "
+    "of the GPU (clocks, power, MIG, compute mode) and ends whatever it starts. Probes and freezing need root; what "
+    "cannot be had here is skipped and says why."
 )
 _EXITS: Final = (
     "exit status: 0 when nothing failed, 1 when a row says failed, 2 for a wrong command line, 129, 130 or 143 when "

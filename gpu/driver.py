@@ -22,7 +22,7 @@ from gpu.report import Report
 from gpu.row import Row, failed, skipped
 
 LAST: Final = "leftovers"  # always looked at: time is kept for it
-LAST_SECONDS: Final = 15.0
+LAST_SECONDS: Final = 10.0
 _LOOKING_SECONDS: Final = 75.0
 
 
@@ -56,7 +56,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - a module that cannot be imported must not stop the others
             self.report.rows.append(failed(name, WHOLE, f"its module cannot be used: {type(error).__name__}: {error}"))
         else:
-            title = f"{name}: {item.title}"
+            title = item.title if item.title.lower().startswith(name) else f"{name}: {item.title}"
             self._rows(attempt, item, left)
         taken = round(time.monotonic() - began, 2)
         self.report.seconds[name] = taken

@@ -33,7 +33,7 @@ sys.exit(0 if found else 1)
 """
 
 
-class Unavailable(Exception):
+class Unavailable(Exception):  # noqa: N818  # nothing went wrong
     """The item, or a part of it, cannot be had here; the message is the note of a skipped row."""
 
 

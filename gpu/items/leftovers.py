@@ -19,7 +19,7 @@ from gpu.standing import Standing, standing
 
 NAME: Final = "leftovers"
 TITLE: Final = "what this run left behind"
-SECONDS: Final = 15
+SECONDS: Final = 10
 WHAT: Final = (
     "processes of this run are gone",
     "MPS daemons of this run are gone",

@@ -21,7 +21,7 @@ from gpu.standing import mps_daemons, nvml
 
 NAME: Final = "machine"
 TITLE: Final = "what this machine is and can do"
-SECONDS: Final = 30
+SECONDS: Final = 15
 FRAMEWORKS: Final = ("torch", "triton", "cupy", "jax", "cuda-bindings")
 WHAT: Final = (
     "driver",

@@ -106,9 +106,7 @@ def test_items_are_run_in_their_order() -> None:
         (["--limit-seconds", "-1"], "'-1' is no number"),
     ],
 )
-def test_a_wrong_command_line_is_explained(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
