@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from agent.errors import WardenError
@@ -45,6 +46,11 @@ class Scene:
     _arrivals: Arrivals | None = None
     _sides: int = 0
 
+    @property
+    def folder(self) -> Path:
+        """This pair's."""
+        return self.here.folder / self.pair.name.replace(" ", "-")
+
     def left(self) -> float:
         """Seconds of its part of the time."""
         return self.deadline - time.monotonic()
@@ -52,7 +58,7 @@ class Scene:
     def sides(self, online: Mapping[str, str] | None = None, offline: Mapping[str, str] | None = None) -> _Both:
         """Both, not started, with this in their environments."""
         self._sides += 1
-        folder = self.here.folder / self.pair.name.replace(" ", "-") / str(self._sides)
+        folder = self.folder / str(self._sides)
         folder.mkdir(parents=True)
         return (
             Service(self.here, self.stage, self.pair.online, folder, online or {}),

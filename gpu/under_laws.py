@@ -6,12 +6,14 @@ signal reads then. It exists only meanwhile, so that nothing else is measured wi
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from agent.errors import PolicyError, SetupError
 from bench.enforcement_agent import Agent, Promise, agent
 from bench.enforcement_figures import nearest_rank
 from bench.enforcement_modes import Mode
+from bench.enforcement_stage import Place, Stage
 from gpu.phases import Times, play
 from gpu.row import Row
 from gpu.scene import MISHAPS, NO_TIME, Scene
@@ -34,7 +36,7 @@ def law_rows(scene: Scene, modes: Sequence[Mode], service: Service, batch: Batch
         return
     pending = list(modes)
     try:
-        with agent(scene.stage, _promise(scene, None, 1e9), isolated=scene.here.simulated) as warden:
+        with agent(_own_stage(scene), _promise(scene, None, 1e9), isolated=scene.here.simulated) as warden:
             signal_ns = yield from _watch(scene, watching, service, warden)
             while pending:
                 if pending != list(modes) and scene.left() - reserve < scene.cost(scene.law):
@@ -47,6 +49,13 @@ def law_rows(scene: Scene, modes: Sequence[Mode], service: Service, batch: Batch
     lower = p99_lower(scene.p99_ratios, "headroom@1.1", "tgs")
     if lower:
         yield scene.row("headroom@1.1 keeps p99 lower than tgs", lower, "ratio")
+
+
+def _own_stage(scene: Scene) -> Stage[Place]:
+    """The scene's, with a folder for this pair's agent."""
+    folder = scene.folder / "laws"
+    folder.mkdir(parents=True)
+    return replace(scene.stage, folder=folder)
 
 
 def _promise(scene: Scene, mode: Mode | None, signal_ns: float) -> Promise:

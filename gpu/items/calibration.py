@@ -144,8 +144,9 @@ class Run:
             self._alone[online, rate] = self.phase(online, rate, None, {}, {})
         return self._alone[online, rate]
 
-    def has_time_for(self, phases: int) -> bool:
-        """Whether so many may be begun."""
+    def has_time_for(self, online: Program, rate: float) -> bool:
+        """Whether a phase of this service may be begun, and the one alone, if that is still to come."""
+        phases = 1 if (online, rate) in self._alone else 2
         return time.monotonic() + phases * (self.times.whole + _STARTING_SECONDS) < self.deadline
 
     def row(self, what: str, figure: float, unit: str, note: str = "") -> Row:
@@ -161,7 +162,7 @@ class Run:
 
 def rows(here: Here) -> Iterator[Row]:
     """The smallest things, then turns, then pairs."""
-    times = Times(0.2, 0.8) if here.quick else Times(0.5, 3.0)
+    times = Times(0.2, 0.8) if here.quick else Times(0.5, 2.5)
     with bare(here) as stage:
         run = Run(here, stage, times, time.monotonic() + SECONDS - _CLOSING_SECONDS)
         try:
@@ -188,7 +189,7 @@ def _guarded(run: Run, what: str, found: Iterator[Row]) -> Iterator[Row]:
 
 
 def _stall_rows(run: Run, stall: Stall) -> Iterator[Row]:
-    if not run.has_time_for(2):
+    if not run.has_time_for(_ONE, _STALL_RATE):
         yield skipped(ITEM, stall.what, NO_TIME)
         return
     alone = run.alone(_ONE, _STALL_RATE)
@@ -219,7 +220,7 @@ def _case_rows(run: Run, cases: Sequence[Case]) -> Iterator[Row]:
 
 
 def _pair_rows(run: Run, case: Case, clients: Mapping[str, str]) -> Iterator[Row]:
-    if not run.has_time_for(2):
+    if not run.has_time_for(case.online, case.rate_per_second):
         yield skipped(ITEM, case.name, NO_TIME)
         return
     alone = run.alone(case.online, case.rate_per_second)
