@@ -5,8 +5,9 @@ signal reads then. It exists only meanwhile, so that nothing else is measured wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from agent.errors import PolicyError, SetupError
@@ -14,7 +15,7 @@ from bench.enforcement_agent import Agent, Promise, agent
 from bench.enforcement_figures import nearest_rank
 from bench.enforcement_modes import Mode
 from bench.enforcement_stage import Place, Stage
-from gpu.phases import Times, play
+from gpu.phases import Phase, Times, play
 from gpu.row import Row
 from gpu.scene import MISHAPS, NO_TIME, Scene
 from gpu.shares import Figure, p99_lower, within
@@ -23,6 +24,7 @@ from gpu.sides import Batch, Service
 SIGNAL: Final = "gpu_wait"
 TGS_SAMPLE_SECONDS: Final = 0.3  # 5 as published, 2 in the bench; here a phase has some seconds to settle
 STARTING_SECONDS: Final = 4.0
+_SEEN: Final = "watching: p99 of gpu_wait to the service's own"
 _WATCHING_SETTLE_SECONDS: Final = 0.5
 _TRIES: Final = 3
 _SEES_RIGHT_FACTOR: Final = 1.25  # a quantile of a histogram is off by its buckets
@@ -70,19 +72,20 @@ def _watch(scene: Scene, times: Times, service: Service, warden: Agent) -> Gener
     assert scene.alone
     for _ in range(_TRIES):  # a short phase may be over before the agent knows the container
         phase = play(service, None, scene.arrivals(service), times, warden.latency_ns)
-        if phase.signal_ns is not None:
-            break
-    else:
-        raise SetupError(f"the signal {SIGNAL} reads nothing of the service")
-    ratio = phase.quantile_s(0.99) / scene.alone.phase.quantile_s(0.99)
+        signal_ns = phase.signal_ns
+        if signal_ns is not None:
+            yield from _watched_rows(scene, scene.alone.phase, phase, signal_ns)
+            return signal_ns
+    raise SetupError(f"the signal {SIGNAL} reads nothing of the service")
+
+
+def _watched_rows(scene: Scene, alone: Phase, watched: Phase, signal_ns: float) -> Iterator[Row]:
+    """What it costs to be watched, and whether the signal reads what the service says."""
+    ratio = watched.quantile_s(0.99) / alone.quantile_s(0.99)
     yield scene.measured("watching: p99 to alone", ratio, "ratio", "with the agent's probes in place")
-    seen = phase.signal_ns / 1e9 / nearest_rank(phase.services_s, 0.99)
-    note = f"the signal reads {phase.signal_ns / 1e6:.3f} ms, from the first launch to the return of the wait"
+    seen = signal_ns / 1e9 / nearest_rank(watched.services_s, 0.99)
+    note = f"the signal reads {signal_ns / 1e6:.3f} ms, from the first launch to the return of the wait"
     yield scene.row(_SEEN, Figure(_SEEN, seen, within(seen, 1.0, _SEES_RIGHT_FACTOR), 1.0, note), "ratio")
-    return phase.signal_ns
-
-
-_SEEN: Final = "watching: p99 of gpu_wait to the service's own"
 
 
 def _under(scene: Scene, mode: Mode, service: Service, batch: Batch, warden: Agent, signal_ns: float) -> Iterator[Row]:
@@ -90,5 +93,5 @@ def _under(scene: Scene, mode: Mode, service: Service, batch: Batch, warden: Age
     if refused:
         yield from scene.broken([mode], PolicyError([refused]))
         return
-    release: Callable[[], object] = lambda: warden.take(_promise(scene, None, signal_ns), enforce=False)  # noqa: E731
+    release = partial(warden.take, _promise(scene, None, signal_ns), enforce=False)
     yield from scene.mode_rows(mode, play(service, batch, scene.arrivals(service), scene.law, release=release))

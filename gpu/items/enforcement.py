@@ -29,15 +29,15 @@ from gpu.under_laws import law_rows
 TITLE: Final = "enforcement on real kernels"
 SECONDS: Final = 200
 WHAT: Final = (
-    "{pair}",
     "{pair}: alone: p99",
     "{pair}: alone: busy",
     "{pair}: alone: offline steps",
-    *(f"{{pair}}: {{mode}}: {measure}" for measure in MEASURES),
-    "{pair}: {mode}",
     "{pair}: watching: p99 to alone",
     "{pair}: watching: p99 of gpu_wait to the service's own",
     "{pair}: headroom@1.1 keeps p99 lower than tgs",
+    *(f"{{pair}}: {{mode}}: {measure}" for measure in MEASURES),
+    "{pair}: {mode}",
+    "{pair}",
 )
 _UNCONTROLLED: Final = mode_of("timeslice")
 _LAWS: Final = tuple(mode_of(name) for name in ("headroom@1.1", "headroom@1.5", "tgs"))
