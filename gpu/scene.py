@@ -111,12 +111,12 @@ class Scene:
     def without(self, modes: Iterable[Mode], why: str) -> Iterator[Row]:
         """Modes that are not to be had."""
         for mode in modes:
-            yield skipped(ITEM, f"{self.pair.name}: {mode.name}", why)
+            yield skipped(ITEM, f"{self.pair.name}: {mode.name}: {P99}", why)
 
     def broken(self, modes: Iterable[Mode], error: Exception) -> Iterator[Row]:
         """Modes that failed."""
         for mode in modes:
-            yield failed(ITEM, f"{self.pair.name}: {mode.name}", said(error))
+            yield failed(ITEM, f"{self.pair.name}: {mode.name}: {P99}", said(error))
 
 
 _Both = tuple[Service, Batch]

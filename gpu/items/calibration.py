@@ -89,11 +89,9 @@ STALLS: Final = (
 )
 _STALL_RATE: Final = 25.0  # so seldom that hardly any request waits for another
 WHAT: Final = (
-    "the smallest things",
     *(constant.what for constant in CONSTANTS),
     *(stall.what for stall in STALLS),
     *(f"{case.name}: {measure}" for case in CASES for measure in (MEAN, P99)),
-    *(case.name for case in CASES),
 )
 _SEED: Final = 1
 _CLOSING_SECONDS: Final = 6.0
@@ -166,13 +164,13 @@ def rows(here: Here) -> Iterator[Row]:
     with bare(here) as stage:
         run = Run(here, stage, times, time.monotonic() + SECONDS - _CLOSING_SECONDS)
         try:
-            for constant, figure in constants(here):
+            for constant, figure in list(constants(here)):
                 if figure is None:
                     yield skipped(ITEM, constant.what, "no end was found")
                 else:
                     yield run.row(constant.what, figure, constant.unit, constant.note)
         except MISHAPS as error:
-            yield failed(ITEM, "the smallest things", said(error))
+            yield failed(ITEM, CONSTANTS[0].what, said(error))
         for stall in STALLS[:1] if here.quick else STALLS:
             yield from _guarded(run, stall.what, _stall_rows(run, stall))
         yield from _case_rows(run, CASES[:1] if here.quick else CASES)
@@ -205,23 +203,23 @@ def _case_rows(run: Run, cases: Sequence[Case]) -> Iterator[Row]:
     """Those without MPS first; one daemon for all others."""
     for case in cases:
         if case.share is None:
-            yield from _guarded(run, case.name, _pair_rows(run, case, {}))
+            yield from _guarded(run, f"{case.name}: {MEAN}", _pair_rows(run, case, {}))
     with_mps = [case for case in cases if case.share is not None]
     if not with_mps:
         return
     try:
         with run.here.mps() as clients:
             while with_mps:
-                yield from _guarded(run, with_mps[0].name, _pair_rows(run, with_mps[0], clients))
+                yield from _guarded(run, f"{with_mps[0].name}: {MEAN}", _pair_rows(run, with_mps[0], clients))
                 with_mps.pop(0)
     except Unavailable as why:
         for case in with_mps:
-            yield skipped(ITEM, case.name, str(why))
+            yield skipped(ITEM, f"{case.name}: {MEAN}", str(why))
 
 
 def _pair_rows(run: Run, case: Case, clients: Mapping[str, str]) -> Iterator[Row]:
     if not run.has_time_for(case.online, case.rate_per_second):
-        yield skipped(ITEM, case.name, NO_TIME)
+        yield skipped(ITEM, f"{case.name}: {MEAN}", NO_TIME)
         return
     alone = run.alone(case.online, case.rate_per_second)
     phase = run.phase(case.online, case.rate_per_second, case.offline, clients, case.share or {})

@@ -28,16 +28,15 @@ from gpu.under_laws import law_rows
 
 TITLE: Final = "enforcement on real kernels"
 SECONDS: Final = 200
+ALONE: Final = "alone: p99"
 WHAT: Final = (
-    "{pair}: alone: p99",
+    f"{{pair}}: {ALONE}",
     "{pair}: alone: busy",
     "{pair}: alone: offline steps",
     "{pair}: watching: p99 to alone",
     "{pair}: watching: p99 of gpu_wait to the service's own",
     "{pair}: headroom@1.1 keeps p99 lower than tgs",
     *(f"{{pair}}: {{mode}}: {measure}" for measure in MEASURES),
-    "{pair}: {mode}",
-    "{pair}",
 )
 _UNCONTROLLED: Final = mode_of("timeslice")
 _LAWS: Final = tuple(mode_of(name) for name in ("headroom@1.1", "headroom@1.5", "tgs"))
@@ -77,19 +76,17 @@ def rows(here: Here) -> Iterator[Row]:
         weight = sum(pair.seconds for pair in plan.pairs if not lacking[pair.name])
         for pair in plan.pairs:
             if why := lacking[pair.name]:
-                yield skipped(ITEM, pair.name, why)
+                yield skipped(ITEM, f"{pair.name}: {ALONE}", why)
                 continue
             now = time.monotonic()
             part = pair.seconds / weight * (ends - now)
             weight -= pair.seconds
             if part < _LEAST_PHASES * plan.plain.whole:
-                yield skipped(ITEM, pair.name, NO_TIME)
+                yield skipped(ITEM, f"{pair.name}: {ALONE}", NO_TIME)
                 continue
             scene = Scene(here, stage, pair, plan.plain, plan.law, now + part)
             try:
                 yield from _pair_rows(scene, plan, here.bpf or no_containers)
-            except MISHAPS as error:
-                yield failed(ITEM, pair.name, said(error))
             finally:
                 stage.end()
 
@@ -105,14 +102,21 @@ def _lacking(here: Here, pair: Pair) -> str | None:
 
 def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
     service, batch = scene.sides()
-    service.measure()
-    batch.measure()
-    before = time.monotonic()
-    prepare(service, batch)
-    scene.start_seconds, scene.size = time.monotonic() - before, batch.facts().get("size")
-    yield from _alone_rows(scene, service, batch)
-    uncontrolled = play(service, batch, scene.arrivals(service), scene.plain)
-    yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
+    try:
+        service.measure()
+        batch.measure()
+        before = time.monotonic()
+        prepare(service, batch)
+        scene.start_seconds, scene.size = time.monotonic() - before, batch.facts().get("size")
+        yield from _alone_rows(scene, service, batch)
+    except MISHAPS as error:
+        yield failed(ITEM, f"{scene.pair.name}: {ALONE}", said(error))
+        return
+    try:
+        uncontrolled = play(service, batch, scene.arrivals(service), scene.plain)
+        yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
+    except MISHAPS as error:
+        yield from scene.broken([_UNCONTROLLED], error)
     if no_laws:
         yield from scene.without(plan.laws, no_laws)
     else:
@@ -131,7 +135,7 @@ def _alone_rows(scene: Scene, service: Service, batch: Batch) -> Iterator[Row]:
     scene.alone = Alone(phase, steps)
     facts = "".join(f", {name} {value}" for name, value in service.facts().items() if name != "service_seconds")
     note = f"{len(phase.latencies_s)} requests, each served in {median(phase.services_s) * 1e3:.3f} ms (median){facts}"
-    yield scene.measured("alone: p99", phase.quantile_s(0.99) * 1e3, "ms", note)
+    yield scene.measured(ALONE, phase.quantile_s(0.99) * 1e3, "ms", note)
     yield scene.measured("alone: busy", phase.busy_ratio, "ratio", "of the time, some request is being served")
     kernel_seconds = batch.facts().get("step_kernel_seconds")
     spent = "" if kernel_seconds is None else f"{steps * kernel_seconds:.3f} s of kernels in a second"
