@@ -117,6 +117,8 @@ def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
         yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
     except MISHAPS as error:
         yield from scene.broken([_UNCONTROLLED], error)
+        service.end()
+        batch.end()
     if no_laws:
         yield from scene.without(plan.laws, no_laws)
     else:
