@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from agent.errors import SetupError
@@ -22,6 +23,7 @@ from gpu.throughput import per_second
 _GRACE_SECONDS: Final = 1.0  # for the last requests, with the offline side still beside
 _OVERTIME_SECONDS: Final = 20.0  # for the rest, without
 _STEP_SECONDS: Final = 0.01
+_BURST: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,14 @@ def play(
     if not measured:
         raise SetupError("no request was served in the time that was to be measured")
     return _phase(measured, batch, (from_ns, to_ns), signal_ns, overrun=not in_time)
+
+
+def service_seconds(service: Service) -> float:
+    """The median time that it takes for a request, one straight after another, with nothing beside."""
+    service.begin([0.0] * _BURST)
+    if not _done_within(service, _OVERTIME_SECONDS):
+        raise SetupError(f"{_BURST} requests were not served within {_OVERTIME_SECONDS:g} s")
+    return median(one.service_s for one in service.requests())
 
 
 def alone_per_second(batch: Batch, times: Times) -> float:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from agent.errors import WardenError
@@ -16,7 +17,7 @@ from bench.enforcement_modes import Mode
 from bench.enforcement_stage import Place, Stage
 from gpu.here import Here
 from gpu.pairs import LOAD_RATIO, Pair
-from gpu.phases import Arrivals, Phase, Times
+from gpu.phases import Arrivals, Phase, Times, service_seconds
 from gpu.row import Row, Verdict, failed, skipped
 from gpu.shares import P99, Alone, Figure, figures
 from gpu.sides import Batch, Service
@@ -39,10 +40,16 @@ class Scene:
     law: Times
     deadline: float  # by time.monotonic()
     start_seconds: float = 0.0  # what it took to start both sides
+    size: int | None = None  # that the offline side chose, if it chooses one
     alone: Alone | None = None
     p99_ratios: dict[str, float] = field(default_factory=dict)
     _arrivals: Arrivals | None = None
     _sides: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """This pair's."""
+        return self.here.folder / self.pair.name.replace(" ", "-")
 
     def left(self) -> float:
         """Seconds of its part of the time."""
@@ -51,17 +58,28 @@ class Scene:
     def sides(self, online: Mapping[str, str] | None = None, offline: Mapping[str, str] | None = None) -> _Both:
         """Both, not started, with this in their environments."""
         self._sides += 1
-        folder = self.here.folder / self.pair.name.replace(" ", "-") / str(self._sides)
+        folder = self.folder / str(self._sides)
         folder.mkdir(parents=True)
         return (
             Service(self.here, self.stage, self.pair.online, folder, online or {}),
-            Batch(self.here, self.stage, self.pair.offline, folder, offline or {}),
+            Batch(
+                self.here, self.stage, replace(self.pair.offline, words=self._offline_words()), folder, offline or {}
+            ),
         )
 
+    def _offline_words(self) -> tuple[str, ...]:
+        """What it chose by itself at first, it does each time: else its steps could not be compared."""
+        chosen = ("--size", str(self.size), "--kernel-ms", "0") if self.size else ()
+        return (*self.pair.offline.words, *chosen)
+
+    def cost(self, times: Times) -> float:
+        """Seconds that a phase takes; our own programs are started for each."""
+        return times.whole + (0.0 if self.pair.torch else 2 * self.start_seconds)
+
     def arrivals(self, service: Service) -> Arrivals:
-        """Poisson, from a fixed seed, the same in each phase. The first one asks the service how fast it is alone."""
+        """Poisson, from a fixed seed, the same in each phase. At first the service is to be prepared, and alone."""
         if self._arrivals is None:
-            rate = self.pair.rate_per_second or LOAD_RATIO / float(service.facts()["service_seconds"])
+            rate = self.pair.rate_per_second or LOAD_RATIO / service_seconds(service)
             settling = poisson(rate, _LONGEST_SETTLE_SECONDS, _SEED + 1)
             self._arrivals = Arrivals(settling, poisson(rate, self.plain.measured, _SEED))
         return self._arrivals
@@ -93,12 +111,12 @@ class Scene:
     def without(self, modes: Iterable[Mode], why: str) -> Iterator[Row]:
         """Modes that are not to be had."""
         for mode in modes:
-            yield skipped(ITEM, f"{self.pair.name}: {mode.name}", why)
+            yield skipped(ITEM, f"{self.pair.name}: {mode.name}: {P99}", why)
 
     def broken(self, modes: Iterable[Mode], error: Exception) -> Iterator[Row]:
         """Modes that failed."""
         for mode in modes:
-            yield failed(ITEM, f"{self.pair.name}: {mode.name}", said(error))
+            yield failed(ITEM, f"{self.pair.name}: {mode.name}: {P99}", said(error))
 
 
 _Both = tuple[Service, Batch]

@@ -14,6 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,6 +236,13 @@ class Batch:
     @property
     def _facts(self) -> Path:
         return self.folder / "offline.json"
+
+
+def prepare(service: Service, batch: Batch) -> None:
+    """Both, at the same time: what takes long is to load a framework."""
+    with ThreadPoolExecutor(2) as pool:
+        for started in [pool.submit(service.prepare), pool.submit(batch.prepare)]:
+            started.result()
 
 
 def _says_a_line(descriptor: int, seconds: float) -> bool:

@@ -5,14 +5,17 @@ signal reads then. It exists only meanwhile, so that nothing else is measured wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from agent.errors import PolicyError, SetupError
 from bench.enforcement_agent import Agent, Promise, agent
 from bench.enforcement_figures import nearest_rank
 from bench.enforcement_modes import Mode
-from gpu.phases import Times, play
+from bench.enforcement_stage import Place, Stage
+from gpu.phases import Phase, Times, play
 from gpu.row import Row
 from gpu.scene import MISHAPS, NO_TIME, Scene
 from gpu.shares import Figure, p99_lower, within
@@ -21,23 +24,24 @@ from gpu.sides import Batch, Service
 SIGNAL: Final = "gpu_wait"
 TGS_SAMPLE_SECONDS: Final = 0.3  # 5 as published, 2 in the bench; here a phase has some seconds to settle
 STARTING_SECONDS: Final = 4.0
-_WATCHING_SETTLE_SECONDS: Final = 1.0
+_SEEN: Final = "watching: p99 of gpu_wait to the service's own"
+_WATCHING_SETTLE_SECONDS: Final = 0.5
 _TRIES: Final = 3
 _SEES_RIGHT_FACTOR: Final = 1.25  # a quantile of a histogram is off by its buckets
 
 
 def law_rows(scene: Scene, modes: Sequence[Mode], service: Service, batch: Batch, reserve: float) -> Iterator[Row]:
-    """What each of these laws gives to either side. `reserve`: seconds to leave for others."""
+    """What each of these laws gives to either side. `reserve`: seconds that all but the first leave for others."""
     watching = Times(_WATCHING_SETTLE_SECONDS, scene.plain.measured)
-    if scene.left() - reserve < STARTING_SECONDS + watching.whole + scene.law.whole:
+    if scene.left() < STARTING_SECONDS + scene.cost(watching) + scene.cost(scene.law):
         yield from scene.without(modes, NO_TIME)
         return
     pending = list(modes)
     try:
-        with agent(scene.stage, _promise(scene, None, 1e9), isolated=scene.here.simulated) as warden:
+        with agent(_own_stage(scene), _promise(scene, None, 1e9), isolated=scene.here.simulated) as warden:
             signal_ns = yield from _watch(scene, watching, service, warden)
             while pending:
-                if scene.left() - reserve < scene.law.whole:
+                if pending != list(modes) and scene.left() - reserve < scene.cost(scene.law):
                     yield from scene.without(pending, NO_TIME)
                     break
                 yield from _under(scene, pending[0], service, batch, warden, signal_ns)
@@ -47,6 +51,13 @@ def law_rows(scene: Scene, modes: Sequence[Mode], service: Service, batch: Batch
     lower = p99_lower(scene.p99_ratios, "headroom@1.1", "tgs")
     if lower:
         yield scene.row("headroom@1.1 keeps p99 lower than tgs", lower, "ratio")
+
+
+def _own_stage(scene: Scene) -> Stage[Place]:
+    """The scene's, with a folder for this pair's agent."""
+    folder = scene.folder / "laws"
+    folder.mkdir(parents=True)
+    return replace(scene.stage, folder=folder)
 
 
 def _promise(scene: Scene, mode: Mode | None, signal_ns: float) -> Promise:
@@ -61,19 +72,20 @@ def _watch(scene: Scene, times: Times, service: Service, warden: Agent) -> Gener
     assert scene.alone
     for _ in range(_TRIES):  # a short phase may be over before the agent knows the container
         phase = play(service, None, scene.arrivals(service), times, warden.latency_ns)
-        if phase.signal_ns is not None:
-            break
-    else:
-        raise SetupError(f"the signal {SIGNAL} reads nothing of the service")
-    ratio = phase.quantile_s(0.99) / scene.alone.phase.quantile_s(0.99)
+        signal_ns = phase.signal_ns
+        if signal_ns is not None:
+            yield from _watched_rows(scene, scene.alone.phase, phase, signal_ns)
+            return signal_ns
+    raise SetupError(f"the signal {SIGNAL} reads nothing of the service")
+
+
+def _watched_rows(scene: Scene, alone: Phase, watched: Phase, signal_ns: float) -> Iterator[Row]:
+    """What it costs to be watched, and whether the signal reads what the service says."""
+    ratio = watched.quantile_s(0.99) / alone.quantile_s(0.99)
     yield scene.measured("watching: p99 to alone", ratio, "ratio", "with the agent's probes in place")
-    seen = phase.signal_ns / 1e9 / nearest_rank(phase.services_s, 0.99)
-    note = f"the signal reads {phase.signal_ns / 1e6:.3f} ms, from the first launch to the return of the wait"
+    seen = signal_ns / 1e9 / nearest_rank(watched.services_s, 0.99)
+    note = f"the signal reads {signal_ns / 1e6:.3f} ms, from the first launch to the return of the wait"
     yield scene.row(_SEEN, Figure(_SEEN, seen, within(seen, 1.0, _SEES_RIGHT_FACTOR), 1.0, note), "ratio")
-    return phase.signal_ns
-
-
-_SEEN: Final = "watching: p99 of gpu_wait to the service's own"
 
 
 def _under(scene: Scene, mode: Mode, service: Service, batch: Batch, warden: Agent, signal_ns: float) -> Iterator[Row]:
@@ -81,5 +93,5 @@ def _under(scene: Scene, mode: Mode, service: Service, batch: Batch, warden: Age
     if refused:
         yield from scene.broken([mode], PolicyError([refused]))
         return
-    release: Callable[[], object] = lambda: warden.take(_promise(scene, None, signal_ns), enforce=False)  # noqa: E731
+    release = partial(warden.take, _promise(scene, None, signal_ns), enforce=False)
     yield from scene.mode_rows(mode, play(service, batch, scene.arrivals(service), scene.law, release=release))

@@ -20,7 +20,8 @@ from statistics import fmean
 from typing import Final
 
 from bench.arrivals import poisson
-from bench.enforcement_pairs import SERVICE
+from bench.enforcement_figures import nearest_rank
+from bench.enforcement_pairs import PAIRS, SERVICE
 from bench.enforcement_stage import Place, Stage
 from bench.workloads import RESNET_LIKE, WHISPER_LIKE
 from gpu.constants import CONSTANTS, constants
@@ -65,10 +66,10 @@ def _program(text: str | Sequence[str]) -> Program:
 
 
 _SERVICE: Final = _program(SERVICE)
-_COPYING: Final = _program([*SERVICE, "--copy-bytes", "2MiB"])
+_COPYING: Final = _program(PAIRS["copies"].online)
 _SHORT: Final = _program(RESNET_LIKE)
 _LONG: Final = _program(WHISPER_LIKE)
-_COPIES: Final = _program("--kernels 1 --kernel-us 50 --blocks 132 --threads 1024 --copy-bytes 24MiB")
+_COPIES: Final = _program(PAIRS["copies"].offline[0])
 _ONE: Final = _program("--kernels 1 --kernel-us 50 --blocks 132 --threads 1024")
 CASES: Final = (
     Case("time slicing, short kernels", _SERVICE, _SHORT, 250.0),
@@ -76,7 +77,7 @@ CASES: Final = (
     Case("MPS", _SERVICE, _SHORT, 250.0, {}),
     Case("MPS, offline with below-normal priority", _SERVICE, _SHORT, 250.0, {"CUDA_MPS_CLIENT_PRIORITY": "1"}),
     Case("MPS, offline with 30 %", _SERVICE, _SHORT, 250.0, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}),
-    Case("copies beside copies and kernels", _COPYING, _COPIES, 200.0),
+    Case("copies and kernels beside copies and kernels", _COPYING, _COPIES, 250.0),
 )
 STALLS: Final = (
     Stall(
@@ -88,11 +89,9 @@ STALLS: Final = (
 )
 _STALL_RATE: Final = 25.0  # so seldom that hardly any request waits for another
 WHAT: Final = (
-    "the smallest things",
     *(constant.what for constant in CONSTANTS),
     *(stall.what for stall in STALLS),
     *(f"{case.name}: {measure}" for case in CASES for measure in (MEAN, P99)),
-    *(case.name for case in CASES),
 )
 _SEED: Final = 1
 _CLOSING_SECONDS: Final = 6.0
@@ -143,8 +142,9 @@ class Run:
             self._alone[online, rate] = self.phase(online, rate, None, {}, {})
         return self._alone[online, rate]
 
-    def has_time_for(self, phases: int) -> bool:
-        """Whether so many may be begun."""
+    def has_time_for(self, online: Program, rate: float) -> bool:
+        """Whether a phase of this service may be begun, and the one alone, if that is still to come."""
+        phases = 1 if (online, rate) in self._alone else 2
         return time.monotonic() + phases * (self.times.whole + _STARTING_SECONDS) < self.deadline
 
     def row(self, what: str, figure: float, unit: str, note: str = "") -> Row:
@@ -164,13 +164,13 @@ def rows(here: Here) -> Iterator[Row]:
     with bare(here) as stage:
         run = Run(here, stage, times, time.monotonic() + SECONDS - _CLOSING_SECONDS)
         try:
-            for constant, figure in constants(here):
+            for constant, figure in list(constants(here)):
                 if figure is None:
                     yield skipped(ITEM, constant.what, "no end was found")
                 else:
                     yield run.row(constant.what, figure, constant.unit, constant.note)
         except MISHAPS as error:
-            yield failed(ITEM, "the smallest things", said(error))
+            yield failed(ITEM, CONSTANTS[0].what, said(error))
         for stall in STALLS[:1] if here.quick else STALLS:
             yield from _guarded(run, stall.what, _stall_rows(run, stall))
         yield from _case_rows(run, CASES[:1] if here.quick else CASES)
@@ -187,12 +187,13 @@ def _guarded(run: Run, what: str, found: Iterator[Row]) -> Iterator[Row]:
 
 
 def _stall_rows(run: Run, stall: Stall) -> Iterator[Row]:
-    if not run.has_time_for(2):
+    if not run.has_time_for(_ONE, _STALL_RATE):
         yield skipped(ITEM, stall.what, NO_TIME)
         return
     alone = run.alone(_ONE, _STALL_RATE)
     phase = run.phase(_ONE, _STALL_RATE, stall.offline, {}, {})
-    waited_ms, usual_ms = phase.quantile_s(0.99) * 1e3, alone.quantile_s(0.5) * 1e3
+    waited_ms = nearest_rank(phase.services_s, 0.99) * 1e3  # without what it waited for other short ones
+    usual_ms = nearest_rank(alone.services_s, 0.5) * 1e3
     yield run.row(
         stall.what, waited_ms - usual_ms, "ms", f"99th percentile, less the {usual_ms:.3f} ms that it takes alone"
     )
@@ -202,23 +203,23 @@ def _case_rows(run: Run, cases: Sequence[Case]) -> Iterator[Row]:
     """Those without MPS first; one daemon for all others."""
     for case in cases:
         if case.share is None:
-            yield from _guarded(run, case.name, _pair_rows(run, case, {}))
+            yield from _guarded(run, f"{case.name}: {MEAN}", _pair_rows(run, case, {}))
     with_mps = [case for case in cases if case.share is not None]
     if not with_mps:
         return
     try:
         with run.here.mps() as clients:
             while with_mps:
-                yield from _guarded(run, with_mps[0].name, _pair_rows(run, with_mps[0], clients))
+                yield from _guarded(run, f"{with_mps[0].name}: {MEAN}", _pair_rows(run, with_mps[0], clients))
                 with_mps.pop(0)
     except Unavailable as why:
         for case in with_mps:
-            yield skipped(ITEM, case.name, str(why))
+            yield skipped(ITEM, f"{case.name}: {MEAN}", str(why))
 
 
 def _pair_rows(run: Run, case: Case, clients: Mapping[str, str]) -> Iterator[Row]:
-    if not run.has_time_for(2):
-        yield skipped(ITEM, case.name, NO_TIME)
+    if not run.has_time_for(case.online, case.rate_per_second):
+        yield skipped(ITEM, f"{case.name}: {MEAN}", NO_TIME)
         return
     alone = run.alone(case.online, case.rate_per_second)
     phase = run.phase(case.online, case.rate_per_second, case.offline, clients, case.share or {})

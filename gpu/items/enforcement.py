@@ -22,22 +22,21 @@ from gpu.phases import Times, alone_per_second, play
 from gpu.row import Row, failed, skipped
 from gpu.scene import ITEM, MISHAPS, NO_TIME, Scene, said
 from gpu.shares import MEASURES, Alone
-from gpu.sides import Batch, Service
+from gpu.sides import Batch, Service, prepare
 from gpu.stages import standing
 from gpu.under_laws import law_rows
 
 TITLE: Final = "enforcement on real kernels"
 SECONDS: Final = 200
+ALONE: Final = "alone: p99"
 WHAT: Final = (
-    "{pair}",
-    "{pair}: alone: p99",
+    f"{{pair}}: {ALONE}",
     "{pair}: alone: busy",
     "{pair}: alone: offline steps",
-    *(f"{{pair}}: {{mode}}: {measure}" for measure in MEASURES),
-    "{pair}: {mode}",
     "{pair}: watching: p99 to alone",
     "{pair}: watching: p99 of gpu_wait to the service's own",
     "{pair}: headroom@1.1 keeps p99 lower than tgs",
+    *(f"{{pair}}: {{mode}}: {measure}" for measure in MEASURES),
 )
 _UNCONTROLLED: Final = mode_of("timeslice")
 _LAWS: Final = tuple(mode_of(name) for name in ("headroom@1.1", "headroom@1.5", "tgs"))
@@ -45,6 +44,7 @@ _MPS: Final = tuple(mode_of(name) for name in ("mps", "mps_priority"))
 _PRIORITY: Final = {"CUDA_MPS_CLIENT_PRIORITY": "1"}  # below normal
 _CLOSING_SECONDS: Final = 12.0  # of the item's limit, to end everything
 _MPS_STARTING_SECONDS: Final = 3.0
+_LEAST_PHASES: Final = 4  # both alone, beside each other, and to start them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Plan:
         """Quick: one pair, uncontrolled and under the stricter law."""
         if here.quick:
             own = [pair for pair in ALL if not pair.torch]
-            return cls(own[:1], _LAWS[:1], (), Times(0.2, 1.0), Times(1.0, 1.0), 30.0)
+            return cls(own[:1], _LAWS[:1], (), Times(0.1, 0.8), Times(0.6, 0.8), 30.0)
         return cls(ALL, _LAWS, _MPS, Times(0.7, 4.0), Times(6.0, 4.0), SECONDS - _CLOSING_SECONDS)
 
 
@@ -73,18 +73,20 @@ def rows(here: Here) -> Iterator[Row]:
     ends = time.monotonic() + plan.seconds
     with standing(here) as (stage, no_containers):
         lacking = {pair.name: _lacking(here, pair) for pair in plan.pairs}
-        weight = sum(pair.weight for pair in plan.pairs if not lacking[pair.name])
+        weight = sum(pair.seconds for pair in plan.pairs if not lacking[pair.name])
         for pair in plan.pairs:
             if why := lacking[pair.name]:
-                yield skipped(ITEM, pair.name, why)
+                yield skipped(ITEM, f"{pair.name}: {ALONE}", why)
                 continue
             now = time.monotonic()
-            scene = Scene(here, stage, pair, plan.plain, plan.law, now + pair.weight / weight * (ends - now))
-            weight -= pair.weight
+            part = pair.seconds / weight * (ends - now)
+            weight -= pair.seconds
+            if part < _LEAST_PHASES * plan.plain.whole:
+                yield skipped(ITEM, f"{pair.name}: {ALONE}", NO_TIME)
+                continue
+            scene = Scene(here, stage, pair, plan.plain, plan.law, now + part)
             try:
                 yield from _pair_rows(scene, plan, here.bpf or no_containers)
-            except MISHAPS as error:
-                yield failed(ITEM, pair.name, said(error))
             finally:
                 stage.end()
 
@@ -99,16 +101,24 @@ def _lacking(here: Here, pair: Pair) -> str | None:
 
 
 def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
-    before = time.monotonic()
     service, batch = scene.sides()
-    service.measure()
-    batch.measure()
-    service.prepare()
-    batch.prepare()
-    scene.start_seconds = time.monotonic() - before
-    yield from _alone_rows(scene, service, batch)
-    uncontrolled = play(service, batch, scene.arrivals(service), scene.plain)
-    yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
+    try:
+        service.measure()
+        batch.measure()
+        before = time.monotonic()
+        prepare(service, batch)
+        scene.start_seconds, scene.size = time.monotonic() - before, batch.facts().get("size")
+        yield from _alone_rows(scene, service, batch)
+    except MISHAPS as error:
+        yield failed(ITEM, f"{scene.pair.name}: {ALONE}", said(error))
+        return
+    try:
+        uncontrolled = play(service, batch, scene.arrivals(service), scene.plain)
+        yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
+    except MISHAPS as error:
+        yield from scene.broken([_UNCONTROLLED], error)
+        service.end()
+        batch.end()
     if no_laws:
         yield from scene.without(plan.laws, no_laws)
     else:
@@ -127,7 +137,7 @@ def _alone_rows(scene: Scene, service: Service, batch: Batch) -> Iterator[Row]:
     scene.alone = Alone(phase, steps)
     facts = "".join(f", {name} {value}" for name, value in service.facts().items() if name != "service_seconds")
     note = f"{len(phase.latencies_s)} requests, each served in {median(phase.services_s) * 1e3:.3f} ms (median){facts}"
-    yield scene.measured("alone: p99", phase.quantile_s(0.99) * 1e3, "ms", note)
+    yield scene.measured(ALONE, phase.quantile_s(0.99) * 1e3, "ms", note)
     yield scene.measured("alone: busy", phase.busy_ratio, "ratio", "of the time, some request is being served")
     kernel_seconds = batch.facts().get("step_kernel_seconds")
     spent = "" if kernel_seconds is None else f"{steps * kernel_seconds:.3f} s of kernels in a second"
@@ -136,7 +146,7 @@ def _alone_rows(scene: Scene, service: Service, batch: Batch) -> Iterator[Row]:
 
 def _mps_seconds(scene: Scene) -> float:
     """What the modes with MPS take."""
-    return _MPS_STARTING_SECONDS + 2 * (scene.start_seconds + scene.plain.whole)
+    return _MPS_STARTING_SECONDS + 2 * (scene.start_seconds + scene.cost(scene.plain))
 
 
 def _mps_rows(scene: Scene, modes: Sequence[Mode]) -> Iterator[Row]:
@@ -151,6 +161,7 @@ def _mps_rows(scene: Scene, modes: Sequence[Mode]) -> Iterator[Row]:
             while pending:
                 _, batch = scene.sides(clients, {**clients, **(_PRIORITY if pending[0].priority else {})})
                 try:
+                    prepare(service, batch)
                     phase = play(service, batch, scene.arrivals(service), scene.plain)
                 finally:
                     batch.end()

@@ -45,9 +45,11 @@ def end(*_: Any) -> None:
 def train(options: argparse.Namespace, found: dict[str, Any]) -> Callable[[], None]:
     """A step: forward, backward, AdamW, and a wait for the loss, as training loops have it."""
     nn, width = torch.nn, options.width
-    layer = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True)
-    encoder, head = nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False), nn.Linear(width, CLASSES)
-    model = nn.ModuleList([encoder, head]).to(device=options.device, dtype=getattr(torch, options.dtype))
+    with torch.device(options.device):  # where random weights are made faster
+        layer = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False)
+        head = nn.Linear(width, CLASSES)
+    model = nn.ModuleList([encoder, head]).to(dtype=getattr(torch, options.dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = tensor(options, (options.batch, options.length, width))
     wanted = torch.randint(CLASSES, (options.batch,), device=options.device)
@@ -68,7 +70,7 @@ def train(options: argparse.Namespace, found: dict[str, Any]) -> Callable[[], No
 def long(options: argparse.Namespace, found: dict[str, Any]) -> Callable[[], None]:
     """A step: `depth` products queued one behind another, and a wait for the last one."""
     size = options.size
-    for _ in range(2):  # the time grows with the third power of the size, but not exactly
+    for _ in range(2 if options.kernel_ms else 0):  # the time grows with the third power of the size, not exactly
         took = kernel_seconds(product(options, size), options)
         size = fitting(size, took, options.kernel_ms / 1e3)
     launch = product(options, size)
@@ -177,8 +179,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024, help="train: of the transformer")
     parser.add_argument("--batch", type=int, default=8, help="train")
     parser.add_argument("--length", type=int, default=256, help="train: of a sequence")
-    parser.add_argument("--kernel-ms", type=float, default=7.0, help="long: of each product")
-    parser.add_argument("--size", type=int, default=8192, help="long: of the matrices that are tried first")
+    parser.add_argument("--kernel-ms", type=float, default=7.0, help="long: of each product; 0: as --size has it")
+    parser.add_argument(
+        "--size", type=int, default=8192, help="long: of the matrices, or of those that are tried first"
+    )
     parser.add_argument("--depth", type=int, default=24, help="long: products in each step")
     parser.add_argument(
         "--log", type=Path, help="a line per step, once it is done: CLOCK_MONOTONIC in ns, steps so far"

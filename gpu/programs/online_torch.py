@@ -94,8 +94,9 @@ def bottleneck(inner: int, given: int, stride: int) -> tuple[Any, Callable[[Any]
 def request(options: argparse.Namespace) -> Callable[[], None]:
     """What one request is: a batch to the device, the model, the answer back, and a wait for all of that."""
     kind, on_gpu = getattr(torch, options.dtype), options.device.startswith("cuda")
-    modules, forward = {"transformer": transformer, "resnet": resnet}[options.model](options)
-    modules.to(device=options.device, dtype=kind)
+    with torch.device(options.device):  # where random weights are made faster
+        modules, forward = {"transformer": transformer, "resnet": resnet}[options.model](options)
+    modules.to(dtype=kind)
     modules.eval()
     shape: tuple[int, ...] = (options.batch, CHANNELS, PIXELS, PIXELS)
     if options.model == "transformer":

@@ -27,7 +27,7 @@ static const uint64_t RAGGED_NS = 50000;
 static const uint64_t LENGTH_NS[LENGTHS] = {10000, 100000, 1000000, 10000000};
 static const uint64_t HOLD_NS = 20000000; /* what is launched meanwhile waits in the stream */
 static const uint64_t LONG_HOLD_NS = 100000000;
-static const uint64_t BLOCKED_NS = 2000000; /* a launch that takes so long waited for room */
+static const uint64_t BLOCKED_NS = 20000000; /* a launch that takes so long waited for room */
 static const size_t COPY_BYTES = 64 << 20;
 
 static const char EMPTY_PTX[] = ".version 6.0\n"

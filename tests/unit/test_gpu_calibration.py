@@ -33,7 +33,7 @@ def test_where_nothing_was_written_down_nothing_is_known(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("changed", [{"source": "real"}, {"quick": True}, {"rows": []}])
 def test_only_a_whole_run_on_the_simulated_gpu_is_written_down(changed: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="only a whole run|not all was measured"):
+    with pytest.raises(ValueError, match=r"only a whole run|not all was measured"):
         text_of(report(**changed), "calibration")
 
 
