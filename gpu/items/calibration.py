@@ -36,6 +36,7 @@ from gpu.stages import bare
 
 TITLE: Final = "calibration of the simulated GPU"
 SECONDS: Final = 60
+LEAST_SECONDS: Final = 25
 ITEM: Final = "calibration"
 FACTOR: Final = 1.5
 MEAN: Final = "mean to alone"
@@ -162,7 +163,7 @@ def rows(here: Here) -> Iterator[Row]:
     """The smallest things, then turns, then pairs."""
     times = Times(0.2, 0.8) if here.quick else Times(0.5, 2.5)
     with bare(here) as stage:
-        run = Run(here, stage, times, time.monotonic() + SECONDS - _CLOSING_SECONDS)
+        run = Run(here, stage, times, time.monotonic() + min(SECONDS, here.seconds) - _CLOSING_SECONDS)
         try:
             for constant, figure in list(constants(here)):
                 if figure is None:

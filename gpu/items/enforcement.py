@@ -28,6 +28,7 @@ from gpu.under_laws import law_rows
 
 TITLE: Final = "enforcement on real kernels"
 SECONDS: Final = 200
+LEAST_SECONDS: Final = 50
 ALONE: Final = "alone: p99"
 WHAT: Final = (
     f"{{pair}}: {ALONE}",
@@ -64,7 +65,7 @@ class Plan:
         if here.quick:
             own = [pair for pair in ALL if not pair.torch]
             return cls(own[:1], _LAWS[:1], (), Times(0.1, 0.8), Times(0.6, 0.8), 30.0)
-        return cls(ALL, _LAWS, _MPS, Times(0.7, 4.0), Times(6.0, 4.0), SECONDS - _CLOSING_SECONDS)
+        return cls(ALL, _LAWS, _MPS, Times(0.7, 4.0), Times(6.0, 4.0), min(SECONDS, here.seconds) - _CLOSING_SECONDS)
 
 
 def rows(here: Here) -> Iterator[Row]:
