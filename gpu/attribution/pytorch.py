@@ -29,6 +29,7 @@ from gpu.attribution.tenants import BESIDE_PYTORCH, Did, Tenant
 from gpu.here import Here, Unavailable
 from gpu.part import holds, measured, near, part
 from gpu.row import Row
+from gpu.spin import SAME_ORDER
 
 PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "torch_steps.py"
 NAME: Final = "PyTorch"
@@ -52,6 +53,7 @@ class PyTorch:
     process: Popen[str] | None
     why: str = ""
     life: Life | None = None
+    errors: Path | None = None
     said: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
 
     @classmethod
@@ -62,8 +64,10 @@ class PyTorch:
             why = "needs a real GPU" if here.simulated else f"{here.python} has no PyTorch"
             yield cls(None, why)
             return
-        process = here.start([here.python, str(PROGRAM)])
-        found = cls(process)
+        errors = here.folder / "pytorch.err"
+        with errors.open("w") as stderr:  # however much it warns of, it does not stop there
+            process = here.start([here.python, str(PROGRAM)], SAME_ORDER, stderr=stderr)
+        found = cls(process, errors=errors)
         threading.Thread(target=found.listen, daemon=True).start()
         try:
             yield found
@@ -94,8 +98,11 @@ class PyTorch:
         assert self.process.stdin is not None
         print(words, file=self.process.stdin, flush=True)
 
-    def until(self, event: str, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What it says of that event, and what it said before. RuntimeError when it ends or takes too long."""
+    def until(self, event: str, seconds: float, no_gpu: str = "") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What it says of that event, and what it said before.
+
+        RuntimeError when it ends or takes too long, Unavailable with `no_gpu` when it has none.
+        """
         before: list[dict[str, Any]] = []
         deadline = time.monotonic() + seconds
         while True:
@@ -103,6 +110,8 @@ class PyTorch:
                 found = self.said.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise RuntimeError(f"PyTorch: no {event} in {seconds:g} s") from None
+            if found["event"] == "no GPU":
+                raise Unavailable(no_gpu)
             if found["event"] == "ended":
                 raise RuntimeError(f"PyTorch ended: {self._last_words()}")
             if found["event"] == event:
@@ -116,11 +125,9 @@ class PyTorch:
         if self.life is not None:
             return
         imported, _ = self.until("imported", _IMPORT_SECONDS)
-        if not imported["available"]:
-            raise Unavailable(f"PyTorch {imported['version']} finds no GPU")
         name = NAME if stage.cgroups is None else stage.cgroups.adopt(self.process.pid)
         self.ask("open")
-        self.until("opened", _OPEN_SECONDS)
+        self.until("opened", _OPEN_SECONDS, f"PyTorch {imported['version']} finds no GPU")
         self.life = Life(NAME, name, self.process.pid, time.monotonic_ns())
 
     def _alone(self, stage: Stage, why_no_agent: str | None, step_seconds: list[float]) -> Iterator[Row]:
@@ -178,9 +185,8 @@ class PyTorch:
             yield from out_of.of_totals(one, at_the_end(stage.recorder, one), BESIDE_PYTORCH)
 
     def _last_words(self) -> str:
-        if self.process is None or self.process.poll() is None or self.process.stderr is None:
-            return "it says nothing"
-        return self.process.stderr.read().strip()[-400:] or "it says nothing"
+        words = "" if self.errors is None else self.errors.read_text(errors="replace").strip()
+        return words[-400:] or "it says nothing"
 
 
 def compared(first: Usage, last: Usage, told: Mapping[str, Any], lasted: float) -> Iterator[Row]:

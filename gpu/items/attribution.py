@@ -63,9 +63,9 @@ def rows(here: Here) -> Iterator[Row]:
         if without is not None:
             yield without
         recorder = stack.enter_context(recording(here, socket))
-        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(3.0, 4.0)
+        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(4.0, 5.0)
         stage = scene.Stage(here, recorder, cgroups, pace, gpu.sm_count, times)
-        yield from _scenes(stage, why)
+        yield from _scenes(stage, why, alone=torch.process is None)
         yield from torch.rows(stage, why)
 
 
@@ -82,16 +82,15 @@ def _agent(here: Here, stack: ExitStack) -> tuple[Cgroups | None, Path | None, R
         return None, None, failed(_ITEM, "the agent", str(how))
 
 
-def _scenes(stage: Stage, why: str | None) -> Iterator[Row]:
+def _scenes(stage: Stage, why: str | None, alone: bool) -> Iterator[Row]:
+    """`alone`: also one tenant with the device to itself, which else PyTorch is."""
     from gpu.attribution.tenants import ALONE, CROWDED, WITH_ROOM
 
-    scenes: tuple[tuple[str, Sequence[Tenant]], ...] = (
-        ("one alone", ALONE),
-        ("three with room", WITH_ROOM),
-        ("one that takes the rest", CROWDED),
-    )
+    scenes: list[tuple[str, Sequence[Tenant]]] = [("three with room", WITH_ROOM)]
+    if not stage.here.quick:
+        scenes += [("one that takes the rest", CROWDED), *([("one alone", ALONE)] if alone else [])]
     over: list[Played] = []
-    for name, tenants in scenes[1:2] if stage.here.quick else scenes:
+    for name, tenants in scenes:
         yield from part(_ITEM, name, partial(_scene, stage, name, tenants, why, over))
     for one in over if why is None else ():
         yield from part(_ITEM, f"{one.name}: totals", partial(_totals, stage, one))

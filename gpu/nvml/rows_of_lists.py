@@ -65,9 +65,7 @@ def of_mps(seen: Seen, allocated_bytes: int) -> Iterator[Row]:
     for name, pid in seen.pids.items():
         call = NEW if seen.samples[NEW].found else OLD
         ratio = seen.samples[call].mean_ratio(pid, seen.ready_us)
-        note = (
-            f"on half of the SMs; baseline: its share of the time, {seen.samples[call].refused or 'by its own count'}"
-        )
+        note = seen.samples[call].refused or "on half of the SMs; baseline: its share of the time by its own count"
         yield measured(NVML, f"MPS: smUtil of the client {name}", ratio, "ratio", round(seen.busy[name], 4), note)
     used = [bytes_of(seen.listed, pid) for pid in seen.pids.values()]
     beyond = [one - allocated_bytes for one in used if one is not None]

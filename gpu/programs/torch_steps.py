@@ -3,7 +3,7 @@
 """Steps of training with PyTorch, on demand, and what CUPTI says of their kernels. Stands alone.
 
 Lines on standard input: `open`, `run SECONDS`, `profile SECONDS`, `end`. Lines of JSON on standard output, each with an
-`event`: imported; opened; progress (steps done and waited for, again and again) and ran; profiled. Times are
+`event`: imported; opened, or no GPU; progress (steps done and waited for, again and again) and ran; profiled. Times are
 CLOCK_MONOTONIC in ns.
 
 A step's SM time is what each kernel took times the part of the SMs that its blocks can be on.
@@ -135,13 +135,16 @@ def say(event: str, **rest: Any) -> None:
 def main() -> None:
     """Until `end`, or until nobody is there to say it."""
     torch = importlib.import_module("torch")
-    say("imported", version=torch.__version__, available=torch.cuda.is_available())
+    say("imported", version=torch.__version__)  # the driver is not asked anything before `open`
     training: Training | None = None
     for line in sys.stdin:
         word, _, seconds = line.strip().partition(" ")
         if word == "end":
             return
         if training is None:
+            if not torch.cuda.is_available():
+                say("no GPU")
+                return
             training = Training(torch)
             for _ in range(WARM_UP_STEPS):
                 training.step()

@@ -33,6 +33,7 @@ from gpu.attribution.recorder import Snapshots
 from gpu.attribution.scene import Played, on_a_grid, usage_of
 from gpu.attribution.stage import Cgroups
 from gpu.attribution.tenants import Did, Tenant, did, request_ends
+from gpu.here import Unavailable
 from gpu.items import attribution
 from gpu.row import Row, Verdict
 from gpu.spin import Pace, Workload
@@ -226,6 +227,11 @@ def test_what_pytorch_says_is_waited_for() -> None:
     assert [one["steps"] for one in before] == [1]
     with pytest.raises(RuntimeError, match="ended"):
         found.until("profiled", 1.0)
+
+
+def test_pytorch_without_a_gpu_is_skipped_and_not_broken() -> None:
+    with pytest.raises(Unavailable, match="finds none"):
+        talking('{"event": "no GPU"}\n').until("opened", 1.0, "PyTorch finds none")
 
 
 def test_pytorch_that_says_nothing_is_not_waited_for_for_ever() -> None:

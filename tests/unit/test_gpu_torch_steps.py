@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,7 +91,7 @@ def profile(**_: Any) -> Iterator[Profile]:
     yield Profile()
 
 
-def pytorch() -> Any:
+def pytorch(has_gpu: bool = True) -> Any:
     """As much of PyTorch as a step needs."""
     model = SimpleNamespace(parameters=list)
     return SimpleNamespace(
@@ -108,7 +108,7 @@ def pytorch() -> Any:
         profiler=SimpleNamespace(profile=profile, ProfilerActivity=SimpleNamespace(CUDA="cuda")),
         model=model,
         cuda=SimpleNamespace(
-            is_available=lambda: True,
+            is_available=lambda: has_gpu,
             synchronize=lambda: None,
             memory_reserved=lambda: 2048,
             memory_allocated=lambda: 1024,
@@ -128,19 +128,26 @@ class Model:
         return batch
 
 
-def talk(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    monkeypatch.setitem(sys.modules, "torch", pytorch())
-    monkeypatch.setattr(sys, "stdin", io.StringIO(words))
-    monkeypatch.setattr(torch_steps, "PAUSE_SECONDS", 0)
-    monkeypatch.setattr(torch_steps, "PROGRESS_NS", 1_000_000)
-    torch_steps.main()
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+Talk = Callable[..., list[dict[str, Any]]]
 
 
-def test_it_opens_runs_and_profiles_on_demand(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = talk("open\nrun 0.01\nprofile 0.01\nend\nrun 9\n", monkeypatch, capsys)
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
+    """Everything that the program says to these words."""
+
+    def talk(words: str, torch: Any) -> list[dict[str, Any]]:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(words))
+        monkeypatch.setattr(torch_steps, "PAUSE_SECONDS", 0)
+        monkeypatch.setattr(torch_steps, "PROGRESS_NS", 1_000_000)
+        torch_steps.main()
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return talk
+
+
+def test_it_opens_runs_and_profiles_on_demand(talk: Talk) -> None:
+    said = talk("open\nrun 0.01\nprofile 0.01\nend\nrun 9\n", pytorch())
     events = [one["event"] for one in said]
     assert events[:3] == ["imported", "profiled", "opened"]
     assert events[-2:] == ["ran", "profiled"]
@@ -154,7 +161,12 @@ def test_it_opens_runs_and_profiles_on_demand(
     assert said[-1]["reserved_bytes"] == 2048
 
 
-def test_it_ends_when_nobody_talks_to_it_any_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert [one["event"] for one in talk("", monkeypatch, capsys)] == ["imported"]
+def test_it_ends_when_nobody_talks_to_it_any_more(talk: Talk) -> None:
+    assert [one["event"] for one in talk("", pytorch())] == ["imported"]
+
+
+def test_it_does_not_ask_the_driver_before_it_is_told_to(talk: Talk) -> None:
+    torch = pytorch(has_gpu=False)
+    torch.cuda = None
+    assert [one["event"] for one in talk("end\n", torch)] == ["imported"]
+    assert [one["event"] for one in talk("open\nrun 1\n", pytorch(has_gpu=False))] == ["imported", "no GPU"]
