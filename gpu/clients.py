@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Programs that use the GPU and talk lines of JSON, and the online workload: started, asked, ended, and their records."""
+"""Programs that use the GPU and talk lines of JSON, and the online workload: started, asked, ended; their records."""
 
 from __future__ import annotations
 

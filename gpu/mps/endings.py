@@ -7,6 +7,7 @@ Each with a daemon of its own: one that hangs costs its own rows only.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -108,7 +109,7 @@ def gap_ms(ended_ns: Sequence[int], since_ns: int, until_ns: int) -> float:
     """The longest time between two ends within this span, its edges counted as ends."""
     inside = [at for at in ended_ns if since_ns < at < until_ns]
     edges = [since_ns, *inside, until_ns]
-    return round(max(later - earlier for earlier, later in zip(edges, edges[1:], strict=False)) / 1e6, 3)
+    return round(max(later - earlier for earlier, later in itertools.pairwise(edges)) / 1e6, 3)
 
 
 def _state(stage: Stage, end: str) -> Row:

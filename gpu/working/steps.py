@@ -41,7 +41,7 @@ def main() -> int:
         gpu = Gpu(options.library)
         blocks = options.blocks or gpu.multiprocessors * options.waves
         work = Sequences(gpu, int(options.kernel_us * 1000), blocks, options.threads)
-        _say({"ready": True, "blocks": blocks, "multiprocessors": gpu.multiprocessors})
+        _say({"ready": True, "blocks": blocks, "multiprocessors": gpu.multiprocessors, "iterations_per_us": work.pace})
         summary = _worked(gpu, work, times, options.queue, options.drain)
     except CudaError as failure:
         error = failure.name
