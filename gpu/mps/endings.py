@@ -18,7 +18,7 @@ from gpu.clients import Client, SilenceError
 from gpu.here import Here
 from gpu.mps.stage import Stage, row, staged
 from gpu.parts import judged
-from gpu.row import Row, Verdict
+from gpu.row import Row, Verdict, skipped
 from gpu.stopping.brakes import states
 from gpu.stopping.timeline import Timeline
 
@@ -80,7 +80,12 @@ def _end(stage: Stage, end: str, server: str, ending: Client) -> None:
 
 
 def _own(ending: Client, ended_ns: int) -> Iterator[Row]:
-    record = ending.hear(_LIMIT_SECONDS)
+    try:
+        record = ending.hear(_LIMIT_SECONDS)
+    except SilenceError as silence:
+        yield row(OWN, Verdict.DIFFERS, "none", baseline="some error", note=str(silence))
+        yield skipped("mps", OWN_MS, "it got none")
+        return
     error = record["error"] or "none"
     yield row(OWN, judged(error != "none"), error, baseline="some error")
     yield row(OWN_MS, Verdict.MEASURED, (record["failed_ns"] - ended_ns) / 1e6, "ms")
