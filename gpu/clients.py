@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Programs that use the GPU and talk lines of JSON, and the online workload: started, asked, ended, and their records."""
+"""Programs that use the GPU and talk lines of JSON, and the online workload: started, asked, ended; their records."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def module(name: str, *arguments: str) -> list[str]:
 
 
 def own(here: Here, name: str, *arguments: str) -> list[str]:
-    """The command of a program in gpu/programs that takes the driver library. Unavailable where there is none."""
-    return module(f"gpu.programs.{name}", "--library", library(here), *arguments)
+    """The command of a program in gpu/working that takes the driver library. Unavailable where there is none."""
+    return module(f"gpu.working.{name}", "--library", library(here), *arguments)
 
 
 def library(here: Here) -> str:

@@ -71,8 +71,6 @@ def told(holder: Client, command: str, seconds: float = CALL_SECONDS) -> dict[st
     return said
 
 
-def row(
-    what: str, verdict: Verdict, figure: Figure, unit: str = "", baseline: Figure = None, note: str = ""
-) -> Row:
+def row(what: str, verdict: Verdict, figure: Figure, unit: str = "", baseline: Figure = None, note: str = "") -> Row:
     """Of this item."""
     return Row(item=NAME, what=what, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)

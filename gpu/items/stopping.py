@@ -26,18 +26,14 @@ WHAT: Final = (ALONE, *braking.WHATS, *training.WHATS, *pausing.WHATS, *under_mp
 
 def rows(here: Here) -> Iterator[Row]:
     """What is rarest last: there may be no time left for it."""
-    alone: list[float | None] = [None]
-
-    def first() -> Iterator[Row]:
-        alone[0] = braking.alone_ms(here, Repeats.of(here).seconds)
-        yield Row(item=NAME, what=ALONE, verdict=Verdict.MEASURED, figure=alone[0], unit="ms")
-
-    yield from part(NAME, [ALONE], first)
-    brakes = _brakes(here, alone[0])
+    online = braking.paced(here)
+    alone_ms = braking.alone_ms(here, online, Repeats.of(here).seconds)
+    yield Row(item=NAME, what=ALONE, verdict=Verdict.MEASURED, figure=alone_ms, unit="ms")
+    brakes = _brakes(here, online, alone_ms)
     for one in brakes[:2]:
         yield from part(NAME, one.whats(), one.rows)
     yield from part(NAME, training.WHATS, lambda: training.rows(NAME, here))
-    yield from part(NAME, under_mps.WHATS, lambda: under_mps.rows(NAME, here))
+    yield from part(NAME, under_mps.WHATS, lambda: under_mps.rows(NAME, here, online))
     yield from part(NAME, pausing.WHATS, lambda: pausing.rows(NAME, here))
     if here.quick:
         yield from (skipped(NAME, what, "left out with --quick") for what in brakes[2].whats())
@@ -45,9 +41,9 @@ def rows(here: Here) -> Iterator[Row]:
         yield from part(NAME, brakes[2].whats(), brakes[2].rows)
 
 
-def _brakes(here: Here, alone_ms: float | None) -> list[Braking]:
+def _brakes(here: Here, online: Sequence[str], alone_ms: float | None) -> list[Braking]:
     makers: dict[str, Maker] = {SIGNALS: _signals, FREEZER_2: lambda: _freezer(2), FREEZER_1: lambda: _freezer(1)}
-    return [Braking(NAME, name, here, make, alone_ms) for name, make in makers.items()]
+    return [Braking(NAME, name, here, make, online, alone_ms) for name, make in makers.items()]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Each with a daemon of its own: one that hangs costs its own rows only.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ from gpu.clients import Client, SilenceError
 from gpu.here import Here
 from gpu.mps.stage import Stage, row, staged
 from gpu.parts import judged
-from gpu.row import Row, Verdict
+from gpu.row import Row, Verdict, skipped
 from gpu.stopping.brakes import states
 from gpu.stopping.timeline import Timeline
 
@@ -79,7 +80,12 @@ def _end(stage: Stage, end: str, server: str, ending: Client) -> None:
 
 
 def _own(ending: Client, ended_ns: int) -> Iterator[Row]:
-    record = ending.hear(_LIMIT_SECONDS)
+    try:
+        record = ending.hear(_LIMIT_SECONDS)
+    except SilenceError as silence:
+        yield row(OWN, Verdict.DIFFERS, "none", baseline="some error", note=str(silence))
+        yield skipped("mps", OWN_MS, "it got none")
+        return
     error = record["error"] or "none"
     yield row(OWN, judged(error != "none"), error, baseline="some error")
     yield row(OWN_MS, Verdict.MEASURED, (record["failed_ns"] - ended_ns) / 1e6, "ms")
@@ -108,7 +114,7 @@ def gap_ms(ended_ns: Sequence[int], since_ns: int, until_ns: int) -> float:
     """The longest time between two ends within this span, its edges counted as ends."""
     inside = [at for at in ended_ns if since_ns < at < until_ns]
     edges = [since_ns, *inside, until_ns]
-    return round(max(later - earlier for earlier, later in zip(edges, edges[1:], strict=False)) / 1e6, 3)
+    return round(max(later - earlier for earlier, later in itertools.pairwise(edges)) / 1e6, 3)
 
 
 def _state(stage: Stage, end: str) -> Row:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Rows about what a daemon says, through the product's own code: languages, commands, and whether it reads the answers."""
+"""Rows about what a daemon says, through the product's own code: languages, commands, and how it reads the answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu.clients import Client
-from gpu.mps.stage import Stage, row, staged
 from gpu.here import Here
+from gpu.mps.stage import Stage, row, staged
 from gpu.parts import judged
 from gpu.row import Row, Verdict
 

@@ -84,7 +84,8 @@ def memory(here: Here) -> Iterator[Row]:
         _put(control, "memory", scope, f"{_LIMIT_MIB}M")
         error = _allocated(stage, _BEYOND_BYTES)
         expected = "CUDA_ERROR_OUT_OF_MEMORY"
-        yield row(BEYOND, judged(error == expected), error or "none", baseline=expected, note=f"2 GiB of {_LIMIT_MIB} MiB")
+        note = f"2 GiB of {_LIMIT_MIB} MiB"
+        yield row(BEYOND, judged(error == expected), error or "none", baseline=expected, note=note)
         error = _allocated(stage, _WITHIN_BYTES)
         yield row(WITHIN, judged(not error), error or "none", baseline="none", note=f"256 MiB of {_LIMIT_MIB} MiB")
 
@@ -113,9 +114,10 @@ def _beside(stage: Stage, control: Control, busy: str) -> float | None:
     from enforce.mps.model import Scope
 
     _put(control, "priority", Scope(""), busy)
-    with stage.steps(*_BUSY):
+    with stage.steps(*_BUSY) as client:
         _put(control, "priority", Scope(""), "0")
-        online = Online(stage.here, _REQUESTS, stage.extra)
+        pace = ("--iterations-per-us", str(client.ready["iterations_per_us"]))
+        online = Online(stage.here, (*_REQUESTS, *pace), stage.extra)
         online.go()
         since, until_ns = window(stage.seconds * 2)
         return p90(latencies_ms(online.finish(), since, until_ns))

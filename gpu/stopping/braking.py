@@ -58,12 +58,13 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Braking:
-    """One way to hold. `alone_ms`: p90 of the online workload with nobody beside it."""
+    """One way to hold. `online`: arguments of the online workload; `alone_ms`: its p90 with nobody beside it."""
 
     item: str
     name: str
     here: Here
     make: Maker
+    online: Sequence[str]
     alone_ms: float | None
     extra: Mapping[str, str] | None = None  # in the environment of the clients
 
@@ -98,15 +99,16 @@ class Braking:
         yield self._row(STILL, Verdict.MEASURED, median([us(one.still_ns - one.asked_ns) for one in holds]), "µs")
         drains = [line.drain_ns(hold) / 1e6 for hold in holds]
         counts = [line.drained(hold) for hold in holds]
-        late = max(drains) <= QUEUED_MS * _LATE_RATIO + _LATE_MS and min(counts) > QUEUE // 2
-        note = f"{min(counts)} to {max(counts)} kernels ended after the asking; the slowest drain took {max(drains):.1f} ms"
-        yield self._row(DRAINS, judged(late), median(drains), "ms", QUEUED_MS, note)
+        holds_good = max(drains) <= QUEUED_MS * _LATE_RATIO + _LATE_MS and min(counts) > QUEUE // 2
+        note = f"{min(counts)} to {max(counts)} kernels ended after the asking; {max(drains):.1f} ms at most"
+        yield self._row(DRAINS, judged(holds_good), median(drains), "ms", QUEUED_MS, note)
         slipped = sum(line.launches(hold.still_ns, hold.released_ns) for hold in holds)
         yield self._row(LAUNCHES, judged(slipped == 0), slipped, "", 0, f"over {len(holds)} holds")
         resumed = [us(found) for hold in holds if (found := line.resumed_ns(hold)) is not None]
         yield self._row(RESUMES, judged(len(resumed) == len(holds)), median(resumed), "µs")
         turns = [us(one.running_ns - one.asked_ns) for one in trips]
-        yield self._row(TRIP, Verdict.MEASURED, median(turns), "µs", note=f"{max(turns):.0f} µs at most, of {len(trips)}")
+        most = f"{max(turns):.0f} µs at most, of {len(trips)}"
+        yield self._row(TRIP, Verdict.MEASURED, median(turns), "µs", note=most)
         yield self._right(record)
 
     def _right(self, record: Mapping[str, Any]) -> Row:
@@ -117,7 +119,7 @@ class Braking:
     def _beside(self, prefix: Sequence[str], brake_of: Callable[[int], Brake], seconds: float) -> Iterator[Row]:
         worker = worker_of(self.here, prefix, self.extra)
         try:
-            online = Online(self.here, ONLINE, self.extra)
+            online = Online(self.here, self.online, self.extra)
             online.go()
             brake = brake_of(worker.tgid)
             time.sleep(seconds)
@@ -152,9 +154,7 @@ class Braking:
         note: str = "",
     ) -> Row:
         named = what.format(brake=self.name)
-        return Row(
-            item=self.item, what=named, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note
-        )
+        return Row(item=self.item, what=named, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)
 
 
 def worker_of(here: Here, prefix: Sequence[str] = (), extra: Mapping[str, str] | None = None, *more: str) -> Client:
@@ -163,9 +163,18 @@ def worker_of(here: Here, prefix: Sequence[str] = (), extra: Mapping[str, str] |
     return clients.start(here, [*prefix, *command], {**clients.importing(), **(extra or {})})
 
 
-def alone_ms(here: Here, seconds: float, extra: Mapping[str, str] | None = None) -> float | None:
+def paced(here: Here) -> tuple[str, ...]:
+    """Arguments of the online workload, with the device's pace: measured now, while nobody else is on it."""
+    worker = worker_of(here)
+    worker.end()
+    return (*ONLINE, "--iterations-per-us", str(worker.ready["iterations_per_us"]))
+
+
+def alone_ms(
+    here: Here, arguments: Sequence[str], seconds: float, extra: Mapping[str, str] | None = None
+) -> float | None:
     """The online workload's p90 with nobody beside it."""
-    online = Online(here, ONLINE, extra)
+    online = Online(here, arguments, extra)
     online.go()
     begun = time.monotonic_ns()
     time.sleep(seconds)

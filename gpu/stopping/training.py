@@ -56,7 +56,8 @@ def judge(item: str, record: dict[str, Any], holds: list[Hold]) -> Iterator[Row]
     """Of what it said. Holds before its first step or after its last one say nothing."""
     times = record["steps_ns"]
     during = [hold for hold in holds if times and times[0] < hold.asked_ns and hold.running_ns < times[-1]]
-    note = f"stopped {len(during)} times; {record['seconds'][0]:.2f} s undisturbed, {record['seconds'][1]:.2f} s stopped"
+    free, stopped = record["seconds"]
+    note = f"stopped {len(during)} times; {free:.2f} s undisturbed, {stopped:.2f} s with the stops"
     verdict = judged(record["same"]) if during else Verdict.FAILED
     yield Row(item=item, what=SAME, verdict=verdict, figure=record["same"], baseline=True, note=note)
     next_ms = [(min(at for at in times if at > one.released_ns) - one.released_ns) / 1e6 for one in during]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from gpu.clients import Online
@@ -13,7 +13,7 @@ from gpu.here import Here
 from gpu.parts import judged
 from gpu.row import Row, Verdict
 from gpu.stopping.brakes import Signals, held
-from gpu.stopping.braking import ONLINE, QUEUED_MS, Repeats, alone_ms, worker_of
+from gpu.stopping.braking import QUEUED_MS, Repeats, alone_ms, worker_of
 from gpu.stopping.timeline import Timeline, latencies_ms, p90
 
 BESIDE: Final = "MPS: p90 of another client beside one that SIGSTOP holds"
@@ -24,18 +24,20 @@ WHATS: Final = (BESIDE, SLOWEST, DRAINS, GOES_ON)
 _NOTICED_RATIO, _NOTICED_MS = 1.25, 0.3
 
 
-def rows(item: str, here: Here) -> Iterator[Row]:
-    """With a daemon of its own."""
+def rows(item: str, here: Here, arguments: Sequence[str]) -> Iterator[Row]:
+    """With a daemon of its own. `arguments`: of the online workload."""
     with here.mps() as extra:
-        seconds = Repeats.of(here).seconds
-        alone = alone_ms(here, seconds, extra)
-        yield from _beside(item, here, extra, alone, seconds)
+        alone = alone_ms(here, arguments, Repeats.of(here).seconds, extra)
+        yield from _beside(item, here, arguments, extra, alone)
 
 
-def _beside(item: str, here: Here, extra: Mapping[str, str], alone: float | None, seconds: float) -> Iterator[Row]:
+def _beside(
+    item: str, here: Here, arguments: Sequence[str], extra: Mapping[str, str], alone: float | None
+) -> Iterator[Row]:
+    seconds = Repeats.of(here).seconds
     worker = worker_of(here, (), extra)
     try:
-        online = Online(here, ONLINE, extra)
+        online = Online(here, arguments, extra)
         online.go()
         time.sleep(seconds)
         hold = held(Signals(worker.tgid), seconds + QUEUED_MS / 1000)

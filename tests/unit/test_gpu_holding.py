@@ -16,10 +16,11 @@ from gpu.here import Unavailable
 from gpu.items import item
 from gpu.mps.endings import gap_ms
 from gpu.parts import part
-from gpu.programs import driver, holder, torch_training
+from gpu.programs import torch_training
 from gpu.row import Row, Verdict
 from gpu.stopping import training
 from gpu.stopping.timeline import Hold, Timeline, latencies_ms, median, p90
+from gpu.working import driver, holder
 
 MS = 1_000_000
 HOLD = Hold(asked_ns=100 * MS, still_ns=101 * MS, released_ns=200 * MS, running_ns=201 * MS)

@@ -177,9 +177,7 @@ class Gpu:
 
     def launch(self, blocks: int, threads: int, parameters: ctypes.Array[ctypes.c_void_p]) -> None:
         """The kernel, queued."""
-        self.cuda.call(
-            "cuLaunchKernel", self._function, blocks, 1, 1, threads, 1, 1, 0, self.stream, parameters, None
-        )
+        self.cuda.call("cuLaunchKernel", self._function, blocks, 1, 1, threads, 1, 1, 0, self.stream, parameters, None)
 
 
 class Sequences:
@@ -191,8 +189,8 @@ class Sequences:
     def __init__(self, gpu: Gpu, spin_ns: int, blocks: int, threads: int) -> None:
         self._gpu, self.blocks, self.threads, self._spin_ns = gpu, blocks, threads, spin_ns
         self._buffer = gpu.allocate(8 * blocks * threads)
-        self._per_us = _GUESS_PER_US
-        self._per_us = self._measured()
+        self.pace = _GUESS_PER_US  # steps in a microsecond
+        self.pace = self._measured()
         self.launches = 0
         self._parameters = self._packed(spin_ns)
         gpu.write(self._buffer.value, array.array("Q", range(blocks * threads)).tobytes())
@@ -200,7 +198,7 @@ class Sequences:
     @property
     def steps(self) -> int:
         """Of one launch."""
-        return self._spin_ns * self._per_us // 1000
+        return self._spin_ns * self.pace // 1000
 
     def launch(self) -> None:
         """Queued."""
@@ -233,7 +231,7 @@ class Sequences:
         return misses([found[at] for at in looked_at], looked_at, self.launches * self.steps)
 
     def _packed(self, spin_ns: int) -> ctypes.Array[ctypes.c_void_p]:
-        self._values = (ctypes.c_uint64(spin_ns), ctypes.c_uint64(self._per_us), self._buffer)  # kept: pointed at
+        self._values = (ctypes.c_uint64(spin_ns), ctypes.c_uint64(self.pace), self._buffer)  # kept: pointed at
         return (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._values))
 
     def _measured(self) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.programs.holder --library L --bytes N`: device memory with a pattern in it, and what is asked of it.
+"""`python -m gpu.working.holder --library L --bytes N`: device memory with a pattern in it, and what is asked of it.
 
 Prints `{"ready": true}`, or `{"error": NAME}` and ends; then answers each line of its standard input with one of JSON:
 
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gpu.programs.driver import CudaError, Gpu, Sequences
+from gpu.working.driver import CudaError, Gpu, Sequences
 
 CHUNK_BYTES = 1 << 24
 _STEP_NS = 200_000
@@ -109,7 +109,7 @@ class Holder:
 
 def main() -> int:
     """0 when the input has ended, 3 when the start failed."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.programs.holder", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gpu.working.holder", description=__doc__)
     parser.add_argument("--library", required=True)
     parser.add_argument("--bytes", type=int, default=0)
     parser.add_argument("--pinned", type=int, default=0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.programs.steps --library L`: kernels without end, and when each was launched and ended.
+"""`python -m gpu.working.steps --library L`: kernels without end, and when each was launched and ended.
 
 Prints `{"ready": true, …}`, works until SIGTERM or a CUDA error, and then prints what happened: times are those of
 CLOCK_MONOTONIC in ns, a kernel's end by the device's own clock, so that it is right for kernels too that ended while
@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from gpu.programs.driver import CudaError, Gpu, Sequences
+from gpu.working.driver import CudaError, Gpu, Sequences
 
 _ended = False
 
@@ -41,7 +41,7 @@ def main() -> int:
         gpu = Gpu(options.library)
         blocks = options.blocks or gpu.multiprocessors * options.waves
         work = Sequences(gpu, int(options.kernel_us * 1000), blocks, options.threads)
-        _say({"ready": True, "blocks": blocks, "multiprocessors": gpu.multiprocessors})
+        _say({"ready": True, "blocks": blocks, "multiprocessors": gpu.multiprocessors, "iterations_per_us": work.pace})
         summary = _worked(gpu, work, times, options.queue, options.drain)
     except CudaError as failure:
         error = failure.name
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gpu.programs.steps", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gpu.working.steps", description=__doc__)
     parser.add_argument("--library", required=True)
     parser.add_argument("--kernel-us", type=float, default=1000.0)
     parser.add_argument("--queue", type=int, default=16, help="most kernels at once")
