@@ -41,7 +41,7 @@ class Driver:
         ends = time.monotonic() + limit_seconds
         seen = self._look()
         (self.folder / LOOK).write_text(seen.as_json())
-        attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick)
+        attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
         for name in names:
             self._one(attempt, name, ends - (LAST_SECONDS if LAST in names and name != LAST else 0.0))
             self.report.write(self.out)

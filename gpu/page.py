@@ -61,7 +61,21 @@ class Question:
 
 
 QUESTIONS: Final = (
-    Question("Is what `cuGetProcAddress` hands out the exported entry, so that a uprobe there fires?", "exports", ""),
+    Question(
+        "Is what `cuGetProcAddress` hands out the exported entry, so that a uprobe there fires?",
+        "exports",
+        "cuGetProcAddress gives exported functions",
+    ),
+    Question("In which of NVML's lists are MPS clients?", "nvml", "MPS: clients are in the list"),
+    Question("Whose is the utilisation of MPS clients, theirs or the server's?", "nvml", "MPS: smUtil goes to"),
+    Question(
+        "What do others notice when SIGSTOP stops an MPS client?",
+        "stopping",
+        "MPS: p90 of another client beside one that SIGSTOP holds",
+    ),
+    Question("How long does it take to lock another process?", "checkpoint", "lock of an idle process"),
+    Question("And to save it?", "checkpoint", "checkpoint of a process with device memory"),
+    Question("Can an MPS client be locked?", "checkpoint", "error of a lock of an MPS client"),
 )
 
 

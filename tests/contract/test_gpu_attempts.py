@@ -55,7 +55,7 @@ def attempt(folder: Path, program: str, seconds: float = 20.0) -> list[Row]:
     script = folder / "item.py"
     script.write_text(BEGINNING + program)
     with (folder / "log.txt").open("wb") as log:
-        return list(Attempt(folder, log, {}, False, (sys.executable, str(script))).rows("machine", seconds))
+        return list(Attempt(folder, log, {}, False, program=(sys.executable, str(script))).rows("machine", seconds))
 
 
 def verdicts(rows: list[Row]) -> list[tuple[str, Verdict]]:

@@ -77,6 +77,28 @@ def test_without_a_terminal_a_row_is_a_line() -> None:
     assert out.getvalue() == "probes\n  measured a hit: 310.2 ns (against 300 ns) — Mean.\n\n"
 
 
+class Terminal(io.StringIO):
+    """A wide one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "cells"), [("140", True), ("60", False)])
+def test_a_terminal_that_is_wide_enough_gets_a_table(
+    columns: str, cells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    shower(out)("probes: what they cost", [HIT, failed("probes", "another", "a [bold] word")])
+    text = out.getvalue()
+    assert ("against" in text.splitlines()[1]) == cells
+    assert max(map(len, text.splitlines())) <= int(columns) + 30 * cells  # colours have no width
+    for word in ("what they cost", "a hit", "310.2 ns", "Mean.", "another", "[bold]"):
+        assert word in text
+
+
 def test_a_report_says_in_each_row_whether_it_is_real(tmp_path: Path) -> None:
     report = Report(simulated=True, quick=True)
     report.rows += [HIT, Row(item="machine", what="GPU", verdict=Verdict.MEASURED, figure="Simulated H200")]
