@@ -32,19 +32,23 @@ _MOST_ROW_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How items are run. `folder` is the run's own: it is the value of a variable by which what they began is found."""
+    """How items are run. `folder` is the run's own: it is the value of a variable by which what they began is found.
+
+    `adopting`: this process adopts orphans (adopt_orphans) and has no children but items, so all below it is theirs.
+    """
 
     folder: Path
     log: IO[bytes]  # what they print
     environment: Mapping[str, str]
     quick: bool
+    adopting: bool = False
     program: Sequence[str] = (sys.executable, "-m", "gpu.item")
 
     def rows(self, name: str, seconds: float) -> Iterator[Row]:
         """Ends within `seconds` and some more for the cleaning."""
         reading, writing = os.pipe()
         try:
-            process = self._start(name, writing)
+            process = self._start(name, writing, seconds)
         finally:
             os.close(writing)
         whats: set[str] = set()
@@ -65,21 +69,24 @@ class Attempt:
 
     def sweep(self, process: subprocess.Popen[bytes] | None = None) -> list[str]:
         """Ends all that was begun in this run, the item's own process too. Returns the names of the others."""
-        found = self._begun()
+        found = self._begun(process)
         names = [offspring.name(one) for one in found if process is None or one.pid != process.pid]
         offspring.end(found)
         if process is not None:
             process.kill()
             process.wait()
-        _reap()
+        _reap(found)
         return [name for name in names if name]
 
-    def _begun(self) -> list[offspring.Process]:
-        ours = {*offspring.descendants(os.getpid()), *offspring.with_variable(f"{RUN_VARIABLE}={self.folder}")}
-        return sorted(ours)
+    def _begun(self, process: subprocess.Popen[bytes] | None) -> list[offspring.Process]:
+        roots = [os.getpid()] if self.adopting else []
+        if process is not None and (process.poll() is None or not Path(f"/proc/{process.pid}").exists()):
+            roots.append(process.pid)  # its session keeps the number; where somebody has it, there is no such session
+        below = (one for root in roots for one in offspring.descendants(root))
+        return sorted({*below, *offspring.with_variable(f"{RUN_VARIABLE}={self.folder}")})
 
-    def _start(self, name: str, writing: int) -> subprocess.Popen[bytes]:
-        command = [*self.program, name, "--run", str(self.folder), "--rows-to", str(writing)]
+    def _start(self, name: str, writing: int, seconds: float) -> subprocess.Popen[bytes]:
+        command = [*self.program, name, "--run", str(self.folder), "--rows-to", str(writing), "--seconds", str(seconds)]
         self.log.write(f"\n== {name}\n".encode())
         self.log.flush()
         return subprocess.Popen(
@@ -143,8 +150,8 @@ def _ask(process: subprocess.Popen[bytes]) -> None:
         process.wait(_CLEANING_SECONDS)
 
 
-def _reap() -> None:
-    """Orphans that this process adopted, and that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
-            pass
+def _reap(ended: Sequence[offspring.Process]) -> None:
+    """Those of them that this process has adopted."""
+    for process in ended:
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)

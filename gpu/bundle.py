@@ -34,6 +34,7 @@ SUFFIXES: Final = (".py", ".csv", ".css", ".js", ".toml")
 OBJECTS: Final = ("bpf/build", "build/bpf")  # the product's programs, and those that only measure
 PROGRAMS: Final = ("sim/build/bin", "sim/build/lib")
 LIBRARY: Final = "libbpf.so.1"  # and what it needs
+_LOADS: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
 _OF_THE_SYSTEM: Final = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2")
 _NEWEST_MANYLINUX: Final = 36  # glibc 2.36, as our own programs are built against on Debian 12
 
@@ -46,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m gpu.bundle",
-        description="Makes a folder that checks GPU Warden on a real GPU: its `run` needs Python, the NVIDIA driver and "
-        "no network.",
+        description="Makes a folder that checks GPU Warden on a real GPU: its `run` needs Python, the NVIDIA driver "
+        "and no network.",
     )
     parser.add_argument("--python", default=PYTHON, metavar="X.Y", help=f"of the machine that it is for ({PYTHON})")
     parser.add_argument("--out", type=Path, default=BUILD / "gpu-bundle", metavar="DIR", help="(build/gpu-bundle)")
@@ -131,7 +132,12 @@ def copy_libraries(to: Path) -> list[str]:
     """libbpf and all that it needs, but for glibc, as this machine has them. Their names, the needed ones first."""
     to.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())", LIBRARY],
+        [
+            sys.executable,
+            "-c",
+            _LOADS,
+            LIBRARY,
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -171,7 +177,7 @@ def _dynamic(path: Path, kind: str) -> Iterator[str]:
 
 
 def newest_glibc(folder: Path) -> str:
-    """The newest version of glibc that a program or library in the folder asks for. Wheels say theirs in their names."""
+    """The newest glibc that a program or library in the folder asks for. Wheels have theirs in their names."""
     asked = [version for path in sorted(folder.rglob("*")) if _is_elf(path) for version in _asked(path)]
     return ".".join(map(str, max(asked, default=(0,))))
 

@@ -27,6 +27,7 @@ _ELSEWHERE: Final = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
     "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "/run/nvidia/driver/usr/lib64",
     "/usr/lib/wsl/lib",
@@ -35,7 +36,8 @@ _ELSEWHERE: Final = (
 _LOADS: Final = """
 import ctypes, os, sys
 class Info(ctypes.Structure):
-    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("at", ctypes.c_void_p)]
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p)]
+    _fields_ += [("name", ctypes.c_char_p), ("at", ctypes.c_void_p)]
 function = getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])
 info = Info()
 ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
@@ -79,8 +81,8 @@ def look(simulated: bool) -> Look:
 
 def item_environment(look: Look) -> dict[str, str]:
     """For an item's own process: the loader reads LD_LIBRARY_PATH when a program begins, and never again."""
-    folders = [look.library_path, os.environ.get("LD_LIBRARY_PATH", "")]
-    joined = ":".join(folder for folder in folders if folder)
+    folders = [look.library_path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    joined = ":".join(dict.fromkeys(folder for folder in folders if folder))
     return {"LD_LIBRARY_PATH": joined} if joined else {}
 
 

@@ -61,7 +61,21 @@ class Question:
 
 
 QUESTIONS: Final = (
-    Question("Is what `cuGetProcAddress` hands out the exported entry, so that a uprobe there fires?", "exports", ""),
+    Question(
+        "Is what `cuGetProcAddress` hands out the exported entry, so that a uprobe there fires?",
+        "exports",
+        "cuGetProcAddress gives exported functions",
+    ),
+    Question("In which of NVML's lists are MPS clients?", "nvml", "MPS: clients are in the list"),
+    Question("Whose is the utilisation of MPS clients, theirs or the server's?", "nvml", "MPS: smUtil goes to"),
+    Question(
+        "What do others notice when SIGSTOP stops an MPS client?",
+        "stopping",
+        "MPS: p90 of another client beside one that SIGSTOP holds",
+    ),
+    Question("How long does it take to lock another process?", "checkpoint", "lock of an idle process"),
+    Question("And to save it?", "checkpoint", "checkpoint of a process with device memory"),
+    Question("Can an MPS client be locked?", "checkpoint", "error of a lock of an MPS client"),
 )
 
 
@@ -94,9 +108,10 @@ def newest(all_of_them: Sequence[Seen]) -> list[Seen]:
 def tables(everything: Sequence[Item], given: Sequence[Seen]) -> str:
     """All that is generated, below the marker."""
     known = newest(given)
-    parts = [BEGIN, "", "## What was open, and what settles it", "", *_questions(known), ""]
+    parts = [BEGIN, "", "### What was open, and what settles it", "", *_questions(known), ""]
     for item in everything:
-        parts += [f"## {item.title[0].upper()}{item.title[1:]}", "", f"Item `{item.name}`, at most {item.seconds:g} s.", ""]
+        title = item.title.removeprefix(f"{item.name}: ")
+        parts += [f"### {title[0].upper()}{title[1:]}", "", f"Item `{item.name}`, at most {item.seconds:g} s.", ""]
         parts += [*_table(item, [one for one in known if one.row.item == item.name]), ""]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -105,8 +120,12 @@ def _questions(known: Sequence[Seen]) -> Iterator[str]:
     yield from ("| question | row that settles it | answer |", "|---|---|---|")
     for one in QUESTIONS:
         said = [s for s in known if s.row.item == one.item and items.lists(one.what, s.row.what)]
-        answers = [f"{_figure(s.row)} {s.row.verdict} ({s.where})".strip() for s in said if s.row.verdict not in _SILENT]
-        yield f"| {one.asked} | `{one.item}`: {_cell(one.what)} | {_cell('; '.join(answers) or UNMEASURED)} |"
+        answers = [_answer(s) for s in said if s.row.verdict not in _SILENT]
+        yield _cells(one.asked, f"`{one.item}`: {_cell(one.what)}", _cell("; ".join(answers) or UNMEASURED))
+
+
+def _answer(one: Seen) -> str:
+    return f"{_figure(one.row)} {one.row.verdict} ({one.where})".strip()
 
 
 def _table(item: Item, known: Sequence[Seen]) -> Iterator[str]:
@@ -117,14 +136,18 @@ def _table(item: Item, known: Sequence[Seen]) -> Iterator[str]:
         shown_already.update(map(id, here))
         yield from map(_line, here)
         if not any(one.row.verdict not in _SILENT for one in here):
-            yield f"| {_cell(pattern)} | | | | {UNMEASURED} |"
+            yield _cells(_cell(pattern), "", "", "", UNMEASURED)
     yield from (_line(one) for one in known if id(one) not in shown_already)
 
 
 def _line(one: Seen) -> str:
     row = one.row
-    verdict = f"{row.verdict}{f': {row.note}' if row.note else ''}"
-    return f"| {_cell(row.what)} | {_cell(_figure(row))} | {_cell(shown(row.baseline, row.unit))} | {_cell(verdict)} | {_cell(one.where)} |"
+    verdict = ": ".join(filter(None, (row.verdict, row.note)))
+    return _cells(*map(_cell, (row.what, _figure(row), shown(row.baseline, row.unit), verdict, one.where)))
+
+
+def _cells(*texts: str) -> str:
+    return f"|{'|'.join(f' {text} ' if text else ' ' for text in texts)}|"
 
 
 def _figure(row: Row) -> str:
@@ -178,7 +201,7 @@ def all_items() -> list[Item]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.page", description="Writes the tables of docs/on-a-real-gpu.md.")
+    parser = argparse.ArgumentParser(prog="python -m gpu.page", description=f"Writes the tables of {PAGE.name}.")
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT", help="report.json of a run on a real GPU")
     given = parser.parse_args(argv)
     try:

@@ -36,7 +36,7 @@ class Report:
 
     @property
     def source(self) -> str:
-        """"real" or "simulated"."""
+        """ "real" or "simulated"."""
         return "simulated" if self.simulated else "real"
 
     def counts(self) -> Counter[Verdict]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How the machine is set: read before the first item and after the last one, so that a change is seen. Changes nothing."""
+"""How the machine is set: read before the first item and in the last one, so that a change is seen. Changes nothing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _settings(api: Any, handle: Any) -> Iterator[tuple[str, str]]:
         ("persistence mode", lambda: api.nvmlDeviceGetPersistenceMode(handle)),
         ("application clock of the SMs", lambda: api.nvmlDeviceGetApplicationsClock(handle, api.NVML_CLOCK_SM)),
         ("application clock of the memory", lambda: api.nvmlDeviceGetApplicationsClock(handle, api.NVML_CLOCK_MEM)),
-        ("power limit", lambda: api.nvmlDeviceGetPowerManagementLimit(handle)),
+        ("power limit (mW)", lambda: api.nvmlDeviceGetPowerManagementLimit(handle)),
         ("accounting mode", lambda: api.nvmlDeviceGetAccountingMode(handle)),
     )
     for name, ask in asked:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu` on this machine's own GPU: nothing fails. What differs from what we took for granted is for people."""
+"""`python -m gpu` on this machine's own GPU: nothing fails. What differs from what we expected is for people."""
 
 from __future__ import annotations
 

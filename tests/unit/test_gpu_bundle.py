@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the bundle has to bring: every package that is imported, every library, in the order in which they are needed."""
+"""What the bundle has to bring: every package that is imported, each library after those that it needs."""
 
 from __future__ import annotations
 

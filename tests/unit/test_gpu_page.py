@@ -5,25 +5,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu import items
+from gpu.here import Here
 from gpu.items import Item
 from gpu.page import BEGIN, PAGE, QUESTIONS, UNMEASURED, ReportError, all_items, kept, main, newest, page, seen, tables
 from gpu.row import Row, Verdict
-from gpu.here import Here
-from collections.abc import Iterator
-from dataclasses import asdict
 
 
 def nothing(here: Here) -> Iterator[Row]:
     raise NotImplementedError
 
 
-ITEM = Item("probes", "what a probe costs", 30, ("ns per hit", "{symbol} is probed"), nothing)
+ITEM = Item("probes", "what a probe costs", 30, ("ns per hit", "{symbol} is probed"), nothing, 30)
 
 
 def report(*rows: Row, **changes: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_what_was_seen_is_shown_with_where_and_when() -> None:
     assert "| ns per hit | 310 ns | | measured | 2026-11-22, NVIDIA H100, driver 580.1 |" in text
     assert r"| cuMemAlloc\_v2 is probed | 1 ns | | ok |" in text
     assert "| a surprise | 2 ns | | measured |" in text
-    assert UNMEASURED not in text.split("## What a probe costs")[1]
+    assert UNMEASURED not in text.split("### What a probe costs")[1]
 
 
 def test_what_was_skipped_is_shown_and_still_unknown() -> None:
@@ -120,7 +120,7 @@ def test_a_simulated_report_is_refused_and_nothing_is_written(
 def test_a_page_without_its_marker_is_left_alone() -> None:
     with pytest.raises(ValueError, match="put it where"):
         page("# A page\n", [ITEM], [])
-    assert page(f"# A page\n{BEGIN}\nold", [ITEM], []).startswith(f"# A page\n{BEGIN}\n\n## What was open")
+    assert page(f"# A page\n{BEGIN}\nold", [ITEM], []).startswith(f"# A page\n{BEGIN}\n\n### What was open")
 
 
 def test_rows_of_an_item_are_found_by_its_patterns_alone() -> None:
