@@ -121,8 +121,8 @@ def _counting_row(hits: Hits) -> Row:
         item=ITEM,
         what="counting probes on libcuda",
         verdict=Verdict.DIFFERS if hits.failed else Verdict.MEASURED,
-        figure=len(hits.names) - len(hits.failed),
-        baseline=len(hits.names),
+        figure=len(set(hits.names) - hits.failed.keys()),
+        baseline=len({*hits.names, *hits.failed}),
         note="; ".join(f"{name}: {why}" for name, why in list(hits.failed.items())[:5]),
     )
 
