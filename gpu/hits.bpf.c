@@ -19,7 +19,7 @@ int count(void *registers)
 	__u64 *hit = bpf_map_lookup_elem(&hits, &number);
 
 	if (hit)
-		(*hit)++; /* this CPU's own, and no probe is hit inside of another's program */
+		__sync_fetch_and_add(hit, 1); /* another task may come in between on this very CPU */
 	return 0;
 }
 

@@ -9,10 +9,12 @@ each does known things while the others wait, so that what is counted in between
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu.conversation import PROGRAMS, Conversation, NoAnswerError
@@ -109,7 +111,7 @@ def rows(here: Here) -> Iterator[Row]:
         ready: list[tuple[Framework, Conversation | Row]] = [(one, _ready(one, talk, started)) for one, talk in begun]
         yield from _workloads(here, hits)
         for one, talk in ready:
-            yield from _of_framework(one, talk, hits)
+            yield from _of_framework(one, talk, hits, here.libcuda)
             if not isinstance(talk, Row):
                 talk.end()
 
@@ -119,8 +121,8 @@ def _counting_row(hits: Hits) -> Row:
         item=ITEM,
         what="counting probes on libcuda",
         verdict=Verdict.DIFFERS if hits.failed else Verdict.MEASURED,
-        figure=len(hits.names) - len(hits.failed),
-        baseline=len(hits.names),
+        figure=len(set(hits.names) - hits.failed.keys()),
+        baseline=len({*hits.names, *hits.failed}),
         note="; ".join(f"{name}: {why}" for name, why in list(hits.failed.items())[:5]),
     )
 
@@ -149,12 +151,32 @@ def _ready(framework: Framework, talk: Conversation | Row, started: float) -> Co
     return talk
 
 
-def _of_framework(framework: Framework, talk: Conversation | Row, hits: Hits) -> Iterator[Row]:
+def other_libcuda(pid: int, libcuda: Path) -> str:
+    """The driver library that a process has mapped, if it is not this one; "" where it is, or none can be seen."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return ""
+    paths = {line.split(maxsplit=5)[5] for line in lines if "/libcuda.so" in line}
+    for path in sorted(paths):
+        with suppress(OSError):  # it was replaced meanwhile
+            if not os.path.samefile(path, libcuda):
+                return path
+    return ""
+
+
+def _of_framework(framework: Framework, talk: Conversation | Row, hits: Hits, libcuda: Path) -> Iterator[Row]:
     if isinstance(talk, Row):
         yield talk
         return
     about = ", ".join(f"{key} {value}" for key, value in talk.greeting.get("about", {}).items())
-    yield Row(item=ITEM, what=f"{framework.name}: version", verdict=Verdict.MEASURED, figure=about)
+    other = other_libcuda(talk.process.pid, libcuda)
+    yield _row(
+        f"{framework.name}: version",
+        Verdict.DIFFERS if other else Verdict.MEASURED,
+        about,
+        f"it uses {other}, and {libcuda} is what was probed" if other else "",
+    )
     for name, phases in framework.phases.items():
         called = framework.name if len(framework.phases) == 1 else f"{framework.name}, {name}"
         try:

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from gpu.items.exports import Given, bases, linked_row, pointer_rows, symbol_rows
+from gpu.items import lists
+from gpu.items.exports import WHAT, Given, bases, linked_row, pointer_rows, symbol_rows
 from gpu.row import Row, Verdict
 
 EXPORTS = {
@@ -27,6 +28,7 @@ GIVEN = [
 
 def by_what(rows: list[Row]) -> dict[str, Row]:
     found = {row.what: row for row in rows}
+    assert all(any(lists(pattern, what) for pattern in WHAT) for what in found)
     assert len(found) == len(rows)
     return found
 

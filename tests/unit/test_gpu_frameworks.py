@@ -16,8 +16,9 @@ import pytest
 from agent.symbols import SYMBOLS
 from gpu.conversation import Conversation, NoAnswerError
 from gpu.here import Here
-from gpu.hits import Hits, between, counted, kind_of, places, unprobed
-from gpu.items.frameworks import _of_phase, frameworks, phase_rows, workload_made
+from gpu.hits import KINDS, Hits, between, counted, kind_of, places, unprobed
+from gpu.items import lists
+from gpu.items.frameworks import WHAT, _of_phase, frameworks, other_libcuda, phase_rows, workload_made
 from gpu.row import Row, Verdict
 
 PROGRAMS = Path(__file__).parents[2] / "gpu" / "programs"
@@ -187,6 +188,29 @@ def test_what_is_no_json_is_said(tmp_path: Path) -> None:
         pytest.raises(NoAnswerError, match="no JSON: hello"),
     ):
         talk.hear_json(30)
+
+
+def test_every_row_is_one_that_the_item_says_it_has(tmp_path: Path) -> None:
+    made = dict.fromkeys(KINDS, 1)
+    seen = {"cuLaunchKernel": 1, "cuMemAlloc_v2": 1, "cuGraphExecUpdate": 1}
+    for row in phase_rows("PyTorch, eager", seen, made):
+        assert any(lists(pattern, row.what) for pattern in WHAT if pattern != "{framework}"), row.what
+
+
+def test_a_process_with_another_driver_library_is_told_from_one_with_this(tmp_path: Path) -> None:
+    mapped, another = tmp_path / "libcuda.so.1", tmp_path / "libcuda.so.2"
+    for path in (mapped, another):
+        path.write_bytes(bytes(4096))
+    program = (
+        "import mmap, sys; file = open(sys.argv[1], 'rb'); "
+        "held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE); "
+        "print('{}', flush=True); input()"
+    )
+    with Conversation(here(tmp_path), "it", [sys.executable, "-c", program, str(mapped)]) as talk:
+        talk.hear_json(30)
+        assert other_libcuda(talk.process.pid, mapped) == ""
+        assert other_libcuda(talk.process.pid, another) == str(mapped)
+    assert other_libcuda(talk.process.pid, another) == ""
 
 
 def test_each_framework_is_a_program_that_there_is() -> None:

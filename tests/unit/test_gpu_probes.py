@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu.items.probes import launch_rows
+from gpu.items.probes import WHAT, launch_rows
 from gpu.machine_code import FUNCTIONS, LOOP, write
 from gpu.row import Row, Verdict
 
@@ -18,7 +18,9 @@ RATES = {
 
 
 def rows(claimed: bool = True) -> dict[str, Row]:
-    return {row.what: row for row in launch_rows(RATES, claimed=claimed)}
+    found = {row.what: row for row in launch_rows(RATES, claimed=claimed)}
+    assert set(found) <= set(WHAT)
+    return found
 
 
 def test_rates_are_compared_within_their_round() -> None:
