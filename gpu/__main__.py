@@ -28,8 +28,8 @@ _DOES: Final = (
     "cannot be had here is skipped and says why."
 )
 _EXITS: Final = (
-    "exit status: 0 when nothing failed, 1 when a row says failed or no GPU was found, 2 for a wrong command line, 129, "
-    "130 or 143 when ended by a signal (report.json then has what there was)"
+    "exit status: 0 when nothing failed, 1 when a row says failed or no GPU was found, 2 for a wrong command line, "
+    "129, 130 or 143 when ended by a signal (report.json then has what there was)"
 )
 
 
