@@ -25,7 +25,10 @@ if sys.argv[1:] == ["wait"]:
     print("waiting", flush=True)
     time.sleep(600)
 theirs = subprocess.run([os.environ["GPUWARDEN_GPU_PYTHON"], "-c", "import brought"], stderr=subprocess.PIPE, text=True)
-print(json.dumps({"arguments": sys.argv[1:], "brought": brought.WORD, "theirs": theirs.stderr.splitlines()[-1:]}))
+aside = [sys.executable, "-I", "-c", "import brought, gpu; print(brought.WORD)"]
+aside = subprocess.run(aside, stdout=subprocess.PIPE, text=True).stdout.strip()
+said = {"arguments": sys.argv[1:], "brought": brought.WORD, "theirs": theirs.stderr.splitlines()[-1:], "aside": aside}
+print(json.dumps(said))
 sys.exit(7)
 """
 
@@ -63,6 +66,11 @@ def test_packages_are_brought_and_arguments_and_status_passed_on(bundle: Path) -
     assert done.returncode == 7, done.stderr
     assert '"arguments": ["--out", "a folder"], "brought": "from a wheel"' in done.stdout
     assert not list((bundle.parent / "temporary").iterdir())
+
+
+def test_programs_that_take_no_path_from_the_environment_find_what_is_brought(bundle: Path) -> None:
+    """As the agent starts its guardian."""
+    assert '"aside": "from a wheel"' in run(bundle).stdout
 
 
 def test_the_frameworks_python_sees_none_of_what_is_brought(bundle: Path) -> None:
