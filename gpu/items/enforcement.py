@@ -28,7 +28,7 @@ from gpu.under_laws import law_rows
 
 TITLE: Final = "enforcement on real kernels"
 SECONDS: Final = 200
-LEAST_SECONDS: Final = 50
+LEAST_SECONDS: Final = 45
 ALONE: Final = "alone: p99"
 WHAT: Final = (
     f"{{pair}}: {ALONE}",
