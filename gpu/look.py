@@ -22,7 +22,7 @@ from gpu.standing import Standing, standing
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SIM_BUILD: Final = ROOT / "sim" / "build"
-_CHECK_SECONDS: Final = 30.0
+_CHECK_SECONDS: Final = 12.0
 _ELSEWHERE: Final = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",

@@ -83,7 +83,8 @@ def _rich(out: TextIO) -> Callable[[str, Sequence[Row]], None]:
 
     def show(title: str, rows: Sequence[Row]) -> None:
         table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0), expand=True)
-        for name, ratio in (("", 1), ("what", 5), ("figure", 3), ("against", 2), ("note", 6)):
+        table.add_column("", width=8, no_wrap=True)
+        for name, ratio in (("what", 5), ("figure", 3), ("against", 2), ("note", 6)):
             table.add_column(name, ratio=ratio, min_width=8, overflow="fold")
         for row in rows:
             cells = (row.what, shown(row.figure, row.unit), shown(row.baseline, row.unit), row.note)
