@@ -28,8 +28,8 @@ _DOES: Final = (
     "cannot be had here is skipped and says why."
 )
 _EXITS: Final = (
-    "exit status: 0 when nothing failed, 1 when a row says failed, 2 for a wrong command line, 129, 130 or 143 when "
-    "ended by a signal (report.json then has what there was)"
+    "exit status: 0 when nothing failed, 1 when a row says failed or no GPU was found, 2 for a wrong command line, "
+    "129, 130 or 143 when ended by a signal (report.json then has what there was)"
 )
 
 
@@ -102,6 +102,9 @@ def _run(given: argparse.Namespace, log: IO[bytes]) -> int:
             print(f"gpu: ended early; what there was is in {report.write(given.out)}", file=sys.stderr)
             return 128 + int(number)
     print(f"{report.source}: {summary(report.rows)}. {report.write(given.out)}")
+    if "machine" in given.only and "GPU" not in report.machine():
+        print("gpu: no GPU was found; the rows of the item machine say why", file=sys.stderr)
+        return 1
     return 1 if report.counts()[Verdict.FAILED] else 0
 
 

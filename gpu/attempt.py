@@ -48,7 +48,7 @@ class Attempt:
         """Ends within `seconds` and some more for the cleaning."""
         reading, writing = os.pipe()
         try:
-            process = self._start(name, writing)
+            process = self._start(name, writing, seconds)
         finally:
             os.close(writing)
         whats: set[str] = set()
@@ -85,8 +85,8 @@ class Attempt:
         below = (one for root in roots for one in offspring.descendants(root))
         return sorted({*below, *offspring.with_variable(f"{RUN_VARIABLE}={self.folder}")})
 
-    def _start(self, name: str, writing: int) -> subprocess.Popen[bytes]:
-        command = [*self.program, name, "--run", str(self.folder), "--rows-to", str(writing)]
+    def _start(self, name: str, writing: int, seconds: float) -> subprocess.Popen[bytes]:
+        command = [*self.program, name, "--run", str(self.folder), "--rows-to", str(writing), "--seconds", str(seconds)]
         self.log.write(f"\n== {name}\n".encode())
         self.log.flush()
         return subprocess.Popen(

@@ -21,9 +21,15 @@ from gpu.look import ROOT, SIM_BUILD, Look, blind, item_environment, look_from
 from gpu.report import Report
 from gpu.row import Row, failed, skipped
 
-LAST: Final = "leftovers"  # always looked at: time is kept for it
-LAST_SECONDS: Final = 10.0
+LAST: Final = "leftovers"  # always looked at
 _LOOKING_SECONDS: Final = 75.0
+
+
+def allotted(item: Item, left: float) -> float | None:
+    """Seconds for an item when so many are left, without those that later ones need. None: too few."""
+    if item.name == LAST:
+        return item.seconds
+    return min(item.seconds, left) if left >= item.least_seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +48,38 @@ class Driver:
         seen = self._look()
         (self.folder / LOOK).write_text(seen.as_json())
         attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
-        for name in names:
-            self._one(attempt, name, ends - (LAST_SECONDS if LAST in names and name != LAST else 0.0))
+        everything = [self._found(name) for name in names]
+        for number, (name, item) in enumerate(zip(names, everything, strict=True)):
+            after = sum(one.least_seconds for one in everything[number + 1 :] if isinstance(one, Item))
+            self._one(attempt, name, item, ends - after)
             self.report.write(self.out)
         self.report.complete = True
 
-    def _one(self, attempt: Attempt, name: str, ends: float) -> None:
-        began, left = time.monotonic(), ends - time.monotonic()
-        first = len(self.report.rows)
-        title = name
+    def _found(self, name: str) -> Item | str:
+        """The item, or what is wrong with it."""
         try:
-            item = items.item(name)
-        except Exception as error:  # noqa: BLE001 - a module that cannot be imported must not stop the others
-            self.report.rows.append(failed(name, WHOLE, f"its module cannot be used: {type(error).__name__}: {error}"))
+            return items.item(name)
+        except Exception as error:  # noqa: BLE001  # a module that cannot be imported must not stop the others
+            return f"its module cannot be used: {type(error).__name__}: {error}"
+
+    def _one(self, attempt: Attempt, name: str, item: Item | str, ends: float) -> None:
+        began, first, title = time.monotonic(), len(self.report.rows), name
+        if isinstance(item, str):
+            self.report.rows.append(failed(name, WHOLE, item))
         else:
             title = item.title if item.title.lower().startswith(name) else f"{name}: {item.title}"
-            self._rows(attempt, item, left)
+            self._rows(attempt, item, ends - began)
         taken = round(time.monotonic() - began, 2)
         self.report.seconds[name] = taken
         self.show(f"{title} ({self.report.source}, {taken:.1f} s)", self.report.rows[first:])
 
     def _rows(self, attempt: Attempt, item: Item, left: float) -> None:
-        if item.seconds > left and item.name != LAST:
-            why = f"{max(left, 0):.0f} s are left of the run's time, and it may take {item.seconds:.0f} s"
+        seconds = allotted(item, left)
+        if seconds is None:
+            why = f"{max(left, 0):.0f} s are left for it, and it needs {item.least_seconds:.0f} s"
             self.report.rows.append(skipped(item.name, WHOLE, f"{why}: give more by --limit-seconds, or use --only"))
             return
-        for row in attempt.rows(item.name, item.seconds):
+        for row in attempt.rows(item.name, seconds):
             self.report.rows.append(row)
 
     def _look(self) -> Look:

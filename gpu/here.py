@@ -19,9 +19,11 @@ from gpu import offspring
 
 OVERDUE: Final = 124  # the exit status of a program that was ended because it took too long, as timeout(1) has it
 _CONTROL: Final = "nvidia-cuda-mps-control"
+_CONTROL_FOLDERS: Final = (Path("/usr/bin"), Path("/usr/local/nvidia/bin"), Path("/run/nvidia/driver/usr/bin"))
 _TERM_SECONDS = 5.0
 _CLOSING_SECONDS = 2.0
 _MPS_SECONDS = 20.0
+_STARTING_SECONDS = 3.0
 _STEP_SECONDS = 0.02
 _FINDS = """
 import importlib.util, sys
@@ -52,6 +54,7 @@ class Here:
     python: str  # the interpreter that has the frameworks, if any
     environment: Mapping[str, str]  # for every program that is to use the GPU
     node: Any = None  # bench.node.Node where simulated: for the truth, and for nothing else
+    seconds: float = float("inf")  # that this item has in this run; an item that has LEAST_SECONDS looks at it
     _running: list[Popen[str]] = field(default_factory=list, repr=False)
     _modules: dict[str, bool] = field(default_factory=dict, repr=False)
 
@@ -112,7 +115,7 @@ class Here:
         pipes.mkdir(exist_ok=True)
         logs.mkdir(exist_ok=True)
         clients = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
-        control = self._mps_control()
+        control = str(self.mps_control())
         try:
             self._start_mps(control, clients)
             yield clients
@@ -121,12 +124,13 @@ class Here:
                 self.run([control], clients, timeout=_MPS_SECONDS, given="quit -t 1\n")
             _end_daemons(pipes)
 
-    def _mps_control(self) -> str:
-        names = [self.workloads / _CONTROL] if self.simulated else [Path(p, _CONTROL) for p in _path()]
-        found = next((name for name in names if os.access(name, os.X_OK)), None)
+    def mps_control(self) -> Path:
+        """The program. Unavailable where there is none."""
+        folders = [self.workloads] if self.simulated else [*map(Path, _path()), *_CONTROL_FOLDERS]
+        found = next((folder / _CONTROL for folder in folders if os.access(folder / _CONTROL, os.X_OK)), None)
         if found is None:
-            raise Unavailable(f"{_CONTROL} is not on this machine's PATH")
-        return str(found)
+            raise Unavailable(f"{_CONTROL} is neither on the PATH nor in {', '.join(map(str, _CONTROL_FOLDERS))}")
+        return found
 
     def _start_mps(self, control: str, clients: Mapping[str, str]) -> None:
         # It would keep pipes open that somebody reads to their end.
@@ -139,10 +143,16 @@ class Here:
             self.end(process)
             raise Unavailable(f"`{control} -d` did not come back within {_MPS_SECONDS:g} s") from None
         self._running.remove(process)
-        answer = self.run([control], clients, timeout=_MPS_SECONDS, given="get_server_list\n")
+        answer, deadline = self._asked(control, clients), time.monotonic() + _STARTING_SECONDS
+        while answer.returncode and not status and time.monotonic() < deadline:
+            time.sleep(_STEP_SECONDS)
+            answer = self._asked(control, clients)
         if status or answer.returncode:
             said = (answer.stderr or answer.stdout).strip() or "nothing"
             raise Unavailable(f"the MPS daemon does not answer (exit status {status}); it says: {said[-300:]}")
+
+    def _asked(self, control: str, clients: Mapping[str, str]) -> CompletedProcess[str]:
+        return self.run([control], clients, timeout=_MPS_SECONDS, given="get_server_list\n")
 
 
 def _path() -> list[str]:

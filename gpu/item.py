@@ -29,10 +29,10 @@ WHOLE: Final = "the whole item"  # the `what` of a row that speaks of no part of
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def perform(name: str, look: Look, folder: Path, *, quick: bool) -> Iterator[Row]:
+def perform(name: str, look: Look, folder: Path, *, quick: bool, seconds: float) -> Iterator[Row]:
     """Rows of an item; what stops it is its last one."""
     try:
-        with place(look, folder, quick=quick) as here:
+        with place(look, folder, quick=quick, seconds=seconds) as here:
             yield from items.item(name).rows(here)
     except Unavailable as why:
         yield skipped(name, WHOLE, str(why))
@@ -55,12 +55,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER", help=f"with {LOOK} in it")
     parser.add_argument("--rows-to", type=int, default=1, metavar="DESCRIPTOR", help="default: standard output")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="that it has")
     given = parser.parse_args(argv)
     _end_with_the_driver()
     signal.signal(signal.SIGTERM, _leave)
     look = look_from((given.run / LOOK).read_text())
     write = _writer(given.rows_to)
-    for row in perform(given.name, look, given.run / given.name, quick=given.quick):
+    for row in perform(given.name, look, given.run / given.name, quick=given.quick, seconds=given.seconds):
         write(row)
     return 0
 

@@ -27,6 +27,7 @@ _ELSEWHERE: Final = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
     "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "/run/nvidia/driver/usr/lib64",
     "/usr/lib/wsl/lib",

@@ -19,7 +19,7 @@ PYTHON_VARIABLE: Final = "GPUWARDEN_GPU_PYTHON"
 
 
 @contextmanager
-def place(look: Look, folder: Path, *, quick: bool) -> Iterator[Here]:
+def place(look: Look, folder: Path, *, quick: bool, seconds: float) -> Iterator[Here]:
     """`folder` is made, and removed in the end. Where simulated, with a simulated GPU of this item's own in it."""
     folder.mkdir(parents=True)
     try:
@@ -39,6 +39,7 @@ def place(look: Look, folder: Path, *, quick: bool) -> Iterator[Here]:
                 python=os.environ.get(PYTHON_VARIABLE) or sys.executable,
                 environment=environment,
                 node=node,
+                seconds=seconds,
             )
             stack.callback(here.end_all)
             yield here

@@ -49,9 +49,13 @@ def sandboxed() -> str | None:
         version = Path("/proc/version").read_text()
     except OSError:
         version = ""
-    started = _first_messages()
-    if "gvisor" in f"{version}{started}".lower():
-        return f"the kernel is gVisor (it says Linux {platform.release()}), which has neither BPF nor uprobes"
+    return sandbox_of(f"{version}{_first_messages()}", platform.release())
+
+
+def sandbox_of(messages: str, release: str) -> str | None:
+    """The same, from what a kernel says of itself."""
+    if "gvisor" in messages.lower():
+        return f"the kernel is gVisor (it says Linux {release}), which has neither BPF nor uprobes"
     return None
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`."""
+"""What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`.
+
+One that can do with less time, and then looks at less, also has LEAST_SECONDS and keeps to `here.seconds`.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ class Item:
     seconds: float  # its limit on a real machine
     what: Sequence[str]  # the `what` of each row that it can yield; {…} stands for names that it finds
     rows: Rows
+    least_seconds: float  # what it can do with
 
 
 def item(name: str) -> Item:
@@ -51,7 +55,9 @@ def item(name: str) -> Item:
     if name not in ORDER:
         raise KeyError(name)
     module = importlib.import_module(f"gpu.items.{name}")
-    return Item(name, module.TITLE, float(module.SECONDS), tuple(module.WHAT), module.rows)
+    seconds = float(module.SECONDS)
+    least = float(getattr(module, "LEAST_SECONDS", seconds))
+    return Item(name, module.TITLE, seconds, tuple(module.WHAT), module.rows, least)
 
 
 def lists(pattern: str, what: str) -> bool:

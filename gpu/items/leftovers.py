@@ -35,7 +35,7 @@ def rows(here: Here) -> Iterator[Row]:
     yield _none(WHAT[0], [offspring.name(process) for process in _of_this_run()])
     yield _none(WHAT[1], [str(pid) for pid in now.daemons if pid not in before.daemons and _is_ours(pid)])
     yield _none(WHAT[2], [path for path in now.cgroups if path not in before.cgroups and not _is_others(path)])
-    yield from _settings(before, now)
+    yield from compared(before, now)
 
 
 def _none(what: str, left: list[str]) -> Row:
@@ -66,7 +66,8 @@ def _is_others(path: str) -> bool:
     return bool(inside) and not inside & {process.pid for process in offspring.with_variable(_variable())}
 
 
-def _settings(before: Standing, now: Standing) -> Iterator[Row]:
+def compared(before: Standing, now: Standing) -> Iterator[Row]:
+    """A row for each setting of the GPUs."""
     if not before.settings:
         yield skipped(NAME, WHAT[4], f"they were not read at the start: {before.why_not or 'no GPU was found'}")
         return

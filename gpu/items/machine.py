@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,12 +141,7 @@ def _attribute(library: Any, number: int) -> int:
 
 
 def _mps(here: Here) -> Iterator[Row]:
-    name = "nvidia-cuda-mps-control"
-    found = here.workloads / name if here.simulated else shutil.which(name)
-    if found and os.access(found, os.X_OK):
-        yield _fact("MPS control program", lambda: str(found))
-    else:
-        yield skipped(NAME, "MPS control program", f"{name} is not on this machine's PATH")
+    yield _fact("MPS control program", lambda: str(here.mps_control()))
     yield _fact("MPS daemons that run already", lambda: len(mps_daemons()))
 
 

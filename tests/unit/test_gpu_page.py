@@ -23,7 +23,7 @@ def nothing(here: Here) -> Iterator[Row]:
     raise NotImplementedError
 
 
-ITEM = Item("probes", "what a probe costs", 30, ("ns per hit", "{symbol} is probed"), nothing)
+ITEM = Item("probes", "what a probe costs", 30, ("ns per hit", "{symbol} is probed"), nothing, 30)
 
 
 def report(*rows: Row, **changes: Any) -> dict[str, Any]:
