@@ -46,7 +46,7 @@ def _done(driver: Cuda, command: str, numbers: Sequence[int]) -> dict[str, Any]:
     if command == "state":
         return {"state": driver.state(*numbers).name}
     if command == "release":
-        found = transitions.release(driver, *numbers)
+        found = transitions.release(driver, numbers[0])
         state = found.after.name if found.after is not None else ""
         return {"state": state, "said": found.error or "", "code": _code(found.kind)}
     getattr(driver, command)(*numbers)

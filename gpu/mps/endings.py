@@ -86,8 +86,8 @@ def _own(ending: Client, ended_ns: int) -> Iterator[Row]:
         yield row(OWN, Verdict.DIFFERS, "none", baseline="some error", note=str(silence))
         yield skipped("mps", OWN_MS, "it got none")
         return
-    error = record["error"] or "none"
-    yield row(OWN, judged(error != "none"), error, baseline="some error")
+    got = record["error"] or "none"
+    yield row(OWN, judged(got != "none"), got, baseline="some error")
     yield row(OWN_MS, Verdict.MEASURED, (record["failed_ns"] - ended_ns) / 1e6, "ms")
 
 
@@ -106,8 +106,8 @@ def _other(stage: Stage, end: str, other: Client, ended_ns: int) -> Iterator[Row
     yield row(named[0], judged(ratio >= _SLOWER_RATIO), ratio, "ratio", 1.0, "alone it may be faster than before")
     longest = gap_ms(line.ended_ns, ended_ns, ended_ns + span)
     yield row(named[1], judged(longest < _HURTS_MS), longest, "ms")
-    error = record["error"] or "none"
-    yield row(named[2], judged(error == "none"), error, baseline="none")
+    failure = record["error"] or "none"
+    yield row(named[2], judged(failure == "none"), failure, baseline="none")
 
 
 def gap_ms(ended_ns: Sequence[int], since_ns: int, until_ns: int) -> float:

@@ -9,6 +9,7 @@ bit, and when each step of the second one had ended (CLOCK_MONOTONIC). Needs not
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -42,7 +43,7 @@ def trained(torch: Any, seconds: float, steps: int) -> tuple[Any, list[int], flo
 
 def main() -> int:
     """Trains, waits for nobody."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     torch.use_deterministic_algorithms(True)
     trained(torch, WARM_SECONDS, 0)  # libraries are loaded and clocks are up

@@ -48,7 +48,7 @@ class Holder:
         for number, address, size in self._chunks():
             gpu.write(address, pattern(number, size))
         if self._pinned is not None:
-            self._pinned[:] = pattern(-1 % (1 << 32), pinned_bytes)
+            ctypes.memmove(self._pinned, pattern(-1 % (1 << 32), pinned_bytes), pinned_bytes)
 
     def answer(self, words: Sequence[str]) -> dict[str, object]:
         """One command. CudaError."""
