@@ -16,11 +16,12 @@ MACHINE := $(shell uname -m)
 BPF_ARCH_x86_64 := x86
 BPF_ARCH_aarch64 := arm64
 BPF_OBJECTS := $(addprefix bpf/build/,gpuwarden.bpf.o http.bpf.o stacks.bpf.o uprobe.bpf.o deny.bpf.o)
-BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(arch)/%))
+MEASURING_OBJECTS := $(addprefix build/bpf/,empty.bpf.o hits.bpf.o) # of bench/ and gpu/: no part of the product
+BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(arch)/%) $(MEASURING_OBJECTS:build/bpf/%=build/bpf/$(arch)/%))
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -57,7 +58,7 @@ fmt: $(VENV) packages-test ## lay out Python and C files and mend what ruff can 
 	@$(BIN)/ruff format .
 	@clang-format -i $(C_FILES)
 
-bpf: $(BPF_OBJECTS) ## compile the BPF programs
+bpf: $(BPF_OBJECTS) $(MEASURING_OBJECTS) ## compile the BPF programs
 
 bpf-check: $(BPF_CHECKED) ## compile them for every architecture that is supported, whichever this machine is
 
@@ -80,12 +81,19 @@ bench-convergence: setup ## pictures of latency, queue and share over time, in b
 bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
 
+gpu-bundle: setup ## a folder that checks all this on a machine with a real GPU and without network: build/gpu-bundle; ARGS="--python 3.11"
+	@$(BIN)/python -m gpu.bundle $(ARGS)
+
+gpu-test: setup ## check all this on this machine's own GPU; ARGS="--out DIR --only A,B"; GPUWARDEN_GPU_PYTHON=a Python with PyTorch
+	@$(BIN)/python -m gpu $(ARGS)
+
 docs: $(VENV) ## generate the reference pages, man pages and completions (CI fails where they are stale)
 	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
 	@$(BIN)/python -m enforce.policy.json_schema >docs/.policy.json && mv docs/.policy.json docs/policy.schema.json
 	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
 	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
 	@$(BIN)/python -m manual
+	@$(BIN)/python -m gpu.page
 
 site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
@@ -143,6 +151,15 @@ $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
 	@llvm-strip -g $@.partial
 	@mv $@.partial $@
 
+vpath %.bpf.c bench gpu
+
+$(MEASURING_OBJECTS): build/bpf/%.bpf.o: %.bpf.c | packages
+	@echo "bpf: $@"
+	@mkdir -p $(@D)
+	@$(BPF_COMPILE) -D__TARGET_ARCH_$(BPF_ARCH_$(MACHINE)) -I/usr/include/$(MACHINE)-linux-gnu -c $< -o $@.partial
+	@llvm-strip -g $@.partial
+	@mv $@.partial $@
+
 # The kernel's headers of an architecture: this machine's own, or the cross compiler's.
 bpf/build/x86/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages-test
 	@mkdir -p $(@D)
@@ -151,3 +168,11 @@ bpf/build/x86/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages-test
 bpf/build/arm64/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages-test
 	@mkdir -p $(@D)
 	@$(BPF_COMPILE) -D__TARGET_ARCH_arm64 -I/usr/include/aarch64-linux-gnu -I/usr/aarch64-linux-gnu/include -c bpf/$*.bpf.c -o $@
+
+build/bpf/x86/%.bpf.o: %.bpf.c | packages-test
+	@mkdir -p $(@D)
+	@$(BPF_COMPILE) -D__TARGET_ARCH_x86 -I/usr/include/x86_64-linux-gnu -I/usr/x86_64-linux-gnu/include -c $< -o $@
+
+build/bpf/arm64/%.bpf.o: %.bpf.c | packages-test
+	@mkdir -p $(@D)
+	@$(BPF_COMPILE) -D__TARGET_ARCH_arm64 -I/usr/include/aarch64-linux-gnu -I/usr/aarch64-linux-gnu/include -c $< -o $@

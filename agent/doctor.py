@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import psutil
@@ -12,11 +12,13 @@ import psutil
 from agent import capabilities, preflight
 from agent.containers.sources import BUILTIN
 from agent.discovery import Discovery, host_libraries
+from agent.elf import exported_functions
+from agent.entries import Entry, entries
 from agent.errors import ProbeError, SetupError, WardenError
 from agent.model import ProbeStatus
 from agent.names import printable
 from agent.nvml import Nvml
-from agent.probes import Probes
+from agent.probes import AttachedLibrary, Probes
 from agent.procfs import Procfs
 
 
@@ -78,7 +80,11 @@ def _probes(libcuda: Sequence[str]) -> str:
     with Probes(preflight.bpf_object(), proc) as probes:
         Discovery(probes, proc).attach_host(libcuda)
         libraries = probes.libraries()
-        lines = [line for library in libraries for line in _library(library.status(), library.absent)]
+        lines = [
+            line
+            for library in libraries
+            for line in (*_library(library.status(), library.absent), *_beginnings(library))
+        ]
         lines = lines or ["programs load; no library to attach to yet"]
         lines.append(f"      allocations that do not fit can be {'denied' if probes.can_deny else 'held, not denied'}")
     if any(library.failed for library in libraries):
@@ -110,6 +116,31 @@ def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
         )
     for symbol, why in status.failures.items():
         yield f"      FAILED {symbol}: {why}"
+
+
+def _beginnings(library: AttachedLibrary) -> Iterator[str]:
+    """What the probes of a library cost, by the instructions that they stand on. Nothing where that is not known."""
+    try:
+        offsets = exported_functions(library.path, "cu")
+        found = entries(library.path, {name: offsets[name] for name in library.attached if name in offsets})
+    except (ProbeError, OSError):  # that it cannot be read is said already
+        return
+    if None not in found.values():
+        yield from beginnings(found)
+
+
+def beginnings(found: Mapping[str, Entry | None]) -> Iterator[str]:
+    """Of functions by name."""
+    stepped = [name for name, entry in found.items() if entry is Entry.SINGLE_STEPPED]
+    refused = [name for name, entry in found.items() if entry is Entry.REFUSED]
+    emulated = len(found) - len(stepped) - len(refused)
+    if found:
+        yield f"      {emulated} of {len(found)} begin with an instruction that the kernel emulates: cheap to watch"
+    if stepped:
+        dear = "probes on these are dearer, in a virtual machine 10 µs a call, for their first instruction is stepped"
+        yield f"      {dear}: {', '.join(stepped)}"
+    if refused:
+        yield f"      the kernel takes no probe on the first instruction of these, so not seen: {', '.join(refused)}"
 
 
 def _names() -> str:

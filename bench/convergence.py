@@ -27,7 +27,7 @@ from bench.convergence_plot import Course, plot
 from bench.enforcement_agent import Agent, Promise, agent
 from bench.enforcement_pairs import SERVICE
 from bench.enforcement_stage import Cpus, Stage, Workload, poll_until, stage
-from bench.node import simulated_node
+from bench.node import Node, simulated_node
 from bench.workloads import RESNET_LIKE
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -77,7 +77,7 @@ def scenes(scale: float) -> tuple[Scene, Scene]:
     return step, burst
 
 
-def alone_ns(here: Stage, warden: Agent, rate: float) -> float:
+def alone_ns(here: Stage[Node], warden: Agent, rate: float) -> float:
     """The online side's p99 by gpu_wait, alone at this rate and watched: what the target is a multiple of."""
     if refused := warden.take(Promise("headroom", "gpu_wait", 0, 1e9, _ALONE_SECONDS), enforce=False):
         raise SetupError(f"the agent does not take the policy: {refused}")
@@ -97,7 +97,7 @@ def alone_ns(here: Stage, warden: Agent, rate: float) -> float:
     return known[-1]
 
 
-def record(here: Stage, warden: Agent, scene: Scene, target_ratio: float) -> Course:
+def record(here: Stage[Node], warden: Agent, scene: Scene, target_ratio: float) -> Course:
     """Lets it happen."""
     target_ns = target_ratio * alone_ns(here, warden, scene.alone_rate)
     promise = Promise("headroom", "gpu_wait", 0, target_ns, 10.0)
@@ -135,7 +135,7 @@ def record(here: Stage, warden: Agent, scene: Scene, target_ratio: float) -> Cou
     )
 
 
-def _start_offline(here: Stage) -> Workload:
+def _start_offline(here: Stage[Node]) -> Workload:
     return here.start("offline", [*RESNET_LIKE, "--iterations-per-us", "100", "--seconds", "0"])
 
 
@@ -146,7 +146,7 @@ def _decisions(warden: Agent) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _stage(folder: Path) -> Iterator[tuple[Stage, Agent]]:
+def _stage(folder: Path) -> Iterator[tuple[Stage[Node], Agent]]:
     cpus = Cpus.split()
     with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
         cpus.bind(node.server_tgid, online=True)

@@ -17,7 +17,7 @@ from typing import Final
 from agent import endpoint
 from agent.errors import PolicyError, SetupError
 from agent.model import Snapshot
-from bench.enforcement_stage import Stage, poll_until
+from bench.enforcement_stage import Place, Stage, poll_until
 from enforce.policy.load import load
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
@@ -53,6 +53,7 @@ class Promise:
     target_ns: float
     window_seconds: float
     ladder: tuple[str, ...] = ("gate", "pace")
+    tgs_sample_seconds: float = TGS_SAMPLE_SECONDS
 
     def text(self, path: str, enforce: bool = True) -> str:
         """As the agent reads it."""
@@ -65,7 +66,7 @@ class Promise:
             window_ms=max(1000, round(self.window_seconds * 1e3)),
             law=self.law,
             ladder=", ".join(self.ladder),
-            tgs_sample_ms=round(TGS_SAMPLE_SECONDS * 1e3),
+            tgs_sample_ms=round(self.tgs_sample_seconds * 1e3),
         )
 
 
@@ -111,7 +112,7 @@ class Agent:
 
 
 @contextmanager
-def agent(here: Stage, promise: Promise, *, isolated: bool) -> Iterator[Agent]:
+def agent(here: Stage[Place], promise: Promise, *, isolated: bool) -> Iterator[Agent]:
     """It watches, decides and does nothing until it is given another policy."""
     folder = here.folder / "agent"
     folder.mkdir()

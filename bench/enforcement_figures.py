@@ -28,6 +28,12 @@ _FAR_RATIO: Final = 1.3
 _PAIRS_PER_MISS: Final = 8
 
 
+def nearest_rank(values: Sequence[float], quantile: float) -> float:
+    """One of these, of which there is one at least."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """One phase, measured: latencies from the arrival that was meant, and what the GPU truly did meanwhile."""
@@ -41,8 +47,7 @@ class Phase:
 
     def quantile_s(self, quantile: float) -> float:
         """By the nearest rank."""
-        ordered = sorted(self.latencies_s)
-        return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+        return nearest_rank(self.latencies_s, quantile)
 
 
 @dataclass(frozen=True, slots=True)

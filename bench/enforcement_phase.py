@@ -20,6 +20,7 @@ from bench.arrivals import phase_arrivals, write_trace
 from bench.enforcement_callers import calling
 from bench.enforcement_figures import Phase
 from bench.enforcement_stage import PATIENCE_SECONDS, Stage, Workload, poll_until
+from bench.node import Node
 
 _KNOWN_SPEED: Final = ("--iterations-per-us", "100")  # the simulated GPU goes by the time that it is told
 _OVERTIME_SECONDS: Final = 10.0
@@ -53,7 +54,11 @@ class _Truth:
 
 
 def measure(
-    here: Stage, load: Load, settle_seconds: float, seconds: float, read: Callable[[], float | None] = lambda: None
+    here: Stage[Node],
+    load: Load,
+    settle_seconds: float,
+    seconds: float,
+    read: Callable[[], float | None] = lambda: None,
 ) -> Phase:
     """Runs it. `read`: the signal's latency, asked for once at the end of what is measured."""
     with ExitStack() as stack:
@@ -83,7 +88,7 @@ def measure(
         )
 
 
-def _start_online(here: Stage, load: Load, settle_seconds: float, seconds: float) -> Workload:
+def _start_online(here: Stage[Node], load: Load, settle_seconds: float, seconds: float) -> Workload:
     trace, log = here.folder / "arrivals", here.folder / "requests.log"
     log.unlink(missing_ok=True)
     write_trace(phase_arrivals(load.settling, load.measured, settle_seconds), trace)
@@ -94,7 +99,7 @@ def _start_online(here: Stage, load: Load, settle_seconds: float, seconds: float
     return here.start("online", [*load.online, *source, *port, *_KNOWN_SPEED, *lasting, *sinks])
 
 
-def _finish(here: Stage, offline: Sequence[Workload], settle_seconds: float) -> tuple[tuple[float, float], ...]:
+def _finish(here: Stage[Node], offline: Sequence[Workload], settle_seconds: float) -> tuple[tuple[float, float], ...]:
     """Latency and time of service of the measured requests, once all are served."""
     log, wanted = here.folder / "requests.log", len((here.folder / "arrivals").read_text().splitlines())
 
@@ -115,7 +120,7 @@ def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
 
 
-def _truth(here: Stage) -> _Truth:
+def _truth(here: Stage[Node]) -> _Truth:
     before = time.monotonic_ns()
     rows = here.node.truth()
     return _Truth((before + time.monotonic_ns()) // 2, {row["pid"]: row["sm_ns"] for row in rows})

@@ -23,7 +23,7 @@ from bench.enforcement_modes import ALONE, Mode, offline_percentage
 from bench.enforcement_pairs import Pair
 from bench.enforcement_phase import Load, measure
 from bench.enforcement_stage import Cpus, Stage, stage
-from bench.node import simulated_node
+from bench.node import Node, simulated_node
 
 _ALONE_SETTLE_SECONDS: Final = 1.0
 _OFFLINE_SECONDS: Final = 4.0
@@ -50,7 +50,7 @@ class Runner:
 
     pair: Pair
     settings: Settings
-    here: Stage
+    here: Stage[Node]
     settling: Sequence[float]
     measured: Sequence[float]
     port: int

@@ -17,14 +17,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from agent.errors import SetupError
 from bench import cgroups
 from bench.attribution_stage import hierarchy
-from bench.node import BUILD, Node
+from bench.node import BUILD
 
 PATIENCE_SECONDS = 60.0
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
+
+
+class Place(Protocol):
+    """A machine with GPUs, simulated or real."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For a program that is to use them."""
+        ...
+
+
+P = TypeVar("P", bound=Place)
+P_co = TypeVar("P_co", bound=Place, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +83,13 @@ class Workload:
 
 
 @dataclass(slots=True)
-class Stage:
+class Stage(Generic[P_co]):
     """One node and everything in containers on it."""
 
-    node: Node
+    node: P_co
     folder: Path
     cpus: Cpus
-    path: str  # of the cgroup around all containers; those of each role lie in ROLE/ below it
+    path: str  # of the cgroup around all containers, those of each role in ROLE/ below it; "": programs run as they are
     _running: list[Workload] = field(default_factory=list)
 
     def start(self, role: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
@@ -85,10 +99,8 @@ class Stage:
     def run(self, role: str, program: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
         """A program in a container of its own, once it is ready. An online one then waits for `go`."""
         name = uuid.uuid4().hex * 2
-        cgroup = f"{self.path}/{role}/docker/{name}"
-        folder = hierarchy() / cgroup.lstrip("/")
-        folder.mkdir(parents=True)
-        command = ["sh", "-c", _ENTER, str(folder), *program]
+        cgroup = f"{self.path}/{role}/docker/{name}" if self.path else ""
+        command = [*_entering(cgroup), *program]
         stderr, pipe = self.folder / f"{name[:12]}.err", subprocess.PIPE
         with stderr.open("wb") as errors:
             process = subprocess.Popen(
@@ -115,13 +127,23 @@ class Stage:
         for workload in list(self._running) if workloads is None else workloads:
             workload.process.kill()
             workload.process.communicate()
-            cgroups.empty(workload.cgroup)
-            cgroups.remove(workload.cgroup, ())
+            if workload.cgroup:
+                cgroups.empty(workload.cgroup)
+                cgroups.remove(workload.cgroup, ())
             self._running.remove(workload)
 
 
+def _entering(cgroup: str) -> list[str]:
+    """What a command begins with, so that it runs in this cgroup, which is made."""
+    if not cgroup:
+        return []
+    folder = hierarchy() / cgroup.lstrip("/")
+    folder.mkdir(parents=True)
+    return ["sh", "-c", _ENTER, str(folder)]
+
+
 @contextmanager
-def stage(node: Node, folder: Path, cpus: Cpus) -> Iterator[Stage]:
+def stage(node: P, folder: Path, cpus: Cpus) -> Iterator[Stage[P]]:
     """An empty one. Everything on it is gone after the block."""
     here = Stage(node, folder, cpus, f"/gpuwarden-bench-{os.getpid()}")
     mounted, made = cgroups.mount_if_none(), cgroups.missing(here.path)

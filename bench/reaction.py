@@ -24,7 +24,7 @@ from agent.errors import SetupError
 from bench.enforcement_agent import Agent, Promise, agent
 from bench.enforcement_pairs import SERVICE
 from bench.enforcement_stage import Cpus, Stage, poll_until, stage
-from bench.node import BUILD, simulated_node
+from bench.node import BUILD, Node, simulated_node
 from bench.reaction_times import gate_reactions_ns, rank, tightened_at_ns, violated_at_ns
 from bench.workloads import RESNET_LIKE
 
@@ -46,7 +46,7 @@ def compiled(folder: Path) -> Path:
     return target
 
 
-def gate(here: Stage, warden: Agent, program: Path, bursts: int) -> list[int]:
+def gate(here: Stage[Node], warden: Agent, program: Path, bursts: int) -> list[int]:
     """Reactions in ns, one for each burst."""
     _require(warden.take(Promise("headroom", "gpu_wait", 0, 1e9, 10.0, ladder=("gate",))))
     times = here.folder / "returned"
@@ -66,7 +66,7 @@ def gate(here: Stage, warden: Agent, program: Path, bursts: int) -> list[int]:
     return gate_reactions_ns(rows, returned)
 
 
-def step(here: Stage, warden: Agent) -> tuple[int, int, int] | None:
+def step(here: Stage[Node], warden: Agent) -> tuple[int, int, int] | None:
     """ns from the offline side's first launch to the violation, from there to the decision that gives less, and from
     the first late request to that decision. None: the target was not missed."""
     _require(warden.take(Promise("headroom", "gpu_wait", 0, _TARGET_NS, 10.0, ladder=("pace",))))

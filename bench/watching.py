@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from platform import machine
 from statistics import median
 from typing import Final
 
@@ -28,19 +26,19 @@ from agent.libbpf import BpfObject
 from agent.symbols import PROGRAMS, SYMBOLS
 from bench.enforcement_agent import Promise, agent
 from bench.enforcement_stage import Cpus, Stage, stage
-from bench.node import BUILD, simulated_node
+from bench.node import BUILD, Node, simulated_node
 
 LEAST_RATIO: Final = 0.95
-_SOURCE: Final = Path(__file__).parent / "empty.bpf.c"
+_EMPTY: Final = Path(__file__).resolve().parents[1] / "build" / "bpf" / "empty.bpf.o"  # `make bpf`
 _LIBRARY: Final = BUILD / "lib" / "libcuda.so.1"
 # Launches without end, as fast as the process can: kernels of 2 µs, and a wait for each two hundred.
-_LAUNCHING: Final = ("--kernels", "200", "--kernel-us", "2", "--blocks", "1", "--iterations-per-us", "100")
+LAUNCHING: Final = ("--kernels", "200", "--kernel-us", "2", "--blocks", "1", "--iterations-per-us", "100")
 
 
-def launches_per_second(here: Stage, library: Path, seconds: float) -> float:
+def launches_per_second(here: Stage[Node], library: Path, seconds: float) -> float:
     """Of a process that uses this copy of libcuda."""
     summary = here.folder / "summary.json"
-    arguments = [*_LAUNCHING, "--seconds", str(seconds), "--json", str(summary)]
+    arguments = [*LAUNCHING, "--seconds", str(seconds), "--json", str(summary)]
     workload = here.start("offline", arguments, {"LD_LIBRARY_PATH": str(library.parent)})
     if not workload.wait(seconds + 60):
         workload.require_alive()
@@ -49,9 +47,9 @@ def launches_per_second(here: Stage, library: Path, seconds: float) -> float:
 
 
 @contextmanager
-def empty_probes(library: Path, folder: Path) -> Iterator[None]:
-    """An empty program at each place at which the agent has one."""
-    with _empty_object(folder) as bpf:
+def empty_probes(library: Path, built: Path = _EMPTY) -> Iterator[None]:
+    """An empty program at each place at which the agent has one. ProbeError, SetupError."""
+    with _empty_object(built) as bpf:
         offsets = exported_functions(str(library), "cu")
         for at_return in (True, False):
             places = {offsets[s.name] for s in SYMBOLS if s.name in offsets and PROGRAMS[s.role][1 if at_return else 0]}
@@ -59,30 +57,27 @@ def empty_probes(library: Path, folder: Path) -> Iterator[None]:
         yield
 
 
-def _empty_object(folder: Path) -> BpfObject:
-    target = folder / "empty.bpf.o"
-    flags = ["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", f"-I/usr/include/{machine()}-linux-gnu"]
-    subprocess.run(["clang", *flags, "-c", str(_SOURCE), "-o", str(target)], check=True)
+def _empty_object(built: Path) -> BpfObject:
     try:
-        return BpfObject(target, multi={"empty"})
+        return BpfObject(built, multi={"empty"})
     except ProbeError:  # as the agent does where the kernel has no uprobe_multi
-        return BpfObject(target)
+        return BpfObject(built)
 
 
 @contextmanager
-def libraries(here: Stage) -> Iterator[dict[str, Path]]:
+def libraries(here: Stage[Node]) -> Iterator[dict[str, Path]]:
     """Three copies of libcuda: one without a probe, one with empty ones, and the one that the agent watches."""
     copies = {name: here.folder / name / _LIBRARY.name for name in ("bare", "empty")}
     for copy in copies.values():
         copy.parent.mkdir()
         shutil.copy(_LIBRARY, copy)
     promise = Promise("headroom", "gpu_wait", 0, 1e9, 10.0)
-    with empty_probes(copies["empty"], here.folder), agent(here, promise, isolated=True) as warden:
+    with empty_probes(copies["empty"]), agent(here, promise, isolated=True) as warden:
         here.cpus.bind(warden.process.pid, online=True)
         yield {**copies, "watched": _LIBRARY}
 
 
-def rounds(here: Stage, count: int, seconds: float) -> Iterator[dict[str, float]]:
+def rounds(here: Stage[Node], count: int, seconds: float) -> Iterator[dict[str, float]]:
     """Launch rates with each of the libraries; the order turns with each round."""
     with libraries(here) as copies:
         for number in range(count):

@@ -28,13 +28,14 @@ struct options {
 	int devices[MOST_DEVICES];
 	unsigned device_count;
 	bool never_sync, verbose;
-	const char *json;
+	const char *json, *log;
 };
 
 struct progress {
 	uint64_t steps, kernels, copies;
 	double gpu_seconds_requested; /* what the kernels would take, one after another, on a device of their own */
 	uint64_t started_ns, next_report_ns, reported_kernels;
+	FILE *log; /* NULL: none */
 };
 
 static const char USAGE[] =
@@ -52,6 +53,7 @@ static const char USAGE[] =
 	"  --iterations-per-us N     of the spin kernel, instead of measuring it at the start\n"
 	"  --seconds S          (default 10; 0: until SIGTERM)\n"
 	"  --steps N            end after N steps\n"
+	"  --log FILE           a line per step, once it is done: CLOCK_MONOTONIC in ns, kernels so far\n"
 	"  --json FILE          the summary (default: standard output)\n"
 	"  --verbose            a line of progress per second\n";
 
@@ -89,6 +91,9 @@ static void parse_run(struct options *options, int letter)
 		break;
 	case 'j':
 		options->json = optarg;
+		break;
+	case 'l':
+		options->log = optarg;
 		break;
 	case 'v':
 		options->verbose = true;
@@ -143,6 +148,7 @@ static void parse(struct options *options, int argc, char **argv)
 		{"iterations-per-us", required_argument, NULL, 'i'},
 		{"seconds", required_argument, NULL, 'S'},
 		{"steps", required_argument, NULL, 'n'},
+		{"log", required_argument, NULL, 'l'},
 		{"json", required_argument, NULL, 'j'},
 		{"verbose", no_argument, NULL, 'v'},
 		{"help", no_argument, NULL, 'h'},
@@ -196,6 +202,14 @@ static void wait_for_all(struct worker *workers, const struct options *options)
 	}
 }
 
+static void log_step(const struct progress *progress)
+{
+	if (!progress->log)
+		return;
+	fprintf(progress->log, "%lu %lu\n", clock_now_ns(), progress->kernels);
+	fflush(progress->log); /* whoever follows the log sees each step as it ends */
+}
+
 static bool is_over(const struct options *options, const struct progress *progress)
 {
 	double elapsed_s = (double)(clock_now_ns() - progress->started_ns) / 1e9;
@@ -212,6 +226,7 @@ static void train(struct worker *workers, struct options *options, struct progre
 		if (!options->never_sync)
 			wait_for_all(workers, options);
 		progress->steps++;
+		log_step(progress);
 		report(options, progress);
 		if (options->host_us > 0)
 			clock_sleep_until_ns(clock_now_ns() + (uint64_t)(options->host_us * 1e3));
@@ -219,7 +234,8 @@ static void train(struct worker *workers, struct options *options, struct progre
 	wait_for_all(workers, options);
 }
 
-static void write_summary(const struct options *options, const struct progress *progress, FILE *file)
+static void write_summary(const struct options *options, const struct progress *progress, const struct worker *first,
+			  FILE *file)
 {
 	double elapsed_s = (double)(clock_now_ns() - progress->started_ns) / 1e9;
 
@@ -227,9 +243,20 @@ static void write_summary(const struct options *options, const struct progress *
 		progress->steps, progress->kernels, elapsed_s);
 	fprintf(file, " \"kernels_per_second\": %.6f, \"gpu_seconds_requested\": %.6f,\n",
 		(double)progress->kernels / elapsed_s, progress->gpu_seconds_requested);
-	fprintf(file, " \"copied_bytes\": %lu, \"started_monotonic_ns\": %lu}\n",
-		progress->copies * options->work.copy_bytes, progress->started_ns);
+	fprintf(file, " \"copied_bytes\": %lu, \"started_monotonic_ns\": %lu, \"iterations_per_us\": %lu}\n",
+		progress->copies * options->work.copy_bytes, progress->started_ns, first->gpu.iterations_per_us);
 	fflush(file);
+}
+
+static FILE *open_for_writing(const char *path)
+{
+	FILE *file = fopen(path, "we");
+
+	if (!file) {
+		fprintf(stderr, "cannot write %s: %m\n", path);
+		exit(2);
+	}
+	return file;
 }
 
 int main(int argc, char **argv)
@@ -247,10 +274,10 @@ int main(int argc, char **argv)
 	parse(&options, argc, argv);
 	stop_on_signals();
 	prctl(PR_SET_TIMERSLACK, 1); /* the host's part of a step is to be as long as was asked */
-	if (options.json && !(summary = fopen(options.json, "we"))) {
-		fprintf(stderr, "cannot write %s: %m\n", options.json);
-		return 2;
-	}
+	if (options.json)
+		summary = open_for_writing(options.json);
+	if (options.log)
+		progress.log = open_for_writing(options.log);
 	workers = calloc(options.device_count, sizeof(*workers));
 	if (!workers)
 		return 1;
@@ -262,6 +289,6 @@ int main(int argc, char **argv)
 	progress.started_ns = options.work.kernels.started_ns = clock_now_ns();
 	progress.next_report_ns = progress.started_ns + NS_PER_SECOND;
 	train(workers, &options, &progress);
-	write_summary(&options, &progress, summary);
+	write_summary(&options, &progress, workers, summary);
 	return ferror(summary) ? 1 : 0;
 }

@@ -233,8 +233,8 @@ static void write_summary(struct service *service, const struct outcome *outcome
 	pthread_mutex_lock(&service->lock); /* HTTP requests may still come in */
 	fprintf(file, "{\"program\": \"online\", \"requests\": %zu, \"unserved\": %lu, \"elapsed_seconds\": %.9f,\n",
 		service->latency.count, outcome->unserved, elapsed_s);
-	fprintf(file, " \"busy_ratio\": %.6f, \"started_monotonic_ns\": %lu,\n", service->busy.sum_s / elapsed_s,
-		service->started_ns);
+	fprintf(file, " \"busy_ratio\": %.6f, \"started_monotonic_ns\": %lu, \"iterations_per_us\": %lu,\n",
+		service->busy.sum_s / elapsed_s, service->started_ns, service->gpu.iterations_per_us);
 	fprintf(file, " \"latency_seconds\": ");
 	latencies_write_json(&service->latency, file);
 	fprintf(file, ",\n \"service_seconds\": ");

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -62,6 +63,21 @@ def test_of_each_library_it_says_what_is_attached_what_it_does_not_have_and_what
     (absent,) = re.findall(r"not in this library: (.*)", odd)
     assert set(absent.split(", ")) == {symbol.name for symbol in SYMBOLS} - {"cuLaunchKernel", "cuMemAlloc_v2"}
     assert "newer than this program, so not seen: cuMemAlloc_v9" in odd
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+def test_functions_are_named_whose_probes_are_dear(node: Node, tmp_path: Path) -> None:
+    source, path = tmp_path / "slow.c", tmp_path / "libcuda.so.1"
+    begins = {"cuLaunchKernel": "push %rbp; pop %rbp", "cuGraphLaunch": "mov %rdi,%rax", "cuMemAlloc_v2": "nop"}
+    source.write_text(
+        "".join(f'__attribute__((naked)) int {name}(void) {{ asm("{code}; ret"); }}\n' for name, code in begins.items())
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-fcf-protection=none", str(source), "-o", str(path)], check=True)
+    status, said = doctor(node, path)
+    assert status == 0, said
+    slow = of(path, said)
+    assert "2 of 3 begin with an instruction that the kernel emulates" in slow
+    assert re.search(r"first instruction is stepped: cuGraphLaunch$", slow, re.MULTILINE)
 
 
 def test_what_fails_is_said_with_its_reason_and_hides_nothing_else(tmp_path: Path) -> None:

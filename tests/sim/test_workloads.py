@@ -188,6 +188,30 @@ def test_offline_figures_are_those_of_the_truth(node: Node) -> None:
     assert truth["rx_bytes"] == figures["copied_bytes"] == 4 << 20
 
 
+def test_the_log_of_offline_has_a_line_per_step(node: Node, tmp_path: Path) -> None:
+    figures = run_offline(node, "--steps", "3", "--kernels", "5", "--kernel-us", "300", "--log", str(tmp_path / "log"))
+    times, kernels = zip(*log_of(tmp_path / "log"), strict=True)
+    assert kernels == (5, 10, 15)
+    assert times[0] >= figures["started_monotonic_ns"] + 5 * 300_000
+    assert times[1] - times[0] >= 5 * 300_000
+    assert times[2] - times[1] >= 5 * 300_000
+
+
+def test_a_summary_says_how_fast_the_loop_is_taken_to_be(node: Node) -> None:
+    assert run_online(node, *ARRIVALS, "--iterations-per-us", "77")["iterations_per_us"] == 77
+    assert run_offline(node, "--steps", "1", "--iterations-per-us", "78")["iterations_per_us"] == 78
+
+
+def test_the_constants_are_those_of_the_model(node: Node) -> None:
+    figures = summary(node.run("constants", ["--rounds", "1"]))
+    assert figures["queue_depth"] == 1024
+    assert figures["smallest_kernel_ns"] == pytest.approx(1000, rel=0.01)
+    assert figures["spin_100000_ns"] == pytest.approx(100_000, rel=0.01)
+    assert figures["ragged_ns"] == pytest.approx(100_000, rel=0.01)
+    assert 0 < figures["to_device_bytes_per_second"] <= 25e9
+    assert 0 < figures["launch_ns"] < figures["launch_and_wait_ns"]
+
+
 def test_jitter_changes_lengths_and_repeats_with_the_seed(node: Node) -> None:
     steady = ["--steps", "2", "--kernels", "50", "--kernel-us", "50"]
     once, again, other = (

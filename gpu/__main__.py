@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`python -m gpu`: looks at everything, each item by itself, and reports. docs/on-a-real-gpu.md says what it is for."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Final
+
+from gpu import items
+from gpu.attempt import adopt_orphans
+from gpu.driver import Driver
+from gpu.look import SIM_BUILD
+from gpu.report import Report, summary
+from gpu.row import Verdict
+from gpu.table import shower
+
+LIMIT_SECONDS: Final = 450.0
+_DOES: Final = (
+    "Checks on this machine's GPU what GPU Warden takes for granted, and measures what it claims. Changes no setting "
+    "of the GPU (clocks, power, MIG, compute mode) and ends whatever it starts. Probes and freezing need root; what "
+    "cannot be had here is skipped and says why."
+)
+_EXITS: Final = (
+    "exit status: 0 when nothing failed, 1 when a row says failed or no GPU was found, 2 for a wrong command line, "
+    "129, 130 or 143 when ended by a signal (report.json then has what there was)"
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m gpu", description=_DOES, epilog=f"items: {', '.join(items.ORDER)}. {_EXITS}."
+    )
+    made.add_argument(
+        "--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="for report.json and log.txt (gpu-report)"
+    )
+    made.add_argument("--only", type=names, default=items.ORDER, metavar="A,B", help="these items, in the usual order")
+    made.add_argument("--quick", action="store_true", help="repeat as little as possible: to see that everything works")
+    made.add_argument("--simulated", action="store_true", help="on the simulated GPU, as `make sim` builds it")
+    made.add_argument(
+        "--limit-seconds",
+        type=positive,
+        default=LIMIT_SECONDS,
+        metavar="S",
+        help=f"items that might not be done by then are skipped ({LIMIT_SECONDS:g})",
+    )
+    return made
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Items, in the order of a run."""
+    given = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = [word for word in given if word not in items.ORDER]
+    if unknown or not given:
+        raise argparse.ArgumentTypeError(f"no item {', '.join(unknown) or 'named'}; there are {', '.join(items.ORDER)}")
+    return tuple(name for name in items.ORDER if name in given)
+
+
+def positive(text: str) -> float:
+    """Seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    given = parser().parse_args(argv)
+    if given.simulated and not (SIM_BUILD / "bin" / "gpusim").exists():
+        return _refused(f"no simulated GPU in {SIM_BUILD}: run `make sim`")
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        log = (given.out / "log.txt").open("wb")
+    except OSError as error:
+        return _refused(f"{error.filename}: {error.strerror}; name another folder with --out")
+    with log:
+        return _run(given, log)
+
+
+def _run(given: argparse.Namespace, log: IO[bytes]) -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    adopt_orphans()
+    report = Report(given.simulated, given.quick)
+    with tempfile.TemporaryDirectory(prefix="gwgpu-", ignore_cleanup_errors=True) as folder:
+        driver = Driver(report, Path(folder), given.out, log, shower(sys.stdout))
+        try:
+            driver.run(given.only, given.limit_seconds)
+        except KeyboardInterrupt as interrupted:
+            number = interrupted.args[0] if interrupted.args else signal.SIGINT
+            print(f"gpu: ended early; what there was is in {report.write(given.out)}", file=sys.stderr)
+            return 128 + int(number)
+    print(f"{report.source}: {summary(report.rows)}. {report.write(given.out)}")
+    if "machine" in given.only and "GPU" not in report.machine():
+        print("gpu: no GPU was found; the rows of the item machine say why", file=sys.stderr)
+        return 1
+    return 1 if report.counts()[Verdict.FAILED] else 0
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
+
+
+def _refused(why: str) -> int:
+    print(f"gpu: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

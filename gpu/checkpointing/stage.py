@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Who acts and who is acted on: a program that makes the calls, and one that holds memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpu import clients
+from gpu.clients import Client
+from gpu.here import Here
+from gpu.row import Figure, Row, Verdict
+
+NAME: Final = "checkpoint"
+CALL_SECONDS: Final = 10.0
+_NO_MPS: Final = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/gpuwarden"}  # with a daemon's pipe it would be its client
+
+
+class RefusedError(Exception):
+    """A call or command failed where it had to succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The machine, and how much memory is saved where that is what is measured."""
+
+    here: Here
+
+    @property
+    def saved_bytes(self) -> int:
+        """1 GiB, or 64 MiB where things only have to work."""
+        return 1 << 26 if self.here.quick else 1 << 30
+
+    @contextmanager
+    def holder(self, size: int, *options: str, extra: Mapping[str, str] | None = None) -> Iterator[Client]:
+        """A program with so much device memory. Unavailable when it cannot have it."""
+        command = clients.own(self.here, "holder", "--bytes", str(size), *options)
+        made = clients.start(self.here, command, {**clients.importing(), **(extra or {})})
+        try:
+            yield made
+        finally:
+            made.end()
+
+    @contextmanager
+    def calls(self) -> Iterator[Client]:
+        """The program that calls the driver. Unavailable when the driver has no such calls."""
+        command = clients.module("gpu.checkpointing.calls", clients.library(self.here))
+        made = clients.start(self.here, command, {**clients.importing(), **_NO_MPS})
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def did(calls: Client, command: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
+    """A call that has to succeed. RefusedError, SilenceError."""
+    said = calls.ask(command, seconds)
+    if said["code"]:
+        raise RefusedError(f"{command.split()[0]}: {said['said']}")
+    return said
+
+
+def told(holder: Client, command: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
+    """A command that has to succeed. RefusedError, SilenceError."""
+    said = holder.ask(command, seconds)
+    if "error" in said:
+        raise RefusedError(f"{command.split()[0]}: {said['error']}")
+    return said
+
+
+def row(what: str, verdict: Verdict, figure: Figure, unit: str = "", baseline: Figure = None, note: str = "") -> Row:
+    """Of this item."""
+    return Row(item=NAME, what=what, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)

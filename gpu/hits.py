@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""How often functions of libcuda are entered, on the whole machine: those that are probed, and all like them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.elf import exported_functions
+from agent.entries import Entry, entries
+from agent.errors import ProbeError
+from agent.layout import U32, U64
+from agent.libbpf import BpfObject, Map
+from agent.symbols import SYMBOLS, Role, Symbol
+from gpu.objects import loaded
+
+MOST: Final = 4096  # places: hits.bpf.c
+# What may launch, allocate, copy, free or wait.
+LIKELY: Final = re.compile(r"cu\w*(Launch|Memcpy|Memset|Alloc|Free|Synchronize|Graph|Prefetch|MemCreate|MemRelease)")
+_HARMLESS: Final = re.compile(
+    r"cu\w*Get|cu\w*SetAttribute|cuMemAddress(Reserve|Free)|cuMemPool|cuLaunchHostFunc"
+    r"|cuGraphAdd(Dependencies|EmptyNode|HostNode|EventRecordNode|EventWaitNode)|cuGraphUpload|cuGraphDebugDotPrint"
+    r"|cuGraph(Retain|Release)UserObject|cuGraph(Destroy|RemoveDependencies)"
+)
+_SYMBOLS: Final[Mapping[str, Symbol]] = {symbol.name: symbol for symbol in SYMBOLS}
+_COPIES: Final = (Role.COPY, Role.COPY_LATE, Role.COPY_WAIT, Role.PREFETCHES)
+KINDS: Final = ("launches", "graph launches", "copies", "memsets", "allocations", "frees", "waits")
+
+
+def kind_of(name: str) -> str | None:
+    """What the agent counts a call of this probed symbol as; None: as nothing of these, or it is not probed."""
+    symbol = _SYMBOLS.get(name)
+    if symbol is None:
+        return None
+    if symbol.role in (Role.LAUNCH, Role.LAUNCH_MANY):
+        return "graph launches" if name.startswith("cuGraphLaunch") else "launches"
+    if symbol.role in _COPIES:
+        return "memsets" if name.startswith("cuMemset") else "copies"
+    kinds = {Role.ALLOC: "allocations", Role.FREE: "frees", Role.WAIT: "waits"}
+    return kinds.get(symbol.role)
+
+
+def counted(hits: Mapping[str, int]) -> dict[str, int]:
+    """By kind, what the agent would have counted."""
+    found = dict.fromkeys(KINDS, 0)
+    for name, count in hits.items():
+        kind = kind_of(name)
+        if kind is not None:
+            found[kind] += count
+    return found
+
+
+def unprobed(hits: Mapping[str, int]) -> dict[str, int]:
+    """What was called, may launch, allocate, copy or wait, and has no probe."""
+    return {
+        name: count
+        for name, count in hits.items()
+        if name not in _SYMBOLS and LIKELY.match(name) and not _HARMLESS.match(name)
+    }
+
+
+def places(exports: Mapping[str, int]) -> dict[int, str]:
+    """Offset → name of what is watched; of two names of one function the probed one."""
+    found: dict[int, str] = {}
+    for name in sorted(exports, key=lambda name: (name not in _SYMBOLS, name)):
+        if name in _SYMBOLS or LIKELY.match(name):
+            found.setdefault(exports[name], name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Counting probes on a library."""
+
+    names: tuple[str, ...]  # of the probes, by number
+    failed: Mapping[str, str]  # places that could not be probed, and why
+    _map: Map
+
+    def read(self) -> dict[str, int]:
+        """Calls of each since the probes were attached; those that were never called are left out."""
+        counts = self._map.per_cpu_array(len(self.names))
+        return {name: count for name, count in zip(self.names, counts, strict=True) if count}
+
+
+def between(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What was called from one reading to the next."""
+    return {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+
+
+@contextmanager
+def counting(built: Path, libcuda: Path) -> Iterator[Hits]:
+    """Until the end of the block. ProbeError, SetupError."""
+    watched = places(exported_functions(str(libcuda), "cu"))
+    if len(watched) > MOST:
+        raise ProbeError(f"{libcuda} has {len(watched)} functions to watch, more than {MOST}")
+    begins = entries(str(libcuda), {name: offset for offset, name in watched.items()})
+    failed = {name: "no probe on such an instruction" for name, entry in begins.items() if entry is Entry.REFUSED}
+    watched = {offset: name for offset, name in watched.items() if name not in failed}
+    bpf, _ = loaded(built, "count")
+    with bpf:
+        probes = [(offset, number) for number, offset in enumerate(watched)]
+        failed |= _attach(bpf, str(libcuda), probes, list(watched.values()))
+        yield Hits(tuple(watched.values()), failed, bpf.map("hits", U32, U64))
+
+
+def _attach(bpf: BpfObject, libcuda: str, probes: list[tuple[int, int]], names: list[str]) -> dict[str, str]:
+    """All at once; where that is refused, one by one, whose end takes a tenth of a second each."""
+    failed = {}
+    try:
+        bpf.attach_uprobes("count", libcuda, probes, at_return=False)
+    except ProbeError:
+        for probe, name in zip(probes, names, strict=True):
+            try:
+                bpf.attach_uprobes("count", libcuda, [probe], at_return=False)
+            except ProbeError as error:
+                failed[name] = str(error)
+    return failed

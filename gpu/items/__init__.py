@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`.
+
+One that can do with less time, and then looks at less, also has LEAST_SECONDS and keeps to `here.seconds`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gpu.here import Here
+from gpu.row import Row
+
+ORDER: Final = (
+    "machine",
+    "exports",
+    "frameworks",
+    "probes",
+    "nvml",
+    "attribution",
+    "stopping",
+    "checkpoint",
+    "mps",
+    "enforcement",
+    "calibration",
+    "leftovers",
+)
+
+
+class Rows(Protocol):
+    """Yields rows as they come, so that those before a time-out are kept. Raises Unavailable: the item is skipped."""
+
+    def __call__(self, here: Here) -> Iterator[Row]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A module of this package."""
+
+    name: str
+    title: str
+    seconds: float  # its limit on a real machine
+    what: Sequence[str]  # the `what` of each row that it can yield; {…} stands for names that it finds
+    rows: Rows
+    least_seconds: float  # what it can do with
+
+
+def item(name: str) -> Item:
+    """KeyError for a name that is not in ORDER; ImportError and AttributeError where the module is not whole."""
+    if name not in ORDER:
+        raise KeyError(name)
+    module = importlib.import_module(f"gpu.items.{name}")
+    seconds = float(module.SECONDS)
+    least = float(getattr(module, "LEAST_SECONDS", seconds))
+    return Item(name, module.TITLE, seconds, tuple(module.WHAT), module.rows, least)
+
+
+def lists(pattern: str, what: str) -> bool:
+    """Whether a line of WHAT means this `what`: {…} in it stands for anything."""
+    parts = (re.escape(part) for part in re.split(r"\{[^{}]*\}", pattern))
+    return re.fullmatch(".+".join(parts), what, re.DOTALL) is not None

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Whether the run left the machine as it was: it comes last. `gpu.standing` was read before the first item."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gpu import offspring
+from gpu.attempt import RUN_VARIABLE
+from gpu.here import Here
+from gpu.item import LOOK
+from gpu.look import look_from
+from gpu.row import Row, Verdict, skipped
+from gpu.standing import Standing, standing
+
+NAME: Final = "leftovers"
+TITLE: Final = "what this run left behind"
+SECONDS: Final = 10
+WHAT: Final = (
+    "processes of this run are gone",
+    "MPS daemons of this run are gone",
+    "control groups of this run are gone",
+    "{setting} of every GPU is as it was",
+    "settings of the GPUs are as they were",
+)
+
+
+def rows(here: Here) -> Iterator[Row]:
+    """Nothing of ours, and every setting as it was."""
+    before, now = look_from((here.folder.parent / LOOK).read_text()).before, standing()
+    yield _none(WHAT[0], [offspring.name(process) for process in _of_this_run()])
+    yield _none(WHAT[1], [str(pid) for pid in now.daemons if pid not in before.daemons and _is_ours(pid)])
+    yield _none(WHAT[2], [path for path in now.cgroups if path not in before.cgroups and not _is_others(path)])
+    yield from compared(before, now)
+
+
+def _none(what: str, left: list[str]) -> Row:
+    verdict = Verdict.FAILED if left else Verdict.OK
+    return Row(item=NAME, what=what, verdict=verdict, figure=len(left), baseline=0, note=", ".join(left))
+
+
+def _variable() -> str:
+    return f"{RUN_VARIABLE}={os.environ.get(RUN_VARIABLE, '')}"
+
+
+def _of_this_run() -> list[offspring.Process]:
+    """Without this item, and what it has itself begun."""
+    own = set(offspring.descendants(os.getpid()))
+    return [process for process in offspring.with_variable(_variable()) if process not in own]
+
+
+def _is_ours(pid: int) -> bool:
+    return any(process.pid == pid for process in offspring.with_variable(_variable()))
+
+
+def _is_others(path: str) -> bool:
+    """Somebody else's: processes run in it, and none is of this run."""
+    try:
+        inside = {int(word) for word in Path(path, "cgroup.procs").read_text().split()}
+    except (OSError, ValueError):
+        return False
+    return bool(inside) and not inside & {process.pid for process in offspring.with_variable(_variable())}
+
+
+def compared(before: Standing, now: Standing) -> Iterator[Row]:
+    """A row for each setting of the GPUs."""
+    if not before.settings:
+        yield skipped(NAME, WHAT[4], f"they were not read at the start: {before.why_not or 'no GPU was found'}")
+        return
+    names = dict.fromkeys(name for settings in before.settings.values() for name in settings)
+    for name in names:
+        then = [settings.get(name, "") for settings in before.settings.values()]
+        today = [now.settings.get(gpu, {}).get(name, "") for gpu in before.settings]
+        yield Row(
+            item=NAME,
+            what=WHAT[3].format(setting=name),
+            verdict=Verdict.OK if today == then else Verdict.FAILED,
+            figure=", ".join(today),
+            baseline=", ".join(then),
+            note="" if today == then else now.why_not or "this run never sets it: somebody did, or an item does wrong",
+        )

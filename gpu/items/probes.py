@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What probes cost: a hit, attaching and taking away all of them, and launches beside the agent.
+
+A hit is measured on small functions of ours, which begin with the instructions that functions begin with; launches on
+an offline workload, by turns with a copy of libcuda that nobody probes, one with empty programs, and the agent's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from gpu import machine_code
+from gpu.conversation import PROGRAMS, Conversation, NoAnswerError
+from gpu.here import Here, Unavailable
+from gpu.row import Figure, Row, Verdict, failed, skipped
+
+if TYPE_CHECKING:
+    from agent.libbpf import BpfObject
+
+TITLE: Final = "What probes cost"
+SECONDS: Final = 45
+ITEM: Final = "probes"
+WHAT: Final = (
+    "uprobe_multi links",
+    "the BPF object loads",
+    "all probes are attached",
+    "all probes are taken away",
+    "a hit costs",
+    "{instruction}: a hit, empty program",
+    "{instruction}: the kernel does with it what is said",
+    "push: a hit at its return alone, empty program",
+    "push: a hit at entry and return, empty programs",
+    "single-stepped per emulated hit",
+    "launches",
+    "launches per second, no probes",
+    "launches per second, empty programs",
+    "launches per second, the agent",
+    "launch rate, empty programs per no probes",
+    "launch rate, the agent per no probes",
+    "launch rate, the agent per empty programs",
+    "a launch takes longer by, empty programs",
+    "a launch takes longer by, the agent",
+)
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_READY_SECONDS: Final = 20.0
+_CALLS, _CALLS_QUICK = 100_000, 5_000
+_QUICK_FUNCTIONS: Final = ("push", "move")
+_REPEATS: Final = 5  # of which the fastest is believed: all that disturbs makes it slower
+_ROUNDS, _ROUNDS_QUICK = 5, 1
+_LAUNCH_SECONDS, _LAUNCH_SECONDS_QUICK = 0.4, 0.1
+_LIBRARY: Final = "libcuda.so.1"
+# Kernels that end sooner than the next can be launched: the host's part of a launch is what is measured.
+_SHORT: Final = ("--kernel-us", "0.1", "--iterations-per-us", "1")
+_MODES: Final = {"bare": "no probes", "empty": "empty programs", "watched": "the agent"}
+
+
+def rows(here: Here) -> Iterator[Row]:
+    """Needs BPF. Without a driver library the costs of hits are measured all the same."""
+    if here.bpf is not None:
+        raise Unavailable(f"no probe can be attached here: {here.bpf}")
+    from gpu.objects import measuring_object
+
+    built = measuring_object(here, "empty.bpf.o")
+    for what, part in (("all probes are attached", _attaching), ("a hit costs", _hits), ("launches", _launches)):
+        try:
+            yield from part(here, built)
+        except Unavailable as why:
+            yield skipped(ITEM, what, str(why))
+        except Exception as error:  # noqa: BLE001  # one surprise is to cost one part
+            yield failed(ITEM, what, f"{type(error).__name__}: {error}"[:300])
+
+
+def _attaching(here: Here, built: Path) -> Iterator[Row]:
+    """The agent's own probes, as it attaches them."""
+    from agent.probes import Probes
+    from agent.procfs import Procfs
+    from gpu.objects import loaded
+
+    bpf, multi = loaded(built, "empty")
+    bpf.close()
+    why = "" if multi else "the kernel has none (Linux < 6.6): probes are attached one by one"
+    yield _row("uprobe_multi links", Verdict.OK if multi else Verdict.DIFFERS, multi, baseline=True, note=why)
+    begun = time.perf_counter()
+    with Probes(here.bpf_objects / "gpuwarden.bpf.o", Procfs()) as probes:
+        note = "allocations can be denied" if probes.can_deny else "the kernel lets probes change no registers"
+        yield _row("the BPF object loads", Verdict.MEASURED, _ms(begun), "ms", note=note)
+        if here.libcuda is None:
+            raise Unavailable("there is no libcuda.so.1 on this machine")
+        begun = time.perf_counter()
+        library = probes.ensure(str(here.libcuda))
+        took = _ms(begun)
+        problems = "; ".join(f"{name}: {why}" for name, why in list(library.failed.items())[:3])
+        yield _row(
+            "all probes are attached",
+            Verdict.DIFFERS if library.failed else Verdict.MEASURED,
+            took,
+            "ms",
+            note=problems or f"{len(library.attached)} functions",
+        )
+        begun = time.perf_counter()
+        probes.drop(library)
+        yield _row("all probes are taken away", Verdict.MEASURED, _ms(begun), "ms")
+
+
+def _ms(begun: float) -> float:
+    return round((time.perf_counter() - begun) * 1e3, 3)
+
+
+def _hits(here: Here, built: Path) -> Iterator[Row]:
+    if platform.machine() != "x86_64":
+        raise Unavailable(f"the small functions are machine code of x86-64; this is {platform.machine()}")
+    from gpu.objects import loaded
+
+    code = here.folder / "code"
+    places = machine_code.write(code)
+    command = [sys.executable, str(PROGRAMS / "calling.py"), str(code), str(places["loop"])]
+    bpf, _ = loaded(built, "empty")
+    with bpf, Conversation(here, "calling", command) as calling:
+        try:
+            calling.hear(_READY_SECONDS)
+        except NoAnswerError as silent:
+            raise Unavailable(f"code of our own cannot be run from {here.folder}: {silent}") from None
+        calls = _CALLS_QUICK if here.quick else _CALLS
+        names = _QUICK_FUNCTIONS if here.quick else tuple(machine_code.FUNCTIONS)
+        yield from _entry_rows(bpf, calling, code, {name: places[name] for name in names}, calls)
+        yield from _return_rows(bpf, calling, code, places["push"], calls)
+
+
+def _entry_rows(
+    bpf: BpfObject, calling: Conversation, code: Path, places: Mapping[str, int], calls: int
+) -> Iterator[Row]:
+    """A hit of each instruction; whether the kernel stepped it as agent.entries says."""
+    from agent.entries import entries
+
+    told = entries(str(code), places)
+    costs: dict[bool, list[float]] = {True: [], False: []}
+    for name, place in places.items():
+        bare, _ = _call_ns(calling, place, calls)
+        with _attached(bpf, code, place, at_return=(False,)):
+            probed, stepped = _call_ns(calling, place, calls)
+        costs[stepped].append(probed - bare)
+        seen = "single-stepped" if stepped else "emulated"
+        yield _row(f"{name}: a hit, empty program", Verdict.MEASURED, round(probed - bare), "ns", note=seen)
+        yield _row(
+            f"{name}: the kernel does with it what is said",
+            Verdict.OK if seen == told[name] else Verdict.DIFFERS,
+            seen,
+            baseline=str(told[name] or "not known"),
+        )
+    ratio = round(median(costs[True]) / median(costs[False]), 2) if costs[True] and costs[False] else None
+    yield _row("single-stepped per emulated hit", Verdict.MEASURED, ratio, "ratio")
+
+
+def _return_rows(bpf: BpfObject, calling: Conversation, code: Path, place: int, calls: int) -> Iterator[Row]:
+    bare, _ = _call_ns(calling, place, calls)
+    for what, at_return in (
+        ("at its return alone, empty program", (True,)),
+        ("at entry and return, empty programs", (True, False)),
+    ):
+        with _attached(bpf, code, place, at_return=at_return):
+            probed, _ = _call_ns(calling, place, calls)
+        yield _row(f"push: a hit {what}", Verdict.MEASURED, round(probed - bare), "ns")
+
+
+@contextmanager
+def _attached(bpf: BpfObject, code: Path, place: int, at_return: Sequence[bool]) -> Iterator[None]:
+    links = []
+    try:
+        for one in at_return:
+            links += bpf.attach_uprobes("empty", str(code), [(place, 0)], at_return=one)
+        yield
+    finally:
+        for link in links:
+            bpf.detach(link)
+
+
+def _call_ns(calling: Conversation, place: int, calls: int) -> tuple[float, bool]:
+    """The fastest of several; whether the kernel stepped an instruction. NoAnswerError."""
+    found = [calling.ask(f"{place} {calls // _REPEATS}", _READY_SECONDS) for _ in range(_REPEATS)]
+    for one in found:
+        if "failed" in one:
+            raise NoAnswerError(str(one["failed"]))
+    return min(float(one["ns"]) for one in found), any(bool(one["stepped"]) for one in found)
+
+
+def _launches(here: Here, built: Path) -> Iterator[Row]:
+    """By turns, so that what else changes on the machine hits all alike."""
+    if here.libcuda is None:
+        raise Unavailable("there is no libcuda.so.1 on this machine")
+    count, seconds = (_ROUNDS_QUICK, _LAUNCH_SECONDS_QUICK) if here.quick else (_ROUNDS, _LAUNCH_SECONDS)
+    found: dict[str, list[float]] = {mode: [] for mode in _MODES}
+    first = 0 if here.quick else -1  # that one is for caches, clocks and whatever else has to wake
+    with _libraries(here, here.libcuda, built) as folders:
+        for number in range(first, count):
+            for mode in list(_MODES)[:: 1 if number % 2 else -1]:
+                rate = _launches_per_second(here, folders[mode], seconds)
+                if number >= 0:
+                    found[mode].append(rate)
+    yield from launch_rows(found, claimed=not here.simulated)
+
+
+def launch_rows(rates: Mapping[str, Sequence[float]], *, claimed: bool) -> Iterator[Row]:
+    """Rates of the same rounds by mode: medians, and medians of what they are to each other in a round.
+
+    What the bench `watching` claims is of launches that take as long as real ones; simulated ones take a third of it.
+    """
+    from bench.watching import LEAST_RATIO
+
+    spread = {mode: f"{min(rates[mode]):.0f} to {max(rates[mode]):.0f} in {len(rates[mode])} rounds" for mode in _MODES}
+    for mode, called in _MODES.items():
+        rate = round(median(rates[mode]))
+        yield _row(f"launches per second, {called}", Verdict.MEASURED, rate, "1/s", note=spread[mode])
+    for mode, other in (("empty", "bare"), ("watched", "bare"), ("watched", "empty")):
+        ratio = round(median(a / b for a, b in zip(rates[mode], rates[other], strict=True)), 4)
+        judged = claimed and other == "empty"
+        verdict = (Verdict.OK if ratio >= LEAST_RATIO else Verdict.DIFFERS) if judged else Verdict.MEASURED
+        what = f"launch rate, {_MODES[mode]} per {_MODES[other]}"
+        yield _row(what, verdict, ratio, "ratio", baseline=LEAST_RATIO if judged else 1.0)
+    for mode in ("empty", "watched"):
+        longer = median(1e9 / a - 1e9 / b for a, b in zip(rates[mode], rates["bare"], strict=True))
+        yield _row(f"a launch takes longer by, {_MODES[mode]}", Verdict.MEASURED, round(longer), "ns")
+
+
+def _launches_per_second(here: Here, folder: Path, seconds: float) -> float:
+    """Of a workload that finds its libcuda in the folder."""
+    from bench.watching import LAUNCHING
+
+    summary = here.folder / "launches.json"
+    arguments = [*LAUNCHING, *_SHORT]
+    environment = {"LD_LIBRARY_PATH": ":".join([str(folder), *_library_path(here)])}
+    command = [str(here.workloads / "offline"), *arguments, "--seconds", str(seconds), "--json", str(summary)]
+    done = here.run(command, environment, timeout=_READY_SECONDS + seconds)
+    if done.returncode:
+        raise Unavailable(f"offline ended with status {done.returncode}: {done.stderr.strip()[-200:]}")
+    return float(json.loads(summary.read_text())["kernels_per_second"])
+
+
+def _library_path(here: Here) -> list[str]:
+    """Where the driver's other libraries are found, with a copy of libcuda too."""
+    path = here.environment.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    own = [str(here.libcuda.parent)] if here.libcuda else []
+    return [*(folder for folder in path.split(":") if folder), *own]
+
+
+@contextmanager
+def _libraries(here: Here, libcuda: Path, built: Path) -> Iterator[Mapping[str, Path]]:
+    """Folders with a libcuda each: one without a probe, one with empty programs, and the one that the agent watches."""
+    from bench.watching import empty_probes
+
+    folders = {mode: here.folder / mode for mode in _MODES}
+    for folder in folders.values():
+        folder.mkdir()
+    for mode in ("bare", "empty"):
+        shutil.copy(libcuda, folders[mode] / _LIBRARY)
+    (folders["watched"] / _LIBRARY).symlink_to(libcuda)
+    with ExitStack() as stack:
+        stack.enter_context(empty_probes(folders["empty"] / _LIBRARY, built))
+        stack.enter_context(_agent(here, libcuda))
+        yield folders
+
+
+@contextmanager
+def _agent(here: Here, libcuda: Path) -> Iterator[None]:
+    """It observes, with probes on this file and no other: not on the copies. Unavailable when it does not start."""
+    from agent.main import DEFAULT_POLICY
+
+    if DEFAULT_POLICY.exists():
+        raise Unavailable(f"{DEFAULT_POLICY} would have the agent enforce: move it away for the measurement")
+    folder, log = here.folder / "agent", here.folder / "agent.log"
+    where = ["--listen", "127.0.0.1:0", "--run-dir", str(folder), "--usage", "off", "--libcuda", str(libcuda)]
+    folder.mkdir()
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "bench.attribution_isolated", "run", *where]
+        agent = here.start(command, cwd=_ROOT, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + _READY_SECONDS
+        while "\nready\n" not in "\n" + log.read_text(errors="replace"):
+            if agent.poll() is not None or time.monotonic() > deadline:
+                raise Unavailable(f"the agent did not start: {log.read_text(errors='replace').strip()[-200:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        here.end(agent)
+
+
+def _row(
+    what: str, verdict: Verdict, figure: Figure, unit: str = "", *, baseline: Figure = None, note: str = ""
+) -> Row:
+    return Row(item=ITEM, what=what, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Rows about what a daemon says, through the product's own code: languages, commands, and how it reads the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from gpu.clients import Client
+from gpu.here import Here
+from gpu.mps.stage import Stage, row, staged
+from gpu.parts import judged
+from gpu.row import Row, Verdict
+
+if TYPE_CHECKING:
+    from enforce.mps.model import Control, Server
+
+FOUND: Final = "the product finds the daemon among all processes, and its program"
+PROTOCOL: Final = "the language that the product speaks with it"
+SPOKEN: Final = "protocol {protocol} is spoken"
+SERVER: Final = "a server starts before the first client, by start_server"
+READS: Final = "the product reads: {what}"
+READINGS: Final = ("servers", "clients", "devices", "device_clients", "percentage", "memory", "priority")
+COMMAND: Final = "command: {command}"
+COMMANDS: Final = (
+    "get_server_list",
+    "get_server_status S",
+    "get_client_list S",
+    "get_device_client_list",
+    "ps",
+    "device_query",
+    "get_default_active_thread_percentage",
+    "get_active_thread_percentage S",
+    "get_default_device_pinned_mem_limit 0",
+    "get_device_pinned_mem_limit S 0",
+    "get_default_client_priority",
+    "lspart",
+)
+WHATS: Final = (
+    *(FOUND, PROTOCOL, SPOKEN.format(protocol=2), SPOKEN.format(protocol=3), SERVER),
+    *(READS.format(what=what) for what in READINGS),
+    *(COMMAND.format(command=command) for command in COMMANDS),
+)
+_NOT_ALWAYS: Final = frozenset({"lspart"})  # of newer daemons only: nothing of ours needs it
+_LONGEST_NOTE: Final = 160
+
+
+def rows(here: Here) -> Iterator[Row]:
+    """With one client that works."""
+    with staged(here) as stage:
+        daemon = stage.daemon()
+        yield row(FOUND, Verdict.OK, True, baseline=True, note=f"{daemon.program}, contested: {daemon.contested}")
+        yield from _languages(stage)
+        server = stage.server()
+        yield row(SERVER, Verdict.OK, server.status, baseline="ACTIVE", note=f"process {server.tgid}")
+        with stage.steps("--kernel-us", "500") as client:
+            yield from _readings(stage.control(), server, client)
+            for command in COMMANDS:
+                yield _command(stage, command, server.name)
+
+
+def _languages(stage: Stage) -> Iterator[Row]:
+    from enforce.mps.channel import Channel
+    from enforce.mps.control import LANGUAGES
+
+    yield row(PROTOCOL, Verdict.MEASURED, stage.control().protocol)
+    for number, language in zip((2, 3), LANGUAGES, strict=True):
+        spoken, said = _tried(language(Channel(stage.daemon())).servers)
+        yield row(SPOKEN.format(protocol=number), Verdict.MEASURED, spoken, note=said)
+
+
+def _tried(ask: Callable[[], object]) -> tuple[bool, str]:
+    from enforce.mps.model import MpsError
+
+    try:
+        return True, _short(str(ask()))
+    except MpsError as error:
+        return False, _short(str(error))
+
+
+def _readings(control: Control, server: Server, client: Client) -> Iterator[Row]:
+    """What the product's parsers make of the answers, and whether the client and the server are in there."""
+    from enforce.mps.model import Scope
+
+    settings = control.settings(Scope(server.name, "default" if control.protocol == 3 else ""), (0,))
+    asked: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
+        "servers": (control.servers, lambda found: server.name in [one.name for one in found]),
+        "clients": (control.clients, lambda found: client.tgid in [one.tgid for one in found]),
+        "devices": (control.devices, lambda found: 0 in found.values()),
+        "device_clients": (control.device_clients, lambda found: any(client.tgid in pids for pids in found.values())),
+        "percentage": (lambda: control.get(settings["percentage"][0]), lambda found: found == "100"),
+        "memory": (lambda: control.get(settings["memory"][0]), lambda found: found == ""),
+        "priority": (lambda: control.get(settings["priority"][0]), lambda found: found == "0"),
+    }
+    for what, (ask, holds) in asked.items():
+        yield _reading(READS.format(what=what), ask, holds)
+
+
+def _reading(what: str, ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Row:
+    from enforce.mps.model import MpsError
+
+    try:
+        found = ask()
+    except MpsError as error:
+        return row(what, Verdict.DIFFERS, False, baseline=True, note=_short(str(error)))
+    return row(what, judged(holds(found)), holds(found), baseline=True, note=_short(repr(found)))
+
+
+def _command(stage: Stage, command: str, server: str) -> Row:
+    from enforce.mps.model import MpsError
+
+    what = COMMAND.format(command=command)
+    try:
+        answer = stage.asked(command.replace(" S", f" {server}"))
+    except MpsError as error:
+        return row(what, Verdict.DIFFERS, False, baseline=True, note=_short(str(error)))
+    fine = answer.fine and "unknown" not in answer.text.lower() and "invalid" not in answer.text.lower()
+    verdict = Verdict.MEASURED if command in _NOT_ALWAYS else judged(fine)
+    return row(what, verdict, fine, baseline=True, note=_short(answer.text) or "it says nothing")
+
+
+def _short(text: str) -> str:
+    return " | ".join(" ".join(line.split()) for line in text.split("\n") if line.strip())[:_LONGEST_NOTE]

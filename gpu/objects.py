@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""BPF programs that only measure: where `make bpf` put them, or beside the product's own as a bundle has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from agent.errors import ProbeError
+from agent.libbpf import BpfObject
+from gpu.here import Here, Unavailable
+
+_BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "bpf"
+
+
+def measuring_object(here: Here, name: str) -> Path:
+    """Unavailable when it was not built."""
+    for folder in (here.bpf_objects, _BUILT):
+        if (folder / name).is_file():
+            return folder / name
+    raise Unavailable(f"{name} is neither in {here.bpf_objects} nor in {_BUILT}: run `make bpf`")
+
+
+def loaded(path: Path, program: str) -> tuple[BpfObject, bool]:
+    """The object, and whether its program is for uprobe_multi links, as where the kernel has them. ProbeError."""
+    try:
+        return BpfObject(path, multi={program}), True
+    except ProbeError:
+        return BpfObject(path), False

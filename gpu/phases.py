@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One phase: a service, work beside it, a while to settle, and what is measured then, by what the programs say.
+
+Nobody knows a process' SM time on a real GPU. So the offline side counts by its steps, against those that it makes
+alone, and what the online side leaves is the share of the time in which it serves no request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from agent.errors import SetupError
+from bench.arrivals import phase_arrivals
+from bench.enforcement_figures import nearest_rank
+from gpu.sides import Batch, Request, Service
+from gpu.throughput import per_second
+
+_GRACE_SECONDS: Final = 1.0  # for the last requests, with the offline side still beside
+_OVERTIME_SECONDS: Final = 20.0  # for the rest, without
+_STEP_SECONDS: Final = 0.01
+_BURST: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of a phase, in seconds."""
+
+    settle: float
+    measured: float
+
+    @property
+    def whole(self) -> float:
+        """With what it takes to begin and to end it, roughly."""
+        return self.settle + self.measured + 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What was measured."""
+
+    latencies_s: tuple[float, ...]  # since the moment at which each request was to arrive
+    services_s: tuple[float, ...]
+    busy_ratio: float  # of the time, some request was being served
+    steps_per_second: float | None  # of the offline side; None: there was none
+    signal_ns: float | None  # the online side's p99 as the agent's signal reads it
+    overrun: bool  # the offline side was ended so that the rest could be served: latencies are lower bounds
+
+    def quantile_s(self, quantile: float) -> float:
+        """By the nearest rank."""
+        return nearest_rank(self.latencies_s, quantile)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The same ones in each phase, in seconds since the beginning of what they are for."""
+
+    settling: Sequence[float]
+    measured: Sequence[float]
+
+
+def play(
+    service: Service,
+    batch: Batch | None,
+    arrivals: Arrivals,
+    times: Times,
+    read: Callable[[], float | None] = lambda: None,
+    release: Callable[[], object] = lambda: None,
+) -> Phase:
+    """Runs it. `read`: the signal's p99 in ns, asked for once at the end; `release`: nobody is held back any more."""
+    service.prepare()
+    if batch:
+        batch.prepare()
+        batch.begin()
+    service.begin(phase_arrivals(arrivals.settling, arrivals.measured, times.settle))
+    begun_ns = time.monotonic_ns()
+    from_ns, to_ns = (round(begun_ns + seconds * 1e9) for seconds in (times.settle, times.settle + times.measured))
+    _sleep_until(to_ns)
+    signal_ns = read()
+    in_time = _done_within(service, _GRACE_SECONDS)
+    release()
+    if batch:
+        batch.pause()
+    if not in_time and not _done_within(service, _OVERTIME_SECONDS):
+        service.end()  # its rows are those that it has served
+    measured = [one for one in service.requests() if one.arrival_s >= times.settle]
+    if not measured:
+        raise SetupError("no request was served in the time that was to be measured")
+    return _phase(measured, batch, (from_ns, to_ns), signal_ns, overrun=not in_time)
+
+
+def service_seconds(service: Service) -> float:
+    """The median time that it takes for a request, one straight after another, with nothing beside."""
+    service.begin([0.0] * _BURST)
+    if not _done_within(service, _OVERTIME_SECONDS):
+        raise SetupError(f"{_BURST} requests were not served within {_OVERTIME_SECONDS:g} s")
+    return median(one.service_s for one in service.requests())
+
+
+def alone_per_second(batch: Batch, times: Times) -> float:
+    """The offline side's steps by itself."""
+    batch.prepare()
+    batch.begin()
+    begun_ns = time.monotonic_ns()
+    from_ns, to_ns = (round(begun_ns + seconds * 1e9) for seconds in (times.settle, times.settle + times.measured))
+    _sleep_until(to_ns)
+    batch.pause()
+    return per_second(batch.points(), from_ns, to_ns)
+
+
+def _phase(
+    measured: Sequence[Request], batch: Batch | None, span: tuple[int, int], signal_ns: float | None, overrun: bool
+) -> Phase:
+    return Phase(
+        tuple(one.latency_s for one in measured),
+        tuple(one.service_s for one in measured),
+        sum(one.service_s for one in measured) / ((span[1] - span[0]) / 1e9),
+        per_second(batch.points(), *span) if batch else None,
+        signal_ns,
+        overrun,
+    )
+
+
+def _done_within(service: Service, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not service.is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_STEP_SECONDS)
+    return True
+
+
+def _sleep_until(at_ns: int) -> None:
+    time.sleep(max(0.0, (at_ns - time.monotonic_ns()) / 1e9))

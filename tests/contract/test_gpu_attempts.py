@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One item's process: its rows are kept, its time is limited, and nothing that it began outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gpu import offspring
+from gpu.attempt import RUN_VARIABLE, Attempt
+from gpu.here import OVERDUE, Here
+from gpu.item import WHOLE
+from gpu.row import Row, Verdict
+
+BEGINNING = """\
+import os, signal, subprocess, sys, time
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--run") + 1])
+descriptor = int(sys.argv[sys.argv.index("--rows-to") + 1])
+def row(what):
+    text = '{"item": "machine", "what": "%s", "verdict": "ok"}\\n' % what
+    os.write(descriptor, text.encode())
+row("first")
+"""
+DAEMON = """\
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork():
+    os._exit(0)
+os.setsid()
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    with suppress(ProcessLookupError):  # only where it failed
+        for process in offspring.with_variable(f"{RUN_VARIABLE}={tmp_path}"):
+            offspring.send(process, signal.SIGKILL)
+
+
+def attempt(folder: Path, program: str, seconds: float = 20.0) -> list[Row]:
+    """Rows of an item that does this."""
+    script = folder / "item.py"
+    script.write_text(BEGINNING + program)
+    with (folder / "log.txt").open("wb") as log:
+        return list(Attempt(folder, log, {}, False, program=(sys.executable, str(script))).rows("machine", seconds))
+
+
+def verdicts(rows: list[Row]) -> list[tuple[str, Verdict]]:
+    return [(row.what, row.verdict) for row in rows]
+
+
+def begun(folder: Path) -> list[offspring.Process]:
+    return offspring.with_variable(f"{RUN_VARIABLE}={folder}")
+
+
+def is_gone(pid: str) -> bool:
+    """Also when nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(path: Path) -> str:
+    deadline = time.monotonic() + 20
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def test_rows_come_through(folder: Path) -> None:
+    rows = attempt(folder, 'row("second")\nprint("a word for the log")')
+    assert verdicts(rows) == [("first", Verdict.OK), ("second", Verdict.OK)]
+    assert "a word for the log" in (folder / "log.txt").read_text()
+
+
+def test_what_came_before_the_limit_is_kept(folder: Path) -> None:
+    rows = attempt(folder, "time.sleep(600)", seconds=1.0)
+    assert verdicts(rows) == [("first", Verdict.OK), (WHOLE, Verdict.FAILED)]
+    assert rows[-1].note == "not done within its 1 s: ended"
+    assert not begun(folder)
+
+
+def test_an_item_that_is_ended_can_clean_up(folder: Path) -> None:
+    attempt(
+        folder,
+        """
+def leave(*_):
+    raise SystemExit(1)
+signal.signal(signal.SIGTERM, leave)
+try:
+    time.sleep(600)
+finally:
+    (folder / "cleaned").write_text("yes")
+""",
+        seconds=1.0,
+    )
+    assert (folder / "cleaned").read_text() == "yes"
+
+
+def test_a_stopped_item_and_its_stopped_child_end(folder: Path) -> None:
+    program = """
+child = subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"])
+os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+(folder / "child").write_text(str(child.pid))
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    rows = attempt(folder, program, seconds=2.0)
+    assert verdicts(rows)[0] == ("first", Verdict.OK)
+    assert is_gone((folder / "child").read_text())
+
+
+def test_a_daemon_that_hid_and_does_not_listen_ends_and_is_told(folder: Path) -> None:
+    (folder / "daemon.py").write_text(DAEMON)
+    program = """
+subprocess.run([sys.executable, folder / "daemon.py", folder / "pid"])
+while not (folder / "pid").exists() or not (folder / "pid").read_text():
+    time.sleep(0.01)
+"""
+    rows = attempt(folder, program)
+    assert verdicts(rows) == [("first", Verdict.OK), ("nothing is left running", Verdict.FAILED)]
+    assert "python" in rows[-1].note
+    assert is_gone((folder / "pid").read_text())
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [("sys.exit(3)", "exit status 3"), ("os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV")]
+)
+def test_an_item_that_dies_says_how(folder: Path, end: str, said: str) -> None:
+    rows = attempt(folder, end)
+    assert verdicts(rows) == [("first", Verdict.OK), (WHOLE, Verdict.FAILED)]
+    assert said in rows[-1].note
+
+
+def test_what_is_no_row_costs_no_other(folder: Path) -> None:
+    rows = attempt(folder, 'os.write(descriptor, b"nonsense\\n")\nrow("first")\nrow("last")')
+    assert [row.verdict for row in rows] == [Verdict.OK, Verdict.FAILED, Verdict.FAILED, Verdict.OK]
+    assert "nonsense" in rows[1].note
+    assert rows[3].what == "last"
+
+
+def test_nobody_elses_process_is_ended(folder: Path) -> None:
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: f"{folder}-2"}) as other:
+        process = next(p for p in offspring.named("sleep") if p.pid == other.pid)
+        offspring.send(offspring.Process(other.pid, process.started - 1), signal.SIGKILL)
+        assert not begun(folder)
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    made = Here(
+        simulated=False,
+        quick=True,
+        folder=tmp_path,
+        libcuda=None,
+        libnvml=None,
+        workloads=tmp_path,
+        bpf_objects=tmp_path,
+        bpf="not here",
+        python=sys.executable,
+        environment={"GPU_OF": "ours"},
+    )
+    yield made
+    made.end_all()
+
+
+def test_a_program_gets_its_input_and_environment(here: Here) -> None:
+    script = "import os, sys; print(os.environ['GPU_OF'], os.environ['MORE'], sys.stdin.read()); sys.exit(7)"
+    done = here.run([sys.executable, "-c", script], {"MORE": "too"}, given="said")
+    assert (done.returncode, done.stdout) == (7, "ours too said\n")
+
+
+def test_a_program_that_takes_too_long_ends_with_its_children(here: Here, tmp_path: Path) -> None:
+    inner = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    run = f"s.run([sys.executable, '-c', {inner!r}, sys.argv[1]])"
+    outer = f"import subprocess as s, sys; print('begun', flush=True); {run}"
+    done = here.run([sys.executable, "-c", outer, str(tmp_path / "pid")], timeout=2.0)
+    assert done.returncode == OVERDUE
+    assert done.stdout == "begun\n"
+    assert "not done within 2 s" in done.stderr
+    assert is_gone(until(tmp_path / "pid"))
+
+
+def test_a_stopped_program_ends_with_the_item(here: Here) -> None:
+    process = here.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"])
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    here.end_all()
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_modules_of_the_frameworks_python_are_found_without_being_imported(here: Here) -> None:
+    assert here.has("json.decoder")
+    assert not here.has("no_such.module")
+    assert not here.has("no_such")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The bundle's `run`, on a bundle that holds next to nothing: what it brings, to whom, and that nothing stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[2] / "gpu" / "run"
+OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
+TELLS = """\
+import json, os, subprocess, sys, time
+import brought
+if sys.argv[1:] == ["wait"]:
+    print("waiting", flush=True)
+    time.sleep(600)
+theirs = subprocess.run([os.environ["GPUWARDEN_GPU_PYTHON"], "-c", "import brought"], stderr=subprocess.PIPE, text=True)
+aside = [sys.executable, "-I", "-c", "import brought, gpu; print(brought.WORD)"]
+aside = subprocess.run(aside, stdout=subprocess.PIPE, text=True).stdout.strip()
+said = {"arguments": sys.argv[1:], "brought": brought.WORD, "theirs": theirs.stderr.splitlines()[-1:], "aside": aside}
+print(json.dumps(said))
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    made = tmp_path / "a bundle"
+    for folder in ("gpu", "wheels", "lib"):
+        (made / folder).mkdir(parents=True)
+    shutil.copy2(RUN, made / "run")
+    (made / "PYTHON").write_text(f"{OURS}\n")
+    (made / "lib/ORDER").write_text("")
+    (made / "gpu/__init__.py").write_text("")
+    (made / "gpu/__main__.py").write_text(TELLS)
+    with zipfile.ZipFile(made / "wheels/brought-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "WORD = 'from a wheel'\n")
+    return made
+
+
+def environment(tmp_path: Path, **more: str) -> Mapping[str, str]:
+    """Next to none, and a folder for what is temporary."""
+    (tmp_path / "temporary").mkdir(exist_ok=True)
+    return {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "TMPDIR": str(tmp_path / "temporary"), **more}
+
+
+def run(bundle: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    given = environment(bundle.parent, **more)
+    return subprocess.run(
+        [bundle / "run", *arguments], env=given, cwd="/", capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_packages_are_brought_and_arguments_and_status_passed_on(bundle: Path) -> None:
+    done = run(bundle, "--out", "a folder")
+    assert done.returncode == 7, done.stderr
+    assert '"arguments": ["--out", "a folder"], "brought": "from a wheel"' in done.stdout
+    assert not list((bundle.parent / "temporary").iterdir())
+
+
+def test_programs_that_take_no_path_from_the_environment_find_what_is_brought(bundle: Path) -> None:
+    """As the agent starts its guardian."""
+    assert '"aside": "from a wheel"' in run(bundle).stdout
+
+
+def test_the_frameworks_python_sees_none_of_what_is_brought(bundle: Path) -> None:
+    assert '"theirs": ["ModuleNotFoundError: No module named \'brought\'"]' in run(bundle).stdout
+    own = {"GPUWARDEN_GPU_PYTHON": "/usr/bin/python3"}
+    assert '"theirs": ["ModuleNotFoundError: No module named \'brought\'"]' in run(bundle, **own).stdout
+
+
+def test_the_frameworks_python_keeps_its_own_path(bundle: Path) -> None:
+    (bundle.parent / "theirs").mkdir()
+    (bundle.parent / "theirs/brought.py").write_text("raise RuntimeError('theirs, not ours')\n")
+    assert (
+        '"theirs": ["RuntimeError: theirs, not ours"]' in run(bundle, PYTHONPATH=str(bundle.parent / "theirs")).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "python", "said"),
+    [
+        ("9.9", sys.executable, f"this bundle is for Python 9.9, and {sys.executable} is {OURS}: set PYTHON"),
+        (OURS, "no-such-python", f"no no-such-python here: set PYTHON to a Python {OURS}"),
+    ],
+)
+def test_another_python_is_refused(bundle: Path, wanted: str, python: str, said: str) -> None:
+    (bundle / "PYTHON").write_text(f"{wanted}\n")
+    done = run(bundle, PYTHON=python)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_nothing_stays(bundle: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [bundle / "run", "wait"], env=environment(bundle.parent), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "waiting\n"
+        os.kill(process.pid, number)
+        assert process.wait(30) == 128 + number
+    deadline = time.monotonic() + 10
+    while left := list((bundle.parent / "temporary").iterdir()):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""All that is to be asked of a real GPU, asked of the simulated one: so it works on the day when there is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu import items
+from gpu.item import WHOLE
+
+ROOT = Path(__file__).parents[2]
+_LONGEST_SECONDS = 400  # 90 on a quiet machine
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a quick run of everything."""
+    out = tmp_path_factory.mktemp("gpu")
+    command = [sys.executable, "-m", "gpu", "--simulated", "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LONGEST_SECONDS)
+    assert done.returncode in (0, 1), done.stderr
+    return {**json.loads((out / "report.json").read_text()), "shown": done.stdout, "log": (out / "log.txt").read_text()}
+
+
+def rows(report: dict[str, Any], item: str) -> list[dict[str, Any]]:
+    return [row for row in report["rows"] if row["item"] == item]
+
+
+def test_nothing_fails_on_the_simulated_gpu(report: dict[str, Any]) -> None:
+    failed = [row for row in report["rows"] if row["verdict"] == "failed"]
+    assert not failed, report["log"][-8000:]
+    assert report["complete"]
+
+
+@pytest.mark.parametrize("name", items.ORDER)
+def test_an_item_yields_the_rows_that_it_announces(name: str, report: dict[str, Any]) -> None:
+    found = rows(report, name)
+    assert found
+    patterns = (*items.item(name).what, WHOLE)
+    unknown = [row["what"] for row in found if not any(items.lists(pattern, row["what"]) for pattern in patterns)]
+    assert not unknown, "not in its WHAT, so not in the documentation"
+
+
+def test_an_item_takes_part_in_more_than_saying_that_it_cannot(report: dict[str, Any]) -> None:
+    silent = [name for name in items.ORDER if all(row["verdict"] == "skipped" for row in rows(report, name))]
+    assert silent in ([], ["frameworks"])  # there are none
+
+
+def test_what_is_skipped_says_why(report: dict[str, Any]) -> None:
+    assert not [row for row in report["rows"] if row["verdict"] == "skipped" and not row["note"]]
+
+
+def test_every_row_says_that_it_is_simulated(report: dict[str, Any]) -> None:
+    assert {row["source"] for row in report["rows"]} == {report["source"]} == {"simulated"}
+
+
+def test_rows_are_shown_as_they_are_written(report: dict[str, Any]) -> None:
+    assert not [row["what"] for row in report["rows"] if row["what"] not in report["shown"]]
+
+
+def test_the_machine_is_as_it_was(report: dict[str, Any]) -> None:
+    left = {row["what"]: row["verdict"] for row in rows(report, "leftovers")}
+    assert {"processes of this run are gone", "control groups of this run are gone"} <= left.keys()
+    assert set(left.values()) == {"ok"}

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What is made of the driver library's exports and of the addresses that it gives out."""
+
+from __future__ import annotations
+
+from gpu.items import lists
+from gpu.items.exports import WHAT, Given, bases, linked_row, pointer_rows, symbol_rows
+from gpu.row import Row, Verdict
+
+EXPORTS = {
+    "cuLaunchKernel": 0x100,
+    "cuLaunchKernel_ptsz": 0x200,
+    "cuMemAlloc": 0x300,
+    "cuMemAlloc_v2": 0x400,
+    "cuMemAlloc_v9": 0x500,
+    "cuInit": 0x600,
+}
+PROBED = ["cuLaunchKernel", "cuLaunchKernel_ptsz", "cuMemAlloc", "cuMemAlloc_v2", "cuGraphLaunch"]
+GIVEN = [
+    Given("cuLaunchKernel", "default", 4000, 0x100),
+    Given("cuLaunchKernel", "legacy", 4000, 0x100),
+    Given("cuLaunchKernel", "per-thread", 4000, 0x200),
+    Given("cuMemAlloc", "default", 2000, 0x300),
+    Given("cuMemAlloc", "default", 3020, 0x400),
+]
+
+
+def by_what(rows: list[Row]) -> dict[str, Row]:
+    found = {row.what: row for row in rows}
+    assert all(any(lists(pattern, what) for pattern in WHAT) for what in found)
+    assert len(found) == len(rows)
+    return found
+
+
+def pointers(*more: Given) -> dict[str, Row]:
+    return by_what(list(pointer_rows(EXPORTS, PROBED, [*GIVEN, *more], 13000)))
+
+
+def test_programs_ask_for_names_without_version_and_kind_of_stream() -> None:
+    names = ["cuMemcpy2D_v2_ptds", "cuMemcpy2D", "cuLaunchKernel_ptsz", "cuMemAlloc_v2"]
+    assert bases(names) == ["cuLaunchKernel", "cuMemAlloc", "cuMemcpy2D"]
+
+
+def test_absent_symbols_and_newer_versions_are_named() -> None:
+    rows = by_what(list(symbol_rows(EXPORTS, PROBED)))
+    exported = rows["probed symbols that libcuda exports"]
+    assert (exported.figure, exported.baseline) == (4, 5)
+    assert exported.note.endswith("cuGraphLaunch")
+    newer = rows["newer versions of probed calls that no probe knows"]
+    assert (newer.verdict, newer.figure, newer.note) == (Verdict.DIFFERS, 1, "cuMemAlloc_v9")
+
+
+def test_addresses_that_are_probed_exports_are_all_that_was_expected() -> None:
+    rows = pointers()
+    assert {row.verdict for row in rows.values()} == {Verdict.OK, Verdict.MEASURED}
+    whole = rows["cuGetProcAddress gives functions that are probed"]
+    assert (whole.figure, whole.baseline) == (5, 5)
+    assert rows["probed exports that cuGetProcAddress gives for no version"].figure == 0
+
+
+def test_an_inner_address_is_a_row_of_its_own() -> None:
+    rows = pointers(
+        Given("cuLaunchKernel", "default", 12000, 0x108), Given("cuLaunchKernel", "legacy", 12000, "/lib/other.so")
+    )
+    row = rows["cuLaunchKernel: cuGetProcAddress gives no export"]
+    assert row.verdict is Verdict.DIFFERS
+    assert row.figure == "/lib/other.so, 0x108"
+    assert "default 12000" in row.note
+    for what in ("cuGetProcAddress gives exported functions", "cuGetProcAddress gives functions that are probed"):
+        assert (rows[what].verdict, rows[what].figure, rows[what].baseline) == (Verdict.DIFFERS, 5, 7)
+
+
+def test_an_export_that_nobody_probes_is_a_row_of_its_own() -> None:
+    rows = pointers(Given("cuMemAlloc", "default", 13000, 0x500))
+    row = rows["cuMemAlloc: cuGetProcAddress gives an unprobed export"]
+    assert (row.verdict, row.figure) == (Verdict.DIFFERS, "cuMemAlloc_v9")
+    assert rows["cuGetProcAddress gives exported functions"].verdict is Verdict.OK
+    assert rows["cuGetProcAddress gives functions that are probed"].verdict is Verdict.DIFFERS
+
+
+def test_a_per_thread_stream_that_gets_the_legacy_function_is_seen() -> None:
+    what = "per-thread default streams: cuGetProcAddress gives the functions with _ptsz or _ptds"
+    assert pointers()[what].verdict is Verdict.OK
+    row = pointers(Given("cuLaunchKernel", "per-thread", 13000, 0x100))[what]
+    assert (row.verdict, row.note) == (Verdict.DIFFERS, "others: cuLaunchKernel")
+
+
+def test_no_answer_at_all_is_no_agreement() -> None:
+    rows = by_what(list(pointer_rows(EXPORTS, PROBED, [], 13000)))
+    assert rows["cuGetProcAddress gives exported functions"].verdict is Verdict.FAILED
+
+
+def test_a_name_that_is_linked_elsewhere_is_named() -> None:
+    assert linked_row(EXPORTS, EXPORTS).verdict is Verdict.OK
+    row = linked_row(EXPORTS, {**EXPORTS, "cuInit": 0x700, "cuLaunchKernel": "/lib/other.so"})
+    assert row.verdict is Verdict.DIFFERS
+    assert row.note == "elsewhere: cuLaunchKernel, cuInit"

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What a way of sharing gave to either side, from what the programs wrote down."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.enforcement_modes import mode_of
+from gpu.phases import Phase
+from gpu.row import Verdict
+from gpu.shares import LEFT, MEASURES, OFFLINE, P50, P99, Alone, figures, p99_lower, within
+from gpu.throughput import per_second, read_points, since
+
+SECOND = 1_000_000_000
+
+
+def phase(*latencies_s: float, busy: float = 0.5, steps: float | None = None, overrun: bool = False) -> Phase:
+    return Phase(latencies_s, latencies_s, busy, steps, None, overrun)
+
+
+ALONE = Alone(phase(0.002, 0.002, 0.004), steps_per_second=100.0)
+
+
+def test_a_step_counts_by_how_much_of_its_time_lies_in_the_span() -> None:
+    points = [(0, 0.0), (2 * SECOND, 10.0), (4 * SECOND, 30.0)]
+    assert per_second(points, 1 * SECOND, 3 * SECOND) == pytest.approx((20.0 - 5.0) / 2)
+
+
+def test_nothing_counts_after_the_last_step() -> None:
+    points = [(0, 0.0), (SECOND, 10.0)]
+    assert per_second(points, 0, 2 * SECOND) == pytest.approx(5.0)
+
+
+def test_nothing_counts_before_the_first_step_is_known() -> None:
+    assert per_second([(2 * SECOND, 7.0)], 0, 4 * SECOND) == 0.0
+
+
+def test_a_span_of_no_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="no length"):
+        per_second([(0, 0.0)], SECOND, SECOND)
+
+
+def test_a_program_that_went_on_counts_from_where_it_was_idle() -> None:
+    points = [(SECOND, 1.0), (2 * SECOND, 2.0), (11 * SECOND, 3.0)]
+    begun = since(points, (10 * SECOND, 2.0))
+    assert begun == [(10 * SECOND, 2.0), (11 * SECOND, 3.0)]
+    assert per_second(begun, 10 * SECOND, 11 * SECOND) == pytest.approx(1.0)
+
+
+def test_a_line_that_is_still_being_written_does_not_count() -> None:
+    assert read_points("1 10\n2 20\n3 3") == [(1, 10.0), (2, 20.0)]
+
+
+def test_every_measure_is_a_ratio_to_alone() -> None:
+    found = {one.measure: one for one in figures(mode_of("timeslice"), phase(0.004, 0.006, 0.012, steps=40.0), ALONE)}
+    assert list(found) == list(MEASURES)
+    assert found[P99].ratio == pytest.approx(3.0)
+    assert found[P50].ratio == pytest.approx(3.0)
+    assert found[OFFLINE].ratio == pytest.approx(0.4)
+    assert found[LEFT].ratio == pytest.approx(0.8)
+    assert {one.verdict for one in found.values()} == {Verdict.MEASURED}
+
+
+@pytest.mark.parametrize(
+    ("name", "p99_s", "steps", "p99", "left"),
+    [
+        ("headroom@1.1", 0.0044, 35.0, Verdict.OK, Verdict.OK),
+        ("headroom@1.1", 0.0058, 35.0, Verdict.DIFFERS, Verdict.OK),
+        ("headroom@1.5", 0.0058, 35.0, Verdict.OK, Verdict.DIFFERS),
+        ("tgs", 0.0580, 0.0, Verdict.MEASURED, Verdict.MEASURED),
+    ],
+)
+def test_only_our_own_law_promises_anything(name: str, p99_s: float, steps: float, p99: Verdict, left: Verdict) -> None:
+    found = {one.measure: one for one in figures(mode_of(name), phase(0.002, 0.002, p99_s, steps=steps), ALONE)}
+    assert (found[P99].verdict, found[LEFT].verdict) == (p99, left)
+
+
+def test_a_service_that_fell_behind_is_said_to_have() -> None:
+    found = {one.measure: one for one in figures(mode_of("mps"), phase(0.1, steps=1.0, overrun=True), ALONE)}
+    assert "lower bound" in found[P99].note
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [(1.0, Verdict.OK), (1.5, Verdict.OK), (1.51, Verdict.DIFFERS), (0.67, Verdict.OK), (0.66, Verdict.DIFFERS)],
+)
+def test_within_a_factor_is_up_and_down(value: float, verdict: Verdict) -> None:
+    assert within(value, 1.0, 1.5) is verdict
+
+
+def test_what_is_not_positive_is_compared_with_nothing() -> None:
+    assert within(0.0, 1.0, 1.5) is Verdict.DIFFERS
+    assert within(-1.0, -1.0, 1.5) is Verdict.OK
+
+
+def test_ours_is_compared_with_theirs_only_where_both_were_measured() -> None:
+    assert p99_lower({"headroom@1.1": 1.2}, "headroom@1.1", "tgs") is None
+    found = p99_lower({"headroom@1.1": 1.2, "tgs": 1.1}, "headroom@1.1", "tgs")
+    assert found is not None
+    assert (found.verdict, found.baseline) == (Verdict.DIFFERS, 1.1)
