@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu.items import enforcement
+from gpu.items.enforcement import SECONDS
+from gpu.pairs import ALL
 from gpu.programs import offline_torch, online_torch
 
 
@@ -73,5 +74,5 @@ def test_a_program_that_works_stops_at_a_step_when_told(monkeypatch: pytest.Monk
 
 
 def test_the_item_is_done_before_its_limit_and_its_pairs_have_names_of_their_own() -> None:
-    assert len({pair.name for pair in enforcement.ALL}) == len(enforcement.ALL)
-    assert sum(pair.seconds for pair in enforcement.ALL) <= enforcement.SECONDS
+    assert len({pair.name for pair in ALL}) == len(ALL)
+    assert sum(pair.seconds for pair in ALL) <= SECONDS
