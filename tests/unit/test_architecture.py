@@ -17,7 +17,10 @@ VOCABULARY = [path for name in OURS for path in sorted((ROOT / name).rglob("mode
 SPDX = ("SPDX-License-Identifier: ", "SPDX-FileCopyrightText: The GPU Warden authors")
 SOURCES = [
     path
-    for folder in ("agent", "enforce", "bpf", "sim", "bench", "gpu", "dashboards", "manual", "shipping", "tests", "packaging")
+    for folder in (
+        *("agent", "enforce", "bpf", "sim", "bench", "gpu"),
+        *("dashboards", "manual", "shipping", "tests", "packaging"),
+    )
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".c", ".h", ".sh", ".js", ".css") and "build" not in path.relative_to(ROOT).parts
 ]
