@@ -11,13 +11,13 @@
 #define LONGEST_DRAIN_NS 100000000000ull
 #define MOST_BLOCKS (1ull << 30)
 /* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
-#define STRETCH_GAP_NS 500000ull
+#define STRETCH_GAP_NS 500000ll
 /*
- * Requests that follow each other for so many times of what may be queued before them wait for each other, and whatever
- * one of them is made to wait for, all behind it wait for too. Far longer than that the device is busy, not behind.
+ * Requests that keep the device for so long without a gap wait for each other, and whatever one of them is made to wait
+ * for, all behind it wait for too. Far longer than that the device is busy, not behind.
  */
-#define BEHIND_QUEUES 2
-#define BUSY_QUEUES 64
+#define BEHIND_NS 12000000ull
+#define BUSY_NS 400000000ull
 
 static __always_inline struct control *get_control(void)
 {
@@ -98,7 +98,7 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 	if (__sync_fetch_and_add(&gate->open, 1) > 0)
 		return;
 	gate->busy_since_ns = now;
-	if (now - gate->last_free_ns > STRETCH_GAP_NS)
+	if ((__s64)(now - gate->last_free_ns) > STRETCH_GAP_NS) /* it may just have been freed, after `now` */
 		gate->stretch_since_ns = now;
 }
 
@@ -109,8 +109,10 @@ static __always_inline void revive_requests(struct gate *gate, __u64 now)
 
 	if (gate->open <= 0 || is_busy(gate, now))
 		return;
-	if (__sync_val_compare_and_swap(&gate->busy_since_ns, since, now) == since)
+	if (__sync_val_compare_and_swap(&gate->busy_since_ns, since, now) == since) {
 		__sync_fetch_and_add(&gate->busy_total_ns, ran);
+		gate->stretch_since_ns = now;
+	}
 }
 
 /* `count` online requests are over. The last one frees the device. */
@@ -121,12 +123,12 @@ static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 n
 
 	if (!gate || count <= 0)
 		return;
+	gate->last_free_ns = now; /* before it is free: who comes next looks how long ago that was */
 	before = __sync_fetch_and_add(&gate->open, -count);
 	if (before > count || before <= 0)
 		return;
 	gate->busy_total_ns += busy_for(gate, now);
 	gate->busy_since_ns = 0;
-	gate->last_free_ns = now;
 	if (gate->waiting)
 		post_pause(&(struct pause){.kind = PAUSE_FREE, .slot = slot});
 }
@@ -209,18 +211,18 @@ static __always_inline __u64 estimate_of(const struct rule *rule, __u64 blocks)
 					 : rule->launch_ns;
 }
 
-static __always_inline int is_behind(const struct gate *gate, const struct rule *rule, __u64 now)
+static __always_inline int is_behind(const struct gate *gate, __u64 now)
 {
 	__u64 lasted = now - gate->stretch_since_ns;
 
-	return lasted > BEHIND_QUEUES * rule->max_queued_ns && lasted < BUSY_QUEUES * rule->max_queued_ns;
+	return lasted > BEHIND_NS && lasted < BUSY_NS;
 }
 
 static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
 					    __u64 estimate, __u64 now)
 {
 	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now) &&
-	    (!(rule->flags & RULE_SOFT) || is_behind(gate, rule, now)))
+	    (!(rule->flags & RULE_SOFT) || is_behind(gate, now)))
 		return PAUSE_GATE;
 	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
 		return PAUSE_QUEUE;

@@ -27,8 +27,8 @@ enum role {
 enum rule_flag {
 	RULE_PACE = 1,
 	RULE_GATE = 2,
-	RULE_SOFT = 8, /* a running online request stops nobody whose queue has room, unless requests queue up behind
-			  each other; but queues do not drain meanwhile */
+	RULE_SOFT = 8, /* a running online request stops nobody whose queue has room, unless requests wait for each
+			  other; but queues do not drain meanwhile */
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 };
 
@@ -85,7 +85,7 @@ struct gate {
 	__u64 last_free_ns; /* when the last online request was over */
 	__u64 waiting; /* processes stopped at this gate; written by the guardian */
 	__u64 online_blocks; /* launched by online processes, ever */
-	__u64 stretch_since_ns; /* when the requests began that followed each other without a gap worth the name */
+	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
 };
 
 /* One for all. */

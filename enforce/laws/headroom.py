@@ -57,6 +57,7 @@ class State:
     remembers_ns: int = HOLD_NS  # how far back the last reading reached: as long a step down is waited for
     at_ns: int | None = None
     hold_until_ns: int = 0
+    trimmed_until_ns: int = 0  # no further trim and no growth before; a miss does not wait for it
     grow_share_ns: int = 0
     last_reading_ns: int | None = None
     missed_since_ns: int | None = None  # with the shortest queue
@@ -110,6 +111,8 @@ class Headroom:
         if low > slo.target_ns:
             return self._step_down(state, now_ns, low, _slack(recent, slo))
         state = replace(state, missed_since_ns=None, floor_since_ns=None)
+        if now_ns < state.trimmed_until_ns:
+            return self._answer(state, f"slack {_slack(recent, slo):.1%}: holding after a shorter queue")
         if _slack(recent, slo) < KEPT_SLACK:
             return self._trim(state, now_ns, _slack(recent, slo))
         slack = _slack(max(recent, reading.latency_ns or 0.0), slo)
@@ -165,7 +168,7 @@ class Headroom:
 
     def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
         queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_TRIM)
-        trimmed = replace(state, max_queued_ns=queued, hold_until_ns=now_ns + state.remembers_ns // 4)
+        trimmed = replace(state, max_queued_ns=queued, trimmed_until_ns=now_ns + state.remembers_ns // 4)
         return self._answer(trimmed, f"slack {slack:.1%}: a shorter queue")
 
     def _grow(

@@ -77,8 +77,8 @@ class PyTorch:
     def rows(self, stage: Stage, why_no_agent: str | None) -> Iterator[Row]:
         """Both scenes; one row each where it cannot be had."""
         step_seconds: list[float] = []
-        yield from part(ITEM, ALONE, partial(self._alone, stage, why_no_agent, step_seconds))
-        yield from part(ITEM, BESIDE, partial(self._beside, stage, why_no_agent, step_seconds))
+        yield from part(ITEM, f"{ALONE}: can be looked at", partial(self._alone, stage, why_no_agent, step_seconds))
+        yield from part(ITEM, f"{BESIDE}: can be looked at", partial(self._beside, stage, why_no_agent, step_seconds))
 
     def listen(self) -> None:
         """Its lines, on a thread of its own, until it ends."""

@@ -28,6 +28,8 @@ TITLE: Final = "attribution: shares, launches, bytes and memory of containers, a
 SECONDS: Final = 56
 WHAT: Final = (
     "the agent",
+    "{scene}: can be looked at",
+    "{scene}: totals can be looked at",
     "{scene}: {mean or worst} error of a container's share, {agent, NVML alone, equal split}",
     "{scene}: share of {container}, agent",
     "{scene}: worst error of kernels × time against the simulated GPU's truth",
@@ -91,9 +93,9 @@ def _scenes(stage: Stage, why: str | None, alone: bool) -> Iterator[Row]:
         scenes += [("one that takes the rest", CROWDED), *([("one alone", ALONE)] if alone else [])]
     over: list[Played] = []
     for name, tenants in scenes:
-        yield from part(_ITEM, name, partial(_scene, stage, name, tenants, why, over))
+        yield from part(_ITEM, f"{name}: can be looked at", partial(_scene, stage, name, tenants, why, over))
     for one in over if why is None else ():
-        yield from part(_ITEM, f"{one.name}: totals", partial(_totals, stage, one))
+        yield from part(_ITEM, f"{one.name}: totals can be looked at", partial(_totals, stage, one))
 
 
 def _scene(stage: Stage, name: str, tenants: Sequence[Tenant], why: str | None, over: list[Played]) -> Iterator[Row]:

@@ -138,6 +138,12 @@ def test_close_below_the_target_the_queue_gets_shorter_before_it_is_missed() -> 
     assert not any("missed" in share.reason for share in shares)
 
 
+def test_a_miss_right_after_the_queue_got_shorter_is_answered_at_once() -> None:
+    trimmed, missed = play([TARGET * 0.98, TARGET * 1.5], State(1.0, TARGET / 2))
+    assert missed.max_queued_ns < trimmed.max_queued_ns
+    assert "missed" in missed.reason
+
+
 def test_nothing_grows_while_the_online_side_keeps_the_device_busy() -> None:
     shares = play([TARGET * 0.5] * 100, busy=0.9)
     assert len({share.max_queued_ns for share in shares}) == 1
