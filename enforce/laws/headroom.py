@@ -111,11 +111,18 @@ class Headroom:
         if low > slo.target_ns:
             return self._step_down(state, now_ns, low, _slack(recent, slo))
         state = replace(state, missed_since_ns=None, floor_since_ns=None)
+        return self._keep(state, online, recent, now_ns, elapsed_ns)
+
+    def _keep(
+        self, state: State, online: OnlineOn, recent_ns: float, now_ns: int, elapsed_ns: int
+    ) -> tuple[State, Share]:
+        """The target is kept, so far."""
+        slo, whole = online.slo, online.reading.latency_ns if online.reading else None
         if now_ns < state.trimmed_until_ns:
-            return self._answer(state, f"slack {_slack(recent, slo):.1%}: holding after a shorter queue")
-        if _slack(recent, slo) < KEPT_SLACK:
-            return self._trim(state, now_ns, _slack(recent, slo))
-        slack = _slack(max(recent, reading.latency_ns or 0.0), slo)
+            return self._answer(state, f"slack {_slack(recent_ns, slo):.1%}: holding after a shorter queue")
+        if _slack(recent_ns, slo) < KEPT_SLACK:
+            return self._trim(state, now_ns, _slack(recent_ns, slo))
+        slack = _slack(max(recent_ns, whole or 0.0), slo)
         if slack < 0:
             return self._answer(state, "mended, but the window still remembers the miss")
         if slack < GROW_SLACK:
