@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 
 from gpu.items import leftovers
-from gpu.look import Look, blind, item_environment, look_from
+from gpu.look import Look, blind, item_environment, last_look, look_from, looks
 from gpu.row import Verdict
-from gpu.standing import Standing
+from gpu.standing import Standing, standing
 from gpu.uprobe_check import sandbox_of
 
 BEFORE = Standing({"GPU-1": {"MIG mode": "0", "compute mode": "0"}}, "", ["/sys/fs/cgroup/gpuwarden"], [4])
@@ -19,6 +19,38 @@ def test_a_look_is_handed_on_as_it_is() -> None:
     look = Look(False, "/usr/lib/libcuda.so.580", None, "/opt", "no BTF", BEFORE)
     assert look_from(look.as_json()) == look
     assert look_from(blind(True, "it hung").as_json()).bpf == "it hung"
+
+
+def test_the_last_look_that_was_written_whole_counts() -> None:
+    first, second = blind(False, "first"), Look(False, "/usr/lib/libcuda.so.580", None, "", None, BEFORE)
+    cut_off = second.as_json()[:-1]
+    assert last_look(f"{first.as_json()}\n{second.as_json()}\na word of a library\n{cut_off}") == second
+    assert last_look(f"{first.as_json()}\n{second.as_json()}") == first
+    assert last_look(cut_off) is None
+
+
+def test_what_is_looked_at_is_told_before_the_next_thing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object) -> str | None:
+        raise TimeoutError
+
+    monkeypatch.setattr("gpu.look._library", lambda *_: ("/usr/lib/libcuda.so.580", "/opt"))
+    monkeypatch.setattr("gpu.look._bpf", hang)
+    parts = looks(False)
+    seen = next(parts)
+    assert (seen.libcuda, seen.library_path) == ("/usr/lib/libcuda.so.580", "/opt")
+    assert seen.bpf
+    assert seen.before.why_not
+    with pytest.raises(TimeoutError):
+        next(parts)
+
+
+def test_a_driver_that_answers_in_any_way_leaves_the_rest_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> object:
+        raise ZeroDivisionError("in the\nbinding")
+
+    monkeypatch.setattr("gpu.standing.nvml", broken)
+    seen = standing()
+    assert (seen.settings, seen.why_not) == ({}, "in the binding")
 
 
 def test_the_drivers_folder_is_looked_at_first_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
