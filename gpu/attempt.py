@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +46,8 @@ class Attempt:
     program: Sequence[str] = (sys.executable, "-m", "gpu.item")
     _stuck: set[offspring.Process] = field(default_factory=set)  # they do not die; told, and waited for, once
 
-    def rows(self, name: str, seconds: float) -> Iterator[Row]:
-        """Ends within `seconds` and some more for the cleaning."""
+    def rows(self, name: str, seconds: float) -> Generator[Row, None, None]:
+        """Ends within `seconds` and some more for the cleaning, which closing it does too."""
         reading, writing = os.pipe()
         try:
             process = self._start(name, writing, seconds)

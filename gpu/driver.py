@@ -25,6 +25,7 @@ from gpu.row import Row, failed, skipped
 LAST: Final = "leftovers"  # always looked at
 _LOOKING_SECONDS: Final = 60.0  # beside the limit
 _DYING_SECONDS: Final = 5.0
+_DEVICES: Final = Path("/dev")
 
 
 def allotted(item: Item, left: float) -> float | None:
@@ -53,7 +54,7 @@ class Driver:
         attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
         attempt.sweep()  # what looking left
         everything = [self._found(name) for name in names]
-        with _gpus_kept_on(seen):
+        with gpus_kept_on(seen):
             for number, (name, item) in enumerate(zip(names, everything, strict=True)):
                 after = sum(one.least_seconds for one in everything[number + 1 :] if isinstance(one, Item))
                 self._one(attempt, name, item, ends - after)
@@ -86,9 +87,10 @@ class Driver:
             why = f"{max(left, 0):.0f} s are left for it, and it needs {item.least_seconds:.0f} s"
             self.report.rows.append(skipped(item.name, WHOLE, f"{why}: give more by --limit-seconds, or use --only"))
             return
-        for row in attempt.rows(item.name, seconds):
-            self.report.rows.append(row)
-            self.report.write(self.out)
+        with contextlib.closing(attempt.rows(item.name, seconds)) as rows:  # also when a signal comes in between
+            for row in rows:
+                self.report.rows.append(row)
+                self.report.write(self.out)
 
     def _look(self) -> Look:
         """In a process of its own: a driver that hangs must not hang the run."""
@@ -118,14 +120,14 @@ class Driver:
 
 
 @contextlib.contextmanager
-def _gpus_kept_on(seen: Look) -> Iterator[None]:
+def gpus_kept_on(seen: Look) -> Iterator[None]:
     """Without persistence mode the driver shuts a GPU down when no process has it open: seconds for each program.
 
     Holding it open changes no setting. Where NVML did not answer, opening it might hang.
     """
     with contextlib.ExitStack() as stack:
         if seen.before.settings and not seen.simulated:
-            for device in sorted(Path("/dev").glob("nvidia[0-9]*")):
+            for device in sorted(_DEVICES.glob("nvidia[0-9]*")):
                 with contextlib.suppress(OSError):
                     stack.callback(os.close, os.open(device, os.O_RDWR | os.O_CLOEXEC))
         yield
