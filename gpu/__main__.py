@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         type=positive,
         default=LIMIT_SECONDS,
         metavar="S",
-        help=f"items that might not be done by then are skipped ({LIMIT_SECONDS:g})",
+        help=f"items for which too little of it is left are skipped ({LIMIT_SECONDS:g})",
     )
     return made
 

@@ -41,7 +41,7 @@ def reason(libcuda: str | None) -> str | None:
             bpf.attach("process_exit")
         with tempfile.TemporaryDirectory(prefix="gpuwarden-uprobe-") as folder:
             why_not = _calls_are_seen(_copied_library(Path(folder)))
-        return why_not if why_not or libcuda is None else _attaches(libcuda)
+        return why_not if why_not or libcuda is None else libcuda_refuses(libcuda)
     except (WardenError, OSError, AttributeError) as error:
         return " ".join(str(error).split())
 
@@ -111,8 +111,8 @@ def _calls_are_seen(library: Path) -> str | None:
     return None if seen == _CALLS else f"a uprobe was attached, but saw {seen} of {_CALLS} calls"
 
 
-def _attaches(libcuda: str) -> str | None:
-    """A file system may refuse what another one allows."""
+def libcuda_refuses(libcuda: str) -> str | None:
+    """Why no uprobe can be on it, as on some file systems; None: one can, and is taken away again."""
     try:
         offset = exported_functions(libcuda, _OF_LIBCUDA)[_OF_LIBCUDA]
         with BpfObject(preflight.bpf_object().with_name("uprobe.bpf.o")) as bpf:

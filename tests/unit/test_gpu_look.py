@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpu.items import leftovers
 from gpu.look import Look, blind, item_environment, last_look, look_from, looks
 from gpu.row import Verdict
 from gpu.standing import Standing, standing
-from gpu.uprobe_check import sandbox_of
+from gpu.uprobe_check import libcuda_refuses, sandbox_of
 
 BEFORE = Standing({"GPU-1": {"MIG mode": "0", "compute mode": "0"}}, "", ["/sys/fs/cgroup/gpuwarden"], [4])
 
@@ -65,6 +67,13 @@ def test_a_kernel_that_only_plays_linux_is_named() -> None:
     assert said is not None
     assert "gVisor (it says Linux 4.4.0)" in said
     assert sandbox_of("Linux version 6.18.44 (gcc 12.2)", "6.18.44") is None
+
+
+def test_a_libcuda_that_alone_cannot_be_probed_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(b"no library")
+    said = libcuda_refuses(str(tmp_path / "libcuda.so.1"))
+    assert said is not None
+    assert said.startswith(f"uprobes work here, but not on {tmp_path}/libcuda.so.1: ")
 
 
 def test_a_setting_that_changed_is_a_failure_and_one_that_did_not_is_fine() -> None:
