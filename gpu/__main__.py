@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -17,11 +19,13 @@ from gpu import items
 from gpu.attempt import adopt_orphans
 from gpu.driver import Driver
 from gpu.look import SIM_BUILD
-from gpu.report import Report, summary
+from gpu.report import NAME, Report, summary
 from gpu.row import Verdict
 from gpu.table import shower
 
 LIMIT_SECONDS: Final = 450.0
+WHERE: Final = "machine"  # looked at in any case: it says where the others were seen
+_ENDS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _DOES: Final = (
     "Checks on this machine's GPU what GPU Warden takes for granted, and measures what it claims. Changes no setting "
     "of the GPU (clocks, power, MIG, compute mode) and ends whatever it starts. Probes and freezing need root; what "
@@ -41,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="for report.json and log.txt (gpu-report)"
     )
-    made.add_argument("--only", type=names, default=items.ORDER, metavar="A,B", help="these items, in the usual order")
+    made.add_argument("--only", type=names, default=items.ORDER, metavar="A,B", help=f"these items and {WHERE}")
     made.add_argument("--quick", action="store_true", help="repeat as little as possible: to see that everything works")
     made.add_argument("--simulated", action="store_true", help="on the simulated GPU, as `make sim` builds it")
     made.add_argument(
@@ -49,18 +53,18 @@ def parser() -> argparse.ArgumentParser:
         type=positive,
         default=LIMIT_SECONDS,
         metavar="S",
-        help=f"items that might not be done by then are skipped ({LIMIT_SECONDS:g})",
+        help=f"items for which too little of it is left are skipped ({LIMIT_SECONDS:g})",
     )
     return made
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Items, in the order of a run."""
+    """Items, in the order of a run, and the one that says where it was."""
     given = [word.strip() for word in text.split(",") if word.strip()]
     unknown = [word for word in given if word not in items.ORDER]
     if unknown or not given:
         raise argparse.ArgumentTypeError(f"no item {', '.join(unknown) or 'named'}; there are {', '.join(items.ORDER)}")
-    return tuple(name for name in items.ORDER if name in given)
+    return tuple(name for name in items.ORDER if name in (WHERE, *given))
 
 
 def positive(text: str) -> float:
@@ -85,12 +89,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refused(f"{error.filename}: {error.strerror}; name another folder with --out")
     with log:
-        return _run(given, log)
+        try:
+            return _run(given, log)
+        finally:
+            _let_stdout_go()
 
 
 def _run(given: argparse.Namespace, log: IO[bytes]) -> int:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    for number in _ENDS:
+        # A shell has what it starts in the background ignore SIGINT; nohup means it when it has SIGHUP ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     adopt_orphans()
     report = Report(given.simulated, given.quick)
     with tempfile.TemporaryDirectory(prefix="gwgpu-", ignore_cleanup_errors=True) as folder:
@@ -101,15 +110,28 @@ def _run(given: argparse.Namespace, log: IO[bytes]) -> int:
             number = interrupted.args[0] if interrupted.args else signal.SIGINT
             print(f"gpu: ended early; what there was is in {report.write(given.out)}", file=sys.stderr)
             return 128 + int(number)
-    print(f"{report.source}: {summary(report.rows)}. {report.write(given.out)}")
-    if "machine" in given.only and "GPU" not in report.machine():
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{report.source}: {summary(report.rows)}. {given.out / NAME}")
+    if "GPU" not in report.machine():
         print("gpu: no GPU was found; the rows of the item machine say why", file=sys.stderr)
         return 1
     return 1 if report.counts()[Verdict.FAILED] else 0
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """Once: Ctrl-C reaches this process and the script that started it, which passes it on."""
+    for one in _ENDS:
+        signal.signal(one, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
+
+
+def _let_stdout_go() -> None:
+    """That nobody reads any more is no failure, and the interpreter would make one of it at its end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(why: str) -> int:

@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
@@ -26,6 +26,7 @@ from gpu.row import Row, failed, row_from
 RUN_VARIABLE: Final = "GPUWARDEN_GPU_RUN"
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLEANING_SECONDS: Final = 8.0  # for an item that is asked to end to undo what it did
+_DYING_SECONDS: Final = 5.0  # of what was killed: in the kernel, it may hang for ever
 _STEP_SECONDS: Final = 0.05
 _MOST_ROW_BYTES: Final = 1 << 16
 
@@ -43,15 +44,17 @@ class Attempt:
     quick: bool
     adopting: bool = False
     program: Sequence[str] = (sys.executable, "-m", "gpu.item")
+    _stuck: set[offspring.Process] = field(default_factory=set)  # they do not die; told, and waited for, once
 
-    def rows(self, name: str, seconds: float) -> Iterator[Row]:
-        """Ends within `seconds` and some more for the cleaning."""
+    def rows(self, name: str, seconds: float) -> Generator[Row, None, None]:
+        """Ends within `seconds` and some more for the cleaning, which closing it does too."""
         reading, writing = os.pipe()
         try:
             process = self._start(name, writing, seconds)
         finally:
             os.close(writing)
         whats: set[str] = set()
+        stuck_before = set(self._stuck)
         try:
             deadline = time.monotonic() + seconds
             for line in _lines(reading, process, deadline):
@@ -64,6 +67,9 @@ class Attempt:
             os.close(reading)
             _ask(process)
             left = self.sweep(process)
+            stuck = [offspring.name(one) for one in sorted(self._stuck - stuck_before)]
+        if stuck:
+            yield failed(name, "what is killed dies", f"does not die, hangs in the kernel: {', '.join(stuck)}")
         if left and process.returncode == 0:
             yield failed(name, "nothing is left running", f"it left processes, which were ended: {', '.join(left)}")
 
@@ -71,10 +77,11 @@ class Attempt:
         """Ends all that was begun in this run, the item's own process too. Returns the names of the others."""
         found = self._begun(process)
         names = [offspring.name(one) for one in found if process is None or one.pid != process.pid]
-        offspring.end(found)
+        self._stuck.update(offspring.end(found))
         if process is not None:
             process.kill()
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_DYING_SECONDS)
         _reap(found)
         return [name for name in names if name]
 
@@ -83,7 +90,7 @@ class Attempt:
         if process is not None and (process.poll() is None or not Path(f"/proc/{process.pid}").exists()):
             roots.append(process.pid)  # its session keeps the number; where somebody has it, there is no such session
         below = (one for root in roots for one in offspring.descendants(root))
-        return sorted({*below, *offspring.with_variable(f"{RUN_VARIABLE}={self.folder}")})
+        return sorted({*below, *offspring.with_variable(f"{RUN_VARIABLE}={self.folder}")} - self._stuck)
 
     def _start(self, name: str, writing: int, seconds: float) -> subprocess.Popen[bytes]:
         command = [*self.program, name, "--run", str(self.folder), "--rows-to", str(writing), "--seconds", str(seconds)]

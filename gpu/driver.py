@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -17,12 +18,14 @@ from gpu import items
 from gpu.attempt import RUN_VARIABLE, Attempt
 from gpu.item import LOOK, WHOLE
 from gpu.items import Item
-from gpu.look import ROOT, SIM_BUILD, Look, blind, item_environment, look_from
+from gpu.look import ROOT, SIM_BUILD, Look, blind, item_environment, last_look
 from gpu.report import Report
 from gpu.row import Row, failed, skipped
 
 LAST: Final = "leftovers"  # always looked at
-_LOOKING_SECONDS: Final = 25.0  # beside the limit
+_LOOKING_SECONDS: Final = 60.0  # beside the limit
+_DYING_SECONDS: Final = 5.0
+_DEVICES: Final = Path("/dev")
 
 
 def allotted(item: Item, left: float) -> float | None:
@@ -45,15 +48,18 @@ class Driver:
     def run(self, names: Sequence[str], limit_seconds: float) -> None:
         """All of them. KeyboardInterrupt passes through when everything that was begun is ended."""
         seen = self._look()
+        self.report.write(self.out)
         ends = time.monotonic() + limit_seconds
         (self.folder / LOOK).write_text(seen.as_json())
         attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
+        attempt.sweep()  # what looking left
         everything = [self._found(name) for name in names]
-        for number, (name, item) in enumerate(zip(names, everything, strict=True)):
-            after = sum(one.least_seconds for one in everything[number + 1 :] if isinstance(one, Item))
-            self._one(attempt, name, item, ends - after)
-            self.report.write(self.out)
+        with gpus_kept_on(seen):
+            for number, (name, item) in enumerate(zip(names, everything, strict=True)):
+                after = sum(one.least_seconds for one in everything[number + 1 :] if isinstance(one, Item))
+                self._one(attempt, name, item, ends - after)
         self.report.complete = True
+        self.report.write(self.out)
 
     def _found(self, name: str) -> Item | str:
         """The item, or what is wrong with it."""
@@ -71,7 +77,9 @@ class Driver:
             self._rows(attempt, item, ends - began)
         taken = round(time.monotonic() - began, 2)
         self.report.seconds[name] = taken
-        self.show(f"{title} ({self.report.source}, {taken:.1f} s)", self.report.rows[first:])
+        self.report.write(self.out)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            self.show(f"{title} ({self.report.source}, {taken:.1f} s)", self.report.rows[first:])
 
     def _rows(self, attempt: Attempt, item: Item, left: float) -> None:
         seconds = allotted(item, left)
@@ -79,26 +87,47 @@ class Driver:
             why = f"{max(left, 0):.0f} s are left for it, and it needs {item.least_seconds:.0f} s"
             self.report.rows.append(skipped(item.name, WHOLE, f"{why}: give more by --limit-seconds, or use --only"))
             return
-        for row in attempt.rows(item.name, seconds):
-            self.report.rows.append(row)
+        with contextlib.closing(attempt.rows(item.name, seconds)) as rows:  # also when a signal comes in between
+            for row in rows:
+                self.report.rows.append(row)
+                self.report.write(self.out)
 
     def _look(self) -> Look:
         """In a process of its own: a driver that hangs must not hang the run."""
         simulated = self.report.simulated
         given = os.environ.get("LD_LIBRARY_PATH", "")
         path = {"LD_LIBRARY_PATH": f"{SIM_BUILD / 'lib'}:{given}".rstrip(":")} if simulated else {}
-        try:
-            done = subprocess.run(
+        said = self.folder / "look.out"  # a file: of a pipe nobody knows who else holds it
+        with said.open("wb") as out:
+            process = subprocess.Popen(
                 [sys.executable, "-m", "gpu.look", *(["--simulated"] if simulated else [])],
                 env={**os.environ, **path, RUN_VARIABLE: str(self.folder)},
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=out,
                 stderr=self.log,
-                text=True,
-                timeout=_LOOKING_SECONDS,
-                check=True,
             )
-            return look_from(done.stdout)
-        except (subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
-            return blind(simulated, f"looking at this machine failed ({error}); the log has what was printed")
+        try:
+            ended = f"exit status {process.wait(_LOOKING_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            ended = f"not done within {_LOOKING_SECONDS:g} s"
+        finally:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+                process.wait(_DYING_SECONDS)
+        seen = last_look(said.read_text(errors="replace"))
+        return seen or blind(simulated, f"looking at this machine failed ({ended}); the log has what was printed")
+
+
+@contextlib.contextmanager
+def gpus_kept_on(seen: Look) -> Iterator[None]:
+    """Without persistence mode the driver shuts a GPU down when no process has it open: seconds for each program.
+
+    Holding it open changes no setting. Where NVML did not answer, opening it might hang.
+    """
+    with contextlib.ExitStack() as stack:
+        if seen.before.settings and not seen.simulated:
+            for device in sorted(_DEVICES.glob("nvidia[0-9]*")):
+                with contextlib.suppress(OSError):
+                    stack.callback(os.close, os.open(device, os.O_RDWR | os.O_CLOEXEC))
+        yield

@@ -155,6 +155,11 @@ class Here:
         return self.run([control], clients, timeout=_MPS_SECONDS, given="get_server_list\n")
 
 
+def path_with_control() -> str:
+    """PATH, with the folders at its end where MPS may be: its daemon looks for its server there."""
+    return os.pathsep.join(dict.fromkeys([*_path(), *map(str, _CONTROL_FOLDERS)]))
+
+
 def _path() -> list[str]:
     return [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
 
@@ -181,7 +186,8 @@ def _end_group(process: Popen[str]) -> None:
     while _runs(process) and time.monotonic() < deadline:
         time.sleep(_STEP_SECONDS)
     _signal_group(process, signal.SIGKILL)
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+        process.wait(_TERM_SECONDS)
 
 
 def _signal_group(process: Popen[str], number: signal.Signals) -> None:

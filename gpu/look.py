@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What a run looks at once, before its first item, and all items are told: libraries, BPF, how the GPU is set.
 
-`python -m gpu.look` prints it as JSON: in a process of its own, since a driver or a kernel that is looked at may hang.
+`python -m gpu.look` prints it as JSON, again after each part: in a process of its own, since a driver or a kernel that
+is looked at may hang, and what was seen before it does is to count.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from gpu.standing import Standing, standing
 ROOT: Final = Path(__file__).resolve().parents[1]
 SIM_BUILD: Final = ROOT / "sim" / "build"
 _CHECK_SECONDS: Final = 12.0
+_NOT_LOOKED: Final = "looking at it did not come to its end; the log has what was printed"
 _ELSEWHERE: Final = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -72,11 +74,25 @@ def blind(simulated: bool, why: str) -> Look:
     return Look(simulated, None, None, "", why, Standing())
 
 
-def look(simulated: bool) -> Look:
-    """Takes some seconds."""
+def last_look(text: str) -> Look | None:
+    """The last whole line of what `python -m gpu.look` printed; None where there is none."""
+    for line in reversed(text.split("\n")[:-1]):
+        try:
+            return look_from(line)
+        except (ValueError, TypeError, KeyError):  # a library printed it
+            continue
+    return None
+
+
+def looks(simulated: bool) -> Iterator[Look]:
+    """After each part what is known then. Takes some seconds."""
     libcuda, library_path = _library("libcuda.so.1", "cuInit", simulated)
     libnvml, _ = _library("libnvidia-ml.so.1", "nvmlInit_v2", simulated)
-    return Look(simulated, libcuda, libnvml, library_path, _bpf(), _before(simulated))
+    seen = Look(simulated, libcuda, libnvml, library_path, _NOT_LOOKED, Standing(why_not=_NOT_LOOKED))
+    yield seen
+    seen = replace(seen, bpf=_bpf(libcuda))
+    yield seen
+    yield replace(seen, before=_before(simulated))
 
 
 def item_environment(look: Look) -> dict[str, str]:
@@ -112,9 +128,9 @@ def _loaded(name: str, function: str) -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def _bpf() -> str | None:
+def _bpf(libcuda: str | None) -> str | None:
     """What gpu/uprobe_check.py says of this machine."""
-    command = [sys.executable, "-m", "gpu.uprobe_check"]
+    command = [sys.executable, "-m", "gpu.uprobe_check", *([libcuda] if libcuda else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -142,4 +158,5 @@ def _without_library_path(environment: Mapping[str, str]) -> dict[str, str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m gpu.look", description=__doc__)
     parser.add_argument("--simulated", action="store_true", help="at the simulated GPU")
-    print(look(parser.parse_args().simulated).as_json())
+    for found in looks(parser.parse_args().simulated):
+        print(found.as_json(), flush=True)

@@ -3,8 +3,8 @@
 """`python -m gpu.page [REPORT …]`: writes the tables of docs/on-a-real-gpu.md from what items can say and reports said.
 
 Reports that are named are kept in gpu/results, and the page is made of all that are there: so it is the same whoever
-makes it. One of a simulated GPU, a quick one or one that was cut off is refused. Of several about one thing on one GPU
-the newest counts.
+makes it. One of a simulated GPU or of a quick run is refused; of one that was cut off, what it has counts. Of several
+about one thing on one GPU the newest counts.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def seen(report: dict[str, Any], name: str) -> list[Seen]:
             raise ReportError(f"{name} has another format than {FORMAT}: make it again")
         if sources != {"real"}:
             raise ReportError(f"{name} is of a simulated GPU: this page says what real ones do")
-        if report["quick"] or not report["complete"]:
-            raise ReportError(f"{name} is of a quick run or of one that was cut off: run it whole")
+        if report["quick"]:
+            raise ReportError(f"{name} is of a quick run: run it without --quick")
         if not report["gpu"] or not report["driver"]:
             raise ReportError(f"{name} does not say which GPU and driver: the item machine has to be among those run")
         rows = [row_from({key: row[key] for key in row if key != "source"}) for row in report["rows"]]
@@ -184,11 +184,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def keep(path: Path) -> Path:
-    """A copy in gpu/results, named by day and GPU. ReportError where it is none to be kept."""
+    """A copy in gpu/results, named by time and GPU. ReportError where it is none to be kept."""
     report = _read(path)
     seen(report, path.name)
     gpu = re.sub(r"[^a-z0-9]+", "-", str(report["gpu"]).lower()).strip("-")
-    target = RESULTS / f"{report['date'][:10]}-{gpu}.json"
+    day, time = report["date"][:10], re.sub(r"\D", "", report["date"][11:19])
+    target = RESULTS / f"{day}-{time}-{gpu}.json"
     RESULTS.mkdir(exist_ok=True)
     target.write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n")
     return target

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.here import Here
+from gpu.here import Here, path_with_control
 from gpu.look import ROOT, SIM_BUILD, Look, item_environment
 
 PYTHON_VARIABLE: Final = "GPUWARDEN_GPU_PYTHON"
@@ -25,7 +25,7 @@ def place(look: Look, folder: Path, *, quick: bool, seconds: float) -> Iterator[
     try:
         with ExitStack() as stack:
             node, environment = _node(stack, folder) if look.simulated else (None, {})
-            environment = {**environment, **item_environment(look)}
+            environment = {**environment, **item_environment(look), "PATH": path_with_control()}
             os.environ.update(environment)  # for what the item itself loads
             here = Here(
                 simulated=look.simulated,

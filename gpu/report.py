@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a run has found so far, as a file: written again after each item, so that one that is cut off leaves it."""
+"""What a run has found so far, as a file: written again after each row, so that one that is cut off leaves it."""
 
 from __future__ import annotations
 

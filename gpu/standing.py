@@ -52,9 +52,9 @@ def _all_settings() -> tuple[dict[str, dict[str, str]], str]:
     try:
         with nvml() as api:
             handles = [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
-            return {api.nvmlDeviceGetUUID(handle): dict(_settings(api, handle)) for handle in handles}, ""
-    except (ImportError, OSError, RuntimeError) as error:
-        return {}, str(error)
+            return {api.nvmlDeviceGetUUID(handle): _settings(api, handle) for handle in handles}, ""
+    except Exception as error:  # noqa: BLE001  # a driver may answer in any way, and the run is to go on
+        return {}, " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -79,7 +79,8 @@ def nvml() -> Iterator[Any]:
         api.nvmlShutdown()
 
 
-def _settings(api: Any, handle: Any) -> Iterator[tuple[str, str]]:
+def _settings(api: Any, handle: Any) -> dict[str, str]:
+    """Those that can be read: this GPU, or this driver, may lack some, or say what nobody can read."""
     asked: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("MIG mode", lambda: api.nvmlDeviceGetMigMode(handle)[0]),
         ("compute mode", lambda: api.nvmlDeviceGetComputeMode(handle)),
@@ -89,8 +90,8 @@ def _settings(api: Any, handle: Any) -> Iterator[tuple[str, str]]:
         ("power limit (mW)", lambda: api.nvmlDeviceGetPowerManagementLimit(handle)),
         ("accounting mode", lambda: api.nvmlDeviceGetAccountingMode(handle)),
     )
+    found = {}
     for name, ask in asked:
-        try:
-            yield name, str(ask())
-        except api.NVMLError:  # this GPU, or this driver, has no such setting
-            continue
+        with contextlib.suppress(Exception):
+            found[name] = str(ask())
+    return found

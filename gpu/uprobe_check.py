@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.uprobe_check`: whether BPF programs and uprobes work here, by using them. Capabilities say less.
+"""`python -m gpu.uprobe_check [LIBCUDA]`: whether BPF programs and uprobes work here, by using them.
 
-The agent's own object is loaded; then one uprobe at the entry and one at the return of a function in a copy of a
-library, which is called. Prints one line where something does not work, and ends with 1.
+Capabilities say less. The agent's own object is loaded; then one uprobe at the entry and one at the return of a
+function in a copy of a library, which is called; then one uprobe on libcuda, if it is named. Prints one line where
+something does not work, and ends with 1.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from agent.libbpf import BpfObject
 from enforce.signals.calls import Watched
 
 _FUNCTION: Final = "zlibVersion"  # of a library that libbpf needs, so it is here
+_OF_LIBCUDA: Final = "cuDriverGetVersion"  # any would do
 _CALLS: Final = 3
 _NUMBER: Final = 1  # of the watch and of the target
 
 
-def reason() -> str | None:
-    """Why they cannot be used, in one line; None: they can."""
+def reason(libcuda: str | None) -> str | None:
+    """Why they cannot be used, in one line; None: they can. `libcuda`: None where there is none."""
     if (sandbox := sandboxed()) is not None:
         return sandbox
     try:
@@ -38,7 +40,8 @@ def reason() -> str | None:
         with BpfObject(preflight.bpf_object()) as bpf:
             bpf.attach("process_exit")
         with tempfile.TemporaryDirectory(prefix="gpuwarden-uprobe-") as folder:
-            return _calls_are_seen(_copied_library(Path(folder)))
+            why_not = _calls_are_seen(_copied_library(Path(folder)))
+        return why_not if why_not or libcuda is None else libcuda_refuses(libcuda)
     except (WardenError, OSError, AttributeError) as error:
         return " ".join(str(error).split())
 
@@ -108,8 +111,19 @@ def _calls_are_seen(library: Path) -> str | None:
     return None if seen == _CALLS else f"a uprobe was attached, but saw {seen} of {_CALLS} calls"
 
 
+def libcuda_refuses(libcuda: str) -> str | None:
+    """Why no uprobe can be on it, as on some file systems; None: one can, and is taken away again."""
+    try:
+        offset = exported_functions(libcuda, _OF_LIBCUDA)[_OF_LIBCUDA]
+        with BpfObject(preflight.bpf_object().with_name("uprobe.bpf.o")) as bpf:
+            bpf.attach_uprobe("uprobe_enter", libcuda, offset, _NUMBER, at_return=False)
+    except (WardenError, OSError, KeyError, ValueError) as error:
+        return f"uprobes work here, but not on {libcuda}: {' '.join(str(error).split())}"
+    return None
+
+
 if __name__ == "__main__":
-    why = reason()
+    why = reason(sys.argv[1] if len(sys.argv) > 1 else None)
     if why is not None:
         print(why)
         sys.exit(1)

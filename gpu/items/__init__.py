@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`.
 
-One that can do with less time, and then looks at less, also has LEAST_SECONDS and keeps to `here.seconds`.
+One that can do with less time, and then looks at less, also has LEAST_SECONDS and keeps to `here.seconds`. Of others,
+whose limit is for a slow machine, most of it is enough to begin with: rows that come in time are kept.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ORDER: Final = (
 )
 
 
+_LEAST_RATIO: Final = 0.7
+
+
 class Rows(Protocol):
     """Yields rows as they come, so that those before a time-out are kept. Raises Unavailable: the item is skipped."""
 
@@ -56,7 +60,7 @@ def item(name: str) -> Item:
         raise KeyError(name)
     module = importlib.import_module(f"gpu.items.{name}")
     seconds = float(module.SECONDS)
-    least = float(getattr(module, "LEAST_SECONDS", seconds))
+    least = float(getattr(module, "LEAST_SECONDS", _LEAST_RATIO * seconds))
     return Item(name, module.TITLE, seconds, tuple(module.WHAT), module.rows, least)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu.hits import Hits
 
 TITLE: Final = "Which functions of libcuda frameworks call, and whether the probes see them all"
-SECONDS: Final = 70
+SECONDS: Final = 80
 ITEM: Final = "frameworks"
 WHAT: Final = (
     "counting probes on libcuda",
@@ -42,7 +42,8 @@ WHAT: Final = (
     "{framework}: waits counted per wait made",
     "{framework}: functions called that no probe is on",
 )
-_READY_SECONDS: Final = 45.0  # from the item's start; a cold disk takes long for the frameworks' libraries
+_READY_SECONDS: Final = 60.0  # from the item's start; a cold disk takes long for the frameworks' libraries
+_READY_RATIO: Final = 0.75  # of the time that the item has, at most
 _PHASE_SECONDS: Final = 15.0
 _SIBLINGS: Final = {"PYTHONSAFEPATH": ""}  # the programs share calls_protocol.py, which lies beside them
 _EXACT: Final = ("launches", "graph launches")  # what the agent's work rests on; of others a framework may do more
@@ -95,7 +96,7 @@ def frameworks() -> tuple[Framework, ...]:
 
 def rows(here: Here) -> Iterator[Row]:
     """Needs BPF. What a framework lacks is a row of its own."""
-    started = time.monotonic()
+    deadline = time.monotonic() + min(_READY_SECONDS, _READY_RATIO * here.seconds)
     if here.libcuda is None:
         raise Unavailable("there is no libcuda.so.1 on this machine")
     if here.bpf is not None:
@@ -108,7 +109,7 @@ def rows(here: Here) -> Iterator[Row]:
         begun = [(one, _begin(here, one, stack)) for one in frameworks()]  # they import what they need meanwhile
         hits = stack.enter_context(counting(built, here.libcuda))
         yield _counting_row(hits)
-        ready: list[tuple[Framework, Conversation | Row]] = [(one, _ready(one, talk, started)) for one, talk in begun]
+        ready: list[tuple[Framework, Conversation | Row]] = [(one, _ready(one, talk, deadline)) for one, talk in begun]
         yield from _workloads(here, hits)
         for one, talk in ready:
             yield from _of_framework(one, talk, hits, here.libcuda)
@@ -139,12 +140,12 @@ def _begin(here: Here, framework: Framework, stack: ExitStack) -> Conversation |
         return failed(ITEM, framework.name, f"it did not start: {error}")
 
 
-def _ready(framework: Framework, talk: Conversation | Row, started: float) -> Conversation | Row:
+def _ready(framework: Framework, talk: Conversation | Row, deadline: float) -> Conversation | Row:
     """The conversation after its first words, which are kept, or what came instead."""
     if isinstance(talk, Row):
         return talk
     try:
-        talk.greeting = talk.hear_json(max(1.0, started + _READY_SECONDS - time.monotonic()))
+        talk.greeting = talk.hear_json(max(1.0, deadline - time.monotonic()))
     except NoAnswerError as silent:
         talk.end()  # it is not to call anything while others are counted
         return failed(ITEM, framework.name, f"it did not get ready: {silent}")

@@ -20,6 +20,7 @@ from gpu.standing import Standing, standing
 NAME: Final = "leftovers"
 TITLE: Final = "what this run left behind"
 SECONDS: Final = 10
+LEAST_SECONDS: Final = 10  # it is never skipped
 WHAT: Final = (
     "processes of this run are gone",
     "MPS daemons of this run are gone",

@@ -20,7 +20,9 @@ from gpu.standing import mps_daemons, nvml
 
 NAME: Final = "machine"
 TITLE: Final = "what this machine is and can do"
-SECONDS: Final = 15
+SECONDS: Final = 30
+LEAST_SECONDS: Final = 12
+_LISTING_SECONDS: Final = 8.0
 FRAMEWORKS: Final = ("torch", "triton", "cupy", "jax", "cuda-bindings")
 WHAT: Final = (
     "driver",
@@ -32,6 +34,7 @@ WHAT: Final = (
     "compute capability",
     "MIG mode",
     "compute mode",
+    "persistence mode",
     "MPS control program",
     "MPS daemons that run already",
     "kernel",
@@ -102,6 +105,7 @@ def _readings(api: Any, first: Any) -> Iterator[Row]:
     yield ask("memory of the GPU", lambda: api.nvmlDeviceGetMemoryInfo(first).total, "bytes")
     yield ask("MIG mode", lambda: "on" if api.nvmlDeviceGetMigMode(first)[0] else "off")
     yield ask("compute mode", lambda: _COMPUTE_MODES[api.nvmlDeviceGetComputeMode(first)])
+    yield ask("persistence mode", lambda: "on" if api.nvmlDeviceGetPersistenceMode(first) else "off")
 
 
 def _cuda(here: Here) -> Iterator[Row]:
@@ -209,7 +213,7 @@ def _preflight() -> Row:
 def _software(here: Here) -> Iterator[Row]:
     yield _glibc()
     yield _fact("Python", platform.python_version, note=sys.executable)
-    answer = here.run([here.python, "-c", _VERSIONS])
+    answer = here.run([here.python, "-c", _VERSIONS], timeout=_LISTING_SECONDS)
     try:
         versions = json.loads(answer.stdout)
     except ValueError:

@@ -30,10 +30,7 @@ static const uint64_t LONG_HOLD_NS = 100000000;
 static const uint64_t BLOCKED_NS = 20000000; /* a launch that takes so long waited for room */
 static const size_t COPY_BYTES = 64 << 20;
 
-static const char EMPTY_PTX[] = ".version 6.0\n"
-				".target sm_50\n"
-				".address_size 64\n"
-				".visible .entry empty()\n"
+static const char EMPTY_PTX[] = ".visible .entry empty()\n"
 				"{\n"
 				"	ret;\n"
 				"}\n";
@@ -73,11 +70,8 @@ static void parse(struct bench *bench, int *device, int argc, char **argv)
 
 static void open_bench(struct bench *bench, int device)
 {
-	CUmodule module;
-
 	gpu_open(&bench->gpu, device, 1);
-	cuda_check(cuModuleLoadData(&module, EMPTY_PTX), "cuModuleLoadData");
-	cuda_check(cuModuleGetFunction(&bench->empty, module, "empty"), "cuModuleGetFunction");
+	cuda_check(cuModuleGetFunction(&bench->empty, gpu_module(EMPTY_PTX), "empty"), "cuModuleGetFunction");
 	cuda_check(cuEventCreate(&bench->from, CU_EVENT_DEFAULT), "cuEventCreate");
 	cuda_check(cuEventCreate(&bench->to, CU_EVENT_DEFAULT), "cuEventCreate");
 }

@@ -17,10 +17,14 @@ enum {
 static const uint64_t SHORT_SPIN_NS = 1000000;
 static const uint64_t LONG_SPIN_NS = 3000000;
 
-static const char HEAD_PTX[] = ".version 6.0\n"
-			       ".target sm_50\n"
-			       ".address_size 64\n"
-			       ".visible .global .align 8 .u64 spin_sink;\n";
+/* Until the driver takes one: of old ones it may know nothing any more, of new ones nothing yet. */
+static const char *const HEADS_PTX[] = {
+	".version 6.0\n.target sm_50\n.address_size 64\n",
+	".version 7.0\n.target sm_75\n.address_size 64\n",
+	".version 8.0\n.target sm_90\n.address_size 64\n",
+};
+
+static const char SINK_PTX[] = ".visible .global .align 8 .u64 spin_sink;\n";
 
 /*
  * The chain of dependent multiplications can neither be vectorised nor computed in closed form, and the store that
@@ -65,6 +69,23 @@ void cuda_check(CUresult result, const char *what)
 	exit(1);
 }
 
+CUmodule gpu_module(const char *ptx)
+{
+	CUresult result = CUDA_ERROR_INVALID_PTX;
+	CUmodule module = NULL;
+
+	for (size_t i = 0; i < sizeof(HEADS_PTX) / sizeof(HEADS_PTX[0]) && result != CUDA_SUCCESS; i++) {
+		char *text = NULL;
+
+		if (asprintf(&text, "%s%s", HEADS_PTX[i], ptx) < 0)
+			abort();
+		result = cuModuleLoadData(&module, text);
+		free(text);
+	}
+	cuda_check(result, "cuModuleLoadData");
+	return module;
+}
+
 static const char *name_of(unsigned function, char *name, size_t room)
 {
 	snprintf(name, room, function ? "spin_%u" : "spin", function);
@@ -79,7 +100,7 @@ static char *spin_module(unsigned functions)
 
 	if (!file)
 		abort();
-	fputs(HEAD_PTX, file);
+	fputs(SINK_PTX, file);
 	for (unsigned i = 0; i < functions; i++)
 		fprintf(file, SPIN_PTX, name_of(i, name, sizeof(name)));
 	fclose(file);
@@ -90,7 +111,7 @@ static void load_kernels(struct gpu *gpu, unsigned functions)
 {
 	char *text = spin_module(functions), name[32];
 
-	cuda_check(cuModuleLoadData(&gpu->module, text), "cuModuleLoadData");
+	gpu->module = gpu_module(text);
 	free(text);
 	for (unsigned i = 0; i < functions; i++)
 		cuda_check(cuModuleGetFunction(&gpu->spin[i], gpu->module, name_of(i, name, sizeof(name))),

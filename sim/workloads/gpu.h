@@ -30,6 +30,9 @@ struct gpu {
 /* Ends the program with what failed and CUDA's name for why, unless `result` is CUDA_SUCCESS. */
 void cuda_check(CUresult result, const char *what);
 
+/* A module of PTX without the lines that say for which version and device. The context must be current. */
+CUmodule gpu_module(const char *ptx);
+
 /* Makes the device's primary context current and loads so many kernels. */
 void gpu_open(struct gpu *gpu, int ordinal, unsigned functions);
 

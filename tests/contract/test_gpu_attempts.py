@@ -17,7 +17,7 @@ import pytest
 
 from gpu import offspring
 from gpu.attempt import RUN_VARIABLE, Attempt
-from gpu.here import OVERDUE, Here
+from gpu.here import OVERDUE, Here, path_with_control
 from gpu.item import WHOLE
 from gpu.row import Row, Verdict
 
@@ -153,6 +153,23 @@ def test_what_is_no_row_costs_no_other(folder: Path) -> None:
     assert rows[3].what == "last"
 
 
+def test_what_does_not_die_is_told_once_and_not_waited_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a driver that hangs: here nobody ends it."""
+    monkeypatch.setattr(offspring, "_TERM_SECONDS", 0.05)
+    monkeypatch.setattr(offspring, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(offspring, "send", lambda *_: None)
+    script = folder / "item.py"
+    script.write_text(BEGINNING + 'subprocess.Popen(["sleep", "600"], start_new_session=True)')
+    with (folder / "log.txt").open("wb") as log:
+        made = Attempt(folder, log, {}, False, program=(sys.executable, str(script)))
+        first, again = list(made.rows("machine", 20.0)), made.sweep()
+    monkeypatch.undo()
+    offspring.end(begun(folder))
+    assert ("what is killed dies", Verdict.FAILED) in verdicts(first)
+    assert "sleep" in first[1].note
+    assert again == []
+
+
 def test_nobody_elses_process_is_ended(folder: Path) -> None:
     with subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: f"{folder}-2"}) as other:
         process = next(p for p in offspring.named("sleep") if p.pid == other.pid)
@@ -208,3 +225,8 @@ def test_modules_of_the_frameworks_python_are_found_without_being_imported(here:
     assert here.has("json.decoder")
     assert not here.has("no_such.module")
     assert not here.has("no_such")
+
+
+def test_programs_of_mps_are_looked_for_beside_the_path_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/theirs:/usr/bin")
+    assert path_with_control() == "/theirs:/usr/bin:/usr/local/nvidia/bin:/run/nvidia/driver/usr/bin"

@@ -19,15 +19,19 @@ import pytest
 RUN = Path(__file__).parents[2] / "gpu" / "run"
 OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
 TELLS = """\
-import json, os, subprocess, sys, time
+import json, os, signal, subprocess, sys, time
 import brought
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[1:] == ["wait"]:
     print("waiting", flush=True)
     time.sleep(600)
+inherited = "import os; print([name for name in os.environ if name.startswith('PYTHON') and name != 'PYTHON'])"
+inherited = subprocess.run([os.environ["GPUWARDEN_GPU_PYTHON"], "-c", inherited], stdout=subprocess.PIPE, text=True)
 theirs = subprocess.run([os.environ["GPUWARDEN_GPU_PYTHON"], "-c", "import brought"], stderr=subprocess.PIPE, text=True)
 aside = [sys.executable, "-I", "-c", "import brought, gpu; print(brought.WORD)"]
 aside = subprocess.run(aside, stdout=subprocess.PIPE, text=True).stdout.strip()
 said = {"arguments": sys.argv[1:], "brought": brought.WORD, "theirs": theirs.stderr.splitlines()[-1:], "aside": aside}
+said["inherited"] = inherited.stdout.strip()
 print(json.dumps(said))
 sys.exit(7)
 """
@@ -79,6 +83,17 @@ def test_the_frameworks_python_sees_none_of_what_is_brought(bundle: Path) -> Non
     assert '"theirs": ["ModuleNotFoundError: No module named \'brought\'"]' in run(bundle, **own).stdout
 
 
+def test_the_frameworks_python_gets_no_setting_of_ours_and_keeps_its_own(bundle: Path) -> None:
+    assert '"inherited": "[]"' in run(bundle).stdout
+    assert '"inherited": "[\'PYTHONDONTWRITEBYTECODE\']"' in run(bundle, PYTHONDONTWRITEBYTECODE="1").stdout
+
+
+def test_nothing_is_written_into_the_bundle(bundle: Path) -> None:
+    before = sorted(bundle.rglob("*"))
+    run(bundle)
+    assert sorted(bundle.rglob("*")) == before
+
+
 def test_the_frameworks_python_keeps_its_own_path(bundle: Path) -> None:
     (bundle.parent / "theirs").mkdir()
     (bundle.parent / "theirs/brought.py").write_text("raise RuntimeError('theirs, not ours')\n")
@@ -101,10 +116,14 @@ def test_another_python_is_refused(bundle: Path, wanted: str, python: str, said:
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_it_and_nothing_stays(bundle: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
-        [bundle / "run", "wait"], env=environment(bundle.parent), stdout=subprocess.PIPE, text=True
+        # A shell cannot undo that a signal is ignored, as SIGINT is in what another one starts in the background.
+        ["env", "--default-signal=HUP,INT", bundle / "run", "wait"],
+        env=environment(bundle.parent),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "waiting\n"

@@ -15,7 +15,21 @@ import pytest
 from gpu import items
 from gpu.here import Here
 from gpu.items import Item
-from gpu.page import BEGIN, PAGE, QUESTIONS, UNMEASURED, ReportError, all_items, kept, main, newest, page, seen, tables
+from gpu.page import (
+    BEGIN,
+    PAGE,
+    QUESTIONS,
+    UNMEASURED,
+    ReportError,
+    all_items,
+    keep,
+    kept,
+    main,
+    newest,
+    page,
+    seen,
+    tables,
+)
 from gpu.row import Row, Verdict
 
 
@@ -94,16 +108,30 @@ def test_the_newest_of_a_gpu_counts_and_one_that_was_skipped_hides_none() -> Non
         ({"source": "simulated"}, "simulated"),
         ({"rows": [{**asdict(hit(1.0)), "source": "simulated"}]}, "simulated"),
         ({"quick": True}, "quick"),
-        ({"complete": False}, "cut off"),
         ({"gpu": None}, "which GPU"),
         ({"format": 0}, "format"),
         ({"rows": [{"source": "real"}]}, "no report"),
         ({"rows": 3}, "no report"),
     ],
 )
-def test_only_a_whole_run_on_a_real_gpu_is_a_source(changes: dict[str, Any], said: str) -> None:
+def test_only_a_run_on_a_real_gpu_is_a_source(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ReportError, match=said):
         seen(report(hit(1.0), **changes), "report.json")
+
+
+def test_of_a_run_that_was_cut_off_the_rows_that_are_there_count() -> None:
+    (one,) = seen(report(hit(1.0), complete=False), "report.json")
+    assert one.row.figure == 1.0
+
+
+def test_two_reports_of_one_day_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu.page.RESULTS", tmp_path / "results")
+    given = tmp_path / "report.json"
+    for date in ("2026-11-22T18:42:45+00:00", "2026-11-22T19:00:00+00:00"):
+        given.write_text(json.dumps(report(hit(1.0), date=date)))
+        keep(given)
+    names = [path.name for path in sorted((tmp_path / "results").iterdir())]
+    assert names == ["2026-11-22-184245-nvidia-h100.json", "2026-11-22-190000-nvidia-h100.json"]
 
 
 def test_a_simulated_report_is_refused_and_nothing_is_written(

@@ -122,6 +122,10 @@ def test_items_are_run_in_their_order() -> None:
     assert parser().parse_args([]).only == items.ORDER
 
 
+def test_where_it_was_is_looked_at_whatever_else_is() -> None:
+    assert names("probes") == ("machine", "probes")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -152,6 +156,12 @@ def test_all_items_together_stay_within_a_run() -> None:
         assert item.least_seconds <= item.seconds
         assert item.what
         assert len(set(item.what)) == len(item.what)
+
+
+def test_an_item_that_sets_no_least_time_can_do_with_most_of_it() -> None:
+    exports = items.item("exports")
+    assert exports.least_seconds == pytest.approx(0.7 * exports.seconds)
+    assert items.item(LAST).least_seconds == items.item(LAST).seconds
 
 
 def none(here: Here) -> Iterator[Row]:

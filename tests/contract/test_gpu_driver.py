@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The driver of a run: how it ends early, what it does beside its items, and that nobody has to read what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu.driver import Driver, gpus_kept_on
+from gpu.look import Look, blind
+from gpu.report import Report
+from gpu.standing import Standing
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "gpu", "--simulated", "--quick", "--only", "machine,leftovers", "--out")
+# Tells of the libraries, and then hangs.
+HANGS = """\
+import os, sys, time
+print(os.environ["FIRST"], flush=True)
+print("half a li", end="", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_a_report_also_in_the_background(tmp_path: Path, number: signal.Signals) -> None:
+    """A shell has what it starts in the background ignore SIGINT."""
+    command = ["env", "--ignore-signal=INT", *COMMAND, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "report.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert not json.loads((tmp_path / "report.json").read_text())["complete"]
+
+
+def test_nobody_has_to_read_what_it_prints(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [*COMMAND, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=120)
+    finally:
+        os.close(writing)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["complete"], done.stderr
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def driver_that_looks(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """With a module of looking that does this."""
+    (folder / "gpu").mkdir()
+    (folder / "gpu/__init__.py").touch()
+    (folder / "gpu/look.py").write_text(program)
+    monkeypatch.setattr("gpu.driver.ROOT", folder)
+    monkeypatch.setattr("gpu.driver._LOOKING_SECONDS", 1.5)
+    return Driver(Report(False, True, version="none"), folder, folder, (folder / "log").open("wb"), show_none)
+
+
+def show_none(title: str, rows: object) -> None:
+    """Nobody looks."""
+
+
+def test_what_was_seen_before_looking_hangs_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Look(False, "/usr/lib/libcuda.so.580", None, "/opt", "not known yet", Standing())
+    monkeypatch.setenv("FIRST", first.as_json())
+    made = driver_that_looks(tmp_path, HANGS, monkeypatch)
+    with made.log:
+        assert made._look() == first
+
+
+def test_looking_that_sees_nothing_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = driver_that_looks(tmp_path, "raise SystemExit(3)", monkeypatch)
+    with made.log:
+        seen = made._look()
+    assert seen == blind(False, str(seen.bpf))
+    assert "exit status 3" in str(seen.bpf)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "answered", "kept"), [(False, True, True), (False, False, False), (True, True, False)]
+)
+def test_gpus_stay_open_between_programs_where_there_are_any(
+    simulated: bool, answered: bool, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("gpu.driver._DEVICES", tmp_path)
+    before = Standing({"GPU-1": {"MIG mode": "0"}}) if answered else Standing(why_not="it hung")
+    with gpus_kept_on(Look(simulated, None, None, "", None, before)):
+        assert held(tmp_path) == ({"nvidia0"} if kept else set())
+    assert not held(tmp_path)
+
+
+def held(folder: Path) -> set[str]:
+    """Files of a folder that this process has open."""
+    targets = (os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if is_open(name))
+    return {Path(target).name for target in targets if Path(target).parent == folder}
+
+
+def is_open(descriptor: str) -> bool:
+    """Not the one by which they are listed."""
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
