@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""An item's parts, each by itself: what stops one costs its own rows and no others."""
+"""An item's parts, each of which may fail alone; and rows that compare a figure with what it should be."""
 
 from __future__ import annotations
 
@@ -31,3 +31,48 @@ def part(item: str, whats: Sequence[str], rows: Callable[[], Iterable[Row]]) -> 
 def judged(holds: bool) -> Verdict:
     """Of an assumption."""
     return Verdict.OK if holds else Verdict.DIFFERS
+
+
+def near(
+    item: str, what: str, figure: float | None, baseline: float, within: float, unit: str = "ratio", note: str = ""
+) -> Row:
+    """OK where the figure is no further than `within` from the baseline; DIFFERS too where there is none."""
+    kept = figure is not None and abs(figure - baseline) <= within
+    missing = "" if figure is not None else "nothing was told; "
+    return Row(
+        item=item,
+        what=what,
+        verdict=judged(kept),
+        figure=None if figure is None else round(figure, 4),
+        unit=unit,
+        baseline=round(baseline, 4),
+        note=missing + note,
+    )
+
+
+def holds(
+    item: str,
+    what: str,
+    it_does: bool,
+    figure: float | str | bool | None,
+    baseline: float | str | bool | None = None,
+    note: str = "",
+    unit: str = "",
+) -> Row:
+    """OK or DIFFERS."""
+    return Row(item=item, what=what, verdict=judged(it_does), figure=figure, unit=unit, baseline=baseline, note=note)
+
+
+def measured(
+    item: str,
+    what: str,
+    figure: float | str | bool | None,
+    unit: str = "",
+    baseline: float | None = None,
+    note: str = "",
+) -> Row:
+    """A figure of which nothing was expected; skipped where there is none."""
+    if figure is None:
+        return skipped(item, what, note or "nothing was told")
+    rounded = round(figure, 4) if isinstance(figure, float) else figure
+    return Row(item=item, what=what, verdict=Verdict.MEASURED, figure=rounded, unit=unit, baseline=baseline, note=note)

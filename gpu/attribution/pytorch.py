@@ -27,7 +27,7 @@ from gpu.attribution.rows import ITEM, on_device
 from gpu.attribution.scene import Stage, at_the_end, cast, played, window
 from gpu.attribution.tenants import BESIDE_PYTORCH, Did, Tenant
 from gpu.here import Here, Unavailable
-from gpu.part import holds, measured, near, part
+from gpu.parts import holds, measured, near, part
 from gpu.row import Row
 from gpu.spin import SAME_ORDER
 
@@ -77,8 +77,10 @@ class PyTorch:
     def rows(self, stage: Stage, why_no_agent: str | None) -> Iterator[Row]:
         """Both scenes; one row each where it cannot be had."""
         step_seconds: list[float] = []
-        yield from part(ITEM, f"{ALONE}: can be looked at", partial(self._alone, stage, why_no_agent, step_seconds))
-        yield from part(ITEM, f"{BESIDE}: can be looked at", partial(self._beside, stage, why_no_agent, step_seconds))
+        yield from part(ITEM, (f"{ALONE}: can be looked at",), partial(self._alone, stage, why_no_agent, step_seconds))
+        yield from part(
+            ITEM, (f"{BESIDE}: can be looked at",), partial(self._beside, stage, why_no_agent, step_seconds)
+        )
 
     def listen(self) -> None:
         """Its lines, on a thread of its own, until it ends."""

@@ -12,7 +12,7 @@ from bench.attribution_errors import MOST_MEAN, MOST_WORST, errors
 from bench.attribution_shares import SECONDS, Owner, by_tenant, true_seconds
 from gpu.attribution.scene import Played
 from gpu.attribution.tenants import Did, Tenant
-from gpu.part import holds, measured
+from gpu.parts import holds, measured
 from gpu.row import Row, Verdict, skipped
 
 ITEM: Final = "attribution"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpu import spin
 from gpu.here import Here, Unavailable
-from gpu.part import part
+from gpu.parts import part
 from gpu.row import Row, failed, skipped
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def _scenes(stage: Stage, why: str | None, alone: bool) -> Iterator[Row]:
         scenes += [("one that takes the rest", CROWDED), *([("one alone", ALONE)] if alone else [])]
     over: list[Played] = []
     for name, tenants in scenes:
-        yield from part(_ITEM, f"{name}: can be looked at", partial(_scene, stage, name, tenants, why, over))
+        yield from part(_ITEM, (f"{name}: can be looked at",), partial(_scene, stage, name, tenants, why, over))
     for one in over if why is None else ():
-        yield from part(_ITEM, f"{one.name}: totals can be looked at", partial(_totals, stage, one))
+        yield from part(_ITEM, (f"{one.name}: totals can be looked at",), partial(_totals, stage, one))
 
 
 def _scene(stage: Stage, name: str, tenants: Sequence[Tenant], why: str | None, over: list[Played]) -> Iterator[Row]:

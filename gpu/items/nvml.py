@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpu import offspring, spin
 from gpu.here import Here
-from gpu.part import holds, measured, part
+from gpu.parts import holds, measured, part
 from gpu.row import Row, skipped
 from gpu.spin import Pace
 
@@ -73,14 +73,14 @@ def rows(here: Here) -> Iterator[Row]:
     from gpu.nvml.binding import first_gpu
 
     with first_gpu(here) as gpu:
-        yield from part(_NVML, "what is supported", partial(_supported, gpu))
+        yield from part(_NVML, ("what is supported",), partial(_supported, gpu))
         pace = spin.pace_of(here, gpu.sm_count, 0.5 if here.quick else 2.2)
         for percent in (50,) if here.quick else (50, 25, 100):
-            yield from part(_NVML, f"a load of {percent} %", partial(_duty, here, gpu, pace, percent))
-        yield from part(_NVML, "kernels on half of the SMs, and costs", partial(_half, here, gpu, pace))
-        yield from part(_NVML, "MPS", partial(_mps, here, gpu, pace))
+            yield from part(_NVML, (f"a load of {percent} %",), partial(_duty, here, gpu, pace, percent))
+        yield from part(_NVML, ("kernels on half of the SMs, and costs",), partial(_half, here, gpu, pace))
+        yield from part(_NVML, ("MPS",), partial(_mps, here, gpu, pace))
         for direction in ("to the device", "from the device"):
-            yield from part(_NVML, f"PCIe {direction}", partial(_copies, here, gpu, pace, direction))
+            yield from part(_NVML, (f"PCIe {direction}",), partial(_copies, here, gpu, pace, direction))
 
 
 def _supported(gpu: Gpu) -> Iterator[Row]:

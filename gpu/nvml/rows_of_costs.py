@@ -11,7 +11,7 @@ from gpu.nvml.binding import Refused
 from gpu.nvml.cost import Cost
 from gpu.nvml.pcie import TO_DEVICE, Copied, cumulative
 from gpu.nvml.rows_of_samples import NVML, SM_WITHIN
-from gpu.part import holds, measured, near
+from gpu.parts import holds, measured, near
 from gpu.row import Row, skipped
 
 _LEAST_RATIO: Final = 0.95

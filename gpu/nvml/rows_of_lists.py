@@ -12,7 +12,7 @@ from gpu.nvml.lists import bytes_of, lists_of
 from gpu.nvml.rows_of_samples import NVML, gpm_near
 from gpu.nvml.samples import NEW, OLD
 from gpu.nvml.watching import Seen
-from gpu.part import holds, measured
+from gpu.parts import holds, measured
 from gpu.row import Row, skipped
 
 _MIB: Final = 1 << 20

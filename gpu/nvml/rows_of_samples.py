@@ -12,7 +12,7 @@ from gpu.nvml import gpm
 from gpu.nvml.binding import Refused
 from gpu.nvml.samples import DEVICE, DEVICE_ITSELF, NEW, OLD, Samples, largest_difference
 from gpu.nvml.watching import Seen
-from gpu.part import holds, measured, near
+from gpu.parts import holds, measured, near
 from gpu.row import Row, skipped
 
 NVML: Final = "nvml"
