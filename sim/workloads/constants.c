@@ -56,11 +56,7 @@ static void parse(struct bench *bench, int *device, int argc, char **argv)
 	};
 	int letter;
 
-	while ((letter = getopt_long(argc, argv, "", LONG, NULL)) != -1) {
-		if (letter == '?' || letter == 'h') {
-			fputs(USAGE, letter == 'h' ? stdout : stderr);
-			exit(letter == 'h' ? 0 : 2);
-		}
+	while ((letter = option_next(argc, argv, LONG, USAGE)) != -1) {
 		if (letter == 'r')
 			bench->rounds = (unsigned)option_count("--rounds", optarg, 1, MOST_ROUNDS);
 		else

@@ -156,13 +156,8 @@ static void parse(struct options *options, int argc, char **argv)
 	};
 	int letter;
 
-	while ((letter = getopt_long(argc, argv, "", LONG, NULL)) != -1) {
-		if (letter == '?' || letter == 'h') {
-			fputs(USAGE, letter == 'h' ? stdout : stderr);
-			exit(letter == 'h' ? 0 : 2);
-		}
+	while ((letter = option_next(argc, argv, LONG, USAGE)) != -1)
 		parse_option(options, letter);
-	}
 	if (optind < argc) {
 		fprintf(stderr, "what is \"%s\"? offline takes options only\n%s", argv[optind], USAGE);
 		exit(2);

@@ -8,6 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+int option_next(int argc, char **argv, const struct option *options, const char *usage)
+{
+	int letter = getopt_long(argc, argv, "", options, NULL);
+
+	if (letter == '?' || letter == 'h') {
+		fputs(usage, letter == 'h' ? stdout : stderr);
+		exit(letter == 'h' ? 0 : 2);
+	}
+	return letter;
+}
+
 uint64_t option_count(const char *option, const char *text, uint64_t least, uint64_t most)
 {
 	char *end;
