@@ -12,6 +12,8 @@
 #define MOST_BLOCKS (1ull << 30)
 /* Of max_queued_ns: to what a queue drains before its process is resumed. As in enforce/resumer.py. */
 #define LOW_WATER_PERCENT 40
+/* A process goes on so long after it is due at most, if its guardian has a CPU: 0.13 to 0.18 ms were measured. */
+#define RESUME_NS 200000ull
 /* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
 #define STRETCH_GAP_NS 500000ll
 /*
@@ -331,7 +333,7 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 		return;
 	queue->backlog_ns = less(queue->backlog_ns, estimate);
 	queue->held_ns = estimate;
-	queue->held_for_ns = drain_ns(rule, queued, estimate);
+	queue->held_for_ns = drain_ns(rule, queued, estimate) + RESUME_NS;
 }
 
 /*
