@@ -224,7 +224,14 @@ class Rule(c.Structure):
 
 
 class Queue(c.Structure):
-    _fields_ = [("queued_ns", U64), ("updated_ns", U64), ("busy_mark_ns", U64)]
+    _fields_ = [
+        ("queued_ns", U64),
+        ("updated_ns", U64),
+        ("busy_mark_ns", U64),
+        ("backlog_ns", U64),
+        ("held_ns", U64),
+        ("held_for_ns", U64),
+    ]
 
 
 class Pace(c.Structure):

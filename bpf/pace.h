@@ -8,6 +8,9 @@
  * meets a running online request, stops its own process before the driver sees it. The guardian resumes it; the launch
  * that was stopped then goes through.
  *
+ * Beside it there is the backlog: the same charges, drained at full rate. A drained wait proves the backlog gone, but
+ * not that the share's rate has paid for the work: what it has not stays in the queue.
+ *
  * Nothing is ever stopped after lease_until_ns, which the guardian renews while it and the agent live: whoever dies,
  * the kernel stops stopping.
  */
@@ -48,9 +51,12 @@ struct rule {
 
 /* A process's virtual queue on one device. */
 struct queue {
-	__u64 queued_ns;
+	__u64 queued_ns; /* charged, and not paid back at rate_ppm yet */
 	__u64 updated_ns;
 	__u64 busy_mark_ns; /* busy_total of the slot at updated_ns */
+	__u64 backlog_ns; /* believed to be on the GPU: drains at full rate */
+	__u64 held_ns; /* the launch that was stopped: it gets there … */
+	__u64 held_for_ns; /* … so long after updated_ns, or when more is heard of the process */
 };
 
 #define QUEUES (SLOTS + 1) /* the last one for launches on a device that is not known */

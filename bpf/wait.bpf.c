@@ -226,7 +226,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	struct thread *thread = own_thread();
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 	struct rule *rule = bpf_map_lookup_elem(&rules, id);
-	__u64 busy = busy_total_of(process->slot, now), queued;
+	__u64 busy = busy_total_of(process->slot, now), backlog;
 
 	if (!thread)
 		return;
@@ -236,9 +236,9 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	}
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
-	queued = pace && rule ? drained_queue(queue_of(pace, process->slot), rule, busy, now) : 0;
-	/* behind a soft gate the queue also holds what was waited for long ago */
-	thread->wait_queued_ns = queued < process->charged_ns ? queued : process->charged_ns;
+	backlog = pace && rule ? drained_backlog(queue_of(pace, process->slot), rule, busy, now) : 0;
+	/* behind a soft gate the backlog also holds what was waited for long ago */
+	thread->wait_queued_ns = backlog < process->charged_ns ? backlog : process->charged_ns;
 }
 
 /* Ends the thread's own request: how many were open; 0: it has none, or another thread's wait ended it. */
@@ -274,7 +274,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 	}
 	if (before == 1) {
 		record_delivery(id, process, thread, rule && rule->role == ROLE_ONLINE, now);
-		empty_queue(id, rule, process->slot, now);
+		settle_queue(id, rule, process->slot, now);
 		process->start_ns = 0;
 	}
 	if (start_ns)

@@ -18,7 +18,7 @@ from agent.model import ProcessId
 from enforce.gates import busy_total_ns, is_busy
 
 _PPM = 1_000_000
-_LOW_WATER = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each
+LOW_WATER_RATIO = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each; as in bpf/
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
 SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
@@ -198,6 +198,6 @@ class Resumer:
 def drain_ns(pause: Pause) -> int:
     """How long until the launch that was stopped fits: its queue falls to the low water, or to what leaves room."""
     room = max(0, pause.rule.max_queued_ns - pause.estimate_ns)
-    target = min(room, int(pause.rule.max_queued_ns * _LOW_WATER))
+    target = min(room, int(pause.rule.max_queued_ns * LOW_WATER_RATIO))
     surplus = max(0, pause.queued_ns - target)
     return int(surplus * _PPM // max(1, pause.rule.rate_ppm))

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import PAUSE_GATE, PAUSE_QUEUE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOTS, Gate, Pause, ProcessKey, Rule
-from enforce.resumer import Resumer, drain_ns
+from enforce.resumer import LOW_WATER_RATIO, Resumer, drain_ns
 
 MS = 1_000_000
 HOLD = 20 * MS
@@ -52,6 +55,12 @@ def test_a_process_stopped_for_its_queue_runs_when_enough_has_drained() -> None:
 
 def test_a_smaller_share_drains_more_slowly() -> None:
     assert drain_ns(pause(0, rate=500_000)) == 2 * drain_ns(pause(0, rate=1_000_000))
+
+
+def test_the_kernel_side_knows_to_what_a_queue_drains() -> None:
+    source = (Path(__file__).parents[2] / "bpf" / "pace.bpf.c").read_text()
+    (percent,) = re.findall(r"^#define LOW_WATER_PERCENT (\d+)$", source, re.MULTILINE)
+    assert int(percent) == LOW_WATER_RATIO * 100
 
 
 def test_a_process_at_a_gate_waits_until_the_online_side_is_done() -> None:
