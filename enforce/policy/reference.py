@@ -93,8 +93,8 @@ _LAWS = """\
 - `headroom`: as much as the promise leaves. What may be queued grows with the certain part of the slack and is halved
   at a violation; where the shortest queue is not enough the share of time shrinks, to `limits.floor` at most. What does
   not help is given back for a while.
-- `fixed`: `share` always, whatever the latency, and 2 ms queued at most, or `limits.max_queued`. Over a longer time than the
-  queue it is a share of the device's time, however often the work waits for itself.
+- `fixed`: `share` always, whatever the latency, with 2 ms queued at most, or `limits.max_queued`. It is a share of the
+  device's time however often the work waits for itself.
 - `tgs`: a budget of blocks in 50 ms, steered by how many the online side launches, as TGS publishes it. The latency is
   not looked at.
 - `off`: everything. Nothing is watched at a launch, so the gate does not act either.
