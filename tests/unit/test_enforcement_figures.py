@@ -108,6 +108,16 @@ def test_ours_has_to_beat_the_published_law_in_every_pair_that_has_both() -> Non
     assert verdicts(both[:1])[text] is None
 
 
+def test_where_the_published_law_is_not_beaten_it_is_said_what_either_leaves_to_offline_work() -> None:
+    rows = [
+        row("a", "headroom@1.1", 1.1, 0.9),
+        row("a", "tgs", 1.05, 0.1),
+        row("b", "headroom@1.1", 1.0),
+        row("b", "tgs", 4.0),
+    ]
+    assert marks(rows)[-1].found == "1 of 2; not a: 1.10 at 0.90 of what is left to 1.05 at 0.10 of what is left"
+
+
 def test_modes_are_those_that_were_promised() -> None:
     fixed = ("alone", "timeslice", "mps", "mps_static", "mps_priority", "tgs")
     assert (*fixed, "headroom@1.1", "headroom@1.5", "headroom@3") == NAMES
