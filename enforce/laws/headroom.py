@@ -28,9 +28,10 @@ SECOND_NS = 1_000_000_000
 START_QUEUED_NS = 800_000
 MIN_QUEUED_NS = 500_000  # below this a stop costs more than it saves: a stop and resume take about 0.15 ms
 TOP_QUEUED_NS = 8_000_000
-SOFT_QUEUED_NS, HARD_QUEUED_NS = 3_000_000, 2_000_000  # from … and down to: the gate lets what fits be queued
+SOFT_QUEUED_NS, HARD_QUEUED_NS = 2_500_000, 2_000_000  # from … and down to: the gate lets what fits be queued
 SPENT_PER_SECOND = 0.25  # of the certain slack, times 1 − load
 GROWN_PER_SECOND_NS = 500_000  # at most: what has been read so far may hold no burst yet
+MOST_OF_TARGET = 0.1  # and of the target: a burst that nobody has seen yet waits for what is queued when it begins
 SPENT_AT_MOST = 1.0  # likewise: as the slack shrinks by what is queued, half of what there was is spent
 TOO_LONG, EASED = 1.5, 0.98  # beyond so much of that it is shortened by so much a decision
 FAR_SLACK = -0.25  # a miss beyond that ends in the shortest queue at once
@@ -130,7 +131,7 @@ class Headroom:
         busy = online.busy_ratio or 0.0
         if busy > BUSY_RATIO:
             return self._answer(state, f"slack {slack:.0%}, but the online side keeps the device busy: no growth")
-        return self._grow(state, now_ns, slack, slack * slo.target_ns * (1 - busy), elapsed_ns)
+        return self._grow(state, now_ns, slack, min(slack * (1 - busy), MOST_OF_TARGET) * slo.target_ns, elapsed_ns)
 
     def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
         """Hold, then release: an online side that says nothing has nothing to protect, but may come back."""
