@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Everything is counted once however it is probed: a file taken for several, a kernel without uprobe_multi."""
+"""Everything is counted once however often it is probed: a file taken for several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 
-from agent import preflight
-from agent.libbpf import BpfObject
 from agent.libraries import FileId
 from agent.model import ProcessId
 from agent.probes import Probes
-from agent.procfs import Procfs
 from tests.kernel.driven import Driver, Memory, copied, latencies, launched, lost, memory
 
 OPERATIONS = (
@@ -38,19 +33,6 @@ def doubled_probes(driver: Driver, fresh_probes: Probes, monkeypatch: pytest.Mon
         assert not fresh_probes.ensure(str(driver.libcuda)).failed
     assert len(fresh_probes.libraries()) == 3
     return fresh_probes
-
-
-@pytest.fixture
-def single_probes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
-    """Attached one by one, as before Linux 6.6. Taking them away takes ten seconds."""
-
-    def load(path: Path, **_: object) -> BpfObject:
-        return BpfObject(path)
-
-    monkeypatch.setattr("agent.probes.BpfObject", load)
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
-        assert not probes.ensure(str(driver.libcuda)).failed
-        yield probes
 
 
 def check(probes: Probes, process: ProcessId, functions: tuple[int, int]) -> None:
@@ -78,9 +60,3 @@ def test_what_is_probed_three_times_is_counted_once(
     found = lost(doubled_probes)
     assert found.pop("duplicate") > 0
     assert not found
-
-
-def test_single_uprobes_count_the_same(driver: Driver, single_probes: Probes) -> None:
-    driven = driver.run(*OPERATIONS)
-    check(single_probes, driven.process, (driven.function(0), driven.function(0, device=1)))
-    assert not lost(single_probes)
