@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Links are taken away together, for each waits for a grace period of the kernel; and where no thread can be had, too."""
+"""Links are taken away together, as each waits for a grace period of the kernel; and so where no thread can be had."""
 
 from __future__ import annotations
 
