@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
 
+from agent import preflight
 from agent.libraries import FileId
 from agent.model import ProcessId
 from agent.probes import Probes
+from agent.procfs import Procfs
 from tests.kernel.driven import Driver, Memory, copied, latencies, launched, lost, memory
 
 OPERATIONS = (
@@ -24,15 +27,16 @@ OPERATIONS = (
 )
 
 
-@pytest.fixture
-def doubled_probes(driver: Driver, fresh_probes: Probes, monkeypatch: pytest.MonkeyPatch) -> Probes:
+@pytest.fixture(scope="module")
+def doubled_probes(driver: Driver) -> Iterator[Probes]:
     """Attached three times to one file, each time as if it were another."""
     numbers = count()
-    monkeypatch.setattr("agent.libraries.real_file", lambda *_: FileId(0, next(numbers)))
-    for _ in range(3):
-        assert not fresh_probes.ensure(str(driver.libcuda)).failed
-    assert len(fresh_probes.libraries()) == 3
-    return fresh_probes
+    with pytest.MonkeyPatch.context() as patch, Probes(preflight.bpf_object(), Procfs()) as probes:
+        patch.setattr("agent.libraries.real_file", lambda *_: FileId(0, next(numbers)))
+        for _ in range(3):
+            assert not probes.ensure(str(driver.libcuda)).failed
+        assert len(probes.libraries()) == 3
+        yield probes
 
 
 def check(probes: Probes, process: ProcessId, functions: tuple[int, int]) -> None:
@@ -55,8 +59,9 @@ def check(probes: Probes, process: ProcessId, functions: tuple[int, int]) -> Non
 def test_what_is_probed_three_times_is_counted_once(
     driver: Driver, doubled_probes: Probes, through: str, streams: str
 ) -> None:
+    before = lost(doubled_probes).get("duplicate", 0)
     driven = driver.run(f"through={through}", f"streams={streams}", *OPERATIONS)
     check(doubled_probes, driven.process, (driven.function(0), driven.function(0, device=1)))
     found = lost(doubled_probes)
-    assert found.pop("duplicate") > 0
+    assert found.pop("duplicate") > before
     assert not found
