@@ -36,7 +36,8 @@ packages-test:
 packages-deb:
 	@packaging/setup.sh deb
 
-setup: $(VENV) bpf sim ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
+setup: | packages ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
+	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(VENV) bpf sim
 
 demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARGS="--json FILE --seconds N"
 	@$(BIN)/gpuwarden demo $(ARGS)

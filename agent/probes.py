@@ -174,8 +174,7 @@ class Probes:
             if library.watch is not None:
                 self.changes.forget(library.watch)
                 library.watch = None
-            for link in links:
-                self.bpf.detach(link)
+            self.bpf.detach_all(links)
             for symbol in () if library.unreadable else SYMBOLS:
                 if symbol.role is Role.ALLOC:
                     self.map("returns").delete(layout.U64(symbol.cookie(library.number)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import select
 import threading
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class Watcher:
         ]
         self.failures = 0
         self._ending = threading.Event()
+        self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
     def start(self) -> None:
@@ -62,12 +64,15 @@ class Watcher:
     def stop(self) -> None:
         """Stops listening."""
         self._ending.set()
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
         for ring in self._rings:
             ring.close()
 
     def _run(self) -> None:
         waiting = select.poll()  # select() takes no descriptor beyond 1023
+        waiting.register(self._wake, select.POLLIN)
         for ring in self._rings:
             waiting.register(ring.epoll_fd, select.POLLIN)
         changes = self._probes.changes.fileno()

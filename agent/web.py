@@ -191,6 +191,8 @@ class Server:
 
     def close(self) -> None:
         """Stop serving and free the port."""
+        with contextlib.suppress(OSError):
+            self._listener.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would look half a second later
         self._listener.shutdown()
         self._listener.server_close()
 

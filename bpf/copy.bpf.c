@@ -18,6 +18,18 @@ static __always_inline void count_copy(const struct process_id *id, const struct
 		book_copies(id, current_device(), direction, bytes, 1);
 }
 
+/*
+ * The same in a loop, by addresses, of the process that runs. No always_inline and not static: the kernel verifies such
+ * a function once and not in each turn of the loop, which was most of the time that loading the programs took.
+ */
+__noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes)
+{
+	struct process_id id = this_process();
+
+	count_copy(&id, bpf_map_lookup_elem(&processes, &id), unified_direction(destination, source), bytes);
+	return 0;
+}
+
 #define DEVICE_CPU 0xffffffffu /* CU_DEVICE_CPU */
 
 static __always_inline __u32 prefetch_direction(__u32 shape, __u64 argument)
@@ -133,8 +145,7 @@ static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const 
 	keep_call(CALL_COPY, &call);
 }
 
-static __always_inline void count_batch(const struct process_id *id, const struct process *process,
-					const struct call *call)
+static __always_inline void count_batch(const struct call *call)
 {
 	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
 		__u64 one[3] = {};
@@ -147,7 +158,7 @@ static __always_inline void count_batch(const struct process_id *id, const struc
 			count_lost(LOST_USER_READ);
 			break;
 		}
-		count_copy(id, process, unified_direction(one[0], one[1]), one[2]);
+		count_one_copy(one[0], one[1], one[2]);
 	}
 	if (call->d > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -185,8 +196,7 @@ static __always_inline __u64 address_of(const struct operand *operand)
 	return operand->type == OPERAND_ARRAY ? 0 : operand->address;
 }
 
-static __always_inline void count_operations(const struct process_id *id, const struct process *process,
-					     const struct call *call)
+static __always_inline void count_operations(const struct process_id *id, const struct call *call)
 {
 	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
 		struct operation one = {};
@@ -201,8 +211,7 @@ static __always_inline void count_operations(const struct process_id *id, const 
 		from = element_bytes(id, &one.source);
 		to = element_bytes(id, &one.destination);
 		bytes = one.width * one.height * one.depth * (from > to ? from : to);
-		count_copy(id, process, unified_direction(address_of(&one.destination), address_of(&one.source)),
-			   bytes);
+		count_one_copy(address_of(&one.destination), address_of(&one.source), bytes);
 	}
 	if (call->d > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -251,9 +260,9 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 	if (!take_call(CALL_COPY, &call) || !succeeded(ctx))
 		return;
 	if (COOKIE_SHAPE(call.cookie) == COPY_BATCH)
-		count_batch(id, process, &call);
+		count_batch(&call);
 	else if (COOKIE_SHAPE(call.cookie) == COPY_BATCH_3D || COOKIE_SHAPE(call.cookie) == COPY_OPERATION_3D)
-		count_operations(id, process, &call);
+		count_operations(id, &call);
 	else
 		count_copy(id, process, unified_direction(call.a, call.b), call.c);
 }

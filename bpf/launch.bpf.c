@@ -175,6 +175,23 @@ int launch_enter(struct pt_regs *ctx)
 	return 0;
 }
 
+/* One of many, by its struct launch_parameters. No inline function: see count_one_copy. */
+__noinline int enter_one_launch(__u64 parameters, __u32 device)
+{
+	struct process_id id = this_process();
+	struct launch_parameters one = {};
+	struct grid grid = {.kernels = 1};
+
+	if (bpf_probe_read_user(&one, sizeof(one), (void *)parameters))
+		count_lost(LOST_USER_READ);
+	grid.function = one.function;
+	grid.blocks = (__u64)one.grid[0] * one.grid[1] * one.grid[2];
+	grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
+	grid.waves = waves_of(grid.blocks, grid.threads_per_block);
+	enter_launch(&id, bpf_map_lookup_elem(&processes, &id), this_thread(), device, &grid);
+	return 0;
+}
+
 /* One kernel on each of several devices; which they are only the streams know, so the ordinal stays unknown. */
 SEC("uprobe")
 int launch_many_enter(struct pt_regs *ctx)
@@ -190,19 +207,7 @@ int launch_many_enter(struct pt_regs *ctx)
 		return 0;
 	thread = own_thread();
 	device = count == 1 ? context_of(thread).device : DEVICE_UNKNOWN;
-	for (__u32 i = 0; i < MOST_OF_MANY; i++) {
-		struct launch_parameters one = {};
-		struct grid grid = {.kernels = 1};
-
-		if (i >= count)
-			break;
-		if (bpf_probe_read_user(&one, sizeof(one), (void *)arguments.first + i * sizeof(one)))
-			count_lost(LOST_USER_READ);
-		grid.function = one.function;
-		grid.blocks = (__u64)one.grid[0] * one.grid[1] * one.grid[2];
-		grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
-		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
-		enter_launch(&id, process, thread, device, &grid);
-	}
+	for (__u32 i = 0; i < MOST_OF_MANY && i < count; i++)
+		enter_one_launch(arguments.first + i * sizeof(struct launch_parameters), device);
 	return 0;
 }

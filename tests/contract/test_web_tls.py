@@ -77,7 +77,7 @@ class Port:
     file: WebConfigFile | None = None
 
     def open(self, text: str) -> None:
-        """Everything anew, but for the port: closing one takes half a second."""
+        """Everything anew, but for the port."""
         self.write(text)
         self.file = WebConfigFile(self.path)
         self.guard.terms = self.file.terms

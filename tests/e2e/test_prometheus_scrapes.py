@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A real Prometheus scrapes /metrics on loopback, and its queries give the figures of the snapshot."""
+"""A real Prometheus scrapes /metrics on loopback, and its queries give the figures of the snapshot.
+
+It takes five seconds until it scrapes anybody: so the two that are needed are started together, once.
+"""
 
 from __future__ import annotations
 
@@ -130,18 +133,45 @@ class Served:
         self.server = web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(lambda: self.snapshot)})
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def exporter() -> Iterator[Served]:
     served = Served()
     yield served
     served.server.close()
 
 
-@pytest.fixture
-def scraper(served: Served, tmp_path: Path) -> Iterator[Prometheus]:
-    server = Prometheus(tmp_path, CONFIG.format(port=served.server.port))
+@pytest.fixture(scope="module", autouse=True)
+def scraper(exporter: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    server = Prometheus(tmp_path_factory.mktemp("scraper"), CONFIG.format(port=exporter.server.port))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Of an exporter that asks for a certificate and a password."""
+    folder = tmp_path_factory.mktemp("secured")
+    authority = Authority(folder / "authority")
+    authority.issue("agent")
+    scraper = authority.issue("scraper", "DNS:scraper.example")
+    path = folder / "web.yml"
+    path.write_text(WEB_CONFIG.format(hashed=bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()))
+    path.chmod(0o600)
+    file = WebConfigFile(path)
+    guard = Guard(file.terms)
+    metrics = prometheus.application(rich_snapshot, also=lambda: (*file.rows(), *guard.rows()))
+    with web.serve("127.0.0.1", 0, {"/metrics": metrics}, guard=guard) as server:
+        papers = {"ca": authority.cert, "cert": scraper.cert, "key": scraper.key}
+        asking = Prometheus(folder, SECURED.format(port=server.port, **papers))
+        yield asking
+        asking.close()
+
+
+@pytest.fixture
+def served(exporter: Served) -> Served:
+    """With everything that there was at first."""
+    exporter.snapshot = rich_snapshot()
+    return exporter
 
 
 def test_a_real_prometheus_scrapes_what_the_snapshot_says(served: Served, scraper: Prometheus) -> None:
@@ -167,26 +197,11 @@ def test_a_container_that_ends_disappears_from_prometheus(served: Served, scrape
     scraper.until('gpuwarden_container_sm_ratio{container="chat"}')
 
 
-def test_a_real_prometheus_scrapes_with_a_certificate_and_a_password_and_not_without(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "authority")
-    authority.issue("agent")
-    scraper = authority.issue("scraper", "DNS:scraper.example")
-    path = tmp_path / "web.yml"
-    path.write_text(WEB_CONFIG.format(hashed=bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()))
-    path.chmod(0o600)
-    file = WebConfigFile(path)
-    guard = Guard(file.terms)
-    metrics = prometheus.application(rich_snapshot, also=lambda: (*file.rows(), *guard.rows()))
-    with web.serve("127.0.0.1", 0, {"/metrics": metrics}, guard=guard) as server:
-        papers = {"ca": authority.cert, "cert": scraper.cert, "key": scraper.key}
-        asking = Prometheus(tmp_path, SECURED.format(port=server.port, **papers))
-        try:
-            asking.until('up{job="right"} == 1')
-            asking.until('up{job="wrong-password"} == 0')
-            asking.until('up{job="no-certificate"} == 0')
-            asking.until('gpuwarden_web_refused_total{job="right", reason="password"} > 1')
-            asking.until('gpuwarden_web_refused_total{job="right", reason="certificate"} > 1')
-            asking.until('gpuwarden_web_config_reload_success{job="right"} == 1')
-            assert asking.query('up{job="right"} == 1')
-        finally:
-            asking.close()
+def test_a_real_prometheus_scrapes_with_a_certificate_and_a_password_and_not_without(secured: Prometheus) -> None:
+    secured.until('up{job="right"} == 1')
+    secured.until('up{job="wrong-password"} == 0')
+    secured.until('up{job="no-certificate"} == 0')
+    secured.until('gpuwarden_web_refused_total{job="right", reason="password"} > 1')
+    secured.until('gpuwarden_web_refused_total{job="right", reason="certificate"} > 1')
+    secured.until('gpuwarden_web_config_reload_success{job="right"} == 1')
+    assert secured.query('up{job="right"} == 1')

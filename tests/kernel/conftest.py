@@ -55,6 +55,14 @@ def fresh_probes() -> Iterator[Probes]:
         yield probes
 
 
+@pytest.fixture(scope="module")
+def own_probes(driver: Driver) -> Iterator[Probes]:
+    """Attached, for the programs of one module alone: where what all share is changed, or nothing else may be seen."""
+    with Probes(preflight.bpf_object(), Procfs()) as probes:
+        assert not probes.ensure(str(driver.libcuda)).failed
+        yield probes
+
+
 @pytest.fixture(scope="session")
 def probes(driver: Driver) -> Iterator[Probes]:
     """Attached before any program starts; the tests share them, for each has processes of its own."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from agent import preflight
 from agent.model import ProcessId
 from agent.probes import Probes
 from agent.procfs import Procfs
@@ -51,32 +50,24 @@ def called(program: Path, driver: Driver, plan: Mapping[str, int], *arguments: s
             process.kill()
 
 
-@pytest.fixture(scope="module")
-def alone(driver: Driver) -> Iterator[Probes]:
-    """Probes that see nobody but this module's programs."""
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
-        assert not probes.ensure(str(driver.libcuda)).failed
-        yield probes
-
-
 @pytest.mark.parametrize("threads", [1, 7])
 def test_every_symbol_is_seen_exactly_as_often_as_it_is_called(
-    every_symbol: Path, driver: Driver, alone: Probes, threads: int
+    every_symbol: Path, driver: Driver, own_probes: Probes, threads: int
 ) -> None:
-    (library,) = alone.libraries()
+    (library,) = own_probes.libraries()
     assert library.attached == [symbol.name for symbol in SYMBOLS]
-    plan, before, lost_before = plan_of(library.attached), alone.calls(), lost(alone)
+    plan, before, lost_before = plan_of(library.attached), own_probes.calls(), lost(own_probes)
     with called(every_symbol, driver, plan, str(threads)) as (process, said):
-        assert grown(alone.calls(), before) == told(said)
+        assert grown(own_probes.calls(), before) == told(said)
         added = said["added"]
-        assert kernels(alone, process) == added["launch"]["amount"]
+        assert kernels(own_probes, process) == added["launch"]["amount"]
         extra = sum(said["symbols"][name]["calls"] for name in BATCHES)
         wanted = {
             (0, name): (added[effect]["calls"] + (extra if effect == "to_device" else 0), added[effect]["amount"])
             for effect, name in DIRECTIONS.items()
         }
-        assert copied(alone, process) == wanted
-        books = memory(alone, process)
+        assert copied(own_probes, process) == wanted
+        books = memory(own_probes, process)
         live = {}
         for kind in KINDS:
             freed = added[f"free_{kind}"]["amount"] + (added["free_with_context"]["amount"] if kind == "plain" else 0)
@@ -88,12 +79,14 @@ def test_every_symbol_is_seen_exactly_as_often_as_it_is_called(
         frees += added["free_with_context"]["amount"] // IN_CONTEXT  # some contexts hold nothing
         assert books[0].frees == frees
         assert books[0].failures == 0
-        assert grown(lost(alone), lost_before) == {}
+        assert grown(lost(own_probes), lost_before) == {}
 
 
-def test_what_failed_is_counted_as_failed_and_nothing_else(every_symbol: Path, driver: Driver, alone: Probes) -> None:
+def test_what_failed_is_counted_as_failed_and_nothing_else(
+    every_symbol: Path, driver: Driver, own_probes: Probes
+) -> None:
     plan = plan_of([symbol.name for symbol in SYMBOLS if symbol.role is Role.ALLOC])
     with called(every_symbol, driver, plan, "--fail", "5") as (process, said):
         failed = sum(symbol["failed"] for symbol in said["symbols"].values())
         assert failed == sum(plan.values())
-        assert memory(alone, process)[0].failures == failed
+        assert memory(own_probes, process)[0].failures == failed

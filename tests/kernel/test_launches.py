@@ -47,15 +47,14 @@ def test_every_launch_of_processes_that_started_before_the_probes_is_counted_onc
 
 @THROUGH
 def test_every_launch_of_processes_that_start_after_the_probes_is_counted_once(
-    driver: Driver, fresh_probes: Probes, through: str
+    driver: Driver, own_probes: Probes, through: str
 ) -> None:
-    fresh_probes.ensure(str(driver.libcuda))
     with ExitStack() as stack:
         running = programs(stack, driver, through)
         run_together(running)
         for driven in running:
-            assert launched(fresh_probes, driven.process) == exactly(driven, 0)
-    assert not lost(fresh_probes)
+            assert launched(own_probes, driven.process) == exactly(driven, 0)
+    assert not lost(own_probes)
 
 
 @STREAMS
@@ -85,17 +84,14 @@ def test_a_graph_counts_its_kernel_nodes_at_each_launch(
 
 
 @pytest.mark.parametrize("grid", ["1x1x1:32x1x1", "131x1x1:1024x1x1", "133x1x1:1024x1x1", "70x70x1:64x2x1"])
-def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(
-    driver: Driver, fresh_probes: Probes, grid: str
-) -> None:
-    fresh_probes.tell_sm_count(SMS)
-    fresh_probes.ensure(str(driver.libcuda))
+def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(driver: Driver, own_probes: Probes, grid: str) -> None:
+    own_probes.tell_sm_count(SMS)
     driven = driver.run(f"3*launch:{grid}", f"launch:{GRID}:0", "graph:5")
     blocks, threads = (math.prod(int(n) for n in part.split("x")) for part in grid.split(":"))
     of_grid, of_other = waves(blocks, threads, SMS), waves(BLOCKS, BLOCK_THREADS, SMS)
     counts = {
         key.function: (value.waves, value.wave_sms)
-        for key, value in fresh_probes.map("launches").items()
+        for key, value in own_probes.map("launches").items()
         if key.process.id() == driven.process
     }
     assert counts.pop(driven.function(0)) == tuple(3 * a + b for a, b in zip(of_grid, of_other, strict=True))

@@ -55,7 +55,6 @@ def left(
     driver: Driver, probes: Probes, *operations: str, stops: int = 0, stopped_seconds: float = 0.1, **rule: int
 ) -> Left:
     """Runs them under a rule. It must be stopped so many times, and is resumed each time."""
-    probes.ensure(str(driver.libcuda))
     with driver.start(*operations) as driven:
         key = ProcessKey.of(driven.process)
         values = {"flags": RULE_PACE, "max_queued_ns": 10 * LAUNCH_NS, "launch_ns": LAUNCH_NS, **rule}
@@ -94,57 +93,57 @@ def queued_after_a_wait(driver: Driver, probes: Probes, flags: int, *, busy: boo
 
 
 @pytest.mark.parametrize("flags", [RULE_PACE, RULE_PACE | RULE_GATE, RULE_PACE | RULE_GATE | RULE_SOFT])
-def test_who_has_waited_for_all_of_its_work_has_none_queued(driver: Driver, fresh_probes: Probes, flags: int) -> None:
-    assert queued_after_a_wait(driver, fresh_probes, flags, busy=False) == 0
+def test_who_has_waited_for_all_of_its_work_has_none_queued(driver: Driver, own_probes: Probes, flags: int) -> None:
+    assert queued_after_a_wait(driver, own_probes, flags, busy=False) == 0
 
 
-def test_behind_a_soft_gate_what_ran_beside_a_request_stays_counted(driver: Driver, fresh_probes: Probes) -> None:
+def test_behind_a_soft_gate_what_ran_beside_a_request_stays_counted(driver: Driver, own_probes: Probes) -> None:
     flags = RULE_PACE | RULE_GATE | RULE_SOFT
-    assert queued_after_a_wait(driver, fresh_probes, flags, busy=True) == pytest.approx(3 * LAUNCH_NS, rel=1e-3)
+    assert queued_after_a_wait(driver, own_probes, flags, busy=True) == pytest.approx(3 * LAUNCH_NS, rel=1e-3)
 
 
 def test_a_wait_leaves_what_the_share_has_not_paid_back_however_long_launches_were_taken_to_be(
-    driver: Driver, fresh_probes: Probes
+    driver: Driver, own_probes: Probes
 ) -> None:
-    found = left(driver, fresh_probes, f"3*{LAUNCH}", "idle:300", "sync", rate_ppm=500_000)
+    found = left(driver, own_probes, f"3*{LAUNCH}", "idle:300", "sync", rate_ppm=500_000)
     assert found.queue.backlog_ns == 0
     assert 150 * MS <= found.queue.queued_ns <= found.lasted_ns / 2
 
 
 def test_a_delivery_tells_what_is_on_the_gpu_not_what_the_share_has_to_pay_back(
-    driver: Driver, fresh_probes: Probes
+    driver: Driver, own_probes: Probes
 ) -> None:
-    found = left(driver, fresh_probes, f"2*{LAUNCH}", "idle:300", "sync", rate_ppm=500_000)
+    found = left(driver, own_probes, f"2*{LAUNCH}", "idle:300", "sync", rate_ppm=500_000)
     assert 2 * LAUNCH_NS - found.lasted_ns <= found.delivery.queued_ns <= 2 * LAUNCH_NS - 300 * MS
 
 
 def test_a_launch_that_was_stopped_is_not_on_the_gpu_before_its_process_goes_on(
-    driver: Driver, fresh_probes: Probes
+    driver: Driver, own_probes: Probes
 ) -> None:
     operations = (LAUNCH, "idle:300", "sync", LAUNCH, "sync")  # the second finds 270 ms, which take 2.7 s to pay back
-    found = left(driver, fresh_probes, *operations, stops=1, rate_ppm=100_000, max_queued_ns=LAUNCH_NS)
+    found = left(driver, own_probes, *operations, stops=1, rate_ppm=100_000, max_queued_ns=LAUNCH_NS)
     assert found.delivery.pauses == 1
     assert found.delivery.queued_ns == LAUNCH_NS
 
 
 def test_a_launch_that_was_stopped_is_on_the_gpu_from_the_time_on_at_which_its_process_is_due(
-    driver: Driver, fresh_probes: Probes
+    driver: Driver, own_probes: Probes
 ) -> None:
     operations = (LAUNCH, "idle:100", "sync", LAUNCH, "sync")  # 50 ms and more, which take twice as long to pay back
     found = left(
-        driver, fresh_probes, *operations, stops=1, stopped_seconds=0.5, rate_ppm=500_000, max_queued_ns=LAUNCH_NS
+        driver, own_probes, *operations, stops=1, stopped_seconds=0.5, rate_ppm=500_000, max_queued_ns=LAUNCH_NS
     )
     due_ns = LAUNCH_NS - found.delivery.queued_ns  # what of the stop came after that
     assert 0 < due_ns < found.lasted_ns - 200 * MS
 
 
-def test_no_more_is_left_than_the_longest_pause_pays_back(driver: Driver, fresh_probes: Probes) -> None:
+def test_no_more_is_left_than_the_longest_pause_pays_back(driver: Driver, own_probes: Probes) -> None:
     limits = {"max_queued_ns": 10 * MS, "max_pause_ns": 100 * MS}
-    found = left(driver, fresh_probes, LAUNCH, "idle:300", "sync", rate_ppm=500_000, **limits)
+    found = left(driver, own_probes, LAUNCH, "idle:300", "sync", rate_ppm=500_000, **limits)
     assert found.queue.queued_ns == 60 * MS
 
 
-def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, fresh_probes: Probes) -> None:
+def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, own_probes: Probes) -> None:
     flags = RULE_PACE | RULE_BLOCKS
-    found = left(driver, fresh_probes, f"3*{LAUNCH}", "sync", flags=flags, rate_ppm=1_000_000)
+    found = left(driver, own_probes, f"3*{LAUNCH}", "sync", flags=flags, rate_ppm=1_000_000)
     assert 3 * LAUNCH_NS - found.lasted_ns <= found.queue.queued_ns <= 3 * LAUNCH_NS

@@ -46,18 +46,17 @@ def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fres
 
 @pytest.mark.parametrize(("kept_ms", "stops"), [(5, 0), (100, 1), (1000, 0)])
 def test_a_soft_gate_stops_who_has_room_only_while_requests_queue_for_each_other(
-    driver: Driver, fresh_probes: Probes, kept_ms: int, stops: int
+    driver: Driver, own_probes: Probes, kept_ms: int, stops: int
 ) -> None:
-    fresh_probes.ensure(str(driver.libcuda))
     with driver.start("launch:1x1x1:32x1x1") as driven:
         key = ProcessKey.of(driven.process)
         flags = RULE_PACE | RULE_GATE | RULE_SOFT
         rule = Rule(role=ROLE_OFFLINE, flags=flags, rate_ppm=1_000_000, max_queued_ns=FOR_EVER, launch_ns=1)
         rule.slots[:] = [0] * len(rule.slots)
         rule.slot_unknown = 0
-        fresh_probes.map("rules").put(key, rule)
-        fresh_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
-        gate, now = fresh_probes.map("gates").share(SLOTS)[0], monotonic_ns()
+        own_probes.map("rules").put(key, rule)
+        own_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
+        gate, now = own_probes.map("gates").share(SLOTS)[0], monotonic_ns()
         gate.open = gate.in_wait = 1
         gate.busy_since_ns = gate.last_online_ns = now
         gate.stretch_since_ns = now - kept_ms * 1_000_000
@@ -66,6 +65,6 @@ def test_a_soft_gate_stops_who_has_room_only_while_requests_queue_for_each_other
             resume_until_done(driven)
         finally:
             gate.open = gate.in_wait = 0
-        pace = fresh_probes.map("paces").get(key)
+        pace = own_probes.map("paces").get(key)
     assert pace is not None
     assert pace.gate_pauses == stops

@@ -34,6 +34,9 @@ class Kernel:
     def attach_uprobes(self, *_: object, **__: object) -> list[object]:
         return []
 
+    def detach_all(self, links: list[object]) -> None:
+        assert not links
+
     def map(self, *_: object) -> Kernel:
         return self
 

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partialmethod
 from socketserver import TCPServer
 from typing import NoReturn
 
@@ -144,6 +145,15 @@ def test_the_port_is_free_again_after_closing() -> None:
     server = web.serve("127.0.0.1", 0, {})
     server.close()
     web.serve("127.0.0.1", server.port, {}).close()
+
+
+def test_closing_does_not_wait_until_the_server_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web._Listener, "serve_forever", partialmethod(TCPServer.serve_forever, poll_interval=60))
+    server = web.serve("127.0.0.1", 0, {})
+    assert ask(server.port, "/")[0] == 404
+    began = time.monotonic()
+    server.close()
+    assert time.monotonic() - began < 30
 
 
 def test_the_page_is_drawn_once_for_all_who_ask_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
