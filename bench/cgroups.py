@@ -64,11 +64,16 @@ def empty(path: str) -> None:
                 os.kill(tgid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        for folder in folders(path):
-            _thaw(folder)
+        thaw(path)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {sorted(tgids)} of cgroup {path} do not die")
         time.sleep(0.002)
+
+
+def thaw(path: str) -> None:
+    """That cgroup and all below."""
+    for folder in folders(path):
+        _thaw(folder)
 
 
 def remove(path: str, made: Iterable[Path]) -> set[Path]:

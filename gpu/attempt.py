@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
@@ -77,7 +77,8 @@ class Attempt:
         """Ends all that was begun in this run, the item's own process too. Returns the names of the others."""
         found = self._begun(process)
         names = [offspring.name(one) for one in found if process is None or one.pid != process.pid]
-        self._stuck.update(offspring.end(found))
+        with _unfrozen(found):
+            self._stuck.update(offspring.end(found))
         if process is not None:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -145,6 +146,29 @@ def _said(status: int) -> str:
     if status < 0:
         return f"signal {signal.Signals(-status).name}"
     return f"exit status {status}"
+
+
+@contextmanager
+def _unfrozen(processes: Iterable[offspring.Process]) -> Iterator[None]:
+    """The control groups with our name that they were put into are thawed, for what is frozen does not end, and go."""
+    from bench import cgroups
+
+    paths = {path for one in processes for path in _groups(one.pid)}.difference(_groups(os.getpid()))
+    for path in paths:
+        with suppress(OSError):  # it was removed meanwhile
+            cgroups.thaw(path)
+    yield
+    for path in paths:
+        cgroups.remove(path, ())
+
+
+def _groups(pid: int) -> Iterator[str]:
+    """In every hierarchy the first one on the way to it, below the root."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            first = line.partition("/")[2].partition("/")[0]
+            if first.startswith("gpuwarden-"):
+                yield f"/{first}"
 
 
 def _ask(process: subprocess.Popen[bytes]) -> None:

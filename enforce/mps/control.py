@@ -17,7 +17,11 @@ LANGUAGES: tuple[type[Protocol2] | type[Protocol3], ...] = (Protocol2, Protocol3
 
 def connect(daemon: Daemon, patience_seconds: float = PATIENCE_SECONDS) -> Control:
     """MpsError when it speaks none of them: with what it said to the first."""
-    channel = Channel(daemon, patience_seconds)
+    return speak(Channel(daemon, patience_seconds))
+
+
+def speak(channel: Channel) -> Control:
+    """The same, over a channel to the daemon."""
     first: MpsError | None = None
     for language in LANGUAGES:
         control = language(channel)

@@ -52,7 +52,7 @@ def _locking(stage: Stage) -> Iterator[Row]:
 
 
 def _saving(stage: Stage) -> Iterator[Row]:
-    with stage.holder(stage.saved_bytes) as holder, stage.calls() as later:
+    with stage.holder(stage.less_bytes) as holder, stage.calls() as later:
         with stage.calls() as calls:
             did(calls, f"lock {holder.tgid} 5000")
             calls.say(f"checkpoint {holder.tgid}")
@@ -81,7 +81,7 @@ def helper(stage: Stage) -> Iterator[Row]:
     from enforce.checkpoint.helper import ask
 
     library = clients.library(stage.here)
-    with stage.holder(stage.saved_bytes) as holder:
+    with stage.holder(stage.less_bytes) as holder:
         process = Procfs().process_id(holder.tgid)
         for act in ACTS:
             begun = time.monotonic_ns()
@@ -90,6 +90,6 @@ def helper(stage: Stage) -> Iterator[Row]:
             if answer.kind is not Kind.DONE:
                 ask("release", process, library)
                 raise Unavailable(f"{act}: {answer.kind}: {answer.error}")
-            yield row(HELPER.format(act=act), Verdict.MEASURED, ms, "ms")
+            yield row(HELPER.format(act=act), Verdict.MEASURED, ms, "ms", note=f"{stage.less_bytes >> 20} MiB")
         ask("release", process, library)
         told(holder, "step")

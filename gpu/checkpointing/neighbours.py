@@ -25,7 +25,7 @@ _BEFORE_SECONDS: Final = 0.02  # requests that began shortly before an act meet 
 def rows(stage: Stage) -> Iterator[Row]:
     """Each act once, with a pause behind it."""
     seconds = 0.3 if stage.here.quick else 1.0
-    with stage.holder(stage.saved_bytes) as holder, stage.calls() as calls:
+    with stage.holder(stage.less_bytes) as holder, stage.calls() as calls:
         online = Online(stage.here, ONLINE)
         online.go()
         begun = time.monotonic_ns()
@@ -41,7 +41,8 @@ def rows(stage: Stage) -> Iterator[Row]:
     alone = max(latencies_ms(found, begun, begun + round(seconds * 1e9)), default=None)
     for name, (since, until_ns) in acts.items():
         met = latencies_ms(found, since - round(_BEFORE_SECONDS * 1e9), until_ns)
-        note = f"it took {(until_ns - since) / 1e6:.1f} ms; the baseline is the slowest before"
+        took = f"{(until_ns - since) / 1e6:.1f} ms for {stage.less_bytes >> 20} MiB"
+        note = f"it took {took}; the baseline is the slowest before"
         slowest = max(met, default=None)
         yield row(SLOWEST.format(act=name), Verdict.MEASURED, slowest, "ms", alone, note)
     served = len(latencies_ms(found, begun, ended))

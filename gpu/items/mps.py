@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -17,6 +17,7 @@ from gpu.row import Row, Verdict, skipped
 TITLE: Final = "MPS: what it says, what its limits do, who is hurt by whose end"
 SECONDS: Final = 38
 WHAT: Final = (
+    *language.PRODUCT,
     *language.WHATS,
     *limits.SHARES,
     *limits.MEMORY,
@@ -27,17 +28,23 @@ WHAT: Final = (
 
 
 def rows(here: Here) -> Iterator[Row]:
-    """The gentlest first."""
+    """The gentlest first. Those who end by a signal need no commands, and so are looked at whatever the daemon says."""
+    yield from part(NAME, language.PRODUCT, lambda: language.product(here))
     works = False
     for row in part(NAME, language.WHATS, lambda: language.rows(here)):
         works = works or (row.what == language.SERVER and row.verdict is Verdict.OK)
         yield row
-    if not works:
-        yield from (skipped(NAME, what, f"see “{language.SERVER}”") for what in WHAT[len(language.WHATS) :])
-        return
-    yield from part(NAME, limits.SHARES, lambda: limits.shares(here))
-    yield from part(NAME, limits.MEMORY, lambda: limits.memory(here))
-    yield from part(NAME, limits.PRIORITY, lambda: limits.priority(here))
-    yield from part(NAME, [endings.QUIT], lambda: endings.quitting(here))
-    for end in endings.ENDS:
+    commanded: list[tuple[Sequence[str], Callable[[Here], Iterator[Row]]]] = [
+        (limits.SHARES, limits.shares),
+        (limits.MEMORY, limits.memory),
+        (limits.PRIORITY, limits.priority),
+        ([endings.QUIT], endings.quitting),
+        (endings.whats(endings.TERMINATED), partial(endings.rows, end=endings.TERMINATED)),
+    ]
+    for whats, found in commanded:
+        if works:
+            yield from part(NAME, whats, partial(found, here))
+        else:
+            yield from (skipped(NAME, what, f"see “{language.SERVER}”") for what in whats)
+    for end in (endings.TERM, endings.KILLED):
         yield from part(NAME, endings.whats(end), partial(endings.rows, here, end))

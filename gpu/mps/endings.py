@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gpu.clients import Client, SilenceError
-from gpu.here import Here
+from gpu.here import Here, Unavailable
 from gpu.mps.stage import Stage, row, staged
 from gpu.parts import judged
 from gpu.row import Row, Verdict, skipped
@@ -34,6 +34,7 @@ _FORMS: Final = (OTHER, LONGEST, ERROR, SERVER, LATER)
 LOGGED: Final = "lines about errors in the logs of daemon and server after these ends"
 QUIT: Final = "quit ends daemon and server after"
 _WORK: Final = ("--kernel-us", "2000", "--queue", "32")
+_START_SECONDS: Final = 15.0  # of a client, with that of the server
 _LIMIT_SECONDS: Final = 10.0  # for the other one to answer
 _SLOWER_RATIO: Final = 0.8
 _HURTS_MS: Final = 500.0
@@ -47,15 +48,14 @@ def whats(end: str) -> list[str]:
 
 
 def rows(here: Here, end: str) -> Iterator[Row]:
-    """Two clients; one ends."""
+    """Two clients; one ends. The first one has the server started, so that only `terminate_client` needs commands."""
     with staged(here) as stage:
-        server = stage.server()
-        with stage.steps(*_WORK) as other:
+        with stage.steps(*_WORK, seconds=_START_SECONDS) as other:
             ignoring = () if end == TERMINATED else ("--default-signals",)
-            with stage.steps(*_WORK, *ignoring) as ending:
+            with stage.steps(*_WORK, *ignoring, seconds=_START_SECONDS) as ending:
                 time.sleep(stage.seconds)
                 ended = time.monotonic_ns()
-                _end(stage, end, server.name, ending)
+                _end(stage, end, ending)
                 time.sleep(stage.seconds)
                 if end == TERMINATED:
                     yield from _own(ending, ended)
@@ -67,13 +67,13 @@ def rows(here: Here, end: str) -> Iterator[Row]:
         yield row(LATER.format(end=end), judged(fine), fine, baseline=True, note=note)
 
 
-def _end(stage: Stage, end: str, server: str, ending: Client) -> None:
+def _end(stage: Stage, end: str, ending: Client) -> None:
     if end == TERMINATED:
-        from enforce.mps.model import Client as Named
-
         control = stage.control()
-        space = next((one.space for one in control.clients() if one.tgid == ending.tgid), "")
-        control.terminate(Named(ending.tgid, server, space))
+        named = next((one for one in control.clients() if one.tgid == ending.tgid), None)
+        if named is None:
+            raise Unavailable(f"the daemon does not list process {ending.tgid}, which is its client")
+        control.terminate(named)
         return
     os.kill(ending.tgid, signal.SIGTERM if end == TERM else signal.SIGKILL)
     ending.process.wait(_LIMIT_SECONDS)
@@ -122,7 +122,7 @@ def _state(stage: Stage, end: str) -> Row:
 
     try:
         state = ", ".join(server.status or "unknown" for server in stage.control().servers()) or "no server"
-    except MpsError as error:
+    except (MpsError, Unavailable) as error:
         state = str(error)
     return row(SERVER.format(end=end), judged(state == "ACTIVE"), state, baseline="ACTIVE")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Rows about what a daemon says, through the product's own code: languages, commands, and how it reads the answers."""
+"""Rows about what a daemon says: how the product finds and asks it, languages, commands, and how answers are read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpu.clients import Client
 from gpu.here import Here
-from gpu.mps.stage import Stage, row, staged
+from gpu.mps.stage import NAME, Stage, row, staged
 from gpu.parts import judged
-from gpu.row import Row, Verdict
+from gpu.row import Row, Verdict, skipped
 
 if TYPE_CHECKING:
     from enforce.mps.model import Control, Server
 
 FOUND: Final = "the product finds the daemon among all processes, and its program"
+CHANNEL: Final = "the product's channel to the daemon, confined to its folder"
 PROTOCOL: Final = "the language that the product speaks with it"
 SPOKEN: Final = "protocol {protocol} is spoken"
 SERVER: Final = "a server starts before the first client, by start_server"
@@ -37,8 +38,9 @@ COMMANDS: Final = (
     "get_default_client_priority",
     "lspart",
 )
+PRODUCT: Final = (FOUND, CHANNEL)
 WHATS: Final = (
-    *(FOUND, PROTOCOL, SPOKEN.format(protocol=2), SPOKEN.format(protocol=3), SERVER),
+    *(PROTOCOL, SPOKEN.format(protocol=2), SPOKEN.format(protocol=3), SERVER),
     *(READS.format(what=what) for what in READINGS),
     *(COMMAND.format(command=command) for command in COMMANDS),
 )
@@ -46,11 +48,37 @@ _NOT_ALWAYS: Final = frozenset({"lspart"})  # of newer daemons only: nothing of 
 _LONGEST_NOTE: Final = 160
 
 
+def product(here: Here) -> Iterator[Row]:
+    """How the product gets at the daemon. No other row needs it."""
+    with staged(here) as stage:
+        yield from _found(stage)
+
+
+def _found(stage: Stage) -> Iterator[Row]:
+    from agent.procfs import Procfs
+    from enforce.mps.control import connect
+    from enforce.mps.daemons import daemons
+
+    found = [one for one in daemons(Procfs()) if one.pipe_directory == str(stage.pipes)]
+    if not found:
+        yield row(FOUND, Verdict.DIFFERS, False, baseline=True, note=f"process {stage.daemon().process.tgid} is one")
+        yield skipped(NAME, CHANNEL, f"see “{FOUND}”")
+        return
+    yield row(FOUND, Verdict.OK, True, baseline=True, note=f"{found[0].program}, contested: {found[0].contested}")
+    yield confined(lambda: connect(found[0]).servers())
+
+
+def confined(ask: Callable[[], object]) -> Row:
+    """Skipped on a kernel that has no Landlock: the product leaves MPS alone there, and says so."""
+    answers, said = _tried(ask)
+    if not answers and "landlock" in said.lower():
+        return skipped(NAME, CHANNEL, said)
+    return row(CHANNEL, judged(answers), answers, baseline=True, note=said)
+
+
 def rows(here: Here) -> Iterator[Row]:
     """With one client that works."""
     with staged(here) as stage:
-        daemon = stage.daemon()
-        yield row(FOUND, Verdict.OK, True, baseline=True, note=f"{daemon.program}, contested: {daemon.contested}")
         yield from _languages(stage)
         server = stage.server()
         yield row(SERVER, Verdict.OK, server.status, baseline="ACTIVE", note=f"process {server.tgid}")
@@ -61,12 +89,11 @@ def rows(here: Here) -> Iterator[Row]:
 
 
 def _languages(stage: Stage) -> Iterator[Row]:
-    from enforce.mps.channel import Channel
     from enforce.mps.control import LANGUAGES
 
     yield row(PROTOCOL, Verdict.MEASURED, stage.control().protocol)
     for number, language in zip((2, 3), LANGUAGES, strict=True):
-        spoken, said = _tried(language(Channel(stage.daemon())).servers)
+        spoken, said = _tried(language(stage.channel()).servers)
         yield row(SPOKEN.format(protocol=number), Verdict.MEASURED, spoken, note=said)
 
 

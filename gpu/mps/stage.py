@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A daemon of one's own as the product finds it, and clients of it."""
+"""A daemon of one's own, spoken to by its own program and read with the product's parsers; and clients of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpu import clients
+from gpu import clients, offspring
 from gpu.clients import Client
 from gpu.here import Here, Unavailable
 from gpu.row import Figure, Row, Verdict
@@ -20,7 +20,7 @@ from gpu.stopping.brakes import StuckError
 from gpu.stopping.warden import until
 
 if TYPE_CHECKING:
-    from enforce.mps.channel import Answer
+    from enforce.mps.channel import Answer, Channel
     from enforce.mps.model import Control, Daemon, Server
 
 NAME: Final = "mps"
@@ -52,26 +52,33 @@ class Stage:
         return 0.3 if self.here.quick else 0.7
 
     def daemon(self) -> Daemon:
-        """As the product finds it among all processes. StuckError when it does not."""
-        from agent.procfs import Procfs
-        from enforce.mps.daemons import daemons
+        """As it was started: the oldest process of its name that was given its folder. Unavailable."""
+        from agent.model import ProcessId
+        from enforce.mps.daemons import PROGRAM
+        from enforce.mps.model import Daemon
 
-        found = [one for one in daemons(Procfs()) if one.pipe_directory == str(self.pipes)]
-        if not found:
-            raise StuckError(f"enforce.mps finds no daemon with its pipes in {self.pipes}")
-        return found[0]
+        given = offspring.with_variable(f"CUDA_MPS_PIPE_DIRECTORY={self.pipes}")
+        processes = set(given).intersection(offspring.named(PROGRAM))
+        if not processes:
+            raise Unavailable(f"no process has {self.pipes} as the folder of its MPS pipes: the daemon has ended")
+        first = min(processes, key=lambda one: one.started)
+        return Daemon(ProcessId(first.pid, first.started), str(self.pipes), str(self.here.mps_control()))
+
+    def channel(self) -> Channel:
+        """To it, wherever it is. Unavailable."""
+        from gpu.mps.plain import Plain
+
+        return Plain(self.daemon(), here=self.here, extra=self.extra)
 
     def control(self) -> Control:
         """In the language that it speaks. MpsError."""
-        from enforce.mps.control import connect
+        from enforce.mps.control import speak
 
-        return connect(self.daemon())
+        return speak(self.channel())
 
     def asked(self, command: str) -> Answer:
         """One line of protocol 2, with whatever comes back. MpsError when nothing does."""
-        from enforce.mps.channel import Channel
-
-        return Channel(self.daemon()).ask(given=f"{command}\n")
+        return self.channel().ask(given=f"{command}\n")
 
     def server(self) -> Server:
         """The one of this user, started if need be, once it is ready. Unavailable."""

@@ -8,7 +8,7 @@ Prints `{"ready": true}`, or `{"error": NAME}` and ends; then answers each line 
     step        a launch, the graph if there is one, and a wait: {"wrong": numbers, "ms": …}
     busy US N   N launches of US µs, queued: {"queued": N}
     wait        until all of it has ended: {"ms": …}
-    fill LEAVE  takes what is free but for so many bytes: {"bytes": …}; drop gives it back
+    fill LEAVE  takes what is free until it is less than so many bytes: {"free": bytes}; drop gives it back
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from gpu.working.driver import CudaError, Gpu, Sequences
 CHUNK_BYTES = 1 << 24
 _STEP_NS = 200_000
 _IN_GRAPH = 4
+_LEAST_PIECE = 1 << 21
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 def pattern(number: int, size: int) -> bytes:
@@ -44,7 +46,7 @@ class Holder:
         self._work = Sequences(gpu, _STEP_NS, gpu.multiprocessors, 1024)
         self._graph = self._work.captured(_IN_GRAPH) if graph else None
         self._busy: dict[int, Sequences] = {}
-        self._filled: ctypes.c_uint64 | None = None
+        self._filled: list[ctypes.c_uint64] = []
         for number, address, size in self._chunks():
             gpu.write(address, pattern(number, size))
         if self._pinned is not None:
@@ -64,9 +66,10 @@ class Holder:
         if command == "busy":
             return {"queued": self._queue(*numbers)}
         if command == "fill":
-            return {"bytes": self._fill(*numbers)}
-        if command == "drop" and self._filled is not None:
-            self._gpu.free(self._filled)
+            return {"free": self._fill(*numbers)}
+        if command == "drop":
+            while self._filled:
+                self._gpu.free(self._filled.pop())
         if command == "wait":
             self._gpu.wait()
         return {}
@@ -102,9 +105,18 @@ class Holder:
         return count
 
     def _fill(self, leave: int) -> int:
-        size = max(0, self._gpu.free_bytes() - leave)
-        self._filled = self._gpu.allocate(size)
-        return size
+        """In smaller and smaller pieces: a driver does not give all that it says is free, nor in one."""
+        piece = free = self._gpu.free_bytes()
+        while free >= leave and piece >= _LEAST_PIECE:
+            piece = min(piece, free - leave // 2)
+            try:
+                self._filled.append(self._gpu.allocate(piece))
+            except CudaError as error:
+                if error.code != _OUT_OF_MEMORY:
+                    raise
+                piece //= 2
+            free = self._gpu.free_bytes()
+        return free
 
 
 def main() -> int:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from bench import cgroups
 from gpu import offspring
 from gpu.attempt import RUN_VARIABLE, Attempt
 from gpu.here import OVERDUE, Here, path_with_control
 from gpu.item import WHOLE
 from gpu.row import Row, Verdict
+from tests.contract.groups import roots
 
 BEGINNING = """\
 import os, signal, subprocess, sys, time
@@ -40,6 +42,11 @@ os.setsid()
 open(sys.argv[1], "w").write(str(os.getpid()))
 time.sleep(600)
 """
+
+FREEZING = {
+    1: ("freezer.state", "FROZEN", "freezer.state", "FROZEN"),
+    2: ("cgroup.freeze", "1", "cgroup.events", "frozen 1"),
+}
 
 
 @pytest.fixture
@@ -135,6 +142,35 @@ while not (folder / "pid").exists() or not (folder / "pid").read_text():
     assert verdicts(rows) == [("first", Verdict.OK), ("nothing is left running", Verdict.FAILED)]
     assert "python" in rows[-1].note
     assert is_gone((folder / "pid").read_text())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_item_left_frozen_is_thawed_and_ends(folder: Path, version: int) -> None:
+    if os.geteuid() != 0 or version not in roots():
+        pytest.skip("it needs root, and a freezer of that version")
+    group = roots()[version] / f"gpuwarden-test-{os.getpid()}-{version}"
+    name, value, asked, frozen = FREEZING[version]
+    program = f"""
+box = Path({str(group)!r}, "box")
+box.mkdir(parents=True)
+child = subprocess.Popen(["sleep", "600"])
+(box / "cgroup.procs").write_text(str(child.pid))
+(box / {name!r}).write_text({value!r})
+while {frozen!r} not in (box / {asked!r}).read_text():
+    time.sleep(0.01)
+(folder / "child").write_text(str(child.pid))
+os._exit(1)
+"""
+    try:
+        rows = attempt(folder, program)
+    finally:
+        cgroups.empty(f"/{group.name}")
+        left = group.exists()
+        cgroups.remove(f"/{group.name}", ())
+    assert verdicts(rows) == [("first", Verdict.OK), (WHOLE, Verdict.FAILED)]
+    assert "exit status 1" in rows[1].note
+    assert is_gone((folder / "child").read_text())
+    assert not left
 
 
 @pytest.mark.parametrize(
