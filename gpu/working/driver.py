@@ -24,12 +24,11 @@ _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-_TARGETS: Final = (("6.0", "sm_50"), ("7.0", "sm_75"), ("8.0", "sm_90"))  # until the driver takes one
 
-# The first parameter's name tells the simulated GPU how long a block lasts.
-_PTX: Final = """\
-.version %s
-.target %s
+# It begins as in sim/include/ptx.h. The first parameter's name tells the simulated GPU how long a block lasts.
+PTX: Final = b"""\
+.version 6.3
+.target sm_75
 .address_size 64
 .visible .entry advance(
 	.param .u64 advance_ns,
@@ -37,30 +36,30 @@ _PTX: Final = """\
 	.param .u64 advance_buffer
 )
 {
-	.reg .pred %%p<2>;
-	.reg .b32 %%r<5>;
-	.reg .b64 %%rd<9>;
-	ld.param.u64 %%rd1, [advance_ns];
-	ld.param.u64 %%rd2, [advance_iterations_per_us];
-	ld.param.u64 %%rd3, [advance_buffer];
-	mul.lo.u64 %%rd4, %%rd1, %%rd2;
-	div.u64 %%rd4, %%rd4, 1000;
-	mov.u32 %%r1, %%ctaid.x;
-	mov.u32 %%r2, %%ntid.x;
-	mov.u32 %%r3, %%tid.x;
-	mad.lo.s32 %%r4, %%r1, %%r2, %%r3;
-	cvta.to.global.u64 %%rd5, %%rd3;
-	mul.wide.u32 %%rd6, %%r4, 8;
-	add.s64 %%rd7, %%rd5, %%rd6;
-	ld.global.u64 %%rd8, [%%rd7];
+	.reg .pred %p<2>;
+	.reg .b32 %r<5>;
+	.reg .b64 %rd<9>;
+	ld.param.u64 %rd1, [advance_ns];
+	ld.param.u64 %rd2, [advance_iterations_per_us];
+	ld.param.u64 %rd3, [advance_buffer];
+	mul.lo.u64 %rd4, %rd1, %rd2;
+	div.u64 %rd4, %rd4, 1000;
+	mov.u32 %r1, %ctaid.x;
+	mov.u32 %r2, %ntid.x;
+	mov.u32 %r3, %tid.x;
+	mad.lo.s32 %r4, %r1, %r2, %r3;
+	cvta.to.global.u64 %rd5, %rd3;
+	mul.wide.u32 %rd6, %r4, 8;
+	add.s64 %rd7, %rd5, %rd6;
+	ld.global.u64 %rd8, [%rd7];
 AGAIN:
-	setp.eq.u64 %%p1, %%rd4, 0;
-	@%%p1 bra DONE;
-	mad.lo.u64 %%rd8, %%rd8, 6364136223846793005, 1442695040888963407;
-	sub.u64 %%rd4, %%rd4, 1;
+	setp.eq.u64 %p1, %rd4, 0;
+	@%p1 bra DONE;
+	mad.lo.u64 %rd8, %rd8, 6364136223846793005, 1442695040888963407;
+	sub.u64 %rd4, %rd4, 1;
 	bra.uni AGAIN;
 DONE:
-	st.global.u64 [%%rd7], %%rd8;
+	st.global.u64 [%rd7], %rd8;
 	ret;
 }
 """
@@ -99,26 +98,17 @@ class Gpu:
     def __init__(self, library: str) -> None:
         self.cuda = Cuda(library)
         device, multiprocessors = ctypes.c_int(), ctypes.c_int()
-        context, self.stream, self._function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        context, module = ctypes.c_void_p(), ctypes.c_void_p()
+        self.stream, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self.cuda.call("cuInit", 0)
         self.cuda.call("cuDeviceGet", ctypes.byref(device), 0)
         self.cuda.call("cuDeviceGetAttribute", ctypes.byref(multiprocessors), _MULTIPROCESSORS, device)
         self.cuda.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.cuda.call("cuCtxSetCurrent", context)
-        self.cuda.call("cuModuleGetFunction", ctypes.byref(self._function), self._module(), b"advance")
+        self.cuda.call("cuModuleLoadData", ctypes.byref(module), PTX)
+        self.cuda.call("cuModuleGetFunction", ctypes.byref(self._function), module, b"advance")
         self.cuda.call("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING)
         self.multiprocessors = multiprocessors.value
-
-    def _module(self) -> ctypes.c_void_p:
-        module = ctypes.c_void_p()
-        for at, target in enumerate(_TARGETS, 1):
-            try:
-                self.cuda.call("cuModuleLoadData", ctypes.byref(module), (_PTX % target).encode())
-                break
-            except CudaError:
-                if at == len(_TARGETS):
-                    raise
-        return module
 
     def allocate(self, size: int) -> ctypes.c_uint64:
         """Device memory."""
