@@ -128,8 +128,9 @@ class Gpu:
         return (ctypes.c_char * size).from_address(address.value)
 
     def write(self, address: int, data: bytes) -> None:
-        """Host to device; waits."""
+        """Host to device; waits, for the stream, which does not, to find it there: a copy of pageable memory may go on."""
         self.cuda.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+        self.cuda.call("cuCtxSynchronize")
 
     def read(self, address: int, into: ctypes.Array[ctypes.c_char]) -> None:
         """Device to host; waits."""
