@@ -52,7 +52,7 @@ def rows(here: Here, end: str) -> Iterator[Row]:
         server = stage.server()
         with stage.steps(*_WORK) as other:
             ignoring = () if end == TERMINATED else ("--default-signals",)
-            with stage.steps(*_WORK, *ignoring) as ending:
+            with stage.steps(*_WORK, *other.pace, *ignoring) as ending:
                 time.sleep(stage.seconds)
                 ended = time.monotonic_ns()
                 _end(stage, end, server.name, ending)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import array
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 MULTIPLIER: Final = 6364136223846793005
@@ -20,6 +20,8 @@ _WORD: Final = 1 << 64
 _EACH: Final = 97  # of the buffer's numbers is looked at
 _GUESS_PER_US: Final = 100
 _SHORT_NS, _LONG_NS, _ROUNDS = 1_000_000, 3_000_000, 3
+_SAME_RATIO: Final = 0.02  # two times that are no further apart are the same
+_WAKING_NS: Final = 500_000_000  # at most, for the clocks to rise
 _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC
@@ -128,7 +130,7 @@ class Gpu:
         return (ctypes.c_char * size).from_address(address.value)
 
     def write(self, address: int, data: bytes) -> None:
-        """Host to device; waits, for the stream, which does not, to find it there: a copy of pageable memory may go on."""
+        """Host to device; waits. The copy's own call may return before, and the stream does not wait for it."""
         self.cuda.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
         self.cuda.call("cuCtxSynchronize")
 
@@ -174,14 +176,16 @@ class Gpu:
 class Sequences:
     """A buffer of numbers, one for each thread, and launches that take each of them along its sequence.
 
-    `spin_ns`: how long a block is to last; the pace of this device is measured at the start, when it should be idle.
+    `spin_ns`: how long a block is to last. `pace`: the steps of a block in a microsecond, at one block to each
+    multiprocessor; 0: it is measured at the start, when the device should be idle.
     """
 
-    def __init__(self, gpu: Gpu, spin_ns: int, blocks: int, threads: int) -> None:
+    def __init__(self, gpu: Gpu, spin_ns: int, blocks: int, threads: int, pace: int = 0) -> None:
         self._gpu, self.blocks, self.threads, self._spin_ns = gpu, blocks, threads, spin_ns
         self._buffer = gpu.allocate(8 * blocks * threads)
-        self.pace = _GUESS_PER_US  # steps in a microsecond
-        self.pace = self._measured()
+        self.pace = pace or _GUESS_PER_US
+        if not pace:
+            self.pace = self._measured()
         self.launches = 0
         self._parameters = self._packed(spin_ns)
         gpu.write(self._buffer.value, array.array("Q", range(blocks * threads)).tobytes())
@@ -226,11 +230,8 @@ class Sequences:
         return (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._values))
 
     def _measured(self) -> int:
-        """Steps in a microsecond. The difference of two lengths leaves out what a launch and a wait cost."""
-        self._timed_ns(_LONG_NS)  # wakes the clocks
-        short_ns = min(self._timed_ns(_SHORT_NS) for _ in range(_ROUNDS))
-        long_ns = min(self._timed_ns(_LONG_NS) for _ in range(_ROUNDS))
-        return max(1, round(_GUESS_PER_US * (_LONG_NS - _SHORT_NS) / max(1, long_ns - short_ns)))
+        until_steady(lambda: self._timed_ns(_LONG_NS))
+        return pace_of([(self._timed_ns(_SHORT_NS), self._timed_ns(_LONG_NS)) for _ in range(_ROUNDS)])
 
     def _timed_ns(self, spin_ns: int) -> int:
         parameters = self._packed(spin_ns)
@@ -238,6 +239,25 @@ class Sequences:
         self._gpu.launch(min(self.blocks, self._gpu.multiprocessors), self.threads, parameters)
         self._gpu.wait()
         return time.monotonic_ns() - begun
+
+
+def until_steady(timed_ns: Callable[[], int]) -> None:
+    """Times the same until two in a row take as long: the clocks of an idle device rise while it works."""
+    before = spent = timed_ns()
+    while spent < _WAKING_NS:
+        took = timed_ns()
+        if abs(took - before) <= _SAME_RATIO * before:
+            return
+        before, spent = took, spent + took
+
+
+def pace_of(rounds: Sequence[tuple[int, int]]) -> int:
+    """Steps in a microsecond, from the times of short and long launches that were to take _SHORT_NS and _LONG_NS.
+
+    The difference of two lengths leaves out what a launch and a wait cost.
+    """
+    short_ns, long_ns = (min(times) for times in zip(*rounds, strict=True))
+    return max(1, round(_GUESS_PER_US * (_LONG_NS - _SHORT_NS) / max(1, long_ns - short_ns)))
 
 
 def misses(found: Sequence[int], begun: Sequence[int], steps: int) -> int:

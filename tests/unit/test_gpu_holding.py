@@ -14,7 +14,6 @@ import pytest
 from gpu import clients
 from gpu.here import Unavailable
 from gpu.items import item
-from gpu.look import ROOT
 from gpu.mps.endings import gap_ms
 from gpu.parts import part
 from gpu.programs import torch_training
@@ -177,11 +176,3 @@ def test_the_training_program_does_as_many_steps_the_second_time(
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["ready"]
     assert len(second["steps_ns"]) == first["steps"] > 0
-
-
-def test_all_our_ptx_is_for_one_target() -> None:
-    head = "".join(f"{line}\n" for line in driver.PTX.decode().split("\n")[:3])
-    header = (ROOT / "sim" / "include" / "ptx.h").read_text()
-    assert f'#define PTX_HEAD "{head}"'.replace("\n", "\\n") in header
-    sources = [path for folder in ("bench", "gpu", "sim", "tests") for path in (ROOT / folder).rglob("*.[ch]")]
-    assert [path.name for path in sources if ".target " in path.read_text()] == ["ptx.h"]
