@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How fast a device's loop is: measured when its clocks are up and nobody else is on it, and told to those not alone."""
+"""How fast a device's loop is: measured when its clocks are up and it is idle, and told to those that are not alone."""
 
 from __future__ import annotations
 
