@@ -19,7 +19,7 @@ from gpu.stopping.braking import Braking, Maker, Repeats
 NAME: Final = "stopping"
 TITLE: Final = "holding a process: what drains, what comes back, what others notice"
 SECONDS: Final = 90
-LEAST_SECONDS: Final = 55
+LEAST_SECONDS: Final = 65
 SIGNALS, FREEZER_2, FREEZER_1 = BRAKES = ("SIGSTOP", "cgroup freezer v2", "cgroup freezer v1")
 ALONE: Final = "p90 of the online workload alone"
 WHAT: Final = (ALONE, *braking.WHATS, *training.WHATS, *pausing.WHATS, *under_mps.WHATS)

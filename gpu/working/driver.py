@@ -256,7 +256,8 @@ def pace_of(rounds: Sequence[tuple[int, int]]) -> int:
 
     The difference of two lengths leaves out what a launch and a wait cost.
     """
-    short_ns, long_ns = (min(times) for times in zip(*rounds, strict=True))
+    short_ns = min(short for short, _ in rounds)
+    long_ns = min(long for _, long in rounds)
     return max(1, round(_GUESS_PER_US * (_LONG_NS - _SHORT_NS) / max(1, long_ns - short_ns)))
 
 
