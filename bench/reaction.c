@@ -9,6 +9,7 @@
  *                                      each burst when its first launch was called and when its wait was over
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -22,8 +23,7 @@
 
 enum { MOST_LAUNCHES = 1 << 22, BURST_KERNELS = 6, QUEUED = 64 };
 
-static const char MODULE[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
-			     ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
+static const char MODULE[] = PTX_HEAD ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
 
 static void check(int holds, const char *what)
 {

@@ -10,6 +10,7 @@
  * start at a time; with `end` they end, and AT_ONCE of them live at a time. Prints "worked" once all have done it.
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -49,7 +50,7 @@ static char *module_text(unsigned functions)
 	FILE *file = open_memstream(&text, &length);
 
 	check(file != NULL, "open_memstream");
-	fputs(".version 6.0\n.target sm_50\n.address_size 64\n", file);
+	fputs(PTX_HEAD, file);
 	for (unsigned f = 0; f < functions; f++)
 		fprintf(file, ".visible .entry scale_%u_%d(.param .u64 spin_ns) { ret; }\n", f, (int)getpid());
 	fclose(file);

@@ -42,6 +42,11 @@ class Client:
         """Its process."""
         return self.process.pid
 
+    @property
+    def pace(self) -> tuple[str, str]:
+        """Of one that measured it: options for others, which need no idle device of their own then."""
+        return ("--iterations-per-us", str(self.ready["iterations_per_us"]))
+
     def hear(self, seconds: float) -> dict[str, Any]:
         """Its next line of JSON; lines that are none are passed over. SilenceError."""
         deadline = time.monotonic() + seconds

@@ -17,22 +17,25 @@ from typing import IO, Final
 from gpu import items
 from gpu.attempt import RUN_VARIABLE, Attempt
 from gpu.item import LOOK, WHOLE
-from gpu.items import Item
+from gpu.items import MOST, Item
 from gpu.look import ROOT, SIM_BUILD, Look, blind, item_environment, last_look
 from gpu.report import Report
 from gpu.row import Row, failed, skipped
 
 LAST: Final = "leftovers"  # always looked at
-_LOOKING_SECONDS: Final = 60.0  # beside the limit
+_LOOKING_SECONDS: Final = 60.0
 _DYING_SECONDS: Final = 5.0
 _DEVICES: Final = Path("/dev")
 
 
 def allotted(item: Item, left: float) -> float | None:
-    """Seconds for an item when so many are left, without those that later ones need. None: too few."""
+    """Seconds for an item when so many are left, without those that are kept free for later ones. None: too few.
+
+    Cleaning up after another may have taken some of its own.
+    """
     if item.name == LAST:
         return item.seconds
-    return min(item.seconds, left) if left >= item.least_seconds else None
+    return min(item.seconds, left) if left >= MOST * item.least_seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,9 @@ class Driver:
 
     def run(self, names: Sequence[str], limit_seconds: float) -> None:
         """All of them. KeyboardInterrupt passes through when everything that was begun is ended."""
+        ends = time.monotonic() + limit_seconds
         seen = self._look()
         self.report.write(self.out)
-        ends = time.monotonic() + limit_seconds
         (self.folder / LOOK).write_text(seen.as_json())
         attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
         attempt.sweep()  # what looking left

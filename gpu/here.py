@@ -54,7 +54,7 @@ class Here:
     python: str  # the interpreter that has the frameworks, if any
     environment: Mapping[str, str]  # for every program that is to use the GPU
     node: Any = None  # bench.node.Node where simulated: for the truth, and for nothing else
-    seconds: float = float("inf")  # that this item has in this run; an item that has LEAST_SECONDS looks at it
+    seconds: float = float("inf")  # that this item has in this run
     _running: list[Popen[str]] = field(default_factory=list, repr=False)
     _modules: dict[str, bool] = field(default_factory=dict, repr=False)
 

@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`.
 
-One that can do with less time, and then looks at less, also has LEAST_SECONDS and keeps to `here.seconds`. Of others,
-whose limit is for a slow machine, most of it is enough to begin with: rows that come in time are kept.
+SECONDS is its limit. LEAST_SECONDS, most of it where the module does not say, is kept free for it while those before it
+run. It begins when most of that is left, and the rows that come in time are kept; one that looks at less where it has
+less keeps to `here.seconds`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ORDER: Final = (
 )
 
 
-_LEAST_RATIO: Final = 0.7
+MOST: Final = 0.7
 
 
 class Rows(Protocol):
@@ -51,7 +52,7 @@ class Item:
     seconds: float  # its limit on a real machine
     what: Sequence[str]  # the `what` of each row that it can yield; {…} stands for names that it finds
     rows: Rows
-    least_seconds: float  # what it can do with
+    least_seconds: float  # kept free for it
 
 
 def item(name: str) -> Item:
@@ -60,7 +61,7 @@ def item(name: str) -> Item:
         raise KeyError(name)
     module = importlib.import_module(f"gpu.items.{name}")
     seconds = float(module.SECONDS)
-    least = float(getattr(module, "LEAST_SECONDS", _LEAST_RATIO * seconds))
+    least = float(getattr(module, "LEAST_SECONDS", MOST * seconds))
     return Item(name, module.TITLE, seconds, tuple(module.WHAT), module.rows, least)
 
 

@@ -36,7 +36,7 @@ from gpu.stages import bare
 
 TITLE: Final = "calibration of the simulated GPU"
 SECONDS: Final = 60
-LEAST_SECONDS: Final = 20
+LEAST_SECONDS: Final = 28
 ITEM: Final = "calibration"
 FACTOR: Final = 1.5
 MEAN: Final = "mean to alone"

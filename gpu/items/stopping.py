@@ -18,7 +18,8 @@ from gpu.stopping.braking import Braking, Maker, Repeats
 
 NAME: Final = "stopping"
 TITLE: Final = "holding a process: what drains, what comes back, what others notice"
-SECONDS: Final = 55
+SECONDS: Final = 90
+LEAST_SECONDS: Final = 65
 SIGNALS, FREEZER_2, FREEZER_1 = BRAKES = ("SIGSTOP", "cgroup freezer v2", "cgroup freezer v1")
 ALONE: Final = "p90 of the online workload alone"
 WHAT: Final = (ALONE, *braking.WHATS, *training.WHATS, *pausing.WHATS, *under_mps.WHATS)
@@ -26,7 +27,8 @@ WHAT: Final = (ALONE, *braking.WHATS, *training.WHATS, *pausing.WHATS, *under_mp
 
 def rows(here: Here) -> Iterator[Row]:
     """What is rarest last: there may be no time left for it."""
-    online = braking.paced(here)
+    pace = braking.pace(here)
+    online = (*braking.ONLINE, *pace)
     alone_ms = braking.alone_ms(here, online, Repeats.of(here).seconds)
     yield Row(item=NAME, what=ALONE, verdict=Verdict.MEASURED, figure=alone_ms, unit="ms")
     brakes = _brakes(here, online, alone_ms)
@@ -34,7 +36,7 @@ def rows(here: Here) -> Iterator[Row]:
         yield from part(NAME, one.whats(), one.rows)
     yield from part(NAME, training.WHATS, lambda: training.rows(NAME, here))
     yield from part(NAME, under_mps.WHATS, lambda: under_mps.rows(NAME, here, online))
-    yield from part(NAME, pausing.WHATS, lambda: pausing.rows(NAME, here))
+    yield from part(NAME, pausing.WHATS, lambda: pausing.rows(NAME, here, pace))
     if here.quick:
         yield from (skipped(NAME, what, "left out with --quick") for what in brakes[2].whats())
     else:

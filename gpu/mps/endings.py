@@ -52,7 +52,7 @@ def rows(here: Here, end: str) -> Iterator[Row]:
     with staged(here) as stage:
         with stage.steps(*_WORK, seconds=_START_SECONDS) as other:
             ignoring = () if end == TERMINATED else ("--default-signals",)
-            with stage.steps(*_WORK, *ignoring, seconds=_START_SECONDS) as ending:
+            with stage.steps(*_WORK, *other.pace, *ignoring, seconds=_START_SECONDS) as ending:
                 time.sleep(stage.seconds)
                 ended = time.monotonic_ns()
                 _end(stage, end, ending)

@@ -41,10 +41,10 @@ def shares(here: Here) -> Iterator[Row]:
     """Each client alone on the device; one after the other."""
     with staged(here) as stage:
         control, scope = _scope(stage)
-        full, kept, blocks = _rates(stage, control, scope)
+        full, kept, same = _rates(stage, control, scope)
         for percent in PERCENTS:
             _put(control, "percentage", scope, str(percent))
-            with stage.steps(*_FILLS, "--blocks", str(blocks)) as client:
+            with stage.steps(*_FILLS, *same) as client:
                 seen = client.ready["multiprocessors"]
                 rate = _rate(stage, client) / full
             expected = percent / 100
@@ -54,10 +54,10 @@ def shares(here: Here) -> Iterator[Row]:
         yield row(KEEPS, judged(abs(kept - 1) <= _OFF_RATIO), round(kept, 3), "ratio", 1.0)
 
 
-def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float, int]:
-    """Of one client at 100 %, what is left of that while new ones would get 25 %, and its blocks.
+def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float, tuple[str, ...]]:
+    """Of one client at 100 %, what is left of that while new ones would get 25 %, and options for the same kernels.
 
-    A client under a limit is told of fewer SMs, so it is not to choose its blocks itself.
+    A client under a limit is told of fewer SMs, and is slower: it is to choose neither its blocks nor its steps itself.
     """
     with stage.steps(*_FILLS, "--waves", str(_WAVES)) as client:
         time.sleep(_WARM_SECONDS)
@@ -68,7 +68,7 @@ def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float, 
     full = line.rate(*before)
     if not full:
         raise Unavailable("a client at 100 % got nothing done")
-    return full, line.rate(*after) / full, int(client.ready["blocks"])
+    return full, line.rate(*after) / full, ("--blocks", str(client.ready["blocks"]), *client.pace)
 
 
 def _rate(stage: Stage, client: Client) -> float:
@@ -116,8 +116,7 @@ def _beside(stage: Stage, control: Control, busy: str) -> float | None:
     _put(control, "priority", Scope(""), busy)
     with stage.steps(*_BUSY) as client:
         _put(control, "priority", Scope(""), "0")
-        pace = ("--iterations-per-us", str(client.ready["iterations_per_us"]))
-        online = Online(stage.here, (*_REQUESTS, *pace), stage.extra)
+        online = Online(stage.here, (*_REQUESTS, *client.pace), stage.extra)
         online.go()
         since, until_ns = window(stage.seconds * 2)
         return p90(latencies_ms(online.finish(), since, until_ns))

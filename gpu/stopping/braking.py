@@ -163,11 +163,11 @@ def worker_of(here: Here, prefix: Sequence[str] = (), extra: Mapping[str, str] |
     return clients.start(here, [*prefix, *command], {**clients.importing(), **(extra or {})})
 
 
-def paced(here: Here) -> tuple[str, ...]:
-    """Arguments of the online workload, with the device's pace: measured now, while nobody else is on it."""
+def pace(here: Here) -> tuple[str, ...]:
+    """The device's, as options: measured now, while nobody is on it."""
     worker = worker_of(here)
     worker.end()
-    return (*ONLINE, "--iterations-per-us", str(worker.ready["iterations_per_us"]))
+    return worker.pace
 
 
 def alone_ms(

@@ -55,10 +55,11 @@ offline:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Both containers, and how long each measurement lasts."""
+    """Both containers, the device's pace as options, and how long each measurement lasts."""
 
     here: Here
     groups: Mapping[str, Box]
+    pace: Sequence[str]
     seconds: float
 
     def policy(self, law: str, ladder: str, enforce: bool = True, max_pause: str = "200ms") -> str:
@@ -75,7 +76,8 @@ class Stage:
     @contextmanager
     def offline(self, kernel_us: int, queue: int, *more: str) -> Iterator[Client]:
         """Kernels without end."""
-        command = clients.own(self.here, "steps", "--kernel-us", str(kernel_us), "--queue", str(queue), *more)
+        options = ("--kernel-us", str(kernel_us), "--queue", str(queue), *self.pace, *more)
+        command = clients.own(self.here, "steps", *options)
         made = clients.start(self.here, [*self.groups["offline"].entering, *command], clients.importing())
         try:
             yield made
@@ -85,7 +87,7 @@ class Stage:
     @contextmanager
     def online(self, arguments: Sequence[str]) -> Iterator[Online]:
         """Requests from now on."""
-        made = Online(self.here, arguments, prefix=self.groups["online"].entering)
+        made = Online(self.here, (*arguments, *self.pace), prefix=self.groups["online"].entering)
         try:
             made.go()
             yield made
@@ -93,12 +95,12 @@ class Stage:
             self.here.end(made.process)
 
 
-def rows(item: str, here: Here) -> Iterator[Row]:
+def rows(item: str, here: Here, pace: Sequence[str]) -> Iterator[Row]:
     """Two agents: one ends by SIGKILL, one by SIGTERM."""
     if here.bpf is not None:
         raise Unavailable(here.bpf)
     with _groups() as groups:
-        stage = Stage(here, groups, 0.5 if here.quick else 1.5)
+        stage = Stage(here, groups, pace, 0.5 if here.quick else 1.5)
         watching = stage.policy("headroom", "pace", enforce=False)
         with warden(here, "warden-killed", watching) as agent:
             yield _gate(item, stage, agent)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import array
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 MULTIPLIER: Final = 6364136223846793005
@@ -20,16 +20,17 @@ _WORD: Final = 1 << 64
 _EACH: Final = 97  # of the buffer's numbers is looked at
 _GUESS_PER_US: Final = 100
 _SHORT_NS, _LONG_NS, _ROUNDS = 1_000_000, 3_000_000, 3
+_SAME_RATIO: Final = 0.02  # two times that are no further apart are the same
+_WAKING_NS: Final = 500_000_000  # at most, for the clocks to rise
 _MULTIPROCESSORS: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-_TARGETS: Final = (("6.0", "sm_50"), ("7.0", "sm_75"), ("8.0", "sm_90"))  # until the driver takes one
 
-# The first parameter's name tells the simulated GPU how long a block lasts.
-_PTX: Final = """\
-.version %s
-.target %s
+# It begins as in sim/include/ptx.h. The first parameter's name tells the simulated GPU how long a block lasts.
+PTX: Final = b"""\
+.version 6.3
+.target sm_75
 .address_size 64
 .visible .entry advance(
 	.param .u64 advance_ns,
@@ -37,30 +38,30 @@ _PTX: Final = """\
 	.param .u64 advance_buffer
 )
 {
-	.reg .pred %%p<2>;
-	.reg .b32 %%r<5>;
-	.reg .b64 %%rd<9>;
-	ld.param.u64 %%rd1, [advance_ns];
-	ld.param.u64 %%rd2, [advance_iterations_per_us];
-	ld.param.u64 %%rd3, [advance_buffer];
-	mul.lo.u64 %%rd4, %%rd1, %%rd2;
-	div.u64 %%rd4, %%rd4, 1000;
-	mov.u32 %%r1, %%ctaid.x;
-	mov.u32 %%r2, %%ntid.x;
-	mov.u32 %%r3, %%tid.x;
-	mad.lo.s32 %%r4, %%r1, %%r2, %%r3;
-	cvta.to.global.u64 %%rd5, %%rd3;
-	mul.wide.u32 %%rd6, %%r4, 8;
-	add.s64 %%rd7, %%rd5, %%rd6;
-	ld.global.u64 %%rd8, [%%rd7];
+	.reg .pred %p<2>;
+	.reg .b32 %r<5>;
+	.reg .b64 %rd<9>;
+	ld.param.u64 %rd1, [advance_ns];
+	ld.param.u64 %rd2, [advance_iterations_per_us];
+	ld.param.u64 %rd3, [advance_buffer];
+	mul.lo.u64 %rd4, %rd1, %rd2;
+	div.u64 %rd4, %rd4, 1000;
+	mov.u32 %r1, %ctaid.x;
+	mov.u32 %r2, %ntid.x;
+	mov.u32 %r3, %tid.x;
+	mad.lo.s32 %r4, %r1, %r2, %r3;
+	cvta.to.global.u64 %rd5, %rd3;
+	mul.wide.u32 %rd6, %r4, 8;
+	add.s64 %rd7, %rd5, %rd6;
+	ld.global.u64 %rd8, [%rd7];
 AGAIN:
-	setp.eq.u64 %%p1, %%rd4, 0;
-	@%%p1 bra DONE;
-	mad.lo.u64 %%rd8, %%rd8, 6364136223846793005, 1442695040888963407;
-	sub.u64 %%rd4, %%rd4, 1;
+	setp.eq.u64 %p1, %rd4, 0;
+	@%p1 bra DONE;
+	mad.lo.u64 %rd8, %rd8, 6364136223846793005, 1442695040888963407;
+	sub.u64 %rd4, %rd4, 1;
 	bra.uni AGAIN;
 DONE:
-	st.global.u64 [%%rd7], %%rd8;
+	st.global.u64 [%rd7], %rd8;
 	ret;
 }
 """
@@ -99,26 +100,17 @@ class Gpu:
     def __init__(self, library: str) -> None:
         self.cuda = Cuda(library)
         device, multiprocessors = ctypes.c_int(), ctypes.c_int()
-        context, self.stream, self._function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        context, module = ctypes.c_void_p(), ctypes.c_void_p()
+        self.stream, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self.cuda.call("cuInit", 0)
         self.cuda.call("cuDeviceGet", ctypes.byref(device), 0)
         self.cuda.call("cuDeviceGetAttribute", ctypes.byref(multiprocessors), _MULTIPROCESSORS, device)
         self.cuda.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.cuda.call("cuCtxSetCurrent", context)
-        self.cuda.call("cuModuleGetFunction", ctypes.byref(self._function), self._module(), b"advance")
+        self.cuda.call("cuModuleLoadData", ctypes.byref(module), PTX)
+        self.cuda.call("cuModuleGetFunction", ctypes.byref(self._function), module, b"advance")
         self.cuda.call("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING)
         self.multiprocessors = multiprocessors.value
-
-    def _module(self) -> ctypes.c_void_p:
-        module = ctypes.c_void_p()
-        for at, target in enumerate(_TARGETS, 1):
-            try:
-                self.cuda.call("cuModuleLoadData", ctypes.byref(module), (_PTX % target).encode())
-                break
-            except CudaError:
-                if at == len(_TARGETS):
-                    raise
-        return module
 
     def allocate(self, size: int) -> ctypes.c_uint64:
         """Device memory."""
@@ -138,8 +130,9 @@ class Gpu:
         return (ctypes.c_char * size).from_address(address.value)
 
     def write(self, address: int, data: bytes) -> None:
-        """Host to device; waits."""
+        """Host to device; waits. The copy's own call may return before, and the stream does not wait for it."""
         self.cuda.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+        self.cuda.call("cuCtxSynchronize")
 
     def read(self, address: int, into: ctypes.Array[ctypes.c_char]) -> None:
         """Device to host; waits."""
@@ -183,14 +176,16 @@ class Gpu:
 class Sequences:
     """A buffer of numbers, one for each thread, and launches that take each of them along its sequence.
 
-    `spin_ns`: how long a block is to last; the pace of this device is measured at the start, when it should be idle.
+    `spin_ns`: how long a block is to last. `pace`: the steps of a block in a microsecond, at one block to each
+    multiprocessor; 0: it is measured at the start, when the device should be idle.
     """
 
-    def __init__(self, gpu: Gpu, spin_ns: int, blocks: int, threads: int) -> None:
+    def __init__(self, gpu: Gpu, spin_ns: int, blocks: int, threads: int, pace: int = 0) -> None:
         self._gpu, self.blocks, self.threads, self._spin_ns = gpu, blocks, threads, spin_ns
         self._buffer = gpu.allocate(8 * blocks * threads)
-        self.pace = _GUESS_PER_US  # steps in a microsecond
-        self.pace = self._measured()
+        self.pace = pace or _GUESS_PER_US
+        if not pace:
+            self.pace = self._measured()
         self.launches = 0
         self._parameters = self._packed(spin_ns)
         gpu.write(self._buffer.value, array.array("Q", range(blocks * threads)).tobytes())
@@ -235,11 +230,8 @@ class Sequences:
         return (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._values))
 
     def _measured(self) -> int:
-        """Steps in a microsecond. The difference of two lengths leaves out what a launch and a wait cost."""
-        self._timed_ns(_LONG_NS)  # wakes the clocks
-        short_ns = min(self._timed_ns(_SHORT_NS) for _ in range(_ROUNDS))
-        long_ns = min(self._timed_ns(_LONG_NS) for _ in range(_ROUNDS))
-        return max(1, round(_GUESS_PER_US * (_LONG_NS - _SHORT_NS) / max(1, long_ns - short_ns)))
+        until_steady(lambda: self._timed_ns(_LONG_NS))
+        return pace_of([(self._timed_ns(_SHORT_NS), self._timed_ns(_LONG_NS)) for _ in range(_ROUNDS)])
 
     def _timed_ns(self, spin_ns: int) -> int:
         parameters = self._packed(spin_ns)
@@ -247,6 +239,26 @@ class Sequences:
         self._gpu.launch(min(self.blocks, self._gpu.multiprocessors), self.threads, parameters)
         self._gpu.wait()
         return time.monotonic_ns() - begun
+
+
+def until_steady(timed_ns: Callable[[], int]) -> None:
+    """Times the same until two in a row take as long: the clocks of an idle device rise while it works."""
+    before = spent = timed_ns()
+    while spent < _WAKING_NS:
+        took = timed_ns()
+        if abs(took - before) <= _SAME_RATIO * before:
+            return
+        before, spent = took, spent + took
+
+
+def pace_of(rounds: Sequence[tuple[int, int]]) -> int:
+    """Steps in a microsecond, from the times of short and long launches that were to take _SHORT_NS and _LONG_NS.
+
+    The difference of two lengths leaves out what a launch and a wait cost.
+    """
+    short_ns = min(short for short, _ in rounds)
+    long_ns = min(long for _, long in rounds)
+    return max(1, round(_GUESS_PER_US * (_LONG_NS - _SHORT_NS) / max(1, long_ns - short_ns)))
 
 
 def misses(found: Sequence[int], begun: Sequence[int], steps: int) -> int:

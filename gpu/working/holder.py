@@ -99,7 +99,7 @@ class Holder:
 
     def _queue(self, us: int, count: int) -> int:
         if us not in self._busy:
-            self._busy[us] = Sequences(self._gpu, us * 1000, self._gpu.multiprocessors, 1024)
+            self._busy[us] = Sequences(self._gpu, us * 1000, self._gpu.multiprocessors, 1024, self._work.pace)
         for _ in range(count):
             self._busy[us].launch()
         return count

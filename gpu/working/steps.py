@@ -32,7 +32,7 @@ class Times:
 
 def main() -> int:
     """0, or 3 after a CUDA error, which is said."""
-    options = _parser().parse_args()
+    options = parser().parse_args()
     if not options.default_signals:
         signal.signal(signal.SIGTERM, _on_term)
     times, error = Times(), None
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         gpu = Gpu(options.library)
         blocks = options.blocks or gpu.multiprocessors * options.waves
-        work = Sequences(gpu, int(options.kernel_us * 1000), blocks, options.threads)
+        work = Sequences(gpu, int(options.kernel_us * 1000), blocks, options.threads, options.iterations_per_us)
         _say({"ready": True, "blocks": blocks, "multiprocessors": gpu.multiprocessors, "iterations_per_us": work.pace})
         summary = _worked(gpu, work, times, options.queue, options.drain)
     except CudaError as failure:
@@ -49,17 +49,19 @@ def main() -> int:
     return 3 if error else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gpu.working.steps", description=__doc__)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--kernel-us", type=float, default=1000.0)
-    parser.add_argument("--queue", type=int, default=16, help="most kernels at once")
-    parser.add_argument("--drain", type=int, default=0, help="wait for all after so many, --queue at most; 0: never")
-    parser.add_argument("--blocks", type=int, default=0, help="0: as many as there are multiprocessors, --waves times")
-    parser.add_argument("--waves", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1024)
-    parser.add_argument("--default-signals", action="store_true", help="SIGTERM ends it on the spot")
-    return parser
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(prog="python -m gpu.working.steps", description=__doc__)
+    made.add_argument("--library", required=True)
+    made.add_argument("--kernel-us", type=float, default=1000.0)
+    made.add_argument("--queue", type=int, default=16, help="most kernels at once")
+    made.add_argument("--drain", type=int, default=0, help="wait for all after so many, --queue at most; 0: never")
+    made.add_argument("--blocks", type=int, default=0, help="0: as many as there are multiprocessors, --waves times")
+    made.add_argument("--waves", type=int, default=1)
+    made.add_argument("--threads", type=int, default=1024)
+    made.add_argument("--iterations-per-us", type=int, default=0, help="of a block; 0: measured, on an idle device")
+    made.add_argument("--default-signals", action="store_true", help="SIGTERM ends it on the spot")
+    return made
 
 
 def _on_term(number: int, frame: object) -> None:

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <ptx.h>
+
 #include "clock.h"
 
 enum {
@@ -16,13 +18,6 @@ enum {
 
 static const uint64_t SHORT_SPIN_NS = 1000000;
 static const uint64_t LONG_SPIN_NS = 3000000;
-
-/* Until the driver takes one: of old ones it may know nothing any more, of new ones nothing yet. */
-static const char *const HEADS_PTX[] = {
-	".version 6.0\n.target sm_50\n.address_size 64\n",
-	".version 7.0\n.target sm_75\n.address_size 64\n",
-	".version 8.0\n.target sm_90\n.address_size 64\n",
-};
 
 static const char SINK_PTX[] = ".visible .global .align 8 .u64 spin_sink;\n";
 
@@ -71,18 +66,13 @@ void cuda_check(CUresult result, const char *what)
 
 CUmodule gpu_module(const char *ptx)
 {
-	CUresult result = CUDA_ERROR_INVALID_PTX;
-	CUmodule module = NULL;
+	CUmodule module;
+	char *text;
 
-	for (size_t i = 0; i < sizeof(HEADS_PTX) / sizeof(HEADS_PTX[0]) && result != CUDA_SUCCESS; i++) {
-		char *text = NULL;
-
-		if (asprintf(&text, "%s%s", HEADS_PTX[i], ptx) < 0)
-			abort();
-		result = cuModuleLoadData(&module, text);
-		free(text);
-	}
-	cuda_check(result, "cuModuleLoadData");
+	if (asprintf(&text, PTX_HEAD "%s", ptx) < 0)
+		abort();
+	cuda_check(cuModuleLoadData(&module, text), "cuModuleLoadData");
+	free(text);
 	return module;
 }
 

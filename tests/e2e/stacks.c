@@ -6,6 +6,7 @@
  * load_weights and 1 MiB through grow_cache, which stay, and 8 MiB through scratch, which does not.
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +15,7 @@
 #define NOINLINE __attribute__((noinline))
 #define MIB (1u << 20)
 
-static const char PTX[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
-			  ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
+static const char PTX[] = PTX_HEAD ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
 static CUfunction kernel;
 static volatile int calls; /* something to do after each call, so that none becomes a jump */
 

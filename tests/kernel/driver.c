@@ -14,6 +14,7 @@
  * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -34,15 +35,14 @@ enum {
 	MOST_LISTED = 100
 };
 
-static const char PTX[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
-			  ".visible .entry k0(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k1(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k2(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k3(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k4(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k5(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k6(.param .u64 spin_ns) { ret; }\n"
-			  ".visible .entry k7(.param .u64 spin_ns) { ret; }\n";
+static const char PTX[] = PTX_HEAD ".visible .entry k0(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k1(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k2(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k3(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k4(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k5(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k6(.param .u64 spin_ns) { ret; }\n"
+				   ".visible .entry k7(.param .u64 spin_ns) { ret; }\n";
 
 /* What a program compiled for per-thread default streams calls instead. */
 extern __typeof__(cuGraphLaunch) cuGraphLaunch_ptsz;

@@ -13,6 +13,7 @@
  * A call that copies a list counts as one copy. Graphs of `GRAPH_KERNELS` kernels are launched; what is captured runs not.
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -26,7 +27,7 @@
 
 enum { MOST_THREADS = 64, MOST_PLANNED = 512, LINE = 256, GRAPH_KERNELS = 3, BYTES = 12288, BUFFER = 1 << 16 };
 
-static const char PTX[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry work() { ret; }\n";
+static const char PTX[] = PTX_HEAD ".visible .entry work() { ret; }\n";
 static const size_t TOO_MUCH = 1ull << 50, TOO_WIDE = 1ull << 40, GRANULE = 2 << 20, ARRAY_BYTES = 4096;
 static const CUDA_ARRAY_DESCRIPTOR ARRAY = {64, 8, CU_AD_FORMAT_FLOAT, 2};
 static const CUDA_ARRAY3D_DESCRIPTOR MIPMAP = {32, 16, 0, CU_AD_FORMAT_FLOAT, 1, 0};

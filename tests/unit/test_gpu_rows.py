@@ -168,7 +168,31 @@ def none(here: Here) -> Iterator[Row]:
     raise NotImplementedError
 
 
-@pytest.mark.parametrize(("left", "given"), [(500.0, 200.0), (120.0, 120.0), (50.0, 50.0), (49.0, None), (-3.0, None)])
+def times(hangs: str = "", cleaning: float = 0.0) -> dict[str, float | None]:
+    """What each item gets where all take all that they get, and one takes so much more to be ended."""
+    everything, now = [items.item(name) for name in items.ORDER], 0.0
+    given: dict[str, float | None] = {}
+    for number, item in enumerate(everything):
+        after = sum(one.least_seconds for one in everything[number + 1 :])
+        given[item.name] = allotted(item, LIMIT_SECONDS - after - now)
+        now += (given[item.name] or 0.0) + (cleaning if item.name == hangs else 0.0)
+    return given
+
+
+def test_items_that_take_all_they_get_leave_every_later_one_what_is_kept_for_it() -> None:
+    given = times()
+    assert sum(seconds or 0.0 for seconds in given.values()) <= LIMIT_SECONDS
+    for name, seconds in given.items():
+        assert seconds is not None
+        assert seconds >= items.item(name).least_seconds
+
+
+@pytest.mark.parametrize("hangs", items.ORDER)
+def test_no_item_is_left_out_because_one_before_it_took_long_to_be_ended(hangs: str) -> None:
+    assert None not in times(hangs, cleaning=8.0).values()
+
+
+@pytest.mark.parametrize(("left", "given"), [(500.0, 200.0), (120.0, 120.0), (35.0, 35.0), (34.0, None), (-3.0, None)])
 def test_an_item_gets_what_is_left_and_no_less_than_it_needs(left: float, given: float | None) -> None:
     assert allotted(items.Item("enforcement", "", 200.0, ("a",), none, 50.0), left) == given
 
