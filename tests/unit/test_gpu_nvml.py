@@ -152,6 +152,14 @@ def test_samples_that_come_six_times_a_second_are_not_what_was_assumed() -> None
     assert rows["new call: samples come every"].verdict == Verdict.DIFFERS
 
 
+def test_how_often_the_devices_own_samples_come_is_only_measured() -> None:
+    often = {**of_load(PID, 50), DEVICE: sampled(DEVICE, *((at / 6, 0, 50) for at in range(20)))}
+    row = by_what(list(rows_of_samples.of_the_calls(seen(samples=often))))[
+        "device utilisation samples: samples come every"
+    ]
+    assert (row.verdict, row.figure) == (Verdict.MEASURED, pytest.approx(1 / 6, abs=1e-3))
+
+
 def test_a_pid_that_nvml_does_not_have_differs() -> None:
     rows = by_what(list(rows_of_samples.of_the_calls(seen(samples=of_load(OTHER, 50)))))
     assert rows["new call: names the process"].verdict == Verdict.DIFFERS
