@@ -42,6 +42,7 @@ WHAT: Final = (
     "{framework}: waits counted per wait made",
     "{framework}: functions called that no probe is on",
 )
+    "{framework}: functions called that change what a graph was counted to hold",
 _READY_SECONDS: Final = 60.0  # from the item's start; a cold disk takes long for the frameworks' libraries
 _READY_RATIO: Final = 0.75  # of the time that the item has, at most
 _PHASE_SECONDS: Final = 15.0
@@ -210,7 +211,7 @@ def _of_phase(called: str, phases: Sequence[str], talk: Conversation, hits: Hits
 
 def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], note: str = "") -> Iterator[Row]:
     """Functions that were called, how many of what was made the agent would have counted, and what it would not see."""
-    from gpu.hits import KINDS, counted, kind_of, unprobed
+    from gpu.hits import KINDS, counted, graph_changes, kind_of, unprobed
 
     for what, kinds in (("launch", KINDS[:2]), ("memory", ("allocations", "frees"))):
         functions = {name: count for name, count in seen.items() if kind_of(name) in kinds}
@@ -220,8 +221,9 @@ def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], no
     for kind, count in made.items():
         if count:
             yield _ratio_row(called, kind, counts[kind], count, note)
-    missed = unprobed(seen)
-    others = {name: count for name, count in seen.items() if kind_of(name) is None and name not in missed}
+    missed, changes = unprobed(seen), graph_changes(seen)
+    known = missed.keys() | changes.keys()
+    others = {name: count for name, count in seen.items() if kind_of(name) is None and name not in known}
     yield _row(
         f"{called}: functions called that no probe is on",
         Verdict.DIFFERS if missed else Verdict.OK,
@@ -235,6 +237,21 @@ def _ratio_row(called: str, kind: str, counted: int, made: int, note: str) -> Ro
     holds = abs(ratio - 1) <= _TOLERANCE if kind in _EXACT else ratio >= 1 - _TOLERANCE
     singular = {"launches": "launch", "graph launches": "graph launch", "copies": "copy"}.get(kind, kind[:-1])
     return Row(
+    if changes or counts["graph launches"]:
+        yield _changes_row(called, changes)
+
+
+def _changes_row(called: str, changes: Mapping[str, int]) -> Row:
+    """Whether the agent's kernels per launch of a graph may be wrong; its grids and bytes alone, or neither."""
+    from gpu.hits import recounts
+
+    verdict, note = Verdict.OK, ""
+    if any(recounts(name) for name in changes):
+        verdict, note = Verdict.DIFFERS, "a launch may run more or fewer kernels than the agent counts"
+    elif changes:
+        verdict, note = Verdict.MEASURED, "as many kernels as the agent counts, maybe with other grids, and other bytes"
+    what = f"{called}: functions called that change what a graph was counted to hold"
+    return _row(what, verdict, _listed(changes), note)
         item=ITEM,
         what=f"{called}: {kind} counted per {singular} made",
         verdict=Verdict.OK if holds else Verdict.DIFFERS,

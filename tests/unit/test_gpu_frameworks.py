@@ -16,7 +16,7 @@ import pytest
 from agent.symbols import SYMBOLS
 from gpu.conversation import Conversation, NoAnswerError
 from gpu.here import Here
-from gpu.hits import KINDS, Hits, between, counted, kind_of, places, unprobed
+from gpu.hits import KINDS, Hits, between, counted, graph_changes, kind_of, places, recounts, unprobed
 from gpu.items import lists
 from gpu.items.frameworks import WHAT, _of_phase, frameworks, other_libcuda, phase_rows, workload_made
 from gpu.row import Row, Verdict
@@ -100,7 +100,37 @@ def test_what_may_matter_and_has_no_probe_is_told_from_what_does_not_matter() ->
         "cuMemAddressReserve": 6,
         "cuCtxGetCurrent": 7,
     }
-    assert unprobed(hits) == {"cuGraphAddMemAllocNode": 2, "cuGraphExecUpdate_v2": 3}
+    assert unprobed(hits) == {"cuGraphAddMemAllocNode": 2}
+    assert graph_changes(hits) == {"cuGraphExecUpdate_v2": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "another_number"),
+    [
+        ("cuGraphExecUpdate_v2", True, False),
+        ("cuGraphExecKernelNodeSetParams_v2", True, False),
+        ("cuGraphExecNodeSetParams", True, False),
+        ("cuGraphMemcpyNodeSetParams", True, False),
+        ("cuGraphExecChildGraphNodeSetParams", True, False),
+        ("cuGraphNodeSetEnabled", True, True),
+        ("cuGraphDestroyNode", True, True),
+        ("cuGraphConditionalHandleCreate", True, True),
+        ("cuGraphKernelNodeGetParams_v2", False, False),
+        ("cuGraphKernelNodeSetAttribute", False, False),
+        ("cuGraphExecHostNodeSetParams", False, False),
+        ("cuGraphExecEventWaitNodeSetEvent", False, False),
+        ("cuGraphNodeGetEnabled", False, False),
+        ("cuGraphNodeFindInClone", False, False),
+        ("cuGraphicsMapResources", False, False),
+        ("cuGraphAddDependencies_v2", False, False),
+        ("cuGraphAddBatchMemOpNode", False, False),
+        ("cuGraphLaunch", False, False),
+    ],
+)
+def test_what_changes_a_graph_is_told_from_what_is_not_counted(name: str, changes: bool, another_number: bool) -> None:
+    assert unprobed({name: 1}) == {}
+    assert (graph_changes({name: 1}) == {name: 1}) is changes
+    assert recounts(name) is another_number
 
 
 def test_of_two_names_of_one_function_the_probed_one_is_watched() -> None:
@@ -145,6 +175,19 @@ def test_what_a_workload_did_is_worked_out_of_its_summary() -> None:
 
 def test_a_phase_is_judged_by_what_the_profiler_saw(tmp_path: Path, program: Path) -> None:
     hits = Readings([{"cuInit": 1}, {"cuInit": 1, "cuLaunchKernel": 7}])
+def test_a_graph_that_changes_after_it_was_counted_is_told() -> None:
+    what = "it: functions called that change what a graph was counted to hold"
+    launched = {"cuGraphLaunch": 5}
+    assert what not in by_what(phase_rows("it", {"cuLaunchKernel": 5}, {"launches": 5}))
+    assert by_what(phase_rows("it", launched, {}))[what].verdict is Verdict.OK
+    resized = by_what(phase_rows("it", {**launched, "cuGraphExecUpdate": 4}, {}))
+    assert (resized[what].verdict, resized[what].figure) == (Verdict.MEASURED, "cuGraphExecUpdate 4")
+    assert resized["it: functions called that no probe is on"].verdict is Verdict.OK
+    assert "cuGraphExecUpdate" not in resized["it: functions called that no probe is on"].note
+    both = by_what(phase_rows("it", {**launched, "cuGraphExecUpdate": 4, "cuGraphNodeSetEnabled": 1}, {}))
+    assert both[what].verdict is Verdict.DIFFERS
+
+
     with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
         greeting = talk.hear_json(30)
         assert greeting["about"] == {"version": "1"}
