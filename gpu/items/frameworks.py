@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -41,11 +42,13 @@ WHAT: Final = (
     "{framework}: frees counted per free made",
     "{framework}: waits counted per wait made",
     "{framework}: functions called that no probe is on",
-)
     "{framework}: functions called that change what a graph was counted to hold",
+)
 _READY_SECONDS: Final = 60.0  # from the item's start; a cold disk takes long for the frameworks' libraries
 _READY_RATIO: Final = 0.75  # of the time that the item has, at most
 _PHASE_SECONDS: Final = 15.0
+_CACHES: Final = ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")  # else what they compile stays in the user's home
+_NO_COMPILER: Final = re.compile(r"Failed to find C compiler|libnvrtc")  # Triton needs the one, CuPy the other
 _SIBLINGS: Final = {"PYTHONSAFEPATH": ""}  # the programs share calls_protocol.py, which lies beside them
 _EXACT: Final = ("launches", "graph launches")  # what the agent's work rests on; of others a framework may do more
 _TOLERANCE: Final = 1e-3
@@ -134,9 +137,10 @@ def _begin(here: Here, framework: Framework, stack: ExitStack) -> Conversation |
         return skipped(ITEM, framework.name, f"{here.python} has no {framework.module}")
     script, *arguments = framework.command
     command = [here.python, str(PROGRAMS / script), *arguments]
+    caches = {variable: str(here.folder / variable.lower()) for variable in _CACHES}
     try:
         name = framework.name.replace(", ", "-").replace(" ", "-")
-        return stack.enter_context(Conversation(here, name, command, {**_SIBLINGS, **framework.extra}))
+        return stack.enter_context(Conversation(here, name, command, {**_SIBLINGS, **caches, **framework.extra}))
     except OSError as error:
         return failed(ITEM, framework.name, f"it did not start: {error}")
 
@@ -149,7 +153,8 @@ def _ready(framework: Framework, talk: Conversation | Row, deadline: float) -> C
         talk.greeting = talk.hear_json(max(1.0, deadline - time.monotonic()))
     except NoAnswerError as silent:
         talk.end()  # it is not to call anything while others are counted
-        return failed(ITEM, framework.name, f"it did not get ready: {silent}")
+        row = skipped if _NO_COMPILER.search(str(silent)) else failed
+        return row(ITEM, framework.name, f"it did not get ready: {silent}")
     return talk
 
 
@@ -207,6 +212,8 @@ def _of_phase(called: str, phases: Sequence[str], talk: Conversation, hits: Hits
         else:
             note = f"CUPTI saw nothing; {told.get('failed', '')}".rstrip("; ")
     yield from phase_rows(called, seen, made, note)
+    if len(phases) > 1 and not made:
+        yield skipped(ITEM, f"{called}: launches counted per launch made", note)
 
 
 def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], note: str = "") -> Iterator[Row]:
@@ -230,13 +237,6 @@ def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], no
         _listed(missed),
         f"nothing to count: {_listed(others)}" if others else "",
     )
-
-
-def _ratio_row(called: str, kind: str, counted: int, made: int, note: str) -> Row:
-    ratio = counted / made
-    holds = abs(ratio - 1) <= _TOLERANCE if kind in _EXACT else ratio >= 1 - _TOLERANCE
-    singular = {"launches": "launch", "graph launches": "graph launch", "copies": "copy"}.get(kind, kind[:-1])
-    return Row(
     if changes or counts["graph launches"]:
         yield _changes_row(called, changes)
 
@@ -252,6 +252,13 @@ def _changes_row(called: str, changes: Mapping[str, int]) -> Row:
         verdict, note = Verdict.MEASURED, "as many kernels as the agent counts, maybe with other grids, and other bytes"
     what = f"{called}: functions called that change what a graph was counted to hold"
     return _row(what, verdict, _listed(changes), note)
+
+
+def _ratio_row(called: str, kind: str, counted: int, made: int, note: str) -> Row:
+    ratio = counted / made
+    holds = abs(ratio - 1) <= _TOLERANCE if kind in _EXACT else ratio >= 1 - _TOLERANCE
+    singular = {"launches": "launch", "graph launches": "graph launch", "copies": "copy"}.get(kind, kind[:-1])
+    return Row(
         item=ITEM,
         what=f"{called}: {kind} counted per {singular} made",
         verdict=Verdict.OK if holds else Verdict.DIFFERS,

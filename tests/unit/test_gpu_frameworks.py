@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -18,7 +20,17 @@ from gpu.conversation import Conversation, NoAnswerError
 from gpu.here import Here
 from gpu.hits import KINDS, Hits, between, counted, graph_changes, kind_of, places, recounts, unprobed
 from gpu.items import lists
-from gpu.items.frameworks import WHAT, _of_phase, frameworks, other_libcuda, phase_rows, workload_made
+from gpu.items.frameworks import (
+    WHAT,
+    Framework,
+    _begin,
+    _of_phase,
+    _ready,
+    frameworks,
+    other_libcuda,
+    phase_rows,
+    workload_made,
+)
 from gpu.row import Row, Verdict
 
 PROGRAMS = Path(__file__).parents[2] / "gpu" / "programs"
@@ -163,18 +175,6 @@ def test_a_launch_function_without_a_probe_is_a_difference() -> None:
     assert rows["it: launch functions called"].figure == "none"
 
 
-def test_what_a_workload_did_is_worked_out_of_its_summary() -> None:
-    offline = {"program": "offline", "steps": 3, "kernels": 60}
-    assert workload_made(offline, ["--kernels", "20"])["launches"] == 60
-    graphs = workload_made({**offline, "kernels": 300}, ["--kernels", "20", "--graph", "5"])
-    assert (graphs["launches"], graphs["graph launches"]) == (5, 60)
-    online = {"program": "online", "requests": 4}
-    assert workload_made(online, ["--kernels", "10"]) == {"launches": 40, "waits": 4}
-    assert workload_made(online, ["--kernels", "10", "--graph"])["graph launches"] == 4
-
-
-def test_a_phase_is_judged_by_what_the_profiler_saw(tmp_path: Path, program: Path) -> None:
-    hits = Readings([{"cuInit": 1}, {"cuInit": 1, "cuLaunchKernel": 7}])
 def test_a_graph_that_changes_after_it_was_counted_is_told() -> None:
     what = "it: functions called that change what a graph was counted to hold"
     launched = {"cuGraphLaunch": 5}
@@ -188,6 +188,18 @@ def test_a_graph_that_changes_after_it_was_counted_is_told() -> None:
     assert both[what].verdict is Verdict.DIFFERS
 
 
+def test_what_a_workload_did_is_worked_out_of_its_summary() -> None:
+    offline = {"program": "offline", "steps": 3, "kernels": 60}
+    assert workload_made(offline, ["--kernels", "20"])["launches"] == 60
+    graphs = workload_made({**offline, "kernels": 300}, ["--kernels", "20", "--graph", "5"])
+    assert (graphs["launches"], graphs["graph launches"]) == (5, 60)
+    online = {"program": "online", "requests": 4}
+    assert workload_made(online, ["--kernels", "10"]) == {"launches": 40, "waits": 4}
+    assert workload_made(online, ["--kernels", "10", "--graph"])["graph launches"] == 4
+
+
+def test_a_phase_is_judged_by_what_the_profiler_saw(tmp_path: Path, program: Path) -> None:
+    hits = Readings([{"cuInit": 1}, {"cuInit": 1, "cuLaunchKernel": 7}])
     with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
         greeting = talk.hear_json(30)
         assert greeting["about"] == {"version": "1"}
@@ -203,6 +215,51 @@ def test_a_profiler_that_sees_nothing_leaves_the_programs_own_count(tmp_path: Pa
         rows = by_what(_of_phase("it", ("kernels", "unseen"), talk, cast(Hits, hits)))
     row = rows["it: launches counted per launch made"]
     assert row.note == "5 counted, 5 made; CUPTI saw nothing"
+
+
+def test_without_a_profiler_launches_of_which_nobody_knows_the_number_are_skipped(
+    tmp_path: Path, program: Path
+) -> None:
+    hits = Readings([{}, {"cuLaunchKernel": 5}])
+    with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
+        talk.hear_json(30)
+        rows = by_what(_of_phase("it", ("unseen", "unseen"), talk, cast(Hits, hits)))
+    row = rows["it: launches counted per launch made"]
+    assert (row.verdict, row.note) == (Verdict.SKIPPED, "CUPTI saw nothing")
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", Verdict.SKIPPED),
+        ("RuntimeError: CuPy failed to load libnvrtc.so.13: OSError: libnvrtc.so.13: cannot open", Verdict.SKIPPED),
+        ("RuntimeError: an illegal memory access was encountered", Verdict.FAILED),
+    ],
+)
+def test_a_framework_that_lacks_its_compiler_is_skipped(tmp_path: Path, words: str, verdict: Verdict) -> None:
+    (framework,) = [one for one in frameworks() if one.name == "Triton"]
+    command = [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
+    with Conversation(here(tmp_path), "it", command) as talk:
+        row = _ready(framework, talk, time.monotonic() + 30)
+    assert isinstance(row, Row)
+    assert (row.what, row.verdict) == ("Triton", verdict)
+    assert words in row.note
+
+
+def test_what_frameworks_compile_stays_in_the_items_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu.items.frameworks.PROGRAMS", tmp_path)
+    (tmp_path / "it.py").write_text(
+        "import json, os\n"
+        "print(json.dumps({name: value for name, value in os.environ.items() if name.endswith('_CACHE_DIR')}))\n"
+    )
+    with ExitStack() as stack:
+        talk = _begin(here(tmp_path), Framework("It", "json", ("it.py",), {}, {}), stack)
+        assert isinstance(talk, Conversation)
+        told = talk.hear_json(30)
+    assert {name: Path(told[name]).parent for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")} == {
+        "TRITON_CACHE_DIR": tmp_path,
+        "CUPY_CACHE_DIR": tmp_path,
+    }
 
 
 def test_a_phase_that_breaks_is_a_failed_row_and_the_program_goes_on(tmp_path: Path, program: Path) -> None:
