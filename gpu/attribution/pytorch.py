@@ -152,7 +152,8 @@ class PyTorch:
         first, last = _usage(before, self.life.id), _usage(after, self.life.id)
         if first is None or last is None:
             raise RuntimeError("the agent knows nothing of its container")
-        yield from compared(first, last, told, lasted, source(after, last))
+        meanwhile = stage.recorder.snapshots.after((told["begin_ns"] + told["end_ns"]) // 2)
+        yield from compared(first, last, told, lasted, source(meanwhile, self.life.id))
 
     def _beside(self, stage: Stage, why_no_agent: str | None, step_seconds: list[float]) -> Iterator[Row]:
         self._open(stage)
@@ -192,8 +193,11 @@ class PyTorch:
         return words[-400:] or "it says nothing"
 
 
-def source(snapshot: Snapshot, usage: Usage) -> str:
+def source(snapshot: Snapshot, container: str) -> str:
     """Whether the agent measured or estimated a container's share, and what told it the device's."""
+    usage = _usage(snapshot, container)
+    if usage is None:
+        return "from what is not known"
     told = (one.sm_activity_source for one in snapshot.devices if one.device.uuid == usage.device)
     return f"{usage.sm_provenance or 'not known'}, the device's by {next(told, None) or 'nothing'}"
 
