@@ -157,7 +157,8 @@ def test_how_often_the_devices_own_samples_come_is_only_measured() -> None:
     row = by_what(list(rows_of_samples.of_the_calls(seen(samples=often))))[
         "device utilisation samples: samples come every"
     ]
-    assert (row.verdict, row.figure) == (Verdict.MEASURED, pytest.approx(1 / 6, abs=1e-3))
+    assert row.verdict is Verdict.MEASURED
+    assert row.figure == pytest.approx(1 / 6, abs=1e-3)
 
 
 def test_a_pid_that_nvml_does_not_have_differs() -> None:
