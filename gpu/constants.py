@@ -40,9 +40,12 @@ _ROUNDS: Final = 9
 _QUICK_ROUNDS: Final = 1
 
 
-def constants(here: Here) -> Iterator[tuple[Constant, float | None]]:
-    """Each, and its figure; None for a queue whose end was not found. SetupError when the program fails."""
-    rounds = _QUICK_ROUNDS if here.quick else _ROUNDS
+def constants(here: Here, *, quick: bool = False) -> Iterator[tuple[Constant, float | None]]:
+    """Each, and its figure; None for a queue whose end was not found. SetupError when the program fails.
+
+    `quick`: once, as in a quick run.
+    """
+    rounds = _QUICK_ROUNDS if quick or here.quick else _ROUNDS
     done = here.run([str(here.workloads / "constants"), "--rounds", str(rounds)], timeout=40.0)
     if done.returncode:
         raise SetupError(f"constants ended with {done.returncode}: {done.stderr.strip()[-300:] or 'it said nothing'}")

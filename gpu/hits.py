@@ -23,10 +23,15 @@ MOST: Final = 4096  # places: hits.bpf.c
 # What may launch, allocate, copy, free or wait.
 LIKELY: Final = re.compile(r"cu\w*(Launch|Memcpy|Memset|Alloc|Free|Synchronize|Graph|Prefetch|MemCreate|MemRelease)")
 _HARMLESS: Final = re.compile(
-    r"cu\w*Get|cu\w*SetAttribute|cuMemAddress(Reserve|Free)|cuMemPool|cuLaunchHostFunc"
-    r"|cuGraphAdd(Dependencies|EmptyNode|HostNode|EventRecordNode|EventWaitNode)|cuGraphUpload|cuGraphDebugDotPrint"
-    r"|cuGraph(Retain|Release)UserObject|cuGraph(Destroy|RemoveDependencies)"
+    r"cu\w*Get|cu\w*SetAttribute|cuDeviceSetGraphMemAttribute|cuMemAddress(Reserve|Free)|cuMemPool|cuLaunchHostFunc"
+    r"|cuGraphics|cuGraphAdd(Dependencies|(Empty|Host|Event\w+|ExternalSemaphores\w+|BatchMemOp)Node)"
+    r"|cuGraph\w*(Host|ExternalSemaphores\w+|BatchMemOp)NodeSetParams|cuGraph\w*NodeSetEvent"
+    r"|cuGraphUpload|cuGraphDebugDotPrint|cuGraphNodeFindInClone|cuGraphKernelNodeCopyAttributes"
+    r"|cuGraph(Retain|Release)UserObject|cuGraphRemoveDependencies"
 )
+# The agent counts what a graph holds while it is made, and takes it for what each of its launches does.
+_RESIZING: Final = re.compile(r"cuGraphExecUpdate|cuGraph\w*NodeSetParams")  # as many nodes, perhaps of other sizes
+_RECOUNTING: Final = re.compile(r"cuGraphNodeSetEnabled|cuGraphDestroyNode|cuGraphConditionalHandleCreate")
 _SYMBOLS: Final[Mapping[str, Symbol]] = {symbol.name: symbol for symbol in SYMBOLS}
 _COPIES: Final = (Role.COPY, Role.COPY_LATE, Role.COPY_WAIT, Role.PREFETCHES)
 KINDS: Final = ("launches", "graph launches", "copies", "memsets", "allocations", "frees", "waits")
@@ -56,12 +61,28 @@ def counted(hits: Mapping[str, int]) -> dict[str, int]:
 
 
 def unprobed(hits: Mapping[str, int]) -> dict[str, int]:
-    """What was called, may launch, allocate, copy or wait, and has no probe."""
+    """What was called, may launch, allocate, copy or wait, and has no probe. Without `graph_changes`."""
     return {
         name: count
         for name, count in hits.items()
-        if name not in _SYMBOLS and LIKELY.match(name) and not _HARMLESS.match(name)
+        if name not in _SYMBOLS
+        and LIKELY.match(name)
+        and not any(others.match(name) for others in (_HARMLESS, _RESIZING, _RECOUNTING))
     }
+
+
+def graph_changes(hits: Mapping[str, int]) -> dict[str, int]:
+    """What was called that has a graph's launches do other things than the agent counted when the graph was made."""
+    return {
+        name: count
+        for name, count in hits.items()
+        if not _HARMLESS.match(name) and (_RESIZING.match(name) or _RECOUNTING.match(name))
+    }
+
+
+def recounts(name: str) -> bool:
+    """Whether, after this call, a graph's launch may run another number of kernels than the agent counted."""
+    return _RECOUNTING.match(name) is not None
 
 
 def places(exports: Mapping[str, int]) -> dict[int, str]:

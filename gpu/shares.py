@@ -18,6 +18,7 @@ P50: Final = "p50 to alone"
 OFFLINE: Final = "offline to alone"
 LEFT: Final = "offline of what is left"
 MEASURES: Final = (P99, P50, OFFLINE, LEFT)
+ALIKE_RATIO: Final = 1.1  # a p99 of some seconds varies by so much
 FAR_RATIO: Final = 1.3  # as in the bench: a p99 over so many times the target is a promise that was broken
 
 
@@ -75,9 +76,11 @@ def within(value: float, expected: float, factor: float) -> Verdict:
     return Verdict.OK if max(value / expected, expected / value) <= factor else Verdict.DIFFERS
 
 
-def p99_lower(p99_ratios: Mapping[str, float], ours: str, theirs: str) -> Figure | None:
-    """Whether our p99 is lower than theirs; None where one of the two was not measured."""
+def p99_lower(p99_ratios: Mapping[str, float], ours: str, theirs: str, note: str = "") -> Figure | None:
+    """Whether our p99 is lower than theirs, where they are further apart than ALIKE_RATIO; None: not both measured."""
     if ours not in p99_ratios or theirs not in p99_ratios:
         return None
-    verdict = Verdict.OK if p99_ratios[ours] < p99_ratios[theirs] else Verdict.DIFFERS
-    return Figure(P99, p99_ratios[ours], verdict, p99_ratios[theirs])
+    mine, other = p99_ratios[ours], p99_ratios[theirs]
+    alike = within(mine, other, ALIKE_RATIO) is Verdict.OK
+    verdict = Verdict.MEASURED if alike else Verdict.OK if mine < other else Verdict.DIFFERS
+    return Figure(P99, mine, verdict, other, note)

@@ -41,6 +41,7 @@ _EXTRA_SECONDS: Final = 20.0
 _LEARN_SECONDS: Final = 2.0
 _WAITING_SECONDS: Final = 1.6  # for snapshots, at both ends
 _PROFILE_SECONDS: Final = 1.5
+_LATE_NS: Final = 1_500_000_000  # NVML's samples are of the second before, and a tick of the agent comes after that
 _BYTES_WITHIN: Final = 0.01
 _LIVE_WITHIN: Final = 0.05
 _TENANT: Final = Tenant(NAME, "torch", 0, 0, 1.0, 0.5)
@@ -137,10 +138,10 @@ class PyTorch:
         assert self.life is not None
         self.ask(f"run {_LEARN_SECONDS}")
         self.until("ran", _LEARN_SECONDS + _EXTRA_SECONDS)
-        before = stage.recorder.snapshots.after(time.monotonic_ns())
+        before = stage.recorder.snapshots.after(time.monotonic_ns() + _LATE_NS)
         self.ask(f"profile {_PROFILE_SECONDS}")
         told, _ = self.until("profiled", _PROFILE_SECONDS + _EXTRA_SECONDS)
-        after = stage.recorder.snapshots.after(told["end_ns"])
+        after = stage.recorder.snapshots.after(told["end_ns"] + _LATE_NS)
         step_seconds.append(told["sm_seconds"] / max(1, told["steps"]))
         lasted = (told["end_ns"] - told["begin_ns"]) / 1e9
         note = "all SMs that its blocks can fill; while it was profiled"
@@ -151,7 +152,8 @@ class PyTorch:
         first, last = _usage(before, self.life.id), _usage(after, self.life.id)
         if first is None or last is None:
             raise RuntimeError("the agent knows nothing of its container")
-        yield from compared(first, last, told, lasted)
+        meanwhile = stage.recorder.snapshots.after((told["begin_ns"] + told["end_ns"]) // 2)
+        yield from compared(first, last, told, lasted, source(meanwhile, self.life.id))
 
     def _beside(self, stage: Stage, why_no_agent: str | None, step_seconds: list[float]) -> Iterator[Row]:
         self._open(stage)
@@ -191,12 +193,21 @@ class PyTorch:
         return words[-400:] or "it says nothing"
 
 
-def compared(first: Usage, last: Usage, told: Mapping[str, Any], lasted: float) -> Iterator[Row]:
-    """The agent's totals grew by what CUPTI saw: between the two snapshots nothing else was done."""
+def source(snapshot: Snapshot, container: str) -> str:
+    """Whether the agent measured or estimated a container's share, and what told it the device's."""
+    usage = _usage(snapshot, container)
+    if usage is None:
+        return "from what is not known"
+    told = (one.sm_activity_source for one in snapshot.devices if one.device.uuid == usage.device)
+    return f"{usage.sm_provenance or 'not known'}, the device's by {next(told, None) or 'nothing'}"
+
+
+def compared(first: Usage, last: Usage, told: Mapping[str, Any], lasted: float, of: str) -> Iterator[Row]:
+    """The agent's totals grew by what CUPTI saw: between the two it did nothing else. `of`: its source."""
     then, now = first.totals, last.totals
     share = (now.sm_seconds - then.sm_seconds) / lasted
     true = told["sm_seconds"] / lasted
-    yield near(ITEM, f"{ALONE}: share of the device, agent", share, true, MOST_WORST, note="against CUPTI's")
+    yield near(ITEM, f"{ALONE}: share of the device, agent", share, true, MOST_WORST, note=f"against CUPTI's; {of}")
     missed = told["kernels"] - (now.launches - then.launches)
     note = f"{told['kernels']} by CUPTI"
     yield holds(ITEM, f"{ALONE}: kernels that the agent missed", missed == 0, missed, 0, note)

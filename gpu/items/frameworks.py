@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -41,10 +42,13 @@ WHAT: Final = (
     "{framework}: frees counted per free made",
     "{framework}: waits counted per wait made",
     "{framework}: functions called that no probe is on",
+    "{framework}: functions called that change what a graph was counted to hold",
 )
 _READY_SECONDS: Final = 60.0  # from the item's start; a cold disk takes long for the frameworks' libraries
 _READY_RATIO: Final = 0.75  # of the time that the item has, at most
 _PHASE_SECONDS: Final = 15.0
+_CACHES: Final = ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")  # else what they compile stays in the user's home
+_NO_COMPILER: Final = re.compile(r"Failed to find C compiler|libnvrtc")  # Triton needs the one, CuPy the other
 _SIBLINGS: Final = {"PYTHONSAFEPATH": ""}  # the programs share calls_protocol.py, which lies beside them
 _EXACT: Final = ("launches", "graph launches")  # what the agent's work rests on; of others a framework may do more
 _TOLERANCE: Final = 1e-3
@@ -133,9 +137,10 @@ def _begin(here: Here, framework: Framework, stack: ExitStack) -> Conversation |
         return skipped(ITEM, framework.name, f"{here.python} has no {framework.module}")
     script, *arguments = framework.command
     command = [here.python, str(PROGRAMS / script), *arguments]
+    caches = {variable: str(here.folder / variable.lower()) for variable in _CACHES}
     try:
         name = framework.name.replace(", ", "-").replace(" ", "-")
-        return stack.enter_context(Conversation(here, name, command, {**_SIBLINGS, **framework.extra}))
+        return stack.enter_context(Conversation(here, name, command, {**_SIBLINGS, **caches, **framework.extra}))
     except OSError as error:
         return failed(ITEM, framework.name, f"it did not start: {error}")
 
@@ -148,7 +153,8 @@ def _ready(framework: Framework, talk: Conversation | Row, deadline: float) -> C
         talk.greeting = talk.hear_json(max(1.0, deadline - time.monotonic()))
     except NoAnswerError as silent:
         talk.end()  # it is not to call anything while others are counted
-        return failed(ITEM, framework.name, f"it did not get ready: {silent}")
+        row = skipped if _NO_COMPILER.search(str(silent)) else failed
+        return row(ITEM, framework.name, f"it did not get ready: {silent}")
     return talk
 
 
@@ -206,11 +212,13 @@ def _of_phase(called: str, phases: Sequence[str], talk: Conversation, hits: Hits
         else:
             note = f"CUPTI saw nothing; {told.get('failed', '')}".rstrip("; ")
     yield from phase_rows(called, seen, made, note)
+    if len(phases) > 1 and not made:
+        yield skipped(ITEM, f"{called}: launches counted per launch made", note)
 
 
 def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], note: str = "") -> Iterator[Row]:
     """Functions that were called, how many of what was made the agent would have counted, and what it would not see."""
-    from gpu.hits import KINDS, counted, kind_of, unprobed
+    from gpu.hits import KINDS, counted, graph_changes, kind_of, unprobed
 
     for what, kinds in (("launch", KINDS[:2]), ("memory", ("allocations", "frees"))):
         functions = {name: count for name, count in seen.items() if kind_of(name) in kinds}
@@ -220,14 +228,30 @@ def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], no
     for kind, count in made.items():
         if count:
             yield _ratio_row(called, kind, counts[kind], count, note)
-    missed = unprobed(seen)
-    others = {name: count for name, count in seen.items() if kind_of(name) is None and name not in missed}
+    missed, changes = unprobed(seen), graph_changes(seen)
+    known = missed.keys() | changes.keys()
+    others = {name: count for name, count in seen.items() if kind_of(name) is None and name not in known}
     yield _row(
         f"{called}: functions called that no probe is on",
         Verdict.DIFFERS if missed else Verdict.OK,
         _listed(missed),
         f"nothing to count: {_listed(others)}" if others else "",
     )
+    if changes or counts["graph launches"]:
+        yield _changes_row(called, changes)
+
+
+def _changes_row(called: str, changes: Mapping[str, int]) -> Row:
+    """Whether the agent's kernels per launch of a graph may be wrong; its grids and bytes alone, or neither."""
+    from gpu.hits import recounts
+
+    verdict, note = Verdict.OK, ""
+    if any(recounts(name) for name in changes):
+        verdict, note = Verdict.DIFFERS, "a launch may run more or fewer kernels than the agent counts"
+    elif changes:
+        verdict, note = Verdict.MEASURED, "as many kernels as the agent counts, maybe with other grids, and other bytes"
+    what = f"{called}: functions called that change what a graph was counted to hold"
+    return _row(what, verdict, _listed(changes), note)
 
 
 def _ratio_row(called: str, kind: str, counted: int, made: int, note: str) -> Row:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Every source of PCIe traffic, read while one of our workloads copies a known number of bytes in a second."""
+"""Every source of PCIe traffic, read while one of our workloads copies a known number of bytes in a second.
+
+The cumulative counters may be of 32 bits, which a fast link fills in less than 100 ms. So they are looked at far more
+often than that, and what they grew by is reckoned from look to look, as the agent does."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -13,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from agent.nvml.pcie import FIELDS
+from agent.nvml.pcie import FIELDS, counter_delta
 from gpu import spin
 from gpu.here import Here
 from gpu.nvml import gpm
@@ -25,7 +28,7 @@ COPY_BYTES: Final = 32 << 20
 REQUESTS_PER_SECOND: Final = 100.0
 MIB: Final = 1 << 20
 _MOST_REQUESTS: Final = 6000
-_STEP_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 0.02
 _THROUGHPUT_LOOKS: Final = 5
 _COST_LOOKS: Final = 10
 
@@ -39,19 +42,37 @@ TO_DEVICE, FROM_DEVICE = "to the device", "from the device"
 
 
 @dataclass(frozen=True, slots=True)
+class Counter:
+    """What a field said, look by look. `bits`: of the type that NVML gives it; `seconds`: from the first look on."""
+
+    values: tuple[int, ...]
+    bits: int
+    seconds: float
+
+    def grown(self) -> int | None:
+        """By how many bytes, however often it wrapped; None where it went back in another way."""
+        deltas = [counter_delta(before, after, self.bits) for before, after in pairwise(self.values)]
+        known = [delta for delta in deltas if delta is not None]
+        return sum(known) if len(known) == len(deltas) else None
+
+    def wraps(self) -> int:
+        """How often it began anew."""
+        return sum(after < before for before, after in pairwise(self.values))
+
+
+@dataclass(frozen=True, slots=True)
 class Copied:
     """Bytes per second by each source, in the direction in which was copied; Refused where it has none.
 
-    `counters`: what the cumulative field said each time; `other_way`: by the other direction's field.
+    `field`, `other_way`: the cumulative fields of this direction and of the other one.
     """
 
     direction: str
     true: float
-    field: float | Refused
-    other_way: float | Refused
+    field: Counter | Refused
+    other_way: Counter | Refused
     gpm: float | Refused
     throughput: float | Refused
-    counters: tuple[int, ...]
 
 
 def copied(here: Here, gpu: Gpu, pace: Pace, direction: str, settle: float, seconds: float) -> Copied:
@@ -63,23 +84,20 @@ def copied(here: Here, gpu: Gpu, pace: Pace, direction: str, settle: float, seco
         try:
             with gpm.window(gpu) as window:
                 refused = window.begin()
-                begun, values = time.monotonic(), _watched(gpu, seconds)
-                elapsed = time.monotonic() - begun
+                counters = _watched(gpu, seconds)
                 averages = refused or window.metrics()
         except gpu.api.NVMLError as error:
-            begun, values = time.monotonic(), _watched(gpu, seconds)
-            elapsed, averages = time.monotonic() - begun, Refused(str(error))
+            counters, averages = _watched(gpu, seconds), Refused(str(error))
         throughput = _throughput(gpu, index)
         workload.require_alive()
         summary = workload.finish()
     return Copied(
         direction,
         _true_rate(summary),
-        _rate(values, index, elapsed),
-        _rate(values, 1 - index, elapsed),
+        counters[index],
+        counters[1 - index],
         _of_gpm(averages, (gpm.PCIE_TX, gpm.PCIE_RX)[index]),
         throughput,
-        () if isinstance(values, Refused) else tuple(value[index] for value in values),
     )
 
 
@@ -93,12 +111,6 @@ def costs(gpu: Gpu) -> Mapping[str, float | Refused]:
     )
     found = [asked(api, partial(milliseconds, ask, _COST_LOOKS)) for ask in asks]
     return dict(zip(SOURCES, [*found, asked(api, partial(_gpm_cost, gpu))], strict=True))
-
-
-def cumulative(counters: tuple[int, ...]) -> bool:
-    """Whether they only grow, and do. A rate, or bytes since the last look, would go up and down."""
-    pairs = list(pairwise(counters))
-    return len(pairs) > 1 and all(after > before for before, after in pairs)
 
 
 def _to_device(pace: Pace) -> list[str]:
@@ -118,32 +130,40 @@ def _true_rate(summary: Mapping[str, Any]) -> float:
     return float(copied_bytes) / float(summary["elapsed_seconds"])
 
 
-def _watched(gpu: Gpu, seconds: float) -> list[tuple[int, int]] | Refused:
-    """(TX, RX) again and again."""
+def _watched(gpu: Gpu, seconds: float) -> tuple[Counter, Counter] | tuple[Refused, Refused]:
+    """TX and RX, looked at again and again."""
     values: list[tuple[int, int]] = []
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while True:
-        answer = asked(gpu.api, lambda: gpu.api.nvmlDeviceGetFieldValues(gpu.handle, list(FIELDS)))
+        answer = _fields(gpu)
+        elapsed = time.monotonic() - begun
         if isinstance(answer, Refused):
-            time.sleep(max(0.0, deadline - time.monotonic()))  # GPM measures meanwhile
-            return answer
-        if refused := next((one.nvmlReturn for one in answer if one.nvmlReturn), 0):
-            time.sleep(max(0.0, deadline - time.monotonic()))
-            return Refused(str(gpu.api.NVMLError(refused)), int(refused))
-        tx, rx = (_scalar(gpu.api, one) for one in answer)
-        values.append((tx, rx))
-        if time.monotonic() >= deadline:
-            return values
-        time.sleep(_STEP_SECONDS)
+            time.sleep(max(0.0, seconds - elapsed))  # GPM measures meanwhile
+            return answer, answer
+        if not values:
+            begun, elapsed = begun + elapsed, 0.0
+        values.append((_scalar(gpu.api, answer[0]), _scalar(gpu.api, answer[1])))
+        if elapsed >= seconds:
+            tx, rx = zip(*values, strict=True)
+            return Counter(tx, _bits(gpu.api, answer[0]), elapsed), Counter(rx, _bits(gpu.api, answer[1]), elapsed)
+        time.sleep(LOOK_SECONDS)
+
+
+def _fields(gpu: Gpu) -> Sequence[Any] | Refused:
+    """As NVML gives them, unless it refuses one of them."""
+    answer = asked(gpu.api, lambda: gpu.api.nvmlDeviceGetFieldValues(gpu.handle, list(FIELDS)))
+    if isinstance(answer, Refused):
+        return answer
+    refused = next((one.nvmlReturn for one in answer if one.nvmlReturn), 0)
+    return Refused(str(gpu.api.NVMLError(refused)), int(refused)) if refused else list(answer)
+
+
+def _bits(api: Any, one: Any) -> int:
+    return 32 if one.valueType == api.NVML_VALUE_TYPE_UNSIGNED_INT else 64
 
 
 def _scalar(api: Any, one: Any) -> int:
-    narrow = one.valueType == api.NVML_VALUE_TYPE_UNSIGNED_INT
-    return int(one.value.uiVal if narrow else one.value.ullVal)
-
-
-def _rate(values: list[tuple[int, int]] | Refused, index: int, elapsed: float) -> float | Refused:
-    return values if isinstance(values, Refused) else (values[-1][index] - values[0][index]) / elapsed
+    return int(one.value.uiVal if _bits(api, one) == 32 else one.value.ullVal)
 
 
 def _of_gpm(averages: Mapping[int, float] | Refused, metric: int) -> float | Refused:

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpu.nvml.binding import Refused
 from gpu.nvml.cost import Cost
-from gpu.nvml.pcie import TO_DEVICE, Copied, cumulative
+from gpu.nvml.pcie import LOOK_SECONDS, TO_DEVICE, Copied, Counter
 from gpu.nvml.rows_of_samples import NVML, SM_WITHIN
 from gpu.parts import holds, measured, near
 from gpu.row import Row, skipped
@@ -25,21 +25,37 @@ def of_copies(copied: Copied) -> Iterator[Row]:
     where = f"PCIe {copied.direction}"
     note = f"{copied.true / 1e9:.2f} GB/s were copied; packets have headers, so a little over 1 is as it should be"
     sources = (
-        (f"{where}: field {field} ÷ copied", copied.field),
+        (f"{where}: field {field} ÷ copied", _rate(copied.field)),
         (f"{where}: GPM {metric} ÷ copied", copied.gpm),
         (f"{where}: nvmlDeviceGetPcieThroughput ÷ copied", copied.throughput),
     )
     for what, rate in sources:
         yield skipped(NVML, what, rate.why) if isinstance(rate, Refused) else _ratio(what, rate / copied.true, note)
-    if not isinstance(copied.other_way, Refused):
-        yield measured(NVML, f"{where}: the other direction's field ÷ copied", copied.other_way / copied.true, "ratio")
-    what = f"{where}: field {field} is cumulative"
-    if copied.counters:
-        grows = cumulative(copied.counters)
-        steps = f"{len(copied.counters)} looks, from {copied.counters[0]} to {copied.counters[-1]}"
-        yield holds(NVML, what, grows, grows, True, steps)
-    else:
-        yield skipped(NVML, what, copied.field.why if isinstance(copied.field, Refused) else "never read")
+    other = _rate(copied.other_way)
+    if not isinstance(other, Refused):
+        yield measured(NVML, f"{where}: the other direction's field ÷ copied", other / copied.true, "ratio")
+    yield _cumulative(f"{where}: field {field} is cumulative", copied.field)
+
+
+def _rate(field: Counter | Refused) -> float | Refused:
+    """Bytes per second."""
+    if isinstance(field, Refused):
+        return field
+    grown = field.grown()
+    return Refused("it went back, and not by a wrap") if grown is None else grown / field.seconds
+
+
+def _cumulative(what: str, field: Counter | Refused) -> Row:
+    """A rate, or bytes since the last look, would go up and down. The agent takes one of 64 bits for one that lasts."""
+    if isinstance(field, Refused):
+        return skipped(NVML, what, field.why)
+    grows, wraps = bool(field.grown()), field.wraps()
+    looks = (
+        f"{len(field.values)} looks, one each {LOOK_SECONDS * 1e3:.0f} ms, from {field.values[0]} to {field.values[-1]}"
+    )
+    told = f"wrapped {wraps} times, and NVML gives it {field.bits} bits" if grows and wraps else ""
+    lasts = not wraps or field.bits == 32
+    return holds(NVML, what, grows and lasts, grows, True, "; ".join(filter(None, (looks, told))))
 
 
 def of_cost(cost: Cost, truth: float | None) -> Iterator[Row]:

@@ -67,8 +67,8 @@ def of_the_calls(seen: Seen) -> Iterator[Row]:
         yield holds(
             NVML, f"{short}: names the process", pid in found.pids(), pid in found.pids(), True, f"beside it: {others}"
         )
-        yield from _times(short, found)
-    yield from _times("device utilisation samples", seen.samples[DEVICE])
+        yield from _times(short, found, assumed=True)
+    yield from _times("device utilisation samples", seen.samples[DEVICE], assumed=False)
     difference = largest_difference(seen.samples[OLD], seen.samples[NEW])
     what = "old and new call: largest difference between their means"
     if difference is None:
@@ -94,16 +94,16 @@ def _smutil(what: str, seen: Seen, call: str, pid: int, busy: float) -> Row:
     return near(NVML, what, ratio, busy, _SMUTIL_WITHIN, note=f"{len(found.found)} samples in {found.looks} looks")
 
 
-def _times(short: str, found: Samples) -> Iterator[Row]:
-    period = found.period_seconds()
+def _times(short: str, found: Samples, *, assumed: bool) -> Iterator[Row]:
+    """How often samples come, and how old they are. `assumed`: that they come about once a second."""
+    period, what = found.period_seconds(), f"{short}: samples come every"
     if period is None:
-        yield skipped(
-            NVML, f"{short}: samples come every", found.refused or f"{len(found.found)} in {found.looks} looks"
-        )
+        yield skipped(NVML, what, found.refused or f"{len(found.found)} in {found.looks} looks")
+    elif not assumed:
+        yield measured(NVML, what, period, "s", note="the median")
     else:
         fits = _LEAST_PERIOD <= period <= _MOST_PERIOD
-        row = holds(NVML, f"{short}: samples come every", fits, round(period, 3), 1.0, "the median", "s")
-        yield row
+        yield holds(NVML, what, fits, round(period, 3), 1.0, "the median", "s")
     ages = found.ages_ms()
     span = f"{ages[0]:.0f} to {ages[-1]:.0f} ms; half of the 50 ms between looks is in it" if ages else found.refused
     yield measured(

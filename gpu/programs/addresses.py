@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = {"default": 0, "legacy": 1, "per-thread": 2}  # enum CUdriverProcAddress_flags
-_MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
+_MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \d+ *(.*)")
 
 
 class Places:
-    """The mappings of this process, and which of them are of the library."""
+    """The mappings of a process, as /proc/PID/maps has them, and which of them are of the library.
 
-    def __init__(self, library: str) -> None:
+    These are known by their path: the inode beside it is not the file's in a sandboxed kernel and on some file systems.
+    """
+
+    def __init__(self, library: str, maps: str) -> None:
         wanted = os.stat(library)
-        found = filter(None, map(_MAPPED.match, Path("/proc/self/maps").read_text().splitlines()))
-        self._ranges = [
-            (int(m[1], 16), int(m[2], 16), int(m[3], 16), int(m[6]) == wanted.st_ino and self._is(m[7], wanted), m[7])
-            for m in found
-        ]
+        found = filter(None, map(_MAPPED.match, maps.splitlines()))
+        self._ranges = [(int(m[1], 16), int(m[2], 16), int(m[3], 16), self._is(m[4], wanted), m[4]) for m in found]
 
     @staticmethod
     def _is(path: str, wanted: os.stat_result) -> bool:
@@ -72,7 +72,7 @@ def main() -> None:
     initialised = library.cuInit(0)
     version = c.c_int()
     library.cuDriverGetVersion(c.byref(version))
-    places = Places(path)
+    places = Places(path, Path("/proc/self/maps").read_text())
     linked = {}
     for name in question["exports"]:
         function = getattr(library, name, None)

@@ -20,6 +20,7 @@ from agent.model import (
     Device,
     DeviceReading,
     DeviceUuid,
+    Provenance,
     Snapshot,
     Totals,
     Usage,
@@ -28,7 +29,7 @@ from bench.attribution_nvml import Listing
 from bench.attribution_recording import Life, Recording
 from gpu import items
 from gpu.attribution import rows
-from gpu.attribution.pytorch import PyTorch, compared
+from gpu.attribution.pytorch import PyTorch, compared, source
 from gpu.attribution.recorder import Snapshots
 from gpu.attribution.scene import Played, on_a_grid, usage_of
 from gpu.attribution.stage import Cgroups
@@ -197,17 +198,27 @@ TOLD = {
 
 def test_pytorch_alone_against_cupti() -> None:
     before, after = usage(10.0, 100, 1 << 20), usage(10.82, 600, (1 << 20) + 4096, memory=1400)
-    found = by_what(list(compared(before, after, TOLD, 2.0)))
+    found = by_what(list(compared(before, after, TOLD, 2.0, "estimated")))
     assert found["PyTorch alone: share of the device, agent"].figure == 0.41
     assert found["PyTorch alone: share of the device, agent"].baseline == 0.4
+    assert found["PyTorch alone: share of the device, agent"].note == "against CUPTI's; estimated"
     assert found["PyTorch alone: kernels that the agent missed"].verdict == Verdict.OK
     assert found["PyTorch alone: bytes copied to the device, agent ÷ CUPTI"].verdict == Verdict.OK
     assert found["PyTorch alone: bytes by NVML beyond what its allocator holds"].figure == 400
     assert found["PyTorch alone: bytes by the probes ÷ what its allocator holds"].verdict == Verdict.OK
 
 
+def test_where_the_agent_has_a_share_from_is_named() -> None:
+    device = DeviceReading(DEVICE, sm_activity_ratio=0.6, sm_activity_source="gpm")
+    alone = replace(usage(), sm_provenance=Provenance.MEASURED)
+    meanwhile = replace(snapshot(1, torch=alone, other=usage()), devices=(device,))
+    assert source(meanwhile, "torch") == "measured, the device's by gpm"
+    assert source(replace(meanwhile, devices=()), "other") == "not known, the device's by nothing"
+    assert source(meanwhile, "gone") == "from what is not known"
+
+
 def test_kernels_that_no_probe_saw_are_missed() -> None:
-    found = by_what(list(compared(usage(1.0, 100), usage(1.8, 550), TOLD, 2.0)))
+    found = by_what(list(compared(usage(1.0, 100), usage(1.8, 550), TOLD, 2.0, "")))
     missed = found["PyTorch alone: kernels that the agent missed"]
     assert (missed.verdict, missed.figure) == (Verdict.DIFFERS, 50)
     assert found["PyTorch alone: bytes by NVML beyond what its allocator holds"].verdict == Verdict.SKIPPED

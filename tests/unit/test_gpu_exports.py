@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gpu.items import lists
 from gpu.items.exports import WHAT, Given, bases, linked_row, pointer_rows, symbol_rows
+from gpu.programs.addresses import Places
 from gpu.row import Row, Verdict
 
 EXPORTS = {
@@ -96,3 +99,19 @@ def test_a_name_that_is_linked_elsewhere_is_named() -> None:
     row = linked_row(EXPORTS, {**EXPORTS, "cuInit": 0x700, "cuLaunchKernel": "/lib/other.so"})
     assert row.verdict is Verdict.DIFFERS
     assert row.note == "elsewhere: cuLaunchKernel, cuInit"
+
+
+def test_an_address_is_told_as_its_place_in_the_library_whatever_the_inode_beside_it(tmp_path: Path) -> None:
+    library, other = tmp_path / "libcuda.so.1", tmp_path / "libother.so"
+    for path in (library, other):
+        path.touch()
+    places = Places(
+        str(library),
+        f"7f0000001000-7f0000003000 r-xp 00002000 00:00 0                          {library}\n"
+        f"7f0000004000-7f0000005000 r-xp 00001000 08:01 {library.stat().st_ino}  {other}\n"
+        "7f0000006000-7f0000007000 rw-p 00000000 00:00 0 \n",
+    )
+    assert places.of(0x7F0000001010) == 0x2010
+    assert places.of(0x7F0000004010) == str(other)
+    assert places.of(0x7F0000006010) == "memory of no file"
+    assert places.of(0x10) == "nowhere"

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -16,9 +18,19 @@ import pytest
 from agent.symbols import SYMBOLS
 from gpu.conversation import Conversation, NoAnswerError
 from gpu.here import Here
-from gpu.hits import KINDS, Hits, between, counted, kind_of, places, unprobed
+from gpu.hits import KINDS, Hits, between, counted, graph_changes, kind_of, places, recounts, unprobed
 from gpu.items import lists
-from gpu.items.frameworks import WHAT, _of_phase, frameworks, other_libcuda, phase_rows, workload_made
+from gpu.items.frameworks import (
+    WHAT,
+    Framework,
+    _begin,
+    _of_phase,
+    _ready,
+    frameworks,
+    other_libcuda,
+    phase_rows,
+    workload_made,
+)
 from gpu.row import Row, Verdict
 
 PROGRAMS = Path(__file__).parents[2] / "gpu" / "programs"
@@ -100,7 +112,37 @@ def test_what_may_matter_and_has_no_probe_is_told_from_what_does_not_matter() ->
         "cuMemAddressReserve": 6,
         "cuCtxGetCurrent": 7,
     }
-    assert unprobed(hits) == {"cuGraphAddMemAllocNode": 2, "cuGraphExecUpdate_v2": 3}
+    assert unprobed(hits) == {"cuGraphAddMemAllocNode": 2}
+    assert graph_changes(hits) == {"cuGraphExecUpdate_v2": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "another_number"),
+    [
+        ("cuGraphExecUpdate_v2", True, False),
+        ("cuGraphExecKernelNodeSetParams_v2", True, False),
+        ("cuGraphExecNodeSetParams", True, False),
+        ("cuGraphMemcpyNodeSetParams", True, False),
+        ("cuGraphExecChildGraphNodeSetParams", True, False),
+        ("cuGraphNodeSetEnabled", True, True),
+        ("cuGraphDestroyNode", True, True),
+        ("cuGraphConditionalHandleCreate", True, True),
+        ("cuGraphKernelNodeGetParams_v2", False, False),
+        ("cuGraphKernelNodeSetAttribute", False, False),
+        ("cuGraphExecHostNodeSetParams", False, False),
+        ("cuGraphExecEventWaitNodeSetEvent", False, False),
+        ("cuGraphNodeGetEnabled", False, False),
+        ("cuGraphNodeFindInClone", False, False),
+        ("cuGraphicsMapResources", False, False),
+        ("cuGraphAddDependencies_v2", False, False),
+        ("cuGraphAddBatchMemOpNode", False, False),
+        ("cuGraphLaunch", False, False),
+    ],
+)
+def test_what_changes_a_graph_is_told_from_what_is_not_counted(name: str, changes: bool, another_number: bool) -> None:
+    assert unprobed({name: 1}) == {}
+    assert (graph_changes({name: 1}) == {name: 1}) is changes
+    assert recounts(name) is another_number
 
 
 def test_of_two_names_of_one_function_the_probed_one_is_watched() -> None:
@@ -133,6 +175,19 @@ def test_a_launch_function_without_a_probe_is_a_difference() -> None:
     assert rows["it: launch functions called"].figure == "none"
 
 
+def test_a_graph_that_changes_after_it_was_counted_is_told() -> None:
+    what = "it: functions called that change what a graph was counted to hold"
+    launched = {"cuGraphLaunch": 5}
+    assert what not in by_what(phase_rows("it", {"cuLaunchKernel": 5}, {"launches": 5}))
+    assert by_what(phase_rows("it", launched, {}))[what].verdict is Verdict.OK
+    resized = by_what(phase_rows("it", {**launched, "cuGraphExecUpdate": 4}, {}))
+    assert (resized[what].verdict, resized[what].figure) == (Verdict.MEASURED, "cuGraphExecUpdate 4")
+    assert resized["it: functions called that no probe is on"].verdict is Verdict.OK
+    assert "cuGraphExecUpdate" not in resized["it: functions called that no probe is on"].note
+    both = by_what(phase_rows("it", {**launched, "cuGraphExecUpdate": 4, "cuGraphNodeSetEnabled": 1}, {}))
+    assert both[what].verdict is Verdict.DIFFERS
+
+
 def test_what_a_workload_did_is_worked_out_of_its_summary() -> None:
     offline = {"program": "offline", "steps": 3, "kernels": 60}
     assert workload_made(offline, ["--kernels", "20"])["launches"] == 60
@@ -160,6 +215,51 @@ def test_a_profiler_that_sees_nothing_leaves_the_programs_own_count(tmp_path: Pa
         rows = by_what(_of_phase("it", ("kernels", "unseen"), talk, cast(Hits, hits)))
     row = rows["it: launches counted per launch made"]
     assert row.note == "5 counted, 5 made; CUPTI saw nothing"
+
+
+def test_without_a_profiler_launches_of_which_nobody_knows_the_number_are_skipped(
+    tmp_path: Path, program: Path
+) -> None:
+    hits = Readings([{}, {"cuLaunchKernel": 5}])
+    with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
+        talk.hear_json(30)
+        rows = by_what(_of_phase("it", ("unseen", "unseen"), talk, cast(Hits, hits)))
+    row = rows["it: launches counted per launch made"]
+    assert (row.verdict, row.note) == (Verdict.SKIPPED, "CUPTI saw nothing")
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", Verdict.SKIPPED),
+        ("RuntimeError: CuPy failed to load libnvrtc.so.13: OSError: libnvrtc.so.13: cannot open", Verdict.SKIPPED),
+        ("RuntimeError: an illegal memory access was encountered", Verdict.FAILED),
+    ],
+)
+def test_a_framework_that_lacks_its_compiler_is_skipped(tmp_path: Path, words: str, verdict: Verdict) -> None:
+    (framework,) = [one for one in frameworks() if one.name == "Triton"]
+    command = [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
+    with Conversation(here(tmp_path), "it", command) as talk:
+        row = _ready(framework, talk, time.monotonic() + 30)
+    assert isinstance(row, Row)
+    assert (row.what, row.verdict) == ("Triton", verdict)
+    assert words in row.note
+
+
+def test_what_frameworks_compile_stays_in_the_items_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu.items.frameworks.PROGRAMS", tmp_path)
+    (tmp_path / "it.py").write_text(
+        "import json, os\n"
+        "print(json.dumps({name: value for name, value in os.environ.items() if name.endswith('_CACHE_DIR')}))\n"
+    )
+    with ExitStack() as stack:
+        talk = _begin(here(tmp_path), Framework("It", "json", ("it.py",), {}, {}), stack)
+        assert isinstance(talk, Conversation)
+        told = talk.hear_json(30)
+    assert {name: Path(told[name]).parent for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")} == {
+        "TRITON_CACHE_DIR": tmp_path,
+        "CUPY_CACHE_DIR": tmp_path,
+    }
 
 
 def test_a_phase_that_breaks_is_a_failed_row_and_the_program_goes_on(tmp_path: Path, program: Path) -> None:

@@ -14,11 +14,11 @@ import pytest
 from agent.model import Device, DeviceReading, DeviceUuid
 from gpu import items
 from gpu.items import nvml
-from gpu.nvml import rows_of_costs, rows_of_lists, rows_of_samples, samples
+from gpu.nvml import pcie, rows_of_costs, rows_of_lists, rows_of_samples, samples
 from gpu.nvml.binding import Gpu, Refused, asked
 from gpu.nvml.cost import Cost, Timed
 from gpu.nvml.lists import Listed, bytes_of, lists_of
-from gpu.nvml.pcie import FROM_DEVICE, TO_DEVICE, Copied, cumulative
+from gpu.nvml.pcie import FROM_DEVICE, TO_DEVICE, Copied, Counter, _watched
 from gpu.nvml.samples import DEVICE, NEW, OLD, Sample, Samples
 from gpu.nvml.watching import Seen
 from gpu.row import Row, Verdict
@@ -152,6 +152,15 @@ def test_samples_that_come_six_times_a_second_are_not_what_was_assumed() -> None
     assert rows["new call: samples come every"].verdict == Verdict.DIFFERS
 
 
+def test_how_often_the_devices_own_samples_come_is_only_measured() -> None:
+    often = {**of_load(PID, 50), DEVICE: sampled(DEVICE, *((at / 6, 0, 50) for at in range(20)))}
+    row = by_what(list(rows_of_samples.of_the_calls(seen(samples=often))))[
+        "device utilisation samples: samples come every"
+    ]
+    assert row.verdict is Verdict.MEASURED
+    assert row.figure == pytest.approx(1 / 6, abs=1e-3)
+
+
 def test_a_pid_that_nvml_does_not_have_differs() -> None:
     rows = by_what(list(rows_of_samples.of_the_calls(seen(samples=of_load(OTHER, 50)))))
     assert rows["new call: names the process"].verdict == Verdict.DIFFERS
@@ -209,7 +218,8 @@ def test_nobody_is_credited_or_taken_for_a_client() -> None:
 
 
 def copies(direction: str, **other: Any) -> Copied:
-    made = Copied(direction, 10e9, 11e9, 0.1e9, 11e9, 11e9, (1, 5, 9))
+    with_it, against_it = Counter((1, 6, 12), 64, 1e-9), Counter((7, 7, 8), 64, 1e-9)
+    made = Copied(direction, 10e9, with_it, against_it, 11e9, 11e9)
     return replace(made, **other)
 
 
@@ -222,17 +232,67 @@ def test_a_counter_in_bytes_with_headers_is_ok_and_one_in_kilobytes_differs() ->
 
 
 def test_the_two_directions_have_fields_of_their_own() -> None:
-    rows = by_what(list(rows_of_costs.of_copies(copies(FROM_DEVICE, field=Refused("Not Supported"), counters=()))))
+    rows = by_what(list(rows_of_costs.of_copies(copies(FROM_DEVICE, field=Refused("Not Supported")))))
     assert rows["PCIe from the device: field 197 ÷ copied"].verdict == Verdict.SKIPPED
     assert rows["PCIe from the device: field 197 is cumulative"].note == "Not Supported"
     assert rows["PCIe from the device: GPM 20 ÷ copied"].verdict == Verdict.OK
 
 
-def test_what_goes_up_and_down_is_not_cumulative() -> None:
-    assert cumulative((1, 2, 3))
-    assert not cumulative((1, 3, 2))
-    assert not cumulative((3, 3, 3))
-    assert not cumulative((7,))
+@pytest.mark.parametrize(
+    ("values", "bits", "verdict"),
+    [
+        ((1, 2, 3), 64, Verdict.OK),
+        ((1, 2, 2, 3), 64, Verdict.OK),
+        ((1, 3, 2), 64, Verdict.DIFFERS),
+        ((3, 3, 3), 64, Verdict.DIFFERS),
+        (((1 << 32) - 5, 5), 32, Verdict.OK),
+        (((1 << 32) - 5, 5), 64, Verdict.DIFFERS),
+    ],
+)
+def test_what_goes_up_and_down_is_not_cumulative(values: tuple[int, ...], bits: int, verdict: Verdict) -> None:
+    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, field=Counter(values, bits, 1.0)))))
+    assert rows["PCIe to the device: field 198 is cumulative"].verdict is verdict
+
+
+def test_a_narrow_counter_that_wraps_many_times_in_a_second_tells_the_true_rate() -> None:
+    values = tuple(look * 10**9 % (1 << 32) for look in range(51))
+    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, true=50e9, field=Counter(values, 64, 1.0)))))
+    ratio = rows["PCIe to the device: field 198 ÷ copied"]
+    assert (ratio.verdict, ratio.figure) == (Verdict.OK, 1.0)
+    assert rows["PCIe to the device: field 198 is cumulative"].note.endswith(
+        "wrapped 11 times, and NVML gives it 64 bits"
+    )
+
+
+def test_a_counter_that_was_reset_has_no_rate() -> None:
+    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, field=Counter((9, 8), 64, 1.0)))))
+    assert rows["PCIe to the device: field 198 ÷ copied"].verdict is Verdict.SKIPPED
+
+
+def test_both_fields_are_looked_at_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    times = SimpleNamespace(monotonic=lambda: clock[-1], sleep=lambda seconds: clock.append(clock[-1] + seconds))
+    monkeypatch.setattr(pcie, "time", times)
+    told = iter([(10, 1), (20, 3), (30, 5)])
+    kinds = {"NVML_VALUE_TYPE_UNSIGNED_INT": 1, "NVML_VALUE_TYPE_UNSIGNED_LONG_LONG": 3}
+
+    def fields(*_: Any) -> list[Any]:
+        tx, rx = next(told)
+        wide = SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=tx))
+        return [wide, SimpleNamespace(nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=rx))]
+
+    tx, rx = _watched(a_gpu(nvmlDeviceGetFieldValues=fields, **kinds), 0.03)
+    assert isinstance(tx, Counter)
+    assert isinstance(rx, Counter)
+    assert (tx.values, tx.bits, rx.values, rx.bits) == ((10, 20, 30), 64, (1, 3, 5), 32)
+    assert tx.seconds == pytest.approx(0.04)
+
+
+def test_one_field_that_nvml_refuses_refuses_both() -> None:
+    def fields(*_: Any) -> list[Any]:
+        return [SimpleNamespace(nvmlReturn=0), SimpleNamespace(nvmlReturn=3)]
+
+    assert _watched(a_gpu(nvmlDeviceGetFieldValues=fields), 0.0) == (Refused("Not Supported", 3),) * 2
 
 
 def reading(ratio: float | None) -> DeviceReading:

@@ -44,6 +44,17 @@ def test_only_on_a_real_gpu_the_claim_of_the_bench_is_judged() -> None:
     assert row.verdict is Verdict.DIFFERS
 
 
+def test_launches_that_the_gpu_holds_back_tell_nothing_of_a_probe() -> None:
+    what = "launch rate, the agent per empty programs"
+    found = {ns: {r.what: r for r in launch_rows(RATES, claimed=True, kernel_ns=ns)} for ns in (1_900.0, 1_600.0)}
+    held_back = found[1_900.0][what]  # the median of launches without probes is 2,000 ns
+    assert (held_back.verdict, held_back.baseline) == (Verdict.MEASURED, 1.0)
+    assert "1900 ns" in held_back.note
+    assert "1900 ns" in found[1_900.0]["a launch takes longer by, the agent"].note
+    assert found[1_600.0][what].verdict is Verdict.OK
+    assert found[1_600.0][what].note == ""
+
+
 def test_functions_lie_where_it_is_said(tmp_path: Path) -> None:
     places = write(tmp_path / "code")
     text = (tmp_path / "code").read_bytes()

@@ -96,6 +96,16 @@ def test_what_is_not_positive_is_compared_with_nothing() -> None:
 
 def test_ours_is_compared_with_theirs_only_where_both_were_measured() -> None:
     assert p99_lower({"headroom@1.1": 1.2}, "headroom@1.1", "tgs") is None
-    found = p99_lower({"headroom@1.1": 1.2, "tgs": 1.1}, "headroom@1.1", "tgs")
+    found = p99_lower({"headroom@1.1": 1.3, "tgs": 1.1}, "headroom@1.1", "tgs", "why")
     assert found is not None
-    assert (found.verdict, found.baseline) == (Verdict.DIFFERS, 1.1)
+    assert (found.verdict, found.baseline, found.note) == (Verdict.DIFFERS, 1.1, "why")
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [(1.0, Verdict.OK), (1.15, Verdict.MEASURED), (1.25, Verdict.MEASURED), (1.35, Verdict.DIFFERS)],
+)
+def test_two_p99_that_are_nearly_alike_say_nothing_of_which_is_lower(ours: float, verdict: Verdict) -> None:
+    found = p99_lower({"ours": ours, "theirs": 1.2}, "ours", "theirs")
+    assert found is not None
+    assert found.verdict is verdict
