@@ -5,11 +5,11 @@
 What an online request waits for is what offline work has queued on the device when it arrives, and one kernel; and
 whoever queues behind it waits for that too, the longer the busier the online side is: by 1 ÷ (1 − its load). So the
 first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain and never beyond
-the slack, times 1 − load. The second, for when the shortest queue is too long, is the share of time. Both move down at
-once and up slowly (senpai), not at all within the dead band and not while the online side keeps the device busy
-(Heracles: no growth above 85 % load); after a step down the law waits until it has readings from after the step. Where
-the target allows a long queue, the gate is soft: what fits is queued while a request runs, so that the device is not
-idle between its end and the offline side's next launch.
+the slack, times 1 − load, nor a tenth of the target: bursts come unannounced. The second, for when the shortest queue
+is too long, is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band and
+not while the online side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law waits
+until it has readings from after the step. Where the target allows a long queue, the gate is soft: what fits is queued
+while a request runs, so that the device is not idle between its end and the offline side's next launch.
 
 Slowing may not help: the latency can be the online side's own. Then the share is given back and tried again later,
 each time after twice as long. The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR

@@ -90,9 +90,9 @@ released.
 
 _LAWS = """\
 ## The laws
-- `headroom`: as much as the promise leaves. What may be queued grows with the certain part of the slack and is halved
-  at a violation; where the shortest queue is not enough the share of time shrinks, to `limits.floor` at most. What does
-  not help is given back for a while.
+- `headroom`: as much as the promise leaves. What may be queued grows with the certain part of the slack, to a tenth
+  of the target at most, and is halved at a violation; where the shortest queue is not enough the share of time shrinks,
+  to `limits.floor` at most. What does not help is given back for a while.
 - `fixed`: `share` always, whatever the latency, with 2 ms queued at most, or `limits.max_queued`. It is a share of the
   device's time however often the work waits for itself.
 - `tgs`: a budget of blocks in 50 ms, steered by how many the online side launches, as TGS publishes it. The latency is

@@ -17,6 +17,7 @@ from enforce.laws.headroom import (
     FUTILE_NS,
     LONGEST_BACKOFF_NS,
     MIN_QUEUED_NS,
+    MOST_OF_TARGET,
     TOP_QUEUED_NS,
     Headroom,
     State,
@@ -24,7 +25,7 @@ from enforce.laws.headroom import (
 from enforce.model import OnlineOn, Reading, Share
 from enforce.policy.model import Slo
 
-TARGET = 5_000_000
+TARGET = 20_000_000
 SLO = Slo("gpu_wait", 0.99, TARGET, 10_000_000_000, 20)
 HOLD_NS = 2_000_000_000
 LAW = Headroom(floor_ratio=0.05, top_queued_ns=TOP_QUEUED_NS, no_data_hold_ns=HOLD_NS)
@@ -115,11 +116,16 @@ def test_the_next_rung_is_not_asked_for_at_once() -> None:
 def test_lasting_slack_gives_everything_back_that_it_allows() -> None:
     last = play([TARGET * 0.5] * 5000, State(0.05, MIN_QUEUED_NS))[-1]
     assert last.ratio == 1.0
-    assert last.max_queued_ns == TARGET * 0.25  # the slack of one half, at a load of one half
+    assert last.max_queued_ns == int(TARGET * MOST_OF_TARGET)
+
+
+def test_little_slack_is_spent_up_to_what_the_load_leaves_of_it() -> None:
+    last = play([TARGET * 0.84] * 5000, State(0.05, MIN_QUEUED_NS))[-1]
+    assert last.max_queued_ns == int(TARGET * 0.08)  # a load of one half
 
 
 def test_the_busier_the_online_side_the_shorter_the_queue() -> None:
-    assert play([TARGET * 0.5] * 2000, busy=0.8)[-1].max_queued_ns < play([TARGET * 0.5] * 2000)[-1].max_queued_ns
+    assert play([TARGET * 0.84] * 2000, busy=0.8)[-1].max_queued_ns < play([TARGET * 0.84] * 2000)[-1].max_queued_ns
 
 
 def test_a_queue_that_is_far_too_long_for_the_slack_is_shortened_before_the_target_is_missed() -> None:
