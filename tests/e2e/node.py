@@ -174,20 +174,26 @@ class Node:
         """Launches per pid, as they really happened."""
         return {row["pid"]: row["launches"] for row in self.stage.truth()}
 
-    @contextmanager
-    def container(self, name: str, program: str, arguments: Sequence[str]) -> Iterator[Container]:
+    def container(self, name: str, program: str, arguments: Sequence[str]) -> Container:
         """A container that runs one of the workloads."""
         shown = self.name(name)
-        with Container.start(
-            shown,
-            [str(BUILD / "bin" / program), *arguments],
-            self.stage.environment,
-            cgroup_path=f"/gpuwarden-e2e/{shown}",
+        return self._start(shown, f"/gpuwarden-e2e/{shown}", [program, *arguments])
+
+    def tenant(self, name: str, devices: str, *work: str, pod: str = "") -> Container:
+        """The same on some of the devices, below a cgroup with the token."""
+        path = f"/gpuwarden-e2e/{self.token}{pod}/{name}"
+        return self._start(name, path, work, CUDA_VISIBLE_DEVICES=devices)
+
+    def _start(self, name: str, cgroup_path: str, work: Sequence[str], **variables: str) -> Container:
+        return Container.start(
+            name,
+            [str(BUILD / "bin" / work[0]), *work[1:]],
+            {**self.stage.environment, **variables},
+            cgroup_path=cgroup_path,
             mounts=[Mount(BUILD), Mount(self.folder, read_only=False)],
-            output=self.folder / f"{shown}.out",
+            output=self.folder / f"{name}.out",
             state=self.folder / "containers",
-        ) as container:
-            yield container
+        )
 
     def command(self, *arguments: str) -> list[str]:
         """`gpuwarden …`."""

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
-from bench.containers import Container, Mount
+from bench.containers import Container
 from bench.node import simulated_node
-from sim.demo.stage import BUILD
 from tests.e2e.node import Agent, Node, until
 
 SHAPES = {"one-long": ("1", "5000"), "a-few": ("10", "1000"), "many": ("100", "500")}  # kernels, µs, between two waits
@@ -46,26 +45,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield Node(folder)
 
 
-@contextmanager
-def tenant(node: Node, name: str, device: int, *work: str) -> Iterator[Container]:
-    """A container on one of the devices."""
-    with Container.start(
-        name,
-        [str(BUILD / "bin" / work[0]), *work[1:]],
-        {**node.stage.environment, "CUDA_VISIBLE_DEVICES": str(device)},
-        cgroup_path=f"/gpuwarden-e2e/{node.token}/{name}",
-        mounts=[Mount(BUILD), Mount(node.folder, read_only=False)],
-        output=node.folder / f"{name}.out",
-        state=node.folder / "containers",
-    ) as container:
-        yield container
-
-
 def start_batches(stack: ExitStack, node: Node) -> list[Container]:
     """One for each shape, each on its own device."""
     return [
         stack.enter_context(
-            tenant(node, f"batch-{name}", device, "offline", "--kernels", count, "--kernel-us", us, "--seconds", "3600")
+            node.tenant(
+                f"batch-{name}", str(device), "offline", "--kernels", count, "--kernel-us", us, "--seconds", "3600"
+            )
         )
         for device, (name, (count, us)) in enumerate(SHAPES.items())
     ]
@@ -93,7 +79,7 @@ def until_held(agent: Agent, count: int) -> None:
 def test_a_share_is_the_same_part_of_each_kind_of_work(node: Node) -> None:
     with node.agent(policy(node, enforce=False)) as agent, ExitStack() as stack:
         for device in range(len(SHAPES)):
-            stack.enter_context(tenant(node, f"chat-{device}", device, "online", *ONLINE))
+            stack.enter_context(node.tenant(f"chat-{device}", str(device), "online", *ONLINE))
         batches = start_batches(stack, node)
         until(lambda: all(node.truth().get(one.tgid, 0) > 0 for one in batches), "work of each")
         time.sleep(1)

@@ -7,14 +7,12 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from agent.model import Enforcement
-from bench.containers import Container, Mount
+from bench.containers import Container
 from bench.node import simulated_node
-from sim.demo.stage import BUILD
 from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, until
 
 POLICY = """\
@@ -45,21 +43,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield Node(folder)
 
 
-@contextmanager
-def tenant(node: Node, name: str, device: str, *work: str, pod: str = "") -> Iterator[Container]:
-    """A container on some of the devices."""
-    with Container.start(
-        name,
-        [str(BUILD / "bin" / work[0]), *work[1:]],
-        {**node.stage.environment, "CUDA_VISIBLE_DEVICES": device},
-        cgroup_path=f"/gpuwarden-e2e/{node.token}{pod}/{name}",
-        mounts=[Mount(BUILD), Mount(node.folder, read_only=False)],
-        output=node.folder / f"{name}.out",
-        state=node.folder / "containers",
-    ) as container:
-        yield container
-
-
 def stance(agent: Agent, container: Container) -> Enforcement | None:
     """What enforcement says about it."""
     snapshot = agent.snapshot()
@@ -83,11 +66,11 @@ def test_offline_work_is_held_for_the_online_containers_of_its_own_devices(node:
     policy = POLICY.format(token=node.token, online=ONLINE_ID, offline=OFFLINE_ID)
     with (
         node.agent(policy) as agent,
-        tenant(node, ONLINE_ID, "0", "online", *ALWAYS_BUSY, pod=f"/{POD}"),
-        tenant(node, OFFLINE_ID, "0", "offline", *TRAINING, pod=f"/{POD}") as beside,
-        tenant(node, "training-first", "0", "offline", *TRAINING) as first,
-        tenant(node, "training-second", "1", "offline", *TRAINING) as second,
-        tenant(node, "training-both", "0,1", "offline", *TRAINING, "--devices", "0,1") as both,
+        node.tenant(ONLINE_ID, "0", "online", *ALWAYS_BUSY, pod=f"/{POD}"),
+        node.tenant(OFFLINE_ID, "0", "offline", *TRAINING, pod=f"/{POD}") as beside,
+        node.tenant("training-first", "0", "offline", *TRAINING) as first,
+        node.tenant("training-second", "1", "offline", *TRAINING) as second,
+        node.tenant("training-both", "0,1", "offline", *TRAINING, "--devices", "0,1") as both,
     ):
         until_stopped_again(agent, beside, "who is in the online container's pod")
         until_stopped_again(agent, first, "who is on its device")
@@ -95,7 +78,7 @@ def test_offline_work_is_held_for_the_online_containers_of_its_own_devices(node:
         launched = node.truth()[second.tgid]
         until(lambda: node.truth()[second.tgid] > launched + 100, "who is elsewhere to work on")
         assert stops(agent, second) == 0
-        with tenant(node, "chat-late", "1", "online", *ALWAYS_BUSY):
+        with node.tenant("chat-late", "1", "online", *ALWAYS_BUSY):
             until_stopped_again(agent, second, "who has an online neighbour now")
             until_stopped_again(agent, first, "who still has one")
         released = stance(agent, second)
