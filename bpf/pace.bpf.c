@@ -273,6 +273,12 @@ static __always_inline __u32 reason_to_stop(const struct rule *rule, const struc
 	return 0;
 }
 
+/* For each thread its own: a process has one SIGSTOP pending at a time, and the thread that is to take it may lack a CPU. */
+static __always_inline int stop_current_process(void)
+{
+	return bpf_send_signal_thread(SIGSTOP) == 0;
+}
+
 /* Stops the process unless nobody would hear of it: whether it did. */
 static __always_inline int stop_launch(const struct process_id *id, struct pace *pace, const struct rule *rule,
 				       __u32 slot, __u32 reason, __u64 queued, __u64 estimate)
@@ -283,7 +289,7 @@ static __always_inline int stop_launch(const struct process_id *id, struct pace 
 		count_lost(LOST_EVENT);
 		return 0;
 	}
-	if (bpf_send_signal(SIGSTOP)) {
+	if (!stop_current_process()) {
 		bpf_ringbuf_discard(pause, 0);
 		return 0;
 	}

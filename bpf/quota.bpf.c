@@ -96,7 +96,7 @@ static __always_inline void hold_allocation(const struct process_id *id, const s
 		count_lost(LOST_EVENT);
 		return;
 	}
-	if (bpf_send_signal(SIGSTOP)) {
+	if (!stop_current_process()) {
 		bpf_ringbuf_discard(held, 0);
 		return;
 	}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,16 @@ from agent.procfs import Procfs
 from bench.node import BUILD, Node
 
 KERNELS = 8  # of driver.c
+_HOG = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.nice(-20)
+for _ in range(20_000):
+    until = time.monotonic() + 0.002
+    while time.monotonic() < until:
+        pass
+    time.sleep(0.001)
+"""
 Launched = dict[tuple[int, int], tuple[int, int, int]]
 """(device, function) → launches, blocks, threads per block of the latest"""
 
@@ -108,6 +119,16 @@ def compile_driver(folder: Path) -> Path:
     libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
     subprocess.run(["gcc", *flags, str(source), "-o", str(path), *libraries], check=True)
     return path
+
+
+@contextmanager
+def a_cpu_that_is_taken_away() -> Iterator[None]:
+    """For two of each three milliseconds, from whatever programs run on it."""
+    with subprocess.Popen([sys.executable, "-c", _HOG, str(min(os.sched_getaffinity(0)))]) as hog:
+        try:
+            yield
+        finally:
+            hog.kill()
 
 
 def run_together(programs: Sequence[Driven]) -> None:

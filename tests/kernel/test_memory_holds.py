@@ -24,7 +24,7 @@ from enforce.memory.bounds import Allowance, AllowanceKey, Bound, Bounds
 from enforce.model import Target
 from enforce.policy.load import parse
 from enforce.supervisor import Supervisor
-from tests.kernel.driven import Driven, Driver, memory
+from tests.kernel.driven import Driven, Driver, a_cpu_that_is_taken_away, memory
 
 MIB, MS, SECOND = 1 << 20, 1_000_000, 1_000_000_000
 KEY = ContainerKey("test:training")
@@ -164,6 +164,22 @@ def test_threads_that_allocate_at_once_never_take_more_than_there_is(
         warden.bound([driven.process], 24 * MIB)
         driven.finish()
         assert live(probes, driven.process) == 24 * MIB
+
+
+def test_nor_do_they_when_the_thread_that_was_stopped_has_lost_its_cpu_before_it_stops(
+    driver: Driver, probes: Probes, warden: Warden
+) -> None:
+    with a_cpu_that_is_taken_away(), started(driver, warden, MIB, "threads=8", f"50*alloc:{MIB}") as driven:
+        limit = MIB
+        for _ in range(24):
+            until(lambda: is_stopped(driven.process), "a thread to be held")
+            taken = live(probes, driven.process)
+            assert taken <= limit, "a thread went on though its allocation was to be held"
+            limit = taken + 12 * MIB
+            warden.bound([driven.process], limit)
+            until(lambda: live(probes, driven.process) > taken, "room to be used")  # noqa: B023
+        warden.bound([driven.process], 400 * MIB)
+        driven.finish()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from agent.clock import monotonic_ns
 from agent.layout import ROLE_OFFLINE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOT_NONE, SLOTS, ProcessKey, Rule
 from agent.probes import Probes
 from agent.procfs import Procfs
-from tests.kernel.driven import Driven, Driver, lost
+from tests.kernel.driven import Driven, Driver, a_cpu_that_is_taken_away, lost
 
 LAUNCHES = 3000  # more stops than the ring of stops has room for
 FOR_EVER = 1 << 63
+THREADS = 8
 
 
 def resume_until_done(driven: Driven) -> None:
@@ -68,3 +69,26 @@ def test_a_soft_gate_stops_who_has_room_only_while_requests_queue_for_each_other
         pace = own_probes.map("paces").get(key)
     assert pace is not None
     assert pace.gate_pauses == stops
+
+
+def test_each_thread_stops_at_its_own_launch_though_the_first_of_them_has_lost_its_cpu(
+    driver: Driver, own_probes: Probes
+) -> None:
+    with a_cpu_that_is_taken_away(), driver.start(f"threads={THREADS}", "200*launch:1x1x1:32x1x1") as driven:
+        key = ProcessKey.of(driven.process)
+        rule = Rule(role=ROLE_OFFLINE, flags=RULE_PACE, rate_ppm=1, max_queued_ns=1, launch_ns=1_000_000_000)
+        rule.slots[:] = [SLOT_NONE] * len(rule.slots)
+        rule.slot_unknown = SLOT_NONE
+        own_probes.map("rules").put(key, rule)
+        own_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
+        driven.begin()
+        pauses = most = 0
+        while not select.select([driven.stdout], [], [], 0)[0]:
+            if Procfs().stat(driven.process.tgid).state == "T":
+                pace = own_probes.map("paces").get(key)
+                assert pace is not None
+                most = max(most, pace.pauses - pauses)
+                pauses = pace.pauses
+                os.kill(driven.process.tgid, signal.SIGCONT)
+        driven.finish()
+    assert 0 < most <= THREADS
