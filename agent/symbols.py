@@ -56,7 +56,8 @@ DENYING = "memory_enter_or_deny"  # in place of memory_enter, where the kernel l
 
 _LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH, _LAUNCH_LEGACY_1, _LAUNCH_LEGACY_3, _LAUNCH_MANY = range(1, 7)
 _GRAPH_CREATE, _ADD_KERNEL, _ADD_MEMCPY, _ADD_MEMSET, _ADD_CHILD, _ADD_NODE, _ADD_NODE_6 = range(1, 8)
-_GRAPH_CLONE, _GRAPH_INSTANTIATE, _GRAPH_DESTROY, _CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END = range(8, 14)
+_GRAPH_CLONE, _GRAPH_INSTANTIATE, _GRAPH_UPDATE, _GRAPH_DESTROY = range(8, 12)
+_CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END = range(12, 15)
 _POINTER_SIZE, _PITCH, _PHYSICAL, _ARRAY, _ARRAY_3D, _MIPMAP, _REGISTER, _FREE = range(1, 9)
 _HANDLE, _MAP, _UNMAP = range(1, 4)
 _PLAIN, _MANAGED, _POOL, _VIRTUAL, _ARRAYS, _PINNED = range(6)
@@ -120,6 +121,8 @@ def _graphs() -> Iterator[Symbol]:
         ("cuGraphInstantiate", _GRAPH_INSTANTIATE),
         ("cuGraphInstantiate_v2", _GRAPH_INSTANTIATE),
         ("cuGraphInstantiateWithFlags", _GRAPH_INSTANTIATE),
+        ("cuGraphExecUpdate", _GRAPH_UPDATE),
+        ("cuGraphExecUpdate_v2", _GRAPH_UPDATE),
         ("cuGraphDestroy", _GRAPH_DESTROY),
         ("cuGraphExecDestroy", _GRAPH_DESTROY),
     ):

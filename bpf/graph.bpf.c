@@ -118,7 +118,7 @@ static __always_inline void add_node(const struct process_id *id, __u32 shape, c
 	}
 }
 
-/* `made` holds what `source` holds. */
+/* `made` holds what `source` holds, or is as unknown as that. */
 static __always_inline void copy_graph(const struct process_id *id, __u64 made, __u64 source)
 {
 	struct graph_key key = {.process = *id, .handle = made};
@@ -219,6 +219,9 @@ int graph_return(struct pt_regs *ctx)
 	case GRAPH_CLONE:
 	case GRAPH_INSTANTIATE:
 		copy_graph(&id, read_result(call.a), call.b);
+		break;
+	case GRAPH_UPDATE:
+		copy_graph(&id, call.a, call.b);
 		break;
 	case CAPTURE_BEGIN:
 		begin_capture(&id, call.a, 0);

@@ -20,6 +20,7 @@ enum graph_shape {
 	GRAPH_ADD_NODE_6, /* the same with edge data before the count */
 	GRAPH_CLONE, /* (out graph, graph) */
 	GRAPH_INSTANTIATE, /* (out graph exec, graph, …) */
+	GRAPH_UPDATE, /* (graph exec, graph, …) */
 	GRAPH_DESTROY, /* (graph or graph exec) */
 	CAPTURE_BEGIN, /* (stream, …) */
 	CAPTURE_BEGIN_TO, /* (stream, graph, …) */

@@ -30,7 +30,7 @@ _HARMLESS: Final = re.compile(
     r"|cuGraph(Retain|Release)UserObject|cuGraphRemoveDependencies"
 )
 # The agent counts what a graph holds while it is made, and takes it for what each of its launches does.
-_RESIZING: Final = re.compile(r"cuGraphExecUpdate|cuGraph\w*NodeSetParams")  # as many nodes, perhaps of other sizes
+_RESIZING: Final = re.compile(r"cuGraph\w*NodeSetParams")  # as many nodes, perhaps of other sizes
 _RECOUNTING: Final = re.compile(r"cuGraphNodeSetEnabled|cuGraphDestroyNode|cuGraphConditionalHandleCreate")
 _SYMBOLS: Final[Mapping[str, Symbol]] = {symbol.name: symbol for symbol in SYMBOLS}
 _COPIES: Final = (Role.COPY, Role.COPY_LATE, Role.COPY_WAIT, Role.PREFETCHES)

@@ -198,7 +198,10 @@ static bool launch(const struct operation *o)
 	return true;
 }
 
-/* graph:LAUNCHES: that many launches of a graph of three kernels */
+/*
+ * graph:LAUNCHES[:MORE]: that many launches of a graph of three kernels of 2 blocks, and more after it was updated: of
+ * 7 blocks each
+ */
 static bool graph(const struct operation *o)
 {
 	unsigned long long ns = 1000;
@@ -206,7 +209,8 @@ static bool graph(const struct operation *o)
 	CUDA_KERNEL_NODE_PARAMS node = {kernels[device_now()][0], 2, 1, 1, 32, 1, 1, 0, parameters, NULL, NULL, NULL};
 	CUgraphExec exec;
 	CUgraphNode made;
-	CUgraph whole;
+	CUgraph whole, wider;
+	CUgraphExecUpdateResultInfo updated = {0};
 
 	if (strcmp(o->name, "graph") != 0)
 		return false;
@@ -215,6 +219,16 @@ static bool graph(const struct operation *o)
 		check(cuGraphAddKernelNode(&made, whole, NULL, 0, &node), "cuGraphAddKernelNode");
 	check(cuGraphInstantiate(&exec, whole, 0), "cuGraphInstantiate");
 	for (unsigned long i = 0; i < o->arguments[0]; i++)
+		check(FORM(cuGraphLaunch, cuGraphLaunch_ptsz)(exec, NULL), "cuGraphLaunch");
+	if (o->arguments[1]) {
+		check(cuGraphCreate(&wider, 0), "cuGraphCreate");
+		node.gridDimX = 7;
+		for (int i = 0; i < 3; i++)
+			check(cuGraphAddKernelNode(&made, wider, NULL, 0, &node), "cuGraphAddKernelNode");
+		check(cuGraphExecUpdate(exec, wider, &updated), "cuGraphExecUpdate");
+		check(cuGraphDestroy(wider), "cuGraphDestroy");
+	}
+	for (unsigned long i = 0; i < o->arguments[1]; i++)
 		check(FORM(cuGraphLaunch, cuGraphLaunch_ptsz)(exec, NULL), "cuGraphLaunch");
 	check(cuCtxSynchronize(), "cuCtxSynchronize");
 	check(cuGraphExecDestroy(exec), "cuGraphExecDestroy");

@@ -83,6 +83,13 @@ def test_a_graph_counts_its_kernel_nodes_at_each_launch(
     assert kernels(probes, driven.process) == 17 * 3
 
 
+def test_a_graph_that_is_updated_counts_the_blocks_that_it_has_since(driver: Driver, probes: Probes) -> None:
+    driven = driver.run("graph:5:11")
+    ((_, counts),) = launched(probes, driven.process).items()
+    assert counts == (5 + 11, (5 * 2 + 11 * 7) * 3, 32)
+    assert kernels(probes, driven.process) == (5 + 11) * 3
+
+
 @pytest.mark.parametrize("grid", ["1x1x1:32x1x1", "131x1x1:1024x1x1", "133x1x1:1024x1x1", "70x70x1:64x2x1"])
 def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(driver: Driver, own_probes: Probes, grid: str) -> None:
     own_probes.tell_sm_count(SMS)

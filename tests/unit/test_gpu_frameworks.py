@@ -106,20 +106,20 @@ def test_what_may_matter_and_has_no_probe_is_told_from_what_does_not_matter() ->
     hits = {
         "cuLaunchKernel": 1,
         "cuGraphAddMemAllocNode": 2,
-        "cuGraphExecUpdate_v2": 3,
+        "cuGraphExecNodeSetParams": 3,
         "cuLaunchHostFunc": 4,
         "cuGraphGetNodes": 5,
         "cuMemAddressReserve": 6,
         "cuCtxGetCurrent": 7,
     }
     assert unprobed(hits) == {"cuGraphAddMemAllocNode": 2}
-    assert graph_changes(hits) == {"cuGraphExecUpdate_v2": 3}
+    assert graph_changes(hits) == {"cuGraphExecNodeSetParams": 3}
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "another_number"),
     [
-        ("cuGraphExecUpdate_v2", True, False),
+        ("cuGraphExecUpdate_v2", False, False),
         ("cuGraphExecKernelNodeSetParams_v2", True, False),
         ("cuGraphExecNodeSetParams", True, False),
         ("cuGraphMemcpyNodeSetParams", True, False),
@@ -180,11 +180,11 @@ def test_a_graph_that_changes_after_it_was_counted_is_told() -> None:
     launched = {"cuGraphLaunch": 5}
     assert what not in by_what(phase_rows("it", {"cuLaunchKernel": 5}, {"launches": 5}))
     assert by_what(phase_rows("it", launched, {}))[what].verdict is Verdict.OK
-    resized = by_what(phase_rows("it", {**launched, "cuGraphExecUpdate": 4}, {}))
-    assert (resized[what].verdict, resized[what].figure) == (Verdict.MEASURED, "cuGraphExecUpdate 4")
+    resized = by_what(phase_rows("it", {**launched, "cuGraphExecNodeSetParams": 4}, {}))
+    assert (resized[what].verdict, resized[what].figure) == (Verdict.MEASURED, "cuGraphExecNodeSetParams 4")
     assert resized["it: functions called that no probe is on"].verdict is Verdict.OK
-    assert "cuGraphExecUpdate" not in resized["it: functions called that no probe is on"].note
-    both = by_what(phase_rows("it", {**launched, "cuGraphExecUpdate": 4, "cuGraphNodeSetEnabled": 1}, {}))
+    assert "cuGraphExecNodeSetParams" not in resized["it: functions called that no probe is on"].note
+    both = by_what(phase_rows("it", {**launched, "cuGraphExecNodeSetParams": 4, "cuGraphNodeSetEnabled": 1}, {}))
     assert both[what].verdict is Verdict.DIFFERS
 
 
@@ -292,7 +292,7 @@ def test_what_is_no_json_is_said(tmp_path: Path) -> None:
 
 def test_every_row_is_one_that_the_item_says_it_has(tmp_path: Path) -> None:
     made = dict.fromkeys(KINDS, 1)
-    seen = {"cuLaunchKernel": 1, "cuMemAlloc_v2": 1, "cuGraphExecUpdate": 1}
+    seen = {"cuLaunchKernel": 1, "cuMemAlloc_v2": 1, "cuGraphExecNodeSetParams": 1}
     for row in phase_rows("PyTorch, eager", seen, made):
         assert any(lists(pattern, row.what) for pattern in WHAT if pattern != "{framework}"), row.what
 
