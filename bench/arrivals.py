@@ -12,7 +12,7 @@ import csv
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import islice
+from itertools import accumulate, cycle, islice, pairwise, takewhile
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -60,6 +60,14 @@ def fitted(trace: Sequence[float], rate_per_second: float, seconds: float) -> li
         )
     factor = seconds / trace[wanted]
     return [at * factor for at in trace[:wanted]]
+
+
+def following(trace: Sequence[float], rate_per_second: float, seconds: float, lasting: float) -> list[float]:
+    """What comes after the beginning that `fitted` takes, at the same pace and for so long; the trace goes round."""
+    taken = len(fitted(trace, rate_per_second, seconds))
+    factor = seconds / trace[taken]
+    gaps = [(later - earlier) * factor for earlier, later in pairwise(trace)]
+    return list(takewhile(lambda at: at < lasting, accumulate(cycle([*gaps[taken:], *gaps[:taken]]))))
 
 
 def phase_arrivals(settling: Sequence[float], measured: Sequence[float], settle_seconds: float) -> list[float]:

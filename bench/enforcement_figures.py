@@ -50,6 +50,11 @@ class Phase:
         return nearest_rank(self.latencies_s, quantile)
 
 
+def middle(phases: Sequence[Phase]) -> Phase:
+    """By the p99: of an odd number of phases that were alike."""
+    return sorted(phases, key=lambda phase: phase.quantile_s(QUANTILES["p99"]))[len(phases) // 2]
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """A pair's online side alone, measured twice with everything else in between; the offline side alone once."""

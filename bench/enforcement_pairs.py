@@ -35,6 +35,7 @@ class Pair:
     trace: bool = False  # arrivals as in the trace file
     under: str = ""  # "" | "mps"
     stretch: float = 1.0  # of the measured time: slow arrivals need longer for as many requests
+    rounds: int = 1  # of each phase, of which the middle one counts: where one pause of the machine moves the p99
 
 
 def _pair(name: str, what: str, offline: str | list[str], rate: float = 250.0, online: str = "") -> Pair:
@@ -63,13 +64,14 @@ PAIRS: Final[Mapping[str, Pair]] = MappingProxyType(
                 _pair("overload", "the same, and more arrives in a burst than can be served", list(RESNET_LIKE), 160.0),
                 trace=True,
                 stretch=1.6,
+                rounds=3,
             ),
             _pair("graphs", "both launch CUDA graphs", _GRAPHS, online=shlex.join([*SERVICE, "--graph"])),
             _pair("deep", "400 launches, 100 ms of work, queued before each wait", _DEEP),
             _pair("copies", "both copy a lot", _COPIES, online=shlex.join([*SERVICE, "--copy-bytes", "2MiB"])),
             replace(_pair("load20", "online at 20 % load", list(RESNET_LIKE), 100.0), stretch=2.5),
             _pair("load50", "online at 50 % load", list(RESNET_LIKE)),
-            _pair("load80", "online at 80 % load", list(RESNET_LIKE), 400.0),
+            replace(_pair("load80", "online at 80 % load", list(RESNET_LIKE), 400.0), rounds=3),
             replace(
                 _pair("two", "two offline beside one online", list(RESNET_LIKE)),
                 offline=(_RESNET, tuple(shlex.split(_GRAPHS))),

@@ -70,7 +70,11 @@ def write_report(rows: Sequence[Row], found: Sequence[Mark], seconds: float, sig
         "",
         *_shapes(rows),
         "",
-        _HOW.format(signal=signal, settling=", ".join(f"`{law}` {seconds:g}" for law, seconds in OWN_SETTLE.items())),
+        _HOW.format(
+            signal=signal,
+            settling=", ".join(f"`{law}` {seconds:g}" for law, seconds in OWN_SETTLE.items()),
+            rounds=" and ".join(f"`{name}`" for name, pair in PAIRS.items() if pair.rounds > 1),
+        ),
     ]
     return "\n".join(parts) + "\n"
 
@@ -163,6 +167,8 @@ _HOW: Final = """## How to read it
 - A law settles for some seconds before each measurement ({settling}, all others 1), which are left out.
   `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
   anything through.
+- Each phase of {rounds} was measured three times, and the one with the middle p99 counts: there, one pause of
+  the machine of some milliseconds moves the p99 by a quarter, also alone.
 - Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.
 - "MPS below": ours ran with MPS, and the offline side with the complement of the online side's SM activity as its
   percentage of the SMs. `tgs` ran without MPS, as it was published.

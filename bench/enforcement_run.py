@@ -16,9 +16,9 @@ from socket import create_server
 from typing import Any, Final
 
 from agent.errors import PolicyError, SetupError
-from bench.arrivals import fitted, poisson, read_trace
+from bench.arrivals import fitted, following, poisson, read_trace
 from bench.enforcement_agent import Agent, Promise, agent
-from bench.enforcement_figures import Baseline, Phase, row_of, unavailable
+from bench.enforcement_figures import Baseline, Phase, middle, row_of, unavailable
 from bench.enforcement_modes import ALONE, Mode, offline_percentage
 from bench.enforcement_pairs import Pair
 from bench.enforcement_phase import Load, measure
@@ -92,6 +92,9 @@ class Runner:
         signal = self.settings.signal
         port = None if signal == "gpu_wait" else self.port
         load = Load(self.pair.online, offline, self.settling, self.measured, extra, port, signal == "http")
+        return middle([self._least_stolen(load, settle_seconds, read) for _ in range(self.pair.rounds)])
+
+    def _least_stolen(self, load: Load, settle_seconds: float, read: Callable[[], float | None]) -> Phase:
         phase = measure(self.here, load, settle_seconds, self.seconds, read)
         if (phase.stolen_ratio or 0.0) <= _STOLEN_RATIO:
             return phase
@@ -102,22 +105,22 @@ class Runner:
 @contextmanager
 def runner(pair: Pair, settings: Settings, folder: Path) -> Iterator[Runner]:
     """With a simulated GPU of its own."""
-    settling = poisson(pair.rate_per_second, _LONGEST_SETTLE_SECONDS, settings.seed + 1)
     cpus = Cpus.split(settings.pin)
     folder.mkdir(parents=True)
     with create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
         cpus.bind(node.server_tgid, online=True)
-        yield Runner(pair, settings, here, settling, arrivals_of(pair, settings), port)
+        yield Runner(pair, settings, here, *arrivals_of(pair, settings), port)
 
 
-def arrivals_of(pair: Pair, settings: Settings) -> list[float]:
-    """What is measured of each phase."""
-    seconds = settings.seconds * pair.stretch
+def arrivals_of(pair: Pair, settings: Settings) -> tuple[list[float], list[float]]:
+    """Of each phase: while everything settles, of which a phase takes as much as it needs, and what is measured."""
+    seconds, rate = settings.seconds * pair.stretch, pair.rate_per_second
     if pair.trace:
-        return fitted(read_trace(settings.trace), pair.rate_per_second, seconds)
-    return poisson(pair.rate_per_second, seconds, settings.seed)
+        trace = read_trace(settings.trace)
+        return following(trace, rate, seconds, _LONGEST_SETTLE_SECONDS), fitted(trace, rate, seconds)
+    return poisson(rate, _LONGEST_SETTLE_SECONDS, settings.seed + 1), poisson(rate, seconds, settings.seed)
 
 
 def run_pair(

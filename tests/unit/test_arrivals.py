@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, cycle, islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import SetupError
-from bench.arrivals import fitted, phase_arrivals, poisson, read_trace, write_trace
+from bench.arrivals import fitted, following, phase_arrivals, poisson, read_trace, write_trace
 from bench.enforcement_pairs import PAIRS, TRACE
 
 
@@ -77,6 +77,20 @@ def test_a_fitted_trace_has_as_many_requests_as_were_asked_for(gaps: list[float]
     assert arrivals == sorted(arrivals)
     assert arrivals[0] == 0
     assert arrivals[-1] <= seconds * (1 + 1e-9)
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=50, max_size=60), st.floats(1, 10), st.floats(0.5, 4), st.floats(1, 100))
+def test_what_settles_on_a_trace_is_the_rest_of_it_at_the_same_pace_and_then_its_beginning(
+    gaps: list[float], rate: float, seconds: float, lasting: float
+) -> None:
+    trace = [0.0, *accumulate(gaps)]
+    taken, settling = len(fitted(trace, rate, seconds)), following(trace, rate, seconds, lasting)
+    factor = seconds / trace[taken]
+    assert all(0 < at < lasting for at in settling)
+    assert [b - a for a, b in pairwise([0.0, *settling])] == pytest.approx(
+        [gap * factor for gap in islice(cycle([*gaps[taken:], *gaps[:taken]]), len(settling))], abs=1e-6
+    )
+    assert len(settling) >= int(lasting / (max(gaps) * factor)) - 1
 
 
 def test_a_trace_whose_requests_all_come_at_once_is_refused() -> None:

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.enforcement_agent import SIGNALS, Promise, refusal, write_policy
-from bench.enforcement_figures import COLUMNS, Baseline, Phase, left_over_ratio, marks, miss_ratio, row_of, unavailable
+from bench.enforcement_figures import (
+    COLUMNS,
+    Baseline,
+    Phase,
+    left_over_ratio,
+    marks,
+    middle,
+    miss_ratio,
+    row_of,
+    unavailable,
+)
 from bench.enforcement_modes import ALONE, NAMES, mode_of, offline_percentage
 from bench.enforcement_pairs import PAIRS
 from bench.enforcement_report import write_report
@@ -47,6 +57,12 @@ def test_what_is_left_over_grows_with_throughput_and_is_never_negative(
 @pytest.mark.parametrize(("alone", "taken"), [(0.0, 0.5), (0.5, 1.0)])
 def test_where_nothing_is_left_there_is_no_figure(alone: float, taken: float) -> None:
     assert math.isnan(left_over_ratio(0.1, alone, taken))
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=5, max_size=5))
+def test_one_or_two_of_five_phases_that_go_astray_do_not_count(latencies: list[float]) -> None:
+    phases = [Phase((latency,), 0.5, 0.5) for latency in latencies]
+    assert middle(phases).quantile_s(0.99) == sorted(latencies)[2]
 
 
 def test_misses_are_the_requests_over_the_target() -> None:
