@@ -22,7 +22,6 @@ from agent import endpoint
 from agent.errors import SetupError
 from agent.model import Snapshot
 from bench import agents, cgroups
-from bench.attribution_stage import hierarchy
 from bench.node import BUILD, Node, simulated_node
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -99,7 +98,7 @@ class Stage:
     @contextmanager
     def load(self, load: Load) -> Iterator[None]:
         """Inside, all of its work is done, and those that hold are alive."""
-        root = hierarchy() / self.cgroup.lstrip("/")
+        root = cgroups.hierarchy() / self.cgroup.lstrip("/")
         sizes = (load.containers, GPUS, load.processes, load.at_once, load.functions, load.launches)
         command = [str(self.program), str(root), *map(str, sizes), "hold" if load.hold else "end"]
         pipe, environment = subprocess.PIPE, {**os.environ, **self.node.environment}
@@ -155,16 +154,12 @@ def stage(folder: Path) -> Iterator[Stage]:
     """Builds the program, starts the node and the agent. All of it is gone after the block."""
     program = _compiled(folder)
     cgroup = f"/gpuwarden-scale-{os.getpid()}/docker"
-    mounted, made = cgroups.mount_if_none(), cgroups.missing(cgroup)
-    (hierarchy() / cgroup.lstrip("/")).mkdir(parents=True)
-    try:
-        with simulated_node(folder / "gpu", {"gpus": str(GPUS)}) as node, _agent(node, folder) as (agent, port):
-            yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup)
-    finally:
-        cgroups.empty(cgroup)
-        cgroups.remove(cgroup, made)
-        if mounted:
-            cgroups.unmount()
+    with (
+        cgroups.own(cgroup),
+        simulated_node(folder / "gpu", {"gpus": str(GPUS)}) as node,
+        _agent(node, folder) as (agent, port),
+    ):
+        yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup)
 
 
 def _compiled(folder: Path) -> Path:

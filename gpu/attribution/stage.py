@@ -11,7 +11,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -51,26 +51,16 @@ class Cgroups:
 @contextmanager
 def cgroups() -> Iterator[Cgroups]:
     """Unavailable without root or a hierarchy that can be written."""
-    from bench import cgroups as groups
-    from bench.attribution_stage import hierarchy
+    from bench.cgroups import own
 
     if os.geteuid() != 0:
         raise Unavailable("control groups of our own need root")
-    path = f"/gpuwarden-gpu-{os.getpid()}/docker"
-    try:
-        mounted = groups.mount_if_none()
-        place = hierarchy() / path.lstrip("/")
-        made = groups.missing(path)
-        place.mkdir(parents=True)
-    except (OSError, IndexError, subprocess.CalledProcessError) as error:
-        raise Unavailable(f"no control groups can be made here: {error}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(own(f"/gpuwarden-gpu-{os.getpid()}/docker"))
+        except (OSError, IndexError, subprocess.CalledProcessError) as error:
+            raise Unavailable(f"no control groups can be made here: {error}") from error
         yield Cgroups(place)
-    finally:
-        groups.empty(path)
-        groups.remove(path, made)
-        if mounted:
-            groups.unmount()
 
 
 @contextmanager
