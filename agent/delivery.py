@@ -12,6 +12,7 @@ pause, and only what was queued last was waited for, in proportion. BBR estimate
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.model import ProcessId
@@ -59,22 +60,31 @@ class LaunchTimes:
     """
 
     _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
+    _told: dict[ProcessId, float] = field(default_factory=dict)
+
+    def tell(self, told: Mapping[ProcessId, float]) -> None:
+        """What somebody else makes of it, ns: counts until the process's first delivery."""
+        self._told.update(told)
 
     def observe(self, delivery: Delivered) -> None:
         """Takes one delivery in."""
         if delivery.launches <= 0:
             return
         least, most = (ns / delivery.launches for ns in bounds_ns(delivery))
-        known = self.per_launch_ns(delivery.process)
+        known = self._delivered_ns(delivery.process)
         recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT))
         recent.append((is_paced(delivery), most if known is None else min(most, max(least, known))))
 
     def processes(self) -> frozenset[ProcessId]:
         """Everybody that something is kept about."""
-        return frozenset(self._recent)
+        return frozenset(self._recent.keys() | self._told.keys())
 
     def per_launch_ns(self, process: ProcessId) -> float | None:
-        """None before the first delivery."""
+        """None before the first delivery, unless somebody told."""
+        delivered = self._delivered_ns(process)
+        return self._told.get(process) if delivered is None else delivered
+
+    def _delivered_ns(self, process: ProcessId) -> float | None:
         recent = self._recent.get(process)
         if not recent:
             return None
@@ -87,3 +97,4 @@ class LaunchTimes:
     def forget(self, process: ProcessId) -> None:
         """The process is gone."""
         self._recent.pop(process, None)
+        self._told.pop(process, None)

@@ -24,15 +24,7 @@ from bench.attribution_recording import Life
 from bench.node import BUILD, Node
 from bench.scenarios import Tenant
 
-_NOT_FOR_US = ("cpuset", "cpu", "cpuacct")  # v1 controllers in which a fresh cgroup takes no process, or slows it
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
-
-
-def hierarchy() -> Path:
-    """Where the containers' cgroups are made: v2 where there is one."""
-    found = cgroups.hierarchies()
-    unified = [root for root in found if (root / "cgroup.controllers").exists()]
-    return [*unified, *(root for root in found if root.name not in _NOT_FOR_US)][0]
 
 
 @dataclass(slots=True)
@@ -55,7 +47,7 @@ class Containers:
     def start(self, tenant: Tenant) -> tuple[str, subprocess.Popen[bytes]]:
         """One container; returns its id."""
         name = uuid.uuid4().hex * 2
-        cgroup = hierarchy() / self.path.lstrip("/") / name
+        cgroup = cgroups.hierarchy() / self.path.lstrip("/") / name
         cgroup.mkdir(parents=True)
         program = str(BUILD / "bin" / tenant.program)
         environment = {**os.environ, **self.node.environment, **_environment(tenant)}
@@ -107,7 +99,7 @@ def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[C
     """Everybody at work. All of it is gone after the block."""
     folder.mkdir()
     containers = Containers(node, folder, f"/gpuwarden-bench-{os.getpid()}/docker")
-    with _cgroup(containers.path), ThreadPoolExecutor(len(tenants)) as pool:
+    with cgroups.own(containers.path), ThreadPoolExecutor(len(tenants)) as pool:
         following = []
         try:
             for tenant in tenants:
@@ -120,19 +112,6 @@ def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[C
             containers.end()
         for future in following:
             future.result()  # raises what went wrong in it
-
-
-@contextmanager
-def _cgroup(path: str) -> Iterator[None]:
-    mounted = cgroups.mount_if_none()
-    made = cgroups.missing(path)
-    try:
-        yield
-    finally:
-        cgroups.empty(path)
-        cgroups.remove(path, made)
-        if mounted:
-            cgroups.unmount()
 
 
 def _environment(tenant: Tenant) -> dict[str, str]:

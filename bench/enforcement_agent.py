@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from agent import endpoint
-from agent.errors import PolicyError, SetupError
+from agent.errors import PolicyError
 from agent.model import Snapshot
+from bench import agents
 from bench.enforcement_stage import Place, Stage, poll_until
 from enforce.policy.load import load
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
 SIGNALS: Final = {  # what each needs beyond its name
     "gpu_wait": "",
     "http": ", port: {port}",
@@ -119,27 +117,12 @@ def agent(here: Stage[Place], promise: Promise, *, isolated: bool) -> Iterator[A
     write_policy(folder / "policy.yaml", promise.text(here.path, enforce=False))
     if refused := refusal(folder / "policy.yaml"):
         raise PolicyError([refused])
-    module = "bench.attribution_isolated" if isolated else "agent"
-    where = ["--run-dir", str(folder), "--listen", "127.0.0.1:0", "--usage", "off"]
-    policy = ["--policy", str(folder / "policy.yaml"), "--decisions", str(folder / "decisions.jsonl")]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, "run", *where, *policy],
-            cwd=_ROOT,
-            env={**os.environ, **here.node.environment},
-            stdout=log,
-            stderr=log,
-        )
-    text = folder / "log"
-    try:
-        poll_until(lambda: "\nready\n" in "\n" + text.read_text() or process.poll() is not None, "the agent to start")
-        if process.poll() is not None:
-            raise SetupError(f"the agent did not start: {text.read_text().strip()[-2000:]}")
+    where = ["--run-dir", folder, "--usage", "off"]
+    policy = ["--policy", folder / "policy.yaml", "--decisions", folder / "decisions.jsonl"]
+    command = agents.command(*where, *policy, isolated=isolated)
+    with agents.running(command, folder / "log", here.node.environment) as process:
         here.cpus.bind(process.pid, online=False)
         yield Agent(process, folder, here.path)
-    finally:
-        process.terminate()
-        process.wait(timeout=120)
 
 
 def refusal(policy: Path) -> str:

@@ -21,7 +21,6 @@ from typing import Generic, Protocol, TypeVar
 
 from agent.errors import SetupError
 from bench import cgroups
-from bench.attribution_stage import hierarchy
 from bench.node import BUILD
 
 PATIENCE_SECONDS = 60.0
@@ -137,7 +136,7 @@ def _entering(cgroup: str) -> list[str]:
     """What a command begins with, so that it runs in this cgroup, which is made."""
     if not cgroup:
         return []
-    folder = hierarchy() / cgroup.lstrip("/")
+    folder = cgroups.hierarchy() / cgroup.lstrip("/")
     folder.mkdir(parents=True)
     return ["sh", "-c", _ENTER, str(folder)]
 
@@ -146,16 +145,11 @@ def _entering(cgroup: str) -> list[str]:
 def stage(node: P, folder: Path, cpus: Cpus) -> Iterator[Stage[P]]:
     """An empty one. Everything on it is gone after the block."""
     here = Stage(node, folder, cpus, f"/gpuwarden-bench-{os.getpid()}")
-    mounted, made = cgroups.mount_if_none(), cgroups.missing(here.path)
-    (hierarchy() / here.path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    try:
-        yield here
-    finally:
-        here.end()
-        cgroups.empty(here.path)
-        cgroups.remove(here.path, made)
-        if mounted:
-            cgroups.unmount()
+    with cgroups.own(here.path):
+        try:
+            yield here
+        finally:
+            here.end()
 
 
 def poll_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ from socket import create_server
 from agent import endpoint
 from agent.errors import SetupError
 from agent.model import Snapshot
-from bench import cgroups
-from bench.attribution_stage import hierarchy
+from bench import agents, cgroups
 from bench.node import BUILD, Node, simulated_node
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +98,7 @@ class Stage:
     @contextmanager
     def load(self, load: Load) -> Iterator[None]:
         """Inside, all of its work is done, and those that hold are alive."""
-        root = hierarchy() / self.cgroup.lstrip("/")
+        root = cgroups.hierarchy() / self.cgroup.lstrip("/")
         sizes = (load.containers, GPUS, load.processes, load.at_once, load.functions, load.launches)
         command = [str(self.program), str(root), *map(str, sizes), "hold" if load.hold else "end"]
         pipe, environment = subprocess.PIPE, {**os.environ, **self.node.environment}
@@ -156,16 +154,12 @@ def stage(folder: Path) -> Iterator[Stage]:
     """Builds the program, starts the node and the agent. All of it is gone after the block."""
     program = _compiled(folder)
     cgroup = f"/gpuwarden-scale-{os.getpid()}/docker"
-    mounted, made = cgroups.mount_if_none(), cgroups.missing(cgroup)
-    (hierarchy() / cgroup.lstrip("/")).mkdir(parents=True)
-    try:
-        with simulated_node(folder / "gpu", {"gpus": str(GPUS)}) as node, _agent(node, folder) as (agent, port):
-            yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup)
-    finally:
-        cgroups.empty(cgroup)
-        cgroups.remove(cgroup, made)
-        if mounted:
-            cgroups.unmount()
+    with (
+        cgroups.own(cgroup),
+        simulated_node(folder / "gpu", {"gpus": str(GPUS)}) as node,
+        _agent(node, folder) as (agent, port),
+    ):
+        yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup)
 
 
 def _compiled(folder: Path) -> Path:
@@ -181,20 +175,7 @@ def _compiled(folder: Path) -> Path:
 def _agent(node: Node, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     with create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
-    where = ["--run-dir", str(folder / "run"), "--usage", str(folder / "usage.sqlite"), "--listen", f"127.0.0.1:{port}"]
-    command = [sys.executable, "-m", "bench.attribution_isolated", "run", *where]
-    log = folder / "log"
-    with log.open("wb") as output:
-        agent = subprocess.Popen(
-            command, cwd=_ROOT, env={**os.environ, **node.environment}, stdout=output, stderr=output
-        )
-    try:
-        deadline = time.monotonic() + _PATIENCE_SECONDS / 5
-        while "\nready\n" not in "\n" + log.read_text():
-            if agent.poll() is not None or time.monotonic() > deadline:
-                raise SetupError(f"the agent did not start: {log.read_text().strip()[-2000:]}")
-            time.sleep(0.05)
+    where = ["--run-dir", folder / "run", "--usage", folder / "usage.sqlite", "--listen", f"127.0.0.1:{port}"]
+    command = agents.command(*where, isolated=True)
+    with agents.running(command, folder / "log", node.environment) as agent:
         yield agent, port
-    finally:
-        agent.terminate()
-        agent.wait(timeout=_PATIENCE_SECONDS)

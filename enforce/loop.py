@@ -20,6 +20,7 @@ from agent.delivery import LaunchTimes
 from agent.members import Members
 from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
 from agent.pipeline import Pipeline
+from enforce import pictured
 from enforce.amiss import tell
 from enforce.climber import Climber, leaving
 from enforce.decide import Decided, Seen, decide
@@ -173,7 +174,7 @@ class Loop:
             seats=here,
             readings=readings,
             slots=slots,
-            launch_ns=self._launch_ns(now_ns),
+            launch_ns=self._launch_ns(snapshot, now_ns),
             wanted=self._demand.wanted(self.meter.counters),
             busy=self.gates.busy(slots, now_ns),
             blocks=self.gates.blocks(slots),
@@ -211,7 +212,8 @@ class Loop:
                 _log.exception("%s: its latency could not be read", seat.container.name)
             return None
 
-    def _launch_ns(self, now_ns: int) -> dict[ProcessId, float]:
+    def _launch_ns(self, snapshot: Snapshot, now_ns: int) -> dict[ProcessId, float]:
+        self._launch_times.tell(pictured.launch_ns(snapshot))
         for delivery in self.deliveries.collect(now_ns):
             self._launch_times.observe(delivery)
         alive = {member.process.id for member in self.members.all()}

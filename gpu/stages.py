@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from bench import cgroups
-from bench.attribution_stage import hierarchy
 from bench.enforcement_stage import Cpus, Place, Stage, stage
 from gpu.here import Here
 
@@ -60,7 +59,7 @@ def _set(here: Here) -> tuple[Machine, Cpus]:
 
 def _refusal(path: str) -> str | None:
     """Why no process enters a fresh cgroup below this one."""
-    probe = hierarchy() / f"{path}/probe".lstrip("/")
+    probe = cgroups.hierarchy() / f"{path}/probe".lstrip("/")
     probe.mkdir()
     try:
         done = subprocess.run(

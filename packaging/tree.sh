@@ -123,7 +123,7 @@ make_simulated_gpu() {
 	[ -e sim/build/bin/gpusim ] || die "no simulated GPU: run \`make setup\` first"
 	mkdir -p "$under/sim/demo" "$under/sim/build/bin" "$under/sim/build/lib" "$under/bench"
 	cp sim/demo/{__init__,figures,phases,screen,shapes,stage,watch}.py "$under/sim/demo"
-	cp bench/{__init__,bundle,cgroups,containers,runc,workloads}.py "$under/bench"
+	cp bench/{__init__,agents,bundle,cgroups,containers,runc,workloads}.py "$under/bench"
 	cp sim/build/bin/{gpusim,nvidia-cuda-mps-control,offline,online} "$under/sim/build/bin"
 	cp -P sim/build/lib/{libcuda.so,libcuda.so.1,libnvidia-ml.so.1} "$under/sim/build/lib"
 	strip --strip-all "$under"/sim/build/bin/*

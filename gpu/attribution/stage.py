@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -23,7 +21,6 @@ from gpu.here import Here, Unavailable
 from gpu.look import ROOT
 
 _ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the program is in it from its first instruction
-_READY_SECONDS: Final = 30.0
 _END_SECONDS: Final = 15.0
 
 
@@ -54,60 +51,44 @@ class Cgroups:
 @contextmanager
 def cgroups() -> Iterator[Cgroups]:
     """Unavailable without root or a hierarchy that can be written."""
-    from bench import cgroups as groups
-    from bench.attribution_stage import hierarchy
+    from bench.cgroups import own
 
     if os.geteuid() != 0:
         raise Unavailable("control groups of our own need root")
-    path = f"/gpuwarden-gpu-{os.getpid()}/docker"
-    try:
-        mounted = groups.mount_if_none()
-        place = hierarchy() / path.lstrip("/")
-        made = groups.missing(path)
-        place.mkdir(parents=True)
-    except (OSError, IndexError, subprocess.CalledProcessError) as error:
-        raise Unavailable(f"no control groups can be made here: {error}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(own(f"/gpuwarden-gpu-{os.getpid()}/docker"))
+        except (OSError, IndexError, subprocess.CalledProcessError) as error:
+            raise Unavailable(f"no control groups can be made here: {error}") from error
         yield Cgroups(place)
-    finally:
-        groups.empty(path)
-        groups.remove(path, made)
-        if mounted:
-            groups.unmount()
 
 
 @contextmanager
 def agent(here: Here) -> Iterator[Path]:
     """`gpuwarden run`, ready, as people run it; yields the socket on which it answers. Unavailable: not here."""
-    from agent.main import DEFAULT_POLICY
+    from agent.errors import SetupError
+    from bench import agents
 
     if here.bpf is not None:
         raise Unavailable(f"the agent needs BPF and uprobes: {here.bpf}")
-    if DEFAULT_POLICY.exists():
-        raise Unavailable(f"{DEFAULT_POLICY} would have the agent enforce")
+    try:
+        agents.require_no_policy()
+    except SetupError as error:
+        raise Unavailable(str(error)) from error
     run_dir = here.folder / "agent"
     run_dir.mkdir()
     log = run_dir / "log"
-    module = "bench.attribution_isolated" if here.simulated else "agent"  # others may simulate GPUs on this machine
-    words = ["run", "--listen", "127.0.0.1:0", "--run-dir", str(run_dir), "--usage", "off", "--decisions", os.devnull]
-    library = [] if here.libcuda is None else ["--libcuda", str(here.libcuda)]
+    words = ["--run-dir", run_dir, "--usage", "off", "--decisions", os.devnull]
+    library = [] if here.libcuda is None else ["--libcuda", here.libcuda]
+    command = agents.command(*words, *library, isolated=here.simulated)  # others may simulate GPUs on this machine
     object_file = {"GPUWARDEN_BPF_OBJECT": str(here.bpf_objects / "gpuwarden.bpf.o")}
     with log.open("w") as output:
-        command = [sys.executable, "-m", module, *words, *library]
         process = here.start(command, object_file, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
-        _wait_until_ready(process, log)
+        agents.wait_until_ready(process, log)
         yield run_dir / "agent.sock"
     finally:
         _end(here, process)
-
-
-def _wait_until_ready(process: Popen[str], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while "\nready\n" not in "\n" + log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the agent did not start: {log.read_text().strip()[-400:]}")
-        time.sleep(0.05)
 
 
 def _end(here: Here, process: Popen[str]) -> None:

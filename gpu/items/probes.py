@@ -288,23 +288,21 @@ def _libraries(here: Here, libcuda: Path, built: Path) -> Iterator[Mapping[str, 
 
 @contextmanager
 def _agent(here: Here, libcuda: Path) -> Iterator[None]:
-    """It observes, with probes on this file and no other: not on the copies. Unavailable when it does not start."""
-    from agent.main import DEFAULT_POLICY
+    """It observes, with probes on this file and no other: not on the copies. Unavailable where it would enforce."""
+    from agent.errors import SetupError
+    from bench import agents
 
-    if DEFAULT_POLICY.exists():
-        raise Unavailable(f"{DEFAULT_POLICY} would have the agent enforce: move it away for the measurement")
     folder, log = here.folder / "agent", here.folder / "agent.log"
-    where = ["--listen", "127.0.0.1:0", "--run-dir", str(folder), "--usage", "off", "--libcuda", str(libcuda)]
     folder.mkdir()
-    with log.open("wb") as out:
-        command = [sys.executable, "-m", "bench.attribution_isolated", "run", *where]
-        agent = here.start(command, cwd=_ROOT, stdout=out, stderr=out)
     try:
-        deadline = time.monotonic() + _READY_SECONDS
-        while "\nready\n" not in "\n" + log.read_text(errors="replace"):
-            if agent.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable(f"the agent did not start: {log.read_text(errors='replace').strip()[-200:]}")
-            time.sleep(0.05)
+        agents.require_no_policy()
+    except SetupError as error:
+        raise Unavailable(str(error)) from error
+    with log.open("wb") as out:
+        where = ["--run-dir", folder, "--usage", "off", "--libcuda", libcuda]
+        agent = here.start(agents.command(*where, isolated=True), cwd=_ROOT, stdout=out, stderr=out)
+    try:
+        agents.wait_until_ready(agent, log)
         yield
     finally:
         here.end(agent)

@@ -8,17 +8,16 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import SetupError
+from bench.agents import wait_until_ready
 from bench.containers import Container, Mount
 
 BUILD = Path(os.environ.get("GPUWARDEN_SIM_BUILD", Path(__file__).resolve().parent.parent / "build"))
-_READY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +88,10 @@ def agent(stage: Stage, policy: Path) -> Iterator[subprocess.Popen[bytes]]:
             start_new_session=True,
         )
         try:
-            _wait_until_ready(process, log)
+            wait_until_ready(process, log)
             yield process
         finally:
             _end(process)
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while "\nready\n" not in "\n" + log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SetupError(f"the agent did not start: {log.read_text().strip()[-2000:]}")
-        time.sleep(0.05)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,12 @@ from bench.containers import Container
 from bench.node import simulated_node
 from tests.e2e.node import Agent, Node, until
 
-SHAPES = {"one-long": ("1", "5000"), "a-few": ("10", "1000"), "many": ("100", "500")}  # kernels, µs, between two waits
+SHAPES = {
+    "one-long": ("--kernels", "1", "--kernel-us", "5000"),
+    "a-few": ("--kernels", "10", "--kernel-us", "1000"),
+    "many": ("--kernels", "100", "--kernel-us", "500"),
+    "no-wait": ("--kernels", "10", "--kernel-us", "1000", "--never-sync"),
+}
 ONLINE = ("--rate", "5", "--kernels", "1", "--kernel-us", "100", "--seconds", "3600", "--start-now")
 MEASURED_SECONDS = 3.0
 LEARNING_SECONDS = 6.0
@@ -48,12 +53,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def start_batches(stack: ExitStack, node: Node) -> list[Container]:
     """One for each shape, each on its own device."""
     return [
-        stack.enter_context(
-            node.tenant(
-                f"batch-{name}", str(device), "offline", "--kernels", count, "--kernel-us", us, "--seconds", "3600"
-            )
-        )
-        for device, (name, (count, us)) in enumerate(SHAPES.items())
+        stack.enter_context(node.tenant(f"batch-{name}", str(device), "offline", *shape, "--seconds", "3600"))
+        for device, (name, shape) in enumerate(SHAPES.items())
     ]
 
 

@@ -37,6 +37,18 @@ def test_a_process_that_never_waited_has_no_duration() -> None:
     assert LaunchTimes().per_launch_ns(A) is None
 
 
+def test_what_is_told_of_a_process_counts_until_it_waits() -> None:
+    times = LaunchTimes()
+    times.tell({A: 70.0})
+    assert times.per_launch_ns(A) == 70
+    assert times.processes() == {A}
+    times.observe(delivery(launches=10, elapsed_ns=1_000))
+    times.tell({A: 70.0})
+    assert times.per_launch_ns(A) == 100
+    times.forget(A)
+    assert times.per_launch_ns(A) is None
+
+
 def learned(*deliveries: Delivered) -> float | None:
     times = LaunchTimes()
     for one in deliveries:
