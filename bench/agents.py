@@ -40,9 +40,11 @@ def start(command: list[str], log: Path, environment: Mapping[str, str]) -> subp
         return subprocess.Popen(command, cwd=_ROOT, env={**os.environ, **environment}, stdout=out, stderr=out)
 
 
-def wait_until_ready(process: subprocess.Popen[bytes] | subprocess.Popen[str], log: Path) -> None:
-    """SetupError, with the end of its log, when it ends instead or takes more than a minute."""
-    deadline = time.monotonic() + _READY_SECONDS
+def wait_until_ready(
+    process: subprocess.Popen[bytes] | subprocess.Popen[str], log: Path, seconds: float = _READY_SECONDS
+) -> None:
+    """SetupError, with the end of its log, when it ends instead or takes longer."""
+    deadline = time.monotonic() + seconds
     while "\nready\n" not in "\n" + log.read_text(errors="replace"):
         if process.poll() is not None or time.monotonic() > deadline:
             raise SetupError(f"the agent did not start: {log.read_text(errors='replace').strip()[-2000:]}")
@@ -50,13 +52,14 @@ def wait_until_ready(process: subprocess.Popen[bytes] | subprocess.Popen[str], l
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It takes its probes away first, which lasts where each is detached by itself."""
+    """It takes its probes away first, which lasts where each is detached by itself. TimeoutExpired: it was killed."""
     process.terminate()
     try:
         process.wait(timeout=_END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+        raise
 
 
 @contextmanager

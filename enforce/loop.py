@@ -77,6 +77,7 @@ class Loop:
     health: SysMonitor
     _demand: Demand = field(default_factory=Demand)
     _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
+    _pictured_ns: int | None = None  # of the snapshot that was looked at last for what launches take
     _states: dict[ContainerKey, Any] = field(default_factory=dict)
     _shares: dict[ContainerKey, float] = field(default_factory=dict)  # as they were decided last
     _present: frozenset[ContainerKey] = frozenset()
@@ -213,7 +214,9 @@ class Loop:
             return None
 
     def _launch_ns(self, snapshot: Snapshot, now_ns: int) -> dict[ProcessId, float]:
-        self._launch_times.tell(pictured.launch_ns(snapshot))
+        if snapshot.at_ns != self._pictured_ns:  # ten decisions see one
+            self._pictured_ns = snapshot.at_ns
+            self._launch_times.tell(pictured.launch_ns(snapshot))
         for delivery in self.deliveries.collect(now_ns):
             self._launch_times.observe(delivery)
         alive = {member.process.id for member in self.members.all()}

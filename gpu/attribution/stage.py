@@ -21,6 +21,7 @@ from gpu.here import Here, Unavailable
 from gpu.look import ROOT
 
 _ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the program is in it from its first instruction
+_READY_SECONDS: Final = 30.0
 _END_SECONDS: Final = 15.0
 
 
@@ -85,7 +86,7 @@ def agent(here: Here) -> Iterator[Path]:
     with log.open("w") as output:
         process = here.start(command, object_file, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
-        agents.wait_until_ready(process, log)
+        agents.wait_until_ready(process, log, _READY_SECONDS)
         yield run_dir / "agent.sock"
     finally:
         _end(here, process)

@@ -288,7 +288,7 @@ def _libraries(here: Here, libcuda: Path, built: Path) -> Iterator[Mapping[str, 
 
 @contextmanager
 def _agent(here: Here, libcuda: Path) -> Iterator[None]:
-    """It observes, with probes on this file and no other: not on the copies. Unavailable where it would enforce."""
+    """It observes, with probes on this file and no other: not on the copies. Unavailable when it does not start."""
     from agent.errors import SetupError
     from bench import agents
 
@@ -302,7 +302,10 @@ def _agent(here: Here, libcuda: Path) -> Iterator[None]:
         where = ["--run-dir", folder, "--usage", "off", "--libcuda", libcuda]
         agent = here.start(agents.command(*where, isolated=True), cwd=_ROOT, stdout=out, stderr=out)
     try:
-        agents.wait_until_ready(agent, log)
+        try:
+            agents.wait_until_ready(agent, log, _READY_SECONDS)
+        except SetupError as error:
+            raise Unavailable(str(error)) from error
         yield
     finally:
         here.end(agent)
