@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Which GPU a process means by device 0, 1, …: its own numbering against NVML's.
+"""The GPU that a process addresses as device 0, 1, …: CUDA's numbering in the process mapped to NVML's UUIDs.
 
 Pure. Source: CUDA C programming guide, environment variables CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from agent.model import Device, DeviceUuid
+from agent.core.model import Device, DeviceUuid
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-7])?", re.IGNORECASE)
 _MOST_DIGITS = 9
@@ -20,10 +20,10 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 def visible_devices(
     environment: Mapping[str, str], devices: Sequence[Device], exposed: Collection[int] | None = None
 ) -> tuple[DeviceUuid, ...]:
-    """The process's devices in its order; empty when that cannot be told from outside.
+    """The process's devices in its order; empty when that cannot be known from outside.
 
     `exposed` are the minor numbers of /dev/nvidiaN that the process sees, None for all of them: in a container
-    numbering begins with the first that it was given. Without CUDA_DEVICE_ORDER=PCI_BUS_ID the driver puts the fastest
+    numbering begins with the first exposed one. Without CUDA_DEVICE_ORDER=PCI_BUS_ID the driver puts the fastest
     first, which is NVML's order as long as all are equal. An entry that names no device ends the list, as it does for
     CUDA. Of MIG instances a process has just one, and which one is the driver's choice unless it is named.
     """
@@ -70,18 +70,18 @@ def _named(word: str, gpus: Sequence[Device]) -> DeviceUuid | None:
 
 
 def bus_place(text: str) -> tuple[int, int, int] | None:
-    """Domain, bus and device of "[domain:]bus:device[.function]", as programs and NVML write it; None: it is none."""
+    """Domain, bus and device of "[domain:]bus:device[.function]", as programs and NVML write it; None: no such form."""
     found = _BUS_ID.fullmatch(text)
     return None if found is None else (int(found[1] or "0", 16), int(found[2], 16), int(found[3], 16))
 
 
 def _number(word: str) -> int | None:
-    """Anybody may write anything there: superscripts are digits, and int() refuses thousands of them."""
+    """The ordinal in a word of the variable, whose content is untrusted: isdecimal() alone accepts other scripts."""
     return int(word) if word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS else None
 
 
 def device_of(ordinal: int | None, visible: Sequence[DeviceUuid], in_use: Sequence[DeviceUuid]) -> DeviceUuid | None:
-    """The device of an ordinal; where that is not known, the only one that the process can or does use, else None."""
+    """The device of an ordinal; if that is unknown, the only device that the process sees or uses, else None."""
     if ordinal is not None and ordinal < len(visible):
         return visible[ordinal]
     if len(visible) == 1 and ordinal is None:

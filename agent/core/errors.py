@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Every error that the product raises on purpose.
+"""The tree of errors that the product raises on purpose.
 
-WardenError            one line that says what to do; the command line prints it without a traceback
-├── UsageError         an option's value makes no sense
+WardenError            one line that says what to do; the command prints it without a traceback
+├── UsageError         an option's value is invalid
 ├── SetupError         this machine lacks something (root, BTF, a library, a GPU)
 ├── ProbeError         a BPF object or a probe could not be loaded or attached
 ├── NvmlError          NVML refused a call that the agent cannot do without
-├── MistakesError      a file that people write is wrong; carries every mistake, not just the first
+├── MistakesError      a configuration file is wrong; carries every mistake, not just the first
 │   ├── PolicyError    the policy
-│   └── WebConfigError who may see what the agent serves
-├── TrustError         others could change a file that says what the agent does
-├── SourceError        a runtime's socket failed, or what it said cannot be true
+│   └── WebConfigError the web configuration
+├── TrustError         other users could change a file that controls the agent
+├── SourceError        a container runtime's socket failed, or its answer is invalid
 │   └── SourceTimeoutError  it did not answer in time
 └── GoneError          the process or device acted on no longer exists
 
-EXIT_CODES is what each command ends with: the one table that --help prints and the documentation is made from.
+EXIT_CODES is the table that --help prints and the documentation is made from.
 """
 
 from typing import Final
 
 EXIT_CODES: Final = (
-    (0, "done"),
-    (1, "failed, or not all of it could be done: the message says what is left to do"),
-    (2, "the command line, the policy or the web configuration is wrong"),
+    (0, "success"),
+    (1, "failed, or only a part of it could be done: the message says what is left"),
+    (2, "the command line, the policy or the web configuration is invalid"),
     (3, "this machine lacks something: root, a kernel feature, a library, a GPU, a running agent, a file"),
     (4, "a BPF program or a probe could not be loaded or attached"),
     (5, "NVML cannot be used"),
     (129, "gputop lost its terminal (SIGHUP)"),
-    (130, "interrupted with Ctrl-C; gpuwarden run and gputop end with 0 then"),
-    (143, "gputop was ended (SIGTERM); gpuwarden run ends with 0 then"),
+    (130, "interrupted with Ctrl-C; gpuwarden run and gputop exit with 0 then"),
+    (143, "gputop was terminated (SIGTERM); gpuwarden run exits with 0 then"),
 )
 
 
@@ -39,19 +39,19 @@ def exit_codes() -> str:
 
 
 class WardenError(Exception):
-    """Base of all; `exit_code` is what a command ends with."""
+    """Base of all; `exit_code` is the exit code of the command that it ends."""
 
     exit_code = 1
 
 
 class UsageError(WardenError):
-    """The command line makes no sense in itself. The message says what to write."""
+    """The command line is invalid. The message says what to write."""
 
     exit_code = 2
 
 
 class SetupError(WardenError):
-    """The machine lacks something. The message names it and the cure."""
+    """The machine lacks something. The message names it and the remedy."""
 
     exit_code = 3
 
@@ -69,7 +69,7 @@ class NvmlError(WardenError):
 
 
 class MistakesError(WardenError):
-    """A file that people write is wrong. One message per mistake, in file order."""
+    """A configuration file is wrong. One message per mistake, in file order."""
 
     exit_code = 2
 
@@ -87,13 +87,13 @@ class WebConfigError(MistakesError):
 
 
 class TrustError(WardenError):
-    """Others could change a file that says what the agent does, or it is no file. The message says what to do."""
+    """Other users could change a file that controls the agent, or it is not regular. The message says what to do."""
 
     exit_code = 2
 
 
 class SourceError(WardenError):
-    """A container runtime's or the kubelet's socket failed or lied; it is asked again later."""
+    """A container runtime's or the kubelet's socket failed or gave an invalid answer; it is retried later."""
 
 
 class SourceTimeoutError(SourceError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the agent writes on stderr: lines for people, or JSON, a line each, for the journal and log collectors.
+"""The agent's log on stderr: text, or one JSON object a line for the journal and log collectors.
 
-Invariants: names from outside are shown, never obeyed, in either; what begins a line of text is written by us.
+Invariants: names from outside cannot steer a terminal in either format, nor begin a line of text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from agent.errors import MistakesError
-from agent.names import printable
+from agent.core.errors import MistakesError
+from agent.core.text import printable
 
 _BELOW: Final = "\n  "
 
@@ -30,23 +30,23 @@ class Format(StrEnum):
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger, message; a file's further mistakes and a traceback's lines below, indented."""
+    """Time, level, logger, message; the further mistakes of a file and a traceback below, indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
-        """One line, unless it names a file's mistakes: a name that has line breaks makes no entry of its own."""
+        """One line, unless it lists the mistakes of a file: a name with line breaks begins no entry of its own."""
         text = super().formatMessage(record)
-        return _below(text) if _of_a_file(record) else printable(text)
+        return _below(text) if _lists_mistakes(record) else printable(text)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
-        """A line below each."""
+        """The traceback, indented below the message."""
         return "  " + _below(super().formatException(ei))
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC), level, logger, message, traceback where there is one; fit for terminals, as jq -r shows it raw."""
+    """time (UTC), level, logger, message, traceback if any; printable, as jq -r shows it raw on a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One entry: one line of ASCII."""
@@ -54,10 +54,12 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _fit(record.getMessage()) if _of_a_file(record) else printable(record.getMessage()),
+            "message": _printable_lines(record.getMessage())
+            if _lists_mistakes(record)
+            else printable(record.getMessage()),
         }
         if record.exc_info:
-            entry["traceback"] = _fit(self.formatException(record.exc_info))
+            entry["traceback"] = _printable_lines(self.formatException(record.exc_info))
         return json.dumps(entry)
 
 
@@ -73,40 +75,40 @@ class PlainLines(logging.Formatter):
 
 
 def configure(chosen: Format, level: int = logging.INFO) -> None:
-    """To be called once, before anything is logged."""
+    """Sets up the root logger. To be called once, before anything is logged."""
     handler = logging.StreamHandler(sys.stderr)
-    as_json = chosen is Format.JSON or (chosen is Format.AUTO and _to_the_journal())
+    as_json = chosen is Format.JSON or (chosen is Format.AUTO and _is_journal())
     handler.setFormatter(JsonLines() if as_json else TextLines())
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def plain(program: str, level: int) -> None:
-    """The same for a program that hardly logs."""
+    """As `configure`, for a program whose log is errors only: the program's name and the message."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainLines(program))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def in_force() -> Format:
-    """What `configure` came to: for a process that is to write likewise."""
+    """The format that `configure` chose: for a child process that is to log the same way."""
     written = (handler.formatter for handler in logging.getLogger().handlers)
     return Format.JSON if any(isinstance(formatter, JsonLines) for formatter in written) else Format.TEXT
 
 
 def say(line: str, level: int = logging.INFO) -> None:
-    """A bare line for people, the program's own word beside the log; in JSON an entry like any other."""
+    """Prints a bare line to stderr; in JSON format it is a log entry like any other."""
     if in_force() is Format.JSON:
         logging.getLogger("gpuwarden").log(level, line)
     else:
-        print(_fit(line), file=sys.stderr, flush=True)
+        print(_printable_lines(line), file=sys.stderr, flush=True)
 
 
-def _of_a_file(record: logging.LogRecord) -> bool:
+def _lists_mistakes(record: logging.LogRecord) -> bool:
     return any(isinstance(argument, MistakesError) for argument in record.args or ())
 
 
-def _fit(text: str) -> str:
-    """Its line breaks are ours."""
+def _printable_lines(text: str) -> str:
+    """Printable text that keeps its line breaks: these were written by us."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -114,7 +116,7 @@ def _below(text: str) -> str:
     return _BELOW.join(map(printable, text.split("\n")))
 
 
-def _to_the_journal() -> bool:
-    """systemd names the stream that it connected; whoever redirects stderr elsewhere is not writing to it."""
+def _is_journal() -> bool:
+    """Whether stderr is the stream that systemd connected to the journal, and was not redirected since."""
     status = os.fstat(2)
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

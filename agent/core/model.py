@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The words of observing: identities, samples, and the immutable picture of one tick.
+"""The data model of observing: identities, readings, and the immutable snapshot of one tick.
 
-Unknown is `None`, never 0. Ratios are 0–1 of one whole device. Standard library only.
+Unknown is `None`, never 0. Ratios are 0–1 of one whole device. Standard library only. DeviceReading, EnforcementStatus
+and Snapshot are wider than other classes: they are the documents of the JSON interface, where fields are only added.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HOST = ContainerKey("host")  # everything that is in no container and no systemd
 
 
 class Provenance(StrEnum):
-    """Whether a figure was read from hardware or worked out."""
+    """Whether a figure was read from hardware or estimated."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
@@ -27,7 +28,7 @@ class Provenance(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """A process that a reused pid cannot be taken for.
+    """Identity of a process: its pid, and its start time against pid reuse.
 
     `start_ticks` is field 22 of /proc/PID/stat: 1/100 s since boot; the probes compute the same from start_boottime.
     """
@@ -38,7 +39,7 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Who a process belongs to, as people name it.
+    """A container, systemd unit or the host: what a process belongs to, as people name it.
 
     `runtime` is one of docker, containerd, cri-o, podman, lxc, slurm, runc, systemd, host.
     """
@@ -83,7 +84,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One tick of one device, as the hardware tells it. All of it may be missing; `lost` says that the GPU is gone."""
+    """The readings of one device in one tick. Any may be missing; `lost` says that the GPU is gone."""
 
     device: Device
     lost: bool = False
@@ -121,7 +122,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one owner (container or process) had of one device during the tick."""
+    """The use of one device by one owner (container or process) during the tick."""
 
     device: DeviceUuid
     sm_ratio: float | None
@@ -131,7 +132,7 @@ class Usage:
     pcie_rx_bytes_per_second: float | None
     launches_per_second: float | None
     totals: Totals = Totals()
-    sm_error_ratio: float | None = None  # how far off sm_ratio may be, ±; as it is estimated itself
+    sm_error_ratio: float | None = None  # uncertainty of sm_ratio, ±; itself an estimate
     memory_peak_bytes: int | None = None  # most that was allocated at once, by the calls that the probes saw
     memory_by_kind: Mapping[str, int] = field(default_factory=dict)  # live, by those calls; "pinned" is host memory
     memory_by_age: Mapping[str, int] = field(default_factory=dict)  # live device memory; a leak grows old
@@ -141,7 +142,7 @@ class Usage:
 class FunctionUsage:
     """A kernel function (or graph) of a container on one device during the tick."""
 
-    name: str  # as the program asked the driver for it; "" while nobody has
+    name: str  # as the program asked the driver for it; "" while unknown
     device: DeviceUuid
     launches_per_second: float  # kernels
     sm_ratio: float | None
@@ -151,7 +152,7 @@ class FunctionUsage:
 
 @dataclass(frozen=True, slots=True)
 class Unattributed:
-    """What a device did that no container is known to have caused: device − Σ containers."""
+    """The use of a device that is attributed to no container: device − Σ containers."""
 
     device: DeviceUuid
     sm_ratio: float | None
@@ -180,8 +181,8 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Enforcement:
-    """What enforcement says about one container; published by it, shown and exported by the agent."""
+class EnforcementStatus:
+    """The status of one container under enforcement, which publishes it; the agent shows and exports it."""
 
     role: str  # "online" | "offline" | "unmatched"
     rule: str | None = None  # the policy rule that matched
@@ -194,23 +195,24 @@ class Enforcement:
     paused_ratio: float | None = None  # share of the last second that it was stopped: the mean over its processes
     pauses_total: int = 0  # of all its processes
     paused_seconds_total: float = 0.0  # the mean over the processes that it had meanwhile
-    foreign_resumes_total: int = 0  # stops of ours that somebody else ended
+    foreign_resumes_total: int = 0  # stops of ours that another process ended with SIGCONT
     reason: str | None = None  # one line: why this share
     rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace: in force, or with enforce: false, would be
     troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
     memory_quota_bytes: int | None = None  # that it may hold on a device
     allocations_denied_total: int = 0  # they returned CUDA_ERROR_OUT_OF_MEMORY without running
     allocations_held_total: int = 0  # they were stopped before they ran
+    slack_ratio: float | None = None  # of the target that is left; negative where the latency misses it
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """Whether a device is fit for offline work, as enforcement judges it."""
+    """Whether a device is fit for offline work, as enforcement assesses it."""
 
     state: str  # "init" | "healthy" | "unhealthy" | "overlimit" | "disabled"
     reason: str  # one line
     seconds: float  # in this state
-    hold_seconds: float  # it cannot become better before
+    hold_seconds: float  # until it can improve at the earliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class ProbeCounts:
     """Symbols of one role in one library."""
 
     attached: int = 0
-    absent: int = 0  # the library has none such
+    absent: int = 0  # the library has no such symbol
     failed: int = 0
 
 
@@ -246,7 +248,7 @@ class CollectorHealth:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that was known at one tick. Immutable; readers keep it as long as they like."""
+    """Everything that was known at one tick. Immutable, so that readers may keep it."""
 
     at_ns: int  # CLOCK_MONOTONIC
     wall_ns: int  # CLOCK_REALTIME
@@ -255,7 +257,7 @@ class Snapshot:
     containers: tuple[ContainerUsage, ...] = ()
     processes: tuple[ProcessUsage, ...] = ()
     unattributed: tuple[Unattributed, ...] = ()
-    enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)
+    enforcement: Mapping[ContainerKey, EnforcementStatus] = field(default_factory=dict)
     enforcing: bool = False  # False: observing, or a policy with enforce: false
     probes: tuple[ProbeStatus, ...] = ()
     collectors: tuple[CollectorHealth, ...] = ()

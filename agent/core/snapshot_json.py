@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """A Snapshot as JSON: what gputop --json prints, --record writes and the agent's socket answers.
 
-The document is {"version": 1, …the fields of agent.model.Snapshot…}, nested as the model nests, units in the names.
-What is unknown is null. Mappings are objects (xids as decimal strings), enums their values, tuples arrays.
+The document is {"version": 1, …the fields of agent.core.model.Snapshot…}, nested as the model nests, units in the
+names. What is unknown is null. Mappings are objects (xids as decimal strings), enums their values, tuples arrays.
 
 Invariant: from_json(to_json(s)) == s. Within a version fields are only added: a reader ignores what it does not know
 and takes the model's default for what is not there, so that an older gputop reads a newer agent and vice versa.
@@ -22,18 +22,18 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from agent.errors import WardenError
-from agent.model import Snapshot
+from agent.core.errors import WardenError
+from agent.core.model import Snapshot
 
 VERSION: Final = 1
-_MOST: Final[Mapping[type, float]] = {int: 1 << 64, float: sys.float_info.max}  # of either sign: what can be drawn
+_MOST: Final[Mapping[type, float]] = {int: 1 << 64, float: sys.float_info.max}  # of either sign: what can be shown
 
 Json = dict[str, Any]
 T = TypeVar("T")
 
 
 class SchemaError(WardenError):
-    """The text is no snapshot of a version that this program reads."""
+    """The text is not a snapshot of a version that this program reads."""
 
 
 def to_json(snapshot: Snapshot) -> Json:
@@ -66,7 +66,7 @@ def loads(line: str | bytes) -> Snapshot:
 
 
 def encode(value: Any) -> Any:
-    """Any value of frozen dataclasses as JSON, in the way of the snapshot: for documents of other parts."""
+    """Any value of frozen dataclasses as JSON, encoded like the snapshot: for other documents."""
     return _encode(value)
 
 
@@ -97,8 +97,8 @@ def _names(kind: type) -> tuple[str, ...]:
 Decoder = Callable[[Any], Any]
 
 
-class _Wrong(Exception):  # noqa: N818  becomes a SchemaError once the way to it is known
-    """What is wrong with a value. `steps`: where it is, from the inside out, told only once something is wrong."""
+class _DecodeError(Exception):
+    """What is wrong with a value. `steps`: the path to it, from the inside out; becomes part of a SchemaError."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -108,7 +108,7 @@ class _Wrong(Exception):  # noqa: N818  becomes a SchemaError once the way to it
 def _decoded(kind: Any, document: Any, name: str) -> Any:
     try:
         return _decoder(kind)(document)
-    except _Wrong as wrong:
+    except _DecodeError as wrong:
         raise SchemaError(f"{name}{''.join(reversed(wrong.steps))}: {wrong}") from None
 
 
@@ -142,7 +142,7 @@ def _tuple(inner: Decoder) -> Decoder:
         made: list[Any] = []
         try:
             made.extend(map(inner, data))
-        except _Wrong as wrong:
+        except _DecodeError as wrong:
             wrong.steps.append(f"[{len(made)}]")
             raise
         return tuple(made)
@@ -159,11 +159,11 @@ def _mapping(key: Any, inner: Decoder) -> Decoder:
         try:
             for name, item in data.items():
                 made[to_key(name)] = inner(item)
-        except _Wrong as wrong:
+        except _DecodeError as wrong:
             wrong.steps.append(f".{name}")
             raise
         except ValueError as error:
-            raise _Wrong(str(error)) from error
+            raise _DecodeError(str(error)) from error
         return made
 
     return decode
@@ -177,13 +177,13 @@ def _dataclass(kind: type) -> Decoder:
     def decode(data: Any) -> Any:
         _expect(dict, data)
         if missing := sorted(required - data.keys()):
-            raise _Wrong(f"{', '.join(missing)} missing")
+            raise _DecodeError(f"{', '.join(missing)} missing")
         made, name = {}, ""
         try:
             for name, item in data.items():
                 if (decoder := decoders.get(name)) is not None:
                     made[name] = decoder(item)
-        except _Wrong as wrong:
+        except _DecodeError as wrong:
             wrong.steps.append(f".{name}")
             raise
         return kind(**made)
@@ -196,7 +196,7 @@ def _enum(kind: type[StrEnum]) -> Decoder:
         try:
             return kind(data)
         except ValueError as error:
-            raise _Wrong(str(error)) from error
+            raise _DecodeError(str(error)) from error
 
     return decode
 
@@ -205,16 +205,16 @@ def _scalar(kind: Any) -> Decoder:
     def decode(data: Any) -> Any:
         most = _MOST.get(type(data))
         if most is not None and not -most <= data <= most:  # which nan is not either
-            raise _Wrong(f"expected a number of 64 bits, found {data!r:.40}")
+            raise _DecodeError(f"expected a number of 64 bits, found {data!r:.40}")
         if type(data) is kind:  # a bool is no int, either
             return data
         if kind is float and type(data) is int:
             return float(data)
-        raise _Wrong(f"expected {'a number' if kind is float else kind.__name__}, found {data!r:.40}")
+        raise _DecodeError(f"expected {'a number' if kind is float else kind.__name__}, found {data!r:.40}")
 
     return decode
 
 
 def _expect(kind: type, data: Any) -> None:
     if not isinstance(data, kind):
-        raise _Wrong(f"expected {kind.__name__}, found {data!r:.40}")
+        raise _DecodeError(f"expected {kind.__name__}, found {data!r:.40}")
