@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Files of containers: found as the process finds them, and opened only once it is known what they are.
+"""Files of containers: resolved as the process resolves them, and opened only once their type is known.
 
-A path in a container may be anything that whoever is root there can make: a link to a file of the node, a FIFO that
-nobody writes, a device that begins to do something when it is opened, a file of /proc that is a log to be emptied.
+A path in a container may be anything that its root user can make: a link to a file of the node, a FIFO without a
+writer, a device that acts when it is opened, a file of /proc whose reading empties a log.
 Invariants: no link and no `..` leads out of the given directory (openat2, RESOLVE_IN_ROOT), nor into another process by
 /proc (RESOLVE_NO_MAGICLINKS); whatever is there is looked at before it is opened (O_PATH); only regular files of file
 systems that hold files are opened, for reading, and no open waits (O_NONBLOCK).
 
 Mounts are crossed (no RESOLVE_NO_XDEV): a container's root consists of them, and the driver's libraries are bind
-mounts. Who may mount there without being root of the node can only bind what it sees itself, or mount file systems that
-hold nothing of others; one that a program serves (FUSE) is closed to us by the kernel, as we are not of its namespace.
+mounts. A user who may mount there without being root of the node can only bind what it sees itself, or mount file
+systems with its own content; the kernel denies us those that a program serves (FUSE), as we are outside its namespace.
 
 All functions raise OSError; GoneError for what is there and is not to be opened; SetupError where openat2 is refused.
 """
@@ -23,11 +23,11 @@ import os
 import stat
 from typing import Final
 
-from agent.errors import GoneError, SetupError
+from agent.core.errors import GoneError, SetupError
 
 _OPENAT2 = 437  # the same number on every architecture; Linux 5.6
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_IN_ROOT = 0x02, 0x04, 0x10
-_MOST_TRIES = 8  # openat2(2): EAGAIN while somebody renames or mounts on the way
+_MOST_TRIES = 8  # openat2(2): EAGAIN while a component is renamed or mounted over
 _REFUSED = (errno.ENOSYS, errno.EPERM)
 _STATFS_BYTES = 256  # struct statfs is 120 on both architectures; f_type is its first word
 
@@ -98,7 +98,7 @@ def list_folder(root: int, path: str, most: int) -> list[str]:
 
 
 def find(root: int, path: str, flags: int = 0, *, links: bool = True) -> int:
-    """A descriptor that only says where and what the thing is (O_PATH); the caller closes it."""
+    """An O_PATH descriptor of anything below `root`, which is not opened; the caller closes it."""
     return _find(root, path, os.O_PATH | flags, 0 if links else _RESOLVE_NO_SYMLINKS)
 
 
@@ -119,7 +119,7 @@ def _find(root: int, path: str, flags: int, resolve: int = 0) -> int:
 
 
 def works() -> bool:
-    """Whether this kernel has openat2 and whoever confines us lets us call it."""
+    """Whether this kernel has openat2 and no seccomp filter refuses it."""
     found, _ = _openat2(-100, b"/", _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, 0))  # -100: AT_FDCWD
     if found >= 0:
         os.close(found)
@@ -127,7 +127,7 @@ def works() -> bool:
 
 
 def _openat2(folder: int, path: bytes, how: _OpenHow) -> tuple[int, int]:
-    """The descriptor, or -1 and why."""
+    """The descriptor, or -1 and errno."""
     if b"\0" in path:
         return -1, errno.ENOENT
     found = _LIBC.syscall(ctypes.c_long(_OPENAT2), folder, path, ctypes.byref(how), _HOW_BYTES)

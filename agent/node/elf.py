@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Where a shared library's functions are: dynamic symbol → offset in the file, as a uprobe wants it.
 
-The file may be a container's, and made to keep us busy (a million sections, names one upon the other, sections that
-name each other) or to lead us out of it: what is read of it is bounded, in bytes, in parts, in steps and in CPU time,
-no offset lies beyond its end, and whatever is wrong with it is a ProbeError. It may be cut or written over while it is
-read: it is never mapped, so that costs an error and no signal.
+The file may be a container's, and hostile: made to use up time (a million sections, overlapping names, sections that
+refer to each other) or with offsets beyond its end. Reading is bounded in bytes, parts, steps and CPU time, no offset
+that is returned lies beyond the end, and every defect is a ProbeError. The file may be truncated or overwritten during
+the read: it is never mapped, so that is an error and no SIGBUS.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterator
 
 from elftools.elf.elffile import ELFFile
 
-from agent.errors import ProbeError
+from agent.core.errors import ProbeError
 
 _LARGEST_BYTES = 1 << 30
 _MOST_READ_BYTES, _MOST_READS = 16 << 20, 50_000
-_MOST_CPU_NS = 500_000_000  # a libcuda takes a twentieth of it; somebody waits
+_MOST_CPU_NS = 500_000_000  # a libcuda takes a twentieth of it; the observing thread waits
 _MOST_SECTIONS, _MOST_SEGMENTS = 4096, 512  # of a libcuda: 40 and 10
 _MOST_SYMBOLS = 100_000  # of a libcuda: 3,000
 _MOST_FUNCTIONS = 10_000  # with the wanted prefix; of a libcuda: 1,000

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Whether a function of somebody's program may be timed, and where in the file it begins.
+"""Whether a function of a container's program may have a return probe, and its offset in the file.
 
-The kernel notices a return by changing the return address on the stack. Where there is none (in the middle of a
-function, at a program's very beginning), or where somebody else reads it (an exception that unwinds, Go's scheduler,
-setjmp), that breaks the program. So what cannot be shown to begin a function is refused. The file may be hostile: what
-is read of it is bounded, and whatever is wrong with it is a ProbeError.
+A return probe replaces the return address on the stack. Where there is none (inside a function, at a program's entry),
+or where other code reads it (exception unwinding, Go's scheduler, setjmp), that breaks the program. So an offset that
+cannot be shown to be a function's start is refused. The file may be hostile: reading is bounded, and every defect is a
+ProbeError.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from agent.elf import Bounded, parsed
-from agent.errors import ProbeError
+from agent.core.errors import ProbeError
+from agent.node.elf import Bounded, parsed
 
 _CHUNK_BYTES = 1 << 20
 _MOST_BYTES = 512 << 20  # of symbols and their names together
@@ -34,9 +34,9 @@ _PAIR = struct.Struct("<ii")
 
 
 def function_offset(file: str | int, symbol: str | None, offset: int | None, nothrow: bool) -> int:
-    """Where the function begins in the file. ProbeError, which says what to write, where it must not be timed.
+    """The function's offset in the file. ProbeError, with what to write instead, where it must not be probed.
 
-    `nothrow`: somebody who knows says that no exception leaves it.
+    `nothrow`: the policy asserts that no exception leaves it.
     """
     try:
         with Bounded(file) as stream:
@@ -55,7 +55,7 @@ def function_offset(file: str | int, symbol: str | None, offset: int | None, not
 
 
 class _File:
-    """One file while it is looked into."""
+    """One file while it is examined."""
 
     def __init__(self, stream: Bounded) -> None:
         self._elf = parsed(stream)
@@ -78,7 +78,7 @@ class _File:
             )
 
     def offset_of(self, symbol: str) -> int:
-        """By its name."""
+        """The offset of the function of that name."""
         if symbol in _RETURN_TWICE or symbol in _NO_CALLER or ".cold" in symbol:
             raise ProbeError(f"{symbol} does not return as functions do; choose another")
         word = symbol.encode()
@@ -90,7 +90,7 @@ class _File:
         raise ProbeError(f"it has no function {symbol} (a stripped file has few); check slo.symbol or give slo.offset")
 
     def checked(self, offset: int) -> int:
-        """An offset that somebody gave, if a function begins there."""
+        """The offset from the policy, if a function begins there."""
         address = self._address(offset)
         if address == self._elf.header["e_entry"] or address not in self._beginnings(address):
             raise ProbeError(

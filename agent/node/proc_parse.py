@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the files of /proc/PID mean: text in, values out, no I/O.
+"""Parsers of the files of /proc/PID: text in, values out, no I/O.
 
 Everything in there that a process can choose (its name, arguments, paths) is hostile: it may hold anything, and it ends
 up on terminals and in logs. Lines end at "\\n" only: splitlines() would let a name forge lines. Source: proc(5).
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from agent.names import printable
+from agent.core.text import printable
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 DELETED = " (deleted)"
@@ -47,7 +47,7 @@ class MappedFile:
 
 
 def unescaped(text: str) -> str:
-    """A path as it is: maps and mountinfo have blanks, line ends and backslashes in octal."""
+    """A path without the octal escapes that maps and mountinfo have for blanks, line ends and backslashes."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Processes, as /proc tells them.
+"""Processes, read from /proc.
 
 Whatever a process does while it is being read (exit, exec, be replaced under the same pid) ends in GoneError, never in
-another process's data under its name: who needs certainty asks `process_id` again afterwards. No read is unbounded, and
-no path that a process names is followed out of its own root.
+another process's data under its name: a caller who needs certainty compares `process_id` again afterwards. No read is
+unbounded, and no path that a process names is followed out of its own root.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agent import foreign, proctext
-from agent.errors import GoneError, SetupError
-from agent.model import ProcessId
-from agent.names import printable
-from agent.proctext import MappedFile, Stat
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import ProcessId
+from agent.core.text import printable
+from agent.node import container_files, proc_parse
+from agent.node.proc_parse import MappedFile, Stat
 
 LONGEST_COMMAND = 256
 _COMMAND_BYTES, _ENVIRON_BYTES, _MAPS_BYTES, _SMALL_BYTES = 4 << 10, 1 << 20, 16 << 20, 64 << 10
 _GONE = {errno.ENOENT, errno.ESRCH, errno.ENOTDIR}
-_NOT_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # ours or the machine's lack; of the process it says nothing
+_NOT_NOW = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}  # a limit of the agent or the machine, not a fact about the process
 _MOST_DEVICES = 4096  # entries of a container's /dev: it may make any number
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
@@ -45,12 +49,12 @@ class Procfs:
     def stat(self, tgid: int) -> Stat:
         """State and start time."""
         try:
-            return proctext.parse_stat(self._read(tgid, "stat", _SMALL_BYTES))
+            return proc_parse.parse_stat(self._read(tgid, "stat", _SMALL_BYTES))
         except ValueError as error:
             raise GoneError(f"process {tgid}: its stat is unreadable, as if it had just ended") from error
 
     def process_id(self, tgid: int) -> ProcessId:
-        """Who has this pid now."""
+        """The process that has this pid now."""
         return ProcessId(tgid, self.stat(tgid).start_ticks)
 
     def is_alive(self, process: ProcessId) -> bool:
@@ -65,7 +69,7 @@ class Procfs:
 
     def command(self, tgid: int) -> str:
         """The command line, printable and bounded; "[name]" where there is none (kernel threads, zombies)."""
-        line = proctext.parse_command(self._read(tgid, "cmdline", _COMMAND_BYTES), LONGEST_COMMAND)
+        line = proc_parse.parse_command(self._read(tgid, "cmdline", _COMMAND_BYTES), LONGEST_COMMAND)
         return line or f"[{printable(self.stat(tgid).comm, LONGEST_COMMAND - 2)}]"
 
     def arguments(self, tgid: int) -> tuple[str, ...]:
@@ -79,14 +83,14 @@ class Procfs:
 
     def user(self, tgid: int) -> str:
         """The name of the real user, its number where this machine has no name for it."""
-        uid = proctext.parse_status_uid(self.status(tgid))
+        uid = proc_parse.parse_status_uid(self.status(tgid))
         if uid is None:
             raise GoneError(f"process {tgid} ended while its user was read")
         return user_name(uid)
 
     def environ(self, tgid: int, names: Collection[str]) -> dict[str, str]:
         """Those of the variables that the process was started with."""
-        return proctext.parse_environ(self._read(tgid, "environ", _ENVIRON_BYTES), names)
+        return proc_parse.parse_environ(self._read(tgid, "environ", _ENVIRON_BYTES), names)
 
     def cgroup(self, tgid: int) -> str:
         """The text of /proc/PID/cgroup."""
@@ -103,19 +107,19 @@ class Procfs:
     def mapped(self, tgid: int, wanted: Callable[[str], bool]) -> tuple[MappedFile, ...]:
         """The mapped files whose base name is wanted."""
         try:
-            return tuple(proctext.parse_maps(self._read(tgid, "maps", _MAPS_BYTES), wanted))
+            return tuple(proc_parse.parse_maps(self._read(tgid, "maps", _MAPS_BYTES), wanted))
         except ValueError as error:
             raise GoneError(f"process {tgid} ended while its maps were read") from error
 
     @contextmanager
     def root_of(self, process: ProcessId) -> Iterator[int]:
-        """A descriptor of its root directory, for agent.foreign. GoneError when the pid is somebody else's by now."""
+        """A descriptor of its root directory, for agent.node.container_files. GoneError when the process has ended."""
         try:
             root = os.open(f"{self.root}/{process.tgid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise _translated(error, f"root of process {process.tgid}") from error
         try:
-            self._require(process)  # after it was opened: nobody else had the pid before
+            self._require(process)  # after it was opened: no other process can have had the pid before
             yield root
         finally:
             os.close(root)
@@ -127,7 +131,7 @@ class Procfs:
         """
         with self.root_of(process) as root:
             try:
-                return foreign.open_file(root, path)
+                return container_files.open_file(root, path)
             except OSError as error:
                 raise _translated(error, f"{path} of process {process.tgid}") from error
 
@@ -135,15 +139,15 @@ class Procfs:
         """What `path` is to that process; nothing is opened. GoneError when there is nothing."""
         with self.root_of(process) as root:
             try:
-                return foreign.look(root, path)
+                return container_files.look(root, path)
             except OSError as error:
                 raise _translated(error, f"{path} of process {process.tgid}") from error
 
     def gpu_minors(self, process: ProcessId) -> frozenset[int] | None:
-        """N of each /dev/nvidiaN that the process sees; None where there is none at all, so that it says nothing."""
+        """N of each /dev/nvidiaN that the process sees; None where there is none at all: unknown."""
         try:
             with self.root_of(process) as root:
-                names = foreign.list_folder(root, "/dev", _MOST_DEVICES)
+                names = container_files.list_folder(root, "/dev", _MOST_DEVICES)
         except (OSError, GoneError, SetupError):
             return None
         return frozenset(int(name[6:]) for name in names if name.startswith("nvidia") and name[6:].isdecimal()) or None
@@ -152,9 +156,9 @@ class Procfs:
         """A descriptor of a file that the process has mapped and that was deleted since; the caller closes it."""
         link = f"{self.root}/{process.tgid}/map_files/{file.span}"
         try:
-            if os.readlink(link) != file.path + proctext.DELETED:
+            if os.readlink(link) != file.path + proc_parse.DELETED:
                 raise GoneError(f"process {process.tgid} does not map {file.path} any more")
-            opened = foreign.open_link(link, file.path)
+            opened = container_files.open_link(link, file.path)
         except OSError as error:
             raise _translated(error, f"mapped files of process {process.tgid}") from error
         try:
@@ -165,7 +169,7 @@ class Procfs:
         return opened
 
     def mounts_by_itself(self, process: ProcessId) -> bool:
-        """Whether it, or who began it, may have made its mounts without being root of the node: in a user namespace."""
+        """Whether its mounts may have been made without being root of the node: in another user namespace."""
         try:
             space = os.open(f"{self.root}/{process.tgid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -209,7 +213,7 @@ def _translated(error: OSError, what: str) -> GoneError | SetupError:
 
 @functools.lru_cache(maxsize=1024)
 def user_name(uid: int) -> str:
-    """Its number where this machine has no name for it."""
+    """The user's name; the number where this machine has no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
