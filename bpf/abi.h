@@ -2,7 +2,7 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
  * What every concern shares with user space: identities, the attach cookie, and the count of what was lost.
- * agent/layout.py mirrors these structs and checks each against the object's BTF when it loads.
+ * agent/probes/abi.py mirrors these structs and checks each against the object's BTF when it loads.
  */
 #pragma once
 
@@ -25,7 +25,7 @@ struct process_id {
 #define COOKIE_DETAIL(cookie) ((__u32)(((cookie) >> 32) & 0xfffff))
 #define COOKIE_SYMBOL(cookie) ((__u32)((cookie) >> 52))
 
-#define MOST_SYMBOLS 256 /* of agent/symbols.py; index of the map `hits` */
+#define MOST_SYMBOLS 256 /* of agent/probes/symbols.py; index of the map `hits` */
 
 /* Why something was not recorded; an index of the map `lost`. */
 enum lost {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* HTTP/1 request latencies of the containers that are watched. agent/http/layout.py mirrors it. */
+/* HTTP/1 request latencies of the containers that are watched. enforce/signals/http_probe.py mirrors it. */
 #pragma once
 
 #ifndef __bpf__

@@ -10,7 +10,7 @@
 /* A queue that nothing was added to for so long is taken for empty: elapsed × rate_ppm stays far from 64 bits. */
 #define LONGEST_DRAIN_NS 100000000000ull
 #define MOST_BLOCKS (1ull << 30)
-/* Of max_queued_ns: to what a queue drains before its process is resumed. As in enforce/resumer.py. */
+/* Of max_queued_ns: to what a queue drains before its process is resumed. As in enforce/actuators/launch/resume.py. */
 #define LOW_WATER_PERCENT 40
 /* A process goes on so long after it is due at most, if its guardian has a CPU: 0.13 to 0.18 ms were measured. */
 #define RESUME_NS 200000ull
@@ -200,7 +200,7 @@ static __always_inline __u64 kept_queue(const struct queue *queue, const struct 
 	return queued < most ? queued : most;
 }
 
-/* How long until a launch that was stopped fits. As in enforce/resumer.py. */
+/* How long until a launch that was stopped fits. As in enforce/actuators/launch/resume.py. */
 static __always_inline __u64 drain_ns(const struct rule *rule, __u64 queued, __u64 estimate)
 {
 	__u64 room = less(rule->max_queued_ns, estimate);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* User stacks of launches and of live allocations, for the processes of one container. agent/stacks/layout.py mirrors it. */
+/* User stacks of launches and of live allocations, for the processes of one container. agent/stacks/sampler.py mirrors it. */
 #pragma once
 
 #ifndef __bpf__

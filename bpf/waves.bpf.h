@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* How many SMs a grid keeps busy while it runs, as agent/occupancy.py works it out for a mean grid. */
+/* How many SMs a grid keeps busy while it runs, as agent/attribution/contention.py works it out for a mean grid. */
 #pragma once
 #include "maps.bpf.h"
 

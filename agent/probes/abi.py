@@ -12,9 +12,9 @@ import ctypes as c
 from collections.abc import Mapping
 from typing import Any
 
-from agent.errors import ProbeError
-from agent.libbpf import BpfObject
-from agent.model import ProcessId
+from agent.core.errors import ProbeError
+from agent.core.model import ProcessId
+from agent.probes.libbpf import BpfObject
 
 U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
 DEVICE_UNKNOWN = 0xFFFFFFFF
@@ -67,7 +67,7 @@ class ProcessKey(c.Structure):
         return cls(process.tgid, process.start_ticks & 0xFFFFFFFF)
 
     def id(self) -> ProcessId:
-        """The same as the rest of the product names it."""
+        """The process, as the rest of the product identifies it."""
         return ProcessId(self.tgid, self.start_ticks)
 
 
@@ -79,7 +79,7 @@ class CgroupPath(c.Structure):
     _fields_ = [("parts", (c.c_char * CGROUP_NAME) * CGROUP_LEVELS)]
 
     def text(self) -> str:
-        """The path below the hierarchy's root; what lies deeper than is kept begins in the middle."""
+        """The path below the hierarchy's root; of one deeper than CGROUP_LEVELS, its last parts."""
         parts = [bytes(part.value).decode(errors="surrogateescape") for part in self.parts]
         return "/" + "/".join(part for part in reversed(parts) if part)
 
@@ -416,7 +416,7 @@ def check(bpf: BpfObject, mirrors: Mapping[str, type[c.Structure]] = _MIRRORS) -
         ours = {field[0]: getattr(mirror, field[0]).offset for field in mirror._fields_}
         if expected != (c.sizeof(mirror), ours):
             raise ProbeError(
-                f"struct {name}: the BPF object says {expected}, agent/layout.py {(c.sizeof(mirror), ours)}: "
+                f"struct {name}: the BPF object has {expected}, agent/probes/abi.py {(c.sizeof(mirror), ours)}: "
                 "rebuild with `make bpf`, or reinstall so that both come from one version"
             )
 

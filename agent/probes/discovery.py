@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Finding every copy of libcuda on the node: the host's, and those that containers bring.
+"""Finds every copy of libcuda on the node: the host's, and those that containers bring.
 
-A probe on a file covers past and future processes, so what matters is to know a file before its first launch. The
-host's library is attached at start, and looked for again in each round, since a driver upgrade replaces it; others are
-found in the maps of processes as soon as NVML lists them, and by looking through all young processes in each round.
+A probe on a file covers past and future processes, so a file should be known before its first launch. The host's
+library is attached at the start and searched again in each round, since a driver upgrade replaces it; others are found
+in the maps of processes as soon as NVML lists them, and by reading the maps of all young processes in each round.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from agent.clock import NS_PER_SECOND, monotonic_ns
-from agent.errors import GoneError, ProbeError, SetupError
-from agent.model import ProcessId
-from agent.probes import Probes
-from agent.procfs import Procfs
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.errors import GoneError, ProbeError, SetupError
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from agent.probes.libcuda import LibcudaProbes
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"libcuda\.so(\.[0-9.]+)?")
@@ -32,14 +32,14 @@ _HOST_FOLDERS = (
     "/run/nvidia/driver/usr/lib64",
 )
 _TIDY_ROUNDS = 30
-_MOST_IDLE = 64  # copies that are kept attached though nobody may map them: the next container may
-ROUND_NS = NS_PER_SECOND  # figures wait for a round to end
-_MOST_OF_ONE = 8  # copies in one process: more is nobody's program
-_LOOKS = 30  # rounds in which a process without libcuda is looked at again: frameworks load it late
+_MOST_IDLE = 64  # copies that stay attached without a process that maps them: the next container may
+ROUND_NS = NS_PER_SECOND  # the tick waits for a round to end
+_MOST_OF_ONE = 8  # copies in one process: no program has more
+_LOOKS = 30  # rounds in which the maps of a process without libcuda are read again: frameworks load it late
 
 
 def host_libraries(extra: Iterable[str]) -> list[str]:
-    """Where the node's own libcuda is: what was configured, the linker's path, the usual folders. Real paths."""
+    """Real paths of the node's own libcuda: as configured, in the linker's path, in the usual folders."""
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_HOST_FOLDERS]
     candidates = [*extra, *(f"{folder}/libcuda.so.1" for folder in folders if folder)]
     found = ctypes.util.find_library("cuda")
@@ -49,23 +49,23 @@ def host_libraries(extra: Iterable[str]) -> list[str]:
 
 
 class Discovery:
-    """Looks at processes; each is read until it has a libcuda or has gone without for long."""
+    """Reads the maps of processes, of each until it has a libcuda or has had none for long."""
 
-    def __init__(self, probes: Probes, proc: Procfs) -> None:
+    def __init__(self, probes: LibcudaProbes, proc: Procfs) -> None:
         self._probes, self._proc = probes, proc
         self._done: set[ProcessId] = set()
         self._found: set[ProcessId] = set()  # of these, those that have a libcuda
         self._dropped = 0
         self._looks: dict[ProcessId, int] = {}
         self._turns = itertools.count()
-        self._turn: dict[ProcessId, int] = {}  # of its last look, or when it was first seen
+        self._turn: dict[ProcessId, int] = {}  # when its maps were last read, or it was first seen
         self._extra: tuple[str, ...] = ()
         self._host: set[int] = set()  # numbers of the host's own libraries now
         self._rounds = 0
-        self.refused = 0  # looks at files of processes that this agent may not read
+        self.refused = 0  # processes whose files this agent may not read
 
     def attach_host(self, extra: Iterable[str]) -> int:
-        """Attaches the node's libraries; returns how many there are. SetupError for a configured one that is none."""
+        """Attaches the node's libraries; returns how many there are. SetupError when a configured one is no file."""
         paths = host_libraries(extra)
         for wanted in extra:
             if os.path.realpath(wanted) not in paths:
@@ -75,7 +75,7 @@ class Discovery:
         return len(paths)
 
     def _attach_host_again(self) -> None:
-        """Where the library was replaced, the new file; one that is being written is looked at in the next round."""
+        """Attaches the new file of a library that was replaced; one that is being written waits for the next round."""
         numbers = set()
         for path in host_libraries(self._extra):
             try:
@@ -85,13 +85,13 @@ class Discovery:
         self._host = numbers
 
     def look(self, ends_ns: int | None = None) -> None:
-        """One round: the host's libraries, and all processes that may still bring another. Until then, or so."""
+        """One round: the host's libraries, and all processes that may still bring another, until about `ends_ns`."""
         ends_ns = monotonic_ns() + ROUND_NS if ends_ns is None else ends_ns
         self._attach_host_again()
         self._rounds += 1
         if self._rounds % _TIDY_ROUNDS == 0:
             self._tidy()
-        if self._probes.dropped != self._dropped:  # what was written over is another library now, for all who map it
+        if self._probes.dropped != self._dropped:  # what was written over is another library now, in all processes
             self._dropped = self._probes.dropped
             self._done.clear()
             self._found.clear()
@@ -111,16 +111,16 @@ class Discovery:
                 continue
 
     def look_at(self, processes: Iterable[ProcessId], ends_ns: int) -> None:
-        """Attaches what these have mapped, once; what is not looked at by then comes in the next call."""
+        """Attaches what these have mapped, once; those that are not reached by `ends_ns` come in the next call."""
         for process in self._in_turn(set(processes) - self._found):
             self._try(process, ends_ns)
             if monotonic_ns() > ends_ns:
                 break
 
     def _in_turn(self, processes: Collection[ProcessId]) -> Iterable[ProcessId]:
-        """By turns one that was looked at least often and one that waits longest.
+        """Alternates between the one that was read least often and the one that waits longest.
 
-        New ones are to be known before they launch; but somebody may start new ones without an end.
+        New ones should be known before they launch, but a container may start new ones without an end.
         """
         for process in processes:
             if process not in self._turn:
@@ -135,7 +135,7 @@ class Discovery:
             self._look_at(process, ends_ns)
         except SetupError as error:  # one process, or all of them: what is probed already goes on
             if not self.refused:
-                _log.warning("%s; the like is only counted from now on", error)
+                _log.warning("%s; further ones are only counted", error)
             self.refused += 1
         except (GoneError, ProbeError, OSError) as error:
             _log.debug("%s", error)
@@ -163,7 +163,7 @@ class Discovery:
             self._found.add(process)
 
     def _tidy(self) -> None:
-        """Takes the probes off files that nobody maps any more, when there are many: containers bring them and go."""
+        """Detaches from files that no process maps any more, when there are many: containers bring them and end."""
         probed = (library for library in self._probes.libraries() if not library.unreadable)
         idle = [library for library in probed if library.number not in self._host]
         if len(idle) <= _MOST_IDLE:
@@ -177,5 +177,5 @@ class Discovery:
             mapped.update(file.inode for file in found)
         unused = [library for library in idle if library.inode not in mapped]
         for library in unused[: len(idle) - _MOST_IDLE]:
-            _log.info("%s: nobody maps it any more, taking its probes away", library.path)
+            _log.info("%s: no process maps it any more, its probes are detached", library.path)
             self._probes.drop(library)

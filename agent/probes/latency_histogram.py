@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The kernel's log-linear latency histogram, and its quantiles. Pure.
 
-Buckets as in bpf/wait.h: 32 per power of two from 2^10 ns, so a quantile is within 1.6 % of the truth. What is faster
-than a microsecond is in the first bucket, what takes longer than 18 minutes in the last.
+Buckets as in bpf/wait.h: 32 per power of two from 2^10 ns, so a quantile is within 1.6 % of the true one. What is
+faster than a microsecond is in the first bucket, what takes longer than 18 minutes in the last.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from agent.layout import LATENCY_FIRST_POWER, LATENCY_SUB_BITS
+from agent.probes.abi import LATENCY_FIRST_POWER, LATENCY_SUB_BITS
 
 _ROUNDING = 1e-9  # 0.07 × 100 is a little more than 7
 
 
 def middle_ns(bucket: int) -> float:
-    """The middle of a bucket."""
+    """The middle of a bucket, in ns."""
     power, sub = bucket >> LATENCY_SUB_BITS, bucket & ((1 << LATENCY_SUB_BITS) - 1)
     width = 2.0 ** (power + LATENCY_FIRST_POWER - LATENCY_SUB_BITS)
     return 2.0 ** (power + LATENCY_FIRST_POWER) + (sub + 0.5) * width
@@ -37,5 +37,5 @@ def quantile_ns(counts: Mapping[int, int], quantile: float) -> float | None:
 
 
 def slower(counts: Mapping[int, int], target_ns: int) -> int:
-    """Requests that took longer, as `quantile_ns` sees them: above 1 − quantile of all just where the promise fails."""
+    """Requests that took longer than the target: more than 1 − quantile of all just where `quantile_ns` exceeds it."""
     return sum(count for bucket, count in counts.items() if middle_ns(bucket) > target_ns)

@@ -21,11 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from agent.errors import ProbeError, SetupError
-from agent.preflight import kernel_version
+from agent.core.errors import ProbeError, SetupError
+from agent.node.preflight import kernel_version
+from agent.probes import libbpf_log
 
-PRINT_DEBUG = 2
-_PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 _SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _BATCH = 4096
 _DETACHED_AT_ONCE = 32
@@ -35,11 +34,11 @@ _LINK_CREATE = 28  # enum bpf_cmd
 _NO_PREALLOC = 1  # enum of map flags
 _ALLOCATES_ON_DEMAND = (6, 1)  # of Linux, in tracing programs (commit 96da3f7d489d)
 _PREALLOCATED_PART = 4
-_OF_NEWER_KERNELS = (b"returns",)  # nobody fills them where maps are allocated beforehand
+_OF_NEWER_KERNELS = (b"returns",)  # unused where maps are preallocated
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine, 0)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "libbpf_set_print": (c.c_void_p, [_PRINT]),
+    "libbpf_set_print": (c.c_void_p, [c.c_void_p]),
     "bpf_object__open_file": (c.c_void_p, [c.c_char_p, c.c_void_p]),
     "bpf_object__load": (c.c_int, [c.c_void_p]),
     "bpf_object__close": (None, [c.c_void_p]),
@@ -108,7 +107,7 @@ class _UprobeMultiLink(c.Structure):
 
 
 class Library:
-    """libbpf.so.1 with its signatures declared. Messages at warning level are kept: they explain a failed load."""
+    """libbpf.so.1 with its signatures declared. What it prints goes to agent.probes.libbpf_log."""
 
     def __init__(self) -> None:
         try:
@@ -119,20 +118,10 @@ class Library:
             function = getattr(self._dll, name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
-        self.messages: list[str] = []
-        self._vsnprintf = c.CDLL(None).vsnprintf
-        self._print = _PRINT(self._keep_message)
-        self._dll.libbpf_set_print(self._print)
+        libbpf_log.install(self)
 
     def __getattr__(self, name: str) -> Any:  # the functions that __init__ sets
         raise AttributeError(name)
-
-    def _keep_message(self, level: int, text: bytes, arguments: int) -> int:
-        if level < PRINT_DEBUG:
-            buffer = c.create_string_buffer(1024)
-            self._vsnprintf(buffer, c.c_size_t(len(buffer)), c.c_char_p(text), c.c_void_p(arguments))
-            self.messages = [*self.messages[-20:], buffer.value.decode(errors="replace").strip()]
-        return 0
 
 
 class Map:
@@ -157,9 +146,13 @@ class Map:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, copied in batches. Entries that come or go meanwhile may or may not be among them."""
+        key_bytes, value_bytes = c.sizeof(self._key), c.sizeof(self._value)
         for keys, values, count in self._batches():
             for index in range(count):
-                yield self._key.from_buffer_copy(keys[index]), self._value.from_buffer_copy(values[index])
+                yield (
+                    self._key.from_buffer_copy(keys, index * key_bytes),
+                    self._value.from_buffer_copy(values, index * value_bytes),
+                )
 
     def raw(self) -> Iterator[tuple[memoryview, memoryview]]:
         """The same as bytes, a batch at a time: for maps that are too large for an object per entry.
@@ -208,7 +201,7 @@ class Map:
 
 
 class RingBuffer:
-    """The one consumer of a ring buffer map. `receive` is called from `poll()` with each record's bytes."""
+    """The one consumer of a ring buffer map. `receive` is called from `consume()` with each record's bytes."""
 
     def __init__(self, lib: Library, fd: int, receive: Callable[[bytes], None]) -> None:
         self._lib = lib
@@ -240,7 +233,7 @@ class RingBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Probes that are attached together: one of libbpf's links, or the descriptor of one that we made ourselves."""
+    """Probes that are attached together: one of libbpf's links, or the file descriptor of a link made here."""
 
     handle: int
     is_descriptor: bool = False
@@ -249,9 +242,9 @@ class Link:
 class BpfObject:
     """A loaded CO-RE object. A context manager: leaving it detaches every link and frees every map.
 
-    With `multi` the named programs are loaded for uprobe_multi links, one of which holds any number of probes: taking
-    probes away costs a grace period per link, which such links wait for together; single ones go one by one, so a
-    hundred take seconds. ProbeError before Linux 6.6.
+    With `multi` the named programs are loaded for uprobe_multi links, one of which holds any number of probes:
+    detaching costs a grace period per link, which such links wait for together; single ones are detached one by one, so
+    a hundred take seconds. ProbeError before Linux 6.6. `also`: programs that are not loaded by default.
     """
 
     def __init__(
@@ -278,14 +271,15 @@ class BpfObject:
         for program in multi:
             self.lib.bpf_program__set_expected_attach_type(self._program(program), _UPROBE_MULTI)
         self._links: set[Link] = set()
+        libbpf_log.clear()
         if self.lib.bpf_object__load(self._object):
-            raise self._load_error(c.get_errno())
+            raise libbpf_log.load_error(c.get_errno())
         if multi and not self._takes_multi(next(iter(multi))):
             self.close()
             raise ProbeError("the kernel has no uprobe_multi (Linux < 6.6)")
 
     def _takes_multi(self, program: str) -> bool:
-        """Older kernels load such programs all the same. Those that know the link look at the path: / is no file."""
+        """Whether the kernel has the link: older ones load such programs, too; newer ones refuse / as no file."""
         path = c.create_string_buffer(b"/")
         offset = c.c_uint64(1)
         request = _UprobeMultiLink(
@@ -301,9 +295,9 @@ class BpfObject:
         return fd < 0 and c.get_errno() == errno.EBADF
 
     def _preallocate(self) -> None:
-        """Older kernels warn of maps that grow, or panic by panic_on_warn; those for real time refuse such maps.
+        """Preallocates all maps: older kernels warn of growing ones (or panic by panic_on_warn), real-time ones refuse.
 
-        What is allocated beforehand is never given back: so a quarter, which is within the same bound.
+        What is preallocated is never freed: so a quarter of the entries, which is within the same bound.
         """
         found = self.lib.bpf_object__next_map(self._object, None)
         while found:
@@ -315,15 +309,6 @@ class BpfObject:
                 self.lib.bpf_map__set_max_entries(found, 1 if unused else entries)
             found = self.lib.bpf_object__next_map(self._object, found)
 
-    def _load_error(self, code: int) -> Exception:
-        if code == errno.EPERM:
-            return SetupError(
-                "the kernel refused to load BPF programs: run as root (CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN)"
-            )
-        lines = [line.strip() for message in self.lib.messages[-3:] for line in message.splitlines()]
-        detail = " | ".join([line for line in lines if line][-6:])  # the verifier's log may have thousands
-        return ProbeError(f"BPF programs did not load ({os.strerror(code)}): need Linux ≥ 5.15 with BTF. {detail}")
-
     def _map(self, name: str) -> int:
         found = self.lib.bpf_object__find_map_by_name(self._object, name.encode())
         if not found:
@@ -332,7 +317,7 @@ class BpfObject:
 
     @property
     def btf(self) -> int:
-        """The object's own BTF, for `agent.layout.check`."""
+        """The object's own BTF, for `agent.probes.abi.check`."""
         return int(self.lib.bpf_object__btf(self._object))
 
     def map(self, name: str, key: Any, value: Any) -> Map:
@@ -350,7 +335,7 @@ class BpfObject:
         return int(found)
 
     def attach(self, program: str) -> Link:
-        """Attaches a program where its section name says. Returns a link for `detach`."""
+        """Attaches a program to what its section name gives. Returns a link for `detach`."""
         return self._link(self.lib.bpf_program__attach(self._program(program)), program)
 
     def attach_uprobes(
@@ -403,7 +388,7 @@ class BpfObject:
         return link
 
     def detach(self, link: Link) -> None:
-        """Takes a probe away. Slow (an RCU grace period): not for the hot path."""
+        """Detaches a probe. Slow (an RCU grace period): not for the hot path."""
         self._links.discard(link)
         if link.is_descriptor:
             os.close(link.handle)
@@ -411,16 +396,16 @@ class BpfObject:
             self.lib.bpf_link__destroy(link.handle)
 
     def detach_all(self, links: Iterable[Link]) -> None:
-        """The same for several, which wait for one grace period together where the kernel lets them."""
+        """Detaches several in this order; they wait for one grace period together where the kernel lets them."""
         links = list(links)
-        with suppress(RuntimeError), ThreadPoolExecutor(_DETACHED_AT_ONCE) as threads:  # none may be left to be had
+        with suppress(RuntimeError), ThreadPoolExecutor(_DETACHED_AT_ONCE) as threads:  # no thread may be available
             list(threads.map(self.detach, [link for link in links if link.is_descriptor]))
         for link in links:
             if link in self._links:
                 self.detach(link)
 
     def close(self) -> None:
-        """Detaches everything and frees the maps that nobody else holds."""
+        """Detaches everything and frees the maps that no other process holds."""
         self.detach_all(self._links)
         if self._object:
             self.lib.bpf_object__close(self._object)

@@ -1,30 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Which copy of libcuda a path is.
+"""Which file a path leads to, and word of a probed file that is written over.
 
 A uprobe sits on the file's real inode, so two paths to one file must count as one. On overlayfs the paths look
 different: every mount has a device number of its own. What identifies the file is the layer that it really lies in,
-and that is in the mount's options. Where the layers cannot be seen from here, two paths may be taken for two files;
-the probes then notice that they fire twice and drop one (bpf/maps.bpf.h, is_duplicate).
+which is in the mount's options. Where the layers cannot be seen from here, two paths may be taken for two files; the
+probes then notice that they fire twice and drop one (bpf/maps.bpf.h, is_duplicate).
 
-The options are believed only where root of the node made the mounts. Whoever may mount in a user namespace of its own
-chooses their text: it could pass a file off as another container's, which then nobody would probe.
+The options are trusted only where root of the node made the mounts. A process that mounts in a user namespace of its
+own chooses their text: it could pass a file off as another container's, which would then go unprobed.
+
+A uprobe stays at its offset whatever is written there: a program that maps the new content would meet a breakpoint in
+the middle of an instruction. So the probes have to go before the writer is done, not at the next look: inotify(7).
+Where the kernel grants no watch, the next look has to do.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Final
 
-from agent import foreign
-from agent.errors import GoneError
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from agent.proctext import unescaped
+from agent.core.errors import GoneError
+from agent.core.model import ProcessId
+from agent.node import container_files
+from agent.node.cgroups import Mount, parse_mounts
+from agent.node.proc_parse import unescaped
+from agent.node.procfs import Procfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +45,6 @@ class FileId:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of /proc/PID/mountinfo: where, from which directory of the file system, its type, its options."""
-
-    point: str
-    root: str
-    kind: str
-    options: str
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
     """One directory of an overlay mount, as the node sees it, and where in it a file would lie."""
 
@@ -53,27 +52,31 @@ class Layer:
     inside: str
 
 
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """An open file: its descriptor, the path that messages show, which file it is, and which content it has."""
+
+    descriptor: int
+    path: str
+    file: FileId
+    version: tuple[int, int]  # size and time of the last change
+
+    @classmethod
+    def of(cls, descriptor: int, path: str, layers: list[Layer] | None = None) -> OpenFile:
+        """`layers`: of the overlay mount that the path is on."""
+        facts = os.fstat(descriptor)
+        return cls(descriptor, path, real_file(facts, layers or []), (facts.st_size, facts.st_mtime_ns))
+
+
 @contextmanager
-def opened(proc: Procfs, process: ProcessId, path: str) -> Iterator[tuple[int, os.stat_result, FileId]]:
-    """The file that `path` is to the process: a descriptor, its facts, and which file it is. GoneError, SetupError."""
+def opened(proc: Procfs, process: ProcessId, path: str) -> Iterator[OpenFile]:
+    """The file that `path` is to the process. GoneError, SetupError."""
     descriptor = proc.open_inside(process, path)
     try:
-        facts = os.fstat(descriptor)
         layers = [] if proc.mounts_by_itself(process) else layer_paths(parse_mounts(proc.mounts(process.tgid)), path)
-        yield descriptor, facts, real_file(facts, layers)
+        yield OpenFile.of(descriptor, path, layers)
     finally:
         os.close(descriptor)
-
-
-def parse_mounts(text: str) -> list[Mount]:
-    """The lines of a mountinfo file (proc(5)); malformed ones are skipped."""
-    mounts = []
-    for line in text.split("\n"):
-        head, separator, tail = line.partition(" - ")
-        fields, more = head.split(), tail.split()
-        if separator and len(fields) >= 5 and len(more) >= 3:
-            mounts.append(Mount(unescaped(fields[4]), unescaped(fields[3]), more[0], more[2]))
-    return mounts
 
 
 def layer_paths(mounts: list[Mount], path: str) -> list[Layer]:
@@ -85,7 +88,7 @@ def layer_paths(mounts: list[Mount], path: str) -> list[Layer]:
     if mount.kind != "overlay":
         return []
     inside = os.path.normpath(f"{mount.root}/{PurePosixPath(path).relative_to(mount.point)}").lstrip("/")
-    return [Layer(folder, inside) for folder in _layers(mount.options) if folder.startswith("/")]
+    return [Layer(folder, inside) for folder in _layers(mount.super_options) if folder.startswith("/")]
 
 
 def real_file(facts: os.stat_result, layers: list[Layer]) -> FileId:
@@ -104,7 +107,7 @@ def _look(layer: Layer) -> os.stat_result:
     """Below the folder every name is the container's: no link of it is followed."""
     folder = os.open(layer.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return foreign.look(folder, layer.inside, links=False)
+        return container_files.look(folder, layer.inside, links=False)
     finally:
         os.close(folder)
 
@@ -117,3 +120,56 @@ def _layers(options: str) -> list[str]:
             parts = [part.replace("\\:", ":") for part in re.split(r"(?<!\\):", value) if part]
             found.setdefault(name.rstrip("+"), []).extend(parts)
     return [*found.get("upperdir", []), *found.get("lowerdir", [])]
+
+
+_log = logging.getLogger(__name__)
+_EVENT: Final = struct.Struct("=iIII")  # watch, mask, cookie, length of the name: none, for a file
+_MODIFY: Final = 0x2
+_READ_BYTES: Final = 64 << 10
+
+
+class FileChanges:
+    """Watches files for writes; `fileno` is readable when some were written to."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        if self._descriptor < 0:
+            _log.warning("no inotify: %s; a probed file that is written over is noticed late", _reason())
+
+    def fileno(self) -> int | None:
+        """None where there is no inotify."""
+        return self._descriptor if self._descriptor >= 0 else None
+
+    def watch(self, descriptor: int, path: str) -> int | None:
+        """The number of the watch on an open file, which messages call `path`; None where there is none."""
+        if self._descriptor < 0:
+            return None
+        watch = int(self._libc.inotify_add_watch(self._descriptor, b"/proc/self/fd/%d" % descriptor, _MODIFY))
+        if watch < 0:
+            _log.warning("%s is not watched: %s; if it is written over, that is noticed late", path, _reason())
+        return watch if watch >= 0 else None
+
+    def forget(self, watch: int) -> None:
+        """Removes a watch. Its file may be gone, and the watch with it."""
+        self._libc.inotify_rm_watch(self._descriptor, watch)
+
+    def take(self) -> set[int]:
+        """The watches whose files were written to since the last call. Does not wait."""
+        if self._descriptor < 0:
+            return set()
+        try:
+            events = os.read(self._descriptor, _READ_BYTES)  # once: a file that is written all the time has no end
+        except BlockingIOError:
+            return set()
+        return {watch for watch, mask, _, _ in _EVENT.iter_unpack(events) if mask & _MODIFY}
+
+    def close(self) -> None:
+        """Removes all watches."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _reason() -> str:
+    return os.strerror(ctypes.get_errno())

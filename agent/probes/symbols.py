@@ -11,7 +11,7 @@ programs call that were compiled for per-thread default streams.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,7 +30,7 @@ class Role(StrEnum):
     PREFETCHES = "prefetches"  # a list of them
     COPY_WAIT = "copy_wait"  # returns when the data has arrived: also a wait
     WAIT = "wait"
-    QUERY = "query"  # asked in a loop: a wait
+    QUERY = "query"  # polled in a loop: a wait
     CONTEXT = "context"
     NAME = "name"
 
@@ -297,8 +297,18 @@ _NAMES = frozenset(symbol.name for symbol in SYMBOLS)
 _MOST_UNKNOWN = 64  # a file may have any number of such names
 
 
+def by_offset(symbols: Iterable[Symbol], offsets: Mapping[str, int | None]) -> dict[int, Symbol]:
+    """The symbols that a file has, by file offset; of two names of one function the first, as they are one probe."""
+    found: dict[int, Symbol] = {}
+    for symbol in symbols:
+        offset = offsets.get(symbol.name)
+        if offset is not None:
+            found.setdefault(offset, symbol)
+    return found
+
+
 def unknown_versions(exports: Collection[str]) -> list[str]:
-    """Exports that look like newer versions of probed calls: their arguments are not known, so nothing sees them."""
+    """Exports named as newer versions of probed calls: their arguments are unknown, so they are not probed."""
     found = (name for name in exports if name not in _NAMES and _VERSION.sub("", name) in _BASES)
     return sorted(found)[:_MOST_UNKNOWN]
 

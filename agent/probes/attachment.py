@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Uprobes on the functions of files: loading an object for them, where a probe goes in, and which files have some.
+
+Invariants: a file is attached once for each purpose, whatever paths lead to it; return probes are attached before entry
+probes and detached after them, as an entry whose return is not seen would wait for it forever; a file that is written
+over loses its probes, for a breakpoint left in new content would stand in the middle of an instruction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.core.errors import ProbeError
+from agent.probes.libbpf import BpfObject, Link
+from agent.probes.libraries import FileChanges, FileId, OpenFile
+
+_log = logging.getLogger(__name__)
+
+
+def load_uprobes(path: Path, programs: Collection[str], *, also: Collection[str] = ()) -> BpfObject:
+    """Loads for uprobe_multi where the kernel has it (Linux ≥ 6.6), else for single uprobes.
+
+    `programs`: all that will be attached as uprobes. `also`: programs that are not loaded by default.
+    """
+    try:
+        return BpfObject(path, multi=programs, also=also)
+    except ProbeError as error:
+        _log.info("no uprobe_multi on this kernel, so detaching is slower: %s", error)
+        return BpfObject(path, also=also)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedFunction:
+    """A function of a file, by the file offset of its first byte, and the programs for its entry and its return."""
+
+    name: str
+    offset: int
+    cookie: int
+    entry: str | None
+    at_return: str | None
+
+    @property
+    def probe_offset(self) -> int:
+        """The file offset at which both probes go in. The only place that decides it."""
+        return self.offset
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """The probes of one file, in the order in which they were attached. `failed`: function → why it has none."""
+
+    file: FileId
+    version: tuple[int, int]
+    purpose: Hashable
+    path: str
+    watch: int | None  # of FileChanges
+    links: list[Link] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Attachments:
+    """All attachments of one loaded object. For one thread at a time: its owner locks.
+
+    `dropped` is called with each attachment whose probes were just detached, for whatever reason but `close`.
+    """
+
+    def __init__(self, bpf: BpfObject, dropped: Callable[[Attachment], None]) -> None:
+        self._bpf, self._dropped = bpf, dropped
+        self._attachments: dict[FileId, dict[Hashable, Attachment]] = {}  # by purpose
+        self.changes = FileChanges()
+
+    def find(self, opened: OpenFile, purpose: Hashable = None) -> Attachment | None:
+        """What is attached to the file already. Drops what was attached to it before it was replaced in place."""
+        for attachment in list(self._attachments.get(opened.file, {}).values()):
+            if attachment.version != opened.version:  # other functions at these offsets
+                _log.warning("%s was replaced in place: its probes are attached anew", opened.path)
+                self.drop(attachment)
+        return self._attachments.get(opened.file, {}).get(purpose)
+
+    def attach(
+        self, opened: OpenFile, functions: Callable[[int], Sequence[ProbedFunction]], purpose: Hashable = None
+    ) -> Attachment:
+        """Attaches to what `functions` finds in the open file (a descriptor); what it raises, this raises.
+
+        What the kernel refuses is in the attachment's `failed`; a caller that wants all or nothing drops it then.
+        """
+        watch = self.changes.watch(opened.descriptor, opened.path)  # first: no change after the look is missed
+        attachment = Attachment(opened.file, opened.version, purpose, opened.path, watch)
+        self._attachments.setdefault(opened.file, {})[purpose] = attachment
+        try:
+            self._attach_all(attachment, opened.descriptor, functions(opened.descriptor))
+        except BaseException:
+            self.drop(attachment)
+            raise
+        return attachment
+
+    def _attach_all(self, attachment: Attachment, descriptor: int, functions: Sequence[ProbedFunction]) -> None:
+        path = f"/proc/self/fd/{descriptor}"  # that very file, whatever the path is by now
+        for at_return in (True, False):
+            for program, group in _by_program(functions, at_return):
+                self._attach_program(attachment, path, program, group, at_return=at_return)
+
+    def _attach_program(
+        self, attachment: Attachment, path: str, program: str, functions: list[ProbedFunction], *, at_return: bool
+    ) -> None:
+        """All at once; where that is refused, one by one, to learn which it is."""
+        probes = [(function.probe_offset, function.cookie) for function in functions]
+        try:
+            attachment.links += self._bpf.attach_uprobes(program, path, probes, at_return=at_return)
+            return
+        except ProbeError as error:
+            _log.debug("%s: attaching one by one: %s", attachment.path, error)
+        for function, probe in zip(functions, probes, strict=True):
+            try:
+                attachment.links += self._bpf.attach_uprobes(program, path, [probe], at_return=at_return)
+            except ProbeError as error:
+                attachment.failed[function.name] = str(error)
+                _log.warning("%s of %s: %s", function.name, attachment.path, error)
+
+    def drop(self, attachment: Attachment) -> None:
+        """Detaches the probes of a file. Nothing when they are detached already."""
+        of_file = self._attachments.get(attachment.file, {})
+        if of_file.get(attachment.purpose) is not attachment:
+            return
+        del of_file[attachment.purpose]
+        if not of_file:
+            del self._attachments[attachment.file]
+        if attachment.watch is not None and all(one.watch != attachment.watch for one in self._all()):
+            self.changes.forget(attachment.watch)
+        self._bpf.detach_all(reversed(attachment.links))
+        attachment.links = []
+        self._dropped(attachment)
+
+    def drop_changed(self, watches: Collection[int]) -> list[Attachment]:
+        """Detaches from the files of these watches (`changes.take()`): their content is being written over."""
+        changed = [one for one in self._all() if one.watch in watches]
+        for attachment in changed:
+            _log.warning("%s is written over in place: it has no probes until that is done", attachment.path)
+            self.drop(attachment)
+        return changed
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._all())
+
+    def _all(self) -> Iterator[Attachment]:
+        return (attachment for of_file in self._attachments.values() for attachment in of_file.values())
+
+    def close(self) -> None:
+        """Watches no file any more; the probes go with the object."""
+        self.changes.close()
+
+
+def _by_program(functions: Sequence[ProbedFunction], at_return: bool) -> Iterator[tuple[str, list[ProbedFunction]]]:
+    groups: dict[str, list[ProbedFunction]] = {}
+    for function in functions:
+        program = function.at_return if at_return else function.entry
+        if program is not None:
+            groups.setdefault(program, []).append(function)
+    yield from groups.items()

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The consumer of the probes' ring buffers: processes that appear and end, and the names of kernel functions.
+
+Its thread detaches from libraries that are being written over, too, which cannot wait for the next tick.
+
+`FunctionNames` keeps handle → name per process, as the program got them from the driver. Bounded by handles; equal
+names are kept once, since a hundred processes of one image have the same ones. The event reader's thread writes it, the
+observer's reads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from agent.containers.gpu_processes import ProcessEvent
+from agent.core.model import ProcessId
+from agent.core.text import printable
+from agent.core.worker import Worker
+from agent.probes import abi
+from agent.probes.libbpf import RingBuffer
+from agent.probes.libcuda import LibcudaProbes
+
+_log = logging.getLogger(__name__)
+_MOST = 100_000  # handles
+LONGEST = 255  # characters
+_SLACK = 1024
+
+
+class FunctionNames:
+    """Names of kernel functions by process and handle. `refused`: names for which there was no room."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most, self._count = most, 0
+        self._names: dict[ProcessId, dict[int, str]] = {}
+        self._texts: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def learn(self, process: ProcessId, function: int, name: str) -> None:
+        """Sets a handle's name; handles are reused as modules are unloaded and loaded."""
+        text = printable(name, LONGEST)
+        with self._lock:
+            names = self._names.get(process)
+            if names is None or function not in names:
+                if self._count >= self._most:
+                    self.refused += 1
+                    return
+                self._count += 1
+                names = self._names.setdefault(process, {})
+            names[function] = self._texts.setdefault(text, text)
+
+    def alias(self, process: ProcessId, function: int, other: int) -> None:
+        """Gives `function` the name of `other`."""
+        name = self.name(process, other)
+        if name:
+            self.learn(process, function, name)
+
+    def name(self, process: ProcessId, function: int) -> str:
+        """ "" where it is unknown."""
+        return self._names.get(process, {}).get(function, "")
+
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Drops the names of processes that ended."""
+        with self._lock:
+            for process in processes:
+                self._count -= len(self._names.pop(process, ()))
+            if len(self._texts) > 2 * self._count + _SLACK:
+                self._texts = {text: text for names in self._names.values() for text in names.values()}
+
+    def retain(self, processes: Collection[ProcessId]) -> None:
+        """Drops the names of all other processes: one may have come in after its process was forgotten."""
+        self.forget([process for process in list(self._names) if process not in processes])
+
+
+_ROUND_SECONDS = 0.5
+_RETRY_SECONDS = 0.1  # what fails at once, over and over, must not fill a core
+
+
+class Listener(Protocol):
+    """Receives the events of processes, on the event reader's thread."""
+
+    def seen(self, event: ProcessEvent) -> object:
+        """A process made its first call."""
+        ...
+
+    def exited(self, process: ProcessId) -> object:
+        """A process ended."""
+        ...
+
+    def replaced(self, process: ProcessId) -> object:
+        """A process runs another program now."""
+        ...
+
+
+class EventReader:
+    """Calls the listener and fills `names` from its own thread, between `start` and `stop`."""
+
+    def __init__(self, probes: LibcudaProbes, listener: Listener, names: FunctionNames) -> None:
+        self._probes, self._listener, self._names = probes, listener, names
+        self._rings = [
+            RingBuffer(probes.bpf.lib, probes.bpf.map_fd(name), self._guarded(receive))
+            for name, receive in (("events", self._event), ("names", self._name))
+        ]
+        self._worker = Worker(
+            "events", self._step, failed="reading events", retry_seconds=_RETRY_SECONDS, readable=self._descriptors
+        )
+
+    @property
+    def failures(self) -> int:
+        """Rounds in which reading failed."""
+        return self._worker.failures
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Stops the thread; what the rings hold is not read any more."""
+        self._worker.close()
+        for ring in self._rings:
+            ring.close()
+
+    def _descriptors(self) -> list[int]:
+        changes = self._probes.changes_fd()
+        return [*(ring.epoll_fd for ring in self._rings), *([changes] if changes is not None else ())]
+
+    def _step(self) -> float:
+        self._probes.drop_changed()
+        for ring in self._rings:
+            ring.consume()
+        return _ROUND_SECONDS
+
+    def _guarded(self, receive: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        def guarded(record: bytes) -> None:
+            try:
+                receive(record)
+            except Exception:  # noqa: BLE001  # called from C, which cannot pass it on
+                _log.exception("a record of %d bytes could not be handled", len(record))
+
+        return guarded
+
+    def _event(self, record: bytes) -> None:
+        event = abi.Event.from_buffer_copy(record)
+        if event.kind == abi.EVENT_PROCESS_SEEN:
+            self._listener.seen(_process_event(abi.Seen.from_buffer_copy(record)))
+        elif event.kind == abi.EVENT_PROCESS_EXIT:
+            self._listener.exited(event.process.id())
+        elif event.kind == abi.EVENT_PROCESS_EXEC:
+            self._listener.replaced(event.process.id())
+
+    def _name(self, record: bytes) -> None:
+        name = abi.Name.from_buffer_copy(record.ljust(ctypes.sizeof(abi.Name), b"\0"))  # what is left out is 0
+        if name.kind == abi.NAME_ALIAS:
+            self._names.alias(name.process.id(), name.function, name.other)
+        else:
+            text = name.text.decode(errors="backslashreplace")
+            self._names.learn(name.process.id(), name.function, text)
+
+
+def _process_event(seen: abi.Seen) -> ProcessEvent:
+    comm = seen.command.decode(errors="surrogateescape")
+    return ProcessEvent(seen.event.process.id(), comm, seen.uid, (seen.unified.text(), seen.legacy.text()))
