@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""YAML as plain values, with the place that each came from.
+"""YAML as plain values with the position of each, and its syntax errors with what to write instead.
 
-Owns what PyYAML lets pass or gets wrong for us: duplicate keys (it silently keeps the last), `off` as a boolean,
-1:30 as the number 90, tags, alias bombs, endless nesting. The work is bounded by MAX_NODES and MAX_DEPTH, whatever the
-text says. Plain scalars follow YAML 1.2's core schema: only true and false are booleans.
+Owns what PyYAML accepts or gets wrong for us: duplicate keys (it silently keeps the last), `off` as a boolean, 1:30 as
+the number 90, tags, alias bombs, endless nesting. The work is bounded by MAX_NODES and MAX_DEPTH, whatever the text is.
+Plain scalars follow YAML 1.2's core schema: only true and false are booleans. Only the first syntax error can be
+reported, since nothing after it can be trusted; tabs are the exception: each line that is indented with one is named.
 """
 
 from __future__ import annotations
@@ -12,15 +13,60 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import islice
 
 import yaml
+from yaml.reader import ReaderError
 
-from agent.yaml_syntax import explain
+_TABBED = re.compile(r"^[^\S\n\t]*\t", re.MULTILINE)
+MOST_TABS = 100  # reported in one file
+# A part of PyYAML's message → what to write. The first match counts; the wording has not changed since PyYAML 3.
+_CURES = (
+    ("undefined alias", 'a pattern that begins with * must be in quotes, such as "*-batch"'),
+    ("while scanning an alias", 'a pattern that begins with * must be in quotes, such as "*-batch"'),
+    ("while scanning an anchor", "a value that begins with & must be in quotes"),
+    ("mapping values are not allowed", "check the indentation, and put a value that contains ': ' in quotes"),
+    ("could not find expected ':'", "write KEY: VALUE, with a space after the colon"),
+    ("expected <block end>", "begin all keys of one block in the same column"),
+    ("block sequence entries are not allowed", "put the list on its own lines, each beginning with '- '"),
+    ("but got '?'", 'a pattern with a ? must be in quotes, such as "chat-?"'),
+    ("expected ',' or '}'", "close the { with a }, and separate the entries with commas"),
+    ("expected ',' or ']'", "close the [ with a ], and separate the entries with commas"),
+    ("'<stream end>'", "close the [ or { that is still open"),
+    ("while scanning a quoted scalar", "close the quotes, or use single quotes round backslashes"),
+    ("while scanning a double-quoted scalar", "use single quotes round backslashes"),
+    ("while scanning for the next token", "put the value in quotes"),
+    ("expected a single document", "write one document a file, with one --- at most"),
+    ("too many values", "write fewer"),
+    ("nested too deeply", "close the brackets"),
+    ("beyond all bounds", "write characters themselves, not their numbers, and leave out a %YAML line"),
+    ("duplicate anchor", "give each anchor a name of its own"),
+)
+
+
+def explain(text: str, error: yaml.YAMLError) -> list[tuple[int, str]]:
+    """(index into `text`, message) pairs for an error that PyYAML raised on it."""
+    if isinstance(error, ReaderError):
+        return [(error.position, f"the character U+{int(error.character):04X} is not allowed in YAML; remove it")]
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return [(0, f"is not YAML ({error}); correct the syntax")]
+    mark = error.problem_mark or error.context_mark
+    index = mark.index if mark is not None else 0
+    if text[index : index + 1] == "\t" or "\\t" in str(error.problem):
+        return _tabs(text) or [(index, "a tab is where YAML needs spaces; use spaces")]
+    message = " ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
+    cure = next((cure for sign, cure in _CURES if sign in message), "correct the syntax")
+    return [(index, f"is not YAML ({message}); {cure}")]
+
+
+def _tabs(text: str) -> list[tuple[int, str]]:
+    tabs = (found.end() - 1 for found in _TABBED.finditer(text))
+    return [(index, "the line is indented with a tab; use spaces") for index in islice(tabs, MOST_TABS)]
+
 
 MAX_NODES = 20_000
 MAX_DEPTH = 32
-
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
@@ -30,8 +76,8 @@ _WORDS_NULL = {"", "~", "null", "Null", "NULL"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """Where in the text: line and column from 1, and how many characters of the line."""
+class YamlPosition:
+    """A position in the text: line and column from 1, and the number of characters from there."""
 
     line: int = 1
     column: int = 1
@@ -40,38 +86,38 @@ class Place:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One mistake: where, and `what is wrong; what to write instead`."""
+    """One mistake: its position, and `what is wrong; what to write instead`."""
 
-    place: Place
+    place: YamlPosition
     text: str
 
 
 @dataclass(slots=True)
 class Source:
-    """The text's values. `places` has every path, `keys` those of a mapping's entries, where the key is.
+    """The values of a text. `places`: the position of each value; `keys`: that of each key of a mapping.
 
-    `problems`: what is wrong YAML; `broken`: where that lost a value.
+    `problems`: what is invalid YAML; `broken`: the paths of values that were dropped for it.
     """
 
     data: object = None
-    places: dict[Path, Place] = field(default_factory=dict)
-    keys: dict[Path, Place] = field(default_factory=dict)
+    places: dict[KeyPath, YamlPosition] = field(default_factory=dict)
+    keys: dict[KeyPath, YamlPosition] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    broken: set[Path] = field(default_factory=set)
+    broken: set[KeyPath] = field(default_factory=set)
 
-    def place(self, path: Path) -> Place:
-        """Of the value at a path, or of the nearest thing above it."""
+    def place(self, path: KeyPath) -> YamlPosition:
+        """The position of the value at a path, or of the nearest one above it."""
         while path and path not in self.places:
             path = path[:-1]
-        return self.places.get(path, Place())
+        return self.places.get(path, YamlPosition())
 
-    def key_place(self, path: Path) -> Place:
-        """Of the key that a path ends with; where there is none, as `place`."""
+    def key_place(self, path: KeyPath) -> YamlPosition:
+        """The position of the key that a path ends with; where there is none, as `place`."""
         return self.keys.get(path) or self.place(path)
 
 
 def read(text: str) -> Source:
-    """Never raises: what cannot be read is in `problems`. A text of nothing has neither data nor problems."""
+    """Reads a text. Never raises: what is invalid is in `problems`. An empty text has neither data nor problems."""
     source = Source()
     starts = [0] + [found.end() for found in re.finditer("\n", text)]
     try:
@@ -96,7 +142,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def get_single_node(self) -> yaml.Node | None:
-        """Numbers that Python takes for no character or version are an error like any other."""
+        """The root node. Numbers that are no character or version to Python are an error like any other."""
         try:
             node: yaml.Node | None = super().get_single_node()
         except (ValueError, OverflowError, RecursionError) as error:
@@ -124,7 +170,7 @@ class _Reader:
         self._left = MAX_NODES
         self._open: set[int] = set()
 
-    def value(self, node: yaml.Node, path: Path) -> object:
+    def value(self, node: yaml.Node, path: KeyPath) -> object:
         self._source.places.setdefault(path, self._place(node))
         if id(node) in self._open:
             return self._lost(node, path, "an alias contains itself; write the values out")
@@ -140,7 +186,7 @@ class _Reader:
         finally:
             self._open.discard(id(node))
 
-    def _inside(self, node: yaml.Node, path: Path) -> object:
+    def _inside(self, node: yaml.Node, path: KeyPath) -> object:
         if node.tag not in _TAGS:
             return self._lost(node, path, f"the tag {node.tag[:60]!r} means nothing here; leave it out")
         if isinstance(node, yaml.MappingNode):
@@ -149,7 +195,7 @@ class _Reader:
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         return _scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, object]:
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) and key_node.tag in _TAGS else None
@@ -168,12 +214,12 @@ class _Reader:
                 values[key] = self.value(value_node, (*path, key))
         return values
 
-    def _place(self, node: yaml.Node) -> Place:
-        """Of a scalar, all that stands on its first line; of a collection, where it begins."""
+    def _place(self, node: yaml.Node) -> YamlPosition:
+        """The position of a scalar, as far as its first line goes; of a collection, where it begins."""
         start, end = node.start_mark.index, node.end_mark.index
         return _place(self._starts, start, end - start if isinstance(node, yaml.ScalarNode) else 1)
 
-    def _lost(self, node: yaml.Node, path: Path, text: str) -> object:
+    def _lost(self, node: yaml.Node, path: KeyPath, text: str) -> object:
         self._problem(node, text)
         self._source.broken.add(path)
         return None
@@ -182,11 +228,11 @@ class _Reader:
         self._source.problems.append(Problem(self._place(node), text))
 
 
-def _place(starts: list[int], index: int, width: int = 1) -> Place:
+def _place(starts: list[int], index: int, width: int = 1) -> YamlPosition:
     # Not mark.line: PyYAML also counts U+2028 and U+0085 as line ends, editors do not.
     line = bisect_right(starts, index)
     left = starts[line] - 1 - index if line < len(starts) else width
-    return Place(line, index - starts[line - 1] + 1, max(0, min(width, left)))
+    return YamlPosition(line, index - starts[line - 1] + 1, max(0, min(width, left)))
 
 
 def _scalar(node: yaml.Node) -> object:
