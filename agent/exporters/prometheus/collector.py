@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""/metrics for Prometheus: the last snapshot, turned into metrics when somebody scrapes.
+"""/metrics for Prometheus: the last snapshot, turned into metrics at each scrape.
 
 Invariant: a series exists exactly while the snapshot has its value, so that nothing outlives its container and nothing
 leaks.
@@ -16,10 +16,9 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from agent.exporters.catalog import CATALOG, Metric
-from agent.exporters.families import Row, rows
-from agent.exporters.labels import Labels
-from agent.model import Snapshot
+from agent.core.model import Snapshot
+from agent.exporters.prometheus.catalog import CATALOG, Metric
+from agent.exporters.prometheus.families import Labels, Row, rows
 
 ADDRESS: Final = "127.0.0.1"
 PORT: Final = 9837
@@ -34,18 +33,18 @@ Also = Callable[[], Iterable[Row]]
 
 
 def ignore(_: Snapshot) -> None:
-    """For whoever need not know what was scraped."""
+    """The default of `served`: does nothing."""
 
 
 def nothing() -> tuple[Row, ...]:
-    """For whoever has no figures besides the snapshot's."""
+    """The default of `also`: no rows."""
     return ()
 
 
 class SnapshotCollector(Collector):
     """Metrics of the newest snapshot; only the build's and `also` before the first one.
 
-    `served` is told what somebody has now. `also`: what no snapshot knows, since it is about those who ask.
+    `served` is called with each snapshot that was scraped. `also`: rows about the clients, which no snapshot has.
     """
 
     def __init__(self, get_snapshot: GetSnapshot, served: Served, also: Also) -> None:
@@ -84,7 +83,7 @@ def render(snapshot: Snapshot | None, also: Also = nothing) -> str:
 
 
 def application(get_snapshot: GetSnapshot, served: Served = ignore, also: Also = nothing) -> WSGIApplication:
-    """What answers a scrape, for agent.web to serve."""
+    """The page that answers a scrape."""
     return prometheus_client.make_wsgi_app(registry(get_snapshot, served, also))
 
 

@@ -4,22 +4,30 @@
 
 Invariant: what is unknown is no row. A counter is known once it has moved or its rate has been read; until then 0 would
 be a claim.
+
+Label values, so that no two series are the same one and no name can grow without bound.
+
+Containers that would share every label (two with one name in one namespace) are distinguished by `id`, the first 12
+characters of the runtime's id, which is empty otherwise. They are not summed: a sum would fall when one of them ends,
+and two latencies cannot be summed at all.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from agent.clock import NS_PER_SECOND
-from agent.exporters.labels import Labels, container_labels, device_labels, library_path, text
-from agent.model import (
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import (
+    Container,
     ContainerKey,
     ContainerUsage,
     Device,
     DeviceReading,
     DeviceUuid,
-    Enforcement,
+    EnforcementStatus,
     ProbeStatus,
     Provenance,
     Snapshot,
@@ -27,10 +35,46 @@ from agent.model import (
     Unattributed,
     Usage,
 )
+from agent.core.text import printable
+
+LONGEST: Final = 200  # characters; runtimes allow more than can be read
+SHORT_ID: Final = 12
+THROUGH_A_PROCESS: Final = re.compile(r"^/proc/\d+/(root(?=/)|map_files/[^/]*)")
+Labels = tuple[str, ...]
+
+
+def container_labels(containers: Iterable[Container]) -> dict[ContainerKey, Labels]:
+    """Values of catalog.CONTAINER for each container; distinct for distinct keys."""
+    known = {container.key: container for container in containers}
+    plain = {key: _plain(container) for key, container in known.items()}
+    shared = Counter(plain.values())
+    short = {key: container.id[:SHORT_ID] if shared[plain[key]] > 1 else "" for key, container in known.items()}
+    labels = {key: (*plain[key], short[key]) for key in known}
+    taken = Counter(labels.values())
+    return {key: value if taken[value] == 1 else (*plain[key], text(key)) for key, value in labels.items()}
+
+
+def device_labels(device: Device) -> Labels:
+    """Values of catalog.DEVICE."""
+    return str(device.index), device.uuid, device.pci_bus_id
+
+
+def library_path(path: str) -> str:
+    """The path as its container sees it: the pid through which the agent reaches it would be a new series each time."""
+    return text(THROUGH_A_PROCESS.sub("", path))
+
+
+def text(value: str | None) -> str:
+    """A label value: bounded, and fit for a terminal."""
+    return printable(value or "")[:LONGEST]
+
+
+def _plain(container: Container) -> Labels:
+    return tuple(map(text, (container.name, container.pod, container.namespace, container.runtime)))
+
 
 Row = tuple[str, Labels, float]
 Candidate = tuple[str, Labels, float | None]
-
 PREFIX: Final = "gpuwarden_"
 HEALTH_STATES: Final = ("init", "healthy", "unhealthy", "overlimit", "disabled")
 
@@ -135,7 +179,7 @@ def _device_totals(reading: DeviceReading, totals: Totals | None, labels: Labels
     yield "device_pcie_receive_bytes_total", labels, _counter(totals.pcie_rx_bytes, rx)
 
 
-def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate]:
+def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Candidate]:
     yield "container_role_info", (*labels, text(enforcement.role), text(enforcement.rule)), 1
     yield "container_slo_latency_seconds", labels, enforcement.latency_seconds
     yield "container_slo_target_seconds", labels, enforcement.target_seconds
@@ -148,7 +192,7 @@ def _enforcement(enforcement: Enforcement, labels: Labels) -> Iterator[Candidate
         yield "container_rung", (*labels, text(rung)), 1
     for rung in enforcement.troubles:
         yield "container_rung_trouble", (*labels, text(rung)), 1
-    if enforcement.role == "offline":  # nobody else is ever paused: a counter that cannot move says nothing
+    if enforcement.role == "offline":  # no other is ever paused: a counter that cannot move has no information
         yield "container_pauses_total", labels, enforcement.pauses_total
         yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total
         yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the page says, before anybody draws it: a headline, notes, and tables of cells.
+"""The status page's content, which /status.json has and page.js draws: a headline, notes, and tables of cells.
 
-Pure. Both who draw it (html.py at first, page.js from then on) know only these words, so that each figure is written
-in one place. Invariant: every text is fit to be shown and of bounded length, whatever a container is called.
+Pure. Invariant: every text is printable and of bounded length, whatever a container is called.
 """
 
 from __future__ import annotations
@@ -14,22 +13,19 @@ from datetime import datetime, tzinfo
 from enum import StrEnum
 from typing import Final
 
-from agent.clock import NS_PER_SECOND
-from agent.model import ContainerUsage, DeviceReading, DeviceUuid, Enforcement, Snapshot, Unattributed, Usage
-from agent.names import joined, printable
-from agent.page.graph import Graph, graph
-from agent.page.ring import Measure, Ring, Series
-from agent.tui.cells import UTF8, count, label, milliseconds, percent, quantile, size
-from agent.tui.throttle import slack
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ContainerUsage, DeviceReading, DeviceUuid, EnforcementStatus, Snapshot, Unattributed, Usage
+from agent.core.text import UTF8, count, joined, label, milliseconds, percent, printable, quantile, size
+from agent.exporters.status_page.history import Graph, GraphMetric, Ring, Series, graph
 
-MOST_ROWS: Final = 200  # of a table: a page of thousands helps nobody
+MOST_ROWS: Final = 200  # of a table: a page of thousands cannot be read
 LONGEST: Final = 160  # characters of a text from outside
 LATE: Final = 3.0  # intervals, after which the figures are called old
 UNKNOWN: Final = UTF8.missing
 
 
-class Kind(StrEnum):
-    """How a cell or a note is meant; the style sheet has a class for each."""
+class CellKind(StrEnum):
+    """The kind of a cell or a note; the style sheet has a class for each."""
 
     TEXT = "text"  # a word or two
     NAME = "name"  # from outside: may be long
@@ -45,7 +41,7 @@ class Cell:
     """A text, a graph or both."""
 
     text: str = UNKNOWN
-    kind: Kind = Kind.TEXT
+    kind: CellKind = CellKind.TEXT
     graph: Graph | None = None
 
 
@@ -60,8 +56,8 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """All of it."""
+class PageContent:
+    """The whole page."""
 
     host: str
     headline: str
@@ -70,8 +66,8 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A decision about a container, by whoever enforces."""
+class DecisionRow:
+    """A decision about a container."""
 
     wall_ns: int
     container: str
@@ -81,18 +77,23 @@ class Told:
 
 
 def page(
-    snapshot: Snapshot | None, ring: Ring, decisions: Sequence[Told], host: str, now_ns: int, zone: tzinfo | None = None
-) -> Page:
+    snapshot: Snapshot | None,
+    ring: Ring,
+    decisions: Sequence[DecisionRow],
+    host: str,
+    now_ns: int,
+    zone: tzinfo | None = None,
+) -> PageContent:
     """`now_ns`: CLOCK_REALTIME; decisions come the newest first. Times are in the zone, or the machine's own."""
     if snapshot is None:
-        return Page(_text(host), "nothing was observed yet")
+        return PageContent(_text(host), "nothing was observed yet")
     tables = (
         _devices(snapshot, ring),
         _promises(snapshot, ring),
         _containers(snapshot, ring),
         _decisions(decisions, snapshot, zone),
     )
-    return Page(_text(host), _headline(snapshot, ring, zone), tuple(_notes(snapshot, now_ns)), tables)
+    return PageContent(_text(host), _headline(snapshot, ring, zone), tuple(_notes(snapshot, now_ns)), tables)
 
 
 def _headline(snapshot: Snapshot, ring: Ring, zone: tzinfo | None) -> str:
@@ -107,19 +108,21 @@ def _notes(snapshot: Snapshot, now_ns: int) -> list[Cell]:
     found = []
     age = (now_ns - snapshot.wall_ns) / NS_PER_SECOND
     if age > LATE * max(1.0, snapshot.interval_ns / NS_PER_SECOND):
-        found.append(Cell(f"these figures are {age:.0f} s old: the agent no longer observes; see its log", Kind.BAD))
+        found.append(
+            Cell(f"these figures are {age:.0f} s old: the agent no longer observes; see its log", CellKind.BAD)
+        )
     if snapshot.policy_error is not None:
         kept = "the one read before stays in force" if snapshot.policy_wall_ns is not None else "none is in force"
         found += [
-            Cell(f"the policy file was refused; {kept}:", Kind.BAD),
-            *(Cell(_text(line, 4 * LONGEST), Kind.BAD) for line in snapshot.policy_error.split("\n")[:MOST_ROWS]),
+            Cell(f"the policy file was refused; {kept}:", CellKind.BAD),
+            *(Cell(_text(line, 4 * LONGEST), CellKind.BAD) for line in snapshot.policy_error.split("\n")[:MOST_ROWS]),
         ]
     for health in snapshot.collectors:
         if health.error is not None:
-            found.append(Cell(_text(f"{health.name} could not be read: {health.error}", 2 * LONGEST), Kind.WARN))
+            found.append(Cell(_text(f"{health.name} could not be read: {health.error}", 2 * LONGEST), CellKind.WARN))
     lost = {name: number for name, number in snapshot.lost.items() if number}
     if lost:
-        found.append(Cell(_text("lost since the start: " + _counts(lost), 4 * LONGEST), Kind.WARN))
+        found.append(Cell(_text("lost since the start: " + _counts(lost), 4 * LONGEST), CellKind.WARN))
     return found
 
 
@@ -138,9 +141,11 @@ def _device(reading: DeviceReading, snapshot: Snapshot, ring: Ring) -> tuple[Cel
     memory = f"{size(reading.memory_used_bytes, UTF8)} / {size(device.memory_total_bytes, UTF8)}"
     return (
         Cell(label(device)),
-        Cell(_text(device.name + (f" {device.mig_profile}" if device.mig_profile else "")), Kind.NAME),
-        _number(percent(reading.sm_activity_ratio, UTF8), _ratio_graph(ring, Series(Measure.SM, device=device.uuid))),
-        _number(memory, _ratio_graph(ring, Series(Measure.MEMORY, device=device.uuid))),
+        Cell(_text(device.name + (f" {device.mig_profile}" if device.mig_profile else "")), CellKind.NAME),
+        _number(
+            percent(reading.sm_activity_ratio, UTF8), _ratio_graph(ring, Series(GraphMetric.SM, device=device.uuid))
+        ),
+        _number(memory, _ratio_graph(ring, Series(GraphMetric.MEMORY, device=device.uuid))),
         _number(size(reading.pcie_tx_bytes_per_second, UTF8)),
         _number(size(reading.pcie_rx_bytes_per_second, UTF8)),
         _number(UNKNOWN if reading.power_watts is None else f"{reading.power_watts:.0f} W"),
@@ -151,40 +156,42 @@ def _device(reading: DeviceReading, snapshot: Snapshot, ring: Ring) -> tuple[Cel
 
 def _state(reading: DeviceReading, snapshot: Snapshot) -> Cell:
     if reading.lost:
-        return Cell("lost: does not answer; see dmesg", Kind.BAD)
+        return Cell("lost: does not answer; see dmesg", CellKind.BAD)
     health = snapshot.health.get(reading.device.uuid)
     if health is None:
-        return Cell(kind=Kind.DIM)
+        return Cell(kind=CellKind.DIM)
     if health.state in ("init", "healthy"):
-        return Cell(health.state, Kind.GOOD)
-    return Cell(_text(f"{health.state}: {health.reason}"), Kind.WARN if health.state == "unhealthy" else Kind.BAD)
+        return Cell(health.state, CellKind.GOOD)
+    return Cell(
+        _text(f"{health.state}: {health.reason}"), CellKind.WARN if health.state == "unhealthy" else CellKind.BAD
+    )
 
 
 def _promises(snapshot: Snapshot, ring: Ring) -> Table:
     columns = (_left("Container"), _left("Rule"), *map(_right, ("Quantile", "Latency", "Target", "Slack")))
     online = [
-        (used, said)
+        (used, status)
         for used in snapshot.containers
-        if (said := snapshot.enforcement.get(used.container.key)) is not None and said.target_seconds is not None
+        if (status := snapshot.enforcement.get(used.container.key)) is not None and status.target_seconds is not None
     ]
-    online.sort(key=lambda entry: (slack(entry[1]) is None, slack(entry[1]), entry[0].container.name))
-    rows = [_promise(used, said, ring) for used, said in online[:MOST_ROWS]]
+    online.sort(key=lambda entry: (entry[1].slack_ratio is None, entry[1].slack_ratio, entry[0].container.name))
+    rows = [_promise(used, status, ring) for used, status in online[:MOST_ROWS]]
     remark = _left_out(len(online)) if online else "no container has one: a policy's online rules make them"
     return Table("Latency promises", (*columns, _left("Kept")), tuple(rows), remark)
 
 
-def _promise(used: ContainerUsage, said: Enforcement, ring: Ring) -> tuple[Cell, ...]:
-    left, target = slack(said), said.target_seconds
-    kind = Kind.DIM if left is None else Kind.GOOD if left >= 0 else Kind.BAD
-    points = ring.points(Series(Measure.LATENCY, used.container.key))
+def _promise(used: ContainerUsage, status: EnforcementStatus, ring: Ring) -> tuple[Cell, ...]:
+    left, target = status.slack_ratio, status.target_seconds
+    kind = CellKind.DIM if left is None else CellKind.GOOD if left >= 0 else CellKind.BAD
+    points = ring.points(Series(GraphMetric.LATENCY, used.container.key))
     drawn = graph(points, "latency, and its target across", top=None, level=target)
     return (
         _name(used),
-        Cell(_text(said.rule), Kind.NAME),
-        _number(UNKNOWN if said.latency_quantile is None else quantile(said.latency_quantile)),
-        _number(_milliseconds(said.latency_seconds), drawn),
+        Cell(_text(status.rule), CellKind.NAME),
+        _number(UNKNOWN if status.latency_quantile is None else quantile(status.latency_quantile)),
+        _number(_milliseconds(status.latency_seconds), drawn),
         _number(_milliseconds(target)),
-        Cell(UNKNOWN if left is None else f"{left * 100:.0f} %".replace("-", "−"), Kind.NUMBER),
+        Cell(UNKNOWN if left is None else f"{left * 100:.0f} %".replace("-", "−"), CellKind.NUMBER),
         Cell("too few requests" if left is None else "kept" if left >= 0 else "missed", kind),
     )
 
@@ -204,8 +211,10 @@ def _containers(snapshot: Snapshot, ring: Ring) -> Table:
 
 def _place(used: ContainerUsage, snapshot: Snapshot) -> tuple[int, str, str]:
     """Online ones first, then offline ones, each by name."""
-    said = snapshot.enforcement.get(used.container.key)
-    role = ("online", "offline").index(said.role) if said is not None and said.role in ("online", "offline") else 2
+    status = snapshot.enforcement.get(used.container.key)
+    role = (
+        ("online", "offline").index(status.role) if status is not None and status.role in ("online", "offline") else 2
+    )
     return role, _name(used).text, used.container.key
 
 
@@ -213,50 +222,50 @@ def _use(
     used: ContainerUsage, usage: Usage, snapshot: Snapshot, indices: dict[DeviceUuid, str], ring: Ring
 ) -> tuple[Cell, ...]:
     container = used.container
-    said = snapshot.enforcement.get(container.key)
-    drawn = _ratio_graph(ring, Series(Measure.SM, container.key, usage.device))
+    status = snapshot.enforcement.get(container.key)
+    drawn = _ratio_graph(ring, Series(GraphMetric.SM, container.key, usage.device))
     return (
         _name(used),
         Cell(_text(container.runtime)),
-        Cell(UNKNOWN if said is None else "no rule" if said.role == "unmatched" else _text(said.role)),
+        Cell(UNKNOWN if status is None else "no rule" if status.role == "unmatched" else _text(status.role)),
         Cell(indices.get(usage.device, "?")),
         _number(percent(usage.sm_ratio, UTF8, usage.sm_provenance), drawn),
         _number(size(usage.memory_bytes, UTF8)),
         _number(count(usage.launches_per_second, UTF8)),
-        *_stance(said, _ratio_graph(ring, Series(Measure.SHARE, container.key))),
+        *_stance(status, _ratio_graph(ring, Series(GraphMetric.SHARE, container.key))),
     )
 
 
-def _stance(said: Enforcement | None, drawn: Graph | None) -> tuple[Cell, ...]:
-    if said is None:
-        return (_number(), _number(), Cell(kind=Kind.DIM))
-    troubles = (f"{rung} failed: {why}" for rung, why in said.troubles.items())
-    held = (", ".join(said.rungs),) if said.rungs else ()
-    why = "; ".join((*held, *((said.reason,) if said.reason else ()), *troubles))
-    kind = Kind.WARN if said.troubles else Kind.DIM
+def _stance(status: EnforcementStatus | None, drawn: Graph | None) -> tuple[Cell, ...]:
+    if status is None:
+        return (_number(), _number(), Cell(kind=CellKind.DIM))
+    troubles = (f"{rung} failed: {why}" for rung, why in status.troubles.items())
+    held = (", ".join(status.rungs),) if status.rungs else ()
+    why = "; ".join((*held, *((status.reason,) if status.reason else ()), *troubles))
+    kind = CellKind.WARN if status.troubles else CellKind.DIM
     return (
-        _number(percent(said.share_ratio, UTF8), drawn),
-        _number(percent(said.paused_ratio, UTF8)),
+        _number(percent(status.share_ratio, UTF8), drawn),
+        _number(percent(status.paused_ratio, UTF8)),
         Cell(_text(why), kind),
     )
 
 
 def _rest(rest: Unattributed, indices: dict[DeviceUuid, str]) -> tuple[Cell, ...]:
-    who = (Cell("(unattributed)", Kind.DIM), Cell(), Cell())
+    who = (Cell("(unattributed)", CellKind.DIM), Cell(), Cell())
     use = (_number(percent(rest.sm_ratio, UTF8)), _number(size(rest.memory_bytes, UTF8)), _number())
     return (*who, Cell(indices.get(rest.device, "?")), *use, *_stance(None, None))
 
 
-def _decisions(decisions: Sequence[Told], snapshot: Snapshot, zone: tzinfo | None) -> Table:
+def _decisions(decisions: Sequence[DecisionRow], snapshot: Snapshot, zone: tzinfo | None) -> Table:
     columns = (_left("Since"), _left("Container"), _left("Decision"), _left("Why"))
     rows = [
         (
-            Cell(datetime.fromtimestamp(told.wall_ns / NS_PER_SECOND, zone).strftime("%H:%M:%S")),
-            Cell(_text(told.container), Kind.NAME),
-            Cell(_text(told.what), Kind.NAME if told.acted else Kind.DIM),
-            Cell(_text(told.why, 2 * LONGEST), Kind.DIM),
+            Cell(datetime.fromtimestamp(decision.wall_ns / NS_PER_SECOND, zone).strftime("%H:%M:%S")),
+            Cell(_text(decision.container), CellKind.NAME),
+            Cell(_text(decision.what), CellKind.NAME if decision.acted else CellKind.DIM),
+            Cell(_text(decision.why, 2 * LONGEST), CellKind.DIM),
         )
-        for told in decisions[:MOST_ROWS]
+        for decision in decisions[:MOST_ROWS]
     ]
     none = "no offline container shares a device with an online one" if snapshot.enforcement else "no policy decides"
     return Table("Recent decisions", columns, tuple(rows), "" if rows else none)
@@ -264,7 +273,7 @@ def _decisions(decisions: Sequence[Told], snapshot: Snapshot, zone: tzinfo | Non
 
 def _name(used: ContainerUsage) -> Cell:
     container = used.container
-    return Cell(_text(joined(container.namespace, container.pod, container.name)), Kind.NAME)
+    return Cell(_text(joined(container.namespace, container.pod, container.name)), CellKind.NAME)
 
 
 def _text(text: str | None, longest: int = LONGEST) -> str:
@@ -276,15 +285,15 @@ def _left(title: str) -> Cell:
 
 
 def _right(title: str) -> Cell:
-    return Cell(title, Kind.NUMBER)
+    return Cell(title, CellKind.NUMBER)
 
 
 def _number(text: str = UNKNOWN, drawn: Graph | None = None) -> Cell:
-    return Cell(text, Kind.NUMBER, drawn)
+    return Cell(text, CellKind.NUMBER, drawn)
 
 
 def _ratio_graph(ring: Ring, series: Series) -> Graph | None:
-    return graph(ring.points(series), f"{series.measure} over time, 0 to 100 %")
+    return graph(ring.points(series), f"{series.metric} over time, 0 to 100 %")
 
 
 def _milliseconds(seconds: float | None) -> str:

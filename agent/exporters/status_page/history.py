@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The last five minutes of what the graphs show, a point a second: all that the page costs while nobody looks.
+"""The last five minutes of what the graphs show, a point a second, and each series as an SVG path.
 
-Written on the observing thread, read by whoever serves the page. Bounded by the containers and devices that there are:
-1.2 kB per graph, gone with its container or device.
+This is all that the page costs while it has no reader. Written on the observing thread, read by the threads that serve
+the page. Bounded by the containers and devices that there are: 1.2 kB per graph, dropped with its container or device.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.clock import NS_PER_SECOND
-from agent.model import Snapshot
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import Snapshot
 
 SECONDS: Final = 300
 SPACING_NS: Final = 900_000_000  # a little less than a second: ticks that are a little early count too
 
 
-class Measure(StrEnum):
-    """What a graph is of."""
+class GraphMetric(StrEnum):
+    """The metric that a graph shows."""
 
     SM = "sm"
     MEMORY = "memory"
@@ -34,7 +35,7 @@ class Measure(StrEnum):
 class Series(NamedTuple):
     """One graph: of a device, of a container, or of a container on a device."""
 
-    measure: Measure
+    metric: GraphMetric
     container: str = ""
     device: str = ""
 
@@ -43,7 +44,7 @@ Point = tuple[float, float]  # seconds before the newest one, value
 
 
 class Ring:
-    """`note` takes every snapshot; `points` gives what is known of one series."""
+    """A ring buffer of points. `note` takes every snapshot; `points` returns those of one series."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -94,19 +95,67 @@ def _here(snapshot: Snapshot) -> Callable[[Series], bool]:
 def _known(snapshot: Snapshot) -> Iterator[tuple[Series, float]]:
     for reading in snapshot.devices:
         if reading.sm_activity_ratio is not None:
-            yield Series(Measure.SM, device=reading.device.uuid), reading.sm_activity_ratio
+            yield Series(GraphMetric.SM, device=reading.device.uuid), reading.sm_activity_ratio
         if reading.memory_used_ratio is not None:
-            yield Series(Measure.MEMORY, device=reading.device.uuid), reading.memory_used_ratio
+            yield Series(GraphMetric.MEMORY, device=reading.device.uuid), reading.memory_used_ratio
     for row in snapshot.containers:
         for usage in row.usage:
             if usage.sm_ratio is not None:
-                yield Series(Measure.SM, row.container.key, usage.device), usage.sm_ratio
-    for key, said in snapshot.enforcement.items():
-        if said.latency_seconds is not None:
-            yield Series(Measure.LATENCY, key), said.latency_seconds
-        if said.role == "offline" and said.share_ratio is not None:
-            yield Series(Measure.SHARE, key), said.share_ratio
+                yield Series(GraphMetric.SM, row.container.key, usage.device), usage.sm_ratio
+    for key, status in snapshot.enforcement.items():
+        if status.latency_seconds is not None:
+            yield Series(GraphMetric.LATENCY, key), status.latency_seconds
+        if status.role == "offline" and status.share_ratio is not None:
+            yield Series(GraphMetric.SHARE, key), status.share_ratio
 
 
 def _empty() -> array[float]:
     return array("f", [math.nan]) * SECONDS
+
+
+WIDTH: Final = 120
+HEIGHT: Final = 24
+SHORTEST_SECONDS: Final = 30.0  # across: fewer points than this are not stretched any more
+HEADROOM: Final = 1.15  # of a scale that has no end of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`line` and `level` are SVG path data; a line that breaks off where nothing was known, a level across."""
+
+    line: str
+    level: str
+    label: str  # for those who do not see it
+
+
+def graph(points: Sequence[Point], label: str, top: float | None = 1.0, level: float | None = None) -> Graph | None:
+    """Newest on the right. Without `top` the scale ends a little above the highest point, or the level."""
+    known = [value for _, value in points if not math.isnan(value)]
+    if not known:
+        return None
+    if top is None:
+        top = max(*known, level or 0.0) * HEADROOM or 1.0
+    across = max(SHORTEST_SECONDS, points[0][0])
+    return Graph(_line(points, across, top), "" if level is None else f"M0 {_down(level, top)}H{WIDTH}", label)
+
+
+def _line(points: Sequence[Point], across: float, top: float) -> str:
+    drawn: list[str] = []
+    begun = 0  # points since the line was last lifted
+    for age, value in points:
+        if math.isnan(value):
+            begun = 0
+            continue
+        drawn.append(f"{'' if begun else 'M'}{_number(WIDTH * (1 - age / across))} {_down(value, top)}")
+        begun += 1
+    if begun == 1:  # a point of its own shows as a dot
+        drawn.append("h0")
+    return " ".join(drawn)
+
+
+def _down(value: float, top: float) -> str:
+    return _number(HEIGHT * (1 - min(1.0, max(0.0, value / top))))
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The GPU Warden authors
 //
-// Draws /status.json as html.py drew the first picture. Only text nodes and attributes are ever made from it, so that
-// no name becomes markup.
+// Draws /status.json every two seconds. Only text nodes and attributes are ever made from it, so that no name becomes
+// markup.
 "use strict";
 (() => {
-	const EVERY_MS = 2000;
-	const HELD_MS = 60000;
+	const REFRESH_MS = 2000;
+	const SELECTION_MS = 60000; // for so long a selection keeps the page as it is
 	const SVG = "http://www.w3.org/2000/svg";
 
 	const element = (name, attributes, ...children) => {
@@ -23,59 +23,63 @@
 		return made;
 	};
 
-	const graph = (drawn, box) => {
+	const svg = (graph, box) => {
 		const made = document.createElementNS(SVG, "svg");
-		const named = { viewBox: box, preserveAspectRatio: "none", role: "img", "aria-label": drawn.label };
-		Object.entries(named).forEach(([key, value]) => made.setAttribute(key, value));
-		if (drawn.level) made.append(path(drawn.level, "level"));
-		made.append(path(drawn.line));
+		const attributes = { viewBox: box, preserveAspectRatio: "none", role: "img", "aria-label": graph.label };
+		Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+		if (graph.level) made.append(path(graph.level, "level"));
+		made.append(path(graph.line));
 		return made;
 	};
 
-	const cell = (said, box) => {
-		const text = element("span", {}, said.text);
-		return element("td", { class: said.kind }, said.graph ? element("div", {}, graph(said.graph, box), text) : text);
+	const td = (cell, box) => {
+		const text = element("span", {}, cell.text);
+		return element("td", { class: cell.kind }, cell.graph ? element("div", {}, svg(cell.graph, box), text) : text);
 	};
 
 	const section = () => element("section", {}, element("h2", {}),
 		element("div", { class: "scroll" }, element("table", {}, element("thead", {}), element("tbody", {}))),
 		element("p", { class: "remark" }));
 
+	const notes = (cells) => document.getElementById("notes").replaceChildren(
+		...cells.map((cell) => element("p", { class: cell.kind }, cell.text)));
+
 	const draw = (page) => {
 		const main = document.querySelector("main");
+		document.title = "GPU Warden: " + page.host;
 		document.getElementById("host").textContent = page.host;
 		document.getElementById("headline").textContent = page.headline;
-		document.getElementById("notes").replaceChildren(
-			...page.notes.map((note) => element("p", { class: note.kind }, note.text)));
+		notes(page.notes);
 		while (main.children.length > page.tables.length) main.lastChild.remove();
 		while (main.children.length < page.tables.length) main.append(section());
 		page.tables.forEach((table, index) => {
-			const at = main.children[index];
-			const columns = table.columns.map((said) => element("th", { class: said.kind, scope: "col" }, said.text));
-			at.querySelector("h2").textContent = table.title;
-			at.querySelector("thead").replaceChildren(element("tr", {}, ...columns));
-			at.querySelector("tbody").replaceChildren(...table.rows.map(
-				(row) => element("tr", {}, ...row.map((said) => cell(said, page.box)))));
-			at.querySelector(".remark").textContent = table.remark;
+			const drawn = main.children[index];
+			const columns = table.columns.map((cell) => element("th", { class: cell.kind, scope: "col" }, cell.text));
+			drawn.querySelector("h2").textContent = table.title;
+			drawn.querySelector("thead").replaceChildren(element("tr", {}, ...columns));
+			drawn.querySelector("tbody").replaceChildren(...table.rows.map(
+				(row) => element("tr", {}, ...row.map((cell) => td(cell, page.box)))));
+			drawn.querySelector(".remark").textContent = table.remark;
 		});
 	};
 
-	let held = 0;
-	const look = async () => {
-		held = getSelection().isCollapsed ? 0 : held + EVERY_MS; // somebody is copying, or has left it selected
-		if (!document.hidden && (held === 0 || held > HELD_MS)) {
+	let selectedMs = 0;
+	const refresh = async () => {
+		selectedMs = getSelection().isCollapsed ? 0 : selectedMs + REFRESH_MS; // a reader copies, or left it selected
+		if (!document.hidden && (selectedMs === 0 || selectedMs > SELECTION_MS)) {
 			try {
-				const answer = await fetch("/status.json", { cache: "no-store", signal: AbortSignal.timeout(5 * EVERY_MS) });
+				const answer = await fetch("/status.json", { cache: "no-store", signal: AbortSignal.timeout(5 * REFRESH_MS) });
 				if (!answer.ok) throw new Error(answer.statusText);
 				draw(await answer.json());
 				document.body.classList.remove("silent");
 			} catch {
+				const stale = document.querySelector("section") ? ": these figures are old" : "";
 				document.body.classList.add("silent");
-				document.getElementById("notes").replaceChildren(
-					element("p", { class: "bad" }, "the agent does not answer: these figures are old"));
+				notes([{ kind: "bad", text: "the agent does not answer" + stale }]);
 			}
 		}
-		setTimeout(look, EVERY_MS);
+		setTimeout(refresh, REFRESH_MS);
 	};
-	setTimeout(look, EVERY_MS);
+	document.querySelector("main").replaceChildren(); // what is said where no script runs
+	refresh();
 })();

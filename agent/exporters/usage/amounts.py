@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the ledger books, and under which key.
+"""Amounts of use and the keys under which the usage ledger adds them up; periods of time as people write them.
 
 A row belongs to one UTC hour, one owner and one device. Owners are containers, what no container is known to have
-caused (so that the rows of a device add up to the device), and the device itself as the hardware counts it.
+caused (so that the rows of a device add up to the device), and the device itself as the hardware counts it. A period is
+written as 24h, 7d, 2026-11-20T10:00, start or now; a time without an offset is local, and a period is widened to whole
+hours of UTC. Pure: the present is an argument.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
+
+from agent.core.errors import UsageError
 
 SECONDS_PER_HOUR = 3600
 GIB = 1 << 30
 
 
-class Kind(StrEnum):
-    """Whose use a row is."""
+class AmountKind(StrEnum):
+    """The kind of owner."""
 
     CONTAINER = "container"
     UNATTRIBUTED = "unattributed"
@@ -26,19 +32,19 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # Enum's own is written in Python, and every row of every tick is hashed
 
 
-class Booking(NamedTuple):
-    """Whose use of which device; a tuple because one is hashed per container and device in every tick."""
+class UsageKey(NamedTuple):
+    """The owner of a use, and the device; a tuple because one is hashed per container and device in every tick."""
 
-    kind: Kind
+    kind: AmountKind
     owner: str  # the container's key; "" for the other kinds
     device: str  # its UUID
 
 
-class Row(NamedTuple):
+class UsageRow(NamedTuple):
     """The key of one row on disk."""
 
     hour: int  # UTC, seconds since 1970 at which it began
-    booking: Booking
+    use: UsageKey
 
 
 @dataclass(slots=True)
@@ -74,3 +80,44 @@ def hour_of(wall_ns: int) -> int:
     """The hour in which an instant lies."""
     seconds = wall_ns // 1_000_000_000
     return seconds - seconds % SECONDS_PER_HOUR
+
+
+_AGO = re.compile(r"(\d{1,6})([mhdw])")
+_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+_HOW = "write 24h, 7d, 2026-11-20, 2026-11-20T10:00 or start"
+
+
+def period(since: str, until: str | None, now: datetime) -> tuple[int, int]:
+    """[since, until) in seconds since 1970, both on the hour. UsageError says how to write it."""
+    first = _hour(_instant("--since", since, now))
+    last = _hour(_instant("--until", until or "now", now) + SECONDS_PER_HOUR - (1 if until else 0))
+    if last <= first:
+        raise UsageError(f"--until {until or 'now'} is not after --since {since}")
+    return first, last
+
+
+def local(hour: int) -> str:
+    """An hour's beginning for people: local time with its offset."""
+    return datetime.fromtimestamp(hour, UTC).astimezone().strftime("%Y-%m-%d %H:%M %z")
+
+
+def utc(hour: int) -> str:
+    """An hour's beginning for programs: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(hour, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _instant(option: str, text: str, now: datetime) -> int:
+    if text == "start":
+        return 0
+    if text == "now":
+        return int(now.timestamp())
+    try:
+        if ago := _AGO.fullmatch(text):
+            return int((now - int(ago[1]) * _UNITS[ago[2]]).timestamp())
+        return int(datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError) as error:
+        raise UsageError(f"{option} {text}: {_HOW}") from error
+
+
+def _hour(seconds: int) -> int:
+    return max(0, seconds - seconds % SECONDS_PER_HOUR)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The reading side of the ledger's file: sums over hours, grouped as asked. It never writes and never blocks the agent.
+"""Reads the usage ledger's file: sums over hours, grouped as asked. It never writes and never blocks the agent.
 
 Invariant: Σ rows = total, whatever the grouping; what no container is known to have caused is a row like any other.
 """
@@ -16,9 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.errors import SetupError
-from agent.usage.amounts import Amounts, Kind
-from agent.usage.tables import check_version, unusable
+from agent.core.errors import SetupError
+from agent.exporters.usage.amounts import AmountKind, Amounts
+from agent.exporters.usage.store import check_version, unusable
 
 _SUMS: Final = """
     SELECT kind, at, namespace, pod, owner.name, key, image, uuid, number, sm, memory, tx, rx, launches FROM (
@@ -38,7 +38,7 @@ _SHOWN: Final = {
 
 
 class By(StrEnum):
-    """What rows are told apart by."""
+    """What rows are grouped by."""
 
     HOUR = "hour"
     NAMESPACE = "namespace"
@@ -49,9 +49,9 @@ class By(StrEnum):
 
 
 class Group(NamedTuple):
-    """Whose use a row of the report is. None: not told apart by this, or unknown."""
+    """The owner of a row of the report. None: not grouped by this, or unknown."""
 
-    kind: Kind | None  # None: containers and the unattributed together
+    kind: AmountKind | None  # None: containers and the unattributed together
     hour: int | None = None
     namespace: str | None = None
     pod: str | None = None
@@ -85,7 +85,7 @@ def read(path: Path, since: int, until: int, by: Sequence[By]) -> Report:
             db.execute("BEGIN")  # one state of the file for all that follows
             report = Report(since, until, *_hours(db, since, until), _dropped(db))
             for group, amounts in _sums(db, since, until, by):
-                if group.kind is Kind.DEVICE:
+                if group.kind is AmountKind.DEVICE:
                     report.devices.add(amounts)
                     continue
                 report.total.add(amounts)
@@ -107,7 +107,7 @@ def _open(path: Path) -> sqlite3.Connection:
         raise unusable(path, error) from error
     if not os.access(path, os.R_OK):
         raise SetupError(f"may not read the usage ledger {path}: run as root or as its group")
-    # Without an agent there is no log beside the file, and whoever may not write there could not make one.
+    # Without an agent there is no log beside the file, and a user who may not write there could not make one.
     alone = not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK)
     uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
     try:
@@ -131,11 +131,11 @@ def _sums(db: sqlite3.Connection, since: int, until: int, by: Sequence[By]) -> I
     """Per owner and device; what is beyond that is added up by the caller, whose integers have no bound."""
     query = _SUMS.format(hour="hour" if By.HOUR in by else "NULL")
     for kind, *names, sm, memory, tx, rx, launches in db.execute(query, (since, until)):
-        yield Group(Kind(kind), *names), Amounts(sm, memory, tx, rx, launches)
+        yield Group(AmountKind(kind), *names), Amounts(sm, memory, tx, rx, launches)
 
 
 def _shown(group: Group, by: Sequence[By]) -> Group:
-    """The group without what the report does not tell apart."""
+    """The group without what the report is not grouped by."""
     shown = {name: getattr(group, name) for one in by for name in _SHOWN[one]}
     owners = {By.CONTAINER, By.POD, By.NAMESPACE, By.IMAGE}.intersection(by)
     return Group(group.kind if owners else None, **shown)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The writing side of the ledger's file: SQLite, one row per hour, owner and device.
+"""Writes the usage ledger's file: SQLite, one row per hour, owner and device.
 
 Invariants: amounts are added, so that an agent started again in mid-hour goes on with the same row; the newest names of
-an owner win; a batch is written whole or not at all; the file keeps `most_rows` at most. The write-ahead log lets
-others read meanwhile, and survives SIGKILL and power cuts (these may cost the last commits, never older ones).
+an owner win; a batch is written whole or not at all; the file keeps `max_rows` at most. The write-ahead log lets other
+processes read meanwhile, and survives SIGKILL and power cuts (these may cost the last commits, never older ones). A
+file of an older version is migrated when it is opened: user_version counts the migrations that it has seen, and
+application_id distinguishes it from another program's database.
 """
 
 from __future__ import annotations
@@ -17,25 +19,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.errors import SetupError
-from agent.model import Container, Device
-from agent.usage.amounts import Amounts, Kind, Row
-from agent.usage.tables import APPLICATION_ID, MIGRATIONS, check_version, unusable
+from agent.core.errors import SetupError
+from agent.core.model import Container, Device
+from agent.exporters.usage.amounts import AmountKind, Amounts, UsageRow
 
-MOST_ROWS: Final = 2_000_000  # 100 containers on 8 devices each fill that in 104 days
+DEFAULT_FILE: Final = Path("/var/lib/gpuwarden/usage.sqlite")
+DAYS: Final = 90  # how long rows are kept
+APPLICATION_ID: Final = 0x67707577  # "gpuw"
+
+MIGRATIONS: Final = (  # one that was released never changes: add another
+    (
+        "CREATE TABLE owner (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, name TEXT, pod TEXT,"
+        " namespace TEXT, image TEXT, runtime TEXT, UNIQUE (kind, key))",
+        "CREATE TABLE device (id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, number INTEGER, name TEXT)",
+        "CREATE TABLE usage (hour INTEGER NOT NULL, owner INTEGER NOT NULL, device INTEGER NOT NULL,"
+        " sm_seconds REAL NOT NULL, memory_byte_seconds REAL NOT NULL, pcie_tx_bytes INTEGER NOT NULL,"
+        " pcie_rx_bytes INTEGER NOT NULL, launches INTEGER NOT NULL, PRIMARY KEY (hour, owner, device)) WITHOUT ROWID",
+        "CREATE INDEX usage_owner ON usage (owner)",  # for finding the owners that no row names any more
+        "CREATE TABLE note (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    ),
+)
+
+
+def check_version(db: sqlite3.Connection, path: Path) -> int:
+    """The file's version; 0 for an empty one. SetupError where it is not a file for us."""
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if not tables:
+        return 0
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise SetupError(f"{path} is another program's database: name another file with --usage FILE")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise SetupError(
+            f"{path} was written by a newer gpuwarden (file version {version}, this one reads {len(MIGRATIONS)}): "
+            "install that again, or move the file away and a new one is begun"
+        )
+    return int(version)
+
+
+def unusable(path: Path, error: Exception) -> SetupError:
+    """What to do about a file that SQLite cannot use."""
+    if isinstance(error, PermissionError):
+        return SetupError(f"may not use the usage ledger {path}: run as root or as its group, or give --usage FILE")
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return SetupError(f"{path} is no usage ledger ({error}): move it away and a new one is begun")
+    return SetupError(f"cannot use the usage ledger {path} ({error}): name a file that can be had with --usage FILE")
+
+
+MAX_ROWS: Final = 2_000_000  # 100 containers on 8 devices each fill that in 104 days
 _LONGEST_TEXT: Final = 1024
 _ADD_OWNER: Final = "INSERT OR IGNORE INTO owner (kind, key) VALUES (?, ?)"
 _ADD_DEVICE: Final = "INSERT OR IGNORE INTO device (uuid) VALUES (?)"
+
 _NAME_OWNER: Final = """
     INSERT INTO owner (kind, key, name, pod, namespace, image, runtime) VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (kind, key) DO UPDATE SET name = excluded.name, runtime = excluded.runtime,
         pod = coalesce(excluded.pod, pod), namespace = coalesce(excluded.namespace, namespace),
         image = coalesce(excluded.image, image)
 """
+
 _NAME_DEVICE: Final = """
     INSERT INTO device (uuid, number, name) VALUES (?, ?, ?)
     ON CONFLICT (uuid) DO UPDATE SET number = excluded.number, name = excluded.name
 """
+
 _ADD_USAGE: Final = """
     INSERT INTO usage VALUES (?, (SELECT id FROM owner WHERE kind = ? AND key = ?),
         (SELECT id FROM device WHERE uuid = ?), ?, ?, ?, ?, ?)
@@ -50,10 +98,10 @@ _ADD_NOTE: Final = "INSERT INTO note VALUES (?, ?) ON CONFLICT DO UPDATE SET val
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What one flush writes. Whoever has rows is named, by key and by UUID, as far as their names are known."""
+class UsageBatch:
+    """What one flush writes: rows, and the names of their owners and devices as far as these are known."""
 
-    rows: Mapping[Row, Amounts]
+    rows: Mapping[UsageRow, Amounts]
     containers: Mapping[str, Container]
     devices: Mapping[str, Device]
 
@@ -61,8 +109,8 @@ class Batch:
 class Store:
     """Used by one thread at a time. SetupError: it cannot be opened; sqlite3.Error: it cannot be written now."""
 
-    def __init__(self, path: Path, most_rows: int = MOST_ROWS) -> None:
-        self._path, self._most_rows = path, most_rows
+    def __init__(self, path: Path, max_rows: int = MAX_ROWS) -> None:
+        self._path, self._max_rows = path, max_rows
         try:
             _create(path)
             self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
@@ -80,20 +128,20 @@ class Store:
         self._db.close()
 
     def is_moved(self) -> bool:
-        """Whether somebody moved the file away or deleted it: what is written now nobody would find."""
+        """Whether the file was moved away or deleted: what is written now would be lost."""
         try:
             return os.stat(self._path).st_ino != self._inode
         except FileNotFoundError:
             return True
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: UsageBatch) -> None:
         """Adds everything, or nothing and raises sqlite3.Error."""
         with self._transaction():
             self._db.executemany(_NAME_OWNER, map(_owner, batch.containers.values()))
             self._db.executemany(_NAME_DEVICE, ((d.uuid, d.index, _text(d.name)) for d in batch.devices.values()))
-            bookings = {row.booking for row in batch.rows}
-            self._db.executemany(_ADD_OWNER, {(one.kind, _text(one.owner)) for one in bookings})
-            self._db.executemany(_ADD_DEVICE, {(one.device,) for one in bookings})
+            uses = {row.use for row in batch.rows}
+            self._db.executemany(_ADD_OWNER, {(use.kind, _text(use.owner)) for use in uses})
+            self._db.executemany(_ADD_DEVICE, {(use.device,) for use in uses})
             self._db.executemany(_ADD_USAGE, (_values(row, amounts) for row, amounts in batch.rows.items()))
 
     def prune(self, before_hour: int) -> int:
@@ -101,7 +149,7 @@ class Store:
         with self._transaction():
             self._db.execute("DELETE FROM usage WHERE hour < ?", (before_hour,))
             (rows,) = self._db.execute("SELECT count(*) FROM usage").fetchone()
-            over = rows - self._most_rows
+            over = rows - self._max_rows
             dropped = self._db.execute(_DROP_OLDEST, (over - 1,)).rowcount if over > 0 else 0
             if dropped:
                 self._db.execute(_ADD_NOTE, ("dropped_rows", dropped))
@@ -148,12 +196,12 @@ def _create(path: Path) -> None:
 
 
 def _owner(container: Container) -> tuple[str | None, ...]:
-    return (Kind.CONTAINER, *map(_text, (container.key, container.name, container.pod, container.namespace)),
+    return (AmountKind.CONTAINER, *map(_text, (container.key, container.name, container.pod, container.namespace)),
             _text(container.image), container.runtime)  # fmt: skip
 
 
-def _values(row: Row, amounts: Amounts) -> tuple[int | float | str | None, ...]:
-    kind, owner, device = row.booking
+def _values(row: UsageRow, amounts: Amounts) -> tuple[int | float | str | None, ...]:
+    kind, owner, device = row.use
     sums = (amounts.sm_seconds, amounts.memory_byte_seconds)
     return (row.hour, kind, _text(owner), device, *sums, amounts.pcie_tx_bytes, amounts.pcie_rx_bytes, amounts.launches)
 
