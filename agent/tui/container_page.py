@@ -11,14 +11,11 @@ from typing import Final
 
 from rich.text import Text
 
-from agent.model import ContainerKey, ContainerUsage, Enforcement, FunctionUsage, Snapshot
-from agent.names import joined
-from agent.tui.cells import GPU_THRESHOLDS, Glyphs, count, milliseconds, name, percent, printable, quantile, size
-from agent.tui.graphs import NO_THRESHOLDS, graph
-from agent.tui.history import History, Moment, Series
-from agent.tui.rows import ROLES
-from agent.tui.throttle import slack, state
-from agent.tui.told import Told
+from agent.core.model import ContainerKey, ContainerUsage, EnforcementStatus, FunctionUsage, Snapshot
+from agent.core.text import Glyphs, count, joined, milliseconds, percent, quantile, size, state
+from agent.tui.cells import GPU_THRESHOLDS, NO_THRESHOLDS, graph, name, printable
+from agent.tui.columns import ROLES
+from agent.tui.history import DecisionBlock, History, Moment, Series
 
 MOST_KERNELS: Final = 8
 TALL_FROM: Final = 36  # lines of the terminal from which graphs are higher
@@ -40,32 +37,32 @@ def container_page(
     snapshot: Snapshot,
     key: ContainerKey,
     history: History,
-    told: Sequence[Told] | str,
+    decisions: Sequence[DecisionBlock] | str,
     size_cells: tuple[int, int],
     glyphs: Glyphs,
 ) -> list[Text]:
-    """For a terminal of so many cells. `told`: the decisions, or why there are none."""
+    """For a terminal of so many cells. `decisions`: the decisions, or why there are none."""
     width, height = size_cells
     used = next((used for used in snapshot.containers if used.container.key == key), None)
     if used is None:
         return [Text("The container has gone.", style="yellow")]
-    said = snapshot.enforcement.get(key)
-    lines = [_who(used, said, glyphs), *_said(said, snapshot.enforcing, glyphs), Text()]
-    lines += _plots(_figures(used, said, history, glyphs), width, 5 if height >= TALL_FROM else 2, glyphs)
+    status = snapshot.enforcement.get(key)
+    lines = [_who(used, status, glyphs), *_status(status, snapshot.enforcing, glyphs), Text()]
+    lines += _plots(_figures(used, status, history, glyphs), width, 5 if height >= TALL_FROM else 2, glyphs)
     half = max(1, (width - GAP) // 2)
     lines += [Text(), *_beside([_kernels(used.functions, half, glyphs), _memory(used, glyphs)], half)]
-    lines += [Text(), *_decisions(told, glyphs)]
+    lines += [Text(), *_decisions(decisions, glyphs)]
     for line in lines:
         line.no_wrap = True
         line.truncate(width, overflow=glyphs.overflow)
     return lines
 
 
-def _who(used: ContainerUsage, said: Enforcement | None, glyphs: Glyphs) -> Text:
+def _who(used: ContainerUsage, status: EnforcementStatus | None, glyphs: Glyphs) -> Text:
     container = used.container
     where = joined(container.runtime, container.namespace, container.pod)
-    role, style = ROLES.get(said.role, (said.role, "dim")) if said else ("", "")
-    rule = f"  rule {printable(said.rule, glyphs)}" if said and said.rule else ""
+    role, style = ROLES.get(status.role, (status.role, "dim")) if status else ("", "")
+    rule = f"  rule {printable(status.rule, glyphs)}" if status and status.rule else ""
     image = f"  {printable(container.image, glyphs)}" if container.image else ""
     return Text.assemble(
         (printable(container.name, glyphs), "bold"),
@@ -76,29 +73,29 @@ def _who(used: ContainerUsage, said: Enforcement | None, glyphs: Glyphs) -> Text
     )
 
 
-def _said(said: Enforcement | None, enforcing: bool, glyphs: Glyphs) -> list[Text]:
+def _status(status: EnforcementStatus | None, enforcing: bool, glyphs: Glyphs) -> list[Text]:
     """The state and its reason, then what could not be done."""
-    if said is None:
+    if status is None:
         return []
-    word, left = state(said, enforcing), slack(said)
+    word, left = state(status, enforcing), status.slack_ratio
     lines = []
     if word:
-        lines.append(Text.assemble((word, "bold" if word == "free" else "bold yellow"), f": {_reason(said, glyphs)}"))
+        lines.append(Text.assemble((word, "bold" if word == "free" else "bold yellow"), f": {_reason(status, glyphs)}"))
     if left is not None:
         fulfilled = ("kept", "green") if left >= 0 else ("missed", "red")
         lines.append(Text.assemble("the promise is ", fulfilled, f", slack {left * 100:+.0f}%"))
     lines += [
         Text(f"{printable(rung, glyphs)} could not be done: {printable(why, glyphs)}", style="yellow")
-        for rung, why in said.troubles.items()
+        for rung, why in status.troubles.items()
     ]
     return lines
 
 
-def _reason(said: Enforcement, glyphs: Glyphs) -> str:
-    return printable(said.reason, glyphs) if said.reason else glyphs.missing
+def _reason(status: EnforcementStatus, glyphs: Glyphs) -> str:
+    return printable(status.reason, glyphs) if status.reason else glyphs.missing
 
 
-def _figures(used: ContainerUsage, said: Enforcement | None, history: History, glyphs: Glyphs) -> list[Plot]:
+def _figures(used: ContainerUsage, status: EnforcementStatus | None, history: History, glyphs: Glyphs) -> list[Plot]:
     key = used.container.key
     sm = history.container(key, lambda moment: moment.sm_ratio)
     memory = history.container(key, lambda moment: moment.memory_bytes)
@@ -107,11 +104,11 @@ def _figures(used: ContainerUsage, said: Enforcement | None, history: History, g
         Plot(_title("SM", f"{percent(_last(sm), glyphs)}%", busiest), sm, 1.0, GPU_THRESHOLDS),
         Plot(_title("memory", size(_last(memory), glyphs), largest), memory),
     ]
-    if said is not None and said.target_seconds is not None:
-        plots.append(_latency(history.container(key, _latency_seconds), said, glyphs))
-    if said is not None and said.share_ratio is not None:
-        share = _title("share", f"{percent(said.share_ratio, glyphs)}%", "of the device")
-        paused = _title("paused", f"{percent(said.paused_ratio, glyphs)}%", "of the time")
+    if status is not None and status.target_seconds is not None:
+        plots.append(_latency(history.container(key, _latency_seconds), status, glyphs))
+    if status is not None and status.share_ratio is not None:
+        share = _title("share", f"{percent(status.share_ratio, glyphs)}%", "of the device")
+        paused = _title("paused", f"{percent(status.paused_ratio, glyphs)}%", "of the time")
         plots += [
             Plot(share, history.container(key, _share_ratio), 1.0),
             Plot(paused, history.container(key, _paused_ratio), 1.0, style="magenta"),
@@ -119,24 +116,24 @@ def _figures(used: ContainerUsage, said: Enforcement | None, history: History, g
     return plots
 
 
-def _latency(series: Series, said: Enforcement, glyphs: Glyphs) -> Plot:
+def _latency(series: Series, status: EnforcementStatus, glyphs: Glyphs) -> Plot:
     """Twice the target fills the graph: what is kept is in its lower half."""
-    target = said.target_seconds or 0.0
-    title = "latency" if said.latency_quantile is None else quantile(said.latency_quantile)
-    now, promised = milliseconds(said.latency_seconds, glyphs), milliseconds(target, glyphs)
+    target = status.target_seconds or 0.0
+    title = "latency" if status.latency_quantile is None else quantile(status.latency_quantile)
+    now, promised = milliseconds(status.latency_seconds, glyphs), milliseconds(target, glyphs)
     return Plot(_title(title, f"{now} ms", f"target {promised} ms"), series, 2 * target, (0.5, 0.5))
 
 
 def _latency_seconds(moment: Moment) -> float | None:
-    return None if moment.said is None else moment.said.latency_seconds
+    return None if moment.status is None else moment.status.latency_seconds
 
 
 def _share_ratio(moment: Moment) -> float | None:
-    return None if moment.said is None else moment.said.share_ratio
+    return None if moment.status is None else moment.status.share_ratio
 
 
 def _paused_ratio(moment: Moment) -> float | None:
-    return None if moment.said is None else moment.said.paused_ratio
+    return None if moment.status is None else moment.status.paused_ratio
 
 
 def _last(series: Series) -> float | None:
@@ -200,14 +197,14 @@ def _memory(used: ContainerUsage, glyphs: Glyphs) -> list[Text]:
     return lines if kinds else [*lines, Text("no allocation was seen", style="dim")]
 
 
-def _decisions(told: Sequence[Told] | str, glyphs: Glyphs) -> Iterable[Text]:
+def _decisions(decisions: Sequence[DecisionBlock] | str, glyphs: Glyphs) -> Iterable[Text]:
     yield Text("last decisions", style="bold")
-    if isinstance(told, str):
-        yield Text(printable(told, glyphs), style="dim")
+    if isinstance(decisions, str):
+        yield Text(printable(decisions, glyphs), style="dim")
         return
-    for one in told:
+    for one in decisions:
         yield Text(printable(one.head, glyphs))
         for label, text in one.rows:
             yield Text.assemble((f"  {printable(label, glyphs):<5} ", "dim"), printable(text, glyphs))
-    if not told:
+    if not decisions:
         yield Text("none in the last minute", style="dim")

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The head of every view: bars of SM, memory, PCIe and power for each device, and the last minute below them.
 
-PCIe has no bound that NVML tells, so its bar is full at the most that was seen in the last minute.
+NVML has no bound of PCIe traffic, so its bar is full at the maximum of the last minute.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 
 from rich.text import Text
 
-from agent.model import DeviceHealth, DeviceReading, Snapshot
-from agent.tui.cells import GPU_THRESHOLDS, MEMORY_THRESHOLDS, Glyphs, bar, label, name, percent, size
-from agent.tui.graphs import NO_THRESHOLDS, graph
+from agent.core.model import DeviceHealth, DeviceReading, Snapshot
+from agent.core.text import Glyphs, label, percent, size
+from agent.tui.cells import GPU_THRESHOLDS, MEMORY_THRESHOLDS, NO_THRESHOLDS, bar, graph, name
 from agent.tui.history import History
 
-WIDE_FROM: Final = 110  # columns of the terminal from which figures are told in full
+WIDE_FROM: Final = 110  # columns of the terminal from which figures are shown in full
 NAME_FROM: Final = 150  # and the model's name
 GAP: Final = 2
 LONGEST_BAR: Final = 30

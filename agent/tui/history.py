@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The last minute, as far as it is drawn: figures of devices and containers, taken from each snapshot as it passes.
+"""The last minute of figures of devices and containers, taken from each snapshot, and what changed in it.
 
-Bounded: a minute of ticks, and no two of them closer than half a second.
+Bounded: a minute of ticks, and no two of them closer than half a second. Where no agent explains its decisions about a
+container, `observed_changes` lists what the snapshots of that minute show.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from agent.clock import NS_PER_SECOND
-from agent.model import ContainerKey, ContainerUsage, DeviceReading, DeviceUuid, Enforcement, Snapshot
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ContainerKey, ContainerUsage, DeviceReading, DeviceUuid, EnforcementStatus, Snapshot
 
 KEPT_NS: Final = 60 * NS_PER_SECOND
 CLOSEST_NS: Final = NS_PER_SECOND // 2
@@ -26,7 +28,7 @@ class Moment:
 
     sm_ratio: float | None
     memory_bytes: int | None
-    said: Enforcement | None
+    status: EnforcementStatus | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Tick:
     def of(cls, snapshot: Snapshot) -> Tick:
         """Without processes, kernels and all else that no graph draws."""
         devices = {reading.device.uuid: reading for reading in snapshot.devices}
-        said = snapshot.enforcement
-        containers = {used.container.key: _moment(used, said.get(used.container.key)) for used in snapshot.containers}
+        status = snapshot.enforcement
+        containers = {used.container.key: _moment(used, status.get(used.container.key)) for used in snapshot.containers}
         return cls(snapshot.at_ns, snapshot.wall_ns, snapshot.interval_ns, devices, containers)
 
 
@@ -118,10 +120,10 @@ class History:
         return Series(tuple((tick.at_ns, figure(tick)) for tick in self.ticks), last.at_ns, gap_ns)
 
 
-def _moment(used: ContainerUsage, said: Enforcement | None) -> Moment:
+def _moment(used: ContainerUsage, status: EnforcementStatus | None) -> Moment:
     ratios = [usage.sm_ratio for usage in used.usage if usage.sm_ratio is not None]
     sizes = [usage.memory_bytes for usage in used.usage if usage.memory_bytes is not None]
-    return Moment(sum(ratios) if ratios else None, sum(sizes) if sizes else None, said)
+    return Moment(sum(ratios) if ratios else None, sum(sizes) if sizes else None, status)
 
 
 def _mean(part: list[float | None]) -> float | None:
@@ -129,11 +131,60 @@ def _mean(part: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _filled(values: list[float | None], told: list[bool], longest: int) -> list[float | None]:
-    """Each part that nothing was told of has the value before it, for `longest` parts at most."""
+def _filled(values: list[float | None], has_point: list[bool], longest: int) -> list[float | None]:
+    """Each part without a point has the value before it, for `longest` parts at most."""
     filled, since = list(values), longest
-    for index, here in enumerate(told):
-        since = 0 if here else since + 1
-        if not here and index and since <= longest:
+    for index, known in enumerate(has_point):
+        since = 0 if known else since + 1
+        if not known and index and since <= longest:
             filled[index] = filled[index - 1]
     return filled
+
+
+class DecisionBlock(Protocol):
+    """A stretch of time: a line, and what belongs to it, label and text each."""
+
+    @property
+    def head(self) -> str: ...
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]: ...
+
+
+AskDecisions = Callable[
+    [ContainerKey], Sequence[DecisionBlock]
+]  # the latest first; may wait for an answer; WardenError without one
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedChange:
+    """What snapshots have shown."""
+
+    head: str
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+def observed_changes(history: History, key: ContainerKey) -> list[ObservedChange]:
+    """A line for each change of reason or rungs in the last minute, the latest first."""
+    return list(_observed_changes(history, key))[::-1]
+
+
+def _observed_changes(history: History, key: ContainerKey) -> Iterator[ObservedChange]:
+    before: tuple[object, ...] | None = None
+    for tick in history.ticks:
+        moment = tick.containers.get(key)
+        status = None if moment is None else moment.status
+        if status is None or status.reason is None or (status.reason, status.rungs, status.troubles) == before:
+            continue
+        before = (status.reason, status.rungs, status.troubles)
+        at = time.strftime("%H:%M:%S", time.localtime(tick.wall_ns // NS_PER_SECOND))
+        yield ObservedChange(f"{at}  {_share(status)}{status.reason}", _rows(status))
+
+
+def _share(status: EnforcementStatus) -> str:
+    return "" if status.share_ratio is None else f"share {status.share_ratio * 100:.0f}%: "
+
+
+def _rows(status: EnforcementStatus) -> tuple[tuple[str, str], ...]:
+    rungs = (("by", ", ".join(status.rungs)),) if status.rungs else ()
+    return (*rungs, *(("but", f"{rung}: {why}") for rung, why in status.troubles.items()))

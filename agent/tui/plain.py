@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""gputop where it prints: once, as JSON, or tick after tick into a pipe, until the source or the reader ends."""
+"""gputop where it prints: once, as JSON, or tick after tick into a pipe, until the source or the reader ends.
+
+The agent gives its last snapshot, and gputop shows each once: the two do not tick together. Without `fresh` a tick
+would be shown twice or missed whenever their ticks drift past each other, and the first one, which has no rates yet,
+would be all that --once ever shows.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,11 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from agent import schema
-from agent.model import Snapshot
-from agent.tui import palette
+from agent.core import snapshot_json
+from agent.core.clock import NS_PER_SECOND
+from agent.core.errors import SetupError
+from agent.core.model import Snapshot
+from agent.tui import cells
 from agent.tui.recording import EndOfRecording, Source
 from agent.tui.screen import render
 
@@ -64,7 +71,7 @@ def ticks(interval: float, wait: Callable[[float], object]) -> Iterator[None]:
 
 
 def _print_json(console: Console, snapshot: Snapshot) -> None:
-    console.file.write(schema.dumps(snapshot) + "\n")
+    console.file.write(snapshot_json.dumps(snapshot) + "\n")
     console.file.flush()
 
 
@@ -82,7 +89,7 @@ def _console(options: argparse.Namespace) -> Console:
         highlight=False,
         soft_wrap=False,
         width=PLAIN_WIDTH if plain else None,
-        theme=palette.theme(options.light or palette.is_light(os.environ)),
+        theme=cells.theme(options.light or cells.is_light(os.environ)),
     )
 
 
@@ -106,3 +113,52 @@ def _end(number: int, _frame: Any) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
+
+
+POLL_SECONDS: Final = 0.05
+FIRST_SECONDS: Final = 10.0  # a slow machine's first two ticks
+Latest = Callable[[], Snapshot | None]
+
+
+class Stopped(Exception):  # noqa: N818  an event, not an error
+    """The snapshot is not wanted any more."""
+
+
+def fresh(
+    latest: Latest,
+    interval: float,
+    first: float = FIRST_SECONDS,
+    now: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] = time.sleep,
+) -> Callable[[], Snapshot]:
+    """A source that waits for a snapshot with rates that it has not given yet, and does not ask before one is due.
+
+    For the first one it waits `first` seconds, and takes one without rates then. After one more `interval` without a
+    new one it gives the old one again: an agent that is stuck shows by the time in the title. SetupError when there is
+    no snapshot at all; Stopped when `wait` returns true.
+    """
+    shown: Snapshot | None = None
+
+    def next_snapshot() -> Snapshot:
+        nonlocal shown
+        begun = now()
+        give_up = begun + (first if shown is None else interval)
+        if shown is not None and (early := (shown.at_ns + shown.interval_ns) / NS_PER_SECOND - begun) > 0:
+            _wait(min(early, interval))
+        while True:
+            snapshot = latest()
+            if snapshot is not None and snapshot.interval_ns > 0 and (shown is None or snapshot.at_ns != shown.at_ns):
+                break
+            if now() >= give_up:
+                break
+            _wait(POLL_SECONDS)
+        if snapshot is None:
+            raise SetupError("the agent has stopped giving snapshots: see its log, or start gputop again")
+        shown = snapshot
+        return snapshot
+
+    def _wait(seconds: float) -> None:
+        if wait(seconds):
+            raise Stopped
+
+    return next_snapshot

@@ -11,9 +11,9 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.errors import SetupError
-from agent.model import Snapshot
-from agent.schema import SchemaError, dumps, loads
+from agent.core.errors import SetupError
+from agent.core.model import Snapshot
+from agent.core.snapshot_json import SchemaError, dumps, loads
 
 Source = Callable[[], Snapshot]
 _log = logging.getLogger("gputop")

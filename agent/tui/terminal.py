@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Where explanations are printed: as wide as the terminal, 80 columns without one, in ASCII where it has no more."""
+"""Text output: as wide as the terminal, or 80 columns without one; in ASCII where the encoding is not UTF-8."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from agent.names import printable
+from agent.core.text import printable
 
 _ASCII: Final = str.maketrans({"–": "-", "→": "to", "…": "~"})
 
 
 class Screen:
-    """Shows text as it is: nothing in it is markup, or moves a cursor."""
+    """Prints text literally: nothing in it is markup or a terminal escape."""
 
     def __init__(self, out: IO[str]) -> None:
         self._console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 80)
@@ -33,7 +33,7 @@ class Screen:
         self._console.print(Text.assemble(*((self._shown(text), style) for text, style in parts)), soft_wrap=True)
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
-        """A label and a text each, set in a little."""
+        """Indented rows of a label and a text."""
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
@@ -43,7 +43,7 @@ class Screen:
             self._console.print(Padding(table, (0, 0, 0, 2)))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns as wide as they need to be; what does not fit is folded."""
+        """A table; cells that do not fit are folded."""
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column, overflow="fold")

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Only some devices, only one namespace: a snapshot with the rest left out. Pure."""
+"""What of a snapshot the list shows, and how: devices, namespace, view, tree, order, filter, columns. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from agent.errors import SetupError
-from agent.model import ContainerUsage, DeviceUuid, ProcessUsage, Snapshot
-from agent.tui.cells import label
+from rich.text import Text
+
+from agent.core.errors import SetupError
+from agent.core.model import ContainerUsage, DeviceUuid, ProcessUsage, Snapshot
+from agent.core.text import Glyphs, label
+from agent.tui import columns as rows
+from agent.tui.columns import Column, fit, header, line
+from agent.tui.listing import BUSIEST, Line, Order, View, arranged, entries
 
 T = TypeVar("T")
 U = TypeVar("U", ContainerUsage, ProcessUsage)
@@ -78,7 +83,67 @@ def _namespace(snapshot: Snapshot, namespace: str) -> Snapshot:
         snapshot,
         containers=containers,
         processes=tuple(used for used in snapshot.processes if used.process.container in keys),
-        enforcement={key: said for key, said in snapshot.enforcement.items() if key in keys},
+        enforcement={key: status for key, status in snapshot.enforcement.items() if key in keys},
         ended=mine(snapshot.ended),
         held=mine(snapshot.held),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """How the list is shown; each key of the keyboard makes a new one. `hidden` are keys of columns."""
+
+    view: View = View.CONTAINER
+    tree: bool = False
+    order: Order = BUSIEST
+    wanted: str = ""
+    hidden: frozenset[str] = frozenset()
+
+    def of_view(self, view: View) -> ListOptions:
+        """Another view, in the order that it shares with this one or else in the usual one."""
+        shared = view is not View.PROCESS and self.view is not View.PROCESS
+        return replace(self, view=view, order=self.order if shared else BUSIEST)
+
+    def branched(self) -> ListOptions:
+        """With the tree, or without it; a tree begins with containers."""
+        if self.view is View.PROCESS:
+            return replace(self.of_view(View.CONTAINER), tree=True)
+        return replace(self, tree=not self.tree)
+
+    def sorted_beside(self, step: int, shown: Sequence[Column]) -> ListOptions:
+        """By the next column to the right (1) or to the left (-1) of those that are shown."""
+        keys = [column.key for column in shown]
+        at = keys.index(self.order.column) if self.order.column in keys else 0
+        return replace(self, order=Order(keys[(at + step) % len(keys)]))
+
+    def reversed(self) -> ListOptions:
+        """The other way round."""
+        return replace(self, order=replace(self.order, reverse=not self.order.reverse))
+
+
+@dataclass(frozen=True, slots=True)
+class ListTable:
+    """The list of a snapshot, laid out for one width."""
+
+    snapshot: Snapshot
+    options: ListOptions
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    glyphs: Glyphs
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, options: ListOptions, width: int, glyphs: Glyphs) -> ListTable:
+        """Sorted, filtered and fit to the width."""
+        columns = [one for one in rows.columns(snapshot, options.view) if one.key not in options.hidden]
+        lines = arranged(entries(snapshot, options.view, tree=options.tree), options.order, options.wanted)
+        return cls(snapshot, options, tuple(fit(columns, width)), tuple(lines), glyphs)
+
+    @property
+    def header(self) -> Text:
+        """The titles of the columns."""
+        return header(self.columns, self.glyphs, self.options.order.column, self.options.order.reverse)
+
+    def drawn(self, index: int) -> Text:
+        """The n-th line; only those that are on the screen are drawn."""
+        cells = rows.row(self.lines[index], self.snapshot, self.options.view, self.glyphs)
+        return line(self.columns, cells, self.glyphs)

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """gputop live: devices on top, the list below them, keys at the foot; all that is drawn comes from pure functions.
 
-Snapshots arrive as messages from whoever feeds it (agent.tui.feed); the display can stand still while they do.
+Snapshots arrive as messages from a feed (agent.tui.live.feed), also while the display is paused.
 """
 
 from __future__ import annotations
@@ -16,21 +16,16 @@ from textual.binding import Binding, BindingType
 from textual.events import Key
 from textual.widgets import Input
 
-from agent.model import Snapshot
-from agent.tui import palette, rows
-from agent.tui.cells import Glyphs
-from agent.tui.chooser import Chooser
-from agent.tui.container import ContainerScreen
-from agent.tui.entries import View
-from agent.tui.feed import Failed, Feed, Took
-from agent.tui.frame import Frame
-from agent.tui.help import HelpScreen
-from agent.tui.history import History
-from agent.tui.look import Listed, Look
-from agent.tui.order import found
-from agent.tui.prompt import Prompt
-from agent.tui.told import Tell
-from agent.tui.widgets import Lines, Listing
+from agent.core.model import Snapshot
+from agent.core.text import Glyphs
+from agent.tui import cells, columns
+from agent.tui.history import AskDecisions, History
+from agent.tui.listing import View, found
+from agent.tui.live.feed import Failed, Feed, SnapshotReceived
+from agent.tui.live.screens import Chooser, ContainerScreen, HelpScreen, Prompt
+from agent.tui.live.widgets import Lines, Listing
+from agent.tui.screen import Frame
+from agent.tui.view import ListOptions, ListTable
 
 VIEWS: Final = {"1": View.CONTAINER, "2": View.PROCESS, "3": View.GPU}
 FAR: Final = 1 << 30  # ticks of a recording: to its end
@@ -48,7 +43,7 @@ class Setting:
     light: bool = False
     replaying: bool = False
     alone: bool = False  # no agent runs
-    tell: Tell | None = None
+    ask_decisions: AskDecisions | None = None
 
 
 class Top(App[None]):
@@ -82,7 +77,7 @@ class Top(App[None]):
         super().__init__(ansi_color=True)
         self.title = "gputop"
         self.setting, self.feed = setting, feed
-        self.history, self.look = History(), Look(setting.view)
+        self.history, self.list_options = History(), ListOptions(setting.view)
         self.drawn = self.history  # as it was when the display was paused
         self.latest: Snapshot | None = None
         self.shown: Snapshot | None = None
@@ -100,7 +95,7 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
-        background = palette.CURSOR_LIGHT if self.setting.light else palette.CURSOR_DARK
+        background = cells.CURSOR_LIGHT if self.setting.light else cells.CURSOR_DARK
         yield Lines("head")
         yield Listing(Style(reverse=True) if self.no_color else Style(bgcolor=background))
         yield Lines("foot")
@@ -113,7 +108,7 @@ class Top(App[None]):
     def on_load(self) -> None:
         """Colours, before anything is drawn."""
         self.theme = "ansi-light" if self.setting.light else "ansi-dark"
-        self.console.push_theme(palette.theme(self.setting.light))
+        self.console.push_theme(cells.theme(self.setting.light))
 
     def on_mount(self) -> None:
         """The list has the keys; the first snapshot is on its way."""
@@ -124,8 +119,8 @@ class Top(App[None]):
         """Everything anew, once textual knows the size itself: what fits has changed."""
         self.call_later(self.draw)
 
-    def on_took(self, message: Took) -> None:
-        """Into the history always, onto the screen unless it stands still."""
+    def on_snapshot_received(self, message: SnapshotReceived) -> None:
+        """Adds it to the history, and shows it unless the display is paused."""
         if message.before is not None:
             self.history = History(message.before)
         self.history.add(message.snapshot)
@@ -135,7 +130,7 @@ class Top(App[None]):
             self.draw()
 
     def on_failed(self, message: Failed) -> None:
-        """Said at the foot until something better comes, or for good."""
+        """Shows a failure at the foot until the next snapshot, or for good."""
         if message.stays:
             self.logged = message.text
         else:
@@ -153,7 +148,7 @@ class Top(App[None]):
         if isinstance(self.screen, ContainerScreen) and self.screen.is_mounted:
             self.screen.draw()
         self._head.show(self.frame.head(self.shown, self.drawn))
-        self._listing.show(Listed.of(self.shown, self.look, self.size.width, self.setting.glyphs))
+        self._listing.show(ListTable.of(self.shown, self.list_options, self.size.width, self.setting.glyphs))
         self._draw_foot()
 
     def _draw_foot(self) -> None:
@@ -164,12 +159,12 @@ class Top(App[None]):
         """Which part of the list there is to see."""
         first, last, count = self._listing.span
         remarks = [f"{first}-{last} of {count}"] if count > last - first + 1 else []
-        if self.look.wanted or self._prompt.what == "filter":
-            remarks.append(f"filter: {self.look.wanted}")
+        if self.list_options.wanted or self._prompt.what == "filter":
+            remarks.append(f"filter: {self.list_options.wanted}")
         if self._prompt.what == "search":
             remarks.append("search, F3 for the next")
         if not count:
-            remarks.append("nothing matches" if self.look.wanted else rows.NOTHING[self.look.view])
+            remarks.append("nothing matches" if self.list_options.wanted else columns.NOTHING[self.list_options.view])
         return remarks
 
     @property
@@ -188,34 +183,34 @@ class Top(App[None]):
     def _prompt(self) -> Prompt:
         return self.screen_stack[0].query_one(Prompt)
 
-    def _looks(self, look: Look) -> None:
-        self.look = look
+    def _show_list(self, options: ListOptions) -> None:
+        self.list_options = options
         self.draw()
 
     def action_view(self, key: str) -> None:
         """Containers, processes or GPUs."""
-        self._looks(self.look.seen(VIEWS[key]))
+        self._show_list(self.list_options.of_view(VIEWS[key]))
 
     def action_tree(self) -> None:
         """With processes and kernels, or without."""
-        self._looks(self.look.branched())
+        self._show_list(self.list_options.branched())
 
     def action_sort(self, step: int) -> None:
         """By the column beside."""
-        if listed := self._listing.listed:
-            self._looks(self.look.sorted_beside(step, listed.columns))
+        if table := self._listing.table:
+            self._show_list(self.list_options.sorted_beside(step, table.columns))
 
     def action_reverse(self) -> None:
         """The other way round."""
-        self._looks(self.look.reversed())
+        self._show_list(self.list_options.reversed())
 
     def action_unfilter(self) -> None:
         """Everything again."""
-        self._looks(replace(self.look, wanted=""))
+        self._show_list(replace(self.list_options, wanted=""))
 
     def action_filter(self) -> None:
         """Asks for the word that lines must contain."""
-        self._prompt.open("filter", self.look.wanted)
+        self._prompt.open("filter", self.list_options.wanted)
 
     def action_search(self) -> None:
         """Asks for the word to go to; while it is asked, goes on to the next line that has it."""
@@ -230,14 +225,14 @@ class Top(App[None]):
 
     def _find(self, step: int) -> None:
         listing = self._listing
-        if self.sought and listing.listed:
-            index = found(listing.listed.lines, self.sought, listing.cursor + step)
+        if self.sought and listing.table:
+            index = found(listing.table.lines, self.sought, listing.cursor + step)
             listing.action_to(listing.cursor if index is None else index)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filters or searches with each letter."""
         if self._prompt.what == "filter":
-            self._looks(replace(self.look, wanted=event.value))
+            self._show_list(replace(self.list_options, wanted=event.value))
         elif self._prompt.what == "search":
             self.sought = event.value
             self._find(0)
@@ -258,7 +253,7 @@ class Top(App[None]):
             self.on_input_submitted()
 
     def action_pause(self) -> None:
-        """Stands still, or goes on with the latest."""
+        """Pauses the display, or goes on with the latest."""
         self.paused = not self.paused
         self.feed.play(not self.paused)
         self.shown, self.drawn = self.latest, self.history.copy() if self.paused else self.history
@@ -281,17 +276,19 @@ class Top(App[None]):
     def action_columns(self) -> None:
         """Which there are, and which are shown."""
         if self.shown is not None:
-            self.push_screen(Chooser(rows.columns(self.shown, self.look.view), self.look.hidden), self._chosen)
+            self.push_screen(
+                Chooser(columns.columns(self.shown, self.list_options.view), self.list_options.hidden), self._chosen
+            )
 
     def _chosen(self, hidden: frozenset[str] | None) -> None:
         if hidden is not None:
-            self._looks(replace(self.look, hidden=hidden))
+            self._show_list(replace(self.list_options, hidden=hidden))
 
     def action_open(self) -> None:
         """The container of the line that the cursor is on."""
         line = self._listing.line
         if line is not None and line.entry.container is not None:
-            self.push_screen(ContainerScreen(self, line.entry.container))
+            self.push_screen(ContainerScreen(self, line.entry.container, self.setting.ask_decisions))
 
     def action_help(self) -> None:
         """What the keys do."""

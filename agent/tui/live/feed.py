@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Where the live view has its snapshots from: a thread that waits for each new one, or a recording that can be sought.
+"""Snapshots for the live view: from a thread that waits for each new one, or from a recording that can be sought.
 
-A failure is told and tried again at the next tick: an agent that is replaced comes back.
+A failure is reported and retried at the next tick: an agent that is replaced comes back.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
@@ -15,18 +16,18 @@ from typing import Final, Protocol
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from agent.errors import WardenError
-from agent.model import Snapshot
-from agent.tui.fresh import Stopped
+from agent.core.errors import WardenError
+from agent.core.model import Snapshot
+from agent.core.worker import Worker
 from agent.tui.history import KEPT_NS, Tick
-from agent.tui.plain import ticks
+from agent.tui.plain import Stopped
 from agent.tui.recording import Recording, Source
 
 MOST_REPLAYED: Final = 600  # ticks of the minute before the one that is sought
 
 
-class Took(Message):
-    """A snapshot has come. `before`: the history begins anew, with these; None: it goes on."""
+class SnapshotReceived(Message):
+    """A new snapshot. `before`: the history begins anew, with these; None: it goes on."""
 
     def __init__(self, snapshot: Snapshot, before: Sequence[Tick] | None = None, place: str | None = None) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class Took(Message):
 
 
 class Failed(Message):
-    """Something went wrong, in a line. `stays`: it is not over when the next snapshot comes."""
+    """A failure, in a line. `stays`: it stays on the screen when the next snapshot comes."""
 
     def __init__(self, text: str, *, stays: bool = False) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Failed(Message):
 
 
 class Feed(Protocol):
-    """Whoever posts `Took` and `Failed`."""
+    """Posts `SnapshotReceived` and `Failed`."""
 
     def start(self, top: MessagePump) -> None:
         """From now on."""
@@ -57,19 +58,22 @@ class Feed(Protocol):
         ...
 
 
-class Watching:
-    """What is live: it can neither be sought nor stopped, only not be shown."""
+class LiveFeed:
+    """Live snapshots: they can neither be sought nor stopped."""
 
     def __init__(self, first: Snapshot, source: Source, interval: float, ending: threading.Event) -> None:
         """`ending` is what the source waits with; `stop` sets it."""
         self._first, self._source, self._interval, self._ending = first, source, interval, ending
-        self._thread: threading.Thread | None = None
+        self._due = 0.0
+        self._top: MessagePump | None = None
+        self._worker = Worker("feed", self._step, failed="a snapshot", first_seconds=interval, retry_seconds=interval)
 
     def start(self, top: MessagePump) -> None:
         """Posts the first one, and then one each interval."""
-        top.post_message(Took(self._first))
-        self._thread = threading.Thread(target=self._run, args=(top,), name="watching", daemon=True)
-        self._thread.start()
+        self._top = top
+        top.post_message(SnapshotReceived(self._first))
+        self._due = time.monotonic() + self._interval
+        self._worker.start()
 
     def seek(self, step: int) -> None:
         """There is no way to."""
@@ -79,26 +83,26 @@ class Watching:
 
     def stop(self) -> None:
         """Nothing is posted or recorded afterwards."""
+        self._worker.stop()
         self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._worker.close()
 
-    def _run(self, top: MessagePump) -> None:
-        due = ticks(self._interval, self._ending.wait)
-        next(due)
-        for _ in due:
-            if self._ending.is_set():
-                return
-            try:
-                top.post_message(Took(self._source()))
-            except Stopped:
-                return
-            except WardenError as error:
-                top.post_message(Failed(str(error)))
+    def _step(self) -> float | None:
+        """One snapshot. Ticks that were missed are not made up for."""
+        assert self._top is not None
+        try:
+            self._top.post_message(SnapshotReceived(self._source()))
+        except Stopped:
+            return None
+        except WardenError as error:
+            self._top.post_message(Failed(str(error)))
+        now = time.monotonic()
+        self._due = max(self._due + self._interval, now)
+        return self._due - now
 
 
-class Playing:
-    """A recording, tick after tick; it stands still at its end."""
+class ReplayFeed:
+    """A recording, tick after tick; it stops at its end."""
 
     def __init__(self, recording: Recording, narrow: Callable[[Snapshot], Snapshot], interval: float) -> None:
         self._recording, self._narrow, self._interval = recording, narrow, interval
@@ -124,7 +128,7 @@ class Playing:
             self._top.post_message(Failed(str(error)))
             return
         ticks = None if step == 1 else self._minute(self._index, snapshot.at_ns)
-        self._top.post_message(Took(snapshot, ticks, place))
+        self._top.post_message(SnapshotReceived(snapshot, ticks, place))
 
     def play(self, playing: bool) -> None:
         """Goes on, or not."""

@@ -20,24 +20,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from agent.tui import palette
-from agent.tui.app import Setting, Top
-from agent.tui.cells import ASCII, UTF8
-from agent.tui.feed import Failed, Feed, Playing, Watching
-from agent.tui.narrowing import narrowed
+from agent.core.text import ASCII, UTF8
+from agent.tui import cells
+from agent.tui.history import AskDecisions
+from agent.tui.live.app import Setting, Top
+from agent.tui.live.feed import Failed, Feed, LiveFeed, ReplayFeed
 from agent.tui.recording import Recording, Source
-from agent.tui.told import Tell
+from agent.tui.view import narrowed
 
 ENDING = {signal.SIGINT: 0, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGHUP: 128 + signal.SIGHUP}
 
 
 def watch(
-    options: argparse.Namespace, source: Source, tell: Tell | None, ending: threading.Event, *, alone: bool
+    options: argparse.Namespace,
+    source: Source,
+    ask_decisions: AskDecisions | None,
+    ending: threading.Event,
+    *,
+    alone: bool,
 ) -> int:
     """Shows what the source gives. The exit status."""
-    feed = Watching(source(), source, options.interval, ending)
+    feed = LiveFeed(source(), source, options.interval, ending)
     try:
-        return _run(_setting(options, tell, alone=alone), feed)
+        return _run(_setting(options, ask_decisions, alone=alone), feed)
     finally:
         feed.stop()
 
@@ -45,20 +50,20 @@ def watch(
 def replay(options: argparse.Namespace, recording: Recording) -> int:
     """Plays a recording. The exit status."""
     narrow = partial(narrowed, only=options.only, namespace=options.namespace)
-    narrow(recording[0])  # a file that is something else, or lacks the GPU, is told before the screen is taken
-    return _run(_setting(options, None, replaying=True), Playing(recording, narrow, options.interval))
+    narrow(recording[0])  # a file that is something else, or lacks the GPU, is reported before the screen is taken
+    return _run(_setting(options, None, replaying=True), ReplayFeed(recording, narrow, options.interval))
 
 
 def _setting(
-    options: argparse.Namespace, tell: Tell | None, *, alone: bool = False, replaying: bool = False
+    options: argparse.Namespace, ask_decisions: AskDecisions | None, *, alone: bool = False, replaying: bool = False
 ) -> Setting:
     if options.no_color:
         os.environ["NO_COLOR"] = "1"  # where textual looks
     if os.environ.get("NO_COLOR") == "":
         del os.environ["NO_COLOR"]  # which means nothing when it is empty, but textual does not know
     utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
-    light = options.light or palette.is_light(os.environ)
-    return Setting(options.view, UTF8 if utf8 else ASCII, light, replaying, alone, tell)
+    light = options.light or cells.is_light(os.environ)
+    return Setting(options.view, UTF8 if utf8 else ASCII, light, replaying, alone, ask_decisions)
 
 
 def _run(setting: Setting, feed: Feed) -> int:
@@ -75,8 +80,8 @@ async def _until_ended(top: Top) -> None:
     await top.run_async()
 
 
-class _Told(logging.Handler):
-    """What is logged is told at the foot, and when that was."""
+class _FootHandler(logging.Handler):
+    """Shows log records at the foot, with their time."""
 
     def __init__(self, top: Top) -> None:
         super().__init__(logging.ERROR)
@@ -90,7 +95,7 @@ class _Told(logging.Handler):
 @contextmanager
 def _logged_to(top: Top) -> Iterator[None]:
     root = logging.getLogger()
-    before, root.handlers = root.handlers, [_Told(top)]
+    before, root.handlers = root.handlers, [_FootHandler(top)]
     try:
         yield
     finally:

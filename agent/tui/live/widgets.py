@@ -19,8 +19,8 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from agent.tui.look import Listed
-from agent.tui.order import Line
+from agent.tui.listing import Line
+from agent.tui.view import ListTable
 
 WHEEL_LINES = 3
 
@@ -138,7 +138,7 @@ class Listing(Widget, can_focus=True):
     def __init__(self, cursor: Style) -> None:
         super().__init__(id="listing")
         self._cursor_style = cursor
-        self.listed: Listed | None = None
+        self.table: ListTable | None = None
         self.cursor = 0
         self._top = 0
         self._moved = False
@@ -146,29 +146,29 @@ class Listing(Widget, can_focus=True):
     @property
     def line(self) -> Line | None:
         """The one that the cursor is on."""
-        lines = self.listed.lines if self.listed else ()
+        lines = self.table.lines if self.table else ()
         return lines[self.cursor] if self.cursor < len(lines) else None
 
     @property
     def span(self) -> tuple[int, int, int]:
         """The first and the last line on the screen, counted from 1, and how many there are."""
-        count = len(self.listed.lines) if self.listed else 0
+        count = len(self.table.lines) if self.table else 0
         return min(self._top + 1, count), min(self._top + self._room, count), count
 
-    def show(self, listed: Listed) -> None:
+    def show(self, table: ListTable) -> None:
         """Draws this from now on."""
         line = self.line
-        self.listed = listed
+        self.table = table
         if line is not None and self._moved:
-            same = (index for index, one in enumerate(listed.lines) if one.key == line.key)
+            same = (index for index, one in enumerate(table.lines) if one.key == line.key)
             self.cursor = next(same, self.cursor)
-        self.cursor = min(self.cursor, max(0, len(listed.lines) - 1))
+        self.cursor = min(self.cursor, max(0, len(table.lines) - 1))
         self._follow()
         self.refresh()
 
     def action_to(self, index: int) -> None:
         """The cursor to the n-th line; -1 is the last one."""
-        last = len(self.listed.lines) - 1 if self.listed else 0
+        last = len(self.table.lines) - 1 if self.table else 0
         self.cursor = max(0, last if index < 0 else min(index, last))
         self._moved = True
         self._follow()
@@ -204,11 +204,11 @@ class Listing(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """The titles, or the line that is so far down."""
         index = self._top + y - 1
-        if self.listed is None or index >= len(self.listed.lines):
+        if self.table is None or index >= len(self.table.lines):
             return Strip.blank(self.size.width)
         if y == 0:
-            return _strip(self, self.listed.header)
-        strip = _strip(self, self.listed.drawn(index))
+            return _strip(self, self.table.header)
+        strip = _strip(self, self.table.drawn(index))
         return strip.apply_style(self._cursor_style) if index == self.cursor and self.has_focus else strip
 
     @property
@@ -216,7 +216,7 @@ class Listing(Widget, can_focus=True):
         return max(1, self.size.height - 1)
 
     def _follow(self) -> None:
-        count = len(self.listed.lines) if self.listed else 0
+        count = len(self.table.lines) if self.table else 0
         lowest = max(0, min(self.cursor, count - self._room))
         self._top = max(self.cursor - self._room + 1, min(self._top, lowest))
 
