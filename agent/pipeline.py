@@ -2,103 +2,170 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """One tick: collectors → identities → attribution → an immutable snapshot.
 
-Owns the state between ticks: previous counts, learned durations, running totals. One thread calls `tick`; everybody
-else reads `snapshot`. A collector that fails is reported and hides nothing else.
+Owns the state between ticks: previous counts, learned durations, running totals, processes that exited. One thread
+calls `tick`; any thread reads `snapshot` and may publish what enforcement and the policy are doing, which the next
+snapshot repeats. A collector that fails is reported and hides nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
-from agent.accounts import Accounts, Part
-from agent.attribution import sum_usage
-from agent.books import Books
-from agent.clock import NS_PER_SECOND, monotonic_ns, wall_ns
-from agent.containers.holdings import Held, holders
-from agent.evidence import Evidence
-from agent.function_names import FunctionNames
-from agent.kernels import FunctionWork, top_functions
-from agent.members import Members, Told
-from agent.model import (
+from agent.attribution.engine import AttributionEngine, DeviceTick, FunctionWork, top_functions
+from agent.attribution.inputs import TickInputs
+from agent.attribution.split import sum_usage
+from agent.attribution.totals import RunningTotals
+from agent.collectors.samples import Collector, Sample
+from agent.containers.gpu_processes import GpuProcessRegistry, ProcessEvent
+from agent.containers.kubelet import DeviceHolders, holders
+from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
+from agent.core.model import (
     CollectorHealth,
     ContainerKey,
     ContainerUsage,
     DeviceHealth,
     DeviceUuid,
-    Enforcement,
+    EnforcementStatus,
     ProcessId,
     ProcessUsage,
     Snapshot,
+    Unattributed,
     Usage,
 )
-from agent.probes import Probes
-from agent.samples import Collector, Sample
+from agent.core.registry import LossRegistry
+from agent.probes.events import FunctionNames
+from agent.probes.libcuda import LibcudaProbes
 
 _log = logging.getLogger(__name__)
 _SWEEP_TICKS = 30
 
 
-@dataclass(slots=True)
-class Pipeline:
-    """See the module."""
+@dataclass(frozen=True, slots=True)
+class EnforcementReport:
+    """What enforcement publishes once per decision. The default: nothing is enforced, nothing is decided."""
 
-    collectors: Sequence[Collector]
-    members: Members
-    probes: Probes | None
-    names: FunctionNames = field(default_factory=FunctionNames)
-    snapshot: Snapshot | None = None
-    enforcement: Mapping[ContainerKey, Enforcement] = field(default_factory=dict)  # written by whoever enforces
     enforcing: bool = False
-    device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # likewise
-    policy_error: str | None = None  # likewise
-    policy_wall_ns: int | None = None  # likewise
-    decided_ns: int | None = None  # likewise: when the last decision was completed; None: none are made
-    unprobed: tuple[ProcessId, ...] = ()  # on a GPU by NVML's word, with no call seen: their libcuda may be unknown
+    containers: Mapping[ContainerKey, EnforcementStatus] = field(default_factory=dict)
+    device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)
+    decided_ns: int | None = None  # when the last decision was completed; None: none are made
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """The policy in force: when it was read (None: there is none), and what is wrong with the file (None: nothing)."""
+
+    wall_ns: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSources:
+    """Figures of other parts of the agent that every snapshot carries."""
+
+    losses: LossRegistry = field(default_factory=LossRegistry)
+    signal_failures: LossRegistry = field(default_factory=LossRegistry)  # "rule:signal:reason" → count
     nvml_errors: Callable[[], Mapping[str, int]] = dict
     name_lookups: Callable[[], Mapping[tuple[str, str], int]] = dict
-    held: Callable[[], Held | None] = lambda: None
-    signal_failures: Callable[[], Mapping[str, int]] = dict  # "rule:signal:reason" → count, by whoever enforces
-    losses: Callable[[], Mapping[str, int]] = dict  # "source:reason" → count, of other parts of the agent
-    books: Books = field(default_factory=Books)
-    _accounts: Accounts = field(init=False)
-    _last_ns: int | None = None
-    _exited: set[ProcessId] = field(default_factory=set)
-    _probed: frozenset[ProcessId] = frozenset()
-    _ticks: int = 0
+    held: Callable[[], DeviceHolders | None] = lambda: None
 
-    def __post_init__(self) -> None:
-        self._accounts = Accounts(self.members, self.names)
+
+class ExitedProcesses:
+    """Finds processes that exited: those that a probe saw, at once; the others by a sweep every _SWEEP_TICKS."""
+
+    def __init__(self, members: GpuProcessRegistry) -> None:
+        self._members = members
+        self._exited: set[ProcessId] = set()
+        self._probed: frozenset[ProcessId] = frozenset()
+        self._ticks = 0
+
+    @property
+    def known(self) -> set[ProcessId]:
+        """Processes of which anything is kept."""
+        return {member.process.id for member in self._members.all()} | self._probed
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether this tick looks at all processes."""
+        return self._ticks % _SWEEP_TICKS == 0
+
+    def add(self, process: ProcessId) -> None:
+        """A probe saw it exit. For any thread."""
+        self._exited.add(process)
+
+    def find(self) -> list[ProcessId]:
+        """Once a tick: those that are gone."""
+        self._ticks += 1
+        known = self.known
+        candidates = known if self.sweeps else self._exited & known
+        self._exited &= known
+        return [process for process in candidates if not self._members.proc.is_alive(process)]
+
+    def forget(self, dead: Collection[ProcessId], probed: frozenset[ProcessId]) -> None:
+        """At the end of the tick. `probed`: the processes that the probes counted in it."""
+        self._exited.difference_update(dead)
+        self._probed = probed.difference(dead)
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """`tick` observes once. `members`: the processes on GPUs. Without `probes` only the collectors say what runs."""
+
+    collectors: Sequence[Collector]
+    members: GpuProcessRegistry
+    probes: LibcudaProbes | None
+    names: InitVar[FunctionNames | None] = None
+    sources: SnapshotSources = field(default_factory=SnapshotSources)
+    snapshot: Snapshot | None = field(init=False, default=None)
+    enforcement: EnforcementReport = field(init=False, default=EnforcementReport())
+    policy: PolicyStatus = field(init=False, default=PolicyStatus())
+    unprobed: tuple[ProcessId, ...] = field(init=False, default=())  # NVML lists them, and no probe saw a call
+    totals: RunningTotals = field(init=False, default_factory=RunningTotals)
+    _engine: AttributionEngine = field(init=False)
+    _exited: ExitedProcesses = field(init=False)
+    _last_ns: int | None = field(init=False, default=None)
+
+    def __post_init__(self, names: FunctionNames | None) -> None:
+        self._engine = AttributionEngine(self.members, FunctionNames() if names is None else names)
+        self._exited = ExitedProcesses(self.members)
+
+    def publish(self, report: EnforcementReport) -> None:
+        """Enforcement's report, for the next snapshots. Once per decision."""
+        self.enforcement = report
+
+    def publish_policy(self, status: PolicyStatus) -> None:
+        """The state of the policy file, for the next snapshots."""
+        self.policy = status
 
     def tick(self, now_ns: int) -> Snapshot:
         """Observes once and publishes the snapshot."""
-        dead = self._find_dead()  # before the samples are taken, so that these hold all that the dead ever did
+        dead = self._exited.find()  # before the samples are taken, so that these hold all that the dead ever did
         samples, health = self._collect(now_ns)
         interval = now_ns - self._last_ns if self._last_ns is not None else 0
         self._last_ns = now_ns
-        evidence = Evidence.of(samples, self.members.proc)
-        if self.probes and evidence.readings:
-            self.probes.tell_sm_count(evidence.sm_count)
-        for process in evidence.processes:
+        inputs = TickInputs.of(samples, self.members.proc)
+        if self.probes and inputs.readings:
+            self.probes.set_sm_count(inputs.sm_count)
+        for process in inputs.processes:
             self.members.see(process)
         self.members.refresh()
-        parts = self._accounts.tick(samples, evidence, interval)
+        parts = self._engine.tick(samples, inputs, interval)
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
-        self.unprobed = tuple(set(evidence.by_tgid.values()) - evidence.probed)
-        self._bury(dead, evidence.probed, now_ns)
+        self.unprobed = tuple(set(inputs.by_tgid.values()) - inputs.probed)
+        self._forget_dead(dead, inputs.probed, now_ns)
         return self.snapshot
 
-    def seen(self, told: Told) -> None:
-        """A probe saw its first call."""
-        self.members.see(told.process, told)
+    def seen(self, event: ProcessEvent) -> None:
+        """A probe saw the first call of a process."""
+        self.members.see(event.process, event)
 
     def exited(self, process: ProcessId) -> None:
-        """A probe saw it die: its last figures are taken at the next tick, then it is forgotten."""
+        """A probe saw the process exit: its last figures are taken at the next tick, then it is forgotten."""
         self._exited.add(process)
 
     def replaced(self, process: ProcessId) -> None:
-        """It runs another program: what it is called has changed."""
+        """The process runs another program: its command has changed."""
         self.members.renew(process)
 
     def _collect(self, now_ns: int) -> tuple[list[Sample], list[CollectorHealth]]:
@@ -108,26 +175,18 @@ class Pipeline:
             began, error = monotonic_ns(), None
             try:
                 samples.extend(collector.collect(now_ns))
-            except Exception as failure:  # noqa: BLE001  # whatever one source does, the others go on; it is exported
+            except Exception as failure:  # noqa: BLE001  # one collector must not stop the others; its error is exported
                 error = f"{type(failure).__name__}: {failure}"
                 _log.warning("collector %s: %s", collector.name, error)
             health.append(CollectorHealth(collector.name, (monotonic_ns() - began) / NS_PER_SECOND, error))
         return samples, health
 
     def _snapshot(
-        self, now_ns: int, interval_ns: int, parts: Sequence[Part], health: Sequence[CollectorHealth]
+        self, now_ns: int, interval_ns: int, parts: Sequence[DeviceTick], health: Sequence[CollectorHealth]
     ) -> Snapshot:
         seconds = interval_ns / NS_PER_SECOND
-        by_process: dict[ProcessId, list[Usage]] = {}
-        rest = []
-        for part in parts:
-            for one in part.work:
-                usage = part.attribution.usage[one.process]
-                by_process.setdefault(one.process, []).append(usage)
-                if (member := self.members.get(one.process)) is not None:
-                    self.books.book(member.container, one, usage, seconds)
-            rest.append(self.books.rest(part.attribution.unattributed, seconds))
-            self.books.count_device(part.attribution, sum(one.launches or 0 for one in part.work), seconds)
+        by_process, unattributed = self._count(parts, seconds)
+        enforcement, policy, sources = self.enforcement, self.policy, self.sources
         return Snapshot(
             at_ns=now_ns,
             wall_ns=wall_ns(),
@@ -139,38 +198,55 @@ class Pipeline:
                 for process, usage in by_process.items()
                 if (member := self.members.get(process))
             ),
-            unattributed=tuple(rest),
-            enforcement=dict(self.enforcement),
-            enforcing=self.enforcing,
-            health=dict(self.device_health),
-            policy_error=self.policy_error,
-            policy_wall_ns=self.policy_wall_ns,
+            unattributed=unattributed,
+            enforcement=dict(enforcement.containers),
+            enforcing=enforcement.enforcing,
+            health=dict(enforcement.device_health),
+            policy_error=policy.error,
+            policy_wall_ns=policy.wall_ns,
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
             collectors=tuple(health),
             lost=self._lost(),
-            device_totals=dict(self.books.devices),
-            ended=self.books.ended(now_ns),
-            held=holders(self.held() or {}),
+            device_totals=dict(self.totals.devices),
+            ended=self.totals.ended(now_ns),
+            held=holders(sources.held() or {}),
             probe_calls=self.probes.calls() if self.probes else {},
-            nvml_errors=dict(self.nvml_errors()),
-            signal_failures=dict(self.signal_failures()),
-            name_lookups={f"{source}:{outcome}": n for (source, outcome), n in self.name_lookups().items()},
+            nvml_errors=dict(sources.nvml_errors()),
+            signal_failures=sources.signal_failures.counts(),
+            name_lookups={f"{source}:{outcome}": n for (source, outcome), n in sources.name_lookups().items()},
         )
 
+    def _count(
+        self, parts: Iterable[DeviceTick], seconds: float
+    ) -> tuple[dict[ProcessId, list[Usage]], tuple[Unattributed, ...]]:
+        """Adds the tick to the running totals; each process's usage by device, and what is unattributed per device."""
+        by_process: dict[ProcessId, list[Usage]] = {}
+        unattributed = []
+        for part in parts:
+            for one in part.work:
+                usage = part.attribution.usage[one.process]
+                by_process.setdefault(one.process, []).append(usage)
+                if (member := self.members.get(one.process)) is not None:
+                    self.totals.add(member.container, one, usage, seconds)
+            unattributed.append(self.totals.add_unattributed(part.attribution.unattributed, seconds))
+            self.totals.add_device(part.attribution, sum(one.launches or 0 for one in part.work), seconds)
+        return by_process, tuple(unattributed)
+
     def _lost(self) -> dict[str, int]:
-        lost = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
+        maps = {f"map:{name}": count for name, count in self.probes.lost()} if self.probes else {}
         return {
-            **lost,
-            **self.losses(),
+            **maps,
+            **self.sources.losses.counts(),
+            **self.sources.signal_failures.failures(),
+            **self.sources.losses.failures(),
             "members:full": self.members.refused,
             "members:unreadable": self.members.unreadable,
-            "names:full": self.names.refused,
-            "ended:unscraped": self.books.dropped,
-            **self._accounts.lost(),
+            "ended:unscraped": self.totals.dropped,
+            **self._engine.lost(),
         }
 
     def _containers(
-        self, by_process: Mapping[ProcessId, Sequence[Usage]], parts: Iterable[Part], seconds: float
+        self, by_process: Mapping[ProcessId, Sequence[Usage]], parts: Iterable[DeviceTick], seconds: float
     ) -> tuple[ContainerUsage, ...]:
         grouped: dict[ContainerKey, list[ProcessId]] = {}
         containers = {}
@@ -186,33 +262,23 @@ class Pipeline:
         return tuple(
             ContainerUsage(
                 containers[key],
-                sum_usage([usage for process in processes for usage in by_process[process]], self.books.of(key)),
+                sum_usage([usage for process in processes for usage in by_process[process]], self.totals.of(key)),
                 tuple(processes),
                 top_functions((one for process in processes for one in functions.get(process, ())), seconds),
             )
             for key, processes in grouped.items()
         )
 
-    def _find_dead(self) -> list[ProcessId]:
-        """Those that a probe saw dying, and now and then whoever died unseen."""
-        self._ticks += 1
-        known = {member.process.id for member in self.members.all()} | self._probed
-        candidates = known if self._ticks % _SWEEP_TICKS == 0 else self._exited & known
-        self._exited &= known
-        return [process for process in candidates if not self.members.proc.is_alive(process)]
-
-    def _bury(self, dead: Collection[ProcessId], probed: frozenset[ProcessId], now_ns: int) -> None:
+    def _forget_dead(self, dead: Collection[ProcessId], probed: frozenset[ProcessId], now_ns: int) -> None:
         """Forgets the dead; their last figures are in the snapshot that was just published."""
         if dead:
             before = {member.container.key: member.container for member in self.members.all()}
             for collector in self.collectors:
                 collector.forget(dead)
-            self._accounts.forget(dead)
-            self.names.forget(dead)
+            self._engine.forget(dead)
             self.members.remove(dead)
-            self._exited.difference_update(dead)
-            living = {member.container.key for member in self.members.all()}
-            self.books.end((container for key, container in before.items() if key not in living), now_ns)
-        self._probed = probed.difference(dead)
-        if self._ticks % _SWEEP_TICKS == 0:
-            self.names.retain({member.process.id for member in self.members.all()} | self._probed)
+            remaining = {member.container.key for member in self.members.all()}
+            self.totals.end((container for key, container in before.items() if key not in remaining), now_ns)
+        self._exited.forget(dead, probed)
+        if self._exited.sweeps:
+            self._engine.retain_names(self._exited.known)

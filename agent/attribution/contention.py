@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How much each process gets of what it could use while several run side by side (MPS). Pure.
+"""How much SM time each process gets of what it could use, where several share a device. Pure.
 
-A process has work on the device for a share of the time, in which it would keep a share of the SMs busy if it were
-alone. Others have work at the same time by chance. What happens then depends on when their blocks find room, and lies
-between three rules: all that meet share the SMs in proportion to what each would use; or the kernel that began first
+A process has work on the device for a part of the time, in which it would keep a part of the SMs busy if it were alone.
+With MPS others have work at the same time by chance. What happens then depends on when their blocks find room, and lies
+between three rules: all that overlap share the SMs in proportion to what each would use; or the kernel that began first
 has all that it can use, and the others what it leaves (the block scheduler's order; of two kernels the longer one more
-often began first); or the smaller grid has all that it can use, for it finds room soon, and begins only then, while a
-larger one runs on what there is. Taken is the geometric mean.
+often began first); or the smaller grid has all that it can use, as it finds room soon, and begins only then, while a
+larger one runs on what there is. The geometric mean of the three is taken. Without MPS processes take turns.
+
+Also here: which part of a device's SMs a launch keeps busy while it runs.
 """
 
 from __future__ import annotations
@@ -22,41 +24,41 @@ _STEPS: Final = 20  # of the SMs, in which what others use is counted
 _MOST_EXACT: Final = 8
 _LARGEST_EXPONENT: Final = 1.5
 _DIFFERENT: Final = 0.99
-_NOTHING: Final = 1e-9  # of a device
-_LEAST_LEFT: Final = 0.05  # of the activity, for those of which nobody is sure
+_NEGLIGIBLE: Final = 1e-9  # of a device
+_LEAST_LEFT: Final = 0.05  # of the activity, for processes with uncertain figures
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SmDemand:
     """Share of the time in which it has work, share of the SMs that this would use, and how long a kernel is (ns)."""
 
     time: float
     sms: float
     kernel_ns: float
 
-    def beside(self, other: Demand) -> Demand:
-        """Two of one owner."""
+    def combined(self, other: SmDemand) -> SmDemand:
+        """The demand of both together."""
         time = self.time + other.time
-        return Demand(
+        return SmDemand(
             time,
             (self.time * self.sms + other.time * other.sms) / time,
             (self.time * self.kernel_ns + other.time * other.kernel_ns) / time,
         )
 
-    def mixed(self, now: Demand | None, memory: float) -> Demand:
-        """After another tick; None: it did nothing in that."""
+    def averaged(self, now: SmDemand | None, memory: float) -> SmDemand:
+        """The moving average after another tick; None: no work in that. `memory`: weight of the past, 0–1."""
         time = self.time * memory
         if now is None or not now.time:
-            return Demand(time, self.sms, self.kernel_ns)
-        return Demand(time, self.sms, self.kernel_ns).beside(now.scaled_time(1 - memory))
+            return SmDemand(time, self.sms, self.kernel_ns)
+        return SmDemand(time, self.sms, self.kernel_ns).combined(now.scaled_time(1 - memory))
 
-    def scaled_time(self, factor: float) -> Demand:
+    def scaled_time(self, factor: float) -> SmDemand:
         """The same work, in a part of the time."""
-        return Demand(self.time * factor, self.sms, self.kernel_ns)
+        return SmDemand(self.time * factor, self.sms, self.kernel_ns)
 
 
-def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
-    """The part of time × SMs that each gets, 0–1."""
+def shares_side_by_side(demands: Mapping[K, SmDemand]) -> dict[K, float]:
+    """With MPS: the part of its time × SMs that each gets, 0–1."""
     parts = {}
     for key, mine in demands.items():
         others = [other for k, other in demands.items() if k != key]
@@ -64,25 +66,26 @@ def shares_of_wanted(demands: Mapping[K, Demand]) -> dict[K, float]:
     return parts
 
 
-def taking_turns(opens: Mapping[K, float]) -> dict[K, float]:
-    """Share of the time that each has the device, if those that have work take turns. `opens`: how often each has."""
+def shares_in_turns(opens: Mapping[K, float]) -> dict[K, float]:
+    """Share of the time that each has the device, if they take turns. `opens`: share of the time that each has work."""
     return {key: time * _in_turn([other for k, other in opens.items() if k != key]) for key, time in opens.items()}
 
 
-def fitted(
-    demands: Mapping[K, Demand], side_by_side: Collection[K], sure: Collection[K], activity: float
+def fit_to_activity(
+    demands: Mapping[K, SmDemand], side_by_side: Collection[K], certain: Collection[K], activity: float
 ) -> dict[K, float]:
-    """What each gets of what it seems to have had, so that all together are what the device did.
+    """The part of its demand that each got, so that their sum is the activity of the device.
 
-    Where that is too much, first those of which nobody is sure are cut. Then those that are side by side: to the power
-    that fits. Those that take turns are off for other reasons (the time that it takes to switch), all alike.
+    Where the sum is too large, first the demands that are not `certain` are cut. Then those of MPS clients
+    (`side_by_side`), by the exponent that fits. The error of those that take turns has other causes (switching takes
+    time): they are scaled alike.
     """
-    cut = _cut_unsure(demands, side_by_side, sure, activity)
+    cut = _cut_uncertain(demands, side_by_side, certain, activity)
     demands = {key: one.scaled_time(cut[key]) for key, one in demands.items()}
     parts = _shared(demands, side_by_side)
     wanted = _wanted(demands)
     given = sum(one.time * one.sms * parts[key] for key, one in demands.items())
-    if not _NOTHING < activity < wanted:
+    if not _NEGLIGIBLE < activity < wanted:
         return cut
     if not 0 < given < wanted * _DIFFERENT:
         return {key: cut[key] * activity / wanted for key in demands}
@@ -90,29 +93,29 @@ def fitted(
     return {key: cut[key] * parts[key] ** exponent for key in demands}
 
 
-def _wanted(demands: Mapping[K, Demand]) -> float:
+def _wanted(demands: Mapping[K, SmDemand]) -> float:
     return sum(one.time * one.sms for one in demands.values())
 
 
-def _shared(demands: Mapping[K, Demand], side_by_side: Collection[K]) -> dict[K, float]:
+def _shared(demands: Mapping[K, SmDemand], side_by_side: Collection[K]) -> dict[K, float]:
     clients = {key: one for key, one in demands.items() if key in side_by_side}
-    parts = shares_of_wanted(clients) if len(clients) > 1 else {}
+    parts = shares_side_by_side(clients) if len(clients) > 1 else {}
     return {key: parts.get(key, 1.0) for key in demands}
 
 
-def _cut_unsure(
-    demands: Mapping[K, Demand], side_by_side: Collection[K], sure: Collection[K], activity: float
+def _cut_uncertain(
+    demands: Mapping[K, SmDemand], side_by_side: Collection[K], certain: Collection[K], activity: float
 ) -> dict[K, float]:
-    parts = _shared({key: one for key, one in demands.items() if key in sure}, side_by_side)
-    known = sum(one.time * one.sms * parts[key] for key, one in demands.items() if key in sure)
-    unsure = sum(one.time * one.sms for key, one in demands.items() if key not in sure)
+    parts = _shared({key: one for key, one in demands.items() if key in certain}, side_by_side)
+    known = sum(one.time * one.sms * parts[key] for key, one in demands.items() if key in certain)
+    uncertain = sum(one.time * one.sms for key, one in demands.items() if key not in certain)
     left = max(activity - known, _LEAST_LEFT * activity)
-    cut = min(1.0, left / unsure) if sure and unsure > 0 else 1.0
-    return {key: 1.0 if key in sure else cut for key in demands}
+    cut = min(1.0, left / uncertain) if certain and uncertain > 0 else 1.0
+    return {key: 1.0 if key in certain else cut for key in demands}
 
 
 def _used(others: Sequence[tuple[float, float]]) -> dict[int, float]:
-    """Chances of how many steps of the SMs others use: each (share of SMs, chance) does so by itself."""
+    """Distribution of the steps of the SMs that others use: each (share of SMs, chance) independently."""
     chances = {0: 1.0}
     for sms, chance in others:
         step = round(min(1.0, sms) * _STEPS)
@@ -125,22 +128,22 @@ def _used(others: Sequence[tuple[float, float]]) -> dict[int, float]:
 
 
 def _in_turn(others: Sequence[float]) -> float:
-    """Mean of 1 ÷ (how many have work) for one that has."""
+    """Mean of 1 ÷ (number of processes with work), for one that has work."""
     if len(others) >= _MOST_EXACT:
         return 1 / (1 + sum(others))
     return sum(chance / (1 + used / _STEPS) for used, chance in _used([(1.0, time) for time in others]).items())
 
 
-def _in_proportion(mine: Demand, others: Sequence[Demand]) -> float:
-    """Mean of 1 ÷ (all that is wanted), where that is more than there is."""
+def _in_proportion(mine: SmDemand, others: Sequence[SmDemand]) -> float:
+    """Mean of 1 ÷ (sum of what is wanted), where that is more than the device."""
     if len(others) >= _MOST_EXACT:
         return 1 / max(1.0, mine.sms + sum(other.time * other.sms for other in others))
     used = _used([(other.sms, min(1.0, max(0.0, other.time))) for other in others])
     return sum(chance / max(1.0, mine.sms + sms / _STEPS) for sms, chance in used.items())
 
 
-def _smaller_first(mine: Demand, others: Sequence[Demand]) -> float:
-    """The part that smaller grids leave; of two alike each is first half of the time."""
+def _smaller_first(mine: SmDemand, others: Sequence[SmDemand]) -> float:
+    """The part that smaller grids leave; of two equal ones each is first half of the time."""
     before = []
     for other in others:
         first = 0.5 if abs(other.sms - mine.sms) < 1 / _STEPS else float(other.sms < mine.sms)
@@ -154,7 +157,8 @@ def _smaller_first(mine: Demand, others: Sequence[Demand]) -> float:
     return sum(chance * min(1.0, part / mine.sms) for part, chance in left)
 
 
-def _in_order(mine: Demand, others: Sequence[Demand]) -> float:
+def _in_order(mine: SmDemand, others: Sequence[SmDemand]) -> float:
+    """The part that kernels which began earlier leave."""
     part = 1.0
     for other in others:
         left = max(0.0, min(1.0, (1 - other.sms) / mine.sms)) if mine.sms else 1.0
@@ -164,9 +168,31 @@ def _in_order(mine: Demand, others: Sequence[Demand]) -> float:
 
 
 def _began_first(mine_ns: float, other_ns: float) -> float:
-    """The chance that mine is the older of two kernels that run now: each is of any age up to its length."""
+    """The chance that mine is the older of two running kernels, each of any age up to its length."""
     if mine_ns <= 0 or other_ns <= 0:
         return 0.5
     if mine_ns >= other_ns:
         return 1 - other_ns / (2 * mine_ns)
     return mine_ns / (2 * other_ns)
+
+
+_THREADS_PER_SM = 2048  # V100 to B200; consumer parts hold 1,536, which makes this a little low there
+_BLOCKS_PER_SM = 32
+
+
+def waves(blocks: float, threads_per_block: int, sm_count: int) -> tuple[float, float]:
+    """The number of waves of a launch, and Σ SMs that each wave keeps busy. bpf/waves.bpf.h computes the same.
+
+    Blocks are spread over the SMs first and stacked then, so up to one block per SM every block takes an SM.
+    """
+    per_sm = max(1, min(_BLOCKS_PER_SM, _THREADS_PER_SM // max(1, threads_per_block)))
+    full, rest = divmod(blocks, sm_count * per_sm)
+    return full + (1 if rest else 0), full * sm_count + min(rest, sm_count)
+
+
+def sm_fraction(blocks: float, threads_per_block: int, sm_count: int | None) -> float:
+    """Mean share of the SMs over the launch's waves, 0–1; 1 where the device's SM count is unknown."""
+    if not sm_count or blocks <= 0:
+        return 1.0
+    count, busy = waves(blocks, threads_per_block, sm_count)
+    return min(1.0, busy / (count * sm_count))

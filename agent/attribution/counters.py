@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """From cumulative samples to the work of one tick: differences per process and device.
 
-Keeps the previous count of everything, so its size follows the kernel's maps, which are bounded. Counts are what
-processes say in their calls' arguments: more than any device can do in a tick is nobody's work, and counted as that.
+Keeps the previous count of everything, so its size follows the kernel's maps, which are bounded. Counts come from the
+arguments of a process's calls: an increment that no device can do in a tick is attributed to no process, but counted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from agent.model import DeviceUuid, ProcessId
-from agent.samples import AllocationCount, CopyCount, LaunchCount, LiveByAge, Sample
+from agent.collectors.samples import AllocationCount, CopyCount, LaunchCount, LiveByAge, Sample
+from agent.core.model import DeviceUuid, ProcessId
 
 Owner = tuple[ProcessId, DeviceUuid]
 _MOST_IN_A_TICK = 1 << 44  # bytes or kernels: 16 TiB is more than any link carries in seconds
 ResolveDevice = Callable[[ProcessId, int | None], DeviceUuid | None]
-_Before = tuple[int, int, int, int, int]  # launches, kernels, blocks, waves, SMs of waves
+_LastCounts = tuple[int, int, int, int, int]  # launches, kernels, blocks, waves, SMs of waves
 
 
 @dataclass(slots=True)
-class Launched:
+class FunctionLaunches:
     """Launches of one function in a tick."""
 
     launches: int = 0
@@ -34,39 +34,39 @@ class Launched:
 
 
 @dataclass(slots=True)
-class Counted:
+class CountedWork:
     """One process's counted work on one device in a tick."""
 
-    functions: dict[int, Launched] = field(default_factory=dict)
+    functions: dict[int, FunctionLaunches] = field(default_factory=dict)
     pcie_tx_bytes: int = 0
     pcie_rx_bytes: int = 0
-    live_bytes: dict[str, int] | None = None  # by kind; None: nothing was seen allocated
+    live_bytes: dict[str, int] | None = None  # by kind; None: no allocation was seen
     peak_bytes: int = 0
     live_by_age: tuple[int, ...] = ()
 
     @property
     def launches(self) -> int:
-        """Calls."""
+        """Launch calls."""
         return sum(one.launches for one in self.functions.values())
 
     @property
     def kernels(self) -> int:
-        """Kernels, of which a graph's launch is several."""
+        """Kernels; a launch of a graph is several."""
         return sum(one.kernels for one in self.functions.values())
 
 
-class Tally:
+class CounterDeltas:
     """Turns each tick's samples into differences."""
 
     def __init__(self) -> None:
-        self._launches: dict[ProcessId, dict[tuple[int | None, int], _Before]] = defaultdict(dict)
+        self._launches: dict[ProcessId, dict[tuple[int | None, int], _LastCounts]] = defaultdict(dict)
         self._copies: dict[ProcessId, dict[tuple[int | None, str], int]] = defaultdict(dict)
-        self.unplaced = 0  # launches whose device nobody can tell
+        self.unplaced = 0  # launches whose device is unknown
         self.implausible = 0  # increments that no device can have done
 
-    def tick(self, samples: Iterable[Sample], resolve: ResolveDevice) -> dict[Owner, Counted]:
+    def tick(self, samples: Iterable[Sample], resolve: ResolveDevice) -> dict[Owner, CountedWork]:
         """The work since the previous call."""
-        work: dict[Owner, Counted] = defaultdict(Counted)
+        work: dict[Owner, CountedWork] = defaultdict(CountedWork)
         for sample in samples:
             if isinstance(sample, LaunchCount):
                 self._launch(sample, resolve, work)
@@ -81,18 +81,18 @@ class Tally:
         return dict(work)
 
     def forget(self, processes: Collection[ProcessId]) -> None:
-        """They are gone."""
+        """Drops processes that are gone."""
         for process in processes:
             self._launches.pop(process, None)
             self._copies.pop(process, None)
 
     def _is_plausible(self, new: int) -> bool:
-        """Sums that went beyond 64 bits come out lower than before."""
+        """Whether a device can have done so much; a sum that overflowed 64 bits is lower than before."""
         plausible = 0 <= new <= _MOST_IN_A_TICK
         self.implausible += not plausible
         return plausible
 
-    def _launch(self, sample: LaunchCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
+    def _launch(self, sample: LaunchCount, resolve: ResolveDevice, work: dict[Owner, CountedWork]) -> None:
         known = self._launches[sample.process]
         key = (sample.ordinal, sample.function)
         launches, kernels, blocks, waves, wave_sms = known.get(key, (0, 0, 0, 0, 0))
@@ -104,7 +104,7 @@ class Tally:
         if device is None:
             self.unplaced += sample.kernels - kernels
             return
-        one = work[sample.process, device].functions.setdefault(sample.function, Launched())
+        one = work[sample.process, device].functions.setdefault(sample.function, FunctionLaunches())
         one.launches += new
         one.kernels += sample.kernels - kernels
         one.blocks += max(0, sample.blocks - blocks)  # a product of three arguments may wrap
@@ -112,7 +112,7 @@ class Tally:
         one.wave_sms += max(0, sample.wave_sms - wave_sms)
         one.threads_per_block = sample.threads_per_block
 
-    def _copy(self, sample: CopyCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
+    def _copy(self, sample: CopyCount, resolve: ResolveDevice, work: dict[Owner, CountedWork]) -> None:
         known = self._copies[sample.process]
         key = (sample.ordinal, sample.direction)
         new = sample.bytes - known.get(key, 0)
@@ -126,7 +126,7 @@ class Tally:
         elif sample.direction == "host_to_device":
             counted.pcie_rx_bytes += new
 
-    def _allocation(self, sample: AllocationCount, resolve: ResolveDevice, work: dict[Owner, Counted]) -> None:
+    def _allocation(self, sample: AllocationCount, resolve: ResolveDevice, work: dict[Owner, CountedWork]) -> None:
         device = resolve(sample.process, sample.ordinal)
         if device is None:
             return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One tick's samples, indexed by what attribution asks of them."""
+"""One tick's samples, indexed for attribution."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent.errors import GoneError, SetupError
-from agent.model import DeviceReading, DeviceUuid, ProcessId
-from agent.ordinals import bus_place
-from agent.procfs import Procfs
-from agent.samples import (
+from agent.collectors.samples import (
     CountedSince,
     Delivered,
     OrdinalBusId,
@@ -23,14 +19,18 @@ from agent.samples import (
     ProcessUtilization,
     Sample,
 )
+from agent.core.device_ordinals import bus_place
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import DeviceReading, DeviceUuid, ProcessId
+from agent.node.procfs import Procfs
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """`probed` are the processes that the probes see; `by_tgid` says who NVML's pids are now."""
+class TickInputs:
+    """`probed`: the processes that the probes see. `by_tgid`: the process that has each of NVML's pids now."""
 
     readings: tuple[DeviceReading, ...]
     probed: frozenset[ProcessId]
@@ -39,13 +39,13 @@ class Evidence:
     utilization: dict[tuple[int, DeviceUuid], float]
     devices_by_tgid: Mapping[int, Sequence[DeviceUuid]]  # where NVML lists it
     tgids_by_device: Mapping[DeviceUuid, Sequence[int]]
-    told: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver told the process
+    driver_devices: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver answered it
     side_by_side: frozenset[tuple[int, DeviceUuid]] = frozenset()  # MPS clients
     counted_ns: int | None = None  # how long launches were counted for
     deliveries: tuple[Delivered, ...] = ()
 
     @classmethod
-    def of(cls, samples: Collection[Sample], proc: Procfs) -> Evidence:
+    def of(cls, samples: Collection[Sample], proc: Procfs) -> TickInputs:
         """Sorts the samples; asks /proc only for pids that no probe knows."""
         readings, probed, memory, utilization, listed = [], set(), {}, {}, set()
         ordinals: list[OrdinalUuid | OrdinalBusId] = []
@@ -71,45 +71,45 @@ class Evidence:
         devices_by_tgid = _grouped(sorted(listed))
         tgids_by_device = _grouped((device, tgid) for tgid, device in sorted(listed))
         by_tgid = _identify(devices_by_tgid, probed, proc)
-        told = _told(ordinals, readings)
+        driver_devices = _driver_devices(ordinals, readings)
         deliveries = tuple(sample for sample in samples if isinstance(sample, Delivered))
         by_device = (devices_by_tgid, tgids_by_device)
-        parts = (by_tgid, memory, utilization, *by_device, told, frozenset(clients), counted_ns, deliveries)
+        parts = (by_tgid, memory, utilization, *by_device, driver_devices, frozenset(clients), counted_ns, deliveries)
         return cls(tuple(readings), frozenset(probed), *parts)
 
     @property
     def processes(self) -> frozenset[ProcessId]:
-        """Everybody that anything was seen of."""
+        """All processes of which anything was seen."""
         return self.probed | frozenset(self.by_tgid.values())
 
     @property
     def sm_count(self) -> int:
-        """Of every device; 0 where they differ or it is not known."""
+        """The SM count of all devices; 0 where they differ or it is unknown."""
         counts = {reading.device.sm_count for reading in self.readings}
         return (counts.pop() or 0) if len(counts) == 1 else 0
 
     def devices_of(self, tgid: int) -> Sequence[DeviceUuid]:
-        """Where NVML lists a process."""
+        """The devices on which NVML lists a process."""
         return self.devices_by_tgid.get(tgid, ())
 
     def tgids_on(self, device: DeviceUuid) -> Sequence[int]:
-        """Whom NVML lists on a device."""
+        """The processes that NVML lists on a device."""
         return self.tgids_by_device.get(device, ())
 
     def memory_of(self, process: ProcessId, device: DeviceUuid) -> int | None:
-        """NVML's bytes: those of a pid belong to whoever has it now, not to a dead process that had it before."""
+        """NVML's bytes. They belong to the process that has the pid now, not to a dead one that had it before."""
         return self.memory.get((process.tgid, device)) if self.by_tgid.get(process.tgid) == process else None
 
     def utilization_of(self, process: ProcessId, device: DeviceUuid) -> float | None:
-        """NVML's share of time, of whoever has the pid now; a list may be without a process that has a share."""
-        is_it = self.by_tgid.get(process.tgid, process) == process
-        return self.utilization.get((process.tgid, device)) if is_it else None
+        """NVML's share of time, of the process that has the pid now, even if NVML does not list it."""
+        is_current = self.by_tgid.get(process.tgid, process) == process
+        return self.utilization.get((process.tgid, device)) if is_current else None
 
 
-def _told(
+def _driver_devices(
     ordinals: Iterable[OrdinalUuid | OrdinalBusId], readings: Collection[DeviceReading]
 ) -> dict[tuple[ProcessId, int], DeviceUuid]:
-    """A UUID says it; where none was asked for, a place on the bus. Neither says which MIG instance is meant."""
+    """By the UUID that the driver answered, else by the PCI address. Neither says which MIG instance is meant."""
     split = {reading.device.parent for reading in readings}
     devices = [reading.device for reading in readings if reading.device.uuid not in split]
     by_uuid = {bare_uuid(device.uuid): device.uuid for device in devices}
@@ -146,5 +146,5 @@ def _identify(tgids: Iterable[int], probed: set[ProcessId], proc: Procfs) -> dic
         try:
             found[tgid] = known.get(tgid) or proc.process_id(tgid)
         except (GoneError, SetupError):
-            continue  # ended since NVML listed it, or hidden from us: its memory is nobody's that we know
+            continue  # ended since NVML listed it, or hidden from us: its memory is unattributed
     return found

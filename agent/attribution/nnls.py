@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Non-negative least squares with priors, and how sure the answer is. Pure.
+"""Non-negative least squares with priors, with the standard deviation of each value. Pure.
 
 argmin over x ≥ 0 of Σ_t w_t (y_t − Σ_j a_tj x_j)² + Σ_j ((x_j − prior_j) ÷ sigma_j)². A few dozen unknowns, so the
 normal equations are solved outright; those that come out negative are held at 0 and the rest is solved again, as in
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SINGULAR = 1e-10  # of the diagonal: an unknown that others stand for as well keeps its prior
+_SINGULAR = 1e-10  # of the diagonal: an unknown that others explain as well keeps its prior
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What is believed before: `sigma` None: nothing."""
+    """The prior of an unknown, with its standard deviation. `sigma` None: no prior."""
 
     prior: float
     sigma: float | None
@@ -25,7 +25,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One observation: coefficients by unknown, the sum that was seen, its weight (1 ÷ variance)."""
+    """One observation: coefficients by unknown, the observed sum, its weight (1 ÷ variance)."""
 
     coefficients: Sequence[float]
     seen: float
@@ -33,7 +33,7 @@ class Row:
 
 
 def solve(unknowns: Sequence[Unknown], rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """(values, standard deviations), one per unknown. One that nothing tells of keeps its prior, infinitely unsure."""
+    """(values, standard deviations), one per unknown. One that no row has keeps its prior, ± infinity."""
     size = len(unknowns)
     normal = [[0.0] * size for _ in range(size)]
     right = [0.0] * size

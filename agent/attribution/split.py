@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Who had how much of a device in one tick. Pure: values in, values out.
+"""Splits a device's tick between processes. Pure: values in, values out.
 
 Principle (a test of that name): Σ processes + unattributed = device, for SM time, memory and PCIe bytes. SM time is the
 device's activity, split by each process's estimated SM time; what no known process explains stays unattributed.
@@ -12,16 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from agent.clock import NS_PER_SECOND
-from agent.model import (
-    DeviceReading,
-    DeviceUuid,
-    ProcessId,
-    Provenance,
-    Totals,
-    Unattributed,
-    Usage,
-)
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import DeviceReading, DeviceUuid, ProcessId, Provenance, Totals, Unattributed, Usage
 
 N = TypeVar("N", int, float)
 
@@ -44,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """One device's tick, split. `reading` is the device's with which the parts add up."""
+    """One device's tick, split. `reading`: the device's, corrected so that the parts add up to it."""
 
     reading: DeviceReading
     usage: Mapping[ProcessId, Usage]
@@ -54,8 +46,8 @@ class Attribution:
 def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int, *, others: bool = False) -> Attribution:
     """Splits a device among the processes that worked on it.
 
-    SM time is measured where one process alone is on the device: then what the device did is what it did. `others`:
-    somebody was there too who ended before anybody knew who it was; what it did stays unattributed.
+    SM time is measured where one process is alone on the device: what the device did is what it did. `others`:
+    a process that ended before it was identified worked there too; what it did stays unattributed.
     """
     seconds = interval_ns / NS_PER_SECOND
     estimates = {w.process: _ratio(w.sm_ns, interval_ns) for w in work}
@@ -103,11 +95,11 @@ def split_activity(
     """Scales the estimates to the device's activity; up only where every process on the device is known.
 
     The estimates' sum may miss the activity by a launch that began in one tick and ran in the next, so a sum within
-    half of it is scaled up as well; less than that is somebody else's work and stays unattributed.
+    half of it is scaled up as well; if it is less, another process did the rest, which stays unattributed.
     """
     total = sum(estimate for estimate in estimates.values() if estimate)
     if activity is None and total > 1:
-        activity = 1.0  # nobody measured it, but nothing does more than all of a device
+        activity = 1.0  # it was not measured, but nothing does more than all of a device
     if activity is None or total == 0:
         return dict(estimates)
     all_known = not others and all(estimate is not None for estimate in estimates.values())
@@ -116,7 +108,7 @@ def split_activity(
     return {process: None if e is None else e * activity / total for process, e in estimates.items()}
 
 
-def add(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:
+def add_work(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:
     """The running sums after one more tick."""
     return replace(
         totals,
@@ -127,7 +119,7 @@ def add(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:
     )
 
 
-def grown(totals: Totals, sm_ratio: float | None, tx: float | None, rx: float | None, seconds: float) -> Totals:
+def add_rates(totals: Totals, sm_ratio: float | None, tx: float | None, rx: float | None, seconds: float) -> Totals:
     """Running sums after a tick of these rates; what is unknown adds nothing."""
     return replace(
         totals,
@@ -138,7 +130,7 @@ def grown(totals: Totals, sm_ratio: float | None, tx: float | None, rx: float | 
 
 
 def sum_usage(parts: Iterable[Usage], totals: Mapping[DeviceUuid, Totals]) -> tuple[Usage, ...]:
-    """A container's use per device out of its processes'. What no process knows stays unknown."""
+    """A container's use per device: the sum of its processes'. What is unknown of all of them stays unknown."""
     by_device: dict[DeviceUuid, list[Usage]] = {}
     for part in parts:
         by_device.setdefault(part.device, []).append(part)
@@ -185,7 +177,7 @@ def _sum_by_name(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _device_error(reading: DeviceReading, parts: Iterable[float | None]) -> float:
-    """What the estimates together miss, as one of them may miss all of it."""
+    """The error of the sum of the estimates, all of which may be that of one of them."""
     if reading.sm_activity_ratio is None:
         return 0.0
     return abs(reading.sm_activity_ratio - sum(part or 0.0 for part in parts))
@@ -252,7 +244,7 @@ def _remainder(reading: DeviceReading, usage: Iterable[Usage]) -> Unattributed:
 
 
 def _rest(device: N | None, parts: Iterable[N | None]) -> N | None:
-    """What is left of a device figure. Never below 0: rounding is not somebody's use."""
+    """What is left of a device figure. Never below 0: rounding is no use of the device."""
     if device is None:
         return None
     rest = device - sum(part for part in parts if part is not None)

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What NVML says: devices, and memory and utilisation of the processes on them."""
+"""Devices by NVML, with memory and utilisation of their processes; and the device behind each ordinal of a process.
+
+The latter is what the driver answered when the process asked it for an ordinal's UUID (cuDeviceGetUuid) or for the
+ordinal at a PCI address (cuDeviceGetByPCIBusId).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from agent.errors import NvmlError
-from agent.model import ProcessId
-from agent.nvml import Nvml
-from agent.samples import ProcessMemory, ProcessUtilization, Sample
+from agent.collectors.samples import OrdinalBusId, OrdinalUuid, ProcessMemory, ProcessUtilization, Sample
+from agent.core.errors import NvmlError
+from agent.core.model import ProcessId
+from agent.nvml.client import Nvml
+from agent.probes.libcuda import LibcudaProbes
 
 
 class Devices:
-    """Reads every device; one that is lost hides only itself."""
+    """Reads every device; one that is lost takes nothing from the others."""
 
     name = "nvml"
 
@@ -35,6 +40,26 @@ class Devices:
                 yield ProcessUtilization(tgid, device.uuid, ratio)
         if self._nvml.problem:  # after what is known of the devices: they are lost, and this is why
             raise NvmlError(self._nvml.problem)
+
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Keeps nothing about processes."""
+
+
+class Uuids:
+    """Reads the maps `uuids` and `bus_ids`, which are LRU maps."""
+
+    name = "uuids"
+
+    def __init__(self, probes: LibcudaProbes) -> None:
+        self._uuids = probes.map("uuids")
+        self._bus_ids = probes.map("bus_ids")
+
+    def collect(self, now_ns: int) -> Iterable[OrdinalUuid | OrdinalBusId]:
+        """All entries."""
+        for key, value in self._uuids.items():
+            yield OrdinalUuid(key.process.id(), key.ordinal, bytes(value.bytes))
+        for key, value in self._bus_ids.items():
+            yield OrdinalBusId(key.process.id(), key.ordinal, value.text.decode(errors="replace"))
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Keeps nothing about processes."""

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Launches per process, device and function, out of the map `launches`.
+"""Launches per process, device and function from the map `launches`, and deliveries from the map `delivered`.
 
-While that is full, launches are counted in `other_launches`, under function 0: detail is lost, no launch is. A node may
-have 50,000 functions of which a few run: only entries that changed since the last read become objects.
+While `launches` is full, launches are counted in `other_launches`, under function 0: detail is lost, no launch is. A
+node may have 50,000 functions of which a few run: only entries that changed since the last read become objects.
+
+A delivery is what was launched between two drained waits, and how long that took. The kernel keeps the last 16 per
+process; of a process that waits more often than that between two reads, the rest is not seen: they are a sample.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ import struct
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from agent.clock import NS_PER_SECOND, monotonic_ns
-from agent.layout import DEVICE_UNKNOWN, LaunchKey, LaunchValue
-from agent.libbpf import Map
-from agent.model import ProcessId
-from agent.probes import Probes
-from agent.samples import CountedSince, LaunchCount, Probed
+from agent.collectors.samples import CountedSince, Delivered, LaunchCount, Probed
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.model import ProcessId
+from agent.probes.abi import DELIVERIES, DEVICE_UNKNOWN, LaunchKey, LaunchValue, ProcessKey
+from agent.probes.abi import Deliveries as Ring
+from agent.probes.libbpf import Map
+from agent.probes.libcuda import LibcudaProbes
 
 _KEY: Final = struct.Struct("=IIIxxxxQ")
 _VALUE: Final = struct.Struct("=QQQQQQIxxxx")
-_MARGIN_NS: Final = NS_PER_SECOND  # a launch is stamped as it enters the probe, and counted a moment later
+_MARGIN_NS: Final = NS_PER_SECOND  # a launch gets its time as it enters the probe, and is counted a moment later
+
 assert _KEY.size == ctypes.sizeof(LaunchKey)
+
 assert _VALUE.size == ctypes.sizeof(LaunchValue)
 
 
@@ -32,7 +38,7 @@ class Launches:
 
     name = "launches"
 
-    def __init__(self, probes: Probes) -> None:
+    def __init__(self, probes: LibcudaProbes) -> None:
         self._maps = (probes.map("launches"), probes.map("other_launches"))
         self._keys: dict[ProcessId, dict[tuple[int, int], Map]] = {}
         self._read_ns = 0
@@ -59,10 +65,55 @@ class Launches:
                     self._keys.setdefault(process, {})[device, function] = counts
                     ordinal = None if device == DEVICE_UNKNOWN else device
                     yield LaunchCount(process, ordinal, function, launches, kernels, blocks, threads, waves, wave_sms)
-        self._read_ns = read_ns  # only now: after a read that failed, what it did not come to is still new
+        self._read_ns = read_ns  # only now: after a read that failed, the entries that it did not reach are still new
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Deletes their entries."""
         for process in processes:
             for (device, function), counts in self._keys.pop(process, {}).items():
                 counts.delete(LaunchKey((process.tgid, process.start_ticks & 0xFFFFFFFF), device, 0, function))
+
+
+class Deliveries:
+    """Yields each delivery once."""
+
+    name = "deliveries"
+
+    def __init__(self, probes: LibcudaProbes) -> None:
+        self._map = probes.map("delivered")
+        self._latencies = probes.map("latencies")
+        self._seen: dict[ProcessId, int] = {}
+
+    def collect(self, now_ns: int) -> Iterable[Delivered]:
+        """The deliveries since the previous call, at most 16 per process."""
+        before, self._seen = self._seen, {}  # processes that left the map are dropped here, too
+        for key, ring in self._map.items():
+            process = key.id()
+            self._seen[process] = ring.count
+            yield from fresh(process, ring, before.get(process, 0))
+
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Deletes their rings and latency histograms."""
+        for process in processes:
+            self._seen.pop(process, None)
+            self._map.delete(ProcessKey.of(process))
+            self._latencies.delete(ProcessKey.of(process))
+
+
+def fresh(process: ProcessId, ring: Ring, seen: int) -> Iterable[Delivered]:
+    """Those entries of a ring that came after the first `seen`."""
+    for number in range(max(seen, ring.count - DELIVERIES), ring.count):
+        entry = ring.ring[number % DELIVERIES]
+        yield Delivered(
+            process,
+            entry.at_ns,
+            entry.launches,
+            entry.charged_ns,
+            entry.queued_ns,
+            entry.waited_ns,
+            entry.waited_busy_ns,
+            entry.elapsed_ns,
+            entry.elapsed_busy_ns,
+            entry.pauses,
+            tuple((one.function, one.launches) for one in entry.functions if one.launches),
+        )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Live memory per process, out of the maps `memory` (the sums) and `allocations` (each one, for its age)."""
+"""Live memory and copied bytes per process, from the maps `memory` (sums), `allocations` (ages) and `copies`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from agent.clock import NS_PER_SECOND
-from agent.layout import DEVICE_UNKNOWN, MEMORY_KINDS, PINNED, Allocation, AllocationKey, MemoryKey
-from agent.model import ProcessId
-from agent.probes import Probes
-from agent.samples import AGES_SECONDS, AllocationCount, LiveByAge, Probed
+from agent.collectors.samples import AGES_SECONDS, AllocationCount, CopyCount, LiveByAge, Probed
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ProcessId
+from agent.probes.abi import (
+    COPY_DIRECTIONS,
+    DEVICE_UNKNOWN,
+    MEMORY_KINDS,
+    PINNED,
+    Allocation,
+    AllocationKey,
+    CopyKey,
+    MemoryKey,
+)
+from agent.probes.libcuda import LibcudaProbes
 
 _KEY: Final = struct.Struct("=IIIxxxxQ")
 _VALUE: Final = struct.Struct("=QQQIIII")
-_AGES_EVERY_NS: Final = 30 * NS_PER_SECOND  # a hundred thousand allocations take a while to look through
+_AGES_EVERY_NS: Final = 30 * NS_PER_SECOND  # reading a hundred thousand allocations takes a while
+
 assert _KEY.size == ctypes.sizeof(AllocationKey)
+
 assert _VALUE.size == ctypes.sizeof(Allocation)
 
 
@@ -29,7 +40,7 @@ class Allocations:
 
     name = "allocations"
 
-    def __init__(self, probes: Probes) -> None:
+    def __init__(self, probes: LibcudaProbes) -> None:
         self._sums = probes.map("memory")
         self._single = probes.map("allocations")
         self._mappings = probes.map("mappings")
@@ -38,7 +49,7 @@ class Allocations:
         self._ages_ns = -_AGES_EVERY_NS
 
     def collect(self, now_ns: int) -> Iterable[Probed | AllocationCount | LiveByAge]:
-        """One sample per (process, device), and the ages of the last look at them."""
+        """One sample per (process, device), and the ages as they were last read."""
         self._keys = {}
         for key, value in self._sums.items():
             process = key.process.id()
@@ -63,7 +74,7 @@ class Allocations:
             yield LiveByAge(ProcessId(tgid, start), _ordinal(device), tuple(sizes))
 
     def forget(self, processes: Collection[ProcessId]) -> None:
-        """Deletes the processes' sums, and the allocations and mappings that they did not live to free."""
+        """Deletes the processes' sums, and the allocations and mappings that they had not freed when they ended."""
         live = False
         for process in processes:
             for key in self._keys.pop(process, ()):
@@ -81,3 +92,29 @@ class Allocations:
 
 def _ordinal(device: int) -> int | None:
     return None if device == DEVICE_UNKNOWN else device
+
+
+class Copies:
+    """Reads the whole map; it has at most five entries per process and device."""
+
+    name = "copies"
+
+    def __init__(self, probes: LibcudaProbes) -> None:
+        self._map = probes.map("copies")
+        self._keys: dict[ProcessId, list[CopyKey]] = {}
+
+    def collect(self, now_ns: int) -> Iterable[Probed | CopyCount]:
+        """One sample per (process, device, direction)."""
+        self._keys = {}
+        for key, value in self._map.items():
+            process = key.process.id()
+            self._keys.setdefault(process, []).append(key)
+            ordinal = None if key.device == DEVICE_UNKNOWN else key.device
+            yield Probed(process)
+            yield CopyCount(process, ordinal, COPY_DIRECTIONS[key.direction], value.bytes, value.calls)
+
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Deletes their entries."""
+        for process in processes:
+            for key in self._keys.pop(process, ()):
+                self._map.delete(key)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What collectors hand over. Counts are cumulative since the process was first seen; readers take differences."""
+"""What collectors yield. Counts are cumulative since the process was first seen; readers take differences."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from agent.model import DeviceReading, DeviceUuid, ProcessId
+from agent.core.model import DeviceReading, DeviceUuid, ProcessId
 
 AGES_SECONDS: Final = (60, 600, 3600)
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The probes see this process: what it has no other sample for, it did not do."""
+    """The probes see this process: what it has no sample for, it did not do."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class CountedSince:
-    """When launches were counted, and when the time before: a busy machine is late with either. ns, CLOCK_MONOTONIC."""
+    """When launches were read, and when the time before: a busy machine is late with either. ns, CLOCK_MONOTONIC."""
 
     at_ns: int
     before_ns: int
@@ -49,7 +49,7 @@ class LaunchCount:
 
 @dataclass(frozen=True, slots=True)
 class OrdinalUuid:
-    """The driver told the process which device its ordinal is. `uuid` is 16 bytes."""
+    """The device behind an ordinal of the process, by the driver's answer. `uuid` is 16 bytes."""
 
     process: ProcessId
     ordinal: int
@@ -58,7 +58,7 @@ class OrdinalUuid:
 
 @dataclass(frozen=True, slots=True)
 class OrdinalBusId:
-    """The driver told the process which of its ordinals is at a place of the PCI bus, as the process wrote it."""
+    """The ordinal of the process at a PCI address, by the driver's answer. `text`: the address as it was asked for."""
 
     process: ProcessId
     ordinal: int
@@ -67,11 +67,11 @@ class OrdinalBusId:
 
 @dataclass(frozen=True, slots=True)
 class AllocationCount:
-    """Live memory by the calls that succeeded since the probes were there. `pinned` is host memory."""
+    """Live memory by the calls that succeeded since the probes were attached. `pinned` is host memory."""
 
     process: ProcessId
     ordinal: int | None
-    live_bytes: Mapping[str, int]  # by kind (agent.layout.MEMORY_KINDS)
+    live_bytes: Mapping[str, int]  # by kind (agent.probes.abi.MEMORY_KINDS)
     peak_bytes: int
     failures: int
 
@@ -87,7 +87,7 @@ class LiveByAge:
 
 @dataclass(frozen=True, slots=True)
 class CopyCount:
-    """Bytes copied in one direction (agent.layout.COPY_DIRECTIONS)."""
+    """Bytes copied in one direction (agent.probes.abi.COPY_DIRECTIONS)."""
 
     process: ProcessId
     ordinal: int | None
@@ -115,12 +115,12 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """NVML's bytes of one process on one device; None where NVML does not say."""
+    """NVML's bytes of one process on one device; None where NVML has no value."""
 
     tgid: int
     device: DeviceUuid
     bytes: int | None
-    is_mps: bool = False  # a client of MPS: runs side by side with the others
+    is_mps: bool = False  # a client of MPS: its kernels run beside others
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ class Collector(Protocol):
     name: str
 
     def collect(self, now_ns: int) -> Iterable[Sample]:
-        """Everything known now. Raises only when nothing at all could be read."""
+        """All current samples. Raises only when nothing at all could be read."""
         ...
 
     def forget(self, processes: Collection[ProcessId]) -> None:
-        """They are gone and accounted for: drop what is kept about them."""
+        """Drops what is kept about processes that ended and are accounted for."""
         ...

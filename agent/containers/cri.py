@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Names from the Kubernetes container runtime interface: containerd, CRI-O, k3s and the like.
+"""Names over gRPC: from the Kubernetes container runtime interface, and from containerd itself.
 
-The container's own labels are only the kubelet's; those that people give are the pod's, which its sandbox carries,
-as it does the pod's annotations as they were when it was made.
+CRI (containerd, CRI-O, k3s and the like): the container's own labels are the kubelet's; the users' labels are the
+pod's, which its sandbox carries, as well as the pod's annotations at the time when the sandbox was made.
+
+containerd, for what runs there without Kubernetes (nerdctl, ctr, buildkit): a container is in one of its namespaces;
+the cgroup does not show which, so all are queried but those of Kubernetes and Docker, whose own sockets have better
+names.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from agent.containers.answers import Names
-from agent.containers.channel import Channel, UnansweredError
-from agent.containers.messages import message
-from agent.errors import SourceError
-from agent.model import Container
+from agent.containers.grpc_channel import Channel, UnansweredError, message
+from agent.containers.identity import Names, own_labels
+from agent.core.errors import SourceError
+from agent.core.model import Container
 
 _VERSIONS = ("runtime.v1", "runtime.v1alpha2")  # containerd before 1.6 and CRI-O before 1.23 have only the latter
 
@@ -48,34 +51,80 @@ class Cri:
         """Ends a look-up that is under way."""
         self._channel.close()
 
-    def _one(self, method: str, answer: str, wanted: str, deadline_ns: int) -> Any:
+    def _one(self, method: str, kind_and_field: str, wanted: str, deadline_ns: int) -> Any:
         """The item of that id, None where there is none. The server finds it by prefix; ours is the whole id."""
         request = message(f"{method}Request")()
         request.filter.id = wanted
-        kind, _, items = answer.partition(".")
-        said = self._call(method, request, kind, deadline_ns)
-        listed = getattr(said, items) if said is not None else ()
+        kind, _, items = kind_and_field.partition(".")
+        answer = self._call(method, request, kind, deadline_ns)
+        listed = getattr(answer, items) if answer is not None else ()
         if any(item.id != wanted for item in listed):
-            raise SourceError(f"{self.path}: asked for {wanted}, told about another")
+            raise SourceError(f"{self.path}: asked for {wanted}, the answer is about another")
         return listed[0] if listed else None
 
     def _image(self, wanted: str, deadline_ns: int) -> str:
-        """As people write it; a list has what the kubelet passed on, which is a digest."""
+        """The image's name; a list has what the kubelet passed on, which is a digest."""
         request = message("ContainerStatusRequest")(container_id=wanted)
-        said = self._call("ContainerStatus", request, "ContainerStatusResponse", deadline_ns)
-        if said is not None and said.status.id != wanted:
-            raise SourceError(f"{self.path}: asked for {wanted}, told about another")
-        return str(said.status.image.image) if said is not None else ""
+        answer = self._call("ContainerStatus", request, "ContainerStatusResponse", deadline_ns)
+        if answer is not None and answer.status.id != wanted:
+            raise SourceError(f"{self.path}: asked for {wanted}, the answer is about another")
+        return str(answer.status.image.image) if answer is not None else ""
 
-    def _call(self, method: str, request: Any, answer: str, deadline_ns: int) -> Any:
-        """None: it has no such thing, or (a containerd without the plugin) does not speak CRI at all."""
+    def _call(self, method: str, request: Any, kind: str, deadline_ns: int) -> Any:
+        """None: not found, or the server (a containerd without the plugin) does not speak CRI at all."""
         for version in self._versions:
             try:
-                said = self._channel.call(f"/{version}.RuntimeService/{method}", request, answer, deadline_ns)
+                answer = self._channel.call(f"/{version}.RuntimeService/{method}", request, kind, deadline_ns)
             except UnansweredError as error:
                 if error.code == "NOT_FOUND":
                     return None
             else:
                 self._versions = (version, *(other for other in _VERSIONS if other != version))
-                return said
+                return answer
         return None
+
+
+_OTHERS = {"k8s.io", "moby"}
+_MOST_NAMESPACES = 32
+_NAME = "nerdctl/name"
+
+
+class Containerd:
+    """One containerd socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._channel = Channel(path)
+
+    def look_up(self, container: Container, deadline_ns: int) -> Names | None:
+        """None: it has no such container. SourceError."""
+        for namespace in self._namespaces(deadline_ns):
+            if names := self._in(namespace, container.id, deadline_ns):
+                return names
+        return None
+
+    def close(self) -> None:
+        """Ends a look-up that is under way."""
+        self._channel.close()
+
+    def _namespaces(self, deadline_ns: int) -> list[str]:
+        method = "/containerd.services.namespaces.v1.Namespaces/List"
+        try:
+            found = self._channel.call(method, message("Empty")(), "ListNamespacesResponse", deadline_ns)
+        except UnansweredError:
+            return []
+        return [space.name for space in found.namespaces if space.name not in _OTHERS and space.name.isascii()][
+            :_MOST_NAMESPACES
+        ]
+
+    def _in(self, namespace: str, wanted: str, deadline_ns: int) -> Names | None:
+        method = "/containerd.services.containers.v1.Containers/Get"
+        request = message("GetContainerRequest")(id=wanted)
+        header = (("containerd-namespace", namespace),)
+        try:
+            found = self._channel.call(method, request, "GetContainerResponse", deadline_ns, header).container
+        except UnansweredError:
+            return None
+        if found.id != wanted:
+            raise SourceError(f"{self.path}: asked for {wanted}, the answer is about another")
+        return Names(name=found.labels.get(_NAME, ""), image=found.image, labels=own_labels(found.labels))

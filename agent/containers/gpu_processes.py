@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The processes that use a GPU, each with its container and the devices that it can see.
+"""The processes that use a GPU, each with its container and the devices that it can use.
 
-Written by the agent's threads (a probe saw a process, NVML listed one), read by all: `all()` hands out an immutable
-picture. A process stays until `remove`, so that its last figures can still be booked to its container. Containers are
-under the names that are known by now, as of the last `refresh`; their keys never change.
+Written by the agent's threads (a probe saw a process, NVML listed one), read by all: `all()` returns an immutable
+snapshot. A process stays until `remove`, so that its last figures can still be attributed to its container. Containers
+have the names that are known as of the last `refresh`; their keys never change.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.containers.index import ContainerIndex
-from agent.errors import GoneError, SetupError
-from agent.model import Container, Device, DeviceUuid, Process, ProcessId
-from agent.names import printable
-from agent.ordinals import VARIABLES, visible_devices
-from agent.procfs import LONGEST_COMMAND, Procfs, user_name
+from agent.core.device_ordinals import VARIABLES, visible_devices
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import Container, Device, DeviceUuid, Process, ProcessId
+from agent.core.text import printable
+from agent.node.procfs import LONGEST_COMMAND, Procfs, user_name
 
 _log = logging.getLogger(__name__)
 _MOST = 16384
@@ -27,8 +27,8 @@ _MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One process."""
+class GpuProcess:
+    """A process with its container and the devices that it can use."""
 
     process: Process
     container: Container
@@ -37,8 +37,8 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A process as the kernel saw it while it lived; for when /proc has nothing any more."""
+class ProcessEvent:
+    """A process as the probes reported it, for when it is no longer in /proc."""
 
     process: ProcessId
     comm: str
@@ -46,41 +46,41 @@ class Told:
     cgroup_paths: tuple[str, ...]  # the v2 one, then one of v1
 
 
-def _as_it_is(container: Container) -> Container:
+def _unnamed(container: Container) -> Container:
     return container
 
 
-class Members:
-    """The registry. `named` gives a container under the names that are known by now, at once."""
+class GpuProcessRegistry:
+    """The registry. `named` returns a container with the names that are known by now, without waiting."""
 
     def __init__(
         self,
         index: ContainerIndex,
         devices: Callable[[], Sequence[Device]],
         proc: Procfs,
-        named: Callable[[Container], Container] = _as_it_is,
+        named: Callable[[Container], Container] = _unnamed,
     ) -> None:
         self._index, self._devices, self.proc, self.named = index, devices, proc, named
         self._lock = threading.Lock()
-        self._members: dict[ProcessId, Member] = {}
-        self._all: tuple[Member, ...] | None = ()  # None: to be made when somebody asks
+        self._members: dict[ProcessId, GpuProcess] = {}
+        self._all: tuple[GpuProcess, ...] | None = ()  # None: stale, made by the next all()
         self.refused = 0
         self.unreadable = 0  # looks at processes that this agent may not read
 
-    def all(self) -> tuple[Member, ...]:
-        """Everybody known now."""
+    def all(self) -> tuple[GpuProcess, ...]:
+        """All known processes."""
         made = self._all
         if made is None:
             with self._lock:
                 made = self._all = tuple(self._members.values())
         return made
 
-    def get(self, process: ProcessId) -> Member | None:
+    def get(self, process: ProcessId) -> GpuProcess | None:
         """None: never seen, or gone before it could be read."""
         return self._members.get(process)
 
-    def see(self, process: ProcessId, told: Told | None = None) -> Member | None:
-        """Makes a process known. None when it is gone already and nobody told about it, or when there are too many."""
+    def see(self, process: ProcessId, event: ProcessEvent | None = None) -> GpuProcess | None:
+        """Makes a process known. None when it has ended and there is no event, or when there are too many."""
         with self._lock:
             known = self._members.get(process)
             if known is not None:
@@ -88,14 +88,14 @@ class Members:
             if len(self._members) >= _MOST:
                 self.refused += 1
                 return None
-            member = self._read(process) or (self._believed(told) if told else None)
+            member = self._read(process) or (self._from_event(event) if event else None)
             if member is not None:
                 self._members[process] = member
                 self._all = None
             return member
 
     def renew(self, process: ProcessId) -> None:
-        """It runs another program now: reads anew what is shown of it. Its container stays."""
+        """Reads a process again after exec. Its container stays."""
         with self._lock:
             known = self._members.get(process)
             member = self._read(process) if known else None
@@ -104,7 +104,7 @@ class Members:
                 self._all = None
 
     def refresh(self) -> None:
-        """Takes up the names that became known since. No I/O; costs little where nothing changed."""
+        """Applies the names that became known since. No I/O; cheap where nothing changed."""
         with self._lock:
             containers = {member.container.key: member.container for member in self._members.values()}
             named = {key: self.named(container) for key, container in containers.items()}
@@ -118,7 +118,7 @@ class Members:
                 self._all = None
 
     def remove(self, processes: Iterable[ProcessId]) -> None:
-        """They are gone and accounted for."""
+        """Drops processes that have ended and are accounted for."""
         with self._lock:
             gone = list(processes)
             for process in gone:
@@ -126,7 +126,7 @@ class Members:
             self._index.forget(gone)
             self._all = None
 
-    def _read(self, process: ProcessId) -> Member | None:
+    def _read(self, process: ProcessId) -> GpuProcess | None:
         tgid = process.tgid
         try:
             container = self._index.container_of(process)
@@ -137,25 +137,25 @@ class Members:
                 return None
         except GoneError:
             return None
-        except SetupError as error:  # a security module's doing: one process must not hide all others
+        except SetupError as error:  # denied by a security module: one process must not hide all others
             if not self.unreadable:
-                _log.warning("%s; its work stays unattributed, and the like is only counted from now on", error)
+                _log.warning("%s; its work stays unattributed; further cases are only counted", error)
             self.unreadable += 1
             return None
         visible = visible_devices(environment, self._devices(), exposed)
-        return Member(made, self.named(container), visible, _sm_limit(environment))
+        return GpuProcess(made, self.named(container), visible, _sm_limit(environment))
 
-    def _believed(self, told: Told) -> Member:
-        """Its environment went with it: which devices it saw is known only where there is just one."""
-        container = self._index.container_of(told.process, told.cgroup_paths or ("/",))
-        command = f"[{printable(told.comm, LONGEST_COMMAND - 2)}]"
-        made = Process(told.process, command, user_name(told.uid), container.key)
+    def _from_event(self, event: ProcessEvent) -> GpuProcess:
+        """Without its environment, the devices that it could use are known only where there is just one."""
+        container = self._index.container_of(event.process, event.cgroup_paths or ("/",))
+        command = f"[{printable(event.comm, LONGEST_COMMAND - 2)}]"
+        made = Process(event.process, command, user_name(event.uid), container.key)
         devices = self._devices()
-        return Member(made, self.named(container), (devices[0].uuid,) if len(devices) == 1 else ())
+        return GpuProcess(made, self.named(container), (devices[0].uuid,) if len(devices) == 1 else ())
 
 
 def _sm_limit(environment: Mapping[str, str]) -> float:
-    """1 where nothing, or nothing that MPS would accept, is set."""
+    """The client's share of the SMs by its environment; 1 where unset or not valid for MPS."""
     try:
         percentage = float(environment.get(_MPS_PERCENTAGE, "100"))
     except ValueError:

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Call NVML so that one failing reading costs that reading only.
 
-A refused call gives None and is counted; what a device does not support is remembered and not asked again. Two kinds of
+A refused call gives None and is counted; a call that a device does not support is not made again. Two kinds of
 failure concern more than the reading and are raised: the device is gone, or NVML as a whole is.
 """
 
@@ -44,7 +44,7 @@ class Calls:
             return None
         function = getattr(self.api, name, None)
         if function is None:
-            self._remember(owner, name, "function_not_found")
+            self._mark_unsupported(owner, name, "function_not_found")
             return None
         try:
             return function(*arguments)
@@ -53,7 +53,7 @@ class Calls:
             return None
 
     def first(self, owner: str, names: tuple[str, ...], *arguments: Any) -> Any | None:
-        """The first of several spellings of one question that this driver supports."""
+        """The result of the first of several equivalent calls that this driver supports."""
         for name in names:
             result = self.try_call(owner, name, *arguments)
             if result is not None or (owner, name) not in self._unsupported:
@@ -65,7 +65,7 @@ class Calls:
         if error.value in self._empty:
             return
         if error.value in self._never:
-            self._remember(owner, name, self._names[error.value])
+            self._mark_unsupported(owner, name, self._names[error.value])
             return
         self.count(name, error)
         if error.value in self._lost:
@@ -78,21 +78,21 @@ class Calls:
         self.errors[f"{name}:{self._names.get(error.value, error.value)}"] += 1
 
     def supports(self, owner: str, name: str) -> bool:
-        """False once the driver has said that it never will."""
+        """False once the driver has reported the call as unsupported."""
         return (owner, name) not in self._unsupported
 
     def refuse(self, owner: str, name: str) -> None:
-        """Never make this call again for this device (it said so in another way than by an error)."""
+        """Never make this call again for this device, which reported it as unsupported without an error."""
         self._unsupported.add((owner, name))
 
     def forget(self, owner: str) -> None:
-        """The device came back, or the driver is another one: ask everything again."""
+        """The device came back, or the driver was replaced: every call may be supported again."""
         self._unsupported = {key for key in self._unsupported if key[0] != owner}
 
     def _codes(self, *names: str) -> set[int]:
         """The codes that this binding knows: older ones lack a few."""
         return {code for code, name in self._names.items() if name.upper() in names}
 
-    def _remember(self, owner: str, name: str, reason: str) -> None:
+    def _mark_unsupported(self, owner: str, name: str, reason: str) -> None:
         self.errors[f"{name}:{reason}"] += 1
         self._unsupported.add((owner, name))

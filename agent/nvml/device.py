@@ -1,21 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One GPU: what never changes about it, and one reading of all that does.
+"""One GPU: its constant properties, and one reading of the variable ones.
 
 Invariant: a figure that cannot be read is None, and none of them keeps the others from being read. A lost GPU is found
 again by its UUID, since handles and indices do not survive.
+
+Also the processes on a device, and each one's utilisation as NVML reports it. Process lists are merged: each process
+is listed once. Utilisation samples pass three checks (at most 100 %, newer than the last one seen of this device,
+process still listed), because NVML sometimes returns stale and impossible ones. A process without a sample is unknown,
+not idle.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, ClassVar, Final
 
-from agent.model import Device, DeviceReading, DeviceUuid
+from agent.core.model import Device, DeviceReading, DeviceUuid
 from agent.nvml.calls import Calls, DeviceLostError
 from agent.nvml.gpm import Gpm, GpmReading
 from agent.nvml.pcie import PcieCounters, PcieRates, PcieThroughput
-from agent.nvml.processes import ProcessUtilization, running
+
+LISTS: Final = tuple(
+    tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
+    for kind in ("Compute", "Graphics", "MPSCompute")
+)
+
+UTILIZATION: Final = ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization")
+FIRST_LOOK_US: Final = 1_000_000  # 0 would return the driver's whole buffer: several minutes
+AHEAD_US: Final = 5_000_000  # a timestamp further ahead of the clock than this would silence a device for good
+
+
+def running(calls: Calls, owner: str, handle: Any) -> tuple[list[tuple[int, int | None]], frozenset[int]]:
+    """(tgid, used bytes) of each process in any of the three lists, and the tgids of those that are MPS clients.
+
+    A process in two lists has the same bytes in both.
+    """
+    merged: dict[int, int | None] = {}
+    tgids: set[int] = set()
+    for names in LISTS:
+        tgids = set()
+        for process in calls.first(owner, names, handle) or ():
+            tgid, used = int(process.pid), process.usedGpuMemory
+            known = merged.get(tgid)
+            merged[tgid] = known if used is None else max(int(used), known or 0)
+            tgids.add(tgid)
+    return list(merged.items()), frozenset(tgids)  # the last list is that of MPS
+
+
+class ProcessUtilization:
+    """The utilisation samples of one device."""
+
+    def __init__(self, calls: Calls, owner: str) -> None:
+        self._calls, self._owner = calls, owner
+        self._last_seen_us: int | None = None
+
+    def read(self, handle: Any, listed: Collection[int], wall_us: int) -> dict[int, float]:
+        """tgid → share of time with a kernel of it running (0–1, mean of the new samples). Sums can pass 1."""
+        since = wall_us - FIRST_LOOK_US if self._last_seen_us is None else self._last_seen_us
+        samples = self._calls.first(self._owner, UTILIZATION, handle, since) or ()
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        newest = since
+        for sample in samples:
+            stamp, percent = int(sample.timeStamp), int(sample.smUtil)
+            if not since < stamp <= wall_us + AHEAD_US or percent > 100:
+                self._calls.errors[f"{UTILIZATION[0]}:implausible_sample"] += 1
+                continue
+            newest = max(newest, stamp)
+            if sample.pid in listed:
+                found[int(sample.pid)].append(percent)
+        self._last_seen_us = newest
+        return {tgid: sum(values) / len(values) / 100 for tgid, values in found.items()}
+
 
 MHZ: Final = 1_000_000
 # Cores per SM by compute capability (CUDA programming guide, "arithmetic instructions"); newer ones have 128 so far.
@@ -38,7 +95,7 @@ class Gpu:
 
     @property
     def lost(self) -> bool:
-        """True while there is no way to ask this device anything."""
+        """True while the device has no valid handle."""
         return self.handle is None
 
     def lose(self) -> None:
@@ -49,7 +106,7 @@ class Gpu:
         self._calls.forget(self.device.uuid)
 
     def become_split(self, split: bool) -> bool:
-        """Whether MIG mode is on. True when that is news: then what is supported is another question."""
+        """Sets whether MIG mode is on. True when that is a change: other calls are supported then."""
         if split == self._split:
             return False
         self._split = split
@@ -144,7 +201,7 @@ class Gpu:
 
 
 def describe(calls: Calls, index: int, uuid: str, handle: Any) -> Device:
-    """Everything about a device that stays. Raises DeviceLostError or NvmlDownError."""
+    """The constant properties of a device. Raises DeviceLostError or NvmlDownError."""
     pci = calls.try_call(uuid, "nvmlDeviceGetPciInfo", handle)
     memory = calls.try_call(uuid, "nvmlDeviceGetMemoryInfo", handle)
     return Device(

@@ -3,8 +3,8 @@
 """MIG: the instances that a GPU is split into, each a device of its own.
 
 An instance has SMs, memory and processes; power, clocks, temperature, PCIe and XIDs are its GPU's, which in turn has no
-SM activity and memory of its own. NVML may hand the handle of an instance that is gone to another one, so an instance
-makes sure of its UUID before it says anything, and the layout is walked anew every few seconds.
+SM activity and memory of its own. NVML may give the handle of an instance that is gone to another one, so an instance
+checks its UUID before each reading, and the layout is scanned again every few seconds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from agent.clock import NS_PER_SECOND
-from agent.model import Device, DeviceReading, DeviceUuid
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import Device, DeviceReading, DeviceUuid
 from agent.nvml.calls import Calls, DeviceLostError
 from agent.nvml.device import Gpu, as_text
 from agent.nvml.gpm import Gpm, GpmReading
@@ -38,12 +38,12 @@ class Instance(Gpu):
         self._has_gpm = gpm_instance is not None
 
     def find(self) -> bool:
-        """Look for it by its UUID; in vain while its GPU is lost, or when it was reconfigured away."""
+        """Look for the instance by its UUID; False while its GPU is lost, or once a reconfiguration removed it."""
         return not self._gpu.lost and super().find()
 
     def read(self, throughput: PcieThroughput, now_ns: int, wall_us: int) -> DeviceReading:
         """One tick of this instance. Raises DeviceLostError (also when it is gone) or NvmlDownError."""
-        self._be_sure()
+        self._require_same_uuid()
         gpm = self._read_gpm(now_ns)
         activity = None if gpm is None else gpm.sm_activity_ratio
         used, reserved = self._memory()
@@ -59,7 +59,7 @@ class Instance(Gpu):
         """Unknown: NVML has it for whole GPUs only."""
         return {}
 
-    def _be_sure(self) -> None:
+    def _require_same_uuid(self) -> None:
         uuid = as_text(self._calls.try_call(self.device.uuid, "nvmlDeviceGetUUID", self.handle))
         if self._gpu.lost or uuid != self.device.uuid:
             raise DeviceLostError("nvmlDeviceGetUUID")
@@ -125,12 +125,12 @@ class Split:
         for uuid, (position, handle) in present.items():
             instance = self._instances.get(uuid)
             if instance is None:
-                instance = self._instances[uuid] = meet(self._calls, self._gpu, uuid, handle)
+                instance = self._instances[uuid] = describe_instance(self._calls, self._gpu, uuid, handle)
             instance.handle, instance.device = handle, replace(instance.device, mig_index=position)
 
 
-def meet(calls: Calls, gpu: Gpu, uuid: DeviceUuid, handle: Any) -> Instance:
-    """An instance and everything about it that stays. Raises DeviceLostError or NvmlDownError."""
+def describe_instance(calls: Calls, gpu: Gpu, uuid: DeviceUuid, handle: Any) -> Instance:
+    """An instance with its constant properties. Raises DeviceLostError or NvmlDownError."""
     name = as_text(calls.try_call(uuid, "nvmlDeviceGetName", handle))
     attributes = calls.try_call(uuid, "nvmlDeviceGetAttributes", handle)
     memory = calls.try_call(uuid, "nvmlDeviceGetMemoryInfo", handle)
@@ -151,12 +151,12 @@ def meet(calls: Calls, gpu: Gpu, uuid: DeviceUuid, handle: Any) -> Instance:
 
 
 def _is_whole(attributes: Any | None) -> bool:
-    """GPM counts for a GPU instance: what that says of one of several compute instances in it, nobody can tell."""
+    """GPM counts for a GPU instance: the part of one of several compute instances in it is unknown."""
     return attributes is not None and attributes.gpuInstanceSliceCount == attributes.computeInstanceSliceCount
 
 
 def _profile(name: str | None, attributes: Any | None) -> str | None:
-    """ "3g.40gb", "1c.3g.40gb": as the name says, else from the slices (older drivers name the GPU only)."""
+    """ "3g.40gb", "1c.3g.40gb": from the name, else from the slices (older drivers name the GPU only)."""
     found = _PROFILE.search(name or "")
     if found or attributes is None:
         return found[1] if found else None

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.clock import NS_PER_SECOND
+from agent.core.clock import NS_PER_SECOND
 from agent.nvml.calls import Calls
 
 FIELDS: Final = (197, 198)  # NVML_FI_DEV_PCIE_COUNT_{TX,RX}_BYTES
@@ -119,7 +119,7 @@ class PcieThroughput:
         api = self._calls.api
         tx = api.nvmlDeviceGetPcieThroughput(handle, api.NVML_PCIE_UTIL_TX_BYTES)
         rx = api.nvmlDeviceGetPcieThroughput(handle, api.NVML_PCIE_UTIL_RX_BYTES)
-        return float(tx) * 1e3, float(rx) * 1e3  # NVML says KB/s here and MiB/s in GPM: it tells them apart
+        return float(tx) * 1e3, float(rx) * 1e3  # NVML documents KB/s here and MiB/s in GPM
 
 
 def _scalar(api: Any, field: Any) -> int | None:

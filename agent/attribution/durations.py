@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""GPU time per launch, from a process's own waits, without any profiler: per function, per process, and per program.
+
+A delivery is a stretch between two drained waits: so much was launched, so long it took.
+
+Per function (`FunctionTimes`): each delivery moves the durations of its functions a part of the way towards what it
+says (normalised least mean squares). Other processes on the device and a slow program make a delivery longer, never
+shorter, so a longer one moves them less than a shorter one: they settle near the lower edge of what is seen, which is
+what the work takes by itself.
+
+Per process (`LaunchTimes`): if it launched without pause, the GPU was busy from the first launch to the return of the
+wait (less what online requests took of that time). If it was paced, what we believed to be queued when the wait began
+is known. A longer wait: the estimates are too short and have let work pile up since the first launch, by the
+difference. A shorter one: they are too long, so whatever piled up had drained at each pause, and only what was queued
+last was waited for, in proportion. BBR estimates a path's bandwidth in the same way.
+
+Per program (`ProgramTimes`): short jobs come and go, and what is learned from one is used for the next. Function
+handles differ from process to process, so a function is recognised by the shape of its grid.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from agent.attribution.counters import FunctionLaunches
+from agent.collectors.samples import Delivered
+from agent.core.model import ProcessId
+
+_KEPT_DELIVERIES = 24
+_LOW_QUANTILE = 0.25
+_ENOUGH_PACED = 5
+_LARGEST_CUT = 0.3
+
+
+def is_paced(delivery: Delivered) -> bool:
+    """Whether the process was stopped in it, so that elapsed time says nothing about the work."""
+    return delivery.pauses > 0 and delivery.charged_ns > 0
+
+
+def delivered_ns(delivery: Delivered) -> float:
+    """GPU time of the work in one delivery, if online requests that ran meanwhile used the whole device. ns; ≥ 0."""
+    return bounds_ns(delivery)[0]
+
+
+def bounds_ns(delivery: Delivered) -> tuple[float, float]:
+    """Lower and upper bound: online requests used the device all of their time, or none of it. ns."""
+    if not is_paced(delivery):
+        return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
+    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as standing still then
+    least = _paced_ns(delivery, max(0, delivery.waited_ns - delivery.waited_busy_ns), delivery.queued_ns)
+    return least, _paced_ns(delivery, delivery.waited_ns, max(0, delivery.queued_ns - run_before))
+
+
+def _paced_ns(delivery: Delivered, waited_ns: int, queued_ns: int) -> float:
+    if waited_ns < queued_ns:
+        return delivery.charged_ns * max(_LARGEST_CUT, waited_ns / queued_ns)
+    return delivery.charged_ns + waited_ns - queued_ns
+
+
+@dataclass(slots=True)
+class LaunchTimes:
+    """Mean GPU time per launch of each process, from its last deliveries.
+
+    Contention makes an unpaced delivery longer, never shorter, so a low quantile of those; a paced one is off to both
+    sides, so the median of those, and only of them once there are enough. Beside online requests the device may have
+    taken turns or not, so a delivery gives two bounds there, and moves the estimate only if that lies beyond them. The
+    first estimate is the upper one: a process that seems to need less than it does would get more than was decided.
+    """
+
+    _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
+    _assumed: dict[ProcessId, float] = field(default_factory=dict)
+
+    def assume(self, launch_ns: Mapping[ProcessId, float]) -> None:
+        """Estimates from elsewhere (NVML), ns per launch: used until the process's first delivery."""
+        self._assumed.update(launch_ns)
+
+    def observe(self, delivery: Delivered) -> None:
+        """Takes one delivery in."""
+        if delivery.launches <= 0:
+            return
+        least, most = (ns / delivery.launches for ns in bounds_ns(delivery))
+        known = self._delivered_ns(delivery.process)
+        recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT_DELIVERIES))
+        recent.append((is_paced(delivery), most if known is None else min(most, max(least, known))))
+
+    def processes(self) -> frozenset[ProcessId]:
+        """The processes of which anything is kept."""
+        return frozenset(self._recent.keys() | self._assumed.keys())
+
+    def per_launch_ns(self, process: ProcessId) -> float | None:
+        """None before the first delivery, unless an estimate was assumed."""
+        delivered = self._delivered_ns(process)
+        return self._assumed.get(process) if delivered is None else delivered
+
+    def _delivered_ns(self, process: ProcessId) -> float | None:
+        recent = self._recent.get(process)
+        if not recent:
+            return None
+        paced = sorted(value for is_paced, value in recent if is_paced)
+        if len(paced) >= _ENOUGH_PACED:
+            return paced[len(paced) // 2]
+        unpaced = sorted(value for is_paced, value in recent if not is_paced) or paced
+        return unpaced[int(len(unpaced) * _LOW_QUANTILE)]
+
+    def forget(self, process: ProcessId) -> None:
+        """Drops a process that is gone."""
+        self._recent.pop(process, None)
+        self._assumed.pop(process, None)
+
+
+Owner = ProcessId | str  # a process, or all those that run a program
+OTHER = 0  # any function that a delivery does not list
+_DOWN, _UP = 0.3, 0.08
+_MEAN_OF = 200.0  # deliveries
+_FIRST = 8  # deliveries that move the durations both ways alike
+_KEPT = 32
+_MOST_FUNCTIONS = 512  # of one process; more share OTHER
+
+
+@dataclass(slots=True)
+class _Times:
+    """One process: ns per launch by function, and measured ÷ predicted time of the last deliveries."""
+
+    per_launch: dict[int, float] = field(default_factory=dict)
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    deliveries: int = 0
+    elapsed_ns: float = 0.0  # of the last deliveries
+    launches: float = 0.0
+
+    def add(self, elapsed_ns: float, launches: int) -> None:
+        """Adds a delivery to the moving sums."""
+        memory = 1 - 1 / _MEAN_OF
+        self.elapsed_ns = self.elapsed_ns * memory + elapsed_ns
+        self.launches = self.launches * memory + launches
+
+
+@dataclass(slots=True)
+class FunctionTimes:
+    """See the module. Durations are of a process alone on the device, with the SMs that it may use."""
+
+    up: float = _UP
+    _times: dict[Owner, _Times] = field(default_factory=dict)
+
+    def observe(self, owner: Owner, delivery: Delivered) -> None:
+        """Takes one delivery in."""
+        measured = delivered_ns(delivery)
+        if not delivery.launches or measured <= 0:
+            return
+        times = self._times.setdefault(owner, _Times())
+        counts = self._counts(times, delivery)
+        predicted = self._predicted(times, counts, measured)
+        times.ratios.append(measured / predicted if predicted > 0 else 1.0)
+        times.deliveries += 1
+        times.add(delivery.elapsed_ns, delivery.launches)
+        rate = _DOWN if measured < predicted or times.deliveries <= _FIRST else self.up
+        square = sum(n * n for n in counts.values())
+        for function, n in counts.items():
+            now = times.per_launch[function] + rate * (measured - predicted) * n / square
+            times.per_launch[function] = max(0.0, now)
+
+    def waited_ns(self, owner: Owner) -> float | None:
+        """Mean time from launch to drained wait, per launch, including what other processes did meanwhile."""
+        times = self._times.get(owner)
+        return times.elapsed_ns / times.launches if times and times.launches else None
+
+    def per_launch_ns(self, owner: Owner, function: int) -> float | None:
+        """None before the owner's first delivery; the owner's mean for a function that was in none."""
+        times = self._times.get(owner)
+        if times is None or not times.per_launch:
+            return None
+        known = times.per_launch.get(function)
+        if known is None:
+            known = times.per_launch.get(OTHER)
+        return known if known is not None else sum(times.per_launch.values()) / len(times.per_launch)
+
+    def spread(self, owner: Owner) -> float | None:
+        """Their uncertainty: half of the interquartile range of measured ÷ predicted. None before the first."""
+        times = self._times.get(owner)
+        if times is None or not times.ratios:
+            return None
+        ordered = sorted(times.ratios)
+        quarter = len(ordered) // 4
+        return (ordered[-1 - quarter] - ordered[quarter]) / 2
+
+    def forget(self, owners: Collection[Owner]) -> None:
+        """Drops owners that are gone."""
+        for owner in owners:
+            self._times.pop(owner, None)
+
+    @staticmethod
+    def _counts(times: _Times, delivery: Delivered) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for function, launches in delivery.functions:
+            known = function in times.per_launch or len(times.per_launch) < _MOST_FUNCTIONS
+            key = function if known else OTHER
+            counts[key] = counts.get(key, 0) + launches
+        rest = delivery.launches - sum(counts.values())
+        if rest > 0:
+            counts[OTHER] = counts.get(OTHER, 0) + rest
+        return counts
+
+    @staticmethod
+    def _predicted(times: _Times, counts: Mapping[int, int], measured: float) -> float:
+        """Time by the durations so far; new functions begin with an equal share of what is left over."""
+        new = [function for function in counts if function not in times.per_launch]
+        if new:
+            rest = measured - sum(times.per_launch[f] * n for f, n in counts.items() if f in times.per_launch)
+            each = max(0.0, rest) / sum(counts[f] for f in new)
+            times.per_launch.update(dict.fromkeys(new, each))
+        return sum(times.per_launch[f] * n for f, n in counts.items())
+
+
+def observe_all(times: FunctionTimes, deliveries: Iterable[Delivered]) -> None:
+    """Takes deliveries in, in the order in which they ended."""
+    for delivery in sorted(deliveries, key=lambda one: one.at_ns):
+        times.observe(delivery.process, delivery)
+
+
+_PROGRAM_UP: Final = 0.015  # they are many: there is time to find the lower edge of all their deliveries
+_MOST_PROGRAMS: Final = 256
+
+
+def shape_of(one: FunctionLaunches) -> int:
+    """The grid's shape as a function number; never OTHER."""
+    return hash((one.blocks // max(1, one.launches), one.threads_per_block)) or -1
+
+
+@dataclass(slots=True)
+class ProgramTimes:
+    """Durations by program, of one device. The program that was used longest ago is dropped first."""
+
+    _times: FunctionTimes = field(default_factory=lambda: FunctionTimes(_PROGRAM_UP))
+    _used: dict[str, None] = field(default_factory=dict)
+
+    def observe(
+        self,
+        deliveries: Iterable[Delivered],
+        programs: Mapping[ProcessId, str],
+        work: Mapping[ProcessId, Mapping[int, FunctionLaunches]],
+    ) -> None:
+        """Takes the deliveries of a tick in. `work`: what was launched in it."""
+        for delivery in deliveries:
+            program, launched = programs.get(delivery.process), work.get(delivery.process, {})
+            if program is None or not launched:
+                continue
+            self._used.pop(program, None)
+            self._used[program] = None
+            shapes = {function: shape_of(one) for function, one in launched.items()}
+            functions = tuple((shapes.get(function, OTHER), count) for function, count in delivery.functions)
+            self._times.observe(program, replace(delivery, functions=functions))
+        while len(self._used) > _MOST_PROGRAMS:
+            oldest = next(iter(self._used))
+            del self._used[oldest]
+            self._times.forget([oldest])
+
+    def per_launch_ns(self, program: str, one: FunctionLaunches) -> float | None:
+        """None before the program's first delivery."""
+        return self._times.per_launch_ns(program, shape_of(one))
+
+    def waited_ns(self, program: str) -> float | None:
+        """As FunctionTimes.waited_ns, of the program's processes."""
+        return self._times.waited_ns(program)

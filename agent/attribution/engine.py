@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What each process did on each device in a tick, out of all samples of the tick.
+
+Owns what continues from tick to tick: previous counts, learned durations, and counts of what could not be attributed.
+Also here: the kernel functions on which each container spends most SM time; for people, never a metric's label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from agent.attribution.counters import CountedWork, CounterDeltas, Owner, ResolveDevice
+from agent.attribution.durations import FunctionTimes, observe_all
+from agent.attribution.inputs import TickInputs
+from agent.attribution.process_work import Tick
+from agent.attribution.sm_time import Estimate, SmTime
+from agent.attribution.split import Attribution, Work, attribute, without_instances
+from agent.collectors.samples import AGES_SECONDS, Sample
+from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
+from agent.core.clock import NS_PER_SECOND
+from agent.core.device_ordinals import device_of
+from agent.core.model import DeviceReading, DeviceUuid, FunctionUsage, ProcessId
+from agent.probes.events import FunctionNames
+
+MOST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionWork:
+    """Launches of one function by one process in a tick. `weight`: its part of the process's SM time, 0–1."""
+
+    device: DeviceUuid
+    name: str
+    launches: int
+    kernels: int
+    weight: float | None
+    sm_ratio: float | None  # of the whole process
+    gpu_ns: float | None
+
+
+def top_functions(work: Iterable[FunctionWork], seconds: float) -> tuple[FunctionUsage, ...]:
+    """Summed over processes by name and device, those with the most SM time first."""
+    groups: dict[tuple[str, DeviceUuid], list[FunctionWork]] = {}
+    for one in work:
+        groups.setdefault((one.name, one.device), []).append(one)
+    made = [_sum(name, device, parts, seconds) for (name, device), parts in groups.items()] if seconds else []
+    made.sort(key=lambda one: (-(one.sm_ratio or 0.0), -one.launches_per_second, one.name))
+    return tuple(made[:MOST])
+
+
+def weights(gpu_ns: Mapping[int, float | None], launches: Mapping[int, int]) -> dict[int, float | None]:
+    """Each function's part of the process's GPU time; None where any duration is unknown."""
+    spent = {f: (gpu_ns[f] or 0.0) * n for f, n in launches.items()}
+    total = sum(spent.values())
+    if not total or any(gpu_ns[f] is None for f, n in launches.items() if n):
+        return dict.fromkeys(launches)
+    return {f: ns / total for f, ns in spent.items()}
+
+
+def _sum(name: str, device: DeviceUuid, parts: list[FunctionWork], seconds: float) -> FunctionUsage:
+    launches = sum(one.launches for one in parts)
+    known = [(one.sm_ratio, one.weight) for one in parts]
+    ratios = [ratio * weight for ratio, weight in known if ratio is not None and weight is not None]
+    times = [(one.gpu_ns, one.launches) for one in parts if one.gpu_ns is not None and one.launches]
+    spent = sum(ns * count for ns, count in times)
+    return FunctionUsage(
+        name=name,
+        device=device,
+        launches_per_second=sum(one.kernels for one in parts) / seconds,
+        sm_ratio=sum(ratios) if len(ratios) == len(known) else None,
+        gpu_seconds_per_launch=spent / sum(count for _, count in times) / NS_PER_SECOND if times else None,
+        is_graph=any(one.kernels != one.launches for one in parts) and launches > 0,
+    )
+
+
+_MPS_SERVER = "nvidia-cuda-mps-server"
+_AGES = (*(f"under_{seconds}_seconds" for seconds in AGES_SECONDS), "older")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTick:
+    """One device's tick: its split, and what processes and functions did."""
+
+    attribution: Attribution
+    work: Sequence[Work]
+    functions: Mapping[ProcessId, Sequence[FunctionWork]]
+
+
+@dataclass(slots=True)
+class AttributionEngine:
+    """See the module."""
+
+    members: GpuProcessRegistry
+    names: FunctionNames
+    _deltas: CounterDeltas = field(default_factory=CounterDeltas)
+    _times: FunctionTimes = field(default_factory=FunctionTimes)
+    _sm_time: dict[DeviceUuid, SmTime] = field(default_factory=dict)
+    _orphaned: int = 0
+    _unread: int = 0
+
+    def tick(self, samples: Sequence[Sample], inputs: TickInputs, interval_ns: int) -> list[DeviceTick]:
+        """One part per device that was read. MIG: what instances did is not in the part of their GPU."""
+        observe_all(self._times, inputs.deliveries)
+        counted = self._deltas.tick(samples, self._resolver(inputs))
+        if present := {reading.device.uuid for reading in inputs.readings}:
+            self._sm_time = {device: known for device, known in self._sm_time.items() if device in present}
+        return _without_instances(self._parts(interval_ns, inputs, counted))
+
+    def lost(self) -> dict[str, int]:
+        """What was counted and could not be attributed, since start: for Snapshot.lost."""
+        return {
+            "counts:implausible": self._deltas.implausible,
+            "launches:no_device": self._deltas.unplaced,
+            "launches:no_container": self._orphaned,
+            "launches:no_reading": self._unread,
+            "names:full": self.names.refused,
+        }
+
+    def forget(self, processes: Collection[ProcessId]) -> None:
+        """Drops processes that are gone."""
+        self._deltas.forget(processes)
+        self._times.forget(processes)
+        self.names.forget(processes)
+        for sm_time in self._sm_time.values():
+            sm_time.forget(processes)
+
+    def retain_names(self, processes: Collection[ProcessId]) -> None:
+        """Forgets the function names of all other processes."""
+        self.names.retain(processes)
+
+    def _resolver(self, inputs: TickInputs) -> ResolveDevice:
+        everything = tuple(reading.device.uuid for reading in inputs.readings)
+
+        @cache  # a process has as many samples as it runs functions
+        def resolve(process: ProcessId, ordinal: int | None) -> DeviceUuid | None:
+            by_driver = None if ordinal is None else inputs.driver_devices.get((process, ordinal))
+            if by_driver is not None:
+                return by_driver
+            member = self.members.get(process)
+            return device_of(ordinal, member.visible if member else everything, inputs.devices_of(process.tgid))
+
+        return resolve
+
+    def _parts(self, interval_ns: int, inputs: TickInputs, counted: Mapping[Owner, CountedWork]) -> list[DeviceTick]:
+        by_device: dict[DeviceUuid, dict[ProcessId, CountedWork]] = {}
+        devices: dict[ProcessId, int] = {}
+        for (process, on), work in counted.items():
+            by_device.setdefault(on, {})[process] = work
+            devices[process] = devices.get(process, 0) + 1
+        on_many = {process for process, number in devices.items() if number > 1}
+        parts = [
+            self._attribute(reading, interval_ns, inputs, by_device.pop(reading.device.uuid, {}), on_many)
+            for reading in inputs.readings
+        ]
+        for unread in by_device.values():  # nothing was read of the device in this tick, not even that it is lost
+            self._unread += sum(work.kernels for work in unread.values())
+        return parts
+
+    def _attribute(
+        self,
+        reading: DeviceReading,
+        interval_ns: int,
+        inputs: TickInputs,
+        counted: dict[ProcessId, CountedWork],
+        on_many: Collection[ProcessId],
+    ) -> DeviceTick:
+        device = reading.device.uuid
+        estimates = self._estimate(reading, interval_ns, counted, inputs, on_many)
+        for tgid in inputs.tgids_on(device):
+            process = inputs.by_tgid.get(tgid)
+            if process is not None:
+                counted.setdefault(process, CountedWork())
+        of_device = _DeviceWork(reading, interval_ns, inputs)
+        work, orphaned = [], 0
+        for process, mine in counted.items():
+            member = self.members.get(process)
+            if member is not None:
+                work.append(of_device.of(member, mine, estimates.get(process)))
+            else:  # gone before its container could be read: what it did stays unattributed
+                orphaned += mine.kernels
+        self._orphaned += orphaned
+        attribution = attribute(reading, work, interval_ns, others=orphaned > 0)
+        functions = {p: self._functions(attribution, p, mine) for p, mine in counted.items() if mine.functions}
+        return DeviceTick(attribution, work, functions)
+
+    def _estimate(
+        self,
+        reading: DeviceReading,
+        interval_ns: int,
+        counted: Mapping[ProcessId, CountedWork],
+        inputs: TickInputs,
+        on_many: Collection[ProcessId],
+    ) -> Mapping[ProcessId, Estimate]:
+        device, activity = reading.device.uuid, reading.sm_activity_ratio
+        busy = {p: r for p in counted if (r := inputs.utilization_of(p, device)) is not None}
+        tick = Tick(
+            interval_ns=interval_ns,
+            counted_ns=inputs.counted_ns or interval_ns,
+            activity_ns=None if activity is None else activity * interval_ns,
+            is_share_of_sms=reading.sm_activity_source != "utilization",
+            sm_count=reading.device.sm_count,
+            work={process: mine.functions for process, mine in counted.items()},
+            busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
+            sm_limits={p: member.sm_limit for p in counted if (member := self.members.get(p))},
+            side_by_side=[p for p in counted if (p.tgid, device) in inputs.side_by_side],
+            programs={
+                p: member.process.command for p in counted if p not in on_many and (member := self.members.get(p))
+            },
+            deliveries=inputs.deliveries,
+            on_many_devices=on_many,
+        )
+        return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)
+
+    def _functions(self, attribution: Attribution, process: ProcessId, counted: CountedWork) -> list[FunctionWork]:
+        device = attribution.reading.device.uuid
+        usage = attribution.usage.get(process)
+        gpu_ns = {function: self._sm_time[device].gpu_ns(process, function) for function in counted.functions}
+        parts = weights(gpu_ns, {function: one.launches for function, one in counted.functions.items()})
+        return [
+            FunctionWork(
+                device,
+                self.names.name(process, function),
+                one.launches,
+                one.kernels,
+                parts[function],
+                usage.sm_ratio if usage else None,
+                gpu_ns[function],
+            )
+            for function, one in counted.functions.items()
+        ]
+
+
+def _without_instances(parts: Sequence[DeviceTick]) -> list[DeviceTick]:
+    """The same parts; that of a GPU with MIG instances without what they did."""
+    instances: dict[DeviceUuid, list[Attribution]] = {}
+    for part in parts:
+        parent = part.attribution.reading.device.parent
+        if parent is not None:
+            instances.setdefault(parent, []).append(part.attribution)
+    return [
+        replace(part, attribution=without_instances(part.attribution, instances[uuid]))
+        if (uuid := part.attribution.reading.device.uuid) in instances
+        else part
+        for part in parts
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceWork:
+    """What processes did on one device in a tick."""
+
+    reading: DeviceReading
+    interval_ns: int
+    inputs: TickInputs
+
+    def of(self, member: GpuProcess, counted: CountedWork, estimate: Estimate | None) -> Work:
+        """One process's work."""
+        process, live = member.process.id, counted.live_bytes
+        on_device = None if live is None else sum(size for kind, size in live.items() if kind != "pinned")
+        by_nvml = self.inputs.memory_of(process, self.reading.device.uuid)
+        memory = on_device if by_nvml is None else by_nvml
+        if self.interval_ns and process not in self.inputs.probed:  # only NVML's share of time is known of its kernels
+            ratio = self._nvml_ratio(member)
+            return Work(process, None, None if ratio is None else ratio * self.interval_ns, None, None, memory)
+        work = Work(
+            process,
+            *(None, None, None, None),
+            memory,
+            memory_peak_bytes=counted.peak_bytes or None,
+            memory_by_kind=live or {},
+            memory_by_age=dict(zip(_AGES, counted.live_by_age, strict=False)),
+        )
+        if not self.interval_ns:
+            return work
+        estimate = estimate or Estimate(0.0, 0.0)
+        return replace(
+            work,
+            launches=counted.kernels,
+            sm_ns=estimate.sm_ns,
+            pcie_tx_bytes=counted.pcie_tx_bytes,
+            pcie_rx_bytes=counted.pcie_rx_bytes,
+            sm_error_ns=estimate.error_ns,
+        )
+
+    def _nvml_ratio(self, member: GpuProcess) -> float | None:
+        """NVML's share of time; it leaves idle processes out. None on MIG, where it has no utilisation by process.
+
+        Some drivers credit the MPS server with what its clients did: that is not the server's.
+        """
+        if member.process.command.split(" ")[0].rpartition("/")[2] == _MPS_SERVER:
+            return 0.0
+        device = self.reading.device
+        if device.parent is not None:
+            return None
+        return self.inputs.utilization.get((member.process.id.tgid, device.uuid), 0.0)
