@@ -1,31 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Where an offline container stands on its rule's ladder. Pure: states and times in, wishes out.
+"""The position of an offline container on its rule's ladder. Pure: states and times in, wanted rungs out.
 
 `gate` and `pace` always act; the steps above them are taken one at a time. One step replaces the milder one before it:
-a container that is frozen could neither be locked nor end when it is asked to. Up while the promise is missed and the
-law has nothing left to take; down when that has been over for a hold time, which doubles with each relapse.
+a frozen container could neither be locked nor end when it is asked to. Up while the SLO is missed and the law has
+nothing left to take; down when that has been over for a hold time, which doubles with each relapse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.clock import NS_PER_SECOND
+from agent.core.clock import NS_PER_SECOND
+from agent.core.errors import WardenError
 
 STEPS: Final = ("freeze", "lock", "swap", "evict")  # the mildest first; each replaces the one before it
 FROM_THE_START: Final = ("mps",)  # no step: limits for clients that connect later
 CLIMB_AFTER_NS: Final = 2 * NS_PER_SECOND
-EVICT_AFTER_NS: Final = 30 * NS_PER_SECOND  # what cannot be taken back has to wait until all else had its time
+EVICT_AFTER_NS: Final = 30 * NS_PER_SECOND  # an act that cannot be undone waits until all others had their time
 HOLD_NS: Final = 10 * NS_PER_SECOND
 MOST_HOLD_NS: Final = 600 * NS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Footing:
-    """Where one container stands for the sake of latency. The default: on the ground."""
+class LadderState:
+    """How far one container has been escalated for latency's sake. The default: not at all."""
 
     step: str | None = None
     exhausted: bool = False
@@ -35,33 +36,33 @@ class Footing:
 
 
 def advance(
-    footing: Footing, ladder: Sequence[str], exhausted: bool, able: Callable[[str], bool], now_ns: int
-) -> Footing:
-    """One decision: at most one step. `able` says of a step whether it can be done here and now."""
-    if footing.step is not None and footing.step not in ladder:
-        footing = Footing(exhausted=exhausted, since_ns=now_ns)
-    if exhausted != footing.exhausted:
-        return replace(footing, exhausted=exhausted, since_ns=now_ns)
-    lasting_ns = now_ns - footing.since_ns
+    state: LadderState, ladder: Sequence[str], exhausted: bool, able: Callable[[str], bool], now_ns: int
+) -> LadderState:
+    """One decision: at most one step. `able`: whether a step can be done here and now."""
+    if state.step is not None and state.step not in ladder:
+        state = LadderState(exhausted=exhausted, since_ns=now_ns)
+    if exhausted != state.exhausted:
+        return replace(state, exhausted=exhausted, since_ns=now_ns)
+    lasting_ns = now_ns - state.since_ns
     if exhausted and lasting_ns >= CLIMB_AFTER_NS:
-        return _up(footing, ladder, able, now_ns)
-    if not exhausted and footing.step is not None and lasting_ns >= footing.hold_ns:
-        below = [step for step in _above(None, ladder) if STEPS.index(step) < STEPS.index(footing.step)]
-        return replace(footing, step=below[-1] if below else None, since_ns=now_ns, came_down_ns=now_ns)
-    return footing
+        return _up(state, ladder, able, now_ns)
+    if not exhausted and state.step is not None and lasting_ns >= state.hold_ns:
+        below = [step for step in _above(None, ladder) if STEPS.index(step) < STEPS.index(state.step)]
+        return replace(state, step=below[-1] if below else None, since_ns=now_ns, came_down_ns=now_ns)
+    return state
 
 
-def _up(footing: Footing, ladder: Sequence[str], able: Callable[[str], bool], now_ns: int) -> Footing:
-    step = next((step for step in _above(footing.step, ladder) if able(step)), None)
+def _up(state: LadderState, ladder: Sequence[str], able: Callable[[str], bool], now_ns: int) -> LadderState:
+    step = next((step for step in _above(state.step, ladder) if able(step)), None)
     if step is None:
-        return replace(footing, since_ns=now_ns)  # asked again after as long: looking may be dear
-    if step == "evict" and now_ns - footing.since_ns < EVICT_AFTER_NS:
-        return footing
-    down_ns = footing.came_down_ns
-    hold_ns = footing.hold_ns
+        return replace(state, since_ns=now_ns)  # tried again after as long: a check may be expensive
+    if step == "evict" and now_ns - state.since_ns < EVICT_AFTER_NS:
+        return state
+    down_ns = state.came_down_ns
+    hold_ns = state.hold_ns
     if down_ns is not None:  # a relapse, unless the last time is long past
         hold_ns = min(MOST_HOLD_NS, 2 * hold_ns) if now_ns - down_ns <= MOST_HOLD_NS else HOLD_NS
-    return Footing(step, True, now_ns, hold_ns)
+    return LadderState(step, True, now_ns, hold_ns)
 
 
 def _above(step: str | None, ladder: Sequence[str]) -> list[str]:
@@ -70,7 +71,7 @@ def _above(step: str | None, ladder: Sequence[str]) -> list[str]:
 
 
 def strongest(ladder: Collection[str]) -> str | None:
-    """The last step that the rule lists; for work that has to go."""
+    """The last step that the rule lists; for containers that have to go."""
     return next((step for step in reversed(STEPS) if step in ladder), None)
 
 
@@ -78,9 +79,9 @@ Reasons = Mapping[str, str]  # rung → why it is wanted
 
 
 def merged(ladder: Collection[str], wishes: Sequence[Reasons]) -> dict[str, str]:
-    """All wishes for one container, those of one step reduced to the strongest. Only what the rule's ladder lists.
+    """All that is wanted for one container; of the steps only the strongest. Only what the rule's ladder lists.
 
-    The earlier wish's reason is kept where two want the same.
+    Where two want the same rung, the earlier one's reason is kept.
     """
     wanted: dict[str, str] = {}
     for wish in wishes:
@@ -91,3 +92,19 @@ def merged(ladder: Collection[str], wishes: Sequence[Reasons]) -> dict[str, str]
     for milder in steps[:-1]:
         del wanted[milder]
     return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class EscalationStatus:
+    """What is done to one container beyond gate and pace (or would be), and what could not be done."""
+
+    rungs: tuple[str, ...] = ()
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    reasons: Reasons = field(default_factory=dict)  # of what is wanted
+
+
+NOWHERE = EscalationStatus()
+
+
+class UnfinishedError(WardenError):
+    """A rung is in force but not finished: it is applied again soon. Not a failure."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The lines of the ledger: text in, values out, no I/O.
+"""The entries of the ledger, its lines, and what undoing an entry can come to. Text in, values out, no I/O.
 
 One act is one line when it is intended and one when it is undone. A line that is cut short is no JSON object, so a torn
-write can never be taken for another line; what cannot be read counts as damage, never as an undoing.
+write can never be taken for another line; a line that cannot be read counts as damage, never as an undoing.
 """
 
 from __future__ import annotations
@@ -11,44 +11,45 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from agent.model import ContainerKey, ProcessId
+from agent.core.model import ContainerKey, ProcessId
 
-LONGEST_LINE_BYTES = 4096
+MAX_LINE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One act on a process, or on a container as a whole.
 
-    `boot` tells it from a process of the same pid and start time before a restart.
+    `boot` distinguishes it from a process of the same pid and start time before a restart.
     """
 
     id: str
-    act: str  # a key of enforce.undoing.UNDO: "pace", "freeze", …
-    process: ProcessId | None  # None: the act is on the place alone
+    act: str  # a key of enforce.actuators.undo.UNDO: "pace", "freeze", …
+    process: ProcessId | None  # None: the act is on the place as a whole
     container: ContainerKey
     wall_ns: int
-    boot: str = ""  # "": unknown; filled in by the ledger
+    boot: str = ""  # "": unknown; set by the ledger
     place: str = ""  # what undoing needs to find it: a cgroup's directory, an MPS pipe directory, …; "" for none
 
     @classmethod
-    def of(cls, act: str, process: ProcessId, container: ContainerKey, wall_ns: int, place: str = "") -> Entry:
-        """With the id that this act on this process always has, so that intending it twice is intending it once."""
+    def of(cls, act: str, process: ProcessId, container: ContainerKey, wall_ns: int, place: str = "") -> LedgerEntry:
+        """An act on a process. Its id is always the same, so intending it twice is intending it once."""
         entry_id = f"{act}:{process.tgid}:{process.start_ticks}"
         return cls(entry_id, act, process, container, wall_ns, place=place)
 
     @classmethod
-    def at(cls, act: str, place: str, container: ContainerKey, wall_ns: int) -> Entry:
+    def at(cls, act: str, place: str, container: ContainerKey, wall_ns: int) -> LedgerEntry:
         """An act on a place that holds a whole container, such as its cgroup."""
         return cls(f"{act}:{place}", act, None, container, wall_ns, place=place)
 
 
 @dataclass(slots=True)
 class Replay:
-    """What a ledger's lines amount to. `dead` lines are those that a rewrite would leave out."""
+    """The outstanding entries of a ledger's lines. `dead`: lines that a rewrite would leave out."""
 
-    outstanding: dict[str, Entry] = field(default_factory=dict)
+    outstanding: dict[str, LedgerEntry] = field(default_factory=dict)
     lines: int = 0
     damaged: int = 0
 
@@ -74,8 +75,8 @@ class Replay:
             self.damaged += 1
 
 
-def intend_line(entry: Entry) -> bytes:
-    """The line that says: this is about to be done."""
+def intend_line(entry: LedgerEntry) -> bytes:
+    """The line before an act is done."""
     record: dict[str, object] = {
         "do": "intend",
         "id": entry.id,
@@ -92,12 +93,12 @@ def intend_line(entry: Entry) -> bytes:
 
 
 def done_line(entry_id: str) -> bytes:
-    """The line that says: this has been undone."""
+    """The line after an act was undone."""
     return json.dumps({"do": "done", "id": entry_id}, separators=(",", ":")).encode() + b"\n"
 
 
 def _record(line: bytes) -> dict[str, object]:
-    if len(line) > LONGEST_LINE_BYTES:
+    if len(line) > MAX_LINE_BYTES:
         return {}
     try:
         record = json.loads(line)
@@ -106,7 +107,7 @@ def _record(line: bytes) -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def _entry(record: dict[str, object]) -> Entry | None:
+def _entry(record: dict[str, object]) -> LedgerEntry | None:
     entry_id, act, boot, place = record.get("id"), record.get("act"), record.get("boot", ""), record.get("place", "")
     container, wall_ns = record.get("container"), _natural(record.get("wall_ns"))
     if record.get("do") != "intend" or not isinstance(entry_id, str) or not isinstance(act, str):
@@ -116,7 +117,7 @@ def _entry(record: dict[str, object]) -> Entry | None:
     process = _process(record)
     if process is None and ("tgid" in record or not place):
         return None
-    return Entry(entry_id, act, process, ContainerKey(container), wall_ns, boot, place)
+    return LedgerEntry(entry_id, act, process, ContainerKey(container), wall_ns, boot, place)
 
 
 def _process(record: dict[str, object]) -> ProcessId | None:
@@ -126,3 +127,20 @@ def _process(record: dict[str, object]) -> ProcessId | None:
 
 def _natural(value: object, bits: int = 63) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits else None
+
+
+class UndoOutcome(StrEnum):
+    """What undoing one entry of the ledger came to."""
+
+    RESUMED = "resumed"
+    RUNNING = "running"  # it was not stopped; there was nothing to undo
+    GONE = "gone"  # the process or place has ended, or its name is another's now
+    RESTORED = "restored"  # a limit is again what it was before
+    FOREIGN = "foreign"  # another program has changed it since: left alone
+    TRACED = "traced"  # a debugger holds it: left alone, the entry stays
+    FAILED = "failed"  # the entry stays
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to undo."""
+        return self not in (UndoOutcome.TRACED, UndoOutcome.FAILED)

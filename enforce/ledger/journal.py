@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """A file of lines that several processes append to, each line whole and on disk before `append` returns.
 
-Everything is done under a lock on the file itself, which is waited for only briefly: its holder may be stopped, and
-stopping processes is what we do. Any writer may replace the file by a shorter one; the others notice when they lock it
-next. Raises OSError.
+Everything is done under a lock on the file itself, which is waited for only briefly: its holder may be stopped, as
+processes are here. Any writer may replace the file by a shorter one; the others notice when they next lock it. Raises
+OSError.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _LOCK_SECONDS = 0.05
 _RETRY_SECONDS = 0.001
+_TORN = b" torn\n"  # no line ends so
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -33,12 +34,12 @@ class Journal:
         self._fd = _open(path, os.O_CREAT)
         self._read_bytes = 0
         self._again = False
-        self.lost = False  # somebody removed or cut the file: what it held has to be written again
+        self.lost = False  # the file was removed or cut by another program: what it held has to be written again
         _sync_directory(self._directory)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes meanwhile. BlockingIOError when another holds it for too long."""
+        """No other process writes meanwhile. BlockingIOError when another one holds the lock for too long."""
         self._lock()
         try:
             yield
@@ -50,7 +51,7 @@ class Journal:
         size = os.fstat(self._fd).st_size
         if size < self._read_bytes:
             self._read_bytes, self._again, self.lost = 0, True, True
-        if size - self._read_bytes > MOST_BYTES:
+        if size - self._read_bytes > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
         new = os.pread(self._fd, size - self._read_bytes, self._read_bytes)
         whole = new[: new.rfind(b"\n") + 1]
@@ -59,11 +60,15 @@ class Journal:
         return again, whole.split(b"\n")
 
     def append(self, line: bytes) -> None:
-        """All of the line or nothing; begins a line of its own after one that a crash tore. Call `new_lines` before."""
+        """All of the line or nothing. Call `new_lines` before.
+
+        A line before it that a crash cut short is made unreadable: one that lacks nothing but its end would count from
+        now on, though meanwhile it did not.
+        """
         before = os.fstat(self._fd).st_size
         torn = before > self._read_bytes
         try:
-            _write_all(self._fd, b"\n" + line if torn else line)
+            _write_all(self._fd, _TORN + line if torn else line)
             os.fsync(self._fd)
         except OSError:
             with suppress(OSError):
@@ -71,7 +76,7 @@ class Journal:
             raise
 
     def replace(self, lines: bytes) -> None:
-        """Put these lines in the place of all. The old file is whole until the new one has its name."""
+        """Replaces all lines by these. The old file is whole until the new one has its name."""
         temporary = f"{self.path}.new"
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -108,7 +113,7 @@ class Journal:
 
 
 def _open(path: str, flags: int) -> int:
-    """A regular file of this user that nobody else can write or read."""
+    """A regular file of this user that no other user can read or write."""
     fd = os.open(path, _FLAGS | flags, 0o600)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():

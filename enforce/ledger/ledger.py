@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The ledger: every act is on disk before it happens, so that whoever survives can undo it.
+"""The ledger: every act is on disk before it happens, so that a process that survives can undo it.
 
 Several processes write it (the agent, the guardian, `gpuwarden release`); each first takes in what the others wrote.
-What is outstanding may be too much after a crash, never too little. Whoever cannot write an entry must not act.
+What is outstanding may be too much after a crash, never too little. A process that cannot write an entry must not act.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from agent.errors import WardenError
-from enforce.entries import LONGEST_LINE_BYTES, Entry, Replay, done_line, intend_line
-from enforce.journal import MOST_BYTES, Journal
+from agent.core.errors import WardenError
+from enforce.ledger.entries import MAX_LINE_BYTES, LedgerEntry, Replay, done_line, intend_line
+from enforce.ledger.journal import MAX_BYTES, Journal
 
-MOST_DEAD_LINES = 1000
+MAX_DEAD_LINES = 1000
 
 
 class LedgerError(WardenError):
-    """The ledger cannot be written, so nothing may be done that would have to be undone; or it is not to be trusted."""
+    """The ledger cannot be written, so nothing may be done that would have to be undone; or it cannot be trusted."""
 
 
 class Ledger:
-    """One writer's view of the file. Safe to share between threads."""
+    """One process's view of the file. Safe to share between threads."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -35,17 +35,17 @@ class Ledger:
         self._boot = this_boot()
         self._mutex = threading.Lock()
         self._replay = Replay()
-        self._compact_above = MOST_DEAD_LINES
+        self._compact_above = MAX_DEAD_LINES
         with self._translated("opened"):
             self._journal = Journal(self.path)
         with self._locked("read"):
             self._compact_if_due()
 
-    def intend(self, entry: Entry) -> None:
-        """Put an act on disk, before it is done. Raises LedgerError: then it must not be done."""
+    def intend(self, entry: LedgerEntry) -> None:
+        """Puts an act on disk, before it is done. Raises LedgerError: then it must not be done."""
         entry = replace(entry, boot=entry.boot or self._boot)
         line = intend_line(entry)
-        if len(line) > LONGEST_LINE_BYTES:
+        if len(line) > MAX_LINE_BYTES:
             raise LedgerError(f"the ledger's entry {entry.id[:80]} is too long; give the container a shorter key")
         with self._locked("written"):
             if self._replay.outstanding.get(entry.id) != entry:
@@ -53,19 +53,19 @@ class Ledger:
             self._compact_if_due()
 
     def done(self, entry_id: str) -> None:
-        """Say that an act is undone. Raises LedgerError: then it stays outstanding; undoing it again does no harm."""
+        """Closes the entry of an undone act. Raises LedgerError: it stays outstanding; undoing it again is harmless."""
         with self._locked("written"):
             if entry_id in self._replay.outstanding:
                 self._append(done_line(entry_id))
             self._compact_if_due()
 
-    def outstanding(self) -> list[Entry]:
-        """What is intended and not undone, by any writer, the oldest first."""
+    def outstanding(self) -> list[LedgerEntry]:
+        """What is intended and not undone, by any process, the oldest first."""
         with self._locked("read"):
             return list(self._replay.outstanding.values())
 
     def damaged(self) -> int:
-        """How many lines could not be read: torn by a crash, or not ours."""
+        """How many lines could not be parsed: cut short by a crash, or not ours."""
         return self._replay.damaged
 
     def close(self) -> None:
@@ -90,14 +90,14 @@ class Ledger:
             raise LedgerError(f"the ledger {self.path} cannot be {doing} ({error.strerror}); {cure}") from error
 
     def _catch_up(self) -> None:
-        """Take in what was written since the last time."""
+        """Takes in what was written since the last time."""
         again, lines = self._journal.new_lines()
         known = self._replay.outstanding
         if again:
             self._replay = Replay()
         self._replay.add(lines)
         if self._journal.lost:
-            # Removed or cut under our hands: acts of ours may be in force that nobody else could undo.
+            # Removed or cut by another program: acts of ours may be in force that no other process could undo.
             self._replay.outstanding = {**known, **self._replay.outstanding}
             self._append(b"".join(intend_line(entry) for entry in self._replay.outstanding.values()))
             self._journal.lost = False
@@ -112,26 +112,30 @@ class Ledger:
         entries = list(self._replay.outstanding.values())
         try:
             self._journal.replace(b"".join(intend_line(entry) for entry in entries))
-            self._compact_above = MOST_DEAD_LINES
+            self._compact_above = MAX_DEAD_LINES
         except OSError:
             self.compactions_failed += 1
-            self._compact_above = self._replay.dead + MOST_DEAD_LINES  # not again at each append
+            self._compact_above = self._replay.dead + MAX_DEAD_LINES  # not again at each append
         self._catch_up()
 
 
-def read(path: str | os.PathLike[str]) -> list[Entry]:
-    """What a ledger has outstanding, without writing to it. An empty list for whatever is no ledger of ours."""
+def read(path: str | os.PathLike[str]) -> list[LedgerEntry]:
+    """What a ledger has outstanding, without writing to it. An empty list for a file that is no ledger of ours.
+
+    As for every writer, a last line without an end does not count: its write did not return.
+    """
     replay = Replay()
     with suppress(OSError, ValueError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             if _distrusted(os.fstat(fd)) is None:
-                replay.add(file.read(MOST_BYTES).split(b"\n"))
+                content = file.read(MAX_BYTES)
+                replay.add(content[: content.rfind(b"\n") + 1].split(b"\n"))
     return list(replay.outstanding.values())
 
 
 def unreadable(path: str | os.PathLike[str]) -> str | None:
-    """Why `read` takes nothing from what is there, and what to do about it; None: it does, or nothing is there."""
+    """Why `read` takes nothing from the file, and what to do about it; None: it does, or there is no file."""
     try:
         facts = os.lstat(path)
     except FileNotFoundError:
@@ -144,7 +148,7 @@ def unreadable(path: str | os.PathLike[str]) -> str | None:
 
 
 def _distrusted(facts: os.stat_result) -> str | None:
-    """A file that others wrote, or could have, says nothing: undoing what it says would be doing what they want."""
+    """A file that other users wrote, or could have, is not used: undoing its entries would let them act through us."""
     if not stat.S_ISREG(facts.st_mode):
         return "is no ledger but something else: remove it, and see what put it there"
     if facts.st_uid not in (0, os.geteuid()):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Who may act with a run directory: one enforcing agent, and its guardian until that has undone everything.
+"""The lock on a run directory: one enforcing agent has it, and its guardian until that has undone everything.
 
-A lock on a file of the run directory, which the guardian inherits: it goes with the last of the two, however they end.
-So nobody undoes what a living agent holds, and a new agent's holds never meet an old guardian's last release.
+It is a lock on a file of the directory, which the guardian inherits: it is released with the last of the two, however
+they end. So what a living agent holds is not undone, and a new agent's holds never meet an old guardian's last release.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from agent.errors import SetupError
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from agent.trusted_way import exposed_way
+from agent.config.trusted_file import exposed_path
+from agent.core.errors import SetupError
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
 
 _log = logging.getLogger(__name__)
 FILE: Final = "enforcing.lock"
-PATIENCE_SECONDS: Final = 60.0  # a guardian waits 30 s for the ledger; a killed agent's probes are closed one by one
-_ROUND_SECONDS = 0.02
-_LONGEST_BYTES = 256
+TIMEOUT_SECONDS: Final = 60.0  # a guardian waits 30 s for the ledger; a killed agent's probes are closed one by one
+_POLL_SECONDS = 0.02
+_MAX_BYTES = 256
 
 
-class Owner:
+class RunDirLock:
     """Holds the lock until closed. `fd` is for the guardian to inherit."""
 
     def __init__(self, run_dir: Path, fd: int) -> None:
         self.run_dir, self.fd = run_dir, fd
 
     @classmethod
-    def take(cls, run_dir: Path, proc: Procfs, patience_seconds: float = PATIENCE_SECONDS) -> Owner:
+    def take(cls, run_dir: Path, proc: Procfs, timeout_seconds: float = TIMEOUT_SECONDS) -> RunDirLock:
         """Waits for the guardian of a dead agent to finish. SetupError while another agent enforces."""
         fd = _opened(run_dir)
         try:
-            _wait(fd, run_dir, proc, patience_seconds)
+            _wait(fd, run_dir, proc, timeout_seconds)
             me = ProcessId(os.getpid(), proc.stat(os.getpid()).start_ticks)
             os.ftruncate(fd, 0)
-            with suppress(OSError):  # the lock is what counts; who holds it is for messages, and the disk may be full
+            with suppress(OSError):  # the lock is what counts; its holder is for messages, and the disk may be full
                 os.pwrite(fd, json.dumps({"tgid": me.tgid, "start_ticks": me.start_ticks}).encode(), 0)
         except BaseException:
             os.close(fd)
@@ -52,7 +52,7 @@ class Owner:
         return cls(run_dir, fd)
 
     def close(self) -> None:
-        """Lets go of it; a guardian that still runs holds it on."""
+        """Releases it; a guardian that still runs keeps it."""
         os.close(self.fd)
 
 
@@ -69,8 +69,8 @@ def enforcing_elsewhere(run_dir: Path, proc: Procfs) -> int | None:
 
 
 @contextmanager
-def while_nobody_enforces(run_dir: Path) -> Iterator[bool]:
-    """Whether neither an agent nor a guardian has the directory. Then nobody gets it meanwhile: who wants to, waits."""
+def hold_if_unused(run_dir: Path) -> Iterator[bool]:
+    """Whether neither an agent nor a guardian has the directory. Then it is held: an agent that starts waits."""
     fd = _opened(run_dir)
     try:
         yield _locked(fd, fcntl.LOCK_EX)
@@ -83,7 +83,7 @@ def _opened(run_dir: Path) -> int:
     try:
         run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        exposed = exposed_way(path)
+        exposed = exposed_path(path)
         if exposed is not None:  # the ledger lies beside it: what is in force could not be undone
             raise SetupError(f"{path} {exposed}, or choose another --run-dir")
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ def _opened(run_dir: Path) -> int:
 
 
 def _wait(fd: int, run_dir: Path, proc: Procfs, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-    began, said = clock(), False
+    began, reported = clock(), False
     while not _locked(fd, fcntl.LOCK_EX):
         holder = _holder(fd, proc)
         if holder is not None:
@@ -103,12 +103,12 @@ def _wait(fd: int, run_dir: Path, proc: Procfs, seconds: float, clock: Callable[
         if clock() - began >= seconds:
             raise SetupError(
                 f"the guardian of an agent that is gone still holds {run_dir / FILE}: "
-                "look for a hanging `enforce.guardian` process and end it"
+                "look for a hanging `enforce.recovery.guardian` process and end it"
             )
-        if not said:
-            said = True
-            _log.warning("waiting for the guardian of an agent that is gone to undo everything")
-        time.sleep(_ROUND_SECONDS)
+        if not reported:
+            reported = True
+            _log.warning("waiting until the guardian of an agent that is gone has undone everything")
+        time.sleep(_POLL_SECONDS)
 
 
 def _locked(fd: int, kind: int) -> bool:
@@ -120,10 +120,10 @@ def _locked(fd: int, kind: int) -> bool:
 
 
 def _holder(fd: int, proc: Procfs) -> int | None:
-    """The agent that wrote its name into the file, if it lives."""
+    """The agent that wrote its identity into the file, if it lives."""
     with suppress(ValueError, KeyError, TypeError, OSError):
-        said = json.loads(os.pread(fd, _LONGEST_BYTES, 0))
-        process = ProcessId(int(said["tgid"]), int(said["start_ticks"]))
+        written = json.loads(os.pread(fd, _MAX_BYTES, 0))
+        process = ProcessId(int(written["tgid"]), int(written["start_ticks"]))
         if process.tgid != os.getpid() and proc.is_alive(process):
             return process.tgid
     return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Releases what an agent and its guardian left, the moment that both are gone.
+"""Releases what an agent and its guardian left, as soon as both are gone.
 
-In a pod the guardian shares the agent's fate: a container's end, or its lack of memory, takes all of its processes
-along. Whoever stands by in a container of its own lives on. Invariant: nothing is undone while anybody enforces with
-the run directory, so it never fights an agent; one that starts meanwhile waits for it.
+In a pod the guardian shares the agent's fate: when a container ends or runs out of memory, all of its processes are
+killed. The standby is in a container of its own and lives on. Invariant: nothing is undone while an agent or a guardian
+holds the run directory, so the standby never fights an agent; one that starts meanwhile waits for it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from enforce.ledger import unreadable
-from enforce.owner import while_nobody_enforces
-from enforce.release import release_all
+from enforce.actuators.undo import release_all
+from enforce.ledger.ledger import unreadable
+from enforce.ledger.run_lock import hold_if_unused
 
 _log = logging.getLogger(__name__)
-LOOK_SECONDS: Final = 0.02  # half of the 100 ms in which everything is to run again goes to whoever ends the container
-ENDING_SECONDS: Final = 75.0  # for an agent that is told to end at the same time
+LOOK_SECONDS: Final = 0.02  # half of the 100 ms in which everything is to run again is spent by what ends the container
+ENDING_SECONDS: Final = 75.0  # for an agent that is stopped at the same time
 _AGAIN_SECONDS = 1.0  # what could not be undone: a device without room, a disk that is full
-
 Stamp = tuple[int, int, int]
 
 
@@ -37,15 +36,15 @@ class StandBy:
         self._again = 0.0  # not before then
 
     def look(self) -> bool:
-        """Undoes what is left if nobody enforces. True when nobody does and nothing is left."""
-        with while_nobody_enforces(self._run_dir) as nobody:
-            if not nobody:
+        """Undoes what is left if no agent enforces. True when none does and nothing is left."""
+        with hold_if_unused(self._run_dir) as unused:
+            if not unused:
                 self._again = 0.0
                 return False
             return self._stamp() == self._done or (self._clock() >= self._again and self._release())
 
     def finish(self, received: Callable[[float], int | None] | None) -> bool:
-        """When told to end: waits for an agent that is ending too, and looks once more. Whether nothing is left.
+        """On SIGTERM: waits for an agent that is ending too, and looks once more. Whether nothing is left.
 
         `received` waits so many seconds for a signal, which ends the waiting; None: do not wait.
         """
@@ -75,7 +74,7 @@ class StandBy:
         try:
             found = os.stat(self._ledger)
         except FileNotFoundError:
-            return (0, 0, 0)  # nobody has ever enforced here
+            return (0, 0, 0)  # no agent has ever enforced here
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns

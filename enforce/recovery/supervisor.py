@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The agent's side of the guardian: starts it, notices its death at once, resumes everything then, starts it again.
 
-A guardian that hangs renews no lease, so the kernel stops nobody any more; it is killed, so that what it left stopped
-is resumed as after its death.
+A guardian that hangs renews no lease, so the kernel stops no process any more; it is killed, so that what it left
+stopped is resumed as after its death.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 import threading
 from pathlib import Path
 
-from agent import logs
-from agent.clock import monotonic_ns
-from agent.layout import Control
-from agent.probes import Probes
-from enforce.guardian import Settings
+from agent.core import logs
+from agent.core.clock import monotonic_ns
+from agent.core.worker import Worker
+from agent.probes.abi import Control
+from agent.probes.libcuda import LibcudaProbes
+from enforce.actuators.undo import MadeBy, acts_where, release_all, undo_all
 from enforce.policy.model import Tuning
-from enforce.release import release_all, undo_all
-from enforce.undoing import STOPS, UNDO
+from enforce.recovery.guardian import GuardianSettings
 
 _log = logging.getLogger(__name__)
 _MAPS = ("pauses", "gates", "controls", "resumes", "quotas", "quota_uses", "memory")
@@ -34,17 +34,18 @@ _HANGS_NS = 1_000_000_000  # without a lease for so long, while the agent's hear
 class Supervisor:
     """Keeps one guardian running from `start` to `stop`."""
 
-    def __init__(self, probes: Probes, ledger: Path, tuning: Tuning, inherited: tuple[int, ...] = ()) -> None:
+    def __init__(self, probes: LibcudaProbes, ledger: Path, tuning: Tuning, inherited: tuple[int, ...] = ()) -> None:
         fds = {name: probes.bpf.map_fd(name) for name in _MAPS}
         times = (tuning.gate_open_delay_ns, tuning.gate_hold_ns)
-        self._settings = Settings(fds, str(ledger), os.getpid(), *times, logs.in_force())
+        self._settings = GuardianSettings(fds, str(ledger), os.getpid(), *times, logs.in_force())
         self._inherited = inherited  # file descriptors that the guardian keeps open until it ends
         self._control: Control = probes.map("controls").share(1)[0]
         self._ledger = ledger
         self._process: subprocess.Popen[bytes] | None = None
-        self._ending = threading.Event()
         self._starting = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, name="guardian-watch", daemon=True)
+        self._watch = Worker(
+            "guardian-watch", self._step, failed="watching the guardian", retry_seconds=_RESTART_SECONDS
+        )
         self.restarts = 0
         self._lease_expected_ns = 0
 
@@ -53,14 +54,12 @@ class Supervisor:
         self._control.agent_tgid = os.getpid()
         self.beat()
         self._spawn()
-        self._thread.start()
+        self._watch.start()
 
     def beat(self) -> None:
         """Says that the agent still decides. Without it for a second, everything is released."""
         now = monotonic_ns()
-        if (
-            now - self._control.heartbeat_ns > _HANGS_NS
-        ):  # the agent itself hung: the guardian was right to end the lease
+        if now - self._control.heartbeat_ns > _HANGS_NS:  # the agent hung: the guardian was right to end the lease
             self._lease_expected_ns = now + _HANGS_NS
         self._control.heartbeat_ns = now
         if now - max(self._control.lease_until_ns, self._lease_expected_ns) > _HANGS_NS:
@@ -68,7 +67,7 @@ class Supervisor:
 
     def _kill_hanging(self, now_ns: int) -> None:
         process = self._process
-        if process is None or process.returncode is not None or self._ending.is_set():
+        if process is None or process.returncode is not None or self._watch.stopping:
             return
         self._lease_expected_ns = now_ns + _STARTS_NS
         _log.error("the guardian hangs: killing it")
@@ -77,7 +76,7 @@ class Supervisor:
     def stop(self) -> None:
         """Ends the guardian, which releases everything first."""
         with self._starting:  # one that is being started now is ended too
-            self._ending.set()
+            self._watch.stop()
             process = self._process
         if process and process.stdin:
             process.stdin.close()
@@ -91,38 +90,40 @@ class Supervisor:
 
     def _spawn(self) -> None:
         with self._starting:
-            if self._ending.is_set():
+            if self._watch.stopping:
                 return
             self._lease_expected_ns = monotonic_ns() + _STARTS_NS
             self._process = subprocess.Popen(
                 # -I: neither the working directory nor the caller's environment says what runs
-                [sys.executable, "-I", "-m", "enforce.guardian", self._settings.to_argument()],
+                [sys.executable, "-I", "-m", "enforce.recovery.guardian", self._settings.to_argument()],
                 stdin=subprocess.PIPE,
                 pass_fds=(*self._settings.fds.values(), *self._inherited),
                 start_new_session=True,  # a terminal's Ctrl-C is for the agent; the guardian follows it
             )
 
-    def _watch(self) -> None:
-        while not self._ending.is_set():
-            process = self._process
-            if process is None:
-                return
-            code = process.wait()
-            if self._ending.is_set():
-                return
-            self._control.lease_until_ns = 0
-            # What the rungs did is theirs to undo; and the kernel's rules stay, so their entries do.
-            released = undo_all(self._ledger, without=UNDO.keys() - STOPS)
-            self.restarts += 1
-            _log.error("the guardian ended with code %s: released %d processes, starting it again", code, len(released))
-            self._start_again()
+    def _step(self) -> float | None:
+        """Waits for the guardian's end, resumes what it left stopped, and has another one started by the next step.
 
-    def _start_again(self) -> None:
-        """Until it works. Meanwhile nobody renews the lease, so the kernel stops nobody."""
-        while not self._ending.wait(_RESTART_SECONDS):
-            try:
-                self._spawn()
-            except (OSError, ValueError, subprocess.SubprocessError) as error:  # no memory, processes or descriptors
-                _log.error("the guardian cannot be started: nobody is stopped meanwhile; tried again: %s", error)
-            else:
-                return
+        Until that works the lease is not renewed, so the kernel stops no process.
+        """
+        process = self._process
+        if process is None:
+            return self._restart()
+        code = process.wait()
+        if self._watch.stopping:
+            return None
+        self._control.lease_until_ns = 0
+        # What the rungs did is theirs to undo; and the kernel's rules stay, so their entries do.
+        undone = undo_all(self._ledger, acts=acts_where(MadeBy.KERNEL))
+        self._process = None
+        self.restarts += 1
+        _log.error("the guardian ended with code %s: released %d processes, starting it again", code, len(undone))
+        return _RESTART_SECONDS
+
+    def _restart(self) -> float:
+        try:
+            self._spawn()
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # no memory, processes or descriptors
+            _log.error("the guardian cannot be started, no process is stopped meanwhile; tried again: %s", error)
+            return _RESTART_SECONDS
+        return 0.0

@@ -1,37 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m enforce.checkpoint ACT --pid N --start-ticks T`: one act on one process, one line of JSON.
+"""`python -m enforce.actuators.checkpoint ACT --pid N --start-ticks T`: one act on one process, one line of JSON.
 
-Acts: state, lock, swap-out, swap-in, unlock, release (from whatever state back to running). The process is checked
-through a pidfd right before, and again afterwards. It ends by itself, whatever the driver does.
+Acts: state, lock, swap-out, swap-in, unlock, release (from any state back to running). The identity of the process is
+checked right before the act, and its end right after. The program ends by its own limit, whatever the driver does.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import select
 import signal
 import sys
 import threading
 from contextlib import suppress
 
-from agent.errors import GoneError, SetupError, WardenError
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from enforce.checkpoint import transitions
-from enforce.checkpoint.answer import Answer, Kind
-from enforce.checkpoint.driver import Cuda, Driver
-from enforce.checkpoint.running import check_identity, wait_until_it_runs
+from agent.core.errors import GoneError, SetupError, WardenError
+from agent.core.model import ProcessId
+from agent.node.pidfd import Pidfd
+from agent.node.procfs import Procfs
+from enforce.actuators.checkpoint import transitions
+from enforce.actuators.checkpoint.driver import AnswerKind, Cuda, Driver, HelperAnswer
+from enforce.actuators.checkpoint.transitions import wait_until_running
 
 ACTS = ("state", "lock", "swap-out", "swap-in", "unlock", "release")
-_NO_PROCESS = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # half an act is worse than one that ends by its own limit
 
 
 def main() -> int:
-    """Prints the answer; 0 if the act is done."""
+    """Prints the answer; exit code 0 if the act is done."""
     options = _parser().parse_args()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -42,11 +39,11 @@ def main() -> int:
     answer = _answer(options)
     watchdog.cancel()
     os.write(out, (answer.to_line() + "\n").encode())
-    return 0 if answer.kind is Kind.DONE else 1
+    return 0 if answer.kind is AnswerKind.DONE else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m enforce.checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m enforce.actuators.checkpoint", description=__doc__)
     parser.add_argument("act", choices=ACTS)
     parser.add_argument("--pid", type=int, required=True)
     parser.add_argument("--start-ticks", type=int, required=True, help="field 22 of /proc/PID/stat")
@@ -59,35 +56,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(options: argparse.Namespace) -> Answer:
+def _answer(options: argparse.Namespace) -> HelperAnswer:
     process, procfs = ProcessId(options.pid, options.start_ticks), Procfs()
     try:
-        pidfd = os.pidfd_open(process.tgid)
-    except (OSError, OverflowError) as error:
-        gone = isinstance(error, OverflowError) or error.errno in _NO_PROCESS  # else the machine lacks something now
-        return Answer(Kind.GONE if gone else Kind.FAILED, error=f"process {process.tgid}: {error}")
-    try:
-        check_identity(process, procfs)
-        driver = Cuda(_library(options.library))
-        if options.act != "state":
-            held = wait_until_it_runs(process.tgid, procfs, options.timeout_ms / 1e3)
-            if held is not None:
-                return Answer(Kind.STOPPED, error=f"{held}: the driver needs it to run; release pace and freeze first")
-        if options.parent and os.getppid() != options.parent:
-            return Answer(Kind.FAILED, error="the agent has ended: nothing is done any more")
-        check_identity(process, procfs)
-        return _check_again(_act(driver, options), driver, process, pidfd)
+        with Pidfd(process, procfs) as pidfd:
+            return _act_on(pidfd, procfs, options)
     except GoneError as error:
-        return Answer(Kind.GONE, error=str(error))
+        return HelperAnswer(AnswerKind.GONE, error=str(error))
     except SetupError as error:
-        return Answer(Kind.NO_DRIVER, error=str(error))
+        return HelperAnswer(AnswerKind.NO_DRIVER, error=str(error))
     except (WardenError, OSError) as error:
-        return Answer(Kind.FAILED, error=str(error))
-    finally:
-        os.close(pidfd)
+        return HelperAnswer(AnswerKind.FAILED, error=f"process {process.tgid}: {error}")
 
 
-def _act(driver: Driver, options: argparse.Namespace) -> Answer:
+def _act_on(pidfd: Pidfd, procfs: Procfs, options: argparse.Namespace) -> HelperAnswer:
+    driver = Cuda(_library(options.library))
+    if options.act != "state":
+        reason = wait_until_running(pidfd.process.tgid, procfs, options.timeout_ms / 1e3)
+        if reason is not None:
+            return HelperAnswer(
+                AnswerKind.STOPPED, error=f"{reason}: the driver needs it to run; release pace and freeze first"
+            )
+    if options.parent and os.getppid() != options.parent:
+        return HelperAnswer(AnswerKind.FAILED, error="the agent has ended: nothing is done any more")
+    pidfd.check()
+    return _check_again(_act(driver, options), driver, pidfd)
+
+
+def _act(driver: Driver, options: argparse.Namespace) -> HelperAnswer:
     tgid, limit_ms = options.pid, options.timeout_ms
     if options.act == "lock":
         return transitions.lock(driver, tgid, limit_ms, options.ours)
@@ -102,19 +98,20 @@ def _act(driver: Driver, options: argparse.Namespace) -> Answer:
     return transitions.state(driver, tgid)
 
 
-def _check_again(answer: Answer, driver: Driver, process: ProcessId, pidfd: int) -> Answer:
-    """The driver takes a number, not a pidfd: if the process ended meanwhile, a stranger may have been meant."""
-    if not select.select([pidfd], [], [], 0)[0]:
+def _check_again(answer: HelperAnswer, driver: Driver, pidfd: Pidfd) -> HelperAnswer:
+    """The driver takes a number, not a pidfd: if the process ended meanwhile, another one may have been locked."""
+    if not pidfd.has_ended():
         return answer
-    if answer.kind is Kind.DONE and answer.before != answer.after and answer.after:
-        transitions.release(driver, process.tgid)
-    return Answer(Kind.GONE, error=f"process {process.tgid} has ended")
+    tgid = pidfd.process.tgid
+    if answer.kind is AnswerKind.DONE and answer.before != answer.after and answer.after:
+        transitions.release(driver, tgid)
+    return HelperAnswer(AnswerKind.GONE, error=f"process {tgid} has ended")
 
 
 def _library(wanted: str) -> str:
     if wanted and os.path.isfile(wanted):
         return wanted
-    from agent.discovery import host_libraries  # slow, and rarely needed
+    from agent.probes.discovery import host_libraries  # slow, and rarely needed
 
     found = host_libraries(())
     if not found:
@@ -123,14 +120,14 @@ def _library(wanted: str) -> str:
 
 
 def _keep_stdout() -> int:
-    """The answer's own way out: what the driver prints goes to the log."""
+    """A descriptor for the answer alone: what the driver prints goes to the log."""
     out = os.dup(1)
     os.dup2(2, 1)
     return out
 
 
 def _give_up(out: int) -> None:
-    answer = Answer(Kind.TIMEOUT, error="the driver did not return in time")
+    answer = HelperAnswer(AnswerKind.TIMEOUT, error="the driver did not return in time")
     with suppress(OSError):
         os.write(out, (answer.to_line() + "\n").encode())
     os._exit(1)

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The driver's checkpoint calls through ctypes, as cuda.h of CUDA 12.8 declares them. For the helper program only."""
+"""The driver's checkpoint calls through ctypes, as cuda.h of CUDA 12.8 declares them, and the helper program's answer.
+
+The calls are for the helper program only. The answer is one line of JSON, which the process that started it parses.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum
+import json
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
 from typing import Protocol
 
-from agent.errors import SetupError, WardenError
+from agent.core.errors import SetupError, WardenError
 
 PREFIX = "cuCheckpointProcess"
 CALLS = ("GetState", "Lock", "Checkpoint", "Restore", "Unlock")
+
 _TEXTS = {
     1: "CUDA_ERROR_INVALID_VALUE",
     2: "CUDA_ERROR_OUT_OF_MEMORY",
@@ -21,6 +27,7 @@ _TEXTS = {
     800: "CUDA_ERROR_NOT_PERMITTED",
     801: "CUDA_ERROR_NOT_SUPPORTED",
 }
+
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, ILLEGAL_STATE, NOT_READY, NOT_PERMITTED, NOT_SUPPORTED = _TEXTS
 
 
@@ -45,7 +52,7 @@ class Driver(Protocol):
     """What the transitions need. Every call may block, and may raise CallError."""
 
     def state(self, tgid: int) -> State:
-        """What the process is in now."""
+        """The state of the process now."""
         ...
 
     def lock(self, tgid: int, limit_ms: int) -> None:
@@ -96,7 +103,7 @@ class Cuda:
         self._call("Checkpoint", tgid, None)
 
     def restore(self, tgid: int) -> None:
-        self._library.cuInit(0)  # wanted where persistence mode is off; if it fails, the restore says why
+        self._library.cuInit(0)  # needed where persistence mode is off; if it fails, the restore's error says why
         self._call("Restore", tgid, None)
 
     def unlock(self, tgid: int) -> None:
@@ -106,3 +113,51 @@ class Cuda:
         code = int(getattr(self._library, PREFIX + call)(ctypes.c_int(tgid), argument))
         if code:
             raise CallError(call, code)
+
+
+class AnswerKind(StrEnum):
+    """How an act ended."""
+
+    DONE = "done"
+    GONE = "gone"  # the process has ended, or its pid is another's now
+    NO_CUDA = "no_cuda"  # it uses no CUDA (any more)
+    FOREIGN = "foreign"  # another program has locked it: left alone
+    STOPPED = "stopped"  # it is stopped, traced or frozen, so that it cannot take part
+    BUSY = "busy"  # its work did not drain in time, or another act on it is under way
+    NO_ROOM = "no_room"  # its memory does not fit on the device
+    UNSUPPORTED = "unsupported"  # an MPS client, or memory shared with other processes
+    NO_DRIVER = "no_driver"  # no driver library, or one before R570
+    TIMEOUT = "timeout"  # the driver did not return in time, or its helper died
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class HelperAnswer:
+    """How one act on one process ended. `before` and `after`: the driver's state; None where it was not read."""
+
+    kind: AnswerKind
+    before: State | None = None
+    after: State | None = None
+    error: str | None = None
+
+    def to_line(self) -> str:
+        """As the helper prints it."""
+        states = {"before": self.before, "after": self.after}
+        return json.dumps(
+            {"kind": self.kind}
+            | {name: state.name.lower() for name, state in states.items() if state is not None}
+            | ({"error": self.error} if self.error else {})
+        )
+
+
+def parse_answer(line: str) -> HelperAnswer:
+    """The inverse of `to_line`; a helper that printed anything else has failed."""
+    try:
+        record = json.loads(line)
+        kind, error = AnswerKind(record["kind"]), record.get("error")
+        before, after = (State[record[name].upper()] if name in record else None for name in ("before", "after"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return HelperAnswer(
+            AnswerKind.FAILED, error=f"the checkpoint helper printed {line[:80]!r}; see the agent's log"
+        )
+    return HelperAnswer(kind, before, after, str(error) if error else None)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Starts the helper program and waits for what it says. For one process there is one helper at a time.
+"""Starts the helper program, one at a time for each process, and reads its answer; finds the driver library for it.
 
-Whoever starts a helper first takes a lock that the helper inherits: on a file in /proc of the very process that is
-acted on, so that it is nobody else's and ends with it. When the agent is killed, its helper goes on; who undoes the act
-waits for the helper's end, and so cannot look before the act and be gone after it.
+`ask` first takes a lock that the helper inherits, on a file in /proc of the process that is acted on: so the lock is
+that process's alone and ends with it. When the agent is killed its helper goes on; what undoes the act waits for the
+helper's end, and so cannot look before the act and be gone after it.
+
+`DriverLibrary` says which driver library to load, and whether it has the calls. The file is read, never loaded here.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-from agent.errors import GoneError
-from agent.model import ProcessId
-from enforce.checkpoint.answer import Answer, Kind, parse_answer
+from agent.core.errors import GoneError, ProbeError, SetupError
+from agent.core.model import ProcessId
+from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, HelperAnswer, parse_answer
 
 LOCK_LIMIT_MS = 2000  # how long a lock may wait for the work to drain; nothing new is launched meanwhile
 _LIMITS_SECONDS = {"state": 15.0, "lock": 30.0}
@@ -29,11 +32,11 @@ _AGAIN_SECONDS = 0.01
 _NO_MPS = "/nonexistent/gpuwarden"  # with a daemon's pipe the helper would become its client
 
 
-def ask(act: str, process: ProcessId, library: str = "", settle_ms: int = 0, ours: bool = False) -> Answer:
-    """One act on one process; blocks until it has ended, at most for its limit. Never raises for the process."""
+def ask(act: str, process: ProcessId, library: str = "", settle_ms: int = 0, ours: bool = False) -> HelperAnswer:
+    """One act on one process. Blocks until the helper has ended, at most for its limit. Every failure is an answer."""
     limit_seconds = _LIMITS_SECONDS.get(act, _COPY_LIMIT_SECONDS)
     # -I: neither the working directory nor the caller's environment says what runs
-    command = [sys.executable, "-I", "-m", "enforce.checkpoint", act]
+    command = [sys.executable, "-I", "-m", "enforce.actuators.checkpoint", act]
     command += ["--pid", str(process.tgid), "--start-ticks", str(process.start_ticks)]
     command += ["--timeout-ms", str(LOCK_LIMIT_MS), "--limit-ms", str(int(limit_seconds * 1000))]
     command += ["--settle-ms", str(settle_ms), "--library", library, *(["--ours"] if ours else [])]
@@ -43,14 +46,16 @@ def ask(act: str, process: ProcessId, library: str = "", settle_ms: int = 0, our
         with _alone(process, limit_seconds) as held:
             return _run(command, limit_seconds + _GRACE_SECONDS, held)
     except TimeoutError:
-        return Answer(Kind.BUSY, error=f"another act on process {process.tgid} takes long")
+        return HelperAnswer(AnswerKind.BUSY, error=f"another act on process {process.tgid} takes long")
     except GoneError as error:
-        return Answer(Kind.GONE, error=str(error))
+        return HelperAnswer(AnswerKind.GONE, error=str(error))
     except OSError as error:
-        return Answer(Kind.FAILED, error=f"the checkpoint helper cannot be started ({error}): free memory or processes")
+        return HelperAnswer(
+            AnswerKind.FAILED, error=f"the checkpoint helper cannot be started ({error}): free memory or processes"
+        )
 
 
-def _run(command: list[str], limit_seconds: float, held: int | None) -> Answer:
+def _run(command: list[str], limit_seconds: float, held: int | None) -> HelperAnswer:
     helper = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -62,15 +67,15 @@ def _run(command: list[str], limit_seconds: float, held: int | None) -> Answer:
     )
     with helper:
         try:
-            said, _ = helper.communicate(timeout=limit_seconds)
+            output, _ = helper.communicate(timeout=limit_seconds)
         except subprocess.TimeoutExpired:
             helper.kill()
-            return Answer(Kind.TIMEOUT, error="the driver did not return in time")
-    if not said:
-        return Answer(
-            Kind.TIMEOUT, error=f"the checkpoint helper ended with code {helper.returncode} before its answer"
+            return HelperAnswer(AnswerKind.TIMEOUT, error="the driver did not return in time")
+    if not output:
+        return HelperAnswer(
+            AnswerKind.TIMEOUT, error=f"the checkpoint helper ended with code {helper.returncode} before its answer"
         )
-    return parse_answer(said.splitlines()[-1])
+    return parse_answer(output.splitlines()[-1])
 
 
 def _environment() -> dict[str, str]:
@@ -80,7 +85,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _alone(process: ProcessId, limit_seconds: float) -> Iterator[int | None]:
-    """The lock, as a descriptor for the helper to inherit. TimeoutError while another helper acts."""
+    """The lock, as a descriptor that the helper inherits. TimeoutError while another helper acts."""
     try:
         held = os.open(f"/proc/{process.tgid}/environ", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -106,3 +111,76 @@ def _wait_for(held: int, ends: float) -> None:
             time.sleep(_AGAIN_SECONDS)
         else:
             return
+
+
+_Version = tuple[str, int, int]  # path, inode, mtime
+_AGAIN_NS = 60_000_000_000  # a search starts programs, and it may be asked for at every decision
+
+
+def _host_libraries(extra: Iterable[str]) -> list[str]:
+    from agent.probes.discovery import host_libraries  # slow to import, and not needed to undo
+
+    return host_libraries(extra)
+
+
+@dataclass(slots=True)
+class DriverLibrary:
+    """The first of the node's libraries; looked for again when it was replaced. `extra` are configured paths.
+
+    After a search in vain the next one comes a minute later.
+    """
+
+    extra: tuple[str, ...] = ()
+    find: Callable[[Iterable[str]], list[str]] = _host_libraries
+    clock: Callable[[], int] = time.monotonic_ns
+    _known: _Version | None = None
+    _missing: tuple[str, ...] = field(default=())
+    _failed: tuple[int, str] | None = None  # when, why
+
+    def path(self) -> str:
+        """SetupError when there is none, or one before R570."""
+        version = self._current()
+        if self._missing:
+            wanted = ", ".join(self._missing)
+            raise SetupError(f"{version[0]} has no {wanted}: driver R570 or newer is needed")
+        return version[0]
+
+    def _current(self) -> _Version:
+        version = _version(self._known[0]) if self._known else None
+        if version is not None and version == self._known:
+            return version
+        if self._failed is not None and self.clock() - self._failed[0] < _AGAIN_NS:
+            raise SetupError(self._failed[1])
+        try:
+            version = version or self._find()
+            self._missing = _missing(version[0])
+        except SetupError as error:
+            self._failed = self.clock(), str(error)
+            raise
+        self._known, self._failed = version, None
+        return version
+
+    def _find(self) -> _Version:
+        for path in self.find(self.extra):
+            version = _version(path)
+            if version is not None:
+                return version
+        raise SetupError("no libcuda.so.1 on this node: without it nothing can be locked; give its path with --libcuda")
+
+
+def _version(path: str) -> _Version | None:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return path, facts.st_ino, facts.st_mtime_ns
+
+
+def _missing(path: str) -> tuple[str, ...]:
+    from agent.node.elf import exported_functions  # as above
+
+    try:
+        exports = exported_functions(path, PREFIX)
+    except (ProbeError, OSError) as error:
+        raise SetupError(f"{path}: {error}") from error
+    return tuple(PREFIX + call for call in CALLS if PREFIX + call not in exports)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One cgroup that can be frozen, v1 or v2, and whether it was us who froze it.
+"""The cgroup that holds an offline container, whether it may be frozen, freezing it, and how a freeze is undone.
 
-Ours carry a mark (an extended attribute): what somebody else froze has none, nor has a cgroup that was made anew under
-the same name. So whoever finds a mark may thaw, and nobody else may. Source: the kernel's cgroup-v2.rst and
+A container's cgroup holds all of it and nothing else, so that freezing it stops no other process: every cgroup below it
+is checked, and every process in there, whether it uses a GPU or not. What is in doubt is refused. A cgroup of ours, v1
+or v2, carries a mark (an extended attribute): one that another program froze has none, nor has a cgroup that was made
+anew under the same name. So a cgroup with a mark may be thawed, and no other. Source: the kernel's cgroup-v2.rst and
 freezer-subsystem.rst.
 """
 
@@ -11,44 +13,52 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Final, Self
 
-from agent.errors import GoneError, WardenError
+from agent.containers.identity import identify
+from agent.core.errors import GoneError, SetupError, WardenError
+from agent.core.model import Container, ContainerKey
+from agent.node import preflight
+from agent.node.cgroups import hierarchies, parse_mounts
+from agent.node.procfs import Procfs
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
+from enforce.model import Subject
 
-MARKING: Final = "CAP_SYS_ADMIN"  # who lacks it can neither set a mark nor see one
+MARKING: Final = "CAP_SYS_ADMIN"  # without it a mark can be neither set nor read
 _MARK = "trusted.gpuwarden"
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 _SELF_FREEZING = "freezer.self_freezing"
-_LONGEST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class Mark(Enum):
-    """What the mark says."""
+    """The values of the mark."""
 
     OURS = b"ours"
-    UNDOING = b"undoing"  # whoever finds it thawed under this mark knows that it was no stranger
+    UNDOING = b"undoing"  # a cgroup that is thawed under this mark was thawed from the ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A cgroup's directory in the hierarchy that can freeze it. The inode tells it from a later one of that name."""
+class FreezerCgroup:
+    """A cgroup's directory in the hierarchy that can freeze it. A later cgroup of that name has another inode."""
 
     version: int
     inode: int
     folder: str
 
     @classmethod
-    def of(cls, version: int, folder: str) -> Place:
+    def of(cls, version: int, folder: str) -> FreezerCgroup:
         """As it is now. Raises OSError."""
         return cls(version, os.stat(folder).st_ino, folder)
 
     @classmethod
-    def parse(cls, text: str) -> Place:
-        """The opposite of `str`."""
+    def parse(cls, text: str) -> FreezerCgroup:
+        """The inverse of `str`."""
         head, _, rest = text.partition(":")
         inode, _, folder = rest.partition(":")
         if head not in ("v1", "v2") or not inode.isdecimal() or not folder.startswith("/"):
@@ -60,9 +70,9 @@ class Place:
 
 
 class Cgroup:
-    """An open cgroup: whoever has run out of file descriptors can still thaw it. Methods raise GoneError or OSError."""
+    """An open cgroup: it can be thawed when there are no file descriptors left. Methods raise GoneError or OSError."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FreezerCgroup) -> None:
         """GoneError when that very cgroup is not there any more."""
         self._v2, self.folder = place.version == 2, place.folder
         with ExitStack() as stack, self._translated():
@@ -85,21 +95,21 @@ class Cgroup:
         self.close()
 
     def is_asked(self) -> bool:
-        """Whether it itself is told to be frozen."""
+        """Whether it is itself requested to be frozen."""
         return self._read(self._control if self._v2 else self._state) == "1"
 
     def is_frozen(self) -> bool:
-        """Whether all of it stands still, be it for its own sake or its parent's."""
+        """Whether all of it is frozen, itself or with its parent."""
         if self._v2:
             return "frozen 1" in self._read(self._state).split("\n")
         return self._read(self._control) == "FROZEN"
 
     def is_touched(self) -> bool:
-        """Whether it or what it lies in is frozen, or about to be."""
+        """Whether it or a parent is frozen, or about to be."""
         return self.is_asked() or (self.is_frozen() if self._v2 else self._read(self._control) != "THAWED")
 
     def freeze(self) -> None:
-        """Asks for it; it takes a moment."""
+        """Requests it; it takes a moment."""
         self._write(b"1" if self._v2 else b"FROZEN")
 
     def thaw(self) -> None:
@@ -107,7 +117,7 @@ class Cgroup:
         self._write(b"0" if self._v2 else b"THAWED")
 
     def claim(self) -> bool:
-        """Says that whatever freezes it from now on is us. False: it is being undone, and that goes first."""
+        """Marks it as ours before it is frozen. False: a freeze is being undone, and that goes first."""
         with self._translated():
             try:
                 os.setxattr(self._folder, _MARK, Mark.OURS.value, os.XATTR_CREATE)
@@ -131,7 +141,7 @@ class Cgroup:
                 raise
 
     def unmark(self) -> None:
-        """Says that we have nothing to do with it any more."""
+        """Removes the mark: it is not ours any more."""
         with self._translated():
             try:
                 os.removexattr(self._folder, _MARK)
@@ -141,7 +151,7 @@ class Cgroup:
 
     def _read(self, file: int) -> str:
         with self._translated():
-            return os.pread(file, _LONGEST_BYTES, 0).decode(errors="replace").strip()
+            return os.pread(file, _MAX_BYTES, 0).decode(errors="replace").strip()
 
     def _write(self, value: bytes) -> None:
         with self._translated():
@@ -161,3 +171,91 @@ def _open(name: str, flags: int, stack: ExitStack, folder: int | None = None) ->
     file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     stack.callback(os.close, file)
     return file
+
+
+def thaw(entry: LedgerEntry, _procfs: Procfs) -> UndoOutcome:
+    """Undoes a freeze: thaws the very cgroup that the ledger names. Raises GoneError, OSError or WardenError."""
+    with Cgroup(FreezerCgroup.parse(entry.place)) as cgroup:
+        if not preflight.holds(MARKING):
+            raise SetupError(f"whether we froze it cannot be read without {MARKING}: run as root")
+        return let_run(cgroup)
+
+
+def let_run(cgroup: Cgroup) -> UndoOutcome:
+    """Thaws a cgroup of ours. The mark goes last: until then another process may finish this. GoneError or OSError."""
+    if cgroup.marked() is None:
+        return UndoOutcome.RUNNING  # never frozen, or undone already; if it is frozen now, that was not us
+    cgroup.mark(Mark.UNDOING)
+    asked = cgroup.is_asked()
+    cgroup.thaw()
+    if cgroup.marked() is Mark.UNDOING:  # else another process has finished this, and it is frozen anew
+        cgroup.unmark()
+    return UndoOutcome.RESUMED if asked else UndoOutcome.RUNNING
+
+
+_MAX_FOLDERS = 1024
+# As /proc shows them, cut at 15. Frozen, the first would take other containers along, the last their clients.
+_SHARED_BY_OTHERS: Final = frozenset(
+    {
+        *("containerd", "containerd-shim", "dockerd", "kubelet", "crio", "conmon", "podman", "runc", "crun"),
+        *("nvidia-persiste", "nv-fabricmanage", "nvidia-cuda-mps"),
+    }
+)
+
+
+class NotFreezableError(WardenError):
+    """The container cannot be frozen here and now; the message says why."""
+
+
+def freezable(subject: Subject, proc: Procfs, spared: Collection[int] = ()) -> FreezerCgroup:
+    """The cgroup to freeze. `spared`: tgids that must not be in there. Raises NotFreezableError."""
+    container = subject.container
+    if container.cgroup.strip("/") == "":
+        raise NotFreezableError("it has no cgroup of its own")
+    living = {process.tgid for process in subject.processes if proc.is_alive(process)}
+    if not living:
+        raise NotFreezableError("none of its processes runs")
+    freezers = [each for each in hierarchies(parse_mounts(proc.mounts(os.getpid()))) if each.has_freezer]
+    for version, root in ((freezer.version, freezer.point) for freezer in freezers):
+        folder = Path(root + container.cgroup)
+        if not (folder / ("cgroup.freeze" if version == 2 else "freezer.state")).exists():
+            continue
+        within = set(_members(folder, Path(root), container))
+        if living <= within:
+            _check(container.key, within, proc, spared)
+            return FreezerCgroup.of(version, str(folder))
+    raise NotFreezableError(f"no freezer has all of its processes in {container.cgroup}")
+
+
+def _members(folder: Path, root: Path, container: Container) -> Iterator[int]:
+    for count, (below, _, _) in enumerate(os.walk(folder)):
+        if count >= _MAX_FOLDERS:
+            raise NotFreezableError(f"more than {_MAX_FOLDERS} cgroups lie in {folder}")
+        try:
+            tgids = [int(word) for word in (Path(below) / "cgroup.procs").read_text().split()]
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise NotFreezableError(f"cgroup {below} cannot be read ({error.strerror})") from error
+        path = "/" + os.path.relpath(below, root)
+        if tgids and identify(path).key != container.key:
+            raise NotFreezableError(f"its cgroup also holds {identify(path).name}")
+        yield from tgids
+
+
+def _check(key: ContainerKey, tgids: set[int], proc: Procfs, spared: Collection[int]) -> None:
+    if os.getpid() in tgids:
+        raise NotFreezableError("the agent runs in its cgroup")
+    if not tgids.isdisjoint({0, 1}):
+        raise NotFreezableError("its cgroup holds PID 1 or processes that the agent cannot see")
+    if not tgids.isdisjoint(spared):
+        raise NotFreezableError(f"its cgroup also holds processes that are not of {key}")
+    for tgid in tgids:
+        try:
+            comm = proc.stat(tgid).comm
+        except GoneError:
+            continue
+        except SetupError as error:
+            raise NotFreezableError(str(error)) from error
+        if comm in _SHARED_BY_OTHERS:
+            raise NotFreezableError(f"its cgroup holds {comm}, which others depend on")

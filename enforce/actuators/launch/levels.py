@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""From shares to levels, and from levels to the changes that have to be written. Pure."""
+"""From shares to levels, from levels to the changes to write, and the kernel's slot of each device. Pure.
+
+A device keeps its slot while it is there, lost or not; the slot of a device that left is given to the next one, as MIG
+instances come and go under new names. Beyond the last slot a device is not controlled, and is counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent.core.model import DeviceUuid
+from agent.probes.abi import SLOTS
 from enforce.model import FULL, Level, Share, Target
 from enforce.policy.model import OfflineRule
 
-FALLBACK_LAUNCH_NS = 100_000  # before a process's first delivery: nothing is known, so a middling kernel
+FALLBACK_LAUNCH_NS = 100_000  # before a process's first delivery: a kernel of average length
 RELEVANT_CHANGE = 0.02  # of a figure: smaller ones are not worth a write
 BLOCKS_WINDOW_NS = 50_000_000  # of a budget in blocks, as TGS has it
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LevelChange:
     """One target whose level has to become another one."""
 
     target: Target
@@ -55,11 +61,11 @@ def _by_blocks(level: Level, blocks: float) -> Level:
     )
 
 
-def changes(desired: Mapping[Target, Level], current: Mapping[Target, Level]) -> tuple[Change, ...]:
-    """What must be written: releases first, so that nobody is held longer than needed."""
-    released = [Change(target, level, FULL) for target, level in current.items() if target not in desired]
+def changes(desired: Mapping[Target, Level], current: Mapping[Target, Level]) -> tuple[LevelChange, ...]:
+    """What must be written: releases first, so that no process is held longer than needed."""
+    released = [LevelChange(target, level, FULL) for target, level in current.items() if target not in desired]
     moved = [
-        Change(target, current.get(target, FULL), level)
+        LevelChange(target, current.get(target, FULL), level)
         for target, level in desired.items()
         if not _same(current.get(target, FULL), level)
     ]
@@ -72,3 +78,10 @@ def _same(a: Level, b: Level) -> bool:
 
     figures = ((a.share_ratio, b.share_ratio), (a.max_queued_ns, b.max_queued_ns), (a.launch_ns, b.launch_ns))
     return plain(a) == plain(b) and all(abs(x - y) <= RELEVANT_CHANGE * max(x, y) for x, y in figures)
+
+
+def assign(before: Mapping[DeviceUuid, int], present: Sequence[DeviceUuid]) -> dict[DeviceUuid, int]:
+    """Device → slot, for as many as there are slots."""
+    kept = {device: before[device] for device in present if device in before}
+    free = iter(sorted(set(range(SLOTS)) - set(kept.values())))
+    return kept | dict(zip((device for device in present if device not in kept), free, strict=False))

@@ -1,28 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""When a stopped process may run again. Pure bookkeeping: times in, processes to resume out.
+"""When a stopped process may run again, and the SIGCONT that undoes its stop.
 
-A process stopped for its queue waits until enough of it has drained; one stopped at a gate until no online request has
-run for `open_delay_ns`; and nobody longer than the rule's longest pause. Who gets less than the floor that way is let
-through a little at a time: much at once would meet one online request with all of it.
+The schedule is pure: times in, processes to resume out. A process stopped for its queue waits until enough of it has
+drained; one stopped at a gate until no online request has run for `open_delay_ns`; and none longer than the rule's
+longest pause. A process that gets less than its floor that way is let through a little at a time: much at once would
+all meet one online request. `resume` sends SIGCONT to the very process that the ledger names, if it is stopped and no
+debugger holds it.
 """
 
 from __future__ import annotations
 
+import re
+import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from agent.layout import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
-from agent.model import ProcessId
-from enforce.gates import busy_total_ns, is_busy
+from agent.core.errors import GoneError
+from agent.core.model import ProcessId
+from agent.node.pidfd import Pidfd
+from agent.node.procfs import Procfs
+from agent.probes.abi import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
+from enforce.actuators.launch.pace import busy_total_ns, is_busy
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
+
+_STOPPED, _TRACED = "T", "t"
+_PENDING = re.compile(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", re.MULTILINE)
+_UNREADABLE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_SIGSTOP_BIT = 1 << (signal.SIGSTOP - 1)
+
+
+def resume(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
+    """Raises GoneError, SetupError or OSError."""
+    if entry.process is None:
+        return UndoOutcome.GONE
+    with Pidfd(entry.process, procfs) as pidfd:
+        tgid = entry.process.tgid
+        stopping = _stop_is_pending(tgid, procfs)  # first: what is pending now may have been delivered below
+        states = set(_thread_states(tgid, procfs))
+        if _TRACED in states:
+            return UndoOutcome.TRACED
+        if _STOPPED not in states and not stopping:
+            return UndoOutcome.RUNNING
+        pidfd.send(signal.SIGCONT)
+        return UndoOutcome.RESUMED
+
+
+def _thread_states(tgid: int, procfs: Procfs) -> Iterator[str]:
+    """Of all threads: the first may have ended (Z) or wait for a disk (D) while the process is stopped."""
+    threads = Procfs(f"{procfs.root}/{tgid}/task")
+    for tid in _threads(threads):
+        with suppress(GoneError):
+            yield threads.stat(tid).state
+
+
+def _stop_is_pending(tgid: int, procfs: Procfs) -> bool:
+    """Whether a SIGSTOP is not delivered yet: the process was about to run, or waits for a disk."""
+    threads = f"{procfs.root}/{tgid}/task"
+    for tid in _threads(Procfs(threads)):
+        with suppress(*_UNREADABLE), open(f"{threads}/{tid}/status", encoding="utf-8", errors="replace") as file:
+            if any(int(mask, 16) & _SIGSTOP_BIT for mask in _PENDING.findall(file.read(1 << 16))):
+                return True
+    return False
+
+
+def _threads(threads: Procfs) -> list[int]:
+    try:
+        return list(threads.tgids())
+    except FileNotFoundError:
+        return []
+
 
 _PPM = 1_000_000
 LOW_WATER_RATIO = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each; as in bpf/
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
 SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
-_GATE_POLL_NS = 5_000_000  # the kernel tells when a gate opens; this finds the ones that open by the hold time
+_GATE_POLL_NS = 5_000_000  # the kernel reports when a gate opens; this finds the ones that open by the hold time
 _FLOOR_SPAN_NS = 2_000_000_000  # what a process had beyond its floor counts against it for so long
 _DENSE_RATIO, _DENSE_SPAN_NS = 0.8, 50_000_000  # requests that ran for so much of so long queue for each other …
 _DENSE_DELAY_NS = 500_000  # … and a gap shorter than this is their service's own work between two of them
@@ -44,7 +100,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueResume:
     """A process to resume now. `pass_ns`: GPU time that it may launch beyond the launch that was stopped."""
 
     stop: Stop
@@ -52,7 +108,7 @@ class Due:
 
 
 @dataclass(slots=True)
-class _Credit:
+class _FloorCredit:
     """What the floor owes a process: it grows with time and is spent by launches. ns of GPU time; debts are bounded."""
 
     at_ns: int
@@ -61,12 +117,12 @@ class _Credit:
 
 
 @dataclass(slots=True)
-class _Load:
+class _OnlineLoad:
     """How much of the time online requests ran on a device, lately."""
 
     points: deque[tuple[int, int]] = field(default_factory=deque)  # (time, busy time so far)
 
-    def note(self, now_ns: int, busy_ns: int) -> None:
+    def observe(self, now_ns: int, busy_ns: int) -> None:
         if self.points and now_ns - self.points[-1][0] < _DENSE_SPAN_NS // 10:
             return
         self.points.append((now_ns, busy_ns))
@@ -79,7 +135,7 @@ class _Load:
 
 
 @dataclass(slots=True)
-class Resumer:
+class ResumeSchedule:
     """The stopped processes, and the gates that some of them wait for (live, shared with the kernel)."""
 
     gates: Sequence[Gate]
@@ -87,11 +143,11 @@ class Resumer:
     open_delay_ns: int
     stops: dict[ProcessId, Stop] = field(default_factory=dict)
     _free_since: dict[int, int] = field(default_factory=dict)
-    _loads: dict[int, _Load] = field(default_factory=dict)
-    _credits: dict[ProcessId, _Credit] = field(default_factory=dict)
+    _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
+    _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
 
     def add(self, pause: Pause) -> bool:
-        """The kernel stopped a process. True when it should have been stopped already: somebody else resumed it."""
+        """The kernel stopped a process. True when it should have been stopped already: another writer resumed it."""
         process = pause.process.id()
         known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
@@ -114,22 +170,22 @@ class Resumer:
         )
         return known is not None and not goes_on
 
-    def due(self, now_ns: int) -> list[Due]:
-        """Who may go now. They are taken out."""
+    def due(self, now_ns: int) -> list[DueResume]:
+        """The processes to resume now. They are taken out."""
         self._watch_gates(now_ns)
         ready = []
         for stop in list(self.stops.values()):
             if now_ns >= stop.latest_ns:
-                ready.append(Due(stop, stop.pass_ns))
+                ready.append(DueResume(stop, stop.pass_ns))
             elif now_ns >= self._due_ns(stop, now_ns):
-                ready.append(Due(stop, 0))
+                ready.append(DueResume(stop, 0))
         for due in ready:
             del self.stops[due.stop.process]
         self._watch_gates(now_ns)
         return ready
 
     def next_ns(self, now_ns: int) -> int | None:
-        """When `due` may next have something; None while nobody is stopped."""
+        """When `due` may next return a process; None while none is stopped."""
         if not self.stops:
             return None
         return min(self._due_ns(stop, now_ns) for stop in self.stops.values())
@@ -138,13 +194,13 @@ class Resumer:
         """Whether an online request runs on the device."""
         return slot < SLOTS and is_busy(self.gates[slot], self.hold_ns, now_ns)
 
-    def put_back(self, due: Due, again_ns: int) -> None:
-        """It could not be resumed: due again then, whatever it waited for."""
+    def put_back(self, due: DueResume, again_ns: int) -> None:
+        """The process could not be resumed: due again at `again_ns`, whatever it waited for."""
         stop = replace(due.stop, queue_due_ns=again_ns, latest_ns=again_ns, pass_ns=due.pass_ns)
         self.stops[stop.process] = stop
 
     def forget(self, process: ProcessId) -> None:
-        """It is gone."""
+        """The process has ended."""
         self.stops.pop(process, None)
         self._credits.pop(process, None)
 
@@ -152,14 +208,14 @@ class Resumer:
         """How long until the floor owes it another portion. Debts are bounded by what a longest pause is worth."""
         floor = pause.rule.floor_ppm / _PPM
         bound, most_spent = longest_ns * floor, max(longest_ns, _FLOOR_SPAN_NS) * floor
-        credit = self._credits.setdefault(process, _Credit(pause.at_ns, pause.charged_ns, -bound))
+        credit = self._credits.setdefault(process, _FloorCredit(pause.at_ns, pause.charged_ns, -bound))
         elapsed, spent = max(0, pause.at_ns - credit.at_ns), max(0, pause.charged_ns - credit.charged_ns)
         credit.at_ns, credit.charged_ns = pause.at_ns, pause.charged_ns
         credit.owed_ns = min(bound, max(-most_spent, credit.owed_ns + elapsed * floor - spent))
         return int(max(0.0, portion_ns - credit.owed_ns) / floor) if floor > 0 else longest_ns
 
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
-        if not stop.gated or stop.slot >= SLOTS:  # a device that is not known has no gate
+        if not stop.gated or stop.slot >= SLOTS:  # an unknown device has no gate
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
         opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self._open_delay_ns(stop)
@@ -186,7 +242,7 @@ class Resumer:
             if gate.waiting != count:
                 gate.waiting = count
             if gate.last_online_ns:
-                self._loads.setdefault(slot, _Load()).note(now_ns, self._busy_ns(slot, now_ns))
+                self._loads.setdefault(slot, _OnlineLoad()).observe(now_ns, self._busy_ns(slot, now_ns))
             if not count or self.is_busy(slot, now_ns):
                 self._free_since.pop(slot, None)
             elif gate.open <= 0:
@@ -196,7 +252,7 @@ class Resumer:
 
 
 def drain_ns(pause: Pause) -> int:
-    """How long until the launch that was stopped fits: its queue falls to the low water, or to what leaves room."""
+    """How long until the stopped launch fits: the queue falls to the low-water mark, or to what leaves room for it."""
     room = max(0, pause.rule.max_queued_ns - pause.estimate_ns)
     target = min(room, int(pause.rule.max_queued_ns * LOW_WATER_RATIO))
     surplus = max(0, pause.queued_ns - target)

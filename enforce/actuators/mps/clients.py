@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Which processes are MPS clients, and ending one without harm to the others.
 
-A client that is killed with work outstanding can hang the others, so "I do not know" is an error here, never a no.
+A client that is killed with work outstanding can hang the others, so not to know whether a process is a client is an
+error, never a no.
 """
 
 from __future__ import annotations
@@ -12,38 +13,38 @@ import os
 import re
 from dataclasses import dataclass
 
-from agent.errors import GoneError
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from enforce.mps.channel import PATIENCE_SECONDS
-from enforce.mps.control import connect
-from enforce.mps.daemons import MOST_DAEMONS, claimants, serves
-from enforce.mps.model import Client, Control, Daemon, MpsError
+from agent.core.errors import GoneError
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.mps.channel import TIMEOUT_SECONDS
+from enforce.actuators.mps.daemons import MAX_DAEMONS, daemon_candidates, serves
+from enforce.actuators.mps.model import Daemon, MpsClient, MpsControl, MpsError
+from enforce.actuators.mps.protocol3 import connect
 
 _NSPID = re.compile(r"^NSpid:\s*(.+)$", re.MULTILINE)
 _NS_GET_PARENT = 0xB702  # <linux/nsfs.h>
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundClient:
     """A process as a client, and the daemon that knows it."""
 
     process: ProcessId
-    control: Control
-    client: Client
+    control: MpsControl
+    client: MpsClient
 
 
-def find_client(process: ProcessId, proc: Procfs, patience_seconds: float = PATIENCE_SECONDS) -> Found | None:
+def find_client(process: ProcessId, proc: Procfs, timeout_seconds: float = TIMEOUT_SECONDS) -> FoundClient | None:
     """None: it is no MPS client. MpsError when a daemon cannot be asked, GoneError when the process has ended."""
-    all_of_them = claimants(proc)
+    candidates = daemon_candidates(proc)
     found, asked = None, 0
-    unknown = MpsError(all_of_them.unread) if all_of_them.unread else None
-    for daemon in all_of_them.daemons:
+    unknown = MpsError(candidates.unread) if candidates.unread else None
+    for daemon in candidates.daemons:
         try:
             if found is None and serves(daemon, process, proc):
                 asked += 1
                 _require_answerable(daemon, asked)
-                found = _client_of(process, daemon, proc, patience_seconds)
+                found = _client_of(process, daemon, proc, timeout_seconds)
         except MpsError as error:
             unknown = unknown or error
     if not proc.is_alive(process):
@@ -55,28 +56,26 @@ def find_client(process: ProcessId, proc: Procfs, patience_seconds: float = PATI
 
 def _require_answerable(daemon: Daemon, asked: int) -> None:
     if daemon.contested:
-        raise MpsError(daemon.doubt)
-    if asked > MOST_DAEMONS:
-        raise MpsError(
-            f"more than {MOST_DAEMONS} processes say that they are its MPS control daemon: end the false ones"
-        )
+        raise MpsError(daemon.contested_error)
+    if asked > MAX_DAEMONS:
+        raise MpsError(f"more than {MAX_DAEMONS} processes claim to be its MPS control daemon: end the false ones")
 
 
-def _client_of(process: ProcessId, daemon: Daemon, proc: Procfs, patience_seconds: float) -> Found | None:
+def _client_of(process: ProcessId, daemon: Daemon, proc: Procfs, timeout_seconds: float) -> FoundClient | None:
     tgid = seen_as(process, daemon, proc)
     if tgid is None:
         return None
-    control = connect(daemon, patience_seconds)
+    control = connect(daemon, timeout_seconds)
     client = next((client for client in control.clients() if client.tgid == tgid), None)
-    return None if client is None else Found(process, control, client)
+    return None if client is None else FoundClient(process, control, client)
 
 
-def is_mps_client(process: ProcessId, proc: Procfs, patience_seconds: float = PATIENCE_SECONDS) -> bool:
-    """See `find_client`; it may take the patience for each daemon. Not for the deciding thread."""
-    return find_client(process, proc, patience_seconds) is not None
+def is_mps_client(process: ProcessId, proc: Procfs, timeout_seconds: float = TIMEOUT_SECONDS) -> bool:
+    """See `find_client`; it may take the time-out for each daemon. Not for the deciding thread."""
+    return find_client(process, proc, timeout_seconds) is not None
 
 
-def terminate_client(found: Found, proc: Procfs) -> None:
+def terminate_client(found: FoundClient, proc: Procfs) -> None:
     """Takes the device from it. MpsError when the daemon refuses, GoneError when the process has ended meanwhile."""
     if not proc.is_alive(found.process):
         raise GoneError(f"process {found.process.tgid} has ended")
@@ -84,7 +83,7 @@ def terminate_client(found: Found, proc: Procfs) -> None:
 
 
 def seen_as(process: ProcessId, daemon: Daemon, proc: Procfs) -> int | None:
-    """The process's pid in the daemon's PID namespace; None: it is in none that the daemon sees."""
+    """The process's pid in the daemon's PID namespace; None: in none that the daemon sees."""
     try:
         return _seen_as(process, os.stat(f"{proc.root}/{daemon.process.tgid}/ns/pid").st_ino, proc)
     except FileNotFoundError as error:
@@ -119,7 +118,7 @@ class AllClients:
     proc: Procfs
 
     def terminate(self, process: ProcessId) -> bool:
-        """Takes the device from a client; False: it is none. MpsError: nobody knows, so it may be one."""
+        """Takes the device from a client; False: it is none. MpsError: unknown, so it may be one."""
         found = find_client(process, self.proc)
         if found is None:
             return False

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The MPS control daemons that run here: by their program and arguments in /proc, wherever their pipes are.
 
-A process may call itself what it likes, so nothing of it is run as it stands: a daemon's own program speaks to it only
-if root owns that file, nobody else can write it, and it is this mount namespace's; else the one in PATH does. And what
-one in another mount namespace says counts only for processes that reach its pipe. Anybody can begin any number of
-processes of that name. Where several claim one pipe, root's of the node is the daemon; else it is contested: nobody
-knows whose PIDs its answers are about, nor when it has ended, so nothing is asked or set there.
+Any process may take that name, so nothing of it is run without a check: a daemon's own program is used to speak to it
+only if root owns the file, no other user can write it, and it is in this mount namespace; else the one in PATH is used.
+What a daemon in another mount namespace answers counts only for processes that reach its pipe. Where several processes
+claim one pipe, the node's root daemon is the daemon; else the pipe is contested: it is unknown whose PIDs the answers
+are about, or when the daemon has ended, so nothing is asked or set there.
 """
 
 from __future__ import annotations
@@ -18,64 +18,63 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from agent import proctext
-from agent.errors import GoneError, SetupError
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from agent.trusted_way import exposed_way
-from enforce.mps.model import Daemon, MpsError
+from agent.config.trusted_file import exposed_path
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import ProcessId
+from agent.node import proc_parse
+from agent.node.procfs import Procfs
+from enforce.actuators.mps.model import Daemon, MpsError
 
 _log = logging.getLogger(__name__)
-
 PROGRAM = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _USUAL_DIRECTORIES = ("/run/nvidia-mps", "/tmp/nvidia-mps")
-MOST_DAEMONS = 16
+MAX_DAEMONS = 16
 _LONGEST_PATH = 4096  # of the kernel's
 _CONTROL = "control"  # the daemon's socket or FIFO in its directory
 _OTHERS, _NODES, _ROOTS = range(3)  # in a container's mounts; in the node's; in the node's, and root
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _Candidate:
     rank: int
     daemon: Daemon
 
 
 @dataclass(frozen=True, slots=True)
-class Claimants:
-    """All processes that may be daemons, and why another one that may be could not be looked at ("": none)."""
+class DaemonCandidates:
+    """All processes that may be daemons, and why another one could not be read ("": none)."""
 
     daemons: tuple[Daemon, ...]
     unread: str = ""
 
 
 def daemons(proc: Procfs) -> tuple[Daemon, ...]:
-    """Those that are running now: one for each pipe, and not more than a few. Whatever cannot be read is none."""
+    """The daemons that run now: one for each pipe, and at most MAX_DAEMONS. A process that cannot be read is none."""
     by_pipe: dict[object, Daemon] = {}
     for pipe, daemon in _by_pipe(proc, _found(proc)[0]):
         by_pipe.setdefault(pipe, daemon)
-    if len(by_pipe) > MOST_DAEMONS:
-        _log.warning("%d processes call themselves %s: %d are looked at", len(by_pipe), PROGRAM, MOST_DAEMONS)
-    return tuple(by_pipe.values())[:MOST_DAEMONS]
+    if len(by_pipe) > MAX_DAEMONS:
+        _log.warning("%d processes are called %s: only %d are asked", len(by_pipe), PROGRAM, MAX_DAEMONS)
+    return tuple(by_pipe.values())[:MAX_DAEMONS]
 
 
-def claimants(proc: Procfs) -> Claimants:
-    """Everything that may be a daemon, however many there are: for who must not take a daemon for none."""
+def daemon_candidates(proc: Procfs) -> DaemonCandidates:
+    """Every process that may be a daemon, however many: for a caller that must not overlook one."""
     found, unread = _found(proc)
-    return Claimants(tuple(daemon for _, daemon in _by_pipe(proc, found)), unread)
+    return DaemonCandidates(tuple(daemon for _, daemon in _by_pipe(proc, found)), unread)
 
 
-def _by_pipe(proc: Procfs, found: Sequence[_Claim]) -> Iterator[tuple[object, Daemon]]:
-    """Each with its pipe, those of the node and then the oldest first; those that are none, for root's is, left out."""
-    by_pipe: dict[object, list[_Claim]] = {}
-    for claim in sorted(found, key=lambda one: (-one.rank, one.daemon.process.start_ticks)):
-        daemon = replace(claim.daemon, pipe=_pipe(proc, claim.daemon))
-        by_pipe.setdefault(daemon.pipe or daemon, []).append(replace(claim, daemon=daemon))
-    for pipe, claims in by_pipe.items():
-        first = [claim for claim in claims if claim.rank == _ROOTS] or claims
-        for claim in first:
-            yield pipe, replace(claim.daemon, contested=len(first) > 1)
+def _by_pipe(proc: Procfs, found: Sequence[_Candidate]) -> Iterator[tuple[object, Daemon]]:
+    """Each with its pipe, the node's first, then the oldest; without those that claim the pipe of root's daemon."""
+    by_pipe: dict[object, list[_Candidate]] = {}
+    for candidate in sorted(found, key=lambda one: (-one.rank, one.daemon.process.start_ticks)):
+        daemon = replace(candidate.daemon, pipe=_pipe(proc, candidate.daemon))
+        by_pipe.setdefault(daemon.pipe or daemon, []).append(replace(candidate, daemon=daemon))
+    for pipe, candidates in by_pipe.items():
+        first = [candidate for candidate in candidates if candidate.rank == _ROOTS] or candidates
+        for candidate in first:
+            yield pipe, replace(candidate.daemon, contested=len(first) > 1)
 
 
 def _pipe(proc: Procfs, daemon: Daemon) -> tuple[int, int] | None:
@@ -86,8 +85,8 @@ def _pipe(proc: Procfs, daemon: Daemon) -> tuple[int, int] | None:
         return None
 
 
-def _found(proc: Procfs) -> tuple[list[_Claim], str]:
-    """And why one of them could not be looked at."""
+def _found(proc: Procfs) -> tuple[list[_Candidate], str]:
+    """And why one of them could not be read."""
     found, unread = [], ""
     for tgid in proc.tgids():
         try:
@@ -96,25 +95,25 @@ def _found(proc: Procfs) -> tuple[list[_Claim], str]:
         except (GoneError, SetupError):
             continue
         try:
-            claim = _claim(proc, tgid)
-            if claim is not None:
-                found.append(claim)
+            candidate = _candidate(proc, tgid)
+            if candidate is not None:
+                found.append(candidate)
         except (GoneError, FileNotFoundError, ProcessLookupError):
             continue
         except (SetupError, OSError) as error:
-            unread = f"process {tgid} may be an MPS control daemon and cannot be looked at ({error})"
+            unread = f"process {tgid} may be an MPS control daemon and cannot be read ({error})"
     return found, unread
 
 
-def _claim(proc: Procfs, tgid: int) -> _Claim | None:
+def _candidate(proc: Procfs, tgid: int) -> _Candidate | None:
     process = proc.process_id(tgid)
     directory, program = _pipe_directory(proc, process), _program(proc, tgid)
     if directory is None or proc.process_id(tgid) != process:
         return None
     rank = _NODES if _is_the_nodes(proc, tgid) else _OTHERS
-    if rank == _NODES and proctext.parse_status_uid(proc.status(tgid)) == 0:
+    if rank == _NODES and proc_parse.parse_status_uid(proc.status(tgid)) == 0:
         rank = _ROOTS
-    return _Claim(rank, Daemon(process, directory, program))
+    return _Candidate(rank, Daemon(process, directory, program))
 
 
 def is_daemon(arguments: Sequence[str]) -> bool:
@@ -162,19 +161,19 @@ def _same_mounts(proc: Procfs, tgid: int, other: int | str) -> bool:
 
 
 def _program(proc: Procfs, tgid: int) -> str:
-    """What to run to speak to it."""
+    """The program that speaks to it."""
     path = os.readlink(f"{proc.root}/{tgid}/exe")
     its_own = same_mounts(proc, tgid) and os.path.basename(path) == PROGRAM and _is_roots(path)
     if its_own and _same_file(path, f"{proc.root}/{tgid}/exe"):
         return path
-    return shutil.which(PROGRAM) or PROGRAM  # that cannot be run, which is no answer
+    return shutil.which(PROGRAM) or PROGRAM  # if that cannot be run there is no answer
 
 
 def _is_roots(path: str) -> bool:
-    """Whether nobody else can change the file, or put another one in its place."""
+    """Whether only root can change the file, or put another one in its place."""
     found = os.stat(path)
     writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return found.st_uid == 0 and not writable and exposed_way(path) is None
+    return found.st_uid == 0 and not writable and exposed_path(path) is None
 
 
 def _same_file(a: str, b: str) -> bool:
@@ -185,7 +184,7 @@ def _same_file(a: str, b: str) -> bool:
 
 
 def serves(daemon: Daemon, process: ProcessId, proc: Procfs) -> bool:
-    """Whether the process may be a client of this daemon, so that the daemon's word counts for it. MpsError."""
+    """Whether the process may be a client of this daemon, so that the daemon's answers count for it. MpsError."""
     try:
         return same_mounts(proc, daemon.process.tgid) or reaches(process, daemon, proc)
     except (FileNotFoundError, ProcessLookupError):  # the daemon has ended

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Protocol 2: one command a line on standard input, the answer on standard output. Spoken by every driver to date.
+"""Protocol 2: one command a line on standard input, the answer on standard output. Every driver to date knows it.
 
 What is set for a server is for clients that connect to it later; what is set by default, for servers that start later.
 Source: NVIDIA's MPS guide, "Legacy MPS v2 interface".
@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent.model import DeviceUuid
-from enforce.mps.channel import Channel
-from enforce.mps.model import Client, Daemon, MpsError, NotSpokenError, Scope, Server, Setting
+from agent.core.model import DeviceUuid
+from enforce.actuators.mps.channel import Channel
+from enforce.actuators.mps.model import Daemon, MpsClient, MpsError, MpsServer, MpsSetting, Scope, UnknownProtocolError
 
 _PERCENTAGE = re.compile(r"^[0-9]{1,3}(\.[0-9]{1,18})?$")
 _MEMORY = re.compile(r"^([0-9]{1,18})([KMGT]?)B?$")
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f][0-9a-f-]+")
 _NONE = {"", "0", "unlimited", "none", "n/a", "not set"}
 _UNKNOWN = ("unknown command", "invalid command", "unrecognized command", "usage:")
@@ -26,25 +26,25 @@ _UNKNOWN = ("unknown command", "invalid command", "unrecognized command", "usage
 
 @dataclass(frozen=True, slots=True)
 class Protocol2:
-    """A daemon that was found to speak it."""
+    """A daemon that answered in it."""
 
     channel: Channel
     protocol: int = 2
 
     @property
     def daemon(self) -> Daemon:
-        """Who is spoken to."""
+        """The daemon."""
         return self.channel.daemon
 
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[MpsServer, ...]:
         """With their states; one that ends meanwhile has none."""
-        return tuple(Server(str(tgid), tgid, self._status(tgid)) for tgid in self._numbers("get_server_list"))
+        return tuple(MpsServer(str(tgid), tgid, self._status(tgid)) for tgid in self._numbers("get_server_list"))
 
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[MpsClient, ...]:
         """Those of all servers."""
         found = []
         for server in self._numbers("get_server_list"):
-            found += [Client(tgid, str(server)) for tgid in self._numbers(f"get_client_list {server}")]
+            found += [MpsClient(tgid, str(server)) for tgid in self._numbers(f"get_client_list {server}")]
         return tuple(dict.fromkeys(found))
 
     def scopes(self) -> tuple[Scope, ...]:
@@ -54,7 +54,7 @@ class Protocol2:
     def devices(self) -> dict[DeviceUuid, int]:
         """As `device_query` lists them."""
         found: dict[DeviceUuid, int] = {}
-        for line in self._say("device_query").splitlines():
+        for line in self._command("device_query").splitlines():
             ordinal, uuid = line.split(maxsplit=1)[:1], _UUID.search(line)
             if uuid and ordinal and (number := whole(ordinal[0])) is not None:
                 found[DeviceUuid(uuid[0])] = number
@@ -64,7 +64,7 @@ class Protocol2:
         """A line that names a device, then lines of pids."""
         found: dict[DeviceUuid, tuple[int, ...]] = {}
         device: DeviceUuid | None = None
-        for line in self._say("get_device_client_list").splitlines():
+        for line in self._command("get_device_client_list").splitlines():
             if uuid := _UUID.search(line):
                 device = DeviceUuid(uuid[0])
                 found.setdefault(device, ())
@@ -72,17 +72,17 @@ class Protocol2:
                 found[device] += (number,)
         return found
 
-    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
-        """Priority is the daemon's, whichever server: that is told apart from what is one server's."""
+    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[MpsSetting, ...]]:
+        """Priority is the daemon's, whichever server; the others are one server's."""
         return {
-            "percentage": (Setting("percentage", scope),),
-            "memory": tuple(Setting("memory", scope, ordinal) for ordinal in ordinals),
-            "priority": (Setting("priority", Scope("")),),
+            "percentage": (MpsSetting("percentage", scope),),
+            "memory": tuple(MpsSetting("memory", scope, ordinal) for ordinal in ordinals),
+            "priority": (MpsSetting("priority", Scope("")),),
         }
 
-    def get(self, setting: Setting) -> str:
+    def get(self, setting: MpsSetting) -> str:
         """Percent ("40"), MiB ("512M") or "" for none, 0 or 1."""
-        text = self._say(f"get_{_noun(setting)}{_whom(setting)}").strip()
+        text = self._command(f"get_{_setting_name(setting)}{_scope_words(setting)}").strip()
         if setting.what == "percentage" and _PERCENTAGE.match(text):
             return f"{float(text):g}"
         if setting.what == "priority" and text in ("0", "1"):
@@ -91,51 +91,51 @@ class Protocol2:
             return ""
         if setting.what == "memory" and (found := _MEMORY.match(text)):
             return mebibytes(int(found[1]), found[2])
-        raise self._senseless(f"get_{_noun(setting)}", text)
+        raise self._malformed(f"get_{_setting_name(setting)}", text)
 
-    def put(self, setting: Setting, value: str) -> None:
-        """And looks whether it is so."""
-        self._say(f"set_{_noun(setting)}{_whom(setting)} {value}")
+    def put(self, setting: MpsSetting, value: str) -> None:
+        """And reads it back."""
+        self._command(f"set_{_setting_name(setting)}{_scope_words(setting)} {value}")
         now = self.get(setting)
         if now != value:
-            raise MpsError(f"MPS: set_{_noun(setting)} {value} was taken without a word, but it is {now or 'none'}")
+            raise MpsError(f"MPS: set_{_setting_name(setting)} {value} was accepted, but it is {now or 'none'}")
 
-    def terminate(self, client: Client) -> None:
+    def terminate(self, client: MpsClient) -> None:
         """See Control."""
-        self._say(f"terminate_client {client.server} {client.tgid}")
+        self._command(f"terminate_client {client.server} {client.tgid}")
 
-    def shut_down(self, server: Server) -> None:
+    def shut_down(self, server: MpsServer) -> None:
         """Protocol 2 ends servers only together with the daemon: within a second, clients or not."""
-        self._say("quit -t 1")
+        self._command("quit -t 1")
 
     def _status(self, server: int) -> str:
         answer = self.channel.ask(given=f"get_server_status {server}\n")
         words = answer.text.split()
-        return words[0].upper() if answer.fine and len(words) == 1 and words[0].isalpha() else ""
+        return words[0].upper() if answer.succeeded and len(words) == 1 and words[0].isalpha() else ""
 
     def _numbers(self, command: str) -> tuple[int, ...]:
-        text = self._say(command)
+        text = self._command(command)
         numbers = [whole(word) for word in text.split()]
         if not all(number and number < 1 << 31 for number in numbers):
-            raise self._senseless(command, text)
+            raise self._malformed(command, text)
         return tuple(number for number in numbers if number)
 
-    def _say(self, command: str) -> str:
+    def _command(self, command: str) -> str:
         answer = self.channel.ask(given=command + "\n")
-        if not answer.fine or any(answer.text.lower().startswith(word) for word in _UNKNOWN):
-            said = " ".join(answer.text.split())[:200] or "nothing"
-            if any(word in said.lower() for word in _UNKNOWN):
-                raise NotSpokenError(f"MPS: {command.split()[0]} is not known there: {said}")
-            raise MpsError(f"MPS: {command.split()[0]} failed, it said: {said}")
+        if not answer.succeeded or any(answer.text.lower().startswith(word) for word in _UNKNOWN):
+            reason = " ".join(answer.text.split())[:200] or "nothing"
+            if any(word in reason.lower() for word in _UNKNOWN):
+                raise UnknownProtocolError(f"MPS: {command.split()[0]} is not known there: {reason}")
+            raise MpsError(f"MPS: {command.split()[0]} failed: {reason}")
         return answer.text
 
-    def _senseless(self, command: str, text: str) -> MpsError:
-        return MpsError(f"MPS: {command.split()[0]} answered {' '.join(text.split())[:80]!r}, which makes no sense")
+    def _malformed(self, command: str, text: str) -> MpsError:
+        return MpsError(f"MPS: {command.split()[0]} answered {' '.join(text.split())[:80]!r}, which is malformed")
 
 
 def whole(text: str) -> int | None:
-    """The number that a word is, if it is one of any use."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    """The number that a word is; None: it is none, or too long."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def mebibytes(number: int, unit: str) -> str:
@@ -144,7 +144,7 @@ def mebibytes(number: int, unit: str) -> str:
     return f"{-(-number * scale >> 20)}M" if number else ""
 
 
-def _noun(setting: Setting) -> str:
+def _setting_name(setting: MpsSetting) -> str:
     default = "" if setting.scope.server else "default_"
     names = {
         "percentage": f"{default}active_thread_percentage",
@@ -154,11 +154,11 @@ def _noun(setting: Setting) -> str:
     return names[setting.what]
 
 
-def _whom(setting: Setting) -> str:
+def _scope_words(setting: MpsSetting) -> str:
     return "".join(f" {word}" for word in _words(setting))
 
 
-def _words(setting: Setting) -> Iterator[str]:
+def _words(setting: MpsSetting) -> Iterator[str]:
     if setting.what != "priority" and setting.scope.server:
         yield setting.scope.server
     if setting.device is not None:

@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Protocol 3: `module verb` as arguments, named servers, and namespaces with limits of their own (drivers from 615 on).
 
-A namespace's limits reach the clients that connect through its directory and nobody else.
-Source: NVIDIA's MPS guide, "MPS v3 interface".
+A namespace's limits reach the clients that connect through its directory, and no others. Source: NVIDIA's MPS guide,
+"MPS v3 interface". `connect` finds by trying, not by the driver's version, which protocol a control daemon knows: 2
+first, then 3. A daemon that does not answer at all is not tried a second time: that would only double the wait.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ import csv
 import re
 from dataclasses import dataclass
 
-from agent.model import DeviceUuid
-from enforce.mps.channel import Channel
-from enforce.mps.model import Client, Daemon, MpsError, NotSpokenError, Scope, Server, Setting
-from enforce.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, mebibytes, whole
+from agent.core.model import DeviceUuid
+from enforce.actuators.mps.channel import TIMEOUT_SECONDS, Channel
+from enforce.actuators.mps.model import (
+    Daemon,
+    MpsClient,
+    MpsControl,
+    MpsError,
+    MpsServer,
+    MpsSetting,
+    MpsTimeoutError,
+    Scope,
+    UnknownProtocolError,
+)
+from enforce.actuators.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, Protocol2, mebibytes, whole
 
 _FORMAT = "--format=csv,noheader"
 _FIELDS = {"percentage": "active-thread-percentage", "memory": "pinned-memory-limit", "priority": "client-priority"}
@@ -25,29 +36,29 @@ _DEFAULT = "default"  # every server's own namespace
 
 @dataclass(frozen=True, slots=True)
 class Protocol3:
-    """A daemon that was found to speak it."""
+    """A daemon that answered in it."""
 
     channel: Channel
     protocol: int = 3
 
     @property
     def daemon(self) -> Daemon:
-        """Who is spoken to."""
+        """The daemon."""
         return self.channel.daemon
 
-    def servers(self) -> tuple[Server, ...]:
-        """Ready ones are ACTIVE in the words of protocol 2."""
+    def servers(self) -> tuple[MpsServer, ...]:
+        """Ready ones have the state ACTIVE, as with protocol 2."""
         rows = self._table(["server", "list"], 4)
-        return tuple(Server(_name(row[0]), whole(row[2]), _state(row[3])) for row in rows)
+        return tuple(MpsServer(_name(row[0]), whole(row[2]), _state(row[3])) for row in rows)
 
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[MpsClient, ...]:
         """Those of all servers."""
         rows = self._table(["client", "list", "--all"], 4)
         pids = [whole(row[0]) for row in rows]
         if not all(pids):
             raise MpsError("MPS: client list answered with a pid that is no number")
         named = zip(pids, rows, strict=True)
-        return tuple(dict.fromkeys(Client(pid, _name(row[1]), _name(row[3])) for pid, row in named if pid))
+        return tuple(dict.fromkeys(MpsClient(pid, _name(row[1]), _name(row[3])) for pid, row in named if pid))
 
     def scopes(self) -> tuple[Scope, ...]:
         """Every namespace."""
@@ -70,14 +81,14 @@ class Protocol3:
                 found[uuids[row[2]]] = (*found.get(uuids[row[2]], ()), pid)
         return found
 
-    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
+    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[MpsSetting, ...]]:
         """A memory limit is one for all devices."""
-        return {what: (Setting(what, scope),) for what in _FIELDS}
+        return {what: (MpsSetting(what, scope),) for what in _FIELDS}
 
-    def get(self, setting: Setting) -> str:
+    def get(self, setting: MpsSetting) -> str:
         """As with protocol 2."""
         scope, field = setting.scope, _FIELDS[setting.what]
-        text = self._say(["namespace", "get", scope.space, scope.server, field]).strip()
+        text = self._command(["namespace", "get", scope.space, scope.server, field]).strip()
         if text.lower() in _NONE | {"-"} and setting.what != "priority":
             return "100" if setting.what == "percentage" else ""
         if setting.what == "percentage" and _PERCENTAGE.match(text):
@@ -86,53 +97,77 @@ class Protocol3:
             return text
         if setting.what == "memory" and (found := _MEMORY.match(text)):
             return mebibytes(int(found[1]), found[2])
-        raise MpsError(f"MPS: namespace get {field} answered {text[:80]!r}, which makes no sense")
+        raise MpsError(f"MPS: namespace get {field} answered {text[:80]!r}, which is malformed")
 
-    def put(self, setting: Setting, value: str) -> None:
-        """And looks whether it is so. A daemon may refuse while a client is connected there."""
+    def put(self, setting: MpsSetting, value: str) -> None:
+        """And reads it back. A daemon may refuse while a client is connected there."""
         scope, option = setting.scope, f"--{_FIELDS[setting.what]}={value}"
         if scope.space == _DEFAULT:
-            self._say(["server", "set", scope.server, option])
+            self._command(["server", "set", scope.server, option])
         else:
-            self._say(["namespace", "set", scope.space, f"--server={scope.server}", option])
+            self._command(["namespace", "set", scope.space, f"--server={scope.server}", option])
         now = self.get(setting)
         if now != value:
-            raise MpsError(f"MPS: {option} was taken without a word, but it is {now or 'none'}")
+            raise MpsError(f"MPS: {option} was accepted, but it is {now or 'none'}")
 
-    def terminate(self, client: Client) -> None:
+    def terminate(self, client: MpsClient) -> None:
         """See Control."""
-        self._say(["client", "terminate", str(client.tgid)])
+        self._command(["client", "terminate", str(client.tgid)])
 
-    def shut_down(self, server: Server) -> None:
+    def shut_down(self, server: MpsServer) -> None:
         """That server alone; the daemon and other servers stay."""
-        self._say(["server", "delete", server.name, "--force"])
+        self._command(["server", "delete", server.name, "--force"])
 
     def _table(self, arguments: list[str], least: int) -> list[list[str]]:
-        text = self._say([*arguments, _FORMAT])
+        text = self._command([*arguments, _FORMAT])
         try:
             rows = [row for row in csv.reader(text.splitlines()) if row]
         except csv.Error as error:
             raise MpsError(f"MPS: {' '.join(arguments)} answered no table ({error})") from error
         if any(len(row) < least for row in rows):
-            raise MpsError(f"MPS: {' '.join(arguments)} answered a line of too few columns, which makes no sense")
+            raise MpsError(f"MPS: {' '.join(arguments)} answered a line of too few columns, which is malformed")
         return [[cell.strip() for cell in row] for row in rows]
 
-    def _say(self, arguments: list[str]) -> str:
+    def _command(self, arguments: list[str]) -> str:
         answer = self.channel.ask(["-p", "3", *arguments])
-        said = " ".join(answer.text.split())[:200] or "nothing"
-        if answer.fine:
+        reason = " ".join(answer.text.split())[:200] or "nothing"
+        if answer.succeeded:
             return answer.text
-        if "invalid option" in said or said.startswith(("Usage", "Unknown")):
-            raise NotSpokenError(f"MPS: {' '.join(arguments[:2])} is not known there: {said}")
-        raise MpsError(f"MPS: {' '.join(arguments[:2])} failed, it said: {said}")
+        if "invalid option" in reason or reason.startswith(("Usage", "Unknown")):
+            raise UnknownProtocolError(f"MPS: {' '.join(arguments[:2])} is not known there: {reason}")
+        raise MpsError(f"MPS: {' '.join(arguments[:2])} failed: {reason}")
 
 
 def _name(word: str) -> str:
     """Of a server or namespace. It becomes an argument: none may look like an option, or lead elsewhere."""
     if not _NAME.fullmatch(word):
-        raise MpsError(f"MPS: something is called {word[:40]!r}, which makes no sense")
+        raise MpsError(f"MPS: {word[:40]!r} is no name of a server or namespace")
     return word
 
 
 def _state(word: str) -> str:
     return "ACTIVE" if word.upper() == "READY" else word.upper()
+
+
+PROTOCOLS: tuple[type[Protocol2] | type[Protocol3], ...] = (Protocol2, Protocol3)
+
+
+def connect(daemon: Daemon, timeout_seconds: float = TIMEOUT_SECONDS) -> MpsControl:
+    """MpsError when the daemon knows none of the protocols: its answer to the first."""
+    return connect_over(Channel(daemon, timeout_seconds))
+
+
+def connect_over(channel: Channel) -> MpsControl:
+    """The same, over a channel to the daemon."""
+    first: MpsError | None = None
+    for protocol in PROTOCOLS:
+        control = protocol(channel)
+        try:
+            control.servers()
+            return control
+        except MpsTimeoutError:
+            raise
+        except MpsError as error:
+            first = first or error
+    assert first
+    raise first

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`mps`: limits for the MPS clients that an offline container starts from now on: a percentage of the SMs (what the
-online side leaves), pinned memory (the rule's quota), and low priority. Clients that run already keep what they have.
+"""`mps`: limits for the MPS clients that an offline container starts from now on. Running clients keep what they have.
 
+The limits are a percentage of the SMs (what the online side leaves), pinned memory (the rule's quota) and low priority.
 With protocol 2 a limit reaches every later client of the daemon, online ones too, and a client keeps what it got until
-it ends. So nothing is set while a container that is not to be limited reaches the daemon with a process that is not
-connected yet; what is set is put back when such a process is seen; one that was caught all the same is reported. With
-protocol 3 limits are set on namespaces that only such offline containers reach, so they are nobody else's.
+it ends. So nothing is set while a container that may not be limited reaches the daemon with a process that is not
+connected yet; limits are put back when such a process is seen; one that connected all the same is reported. With
+protocol 3 limits are set on namespaces that only such offline containers reach.
 
-Limits are set once per climb, all of them at once, and then only looked after: so the ledger entry of the climb names
-everything that is to be put back. A daemon whose limits somebody else sets too is left to him.
+Limits are set once per climb, all of them at once, and then only checked: so the ledger entry of the climb names
+everything that is to be put back. Once another writer sets a daemon's limits, they are left alone.
 """
 
 from __future__ import annotations
@@ -18,32 +18,42 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.clock import wall_ns
-from agent.errors import WardenError
-from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
-from agent.procfs import Procfs
-from enforce.activity import OnlineActivity
-from enforce.entries import Entry
+from agent.core.clock import wall_ns
+from agent.core.errors import WardenError
+from agent.core.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
+from agent.node.procfs import Procfs
+from enforce.actuators.mps import limits
+from enforce.actuators.mps.limits import OnlineActivity
+from enforce.actuators.mps.model import MpsClient, MpsControl, MpsError, Scope
+from enforce.actuators.mps.restore import LimitChange, put_back, to_place
+from enforce.actuators.mps.survey import (
+    RUNG,
+    MpsEndpoint,
+    MpsState,
+    MpsSurvey,
+    bystander,
+    endpoint_of,
+    may_be_limited,
+    obstacle_to_limits,
+    scopes_of,
+)
+from enforce.ledger.entries import LedgerEntry
 from enforce.model import Subject
-from enforce.mps import limits, standing
-from enforce.mps.model import Client, Control, MpsError, Scope
-from enforce.mps.restoring import Change, put_back, to_place
-from enforce.mps.survey import Picture, Place, Survey
-from enforce.roster import Seat, processes_of
+from enforce.workloads import Workload, processes_of
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What is in force on one daemon, and for whom it was set. `known`: processes that were connected before."""
+class HeldLimits:
+    """The limits of one daemon, and the container they were set for. `known`: processes that were connected before."""
 
     container: ContainerKey
-    control: Control
-    changes: tuple[Change, ...]
+    control: MpsControl
+    changes: tuple[LimitChange, ...]
     known: frozenset[ProcessId]
 
-    def reaches(self, client: Client) -> bool:
+    def reaches(self, client: MpsClient) -> bool:
         """Whether one of the limits is for a client like this."""
         own = (Scope(client.server, client.space), Scope(""))
         return any(change.setting.scope in own for change in self.changes)
@@ -52,77 +62,76 @@ class Held:
 class Mps:
     """A rung. `look` is to be called at every decision, also while the rung is not wanted."""
 
-    name = standing.RUNG
+    name = RUNG
 
-    def __init__(self, proc: Procfs, survey: Survey | None = None) -> None:
-        self._survey = survey or Survey(proc)
+    def __init__(self, proc: Procfs, survey: MpsSurvey | None = None) -> None:
+        self._survey = survey or MpsSurvey(proc)
         self._activity = OnlineActivity()
-        self._seats: Mapping[ContainerKey, Seat] = {}
+        self._workloads: Mapping[ContainerKey, Workload] = {}
         self._memory_bytes: dict[DeviceUuid, int] = {}
-        self._plans: dict[ContainerKey, Held] = {}
-        self._held: dict[ProcessId, Held] = {}  # by daemon
-        self._foreign: set[ProcessId] = set()  # daemons whose limits somebody else sets too
+        self._plans: dict[ContainerKey, HeldLimits] = {}
+        self._held: dict[ProcessId, HeldLimits] = {}  # by daemon
+        self._foreign: set[ProcessId] = set()  # daemons whose limits another writer sets too
         self._caught: set[ProcessId] = set()
         self.foreign_writes = 0
         self._survey.listeners.append(self.watch)
 
     def losses(self) -> dict[str, int]:
-        """What went otherwise than meant: for Snapshot.lost."""
+        """Processes limited by mistake, foreign writes, surveys that failed: for Snapshot.lost."""
         return {"mps:caught": len(self._caught), "mps:foreign": self.foreign_writes, "mps:look": self._survey.failures}
 
-    def look(self, seats: Mapping[ContainerKey, Seat], snapshot: Snapshot) -> None:
-        """Learns what the online side uses, and has MPS looked at where a rule lists this rung. Does not block."""
-        self._seats = seats
+    def look(self, workloads: Mapping[ContainerKey, Workload], snapshot: Snapshot) -> None:
+        """Learns what the online side uses, and has MPS surveyed where a rule lists this rung. Does not block."""
+        self._workloads = workloads
         sizes = {reading.device.uuid: reading.device.memory_total_bytes for reading in snapshot.devices}
         self._memory_bytes = {uuid: size for uuid, size in sizes.items() if size}
-        self._activity.observe(seats, snapshot)
-        if self._held or any(standing.is_limited(seat) for seat in seats.values()):
-            self._survey.poke(process for seat in seats.values() for process in processes_of(seat))
+        self._activity.observe(workloads, snapshot)
+        if self._held or any(may_be_limited(workload) for workload in workloads.values()):
+            self._survey.refresh(process for workload in workloads.values() for process in processes_of(workload))
 
     def obstacle(self, subject: Subject) -> str | None:
-        """See Rung. From the last look at MPS."""
-        picture = self._survey.picture
-        return (
-            self._obstacle(subject, picture) if picture else "MPS has not been looked at yet; asked again in a moment"
-        )
+        """See Rung. From the last survey."""
+        state = self._survey.state
+        return self._obstacle(subject, state) if state else "MPS has not been surveyed yet; tried again in a moment"
 
-    def _obstacle(self, subject: Subject, picture: Picture) -> str | None:
-        place = standing.place_of(subject, picture)
-        daemon = place.daemon.process if place else None
+    def _obstacle(self, subject: Subject, state: MpsState) -> str | None:
+        endpoint = endpoint_of(subject, state)
+        daemon = endpoint.daemon.process if endpoint else None
         held = self._held.get(daemon) if daemon else None
         if held and held.container != subject.container.key:
             return f"the MPS daemon is limited for {self._name(held.container)} already, which reaches its clients too"
         if daemon in self._foreign:
-            return "somebody else has changed the limits of the MPS daemon: they are left alone until it is restarted"
-        if why := standing.obstacle(subject, picture, self._seats):
+            return "another writer has changed the limits of the MPS daemon: they are left alone until it is restarted"
+        if why := obstacle_to_limits(subject, state, self._workloads):
             return why
         known = held or limits.percent(subject, self._activity) is not None
         return None if known else "what the online side uses is not known yet"
 
-    def intents(self, subject: Subject) -> Sequence[Entry]:
+    def intents(self, subject: Subject) -> Sequence[LedgerEntry]:
         """See Rung. Asks the daemon what is set now. Nothing is added to what is in force."""
-        picture = self._survey.picture
-        place = standing.place_of(subject, picture) if picture else None
-        if picture is None or place is None or place.control is None:
+        state = self._survey.state
+        endpoint = endpoint_of(subject, state) if state else None
+        if state is None or endpoint is None or endpoint.control is None:
             raise MpsError("the MPS control daemon has gone since it was looked at")
-        if why := self._obstacle(subject, picture):
+        if why := self._obstacle(subject, state):
             raise MpsError(why)
-        key, held = subject.container.key, self._held.get(place.daemon.process)
+        key, held = subject.container.key, self._held.get(endpoint.daemon.process)
         if held and any(held.control.get(change.setting) == change.ours for change in held.changes):
             self._plans[key] = replace(held, changes=())
             return []
-        changes = self._changes(subject, place, place.control)
-        self._plans[key] = Held(key, place.control, changes, frozenset(process for process, _ in place.connected))
-        return [_entry(key, place, changes)] if changes else []
+        changes = self._changes(subject, endpoint, endpoint.control)
+        known = frozenset(process for process, _ in endpoint.connected)
+        self._plans[key] = HeldLimits(key, endpoint.control, changes, known)
+        return [_entry(key, endpoint, changes)] if changes else []
 
-    def _changes(self, subject: Subject, place: Place, control: Control) -> tuple[Change, ...]:
-        (scope,) = standing.scopes_of(subject, place)
+    def _changes(self, subject: Subject, endpoint: MpsEndpoint, control: MpsControl) -> tuple[LimitChange, ...]:
+        (scope,) = scopes_of(subject, endpoint)
         wanted = {
             "percentage": limits.percent(subject, self._activity),
-            "memory": limits.quota(scope, place, self._seats),
+            "memory": limits.quota(scope, endpoint, self._workloads),
             "priority": "1",
         }
-        return tuple(limits.changes(place, control, scope, subject, wanted, self._memory_bytes))
+        return tuple(limits.changes(endpoint, control, scope, subject, wanted, self._memory_bytes))
 
     def apply(self, subject: Subject) -> None:
         """See Rung."""
@@ -135,52 +144,52 @@ class Mps:
         what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes)
         _log.info("%s: MPS: %s, for clients that connect later; others keep theirs", subject.container.name, what)
 
-    def watch(self, picture: Picture) -> None:
-        """Looks whether what was set is still ours to keep, in the surveying thread."""
-        places = {place.daemon.process: place for place in picture.places}
-        self._foreign.intersection_update(places)
+    def watch(self, state: MpsState) -> None:
+        """Checks in the surveying thread whether what was set is still in force and still ours."""
+        endpoints = {endpoint.daemon.process: endpoint for endpoint in state.endpoints}
+        self._foreign.intersection_update(endpoints)
         for daemon, held in list(self._held.items()):
-            place = places.get(daemon)
+            endpoint = endpoints.get(daemon)
             try:
-                if place is None or not self._keeps(place, held):
-                    self._held.pop(daemon, None)  # the daemon ended, or the limits are put back, or another's
+                if endpoint is None or not self._keeps(endpoint, held):
+                    self._held.pop(daemon, None)  # the daemon ended, or the limits are put back, or another writer's
             except WardenError as error:
                 _log.warning("MPS limits of %s: %s", self._name(held.container), error)
 
-    def _keeps(self, place: Place, held: Held) -> bool:
-        """Puts the limits back where they would reach the wrong one."""
-        if place.error:
+    def _keeps(self, endpoint: MpsEndpoint, held: HeldLimits) -> bool:
+        """Whether the limits stay. Puts them back where they would reach a container that may not be limited."""
+        if endpoint.error:
             return True
         now = [(change, held.control.get(change.setting)) for change in held.changes]
         for change, value in now:
             if value not in (change.before, change.back, change.ours):
                 self.foreign_writes += 1
-                self._foreign.add(place.daemon.process)
-                _log.warning("MPS: somebody else has set %s to %s: left alone", change.setting.what, value or "none")
+                self._foreign.add(endpoint.daemon.process)
+                _log.warning("MPS: another writer has set %s to %s: left alone", change.setting.what, value or "none")
                 return False
-        self._report_caught(place, held)
+        self._report_caught(endpoint, held)
         scopes = frozenset(change.setting.scope for change in held.changes if change.setting.scope.server)
-        other = standing.bystander(place, scopes or frozenset(place.scopes), self._seats)
+        other = bystander(endpoint, scopes or frozenset(endpoint.scopes), self._workloads)
         if other:
             _log.warning("MPS: %s is about to connect: the limits are put back", other)
             for change in held.changes:
                 put_back(held.control, change)
         return not other and any(value == change.ours for change, value in now)
 
-    def _report_caught(self, place: Place, held: Held) -> None:
-        safe = {p for seat in self._seats.values() if standing.is_limited(seat) for p in processes_of(seat)}
-        for process, client in place.connected:
+    def _report_caught(self, endpoint: MpsEndpoint, held: HeldLimits) -> None:
+        safe = {p for workload in self._workloads.values() if may_be_limited(workload) for p in processes_of(workload)}
+        for process, client in endpoint.connected:
             if held.reaches(client) and process not in held.known | safe | self._caught:
                 self._caught.add(process)
                 _log.warning("MPS: process %d connected while others were limited: it has their limit", process.tgid)
 
     def _name(self, key: ContainerKey) -> str:
-        seat = self._seats.get(key)
-        return seat.container.name if seat else str(key)
+        workload = self._workloads.get(key)
+        return workload.container.name if workload else str(key)
 
 
-def _entry(key: ContainerKey, place: Place, changes: tuple[Change, ...]) -> Entry:
+def _entry(key: ContainerKey, endpoint: MpsEndpoint, changes: tuple[LimitChange, ...]) -> LedgerEntry:
     """Each time that limits are set is an act of its own: what they were before may differ."""
     at_ns = wall_ns()
-    entry = Entry.of(standing.RUNG, place.daemon.process, key, at_ns, to_place(changes, place.daemon.pipe))
+    entry = LedgerEntry.of(RUNG, endpoint.daemon.process, key, at_ns, to_place(changes, endpoint.daemon.pipe))
     return replace(entry, id=f"{entry.id}:{at_ns}")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The rungs `lock` and `swap`: each GPU process of the container in turn, through the driver's checkpoint calls.
+
+`lock`: the container's CUDA calls wait inside the driver until they are unlocked (cuCheckpointProcessLock). Its
+processes run on otherwise, unlike with `freeze`: they answer their health checks, and their device memory stays.
+
+`swap`: its device memory goes to the host, and the device is free for others (cuCheckpoint…). The host memory is
+charged to the process: where its cgroups or the host have no room the kernel would kill it, so that is an obstacle.
+Going back needs room on the device; until then it stays saved.
+
+A process that another program has locked is refused before anything is written or done. One that the driver cannot lock
+or save (an MPS client, memory shared with other processes) is remembered, so that the ladder goes on to the next rung.
+A process has to run to take part: `pace` stops it for moments, which is waited for; a frozen one is an obstacle, unless
+the rung `freeze` froze it: that is undone before another step is taken.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.checkpoint.driver import AnswerKind, HelperAnswer, State
+from enforce.actuators.checkpoint.helper import DriverLibrary, ask
+from enforce.actuators.checkpoint.transitions import reason_not_running
+from enforce.actuators.checkpoint.undo import CheckpointError, about_to_act, acted
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger
+from enforce.model import Subject
+
+ACTS = ("lock", "swap")
+_NOTHING_TO_DO = (AnswerKind.GONE, AnswerKind.NO_CUDA)
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Shared by the two rungs. `ledger` says which locks are ours."""
+
+    ledger: Ledger | None  # None: nothing of it is to be applied
+    library: DriverLibrary
+    procfs: Procfs = field(default_factory=Procfs)
+    wall_ns: Callable[[], int] = time.time_ns
+    _refused: dict[ProcessId, str] = field(default_factory=dict)
+    _mine: set[ProcessId] = field(default_factory=set)  # if they are locked, it is by us
+
+    def obstacle(self, subject: Subject) -> str | None:
+        """Why none of it can be done. Reads files only."""
+        if not subject.processes:
+            return "none of its processes uses a GPU now"
+        try:
+            self.library.path()
+        except SetupError as error:
+            return str(error)
+        refused = (self._refusal_of(process) for process in subject.processes)
+        reason = next((reason for reason in refused if reason), None)
+        if reason is not None:
+            return reason
+        frozen = next((process for process in subject.processes if self._is_frozen(process)), None)
+        if frozen is None or self._is_frozen_by_us(subject.container.key):
+            return None
+        return f"process {frozen.tgid}: its cgroup is frozen"
+
+    def intents(self, act: str, subject: Subject) -> list[LedgerEntry]:
+        """An entry for each process that uses CUDA. CheckpointError when another program has locked one."""
+        library = self.library.path()
+        ours = self._in_ledger()
+        entries = []
+        for process in subject.processes:
+            found = ask("state", process, library)
+            if found.kind in _NOTHING_TO_DO:
+                continue
+            if found.kind is not AnswerKind.DONE:
+                raise CheckpointError(f"process {process.tgid}: {found.error or found.kind}")
+            if found.after is not State.RUNNING and process not in ours:
+                state = found.after.name if found.after else "?"
+                raise CheckpointError(f"process {process.tgid} is {state} already, by another program: left alone")
+            self._about_to_act(process, found.after)
+            entries.append(LedgerEntry.of(act, process, subject.container.key, self.wall_ns(), library))
+        return entries
+
+    def apply(self, command: str, subject: Subject) -> None:
+        """All processes, or CheckpointError at the first that cannot."""
+        library = self.library.path()
+        for process in subject.processes:
+            answer = ask(command, process, library, ours=process in self._mine)
+            self._note(process, answer)
+            if answer.kind is AnswerKind.DONE or answer.kind in _NOTHING_TO_DO:
+                continue
+            raise CheckpointError(f"process {process.tgid}: {answer.error or answer.kind}")
+
+    def _note(self, process: ProcessId, answer: HelperAnswer) -> None:
+        if answer.kind is AnswerKind.DONE:
+            self._mine.add(process)
+        if answer.kind is not AnswerKind.TIMEOUT:
+            acted(process, foreign=answer.kind is AnswerKind.FOREIGN and process not in self._mine)
+        if answer.kind is AnswerKind.UNSUPPORTED:
+            self._refused = {one: why for one, why in self._refused.items() if self.procfs.is_alive(one)}
+            self._refused[process] = "it is an MPS client or shares memory with other processes: the driver refuses"
+
+    def _refusal_of(self, process: ProcessId) -> str | None:
+        why = self._refused.get(process)
+        return f"process {process.tgid}: {why}" if why else None
+
+    def _is_frozen(self, process: ProcessId) -> bool:
+        try:
+            return "frozen" in (reason_not_running(process.tgid, self.procfs) or "")
+        except (GoneError, SetupError):
+            return False
+
+    def _is_frozen_by_us(self, container: ContainerKey) -> bool:
+        """By the ledger, which has a freeze from before it is in force until after it is undone."""
+        entries = self.ledger.outstanding() if self.ledger is not None else ()
+        return any(entry.act == "freeze" and entry.container == container for entry in entries)
+
+    def _about_to_act(self, process: ProcessId, found: State | None) -> None:
+        self._mine = {one for one in self._mine if self.procfs.is_alive(one)}
+        if found is State.RUNNING:
+            self._mine.discard(process)
+        else:
+            self._mine.add(process)
+        about_to_act(process)
+
+    def _in_ledger(self) -> frozenset[ProcessId]:
+        entries = self.ledger.outstanding() if self.ledger is not None else ()
+        return frozenset(entry.process for entry in entries if entry.process is not None and entry.act in ACTS)
+
+
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
+_CACHE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)
+_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # v2, v1
+
+
+def room_bytes(
+    cgroup: str, cgroups: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
+) -> int | None:
+    """Host memory that a container can still take: the least that the host and its cgroups leave. None: unknown."""
+    rooms = [_host_bytes(meminfo), *(_left_bytes(folder) for folder in _folders(cgroup, cgroups))]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _host_bytes(meminfo: Path) -> int | None:
+    found = _AVAILABLE.search(_text(meminfo))
+    return int(found[1]) * 1024 if found else None
+
+
+def _folders(cgroup: str, cgroups: Path) -> Iterator[Path]:
+    path = PurePosixPath(cgroup.lstrip("/"))
+    for below in (path, *path.parents):
+        yield cgroups / below
+        yield cgroups / "memory" / below
+
+
+def _left_bytes(folder: Path) -> int | None:
+    """The limit less what is used. Cache that was not used lately does not count: it gives way."""
+    for limit_file, usage_file in _FILES:
+        limit, usage = _text(folder / limit_file).strip(), _text(folder / usage_file).strip()
+        if limit.isdecimal() and usage.isdecimal():
+            cache = _CACHE.search(_text(folder / "memory.stat"))
+            return max(0, int(limit) - int(usage) + (int(cache[1]) if cache else 0))
+    return None
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace")
+    return ""
+
+
+_SPARE_RATIO = 0.1  # of the room, left for what else happens meanwhile
+_GIB = 1 << 30
+
+
+def _unknown(_key: ContainerKey) -> int | None:
+    return None
+
+
+@dataclass(slots=True)
+class Swap:
+    """A rung. Undone by `enforce.actuators.checkpoint.undo.release_process`.
+
+    `device_bytes`: how much a container has on its devices; None: unknown, then the room is not checked.
+    """
+
+    checkpoints: Checkpoints
+    device_bytes: Callable[[ContainerKey], int | None] = _unknown
+    host_bytes: Callable[[str], int | None] = room_bytes  # by the container's cgroup
+    name: str = "swap"
+
+    def obstacle(self, subject: Subject) -> str | None:
+        """As for `lock`, and a host without room."""
+        return self.checkpoints.obstacle(subject) or self._no_room(subject)
+
+    def intents(self, subject: Subject) -> Sequence[LedgerEntry]:
+        """One for each process; CheckpointError when another program has locked one."""
+        return self.checkpoints.intents(self.name, subject)
+
+    def apply(self, subject: Subject) -> None:
+        """Locks and saves; takes as long as the memory takes over PCIe. CheckpointError."""
+        self.checkpoints.apply("swap-out", subject)
+
+    def _no_room(self, subject: Subject) -> str | None:
+        wanted = self.device_bytes(subject.container.key)
+        room = None if wanted is None else self.host_bytes(subject.container.cgroup)
+        if wanted is None or room is None or wanted <= room * (1 - _SPARE_RATIO):
+            return None
+        return f"host memory has {room / _GIB:.1f} GiB left for the {wanted / _GIB:.1f} GiB that it holds on the device"
+
+
+@dataclass(slots=True)
+class Lock:
+    """A rung. Undone by `enforce.actuators.checkpoint.undo.release_process`."""
+
+    checkpoints: Checkpoints
+    name: str = "lock"
+
+    def obstacle(self, subject: Subject) -> str | None:
+        """No driver with the calls, an MPS client, a frozen process."""
+        return self.checkpoints.obstacle(subject)
+
+    def intents(self, subject: Subject) -> Sequence[LedgerEntry]:
+        """One for each process; CheckpointError when another program has locked one."""
+        return self.checkpoints.intents(self.name, subject)
+
+    def apply(self, subject: Subject) -> None:
+        """Waits for what is queued to drain, at most for `helper.LOCK_LIMIT_MS` each; CheckpointError."""
+        self.checkpoints.apply("lock", subject)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Kernel rules by which a process may be stopped, each with its entry in the ledger for at least as long as the rule.
+
+`LedgeredRules` owns the entries of one act; the caller owns the rules themselves. An entry is on disk before its rule
+is written; where the ledger cannot be written, neither is the rule. `gpuwarden release` and the guardian close entries
+while the rules stay in force, so every entry is written again now and then. After a rule is removed its process may
+stay stopped until the guardian resumes it, so the entry is closed only when the process is seen running or has ended.
+
+`LaunchRules` are those of gate and pace: level changes go to the actuator. What is in force is read back from it, so a
+rule that another writer changed is seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
+from agent.core.errors import GoneError, SetupError, WardenError
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.launch.levels import LevelChange
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger
+from enforce.model import FULL, Actuator, Level, Target
+
+_log = logging.getLogger(__name__)
+REAFFIRM_NS: Final = 5 * NS_PER_SECOND
+_MAY_BE_STOPPED = "TD"  # a process frozen by a v1 freezer shows D, and may be stopped as well
+
+
+class LedgeredRules:
+    """The rules of one act ("pace", "hold"), one for each process. For one thread."""
+
+    def __init__(self, act: str, ledger: Ledger, proc: Procfs) -> None:
+        self._act, self._ledger, self._proc = act, ledger, proc
+        self._entries: dict[ProcessId, LedgerEntry] = {}  # the rule is in force, or writing it failed
+        self._unwritten: set[ProcessId] = set()  # those of which the last write failed
+        self._removed: dict[ProcessId, LedgerEntry] = {}  # the rule is removed, the process may still be stopped
+        self._affirmed_ns = 0
+        self.failures = 0  # entries that could not be closed or written again
+
+    def put(self, target: Target, write: Callable[[], object]) -> None:
+        """The entry, then the rule. Raises LedgerError: the rule is not written; and what `write` raises."""
+        process = target.process
+        entry = self._entries.get(process) or LedgerEntry.of(self._act, process, target.container, wall_ns())
+        self._ledger.intend(entry)
+        self._removed.pop(process, None)
+        self._entries[process] = entry  # also if `write` fails: another try does not write another entry
+        self._unwritten.add(process)
+        write()
+        self._unwritten.discard(process)
+
+    def remove(self, process: ProcessId, delete: Callable[[], object]) -> None:
+        """The rule now, its entry later, by `maintain`. Raises what `delete` does: then both stay."""
+        delete()
+        self._unwritten.discard(process)
+        entry = self._entries.pop(process, None)
+        if entry is not None:
+            self._removed[process] = entry
+
+    def maintain(self, now_ns: int) -> None:
+        """Closes and re-affirms what is due. Never raises: what the ledger refuses is counted and tried again."""
+        try:
+            self._close()
+            self._reaffirm(now_ns)
+        except WardenError as error:
+            self.failures += 1
+            _log.warning("%s", error)
+
+    def _close(self) -> None:
+        for process in [process for process in self._unwritten if not self._proc.is_alive(process)]:
+            self._unwritten.discard(process)
+            self._removed[process] = self._entries.pop(process)
+        for process, entry in list(self._removed.items()):
+            if not self._may_be_stopped(process):
+                self._ledger.done(entry.id)  # if this fails it stays outstanding: undoing it again does no harm
+                del self._removed[process]
+
+    def _reaffirm(self, now_ns: int) -> None:
+        if now_ns - self._affirmed_ns < REAFFIRM_NS:
+            return
+        self._affirmed_ns = now_ns
+        for entry in self._entries.values():
+            self._ledger.intend(entry)
+
+    def _may_be_stopped(self, process: ProcessId) -> bool:
+        try:
+            return self._proc.is_alive(process) and self._proc.stat(process.tgid).state in _MAY_BE_STOPPED
+        except GoneError:
+            return False
+        except SetupError:  # it cannot be read now
+            return True
+
+
+class LaunchRules:
+    """Applies level changes. A rule whose ledger entry cannot be written is not written either."""
+
+    def __init__(
+        self, actuator: Actuator, ledger: Ledger, proc: Procfs, clock: Callable[[], int] = monotonic_ns
+    ) -> None:
+        self._actuator, self._clock = actuator, clock
+        self._ledgered = LedgeredRules("pace", ledger, proc)
+        self._targets: set[Target] = set()
+        self._refused = 0
+
+    @property
+    def refused(self) -> int:
+        """Changes that failed, and entries that the ledger did not take."""
+        return self._refused + self._ledgered.failures
+
+    def in_force(self) -> dict[Target, Level]:
+        """The levels of all targets, read back from the actuator."""
+        found = {target: self._actuator.current(target) for target in self._targets}
+        return {target: level for target, level in found.items() if level is not None}
+
+    def perform(self, changes: Iterable[LevelChange]) -> None:
+        """Writes the changes, one by one; one that fails is counted and hinders no other."""
+        self._ledgered.maintain(self._clock())
+        for change in changes:
+            try:
+                self._apply(change.target, change.after)
+            except (OSError, WardenError) as error:
+                self._refused += 1
+                _log.warning("the launch rule of %s is not changed: %s", change.target.process, error)
+
+    def release_all(self) -> None:
+        """Removes every rule. Entries stay open until the processes are seen running, or are undone from the ledger."""
+        self.perform([LevelChange(target, FULL, FULL) for target in list(self._targets)])
+
+    def _apply(self, target: Target, level: Level) -> None:
+        def write() -> None:
+            self._actuator.apply(target, level)
+
+        if level.slows:
+            self._ledgered.put(target, write)
+        else:  # also an online process's rule, which never stops it
+            self._ledgered.remove(target.process, write)
+        if level == FULL:
+            self._targets.discard(target)
+        else:
+            self._targets.add(target)

@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Undoes the acts of an agent that died: the guardian, its supervisor, the standby."""
