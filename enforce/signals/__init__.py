@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The signals: where an online latency comes from."""
+"""The signals: service-level indicators, each a source of online latencies."""
+
+from __future__ import annotations
 
 from enforce.signals.gpu_wait import GpuWait
 from enforce.signals.http import Http

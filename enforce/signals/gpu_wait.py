@@ -3,18 +3,17 @@
 """`gpu_wait`: first launch after a drained wait → return of the next wait. Needs nothing from the workload.
 
 Requests of all processes of a container count together. What a request waited for inside the workload, before its first
-launch, is not in it.
+launch is not in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent.model import ContainerKey, ProcessId, Snapshot
+from agent.core.model import ContainerKey, ProcessId, Snapshot
 from enforce.model import Reading
 from enforce.policy.model import Slo
-from enforce.signals.requests import Requests
-from enforce.signals.window import Buckets, Windows
+from enforce.signals.latency_window import Buckets, Requests, Windows
 
 ReadHistogram = Callable[[ProcessId], Buckets | None]
 
@@ -39,7 +38,7 @@ class GpuWait:
         return self._windows.read(container, histograms, slo, now_ns)
 
     def trouble(self, container: ContainerKey) -> str | None:
-        """Nothing is known but silence."""
+        """None: nothing but silence is known."""
         return None
 
     def forget(self, containers: Iterable[ContainerKey]) -> None:

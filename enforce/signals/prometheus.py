@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`prometheus`: the latency that a service counts itself, from the growth of a histogram on its page of metrics.
 
-As exact as the histogram's buckets, and a second late. All series that the rule's labels fit are added up; each may be
-set back, come later, or be missing for a while, and none of that makes a request more or less than there was.
+As exact as the histogram's buckets, and a second late. All series that match the rule's labels are added up; each may
+be reset, appear later, or be missing for a while, and none of that adds or loses a request.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.clock import NS_PER_SECOND
-from agent.model import ContainerKey, Snapshot
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ContainerKey, Snapshot
 from enforce.model import Reading
 from enforce.policy.model import PrometheusSource, Slo, Source
-from enforce.signals.exposition import Cumulative, Labels, grown, quantile, slower
-from enforce.signals.requests import Requests
-from enforce.signals.scraper import Scrape, Scraper
-from enforce.signals.sliding import Sliding, reading_of
+from enforce.signals.latency_window import Requests, Sliding, reading_of
+from enforce.signals.scraper import Cumulative, Labels, Scrape, Scraper, grown, quantile, slower
 
 _log = logging.getLogger(__name__)
 RECENT_NS = 2 * NS_PER_SECOND  # one page at least, though each comes a little late
@@ -30,7 +28,7 @@ _RECENT_SLICES = 20
 
 @dataclass(slots=True)
 class History:
-    """What one container's pages said within its SLO's window."""
+    """The latencies of one container's pages within its SLO's window."""
 
     slo: Slo
     unit_ns: int
@@ -38,7 +36,7 @@ class History:
     new: Counter[float] | None = None  # what the page added, where it could be read and was a new one
     _seen: dict[Labels, Cumulative] = field(default_factory=dict)
     _bounds: tuple[float, ...] = ()
-    _last_ns: int | None = None  # of the last page that had anything
+    _last_ns: int | None = None  # of the last page that could be read
     _taken: Scrape | None = None
     _window: Sliding[float] = field(init=False)
     _recent: Sliding[float] = field(init=False)
@@ -47,7 +45,7 @@ class History:
         self._window, self._recent = Sliding(self.slo.window_ns), Sliding(RECENT_NS, _RECENT_SLICES)
 
     def read(self, scrape: Scrape | None, now_ns: int) -> Reading | None:
-        """The reading, with what the latest page adds, if it is a new one."""
+        """The reading, with what the latest page adds if it is a new one."""
         self.new = None
         if scrape is not None and scrape is not self._taken:
             self._taken = scrape
@@ -59,11 +57,11 @@ class History:
         return reading_of(self._window, self._recent, self.slo, now_ns, self._quantile_ns)
 
     def slow(self) -> float:
-        """Of what the page added, the requests that took longer than the target."""
+        """The new requests of the page that took longer than the target."""
         return slower(self.new or {}, self._bounds, self.slo.target_ns / self.unit_ns)
 
     def _take(self, scrape: Scrape) -> None:
-        """What grew since a page that is older than the window, or since none, is of nobody knows when."""
+        """Adds the growth since the page before; none where that is older than the window, or there was none."""
         began, self._last_ns = self._last_ns, scrape.at_ns
         self.new = Counter()
         if began is None:
@@ -78,7 +76,7 @@ class History:
         self._seen = {
             **dict(missing[-len(scrape.series) :]),
             **scrape.series,
-        }  # they may come back: but no more and more
+        }  # missing ones may come back: a bounded number is kept
         self._bounds = tuple({le for cumulative in scrape.series.values() for le in cumulative})
 
     def _quantile_ns(self, counts: Mapping[float, int], wanted: float) -> float | None:
@@ -88,7 +86,7 @@ class History:
     def _warn_of_coarse_buckets(self, scrape: Scrape) -> None:
         ends = [le for cumulative in scrape.series.values() for le in cumulative if math.isfinite(le)]
         if not ends or max(ends) * self.unit_ns <= self.slo.target_ns:
-            _log.warning("the histogram's last finite bucket ends below slo.target: a miss of it cannot be seen")
+            _log.warning("the histogram's last finite bucket ends below slo.target: misses of it cannot be seen")
 
 
 class Prometheus:
@@ -136,7 +134,7 @@ class Prometheus:
         return dict(found)
 
     def close(self) -> None:
-        """Ends all scraping."""
+        """Stops all scrapers."""
         for scraper in self._scrapers.values():
             scraper.stop()  # all first: so they end together
         for scraper in self._scrapers.values():

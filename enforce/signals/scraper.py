@@ -1,35 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Pages of metrics, each asked once a second on a thread of its own, for as long as somebody wants it.
+"""Scrapes one address once a second on a thread of its own, while its page is read; parses classic histograms.
 
-Whoever decides never waits for a workload: it takes the latest page there is. All that use one address share one
-question. There are as many threads as addresses in the policy.
+The decision loop never waits for a workload: it takes the latest page that there is. All rules with one address share
+one scrape, so there are as many threads as addresses in the policy.
+
+Parsing is pure. Only the histogram's own lines are parsed, as pages have thousands of others. Whatever a page has, the
+result is counts from 0 to 2^53 in buckets that end within some thirty years.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from agent.clock import NS_PER_SECOND, monotonic_ns
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.worker import Worker
+from agent.node.http_client import Failure, FetchError, fetch
 from enforce.policy.model import PrometheusSource
-from enforce.signals.exposition import Cumulative, Labels, histograms
-from enforce.signals.fetch import Failure, FetchError, fetch
+
+Labels = tuple[tuple[str, str], ...]
+Cumulative = dict[float, float]
+
+"""`le`, in the page's own unit → requests that took no longer"""
+
+_MOST_LINES = 10_000
+_LONGEST_LINE = 16 << 10
+_MOST_REQUESTS = 2**53  # above it a float does not count on; sums of these stay far from what a float can hold
+_LONGEST_NS = 1e18
+
+
+def histograms(text: str, source: PrometheusSource) -> dict[Labels, Cumulative]:
+    """The series that `source` selects, by their labels without `le`. FetchError where they cannot be parsed."""
+    name = f"{source.metric}_bucket"
+    lines = [line for line in text.split("\n") if line.startswith((f"{name}{{", f"{name} "))]
+    if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
+        raise FetchError(Failure.TOO_LARGE, f"{source.url}: {name} has more than {_MOST_LINES} lines; add slo.labels")
+    found: dict[Labels, Cumulative] = {}
+    for labels, value in _samples(lines, source):
+        le = _number(labels.pop("le", ""))
+        if le is not None and _plausible(le, value, source) and _fits(source, labels):
+            found.setdefault(tuple(sorted(labels.items())), {})[le] = value
+    return {series: cumulative for series, cumulative in found.items() if math.inf in cumulative}  # else it was cut off
+
+
+def _samples(lines: list[str], source: PrometheusSource) -> Iterable[tuple[dict[str, str], float]]:
+    try:
+        families = list(text_string_to_metric_families("\n".join([*lines, ""])))
+    except Exception as error:  # the parser indexes and asserts its way through what it is given
+        what = f"{source.url}: {source.metric} cannot be read ({error!r:.80}); check that it is a classic histogram"
+        raise FetchError(Failure.MALFORMED, what) from error
+    return ((dict(sample.labels), float(sample.value)) for family in families for sample in family.samples)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) or number == -math.inf else number
+
+
+def _plausible(le: float, value: float, source: PrometheusSource) -> bool:
+    return 0 <= value <= _MOST_REQUESTS and (le == math.inf or abs(le) * source.unit_ns <= _LONGEST_NS)
+
+
+def _fits(source: PrometheusSource, labels: Mapping[str, str]) -> bool:
+    return all(
+        any(fnmatchcase(labels.get(name, ""), pattern) for pattern in patterns) for name, patterns in source.labels
+    )
+
+
+def grown(after: Cumulative, before: Cumulative | None) -> dict[float, int]:
+    """New requests by bucket. A counter that was reset, or has other buckets now, counts from 0."""
+    old: Mapping[float, float] = before or {}
+    if old.keys() != after.keys() or any(after[le] < old[le] for le in after):
+        old = {}
+    found, below = {}, 0.0
+    for le in sorted(after):
+        up_to = after[le] - old.get(le, 0.0)
+        count = round(up_to - below)  # may be negative: a page that is no proper histogram
+        if count > 0:
+            found[le] = count
+        below = max(below, up_to)
+    return found
+
+
+def quantile(counts: Mapping[float, int], bounds: Iterable[float], wanted: float) -> float | None:
+    """As PromQL's histogram_quantile: linear inside a bucket; above the last finite one, its end. None: no requests.
+
+    `bounds`: the upper bounds of all buckets, those without requests too.
+    """
+    ends = sorted({*bounds, *counts})
+    finite = [end for end in ends if math.isfinite(end)]
+    rank, seen, start = wanted * sum(counts.values()), 0, 0.0
+    for end in ends if counts and finite else ():
+        count = counts.get(end, 0)
+        seen += count
+        if count and seen >= rank:
+            if not math.isfinite(end):
+                return finite[-1]
+            return end if end <= 0 else start + (end - start) * (rank - (seen - count)) / count
+        start = max(0.0, end)
+    return None
+
+
+def slower(counts: Mapping[float, int], bounds: Iterable[float], target: float) -> float:
+    """Requests that took longer than `target`, interpolated as `quantile` does; of +Inf's bucket all or none."""
+    slow, start = 0.0, 0.0
+    for end in sorted({*bounds, *counts}):
+        count = counts.get(end, 0)
+        if start >= target:
+            slow += count
+        elif target < end < math.inf:
+            slow += count * (end - target) / (end - start)
+        start = max(0.0, end)
+    return slow
+
 
 _log = logging.getLogger(__name__)
 EACH_NS = NS_PER_SECOND
 TIMEOUT_NS = 8 * EACH_NS // 10
-_IDLE_NS = 10 * NS_PER_SECOND  # that nobody asked for a page: it is left alone
-
+_IDLE_NS = 10 * NS_PER_SECOND  # a page that was not read for so long is not scraped
 Fetch = Callable[[str, int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One histogram as it was on a page. `failure`: why there is none; then there are no series."""
+    """One histogram of one page. `failure`: why there is none; then there are no series."""
 
     at_ns: int
     series: Mapping[Labels, Cumulative]
@@ -42,49 +146,47 @@ class Scraper:
     def __init__(self, url: str, fetch_page: Fetch = fetch, each_ns: int = EACH_NS) -> None:
         self.failures: Counter[tuple[PrometheusSource, Failure]] = Counter()
         self._url, self._fetch, self._each_ns = url, fetch_page, each_ns
-        self._asked_ns: dict[PrometheusSource, int] = {}
+        self._read_ns: dict[PrometheusSource, int] = {}
         self._latest: dict[PrometheusSource, Scrape] = {}
-        self._told: dict[PrometheusSource, Failure | None] = {}
-        self._ending = threading.Event()
-        self._begun = False
-        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
+        self._logged: dict[PrometheusSource, Failure | None] = {}
+        self._due_ns = 0  # when the next scrape should begin
+        self._started = False
+        self._worker = Worker("scraper", self._step, failed="a scrape")
 
     def latest(self, source: PrometheusSource, now_ns: int) -> Scrape | None:
         """None before the first answer."""
-        self._asked_ns[source] = now_ns
-        if not self._begun:
-            self._begun = True
-            self._thread.start()
+        self._read_ns[source] = now_ns
+        if not self._started:
+            self._due_ns = monotonic_ns()
+            self._worker.start()
+            self._started = True  # not if no thread can be made now
         return self._latest.get(source)
 
     def stop(self) -> None:
-        """No further question is asked."""
-        self._ending.set()
+        """No further scrape begins."""
+        self._worker.stop()
 
     def close(self) -> None:
         """Ends the thread: within the time limit of one page, or, where a host's name is looked up, by itself later."""
-        self.stop()
-        if self._thread.is_alive():
-            self._thread.join((TIMEOUT_NS + self._each_ns) / NS_PER_SECOND)
+        self._worker.close((TIMEOUT_NS + self._each_ns) / NS_PER_SECOND)
 
-    def _run(self) -> None:
-        due = monotonic_ns()
-        while not self._ending.wait(max(0, due - monotonic_ns()) / NS_PER_SECOND):
-            due = max(due + self._each_ns, monotonic_ns())
-            now = monotonic_ns()
-            wanted = [source for source, asked in list(self._asked_ns.items()) if now - asked < _IDLE_NS]
-            if wanted:
-                self._scrape_guarded(wanted)
+    def _step(self) -> float:
+        now = monotonic_ns()
+        self._due_ns = max(self._due_ns + self._each_ns, now)
+        wanted = [source for source, read_ns in list(self._read_ns.items()) if now - read_ns < _IDLE_NS]
+        if wanted:
+            self._scrape_guarded(wanted)
+        return max(0, self._due_ns - monotonic_ns()) / NS_PER_SECOND
 
     def _scrape_guarded(self, sources: list[PrometheusSource]) -> None:
         try:
             self.scrape(sources)
-        except Exception as error:  # noqa: BLE001  # what a workload sends must not end the scraping
+        except Exception as error:  # noqa: BLE001  # what a workload sends is a failure of its page, not of the thread
             for source in sources:
                 self._failed(source, FetchError(Failure.MALFORMED, f"{self._url}: {error!r:.200}"))
 
     def scrape(self, sources: list[PrometheusSource]) -> None:
-        """Asks once, and keeps what each is about."""
+        """Fetches the page once, and keeps each source's histogram."""
         try:
             text = self._fetch(self._url, monotonic_ns() + TIMEOUT_NS)
         except FetchError as error:
@@ -104,13 +206,13 @@ class Scraper:
             self._failed(source, FetchError(Failure.ABSENT, what))
             return
         self._latest[source] = scrape
-        if self._told.get(source) is not None:
+        if self._logged.get(source) is not None:
             _log.info("%s: %s can be read again", self._url, source.metric)
-        self._told[source] = None
+        self._logged[source] = None
 
     def _failed(self, source: PrometheusSource, error: FetchError) -> None:
         self._latest[source] = Scrape(monotonic_ns(), {}, str(error))
         self.failures[source, error.failure] += 1
-        if self._told.get(source) is not error.failure:  # once, not each second
+        if self._logged.get(source) is not error.failure:  # once, not each second
             _log.warning("%s", error)
-        self._told[source] = error.failure
+        self._logged[source] = error.failure

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""The probes on system calls that see HTTP/1 requests: bpf/http.bpf.c loaded, attached and read.
+
+Invariants: a call of a process that is not in the map `http_wanted` costs one look-up, and nothing of it is kept; the
+object is loaded only while a container is watched, as it costs every system call of the node.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from agent.core.errors import ProbeError
+from agent.core.model import ProcessId
+from agent.probes import abi
+from agent.probes.abi import U32, U64, Latency
+from agent.probes.libbpf import BpfObject, Map
+from enforce.signals.latency_window import Buckets
+
+WATCHES, LONGEST_PATH = 64, 64
+
+TALLIES = (
+    "answered",
+    "elsewhere",
+    "foreign",
+    "unanswered",
+    "unseen",
+    "unreadable",
+    "unframed",
+    "long",
+    "deep",
+    "no_connection",
+    "no_process",
+)
+
+LOSSES = TALLIES[3:]
+
+
+class Watch(c.Structure):
+    """struct http_watch: what to look for in one container."""
+
+    _fields_ = [
+        ("epoch", U32),
+        ("port", c.c_uint16),
+        ("path_length", c.c_uint16),
+        ("path", c.c_uint8 * LONGEST_PATH),
+    ]
+
+    @classmethod
+    def of(cls, epoch: int, port: int, path: str) -> Watch:
+        """`path`: the prefix of the requests' targets; "" for all."""
+        text = path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
+        return cls(epoch, port, len(text), (c.c_uint8 * LONGEST_PATH)(*text))
+
+
+class Process(c.Structure):
+    """Key of the map `http_wanted`."""
+
+    _fields_ = [("tgid", U32)]
+
+
+class Follower(c.Structure):
+    """struct http_follower: a process whose calls are looked at."""
+
+    _fields_ = [("watch", U32), ("epoch", U32)]
+
+
+MIRRORS: dict[str, type[c.Structure]] = {"http_watch": Watch, "http_follower": Follower, "latency": Latency}
+
+MAPS: dict[str, tuple[Any, Any]] = {
+    "http_wanted": (Process, Follower),
+    "http_watches": (U32, Watch),
+    "http_latencies": (U32, Latency),
+    "http_tallies": (U32, U64),
+}
+
+# The ends of connections and the forks first: what has begun is then never left behind.
+_PROGRAMS = ("http_state_changes", "http_process_exits", "http_process_forks", "http_call_returns")
+
+
+class HttpProbes:
+    """Counts by place, of which there are WATCHES. A context manager: leaving it detaches the probes."""
+
+    def __init__(self, object_path: Path) -> None:
+        self.bpf = BpfObject(object_path)
+        try:
+            abi.check(self.bpf, MIRRORS)
+            self._wanted, self._watches = self._map("http_wanted"), self._map("http_watches")
+            self._latencies, self._tallies = self._map("http_latencies"), self._map("http_tallies")
+            for program in _PROGRAMS:
+                self.bpf.attach(program)
+        except ProbeError:
+            self.bpf.close()
+            raise
+
+    def watch(self, place: int, epoch: int, port: int, path: str) -> None:
+        """Gives a place to a container; its latencies begin at none."""
+        self._watches.put(U32(place), Watch())
+        self._latencies.put(U32(place), Latency())
+        self._watches.put(U32(place), Watch.of(epoch, port, path))
+
+    def unwatch(self, place: int) -> None:
+        """Frees a place; the calls of its processes are no longer looked at."""
+        self._watches.put(U32(place), Watch())
+        for tgid, found in self.followed().items():
+            if found == place:
+                self.unfollow(tgid)
+
+    def followed(self) -> dict[int, int]:
+        """The processes that are looked at, children that the kernel added included: tgid → place."""
+        return {key.tgid: value.watch for key, value in self._wanted.items()}
+
+    def follow(self, place: int, epoch: int, tgid: int) -> None:
+        """Counts the requests of a process at a place. OSError when there are too many processes."""
+        self._wanted.put(Process(tgid), Follower(place, epoch))
+
+    def unfollow(self, tgid: int) -> None:
+        """Its calls are no longer looked at."""
+        self._wanted.delete(Process(tgid))
+
+    def buckets(self, place: int) -> bytes:
+        """The cumulative histogram of a place: LATENCY_BUCKETS of 32 bits."""
+        found = self._latencies.get(U32(place))
+        return bytes(found.buckets) if found is not None else bytes(Latency.buckets.size)
+
+    def latencies(self, place: int) -> Latency:
+        """The same with the sum."""
+        return self._latencies.get(U32(place)) or Latency()
+
+    def tallies(self) -> dict[str, int]:
+        """What was seen, and why requests are missing, since the probes were attached."""
+        return dict(zip(TALLIES, self._tallies.per_cpu_array(len(TALLIES)), strict=True))
+
+    def _map(self, name: str) -> Map:
+        return self.bpf.map(name, *MAPS[name])
+
+    def close(self) -> None:
+        """Detaches everything."""
+        self.bpf.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPort:
+    """Requests to a port of a container whose target begins with `path`; "": all."""
+
+    port: int
+    path: str = ""
+    annotated: bool = field(default=False, compare=False)  # its pod's own SLO, not the policy file's
+
+
+class HttpProcessProbes:
+    """`ProcessProbes` of the signal http (enforce.signals.process_probes): the number of a watch is its place's epoch.
+
+    A process that is forked between two rounds is added by the kernel itself.
+    """
+
+    def __init__(self, probes: HttpProbes) -> None:
+        self._probes = probes
+        self._places: dict[int, int] = {}  # by number
+
+    def begin(self, number: int, source: WatchedPort) -> None:
+        """Takes a free place, of which the follower admits no more than there are."""
+        place = min(set(range(WATCHES)) - set(self._places.values()))
+        self._probes.watch(place, number, source.port, source.path)
+        self._places[number] = place
+
+    def end(self, number: int) -> None:
+        """Frees its place."""
+        place = self._places.pop(number, None)
+        if place is not None:
+            self._probes.unwatch(place)
+
+    def buckets(self, number: int) -> Buckets | None:
+        """The cumulative histogram."""
+        place = self._places.get(number)
+        return self._probes.buckets(place) if place is not None else None
+
+    def followed(self) -> dict[int, int]:
+        """tgid → number; 0 where a place is not in use any more."""
+        numbers = {place: number for number, place in self._places.items()}
+        return {tgid: numbers.get(place, 0) for tgid, place in self._probes.followed().items()}
+
+    def follow(self, number: int, source: WatchedPort, process: ProcessId) -> None:
+        """Counts its requests."""
+        self._probes.follow(self._places[number], number, process.tgid)
+
+    def unfollow(self, tgid: int) -> None:
+        """Its requests count no more."""
+        self._probes.unfollow(tgid)
+
+    def drop_changed(self) -> Collection[int]:
+        """Nothing: no probe is in a program."""
+        return ()
+
+    def drop_unused(self) -> None:
+        """Nothing: the probes serve all processes."""
+
+    def changes_fd(self) -> int | None:
+        """None."""
+        return None
+
+    def tallies(self) -> dict[str, int]:
+        """What was seen, and why requests are missing."""
+        return self._probes.tallies()
+
+    def close(self) -> None:
+        """Detaches everything."""
+        self._probes.close()

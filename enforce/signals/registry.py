@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""All signals, on top of an observer, and how what they lose and fail at is reported.
+
+A signal costs nothing until a container has an SLO by it: threads, sockets and BPF programs come with the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from agent.containers.index import Residents
+from agent.core.model import ProcessId
+from agent.node import preflight
+from agent.observer import Observer
+from agent.probes import abi
+from enforce.model import Signal
+from enforce.policy.model import Policy, Source
+from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.signals.http import Http, losses, request_follower
+from enforce.signals.latency_window import Buckets, Requests
+from enforce.signals.prometheus import Prometheus
+from enforce.signals.uprobe import Uprobe
+from enforce.signals.uprobe_probe import UprobeProbes
+
+Failures = Mapping[tuple[Source, str], int]
+
+
+@contextmanager
+def signals(policy: Policy, observer: Observer, requests: Requests) -> Iterator[dict[str, Signal]]:
+    """Each by its name, until the block is left. What they lose is reported with what the observer loses.
+
+    `requests` is where they count requests.
+    """
+    proc = observer.proc
+    with ExitStack() as stack:
+        follower = stack.enter_context(closing(request_follower(proc, lambda: _beside("http.bpf.o"))))
+        prometheus = stack.enter_context(closing(Prometheus(requests)))
+        uprobe = stack.enter_context(
+            closing(Uprobe(lambda: UprobeProbes(_beside("uprobe.bpf.o"), proc), Residents(proc), proc, requests))
+        )
+        lost = observer.losses.register("signals", lambda: {**losses(follower), **uprobe.losses()})
+        stack.enter_context(lost)
+        failures = observer.signal_failures.register(
+            "signal_failures", lambda: by_rule(policy, {**prometheus.failures(), **uprobe.failures()})
+        )
+        stack.enter_context(failures)
+        gpu_wait = GpuWait(_histograms(observer), requests)
+        http = Http(follower, requests, (rule.slo for rule in policy.online))
+        yield {signal.name: signal for signal in (gpu_wait, http, prometheus, uprobe)}
+
+
+def by_rule(policy: Policy, failures: Failures) -> dict[str, int]:
+    """ "rule:signal:reason" → failures. Rules with the same source share theirs. Bounded by the policy."""
+    return {
+        f"{rule.name}:{rule.slo.signal}:{reason}": count
+        for rule in policy.online
+        for (source, reason), count in failures.items()
+        if source == rule.slo.source
+    }
+
+
+def _beside(name: str) -> Path:
+    return preflight.bpf_object().with_name(name)
+
+
+def _histograms(observer: Observer) -> ReadHistogram:
+    """A reader of one process's cumulative latency histogram."""
+    latencies = observer.probes.map("latencies")
+
+    def read(process: ProcessId) -> Buckets | None:
+        found = latencies.get(abi.ProcessKey.of(process))
+        return bytes(found.buckets) if found is not None else None
+
+    return read
