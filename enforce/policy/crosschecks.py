@@ -3,22 +3,21 @@
 """Mistakes that no single key shows: rules that collide, empty matches, a share without its law, a signal's keys.
 
 Works on the values as read, not on validated ones, so that these are found in the same run as a bad unit elsewhere.
-Whatever has the wrong type here is somebody else's complaint and passed over.
+A value of the wrong type is skipped here: pydantic reports it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Final, cast
 
-from agent.yaml_source import Path, Problem, Source
-from enforce.policy import units, vocabulary
-from enforce.policy.complaints import label
-from enforce.policy.kind import Kind
-from enforce.policy.schema import LimitsSection, SloSection
-from enforce.policy.sections import kind_of
+from agent.config.sections import example
+from agent.config.yaml_source import KeyPath, Problem, Source
+from enforce.policy import model, quantities
+from enforce.policy.schema import FORMAT, LimitsSection, SloSection
 
-_Rule = tuple[Path, dict[str, object]]
+label: Final = FORMAT.label
+_Rule = tuple[KeyPath, dict[str, object]]
 
 
 def crosschecks(source: Source) -> list[Problem]:
@@ -36,16 +35,19 @@ def _entries(source: Source, *lists: str) -> Iterator[_Rule]:
                 yield (key, index), rule
 
 
-def _same_names(source: Source) -> Iterator[tuple[Path, str]]:
-    first: dict[str, Path] = {}
+def _same_names(source: Source) -> Iterator[tuple[KeyPath, str]]:
+    first: dict[str, KeyPath] = {}
     for path, rule in _entries(source, "online", "offline"):
         name = rule.get("name")
         if isinstance(name, str) and first.setdefault(name, path) != path:
             there = f"{label(first[name])} on line {source.place((*first[name], 'name')).line}"
-            yield (*path, "name"), f"{label(path)}.name: {name[:60]!r} is already the name of {there}; choose another"
+            yield (
+                (*path, "name"),
+                f"{label(path)}.name: {name[:60]!r} is already the name of {there}; choose another",
+            )
 
 
-def _matches(source: Source) -> Iterator[tuple[Path, object]]:
+def _matches(source: Source) -> Iterator[tuple[KeyPath, object]]:
     for path, rule in _entries(source, "online", "offline"):
         if "match" in rule:
             yield (*path, "match"), rule["match"]
@@ -53,14 +55,17 @@ def _matches(source: Source) -> Iterator[tuple[Path, object]]:
         yield path, rule
 
 
-def _empty_matches(source: Source) -> Iterator[tuple[Path, str]]:
+def _empty_matches(source: Source) -> Iterator[tuple[KeyPath, str]]:
     for path, match in _matches(source):
         if match == {}:
-            yield path, f"{label(path)}: an empty match is refused; write at least one key, such as namespace: batch"
+            yield (
+                path,
+                f"{label(path)}: an empty match is refused; write at least one key, such as namespace: batch",
+            )
 
 
-def _same_matches(source: Source) -> Iterator[tuple[Path, str]]:
-    first: dict[object, Path] = {}
+def _same_matches(source: Source) -> Iterator[tuple[KeyPath, str]]:
+    first: dict[object, KeyPath] = {}
     for path, match in _matches(source):
         if path[0] == "protect" or not isinstance(match, dict) or not match:
             continue
@@ -81,13 +86,16 @@ def _canonical(value: object) -> object:
     return frozenset(str(pattern) for pattern in patterns)
 
 
-def _laws(source: Source) -> Iterator[tuple[Path, str]]:
+def _laws(source: Source) -> Iterator[tuple[KeyPath, str]]:
     for path, rule in _entries(source, "offline"):
         fixed = rule.get("law", "headroom") == "fixed"
         if fixed and "share" not in rule:
             yield (*path, "law"), f"{label(path)}: law fixed has no share; write share: 30%"
         elif "share" in rule and not fixed:
-            yield (*path, "share"), f"{label(path)}.share: only law fixed has a share; remove it or write law: fixed"
+            yield (
+                (*path, "share"),
+                f"{label(path)}.share: only law fixed has a share; remove it or write law: fixed",
+            )
         elif fixed and (floor := _floor_above_share(rule)) is not None:
             yield (
                 (*path, "share"),
@@ -99,46 +107,54 @@ def _floor_above_share(rule: dict[str, object]) -> str | None:
     limits = rule.get("limits", {})
     default = cast(float, LimitsSection.model_fields["floor"].default)
     try:
-        share = units.parse_ratio(rule["share"])
-        floor = units.parse_ratio(limits.get("floor", default) if isinstance(limits, dict) else default)
-    except units.UnitError:
+        share = quantities.parse_ratio(rule["share"])
+        floor = quantities.parse_ratio(limits.get("floor", default) if isinstance(limits, dict) else default)
+    except quantities.UnitError:
         return None
-    return units.format_ratio(floor) if 0 < share < floor else None
+    return quantities.format_ratio(floor) if 0 < share < floor else None
 
 
-def _slos(source: Source) -> Iterator[tuple[Path, str]]:
+def _slos(source: Source) -> Iterator[tuple[KeyPath, str]]:
     for path, rule in _entries(source, "online"):
         slo = rule.get("slo")
         signal = slo.get("signal") if isinstance(slo, dict) else None
-        if isinstance(slo, dict) and isinstance(signal, str) and signal in vocabulary.SIGNALS:
+        if isinstance(slo, dict) and isinstance(signal, str) and signal in model.SIGNALS:
             yield from _foreign_keys((*path, "slo"), slo, signal)
             yield from _missing_keys((*path, "slo"), slo, signal)
 
 
-def _foreign_keys(path: Path, slo: dict[str, object], signal: str) -> Iterator[tuple[Path, str]]:
-    for other in vocabulary.SIGNALS:
-        for key in vocabulary.SIGNAL_KEYS[other] if other != signal else ():
+def _foreign_keys(path: KeyPath, slo: dict[str, object], signal: str) -> Iterator[tuple[KeyPath, str]]:
+    for other in model.SIGNALS:
+        for key in model.SIGNAL_KEYS[other] if other != signal else ():
             if key in slo:
                 text = f"only signal {other} has {key}, and this is {signal}; remove it or write signal: {other}"
                 yield (*path, key), f"{label(path)}.{key}: {text}"
 
 
-def _missing_keys(path: Path, slo: dict[str, object], signal: str) -> Iterator[tuple[Path, str]]:
-    for key in vocabulary.NEEDED_KEYS[signal]:
+def _missing_keys(path: KeyPath, slo: dict[str, object], signal: str) -> Iterator[tuple[KeyPath, str]]:
+    for key in model.NEEDED_KEYS[signal]:
         if key not in slo:
-            yield (*path, "signal"), f"{label(path)}: signal {signal} has no {key}; write {key}: {_example(key)}"
+            yield (
+                (*path, "signal"),
+                f"{label(path)}: signal {signal} has no {key}; write {key}: {_example(key)}",
+            )
     if signal == "uprobe" and "symbol" not in slo and "offset" not in slo:
         yield (
             (*path, "signal"),
             f"{label(path)}: signal uprobe has neither symbol nor offset; write symbol: {_example('symbol')}",
         )
     elif signal == "uprobe" and "symbol" in slo and "offset" in slo:
-        yield (*path, "offset"), f"{label(path)}.offset: symbol says where the function is already; remove one of them"
+        yield (
+            (*path, "offset"),
+            f"{label(path)}.offset: symbol is given too, and one of them is enough; remove one of them",
+        )
     labels = slo.get("labels")
     if signal == "prometheus" and isinstance(labels, dict) and "le" in labels:
-        yield (*path, "labels", "le"), f"{label(path)}.labels: le names the buckets, and all are needed; remove it"
+        yield (
+            (*path, "labels", "le"),
+            f"{label(path)}.labels: le names the buckets, and all are needed; remove it",
+        )
 
 
 def _example(key: str) -> str:
-    kind: Kind | None = kind_of(SloSection.model_fields[key])
-    return kind.example if kind is not None else "..."
+    return example(SloSection.model_fields[key])

@@ -14,9 +14,8 @@ from typing import Any, cast
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import PydanticUndefined, core_schema
 
-from enforce.policy.kind import scalar
-from enforce.policy.schema import PolicySection, Section
-from enforce.policy.sections import kind_of
+from agent.config.sections import Section, example, is_list, scalar, show
+from enforce.policy.schema import PolicySection
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 
@@ -38,14 +37,12 @@ class _Generator(GenerateJsonSchema):
         made.pop("title")
         section = cast(type[Section], schema["cls"])
         for key, info in section.model_fields.items():
+            shown = made["properties"][key]
             if info.default not in (PydanticUndefined, None, []):
-                made["properties"][key]["default"] = _written(info.default, kind_of(info))
+                shown["default"] = info.default if is_list(info) else scalar(show(info, info.default))
+            if shown.get("type") not in (None, "array", "object", "boolean") or "pattern" in str(shown.get("anyOf")):
+                shown["examples"] = [scalar(example(info))]
         return made
-
-
-def _written(default: Any, kind: Any) -> Any:
-    """A default in base units as it would stand in the file."""
-    return default if isinstance(default, list) or kind is None else scalar(kind.show(default))
 
 
 def document() -> dict[str, Any]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Which container a rule is about.
+"""Whether a rule's match fits a container, and whether one match surely fits whatever another one fits. Pure.
 
 Patterns are shell patterns in which case counts; a tuple of them means any of them; every key that is given must match,
-and what is unknown about a container matches nothing, not even `*`. `user` and `command` are about processes: to be
-slowed (`every_process`), all of a container's processes must match; to be watched or protected, one is enough. The
-pseudo-container of the host is matched only through them: it is everything else that runs on the machine.
+and what is unknown about a container matches nothing, not even `*`. `user` and `command` are about processes: an
+offline rule needs all of a container's processes to match (`every_process`), an online rule or `protect` any one. The
+pseudo-container of the host is matched only through them: it is everything else that runs on the machine. `covers`
+answers for certain only: two patterns that some name could match both are no overlap until such a name runs.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from agent.model import HOST, Container
+from agent.core.model import HOST, Container
 
 Patterns = tuple[str, ...]
-_ID_CHARACTERS = 64  # what Docker, Podman, containerd and CRI-O give is that long, and is nobody's choice
+_ID_CHARACTERS = 64  # of the ids that Docker, Podman, containerd and CRI-O generate
 _UNIT_SUFFIXES = (".service", ".scope", ".slice")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What a rule can ask about a process. None: unknown."""
+    """What a rule can match of a process. None: unknown."""
 
     user: str | None
     command: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ContainerFacts:
     """A container and the processes in it that use a GPU."""
 
     container: Container
@@ -51,7 +52,7 @@ class Match:
     user: Patterns = ()
     command: Patterns = ()
 
-    def fits(self, facts: Facts, every_process: bool) -> bool:
+    def fits(self, facts: ContainerFacts, every_process: bool) -> bool:
         """Whether the rule is about this container. A match without any key fits nothing."""
         if self == Match():
             return False
@@ -68,7 +69,7 @@ class Match:
             and all(_any(patterns, (it.labels.get(label),)) for label, patterns in self.labels)
         )
 
-    def _processes_fit(self, facts: Facts, every_process: bool) -> bool:
+    def _processes_fit(self, facts: ContainerFacts, every_process: bool) -> bool:
         if not self.user and not self.command:
             return facts.container.key != HOST
         fitting = [_any(self.user, (it.user,)) and _any(self.command, (it.command,)) for it in facts.processes]
@@ -76,7 +77,7 @@ class Match:
 
 
 def names_of(container: Container) -> tuple[str, ...]:
-    """What people call it: nothing while the agent has only the runtime's id, and shows the beginning of that."""
+    """The container's name, if it is known: until then the agent shows the beginning of the runtime's id."""
     unnamed = len(container.id) == _ID_CHARACTERS and container.id.startswith(container.name)
     return () if unnamed else (container.name,)
 
@@ -84,7 +85,7 @@ def names_of(container: Container) -> tuple[str, ...]:
 def units_of(container: Container) -> tuple[str, ...]:
     """The systemd units that a container runs in: its own and those around it, by its cgroup's path.
 
-    None of those below a user's own manager (user@1000.service): whoever logs in may name one ssh.service.
+    None of those below a user's own manager (user@1000.service): any user may name a unit ssh.service there.
     """
     parts = container.cgroup.split("/")
     end = next((at for at, part in enumerate(parts, 1) if _is_users_manager(part)), len(parts))
@@ -100,3 +101,36 @@ def _any(patterns: Patterns, values: Iterable[str | None]) -> bool:
     if not patterns:
         return True
     return any(value is not None and fnmatchcase(value, pattern) for value in values for pattern in patterns)
+
+
+_KEYS = ("namespace", "pod", "container", "image", "unit", "cgroup", "user", "command")
+
+
+def covers(wide: Match, narrow: Match) -> bool:
+    """Every container (and process) that fits `narrow` fits `wide`."""
+    if wide == Match():
+        return False
+    narrow_labels = dict(narrow.labels)
+    return all(_cover(getattr(wide, key), getattr(narrow, key)) for key in _KEYS) and all(
+        _cover(patterns, narrow_labels.get(label, ())) for label, patterns in wide.labels
+    )
+
+
+def about_processes(match: Match) -> bool:
+    """Whether it matters if one process must match or all of them."""
+    return bool(match.user or match.command)
+
+
+def _cover(wide: Patterns, narrow: Patterns) -> bool:
+    if not wide:
+        return True
+    return bool(narrow) and all(any(_includes(outer, inner) for outer in wide) for inner in narrow)
+
+
+def _includes(outer: str, inner: str) -> bool:
+    """Whether `inner`, read as text, matches `outer`: its wildcards are then where one of `outer` matches anything."""
+    if outer == inner:
+        return True
+    if "[" in inner or (set("*?") & set(inner) and set("[?") & set(outer)):
+        return False
+    return fnmatchcase(inner, outer)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A policy as the product carries it: frozen, in base units, standard library only.
+"""A policy as the agent uses it: frozen, in base units, standard library only.
 
-`classify` is pure. Whoever acts may act on `Role.OFFLINE` only.
+`classify` is pure. Only containers of `Role.OFFLINE` may be acted on. The names of signals, laws and ladder rungs are
+kept apart from their implementations so that `gpuwarden check` needs none of them; a test compares the two lists.
 """
 
 from __future__ import annotations
@@ -10,17 +11,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
-from agent.model import Device
-from enforce.policy.matching import Facts, Match, ProcessFacts
+from agent.core.model import Device
+from enforce.policy.matching import ContainerFacts, Match, ProcessFacts
 
-__all__ = ["Annotations", "Bounds", "Classification", "Facts", "HealthRule", "HttpSource", "Limits", "Match"]
-__all__ += ["OfflineRule", "OnlineRule", "Policy", "ProcessFacts", "PrometheusSource", "Role", "Slo", "Source"]
-__all__ += ["Tuning", "UprobeSource"]
+__all__ = [  # ContainerFacts, Match and ProcessFacts come from matching
+    "Annotations",
+    "Bounds",
+    "Classification",
+    "ContainerFacts",
+    "HealthRule",
+    "HttpSource",
+    "Limits",
+    "Match",
+    "OfflineRule",
+    "OnlineRule",
+    "Policy",
+    "ProcessFacts",
+    "PrometheusSource",
+    "Role",
+    "Slo",
+    "Source",
+    "Tuning",
+    "UprobeSource",
+]
+
+
+LatencySignal = Literal["gpu_wait", "http", "prometheus", "uprobe"]
+Law = Literal["headroom", "fixed", "tgs", "off"]
+Rung = Literal["pace", "gate", "deny", "hold", "freeze", "mps", "lock", "swap", "evict"]
+TimeUnit = Literal["s", "ms", "us"]
+SIGNALS: tuple[str, ...] = get_args(LatencySignal)
+LAWS: tuple[str, ...] = get_args(Law)
+RUNGS: tuple[str, ...] = get_args(Rung)
 
 
 class Role(StrEnum):
-    """What a container is to the policy."""
+    """The role of a container under the policy."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -30,7 +58,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HttpSource:
-    """Requests that come in at a port; only those whose path begins so, if one is given."""
+    """Requests to a port; only those whose path begins with `path`, if one is given."""
 
     port: int
     path: str | None = None
@@ -38,7 +66,7 @@ class HttpSource:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSource:
-    """A classic histogram on a page of metrics: all its series that have such labels, added up."""
+    """A classic histogram on a page of metrics: the sum of all its series with these labels."""
 
     url: str
     metric: str  # without _bucket
@@ -48,12 +76,12 @@ class PrometheusSource:
 
 @dataclass(frozen=True, slots=True)
 class UprobeSource:
-    """A function of a file that the container sees; by `symbol` or by `offset` in the file, the other is None."""
+    """A function of a file inside the container, by `symbol` or by `offset` in the file; the other is None."""
 
     binary: str
     symbol: str | None = None
     offset: int | None = None
-    nothrow: bool = False  # its owner says that no exception leaves it
+    nothrow: bool = False  # no exception leaves the function, by the policy
 
 
 Source = HttpSource | PrometheusSource | UprobeSource
@@ -61,19 +89,23 @@ Source = HttpSource | PrometheusSource | UprobeSource
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The promise: `quantile` of the signal's latency over `window_ns` stays under `target_ns`."""
+    """The objective: `quantile` of the signal's latency over `window_ns` stays under `target_ns`."""
 
     signal: str
     quantile: float  # 0–1, both excluded
     target_ns: int
     window_ns: int
     min_samples: int  # fewer in the window: unknown
-    source: Source | None = None  # what the signal needs beyond its name
+    source: Source | None = None  # where the signal is read; None for gpu_wait
+
+    def slack_ratio(self, latency_ns: float) -> float:
+        """How much of the target is left, as a ratio of it; negative where the latency misses it."""
+        return (self.target_ns - latency_ns) / self.target_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far an offline container may be slowed. None: no limit of the policy's."""
+    """How far an offline container may be slowed. None: no limit by the policy."""
 
     memory_bytes: int | None
     floor_ratio: float
@@ -85,7 +117,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class OnlineRule:
-    """Containers with a promise."""
+    """Containers with an SLO."""
 
     name: str
     match: Match
@@ -119,9 +151,9 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a device may show before its health counts as bad. None: no bound."""
+    """Bounds on a device's readings, beyond which its health counts as bad. None: no bound."""
 
-    utilization_ratio: float | None = None  # of devices that tell no SM activity
+    utilization_ratio: float | None = None  # of devices that report no SM activity
     sm_activity_ratio: float | None = None
     memory_ratio: float | None = None
     sm_clock_hertz: float | None = None  # the least, while it works
@@ -144,7 +176,7 @@ class HealthRule:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """Patterns of the namespaces whose pods may say by annotations what they are; empty: none may."""
+    """Patterns of the namespaces whose pods may declare their role by annotations; empty: none may."""
 
     online: tuple[str, ...] = ()
     offline: tuple[str, ...] = ()
@@ -155,21 +187,21 @@ DEFAULT_HEALTH = HealthRule()  # XIDs and lost devices only
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a container is, by which rule, and why. `conflict` names the rules that claim it against each other.
+    """The role of a container, its rule, and why. `conflict` names the rules that match it and exclude each other.
 
-    `amiss`: its owner meant something else; the reason says what is wrong.
+    `misconfigured`: the policy or its pod meant it to have a role; the reason says what is wrong.
     """
 
     role: Role
     rule: OnlineRule | OfflineRule | None = None
     reason: str = "no rule matches"
     conflict: tuple[str, ...] = ()
-    amiss: bool = False
+    misconfigured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy file."""
+    """The policy of one file."""
 
     enforce: bool
     online: tuple[OnlineRule, ...]
@@ -180,13 +212,13 @@ class Policy:
     annotations: Annotations = Annotations()
 
     def health_of(self, device: Device) -> HealthRule:
-        """The first rule that names the device; without one its bounds are none."""
+        """The first rule that names the device; without one there are no bounds."""
         named = (device.name, device.uuid)
         rules = (rule for rule in self.health if any(fnmatchcase(n, p) for n in named for p in rule.devices))
         return next(rules, DEFAULT_HEALTH)
 
-    def classify(self, facts: Facts) -> Classification:
-        """The container's role. `protect` beats every rule; whatever an offline rule disputes is left alone."""
+    def classify(self, facts: ContainerFacts) -> Classification:
+        """The container's role. `protect` wins over every rule; two rules, one of them offline: left alone."""
         if any(match.fits(facts, every_process=False) for match in self.protect):
             return Classification(Role.PROTECTED, reason="listed under protect")
         online = [rule for rule in self.online if rule.match.fits(facts, every_process=False)]
@@ -194,11 +226,31 @@ class Policy:
         names = (*(rule.name for rule in online), *(rule.name for rule in offline))
         conflict = names if len(names) > 1 else ()
         if offline and conflict:
-            reason = f"claimed by {' and '.join(names)}: left alone"
-            return Classification(Role.UNMATCHED, None, reason, conflict, amiss=True)
+            reason = f"matched by {' and '.join(names)}: left alone"
+            return Classification(Role.UNMATCHED, None, reason, conflict, misconfigured=True)
         if offline:
             return Classification(Role.OFFLINE, offline[0], f"rule {names[0]}")
         if online:
-            # Two promises to one container endanger nobody: the first in the file holds, the clash is reported.
+            # Two SLOs for one container do no harm: the first in the file applies, the conflict is reported.
             return Classification(Role.ONLINE, online[0], f"rule {names[0]}", conflict)
         return Classification(Role.UNMATCHED)
+
+
+MEMORY_RUNGS = ("deny", "hold", "swap", "evict")  # those that keep limits.memory and online[].reserve
+
+# The keys of `slo` that belong to one signal each, and those that the signal requires.
+SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
+    "gpu_wait": (),
+    "http": ("port", "path"),
+    "prometheus": ("url", "metric", "labels", "unit"),
+    "uprobe": ("binary", "symbol", "offset", "nothrow"),
+}
+
+NEEDED_KEYS: dict[str, tuple[str, ...]] = {
+    "gpu_wait": (),
+    "http": ("port",),
+    "prometheus": ("url", "metric"),
+    "uprobe": ("binary",),
+}
+
+UNITS_NS: dict[str, int] = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000}  # of a histogram's `le`

@@ -1,171 +1,142 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The kinds of values that are numbers: durations, sizes, ratios, counts."""
+"""Durations, sizes and ratios as they are written, to and from base units: ns, bytes, 0–1. Pure.
+
+A number without a unit is refused: `target: 50` would be read as seconds by one person and milliseconds by the next.
+Decimal, not float: 0.1s is exactly 100,000,000 ns.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable
+from decimal import Decimal
 
-from enforce.policy import units
-from enforce.policy.kind import JsonSchema, Kind, mistake, quote
+DURATION_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
 
+SIZE_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 
-@dataclass(frozen=True)
-class Duration(Kind):
-    """ns, from `least` to `most` (both as people write them)."""
+_SLIPS = {  # unit → what is written for it by mistake
+    "KiB": "k ki",
+    "MiB": "mi mib",
+    "GiB": "g gi",
+    "TiB": "t ti",
+    "ms": "msec millis",
+    "s": "sec secs second seconds",
+    "m": "min mins minute minutes",
+    "h": "hr hour hours",
+}
 
-    example: str = "10s"
-    least: str = "1us"
-    most: str = "1h"
-
-    @property
-    def says(self) -> str:
-        return f"duration, {self.least} to {self.most}"
-
-    def json_schema(self) -> JsonSchema:
-        return {"type": "string", "pattern": units.pattern(units.DURATION_NS)}
-
-    def read(self, value: object) -> int:
-        try:
-            duration_ns = units.parse_duration_ns(value)
-        except units.UnitError as error:
-            raise mistake(f"{quote(value)} {error.what}", error.instead) from None
-        if not units.parse_duration_ns(self.least) <= duration_ns <= units.parse_duration_ns(self.most):
-            instead = f"write {self.least} to {self.most}, such as {self.example}"
-            raise mistake(f"{quote(value)} is out of range", instead)
-        return duration_ns
-
-    def show(self, value: int) -> str:
-        return units.format_duration(value)
-
-
-@dataclass(frozen=True)
-class Size(Kind):
-    """Bytes, at least 1 MiB: less is a slip of the unit."""
-
-    example: str = "40GiB"
-
-    @property
-    def says(self) -> str:
-        return "size, 1MiB or more"
-
-    def json_schema(self) -> JsonSchema:
-        return {"type": "string", "pattern": units.pattern(units.SIZE_BYTES)}
-
-    def read(self, value: object) -> int:
-        try:
-            size_bytes = units.parse_size_bytes(value)
-        except units.UnitError as error:
-            raise mistake(f"{quote(value)} {error.what}", error.instead) from None
-        if not 2**20 <= size_bytes < 2**50:
-            raise mistake(f"{quote(value)} is out of range", f"write 1MiB to 1023TiB, such as {self.example}")
-        return size_bytes
-
-    def show(self, value: int) -> str:
-        return units.format_size(value)
+_QUANTITY = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-zµμ%]*)")
 
 
-@dataclass(frozen=True)
-class Ratio(Kind):
-    """0–1. `inside`: neither 0 nor 1 themselves. `above_zero`: not 0."""
-
-    example: str = "5%"
-    inside: bool = False
-    above_zero: bool = False
-
-    @property
-    def says(self) -> str:
-        if self.inside:
-            return "percentage or number, between 0 and 1, both excluded"
-        return f"percentage or number, {'above 0, up to 1' if self.above_zero else '0 to 1'}"
-
-    def json_schema(self) -> JsonSchema:
-        least = {"exclusiveMinimum" if self.inside or self.above_zero else "minimum": 0}
-        most = {"exclusiveMaximum" if self.inside else "maximum": 1}
-        return {"anyOf": [{"type": "number", **least, **most}, {"type": "string", "pattern": units.pattern(["%"])}]}
-
-    def read(self, value: object) -> float:
-        instead = f"write a number {self.says.split(', ', 1)[1]}, such as {self.example}"
-        try:
-            ratio = units.parse_ratio(value)
-        except units.UnitError as error:
-            raise mistake(f"{quote(value)} {error.what}", instead) from None
-        if (ratio == 0 and (self.inside or self.above_zero)) or (ratio == 1 and self.inside):
-            raise mistake(f"{quote(value)} is out of range", instead)
-        return ratio
-
-    def show(self, value: float) -> str:
-        return units.format_ratio(value)
+def unit_pattern(units: Iterable[str]) -> str:
+    """A number and one of the units, as a regular expression of JSON Schema."""
+    return rf"^[0-9]{{1,18}}(\.[0-9]{{1,18}})? ?({'|'.join(unit.replace('us', '[uµμ]s') for unit in units)})$"
 
 
-@dataclass(frozen=True)
-class Whole(Kind):
-    """A whole number from `least` to `most`."""
+class UnitError(ValueError):
+    """The text is no such quantity: `what` is wrong with it, and what to write `instead`."""
 
-    least: int = 1
-    most: int = 1_000_000
-    example: str = "20"
-
-    @property
-    def says(self) -> str:
-        return f"whole number, {self.least} to {self.most}"
-
-    def json_schema(self) -> JsonSchema:
-        return {"type": "integer", "minimum": self.least, "maximum": self.most}
-
-    def read(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise mistake(f"{quote(value)} is not a whole number", f"write one such as {self.example}")
-        if not self.least <= value <= self.most:
-            raise mistake(f"{value} is out of range", f"write {self.least} to {self.most}")
-        return value
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(f"{what}; {instead}")
+        self.what = what
+        self.instead = instead
 
 
-@dataclass(frozen=True)
-class Version(Kind):
-    """The format's version: exactly the one that this program reads."""
-
-    number: int
-
-    @property
-    def says(self) -> str:
-        return f"the number {self.number}"
-
-    @property
-    def example(self) -> str:
-        return str(self.number)
-
-    def json_schema(self) -> JsonSchema:
-        return {"const": self.number}
-
-    def read(self, value: object) -> int:
-        if isinstance(value, bool) or value != self.number or not isinstance(value, int):
-            raise mistake(f"{quote(value)} is not a version that this program reads", f"write version: {self.number}")
-        return value
+def parse_duration_ns(value: object) -> int:
+    """`50ms`, `1.5s`, `200us` → ns. Raises UnitError."""
+    return _parse(value, DURATION_NS, "duration", "write a number and one of ns, us, ms, s, m, h, such as 50ms")
 
 
-@dataclass(frozen=True)
-class Weight(Kind):
-    """A number; only the proportions count."""
+def parse_size_bytes(value: object) -> int:
+    """`40GiB`, `512MiB`, `10GB` → bytes. Raises UnitError."""
+    instead = "write a number and one of KiB, MiB, GiB, TiB, kB, MB, GB, TB, such as 40GiB"
+    return _parse(value, SIZE_BYTES, "size", instead)
 
-    least: float = 0.001
-    most: float = 1000
-    example: str = "2"
 
-    @property
-    def says(self) -> str:
-        return f"number, {self.least:g} to {self.most:g}"
+def parse_ratio(value: object) -> float:
+    """`5%` or a number from 0 to 1 → 0–1. Raises UnitError."""
+    instead = "write a percentage such as 5% or a number from 0 to 1 such as 0.05"
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise UnitError("is not a share", instead)
+    if isinstance(value, str):
+        number, unit = _split(value, "share", instead)
+        if unit != "%":
+            raise UnitError("is not a share", instead)
+        ratio = float(number / 100)
+    else:
+        ratio = float(value)
+    if not math.isfinite(ratio) or not 0 <= ratio <= 1:
+        raise UnitError("is outside 0–100%", instead)
+    return ratio
 
-    def json_schema(self) -> JsonSchema:
-        return {"type": "number", "minimum": self.least, "maximum": self.most}
 
-    def read(self, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise mistake(f"{quote(value)} is not a number", "write one such as 1 or 2.5")
-        if not self.least <= value <= self.most:  # also false for nan
-            instead = f"write a number from {self.least:g} to {self.most:g}"
-            raise mistake(f"{quote(value)} is out of range", instead)
-        return float(value)
+def _parse(value: object, units: dict[str, int], noun: str, instead: str) -> int:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise UnitError(f"is a {noun} without a unit", instead)
+    if not isinstance(value, str):
+        raise UnitError(f"is not a {noun}", instead)
+    number, unit = _split(value, noun, instead)
+    if unit not in units:
+        what = f"has the unknown unit {unit!r}" if unit else f"is a {noun} without a unit"
+        raise UnitError(what, _corrected(value, unit, units, instead))
+    base = number * units[unit]
+    if base != base.to_integral_value():
+        raise UnitError(f"is finer than the smallest {noun} there is", instead)
+    return int(base)
 
-    def show(self, value: float) -> str:
-        return f"{value:g}"
+
+def _split(text: str, noun: str, instead: str) -> tuple[Decimal, str]:
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise UnitError(f"is not a {noun}", instead)
+    return Decimal(found[1]), found[2].replace("µ", "u").replace("μ", "u")
+
+
+def _corrected(value: str, unit: str, units: dict[str, int], instead: str) -> str:
+    """The same number with the unit that was probably meant: 40Gi → 40GiB, 5sec → 5s."""
+    slips = {slip: name for name, all_slips in _SLIPS.items() if name in units for slip in all_slips.split()}
+    folded = {name.lower(): name for name in units} | slips
+    meant = folded.get(unit.lower()) if unit else None
+    return f"write {value[: len(value) - len(unit)].strip()}{meant}" if meant else instead
+
+
+def format_duration(duration_ns: int) -> str:
+    """The shortest exact way to write it: 200000000 → 200ms."""
+    return _format(duration_ns, DURATION_NS)
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact way to write it in binary units: 2**30 → 1GiB."""
+    return _format(size_bytes, {unit: scale for unit, scale in SIZE_BYTES.items() if unit == "B" or "i" in unit})
+
+
+def format_ratio(ratio: float) -> str:
+    """0.05 → 5%."""
+    return f"{ratio * 100:.10g}%"
+
+
+def _format(value: int, units: dict[str, int]) -> str:
+    fitting = [(scale, unit) for unit, scale in units.items() if value % scale == 0 and abs(value) >= scale]
+    scale, unit = max(fitting, default=(1, min(units, key=lambda name: units[name])))
+    return f"{value // scale}{unit}" if value else f"0{'ms' if units is DURATION_NS else 'B'}"

@@ -7,63 +7,76 @@ pydantic only validates and converts to base units here; the product works with 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from enforce.policy import vocabulary
-from enforce.policy.kind import mistake, quote
-from enforce.policy.places import FilePath, MetricName, Offset, SymbolName, Url, UrlPath
-from enforce.policy.quantities import Duration, Ratio, Size, Version, Weight, Whole
-from enforce.policy.words import Flag, Glob, Name, Word
+from agent.config.sections import Section, mistake, unquoted_mistake
+from agent.config.validation import FileFormat
+from enforce.policy import model
+from enforce.policy.model import LatencySignal, Law, Rung, TimeUnit
+from enforce.policy.values import (
+    BUCKET_SUFFIX,
+    FILE_PATH,
+    GLOB,
+    METRIC_NAME,
+    SYMBOL_NAME,
+    URL,
+    URL_PATH,
+    Duration,
+    Offset,
+    Ratio,
+    Size,
+    public_address,
+    rule_name,
+    whole_histogram,
+)
 
 MS = 1_000_000
-VERSION = 1
+VERSION: Final = 1
+MOST_SAMPLES = 1_000_000
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
 
 
 def _patterns(value: Any) -> Any:
     """One pattern or several: a single one is a list of one. A list that is empty would match nothing."""
-    if isinstance(value, list):
-        if not value:
-            raise mistake("an empty list matches nothing", "write a pattern or leave the key out")
-        return value
-    return [value]
+    if value in ([], ""):
+        raise unquoted_mistake("is empty, which matches nothing", "write a pattern or leave the key out")
+    return value if isinstance(value, list) else [value]
 
 
 def _not_empty(value: Any) -> Any:
-    if isinstance(value, (dict, list)) and not value:
-        raise mistake("is empty", "write at least one entry or leave the key out")
+    if value in ([], {}):
+        raise unquoted_mistake("is empty", "write at least one entry or leave the key out")
+    return value
+
+
+def _version(value: Any) -> Any:
+    if type(value) is not int or value != VERSION:  # not True or 1.0, which a Literal takes for 1
+        raise mistake("is not a version that this program reads", f"write version: {VERSION}")
     return value
 
 
 def _labels(value: Any) -> Any:
     if not isinstance(value, dict):
-        raise mistake(f"{quote(value)} is not a mapping", "write label names and patterns, such as {app: chat}")
+        raise mistake("is not a mapping", "write label names and patterns, such as {app: chat}")
     return _not_empty(value)
 
 
-_GLOB = Glob().json_schema()
-_PATTERNS = {"anyOf": [_GLOB, {"type": "array", "items": _GLOB, "minItems": 1}]}
+_PATTERNS = {"anyOf": [GLOB.json_schema(), {"type": "array", "items": GLOB.json_schema(), "minItems": 1}]}
 _LABELS = {"type": "object", "additionalProperties": _PATTERNS, "minProperties": 1}
-Patterns = Annotated[list[Annotated[str, Glob()]], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
+Patterns = Annotated[list[Annotated[str, GLOB]], BeforeValidator(_patterns), WithJsonSchema(_PATTERNS)]
 Labels = Annotated[dict[str, Patterns], BeforeValidator(_labels), WithJsonSchema(_LABELS)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused, and so are keys without a value: `memory:` is a slip, not "no limit"."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _has_value(cls, value: Any) -> Any:
-        if value is None:
-            raise mistake("the key has no value", "write one or leave the key out")
-        return value
+Url = Annotated[str, URL, AfterValidator(public_address)]
+Metric = Annotated[str, METRIC_NAME, AfterValidator(whole_histogram)]
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Megahertz = Annotated[int, Field(ge=1, le=10_000)]
+Weight = Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT, allow_inf_nan=False)]
 
 
 class MatchSection(Section):
-    """Which containers a rule is about. All keys that are given must match; at least one must be given."""
+    """Which containers a rule matches. All keys that are given must match; at least one must be given."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -73,7 +86,7 @@ class MatchSection(Section):
         None, description="Name of the container, as `gputop` shows it; a short id is none."
     )
     image: Patterns | None = Field(None, description="Image reference, as the runtime writes it.")
-    labels: Labels | None = Field(None, description="Label name → pattern. Every label named must be there and match.")
+    labels: Labels | None = Field(None, description="Label name → pattern. Every label named must exist and match.")
     unit: Patterns | None = Field(
         None,
         description="systemd unit that the processes run in (service or scope), or a slice around it. Below "
@@ -93,8 +106,8 @@ class MatchSection(Section):
 def _by_signal() -> list[Any]:
     """As JSON Schema: which keys each signal needs, and that it has no other's."""
     conditions = []
-    for signal, needed in vocabulary.NEEDED_KEYS.items():
-        foreign = [key for other, keys in vocabulary.SIGNAL_KEYS.items() if other != signal for key in keys]
+    for signal, needed in model.NEEDED_KEYS.items():
+        foreign = [key for other, keys in model.SIGNAL_KEYS.items() if other != signal for key in keys]
         then: dict[str, Any] = {"required": [*needed], "not": {"anyOf": [{"required": [key]} for key in foreign]}}
         if signal == "uprobe":
             then["oneOf"] = [{"required": ["symbol"]}, {"required": ["offset"]}]
@@ -111,63 +124,65 @@ _BY_LAW: dict[str, Any] = {
 
 
 class SloSection(Section):
-    """The promise to an online container. The keys from `port` on belong to one signal each; others refuse them."""
+    """The latency SLO of an online container. The keys from `port` on belong to one signal each."""
+
+    # More fields than other classes have: one for each key, as the file is flat here.
 
     model_config = ConfigDict(json_schema_extra={"allOf": _by_signal()})
 
-    signal: Annotated[str, Word(vocabulary.SIGNALS)] = Field(description="Where the latency comes from; see below.")
+    signal: LatencySignal = Field(description="Where the latency comes from; see below.")
     quantile: Annotated[float, Ratio("0.99", inside=True)] = Field(
-        description="Which quantile of the latency is promised."
+        description="The quantile of the latency that must stay under the target."
     )
-    target: Annotated[int, Duration("50ms", "1us", "10m")] = Field(description="What that quantile must stay under.")
-    window: Annotated[int, Duration("10s", "100ms", "1h")] = Field(
-        description="The span of time that the quantile is taken over."
+    target: Annotated[int, Duration("50ms", "1us", "10m")] = Field(description="Upper bound on that quantile.")
+    window: Annotated[int, Duration("10s", "100ms", "1h")] = Field(description="The time window of the quantile.")
+    min_samples: Samples = Field(
+        20, examples=[20], description="With fewer requests in the window the latency counts as unknown."
     )
-    min_samples: Annotated[int, Whole()] = Field(
-        20, description="With fewer requests in the window the latency counts as unknown."
+    port: Port | None = Field(
+        None,
+        examples=[8000],
+        description="`http` (required): the port that the container listens on, as seen inside it.",
     )
-    port: Annotated[int, Whole(1, 65535, "8000")] | None = Field(
-        None, description="`http` (required): the port that the container listens on, as seen inside it."
+    path: Annotated[str, URL_PATH] | None = Field(
+        None, description="`http`: count only requests whose path begins with this. Left out: all requests."
     )
-    path: Annotated[str, UrlPath()] | None = Field(
-        None, description="`http`: only requests whose path begins so. Left out: all requests."
+    url: Url | None = Field(
+        None,
+        json_schema_extra={"not": {"pattern": "^[^/]*//[^/]*@|#"}},
+        description="`prometheus` (required): the address of the service's metrics.",
     )
-    url: Annotated[str, Url()] | None = Field(
-        None, description="`prometheus` (required): where the service shows its metrics."
-    )
-    metric: Annotated[str, MetricName()] | None = Field(
-        None, description="`prometheus` (required): the histogram's name, without `_bucket`."
+    metric: Metric | None = Field(
+        None,
+        json_schema_extra={"not": {"pattern": f"{BUCKET_SUFFIX}$"}},
+        description="`prometheus` (required): the histogram's name, without `_bucket`.",
     )
     labels: Labels | None = Field(
         None, description="`prometheus`: only series with such labels; all that match are added up."
     )
-    unit: Annotated[str, Word(tuple(vocabulary.UNITS_NS))] = Field(
-        "s", description="`prometheus`: the unit of the histogram's `le`."
-    )
-    binary: Annotated[str, FilePath()] | None = Field(
+    unit: TimeUnit = Field("s", description="`prometheus`: the unit of the histogram's `le`.")
+    binary: Annotated[str, FILE_PATH] | None = Field(
         None, description="`uprobe` (required): the program or library, by its path inside the container."
     )
-    symbol: Annotated[str, SymbolName()] | None = Field(
+    symbol: Annotated[str, SYMBOL_NAME] | None = Field(
         None, description="`uprobe`: the function's name as in the file's symbols, mangled if it is. This or `offset`."
     )
     offset: Annotated[int, Offset()] | None = Field(
         None, description="`uprobe`: where the function begins in the file, in bytes. This or `symbol`."
     )
-    nothrow: Annotated[bool, Flag()] = Field(
-        False, description="`uprobe`: true says that no exception or panic ever leaves the function."
-    )
+    nothrow: bool = Field(False, description="`uprobe`: true if no exception or panic ever leaves the function.")
 
 
 class OnlineSection(Section):
-    """Containers with a latency promise. They are never slowed."""
+    """Containers with a latency SLO. They are never slowed."""
 
-    name: Annotated[str, Name("chat")] = Field(description="The rule's name, unique in the file.")
+    name: Annotated[str, rule_name("chat")] = Field(description="The rule's name, unique in the file.")
     match: MatchSection = Field(description="Which containers.")
-    slo: SloSection = Field(description="What they are promised.")
+    slo: SloSection = Field(description="Their latency SLO.")
     reserve: Annotated[int, Size("20GiB")] | None = Field(
         None,
-        description="Device memory that stays available to each of them, on the devices that it is on: offline work "
-        "may take what is free beyond that. While none of them runs it is kept free on every device.",
+        description="Device memory that stays available to each of them, on its devices: offline work may take what is "
+        "free beyond that. While none of them runs it is kept free on every device.",
     )
 
 
@@ -181,8 +196,8 @@ class LimitsSection(Section):
     )
     floor: Annotated[float, Ratio("5%")] = Field(
         0.05,
-        description="Share of the device that is left to it whatever the latency does, as a mean over two seconds: "
-        "who had more before gets about half a millisecond per `max_pause` until that is used up.",
+        description="Share of the device that is left to it whatever the latency is, as a mean over two seconds: after "
+        "a larger share it gets about half a millisecond per `max_pause` until that is used up.",
     )
     max_pause: Annotated[int, Duration("200ms", "1ms", "10s")] = Field(200 * MS, description="Longest single pause.")
     max_queued: Annotated[int, Duration("2ms", "10us", "10s")] | None = Field(
@@ -190,46 +205,46 @@ class LimitsSection(Section):
         description="Upper bound on the GPU work it may have queued. Left out: the law decides, from the SLO's slack.",
     )
     max_hold: Annotated[int, Duration("30s", "100ms", "1h")] = Field(
-        30_000 * MS, description="Longest time that an allocation is held for want of memory."
+        30_000 * MS, description="Longest time that an allocation is held until memory is free."
     )
     evict_grace: Annotated[int, Duration("30s", "1s", "1h")] = Field(
-        30_000 * MS, description="Evicted, its processes get SIGTERM, and so long after it SIGKILL."
+        30_000 * MS, description="On eviction, the time between SIGTERM and SIGKILL."
     )
 
 
 class OfflineSection(Section):
-    """Best-effort containers. They may be slowed to keep the online containers' promises."""
+    """Best-effort containers. They may be slowed to meet the SLOs of online containers."""
 
     model_config = ConfigDict(json_schema_extra=_BY_LAW)
 
-    name: Annotated[str, Name("training")] = Field(description="The rule's name, unique in the file.")
+    name: Annotated[str, rule_name("training")] = Field(description="The rule's name, unique in the file.")
     match: MatchSection = Field(description="Which containers.")
-    law: Annotated[str, Word(vocabulary.LAWS)] = Field("headroom", description="How the share is decided.")
+    law: Law = Field("headroom", description="How the share is decided.")
     share: Annotated[float, Ratio("30%", above_zero=True)] | None = Field(
         None, description="The share of the device, with `law: fixed` and only there."
     )
-    weight: Annotated[float, Weight()] = Field(
+    weight: Weight = Field(
         1.0,
+        examples=[2],
         description="How the offline share of a device is split between the containers that want it: by proportion.",
     )
     limits: LimitsSection = Field(
-        default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on what is done to it."
+        default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on slowing it, and on its memory."
     )
-    ladder: Annotated[list[Annotated[str, Word(vocabulary.RUNGS)]], BeforeValidator(_not_empty)] = Field(
+    ladder: Annotated[list[Rung], BeforeValidator(_not_empty)] = Field(
         default=["gate", "pace", "deny", "hold"],
         json_schema_extra={"minItems": 1},
-        description="What may be done to it; see below. In which order the list names them does not matter.",
+        description="The actions that may be taken on it, in any order; see below.",
     )
 
 
 class AnnotationsSection(Section):
-    """Whose pods may say by their annotations what they are, where no rule of the file names them; see below."""
+    """Namespaces whose pods may declare their role by annotations, where no rule matches them; see below."""
 
-    offline: Patterns | None = Field(None, description="Namespaces whose pods may say that they are offline.")
+    offline: Patterns | None = Field(None, description="Namespaces whose pods may declare themselves offline.")
     online: Patterns | None = Field(
         None,
-        description="Namespaces whose pods may say that they are online, and what they are promised: others are slowed "
-        "for it.",
+        description="Namespaces whose pods may declare themselves online with an SLO, for which others are slowed.",
     )
 
 
@@ -240,15 +255,15 @@ class TuningSection(Section):
         100 * MS, description="Time between two decisions."
     )
     gate_hold: Annotated[int, Duration("20ms", "100us", "1s")] = Field(
-        20 * MS, description="An online request that launches nothing for so long counts as over, and the gate opens."
+        20 * MS, description="An online request without a launch for this time counts as finished, and the gate opens."
     )
     gate_open_delay: Annotated[int, Duration("100us", "0ms", "100ms")] = Field(
         MS // 5,
-        description="How long the gate stays shut after the last online request, in case another follows at once.",
+        description="How long the gate stays closed after the last online request, in case another follows at once.",
     )
     no_data_hold: Annotated[int, Duration("2s", "100ms", "10m")] = Field(
         2_000 * MS,
-        description="Without a latency reading the share is held for so long; then offline work is released.",
+        description="How long the share is held without a latency reading; then offline work is released.",
     )
     tgs_sample: Annotated[int, Duration("5s", "100ms", "1m")] = Field(
         5_000 * MS, description="How long `law: tgs` counts the online side's blocks before each step."
@@ -256,70 +271,68 @@ class TuningSection(Section):
 
 
 class BoundsSection(Section):
-    """Bounds on what a device shows. A figure that is not known is beyond none; a key that is left out is no bound."""
+    """Bounds on a device's readings. An unknown reading exceeds none; a key that is left out is no bound."""
 
     sm_activity: Annotated[float, Ratio("95%", above_zero=True)] | None = Field(
-        None, description="Most SM activity, on GPUs that tell it (Hopper and later)."
+        None, description="Highest SM activity, on GPUs that report it (Hopper and later)."
     )
     utilization: Annotated[float, Ratio("99%", above_zero=True)] | None = Field(
-        None, description="Most utilisation (share of time with a kernel running), on GPUs that tell only that."
+        None, description="Highest utilisation (share of time with a kernel running), on GPUs that report only that."
     )
     memory: Annotated[float, Ratio("95%", above_zero=True)] | None = Field(
-        None, description="Most device memory in use, as a share of all."
+        None, description="Highest share of device memory in use."
     )
-    sm_clock: Annotated[int, Whole(1, 10_000, "1200")] | None = Field(
-        None, description="Least SM clock in MHz while the device is at work (over 20 %)."
+    sm_clock: Megahertz | None = Field(
+        None, examples=[1200], description="Lowest SM clock in MHz while the device is busy (over 20 %)."
     )
 
 
 class HealthSection(Section):
-    """How the health of devices is judged. A GPU that is lost or broken (fatal XID) gets no offline work anyway."""
+    """How the health of devices is assessed. A GPU that is lost or broken (fatal XID) gets no offline work anyway."""
 
     devices: Patterns | None = Field(None, description="Names or UUIDs of the devices. Left out: all.")
     unhealthy: BoundsSection = Field(
         default_factory=lambda: BoundsSection.model_validate({}),
-        description="Beyond these, offline work does not grow, and what is new gets its floor.",
+        description="Beyond these, offline work does not grow, and new offline work gets its floor.",
     )
     overlimit: BoundsSection = Field(
         default_factory=lambda: BoundsSection.model_validate({}),
-        description="Beyond these for longer than `patience`, offline work is brought to its floor and up its ladder.",
+        description="Beyond these for longer than `patience`, offline work gets its floor and moves up its ladder.",
     )
     patience: Annotated[int, Duration("5s", "0ms", "10m")] = Field(
-        5_000 * MS, description="How long the bounds of `overlimit` may be exceeded, or the GPU not answer."
+        5_000 * MS, description="How long the bounds of `overlimit` may be exceeded, or the GPU may not answer."
     )
     init: Annotated[int, Duration("10s", "0ms", "10m")] = Field(
-        0, description="How long a device is watched before it counts as healthy."
+        0, description="How long a device is observed before it counts as healthy."
     )
     hold_off: Annotated[int, Duration("30s", "100ms", "1h")] = Field(
         30_000 * MS,
         description="How long a device must be within its bounds to count as healthy again. Doubles with each relapse.",
     )
     hold_off_most: Annotated[int, Duration("30m", "100ms", "24h")] = Field(
-        1_800_000 * MS, description="Where the doubling ends."
+        1_800_000 * MS, description="Upper bound of the doubling."
     )
     clean: Annotated[int, Duration("10m", "100ms", "24h")] = Field(
-        600_000 * MS, description="How long a device must show no fatal XID before it may be used again."
+        600_000 * MS, description="Time without a fatal XID before a device may be used again."
     )
     forgive: Annotated[int, Duration("10m", "100ms", "24h")] = Field(
-        600_000 * MS, description="One relapse is forgotten for each such time of good health."
+        600_000 * MS, description="One relapse is forgotten after each such time in health."
     )
 
 
 class PolicySection(Section):
     """The whole file."""
 
-    version: Annotated[int, Version(VERSION)] = Field(description="The version of this format.")
-    enforce: Annotated[bool, Flag()] = Field(
-        False, description="false: decide and log, and do nothing to any workload."
-    )
-    online: list[OnlineSection] = Field(default=[], description="Rules for containers with a latency promise.")
+    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description="The version of this format.")
+    enforce: bool = Field(False, description="false: decide and log, without acting on any workload.")
+    online: list[OnlineSection] = Field(default=[], description="Rules for containers with a latency SLO.")
     offline: list[OfflineSection] = Field(default=[], description="Rules for containers that may be slowed.")
     protect: list[MatchSection] = Field(
-        default=[], description="Containers and units that are never touched, whatever the rules say."
+        default=[], description="Containers and units that are never acted on, whatever the rules are."
     )
     annotations: AnnotationsSection = Field(
         default_factory=lambda: AnnotationsSection.model_validate({}),
-        description="Whose pods may say by annotations what they are. Left out: nobody's.",
+        description="Which pods may declare their role by annotations. Left out: none.",
     )
     health: list[HealthSection] = Field(
         default=[], description="When devices are fit for offline work; the first entry that names a device counts."
@@ -327,3 +340,8 @@ class PolicySection(Section):
     tuning: TuningSection = Field(
         default_factory=lambda: TuningSection.model_validate({}), description="The control loop's own times."
     )
+
+
+FORMAT: Final = FileFormat(
+    PolicySection, "the policy", "the policy is empty; write version: 1 and the rules (docs/policy.md has examples)"
+)
