@@ -2,9 +2,13 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Whether a device is fit for offline work: a state machine per device, after MuxFlow's SysMonitor (arXiv 2303.13803).
 
-Init → Healthy ⇄ Unhealthy → Overlimit → Disabled. Worse at once (what costs work, Overlimit or a device that does not
-answer, after some patience), better only after a hold-off that doubles with each relapse and is forgotten slowly. Pure:
-time and readings are arguments. Invariant: what is not known is beyond no bound.
+Init → Healthy ⇄ Unhealthy → Overlimit → Disabled. Worse at once (Overlimit or a device that does not answer, which cost
+work, after some patience), better only after a hold-off that doubles with each relapse and is forgotten slowly. Pure:
+time and readings are arguments. Invariant: an unknown figure is beyond no bound.
+
+`SysMonitor` owns the state of all devices of the node. A MIG instance is no better than its GPU. A device that left the
+snapshot is forgotten; a lost one stays in it. There is one monitor for the agent's life: a new policy starts with what
+is known of the devices, or their old XIDs would count as new ones.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from agent.model import DeviceReading
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import DeviceHealth, DeviceReading, DeviceUuid, Snapshot
+from agent.nvml.xid import XidSeverity, meaning_of, severity_of
 from enforce.model import Share
-from enforce.policy.model import Bounds, HealthRule
-from enforce.xids import Reach, meaning_of, reach_of
+from enforce.policy.model import Bounds, HealthRule, Policy
 
-_WORKING_RATIO = 0.2  # below it a low clock only says that the device rests
+_WORKING_RATIO = 0.2  # below it a low clock only means that the device is idle
 
 
 class Condition(StrEnum):
@@ -36,7 +41,7 @@ ORDER = (Condition.HEALTHY, Condition.INIT, Condition.UNHEALTHY, Condition.OVERL
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """What is remembered of one device between steps."""
+    """What is kept of one device between steps."""
 
     condition: Condition = Condition.INIT
     since_ns: int | None = None  # in this condition; None: before the first step
@@ -51,7 +56,7 @@ class HealthState:
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """What a device's health allows. All the rest of enforcement sees this only."""
+    """What a device's health allows. The rest of enforcement sees this only."""
 
     state: Condition
     may_grow: bool  # the share of offline work may become larger
@@ -63,7 +68,7 @@ class HealthView:
 
 
 def view(state: HealthState) -> HealthView:
-    """The state as others see it."""
+    """What the state allows."""
     return HealthView(
         state=state.condition,
         may_grow=state.condition is Condition.HEALTHY,
@@ -98,12 +103,12 @@ def worst(views: list[HealthView]) -> HealthView | None:
 
 
 def step(state: HealthState, reading: DeviceReading, rule: HealthRule, now_ns: int) -> HealthState:
-    """One look at a device. Idempotent for the same reading at the same time."""
+    """The state after one reading of the device. Idempotent for the same reading at the same time."""
     if state.since_ns is None:
         state = replace(state, since_ns=now_ns, forgiven_ns=now_ns)
     xid, state = _new_xid(state, reading)
-    wanted, reason = _wanted(state, reading, rule, xid)
-    fatal = xid is not None and reach_of(xid) is Reach.FATAL
+    wanted, reason = _wanted(reading, rule, xid)
+    fatal = xid is not None and severity_of(xid) is XidSeverity.FATAL
     over, lost = wanted is Condition.OVERLIMIT, wanted is Condition.DISABLED and not fatal
     bad_since, lost_since = _since(state.bad_since_ns, over, now_ns), _since(state.lost_since_ns, lost, now_ns)
     state = replace(state, bad_since_ns=bad_since, lost_since_ns=lost_since)
@@ -124,22 +129,22 @@ def _new_xid(state: HealthState, reading: DeviceReading) -> tuple[int | None, He
     """The worst XID that was not there before. Counts that went back (another driver) are taken as they are, but not
     from a lost device, of which they may be missing."""
     new = [xid for xid, count in reading.xid_counts.items() if count > state.xids.get(xid, 0)]
-    order = list(Reach)
-    worst_xid = max(new, key=lambda xid: (order.index(reach_of(xid)), xid), default=None)
+    order = list(XidSeverity)
+    worst_xid = max(new, key=lambda xid: (order.index(severity_of(xid)), xid), default=None)
     kept = state.xids if reading.lost else {}
     return worst_xid, replace(state, xids={**kept, **reading.xid_counts})
 
 
-def _wanted(state: HealthState, reading: DeviceReading, rule: HealthRule, xid: int | None) -> tuple[Condition, str]:
-    """The condition that this reading alone speaks for."""
-    reach = reach_of(xid) if xid is not None else None
-    if xid is not None and reach is Reach.FATAL:
+def _wanted(reading: DeviceReading, rule: HealthRule, xid: int | None) -> tuple[Condition, str]:
+    """The condition by this reading alone, and why."""
+    severity = severity_of(xid) if xid is not None else None
+    if xid is not None and severity is XidSeverity.FATAL:
         return Condition.DISABLED, meaning_of(xid)
     if reading.lost:
         return Condition.DISABLED, "the GPU does not answer"
     if found := _beyond(reading, rule.overlimit):
         return Condition.OVERLIMIT, found
-    if xid is not None and reach is Reach.DEVICE:
+    if xid is not None and severity is XidSeverity.DEVICE:
         return Condition.UNHEALTHY, meaning_of(xid)
     if found := _beyond(reading, rule.unhealthy):
         return Condition.UNHEALTHY, found
@@ -203,3 +208,44 @@ def _hold_ns(condition: Condition, relapses: int, rule: HealthRule) -> int:
     """Doubles with each relapse, up to the most; a disabled device stays so for `clean_ns` at least."""
     hold: int = min(rule.hold_off_most_ns, rule.hold_off_ns << min(relapses - 1, 40))
     return max(hold, rule.clean_ns) if condition is Condition.DISABLED else hold
+
+
+class SysMonitor:
+    """One state machine per device."""
+
+    def __init__(self) -> None:
+        self._states: dict[DeviceUuid, HealthState] = {}
+
+    def look(self, snapshot: Snapshot, policy: Policy) -> dict[DeviceUuid, HealthView]:
+        """The health of each device by this snapshot; cheap, and the same snapshot may be passed again.
+
+        Time is the snapshot's: however long it is the latest one, it is one reading of the devices.
+        """
+        self._states = {
+            reading.device.uuid: step(
+                self._states.get(reading.device.uuid, HealthState()),
+                reading,
+                policy.health_of(reading.device),
+                snapshot.at_ns,
+            )
+            for reading in snapshot.devices
+        }
+        return {reading.device.uuid: self._view(reading) for reading in snapshot.devices}
+
+    def _view(self, reading: DeviceReading) -> HealthView:
+        own = view(self._states[reading.device.uuid])
+        parent = self._states.get(reading.device.parent) if reading.device.parent else None
+        return (worst([own, view(parent)]) or own) if parent else own
+
+
+def published(views: Mapping[DeviceUuid, HealthView], now_ns: int) -> dict[DeviceUuid, DeviceHealth]:
+    """For the snapshot, the metrics and gputop."""
+    return {
+        uuid: DeviceHealth(
+            state=one.state.value,
+            reason=one.reason,
+            seconds=max(0, now_ns - one.since_ns) / NS_PER_SECOND,
+            hold_seconds=max(0, one.hold_until_ns - now_ns) / NS_PER_SECOND,
+        )
+        for uuid, one in views.items()
+    }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The loop: ten times a second read, decide, write what changed, say why.
+"""The loop: ten times a second observe → decide → actuate → record.
 
 It is the only place that catches everything; then it releases every throttle before it goes on. Nothing is written
 before it is in the ledger, and nothing at all with `enforce: false`.
@@ -9,98 +9,175 @@ before it is in the ledger, and nothing at all with `enforce: false`.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-from agent.clock import monotonic_ns
-from agent.collectors.deliveries import Deliveries
-from agent.delivery import LaunchTimes
-from agent.members import Members
-from agent.model import ContainerKey, DeviceUuid, ProcessId, Snapshot
-from agent.pipeline import Pipeline
-from enforce import pictured
-from enforce.amiss import tell
-from enforce.climber import Climber, leaving
-from enforce.decide import Decided, Seen, decide
-from enforce.demand import Demand
-from enforce.explainer import Explainer
-from enforce.gates import GateReader
-from enforce.health import HealthView
-from enforce.holds import Holds
-from enforce.memory.bounds import Bounds
-from enforce.memory.keeper import Keeper, Kept
-from enforce.model import Reading, Signal
-from enforce.planner import changes
-from enforce.policy.model import OnlineRule, Policy, Role
-from enforce.report import PauseMeter, report
-from enforce.roster import Seat, seats
-from enforce.rungs import Rungs
-from enforce.signalling import with_troubles
-from enforce.signals.requests import Requests
-from enforce.slots import assign
-from enforce.supervisor import Supervisor
-from enforce.sysmonitor import SysMonitor, published
-from enforce.toolbox import Toolbox
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.model import Snapshot
+from agent.core.worker import Worker
+from agent.pipeline import EnforcementReport, Pipeline
+from enforce.actuators.executor import RungExecutor, RungRegistry
+from enforce.actuators.launch.ledgered_rules import LaunchRules
+from enforce.actuators.launch.levels import changes
+from enforce.audit.recorder import DecisionRecorder
+from enforce.audit.status import ContainerFigures, PauseMeter, statuses
+from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
+from enforce.controller.escalation import Escalation, evictions_for_health
+from enforce.controller.inputs import InputReader
+from enforce.device_health import published
+from enforce.memory.controller import MemoryController, MemoryOutcome
+from enforce.memory.quotas import MemoryQuotas
+from enforce.model import Signal
+from enforce.policy.model import Policy
+from enforce.recovery.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
-    """What acting needs; there are none with `enforce: false`."""
+class Actuation:
+    """What writes: the guardian's heartbeat, launch rules, memory quotas, rungs."""
 
     supervisor: Supervisor
-    holds: Holds
-    bounds: Bounds
-    rungs: Rungs
+    launch_rules: LaunchRules
+    quotas: MemoryQuotas
+    executor: RungExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What decisions act through. Without `actuation` (`enforce: false`) the others only say what they would do."""
+
+    rungs: RungRegistry
+    escalation: Escalation
+    memory: MemoryController
+    actuation: Actuation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What becomes known of decisions: the recorder writes them, the meter measures how long processes were stopped."""
+
+    recorder: DecisionRecorder
+    meter: PauseMeter
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionContext:
+    """One decision. Each stage returns it with its own part filled in."""
+
+    now_ns: int
+    snapshot: Snapshot
+    inputs: DecisionInputs = field(default_factory=lambda: DecisionInputs({}, {}, {}))  # by observe
+    decisions: Decisions = NO_DECISIONS  # by decide
+    memory: MemoryOutcome = field(default_factory=lambda: MemoryOutcome({}, {}, ()))  # by actuate
 
 
 @dataclass(slots=True)
 class Loop:
-    """Everything that one decision needs. `run` is the thread."""
+    """Decides, one step at a time; `deciding` runs it in a thread."""
 
     policy: Policy
     pipeline: Pipeline
-    members: Members
-    signals: dict[str, Signal]
-    requests: Requests
-    deliveries: Deliveries
-    hands: Hands | None
-    tools: Toolbox
-    climber: Climber
-    explainer: Explainer
-    meter: PauseMeter
-    gates: GateReader
-    memory: Keeper
-    health: SysMonitor
-    _demand: Demand = field(default_factory=Demand)
-    _launch_times: LaunchTimes = field(default_factory=LaunchTimes)
-    _pictured_ns: int | None = None  # of the snapshot that was looked at last for what launches take
-    _states: dict[ContainerKey, Any] = field(default_factory=dict)
-    _shares: dict[ContainerKey, float] = field(default_factory=dict)  # as they were decided last
-    _present: frozenset[ContainerKey] = frozenset()
-    _amiss: dict[ContainerKey, str] = field(default_factory=dict)  # what was logged about those that are here
-    _slots: dict[DeviceUuid, int] = field(default_factory=dict)
-    _slotless: int = 0  # devices beyond the kernel's slots: not controlled
-    failures: int = 0
-    unread: int = 0  # latencies, for a fault of ours
+    inputs: InputReader
+    controls: Controls
+    audit: Audit
+    failures: int = field(init=False, default=0)
+    _last: Decisions = field(init=False, default=NO_DECISIONS)
 
-    def run(self, ending: threading.Event) -> None:
-        """Decides until `ending` is set, then releases everything."""
-        self.pipeline.decided_ns = monotonic_ns()
-        try:
-            while not ending.wait(self.policy.tuning.decide_interval_ns / 1e9):
-                self._guarded(self._decide)
-        finally:
-            self.pipeline.decided_ns = None  # releasing takes the time it takes
-            self._release()
-            self._guarded(self.climber.release)
+    @property
+    def interval_seconds(self) -> float:
+        """Between the end of a decision and the next one."""
+        return self.policy.tuning.decide_interval_ns / NS_PER_SECOND
 
-    def _decide(self) -> None:
-        self.step()
-        self.pipeline.decided_ns = monotonic_ns()
+    def begin(self) -> None:
+        """Publishes that decisions are made from now on."""
+        acts = self.controls.actuation is not None
+        self.pipeline.publish(EnforcementReport(enforcing=acts, decided_ns=monotonic_ns()))
+
+    def decide(self) -> float:
+        """One decision; the seconds until the next. If it fails, everything is released."""
+        self._guarded(self._decide_and_publish)
+        return self.interval_seconds
+
+    def end(self) -> None:
+        """No more decisions: releases everything, and waits for it."""
+        # However long releasing takes, it is no decision that hangs.
+        self.pipeline.publish(replace(self.pipeline.enforcement, decided_ns=None))
+        self._release()
+        self._guarded(self.controls.escalation.release)
+
+    def losses(self) -> dict[str, int]:
+        """What failed, was dropped or was changed by another writer: for Snapshot.lost."""
+        controls = self.controls
+        return {
+            "loop:failed": self.failures,
+            **self.inputs.losses(),
+            **self.audit.recorder.losses(),
+            **(controls.actuation.quotas.losses() if controls.actuation else {}),
+            **controls.escalation.losses(),
+            **controls.rungs.losses(),
+        }
+
+    def step(self) -> EnforcementReport:
+        """One decision: observe → decide → actuate → record. Before the first snapshot there is nothing to decide."""
+        now_ns = monotonic_ns()
+        if self.controls.actuation:
+            self.controls.actuation.supervisor.beat()
+        if self.pipeline.snapshot is None:
+            return self.pipeline.enforcement
+        context = DecisionContext(now_ns, self.pipeline.snapshot)
+        context = self._observe(context)
+        context = self._decide(context)
+        context = self._actuate(context)
+        return self._record(context)
+
+    def _observe(self, context: DecisionContext) -> DecisionContext:
+        shares = {one.workload.container.key: one.share.ratio for one in self._last.shares}
+        counters = self.audit.meter.counters
+        return replace(context, inputs=self.inputs.read(context.snapshot, counters, shares, context.now_ns))
+
+    def _decide(self, context: DecisionContext) -> DecisionContext:
+        states = {one.workload.container.key: one.state for one in self._last.shares}
+        decisions = decide(context.inputs, states, self.policy.tuning, context.now_ns)
+        self._last = with_troubles(decisions, self.inputs.latencies.signals)
+        return replace(context, decisions=self._last)
+
+    def _actuate(self, context: DecisionContext) -> DecisionContext:
+        """Launch rules at once; what memory, health and MPS faults ask for, by the ladder."""
+        inputs, now_ns, controls = context.inputs, context.now_ns, self.controls
+        if controls.actuation:
+            rules = controls.actuation.launch_rules
+            rules.perform(changes(context.decisions.levels, rules.in_force()))
+        memory = controls.memory.step(context.snapshot, inputs.workloads, inputs.slots, now_ns)
+        faults = controls.rungs.look(inputs.workloads, context.snapshot)
+        others = (memory.wishes, evictions_for_health(inputs.workloads, inputs.health), faults)
+        controls.escalation.step(inputs.workloads, context.decisions, now_ns, others)
+        return replace(context, memory=memory)
+
+    def _record(self, context: DecisionContext) -> EnforcementReport:
+        """To the decision log and the history; the report is for the snapshot."""
+        inputs, decisions, memory = context.inputs, context.decisions, context.memory
+        recorder = self.audit.recorder
+        paused = self.audit.meter.read(inputs.workloads, context.now_ns)
+        recorder.record(inputs.workloads, decisions, inputs.readings, paused, context.now_ns)
+        for act in memory.decisions:
+            recorder.record_memory(act)
+        figures = ContainerFigures(
+            paused=paused,
+            escalation={key: self.controls.escalation.status(key) for key in inputs.workloads},
+            memory=memory.statuses,
+            requests={key: self.inputs.latencies.counted(key) for key in inputs.workloads},
+        )
+        return EnforcementReport(
+            enforcing=self.controls.actuation is not None,
+            containers=statuses(inputs, decisions, figures),
+            device_health=published(inputs.health, context.now_ns),
+        )
+
+    def _decide_and_publish(self) -> None:
+        self.pipeline.publish(replace(self.step(), decided_ns=monotonic_ns()))
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
@@ -112,123 +189,41 @@ class Loop:
 
     def _release(self) -> None:
         """Each on its own: what one cannot release must not keep another one held."""
-        for act in (
-            *((self.hands.holds.release_all,) if self.hands else ()),
-            self.memory.release,
-            self.climber.let_go,
+        controls = self.controls
+        for release in (
+            *((controls.actuation.launch_rules.release_all,) if controls.actuation else ()),
+            controls.memory.release,
+            controls.escalation.begin_release,
         ):
             try:
-                act()
+                release()
             except Exception:  # noqa: BLE001
                 self.failures += 1
                 _log.exception("releasing failed; the guardian and `gpuwarden release` can still do it")
 
-    def losses(self) -> dict[str, int]:
-        """What went otherwise than meant, or was not told: for Snapshot.lost."""
-        bounds = self.hands.bounds.losses() if self.hands else {}
-        own = {"loop:failed": self.failures, "loop:unread": self.unread, "loop:no_slot": self._slotless}
-        return {**own, **self.explainer.losses(), **bounds, **self.climber.losses(), **self.tools.losses()}
 
-    def step(self) -> None:
-        """One decision."""
-        now = monotonic_ns()
-        if self.hands:
-            self.hands.supervisor.beat()
-        snapshot = self.pipeline.snapshot
-        if snapshot is None:
-            return
-        here = seats(self.policy, self.members.all(), snapshot)
-        for signal in self.signals.values():
-            signal.forget(self._present - here.keys())
-        self.requests.forget(self._present - here.keys())
-        self._present = frozenset(here)
-        self._amiss = tell(here, self._amiss)
-        readings = {key: reading for key, seat in here.items() if (reading := self._read(seat, now)) is not None}
-        self._slots = assign(self._slots, [reading.device.uuid for reading in snapshot.devices])
-        self._slotless = len(snapshot.devices) - len(self._slots)
-        lost = {reading.device.uuid for reading in snapshot.devices if reading.lost}
-        slots = {device: slot for device, slot in self._slots.items() if device not in lost}
-        health = self.health.look(snapshot, self.policy)
-        seen = self._seen(snapshot, here, readings, slots, health, now)
-        decided = with_troubles(decide(seen, self._states, self.policy.tuning, now), self.signals)
-        self._states = {verdict.seat.container.key: verdict.state for verdict in decided.verdicts}
-        self._shares = {verdict.seat.container.key: verdict.share.ratio for verdict in decided.verdicts}
-        if self.hands:
-            self.hands.holds.perform(changes(decided.levels, self.hands.holds.in_force()))
-        kept = self.memory.step(snapshot, here, slots, now)
-        faults = self.tools.look(here, snapshot)
-        self.climber.step(here, decided, now, (kept.wishes, leaving(here, health), faults))
-        self._publish(here, readings, decided, kept, now)
-        self.pipeline.device_health = published(health, now)
-
-    def _seen(
-        self,
-        snapshot: Snapshot,
-        here: Mapping[ContainerKey, Seat],
-        readings: Mapping[ContainerKey, Reading],
-        slots: Mapping[DeviceUuid, int],
-        health: Mapping[DeviceUuid, HealthView],
-        now_ns: int,
-    ) -> Seen:
-        self._demand.observe(now_ns, self.meter.counters)
-        return Seen(
-            seats=here,
-            readings=readings,
-            slots=slots,
-            launch_ns=self._launch_ns(snapshot, now_ns),
-            wanted=self._demand.wanted(self.meter.counters),
-            busy=self.gates.busy(slots, now_ns),
-            blocks=self.gates.blocks(slots),
-            health=health,
-            shares=self._shares,
-            launching=_launching(snapshot),
-        )
-
-    def _publish(
-        self,
-        here: Mapping[ContainerKey, Seat],
-        readings: Mapping[ContainerKey, Reading],
-        decided: Decided,
-        kept: Kept,
-        now_ns: int,
-    ) -> None:
-        paused = self.meter.read(here, now_ns)
-        self.explainer.tell(here, decided, readings, paused, now_ns)
-        for told in kept.told:
-            self.explainer.tell_memory(told)
-        standing = {key: self.climber.standing(key) for key in here}
-        counted = {key: self.requests.of(key) for key in here}
-        self.pipeline.enforcement = report(here, readings, decided, paused, standing, kept.stances, counted)
-
-    def _read(self, seat: Seat, now_ns: int) -> Reading | None:
-        rule = seat.classification.rule
-        snapshot = self.pipeline.snapshot
-        if seat.classification.role is not Role.ONLINE or not isinstance(rule, OnlineRule) or snapshot is None:
-            return None
-        try:
-            return self.signals[rule.slo.signal].read(snapshot, seat.container.key, rule.slo, now_ns)
-        except Exception:  # noqa: BLE001  # what one container says must not end the decisions about the others
-            self.unread += 1
-            if self.unread & (self.unread - 1) == 0:  # the first, second, fourth, … time
-                _log.exception("%s: its latency could not be read", seat.container.name)
-            return None
-
-    def _launch_ns(self, snapshot: Snapshot, now_ns: int) -> dict[ProcessId, float]:
-        if snapshot.at_ns != self._pictured_ns:  # ten decisions see one
-            self._pictured_ns = snapshot.at_ns
-            self._launch_times.tell(pictured.launch_ns(snapshot))
-        for delivery in self.deliveries.collect(now_ns):
-            self._launch_times.observe(delivery)
-        alive = {member.process.id for member in self.members.all()}
-        for process in self._launch_times.processes() - alive:
-            self._launch_times.forget(process)
-        return {p: ns for p in alive if (ns := self._launch_times.per_launch_ns(p)) is not None}
+@contextmanager
+def deciding(loop: Loop, thread_name: str) -> Iterator[None]:
+    """Inside the block the loop decides, in a thread of its own; at its end everything is released."""
+    worker = Worker(thread_name, loop.decide, failed="a decision", first_seconds=loop.interval_seconds)
+    loop.begin()
+    try:
+        worker.start()
+        yield
+    finally:
+        worker.close()
+        loop.end()
 
 
-def _launching(snapshot: Snapshot) -> dict[ProcessId, frozenset[DeviceUuid]]:
-    """Where each process launched work in the last tick; memory says less: all ranks of a job have some on each."""
-    return {
-        row.process.id: devices
-        for row in snapshot.processes
-        if (devices := frozenset(usage.device for usage in row.usage if usage.launches_per_second))
-    }
+def with_troubles(decisions: Decisions, signals: Mapping[str, Signal]) -> Decisions:
+    """The same decisions; one without a reading says why there is none, where the signal knows."""
+    return replace(decisions, shares=tuple(_with_trouble(one, signals) for one in decisions.shares))
+
+
+def _with_trouble(decision: ShareDecision, signals: Mapping[str, Signal]) -> ShareDecision:
+    ruler = decision.ruler
+    trouble = signals[ruler.slo.signal].trouble(ruler.container) if ruler.reading is None else None
+    if trouble is None:
+        return decision
+    reason = f"{decision.share.reason} (signal {ruler.slo.signal}: {trouble})"
+    return replace(decision, share=replace(decision.share, reason=reason))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The words of deciding and acting. Standard library only; everything is immutable."""
+"""The values and interfaces of deciding and acting. Standard library only; everything is immutable."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from agent.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
-from enforce.entries import Entry
+from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
+from enforce.ledger.entries import LedgerEntry
 from enforce.policy.model import OfflineRule, Slo
 
 State = TypeVar("State")
@@ -19,7 +19,7 @@ State = TypeVar("State")
 class Reading:
     """An online latency: the SLO's quantile over its window, and the same over the last moments.
 
-    `recent_ns` is what protects quickly; `latency_ns` is what the promise is about. Either may have too few samples.
+    `recent_ns` is for quick protection; `latency_ns` is what the SLO is about. Either may have too few samples.
     A quantile of a second's requests is noisy: it is above `recent_low_ns` with 98 % certainty.
     """
 
@@ -37,7 +37,7 @@ class Reading:
 class Share:
     """What offline work may use: a fraction 0–1 of the device's time, and how much of it may be queued at once.
 
-    `exhausted`: the law has nothing left to take away and the promise is missed all the same: the ladder's next rung.
+    `exhausted`: the law has nothing left to take away and the SLO is missed all the same: the ladder's next rung.
     """
 
     ratio: float
@@ -84,7 +84,7 @@ FULL = Level()  # released
 
 @dataclass(frozen=True, slots=True)
 class OnlineOn:
-    """One online container on a device: its promise, the latest reading, and what the device's online side does."""
+    """One online container on a device: its SLO, the latest reading, and what the device's online side does."""
 
     container: ContainerKey
     device: DeviceUuid
@@ -104,7 +104,7 @@ class Signal(Protocol):
         ...
 
     def trouble(self, container: ContainerKey) -> str | None:
-        """Why there is no reading, as a sentence for people; None where nothing is known but silence."""
+        """Why there is no reading, as a sentence for people; None where no cause is known."""
         ...
 
     def forget(self, containers: Iterable[ContainerKey]) -> None:
@@ -113,7 +113,7 @@ class Signal(Protocol):
 
 
 class Law(Protocol, Generic[State]):
-    """Latency and state → share. Pure. One file each; listed in `enforce.laws.BUILTIN`."""
+    """Latency and state → share. Pure. One file each; listed in `enforce.controller.laws.BUILTIN`."""
 
     name: str
 
@@ -142,7 +142,7 @@ class Actuator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An offline container that something is done to as a whole."""
+    """An offline container that is acted upon as a whole."""
 
     container: Container
     processes: tuple[ProcessId, ...]  # on a GPU, now
@@ -153,7 +153,7 @@ class Subject:
 class Rung(Protocol):
     """What the ladder may do to a whole offline container beyond pace and gate. One file each, in enforce.actuators.
 
-    It is undone by `enforce.undoing.UNDO[name]` from its ledger entries alone, whoever does it.
+    It is undone as `enforce.actuators.undo.UNDO[name]` says, from its ledger entries alone, whoever does it.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Rung(Protocol):
         """Why it cannot be done here and now, as a sentence for people; None: it can. Must not block."""
         ...
 
-    def intents(self, subject: Subject) -> Sequence[Entry]:
+    def intents(self, subject: Subject) -> Sequence[LedgerEntry]:
         """What has to be in the ledger before `apply`, with a place each. Empty: there is nothing to undo."""
         ...
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The last hour of every container, in memory: written by the deciding thread, read by whoever answers questions.
+"""The last hour of every container, in memory: written by the deciding thread, read by threads that answer queries.
 
-Bounded by `MOST_CONTAINERS`; the one that was heard of longest ago gives way. It outlives a reloaded policy.
+Bounded by `MOST_CONTAINERS`: the one that was updated longest ago is dropped first. It outlives a reloaded policy.
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.clock import monotonic_ns, wall_ns
-from enforce.decisions import Decision, plain
-from enforce.explain.model import VERSION, Brought, Explanation, Interval, Kept, Slowed, Story, Who, Whom, Why
-from enforce.explain.track import KEPT_NS, Stretch, Track, thinned
-from enforce.memory.told import MemoryDecision
+from agent.core.clock import monotonic_ns, wall_ns
+from enforce.audit.decision_log import DecisionRecord, plain
+from enforce.audit.intervals import KEPT_NS, Track, TrackItem, thinned
+from enforce.audit.model import (
+    VERSION,
+    ContainerHistory,
+    ContainerInfo,
+    DecisionEffect,
+    DecisionReason,
+    Explanation,
+    OfflineInterval,
+    OnlineInterval,
+    Ruler,
+    SlowedContainer,
+)
+from enforce.memory.accounts import MemoryDecision
 from enforce.model import Reading
 from enforce.policy.model import OnlineRule
 
 MOST_CONTAINERS = 256  # of each role
 MOST_FOR_MEMORY = 50
-S = TypeVar("S", bound=Stretch)
+S = TypeVar("S", bound=TrackItem)
 
 
 class History:
@@ -35,102 +46,107 @@ class History:
         """`now`: the time, and what has to be added to get CLOCK_REALTIME."""
         self._now = now
         self._mutex = threading.Lock()
-        self._offline: OrderedDict[str, Track[Interval]] = OrderedDict()
-        self._online: OrderedDict[str, Track[Kept]] = OrderedDict()
-        self._who: dict[str, tuple[Who, int]] = {}  # and when it was last seen
+        self._offline: OrderedDict[str, Track[OfflineInterval]] = OrderedDict()
+        self._online: OrderedDict[str, Track[OnlineInterval]] = OrderedDict()
+        self._containers: dict[str, tuple[ContainerInfo, int]] = {}  # and when it was last seen
         self._began_ns: int | None = None
         self.for_memory: deque[MemoryDecision] = deque(maxlen=MOST_FOR_MEMORY)  # the latest last
         self.crowded_out = 0
         self.has_policy = self.enforcing = False
 
-    def see(self, everybody: Iterable[Who], now_ns: int) -> None:
-        """Who there is now. Those that are gone are remembered for as long as there is something to say."""
+    def set_policy(self, has_policy: bool, enforcing: bool) -> None:
+        """Whether there is a policy, and whether it is enforced."""
+        self.has_policy, self.enforcing = has_policy, enforcing
+
+    def update_containers(self, present: Iterable[ContainerInfo], now_ns: int) -> None:
+        """The containers that there are now. One that is gone is kept for as long as it has intervals."""
         with self._mutex:
             self._began_ns = now_ns if self._began_ns is None else self._began_ns
-            for who in everybody:
-                self._who[who.key] = (who, now_ns)
+            for info in present:
+                self._containers[info.key] = (info, now_ns)
             known = self._offline.keys() | self._online.keys()
-            self._who = {
-                key: (who, at)
-                for key, (who, at) in self._who.items()
+            self._containers = {
+                key: (info, at)
+                for key, (info, at) in self._containers.items()
                 if at == now_ns or (key in known and now_ns - at <= KEPT_NS)
             }
-            for key in [key for key in known if key not in self._who]:
+            for key in [key for key in known if key not in self._containers]:
                 self._offline.pop(key, None)
                 self._online.pop(key, None)
 
-    def decided(self, decision: Decision, now_ns: int) -> None:
+    def record_decision(self, decision: DecisionRecord, now_ns: int) -> None:
         """One decision about an offline container."""
         with self._mutex:
             track = self._track(self._offline, decision.container)
             reason = plain(decision.reason)
             mark = (reason, decision.rungs, decision.target_ns)
-            track.reach(now_ns)
+            track.extend(now_ns)
             before = track.totals
             if before is not None and track.intervals:  # what it was paused since belongs to what was in force
                 track.intervals[-1].pauses += max(0, decision.pauses - before[0])
                 track.intervals[-1].paused_seconds += max(0.0, decision.paused_seconds - before[1])
             track.totals = (decision.pauses, decision.paused_seconds)
-            if (last := track.going_on(mark, now_ns)) is not None and last.kind == _kind(decision):
-                why, whom = last.reasons.get(reason), last.whom.get(decision.ruler)
-                if why is not None and whom is not None and last.troubles == decision.troubles:
-                    why.text, track.parts = decision.reason, (reason, decision.ruler)
-                    last.again(decision.share_after, decision.max_queued_ns, whom, decision.latency_ns)
+            if (last := track.current(mark, now_ns)) is not None and last.kind == _kind(decision):
+                known, ruler = last.reasons.get(reason), last.whom.get(decision.ruler)
+                if known is not None and ruler is not None and last.troubles == decision.troubles:
+                    known.text, track.parts = decision.reason, (reason, decision.ruler)
+                    last.repeat(decision.share_after, decision.max_queued_ns, ruler, decision.latency_ns)
                     return
             track.add(_interval(decision, reason, now_ns), mark, (reason, decision.ruler), now_ns)
 
-    def promised(self, key: str, rule: OnlineRule, reading: Reading | None, now_ns: int) -> None:
+    def record_reading(self, key: str, rule: OnlineRule, reading: Reading | None, now_ns: int) -> None:
         """One reading of an online container."""
         slo, latency = rule.slo, None if reading is None else reading.latency_ns
-        self._promise(key, Kept(now_ns, now_ns, rule.name, slo.signal, slo.quantile, slo.target_ns), latency)
+        part = OnlineInterval(now_ns, now_ns, rule.name, slo.signal, slo.quantile, slo.target_ns)
+        self._add_online(key, part, latency)
 
-    def ruled(self, decision: Decision, now_ns: int) -> None:
-        """The same, as far as a decision about an offline container tells it."""
-        part = Kept(now_ns, now_ns, "", "", decision.quantile, decision.target_ns)
-        self._promise(decision.ruler, part, decision.latency_ns)
+    def record_ruler(self, decision: DecisionRecord, now_ns: int) -> None:
+        """The same for the ruler of a decision, of which a decision log holds less."""
+        part = OnlineInterval(now_ns, now_ns, "", "", decision.quantile, decision.target_ns)
+        self._add_online(decision.ruler, part, decision.latency_ns)
 
-    def _promise(self, key: str, part: Kept, latency_ns: float | None) -> None:
+    def _add_online(self, key: str, part: OnlineInterval, latency_ns: float | None) -> None:
         state = "unknown" if latency_ns is None else "missed" if latency_ns > part.target_ns else "kept"
         part.latency_low_ns = part.latency_high_ns = latency_ns
         with self._mutex:
             self._track(self._online, key).add(part, state, (state,), part.since_ns)
 
     def end(self, began_ns: int, now_ns: int) -> None:
-        """For a log: its first line is of `began_ns`, and what its last lines say still holds."""
+        """For a log: its first line is of `began_ns`, and its last decisions are still in force."""
         with self._mutex:
             self._began_ns = began_ns
             for offline in self._offline.values():
-                offline.reach(now_ns)
+                offline.extend(now_ns)
             for online in self._online.values():
-                online.reach(now_ns)
+                online.extend(now_ns)
 
-    def brought(self, container: str, what: Brought) -> None:
-        """What an earlier decision about an offline container brought."""
+    def record_effect(self, container: str, effect: DecisionEffect) -> None:
+        """The effect of an earlier decision about an offline container."""
         with self._mutex:
             track = self._offline.get(container)
-            interval = track.at(what.decided_ns) if track is not None else None
-            if interval is not None and (interval.brought is None or interval.brought.decided_ns <= what.decided_ns):
-                interval.brought = what
+            interval = track.at(effect.decided_ns) if track is not None else None
+            if interval is not None and (interval.brought is None or interval.brought.decided_ns <= effect.decided_ns):
+                interval.brought = effect
 
-    def outlines(self, most: int) -> list[tuple[Who, Interval]]:
-        """Everybody's last hour in `most` intervals each, the newest first."""
+    def recent_intervals(self, most: int) -> list[tuple[ContainerInfo, OfflineInterval]]:
+        """The last hour of all offline containers in `most` intervals each, the newest first."""
         now, offset = self._now()
         with self._mutex:
-            known = [(key, seen[0]) for key in self._offline if (seen := self._who.get(key)) is not None]
-        found: list[tuple[Who, Interval]] = []
-        for key, who in known:
+            known = [(key, seen[0]) for key in self._offline if (seen := self._containers.get(key)) is not None]
+        found: list[tuple[ContainerInfo, OfflineInterval]] = []
+        for key, info in known:
             with self._mutex:  # for one copy at a time: the deciding thread waits for it
-                intervals = [_told(one, offset) for one in _recent(self._offline.get(key), now)]
-            found += [(who, one) for one in thinned(intervals, now + offset, most)]
+                intervals = [_copy(one, offset) for one in _recent(self._offline.get(key), now)]
+            found += [(info, one) for one in thinned(intervals, now + offset, most)]
         return sorted(found, key=lambda entry: entry[1].since_ns, reverse=True)
 
     def names(self) -> dict[str, str]:
-        """Of every container that is remembered, by key."""
+        """Names of all containers that are kept, by key."""
         with self._mutex:
-            return {key: who.name for key, (who, _) in self._who.items()}
+            return {key: info.name for key, (info, _) in self._containers.items()}
 
     def explain(self, key: str | None = None) -> Explanation:
-        """Everybody, and the story of one. An unknown key has none."""
+        """All containers, and the history of one; None for an unknown key."""
         now, offset = self._now()
         with self._mutex:
             lost = {"containers": self.crowded_out, "intervals": sum(t.forgotten for t in self._offline.values())}
@@ -140,30 +156,30 @@ class History:
                 since_wall_ns=None if self._began_ns is None else max(self._began_ns, now - KEPT_NS) + offset,
                 has_policy=self.has_policy,
                 enforcing=self.enforcing,
-                containers=tuple(who for who, _ in self._who.values()),
+                containers=tuple(info for info, _ in self._containers.values()),
                 story=None if key is None else self._story(key, now, offset),
                 forgotten={name: count for name, count in lost.items() if count},
             )
 
-    def _story(self, key: str, now_ns: int, offset_ns: int) -> Story | None:
-        seen = self._who.get(key)
+    def _story(self, key: str, now_ns: int, offset_ns: int) -> ContainerHistory | None:
+        seen = self._containers.get(key)
         if seen is None:
             return None
         offline, online = self._offline.get(key), self._online.get(key)
-        return Story(
+        return ContainerHistory(
             seen[0],
-            tuple(_told(one, offset_ns) for one in _recent(offline, now_ns)),
-            tuple(_moved(one, offset_ns) for one in _recent(online, now_ns)),
+            tuple(_copy(one, offset_ns) for one in _recent(offline, now_ns)),
+            tuple(_shifted(one, offset_ns) for one in _recent(online, now_ns)),
             tuple(self._slowed_for(key, now_ns)) if online is not None else (),
         )
 
-    def _slowed_for(self, ruler: str, now_ns: int) -> Iterable[Slowed]:
+    def _slowed_for(self, ruler: str, now_ns: int) -> Iterable[SlowedContainer]:
         for key, track in self._offline.items():
             held = [one for one in _recent(track, now_ns) if ruler in one.whom]
-            if held and key in self._who:
-                yield Slowed(
+            if held and key in self._containers:
+                yield SlowedContainer(
                     key,
-                    self._who[key][0].name,
+                    self._containers[key][0].name,
                     sum(one.whom[ruler].seconds for one in held),
                     min(one.share_low for one in held),
                     sum(one.paused_seconds for one in held),
@@ -180,12 +196,12 @@ class History:
         return track
 
 
-def _kind(decision: Decision) -> tuple[object, ...]:
+def _kind(decision: DecisionRecord) -> tuple[object, ...]:
     return (decision.acted, decision.rule, decision.law)
 
 
-def _interval(decision: Decision, reason: str, now_ns: int) -> Interval:
-    return Interval(
+def _interval(decision: DecisionRecord, reason: str, now_ns: int) -> OfflineInterval:
+    return OfflineInterval(
         since_ns=now_ns,
         until_ns=now_ns,
         acted=decision.acted,
@@ -196,11 +212,11 @@ def _interval(decision: Decision, reason: str, now_ns: int) -> Interval:
         queued_low_ns=decision.max_queued_ns,
         queued_high_ns=decision.max_queued_ns,
         means=decision.rungs,
-        reasons={reason: Why(decision.reason)},
+        reasons={reason: DecisionReason(decision.reason)},
         whom={}
         if not decision.ruler
         else {
-            decision.ruler: Whom(
+            decision.ruler: Ruler(
                 decision.ruler_name,
                 decision.device,
                 decision.quantile,
@@ -216,19 +232,19 @@ def _recent(track: Track[S] | None, now_ns: int) -> list[S]:
     return [] if track is None else [one for one in track.intervals if one.until_ns >= now_ns - KEPT_NS]
 
 
-def _told(one: Interval, offset_ns: int) -> Interval:
-    """A copy that nobody writes any more."""
+def _copy(one: OfflineInterval, offset_ns: int) -> OfflineInterval:
+    """A copy that is no longer written, in CLOCK_REALTIME."""
     return replace(
-        _moved(one, offset_ns),
-        reasons={name: replace(why) for name, why in one.reasons.items()},
-        whom={name: replace(whom) for name, whom in one.whom.items()},
+        _shifted(one, offset_ns),
+        reasons={name: replace(reason) for name, reason in one.reasons.items()},
+        whom={name: replace(ruler) for name, ruler in one.whom.items()},
         troubles=dict(one.troubles),
         brought=None if one.brought is None else replace(one.brought, decided_ns=one.brought.decided_ns + offset_ns),
     )
 
 
-K = TypeVar("K", Interval, Kept)
+K = TypeVar("K", OfflineInterval, OnlineInterval)
 
 
-def _moved(one: K, offset_ns: int) -> K:
+def _shifted(one: K, offset_ns: int) -> K:
     return replace(one, since_ns=one.since_ns + offset_ns, until_ns=one.until_ns + offset_ns)

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """One container's last hour as a bounded list of intervals: fine where it is recent, coarse where it is long ago.
 
-Invariants: time that was told is neither lost nor counted twice by merging; only neighbours of the same kind with no
-gap between them are merged; there are never more than `MOST_INTERVALS` × 1.5.
+Invariants: recorded time is neither lost nor counted twice by merging; only neighbours of the same kind with no gap
+between them are merged; there are never more than `MOST_INTERVALS` × 1.5.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, Protocol, Self, TypeVar
 
-from agent.clock import NS_PER_SECOND
+from agent.core.clock import NS_PER_SECOND
 
 KEPT_NS = 3600 * NS_PER_SECOND
-GAP_NS = 15 * NS_PER_SECOND  # without a decision for so long: nobody held it meanwhile
+GAP_NS = 15 * NS_PER_SECOND  # without a decision for so long: it was not held meanwhile
 MOST_INTERVALS = 40
-_FRESH_NS = 5 * NS_PER_SECOND  # added to an interval's age, so that the newest are not all precious
+_FRESH_NS = 5 * NS_PER_SECOND  # added to an interval's age, so that the newest ones may be merged too
 
 
-class Stretch(Protocol):
-    """What a track is made of."""
+class TrackItem(Protocol):
+    """An interval of a track."""
 
     since_ns: int
     until_ns: int
@@ -32,15 +32,15 @@ class Stretch(Protocol):
         ...
 
     def hold(self, seconds: float, parts: tuple[str, ...]) -> None:
-        """It lasts for so much longer, in the way that its latest part says."""
+        """Extends it by so many seconds, as its latest part says."""
         ...
 
     def absorb(self, later: Self) -> None:
-        """Takes in its successor."""
+        """Merges its successor into it."""
         ...
 
 
-S = TypeVar("S", bound=Stretch)
+S = TypeVar("S", bound=TrackItem)
 
 
 @dataclass(slots=True)
@@ -54,9 +54,9 @@ class Track(Generic[S]):
     totals: tuple[int, float] | None = None  # pauses and paused seconds at the latest part
 
     def add(self, part: S, mark: object, parts: tuple[str, ...], now_ns: int) -> None:
-        """One decision: it is in force from now until the next one, unless that is long in coming."""
-        self.reach(now_ns)
-        last = self.going_on(mark, now_ns)
+        """Adds one decision: it is in force from now until the next one, but no longer than GAP_NS."""
+        self.extend(now_ns)
+        last = self.current(mark, now_ns)
         if last is not None and last.kind == part.kind:
             last.absorb(part)
         else:
@@ -65,16 +65,16 @@ class Track(Generic[S]):
         if len(self.intervals) > MOST_INTERVALS * 3 // 2:
             self._thin(now_ns)
 
-    def going_on(self, mark: object, now_ns: int) -> S | None:
-        """The latest interval, if it reaches until now and its latest part had this mark."""
+    def current(self, mark: object, now_ns: int) -> S | None:
+        """The latest interval, if it extends until now and its latest part had this mark."""
         return (
             self.intervals[-1]
             if self.intervals and self.intervals[-1].until_ns == now_ns and self.mark == mark
             else None
         )
 
-    def reach(self, now_ns: int) -> None:
-        """What was decided last has held until now, if it was decided not long ago. Forgets what is too old."""
+    def extend(self, now_ns: int) -> None:
+        """Extends the latest interval until now, if its decision is recent. Drops intervals that are too old."""
         if self.intervals:
             last = self.intervals[-1]
             elapsed = now_ns - last.until_ns
@@ -97,20 +97,20 @@ class Track(Generic[S]):
         self.forgotten += sum(one.until_ns - one.since_ns for one in self.intervals) < before
 
 
-def thinned(stretches: list[S], now_ns: int, most: int) -> list[S]:
+def thinned(intervals: list[S], now_ns: int, most: int) -> list[S]:
     """At most so many: neighbours are merged, the shortest and oldest first; what cannot be merged is dropped."""
-    while len(stretches) > most:
+    while len(intervals) > most:
         costs = sorted(
             ((later.until_ns - one.since_ns) / (max(0, now_ns - later.until_ns) + _FRESH_NS), index)
-            for index, (one, later) in enumerate(pairwise(stretches))
+            for index, (one, later) in enumerate(pairwise(intervals))
             if one.kind == later.kind and one.until_ns == later.since_ns
         )
         if not costs:
-            return stretches[len(stretches) - most :]
+            return intervals[len(intervals) - most :]
         gone: set[int] = set()
-        for _, index in costs[: len(stretches) - most]:
+        for _, index in costs[: len(intervals) - most]:
             if not gone & {index - 1, index, index + 1}:
-                stretches[index].absorb(stretches[index + 1])
+                intervals[index].absorb(intervals[index + 1])
                 gone.add(index + 1)
-        stretches = [one for index, one in enumerate(stretches) if index not in gone]
-    return stretches
+        intervals = [one for index, one in enumerate(intervals) if index not in gone]
+    return intervals

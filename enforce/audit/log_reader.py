@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The same history out of a decision log, for when no agent runs that could be asked.
+"""The history out of a decision log, for when no agent runs that could be asked.
 
-A log tells less: only what changed, and an online container only while something was held for it. A line that is none
-(torn, of another program) is counted and passed over; lines of an older version lack some names, no more.
+A log holds less: only what changed, and an online container only while something was held for it. Lines that are not of
+a decision log (torn, of another program) are counted and skipped; lines of an older version lack some fields, no more.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from agent.errors import SetupError
-from enforce.decisions import Decision
-from enforce.explain.history import History
-from enforce.explain.model import Brought, Who
-from enforce.explain.track import KEPT_NS
-from enforce.sinks import MOST_FILE_BYTES
+from agent.core.errors import SetupError
+from enforce.audit.decision_log import MOST_FILE_BYTES, DecisionRecord
+from enforce.audit.history import History
+from enforce.audit.intervals import KEPT_NS
+from enforce.audit.model import ContainerInfo, DecisionEffect
 
-_NAMES = {field.name for field in fields(Decision)}
+_NAMES = {field.name for field in fields(DecisionRecord)}
 _NUMBERS = ("latency_ns", "slack_ratio", "share_before", "max_queued_before_ns")  # or null
 
 
 def read(path: Path, now_ns: int) -> tuple[History, int]:
-    """The last hour before `now_ns` (CLOCK_REALTIME) in the log and its predecessor; how many lines were no lines."""
+    """The last hour before `now_ns` (CLOCK_REALTIME) in the log and its predecessor; the number of bad lines."""
     history, bad = History(now=lambda: (now_ns, 0)), 0
-    everybody: dict[str, Who] = {}
-    before: dict[tuple[str, int], Decision] = {}  # what an effect refers to
+    containers: dict[str, ContainerInfo] = {}
+    before: dict[tuple[str, int], DecisionRecord] = {}  # what an effect refers to
     for line in _lines(path):
         record = _record(line)
         wall_ns = record.get("wall_ns")
@@ -39,42 +38,44 @@ def read(path: Path, now_ns: int) -> tuple[History, int]:
             bad += not isinstance(wall_ns, int)
             continue
         try:
-            _take(record, history, everybody, before)
+            _add(record, history, containers, before)
         except (TypeError, ValueError, KeyError):
             bad += 1
-    history.see(everybody.values(), now_ns)
+    history.update_containers(containers.values(), now_ns)
     history.end(min((wall_ns for _, wall_ns in before), default=now_ns), now_ns)
-    history.has_policy = bool(everybody)
+    history.has_policy = bool(containers)
     return history, bad
 
 
-def _take(
+def _add(
     record: dict[str, Any],
     history: History,
-    everybody: dict[str, Who],
-    before: dict[tuple[str, int], Decision],
+    containers: dict[str, ContainerInfo],
+    before: dict[tuple[str, int], DecisionRecord],
 ) -> None:
     if record.get("kind", "decision") == "effect":
         container, at_ns = str(record["container"]), int(record["decision_wall_ns"])
         was = before.get((container, at_ns))
         latency, slack = (None, None) if was is None else (was.latency_ns, was.slack_ratio)
         now, slack_now = _number(record["latency_ns"]), _number(record["slack_ratio"])
-        history.brought(container, Brought(at_ns, int(record["window_ns"]), latency, now, slack, slack_now))
+        history.record_effect(
+            container, DecisionEffect(at_ns, int(record["window_ns"]), latency, now, slack, slack_now)
+        )
         return
     decision = _decision(record)
     before[decision.container, decision.wall_ns] = decision
     name, rule = decision.name or decision.container, decision.rule
-    everybody[decision.container] = Who(
+    containers[decision.container] = ContainerInfo(
         decision.container, name, decision.pod, decision.namespace, role="offline", rule=rule
     )
-    history.decided(decision, decision.wall_ns)
+    history.record_decision(decision, decision.wall_ns)
     history.enforcing = decision.acted
     if decision.ruler:
-        everybody.setdefault(decision.ruler, Who(decision.ruler, decision.ruler_name, role="online"))
-        history.ruled(decision, decision.wall_ns)
+        containers.setdefault(decision.ruler, ContainerInfo(decision.ruler, decision.ruler_name, role="online"))
+        history.record_ruler(decision, decision.wall_ns)
 
 
-def _decision(record: dict[str, Any]) -> Decision:
+def _decision(record: dict[str, Any]) -> DecisionRecord:
     given = {name: value for name, value in record.items() if name in _NAMES}
     given["rungs"] = tuple(str(rung) for rung in given.get("rungs", ()))
     for name in ("wall_ns", "target_ns", "max_queued_ns", "pauses"):
@@ -86,7 +87,7 @@ def _decision(record: dict[str, Any]) -> Decision:
     for name in ("container", "device", "rule", "law", "reason"):
         given[name] = str(given[name])
     given["troubles"] = dict(given.get("troubles", {}))
-    return Decision(**given)
+    return DecisionRecord(**given)
 
 
 def _number(value: Any) -> float | None:

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The words of explaining, and the document that the agent's socket answers with.
+"""The history of containers as values, which are also the document that `explain` is answered with. Pure.
 
-Times are CLOCK_MONOTONIC while the agent keeps them and CLOCK_REALTIME in the document. Unknown is None.
+Times are CLOCK_MONOTONIC while the agent keeps them and CLOCK_REALTIME in the document. Unknown is None. Also here:
+which container a name, pod, namespace/pod, key or beginning of an id means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.model import Container
+from agent.core.errors import WardenError
+from agent.core.model import Container
+from agent.core.text import joined, printable
 
 VERSION = 1
-MOST_PARTS = 4  # reasons, and online containers, that one interval tells apart
+MOST_PARTS = 4  # reasons, and online containers, that one interval keeps apart
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """A container, as people may name it, and what it is to the policy."""
+class ContainerInfo:
+    """A container with its names, and its role by the policy."""
 
     key: str
     name: str
@@ -30,22 +33,22 @@ class Who:
     reason: str = ""  # of the role
 
     @classmethod
-    def of(cls, container: Container, role: str, rule: str | None, reason: str) -> Who:
+    def of(cls, container: Container, role: str, rule: str | None, reason: str) -> ContainerInfo:
         """With the names of a container."""
         return cls(container.key, container.name, container.pod, container.namespace, container.id, role, rule, reason)
 
 
 @dataclass(slots=True)
-class Why:
-    """A reason, in the words of its latest decision, and how long it held."""
+class DecisionReason:
+    """A reason, with the figures of its latest decision, and how long it held."""
 
     text: str
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class Whom:
-    """The online container that it was done for."""
+class Ruler:
+    """The online container that an offline one was held for, in one interval."""
 
     name: str
     device: str
@@ -57,8 +60,8 @@ class Whom:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """What a decision brought: the online side when it was taken, and one SLO window later."""
+class DecisionEffect:
+    """Latency and slack of the online side when a decision was made, and one SLO window later."""
 
     decided_ns: int
     window_ns: int
@@ -69,8 +72,8 @@ class Brought:
 
 
 @dataclass(slots=True)
-class Interval:
-    """A stretch of one offline container's time in which the decisions were alike."""
+class OfflineInterval:
+    """An interval of one offline container in which the decisions were alike. Its fields are the document's."""
 
     since_ns: int
     until_ns: int
@@ -85,10 +88,10 @@ class Interval:
     paused_seconds: float = 0.0
     decisions: int = 1
     means: tuple[str, ...] = ()
-    reasons: dict[str, Why] = field(default_factory=dict)  # by the reason without its figures
-    whom: dict[str, Whom] = field(default_factory=dict)  # by container key
+    reasons: dict[str, DecisionReason] = field(default_factory=dict)  # by the reason without its figures
+    whom: dict[str, Ruler] = field(default_factory=dict)  # by container key
     troubles: dict[str, str] = field(default_factory=dict)  # rung → why it could not be done
-    brought: Brought | None = None  # by the latest decision that a window has passed since
+    brought: DecisionEffect | None = None  # by the latest decision that a window has passed since
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -96,27 +99,27 @@ class Interval:
         return (self.acted, self.rule, self.law)
 
     def hold(self, seconds: float, parts: tuple[str, ...]) -> None:
-        """The latest decision has been in force for so much longer. `parts`: its reason and its ruler."""
+        """Extends the latest decision by so many seconds. `parts`: its reason and its ruler."""
         reason, ruler = parts
-        if (why := self.reasons.get(reason)) is not None:
-            why.seconds += seconds
-        if (whom := self.whom.get(ruler)) is not None:
-            whom.seconds += seconds
-            if whom.latency_ns is not None and whom.latency_ns > whom.target_ns:
-                whom.missed_seconds += seconds
+        if (known := self.reasons.get(reason)) is not None:
+            known.seconds += seconds
+        if (held_for := self.whom.get(ruler)) is not None:
+            held_for.seconds += seconds
+            if held_for.latency_ns is not None and held_for.latency_ns > held_for.target_ns:
+                held_for.missed_seconds += seconds
 
-    def again(self, share: float, queued_ns: int, whom: Whom, latency_ns: float | None) -> None:
-        """One more decision of the same reason, for the same `whom`."""
+    def repeat(self, share: float, queued_ns: int, ruler: Ruler, latency_ns: float | None) -> None:
+        """Adds a decision with the same reason, for the same `ruler`, which is one of `whom`."""
         self.decisions += 1
         self.share_low, self.share_high = min(self.share_low, share), max(self.share_high, share)
         self.queued_low_ns, self.queued_high_ns = (
             min(self.queued_low_ns, queued_ns),
             max(self.queued_high_ns, queued_ns),
         )
-        whom.latency_ns = _most(whom.latency_ns, latency_ns)
+        ruler.latency_ns = _most(ruler.latency_ns, latency_ns)
 
-    def absorb(self, later: Interval) -> None:
-        """Takes in the interval that follows it. The reasons and online containers of least time are forgotten."""
+    def absorb(self, later: OfflineInterval) -> None:
+        """Merges the next interval into it. The reasons and online containers of least time are dropped."""
         self.until_ns = later.until_ns
         self.share_low, self.share_high = (
             min(self.share_low, later.share_low),
@@ -131,18 +134,19 @@ class Interval:
         self.brought = later.brought or self.brought
         if later.troubles:
             self.troubles |= later.troubles
-        for reason, why in later.reasons.items():
+        for reason, known in later.reasons.items():
             before = self.reasons.get(reason)
-            self.reasons[reason] = why if before is None else Why(why.text, before.seconds + why.seconds)
-        for ruler, whom in later.whom.items():
-            self.whom[ruler] = _joined(self.whom.get(ruler), whom)
+            seconds = known.seconds if before is None else before.seconds + known.seconds
+            self.reasons[reason] = DecisionReason(known.text, seconds)
+        for key, ruler in later.whom.items():
+            self.whom[key] = _merged(self.whom.get(key), ruler)
         _cut(self.reasons, next(iter(later.reasons), ""))
         _cut(self.whom, next(iter(later.whom), ""))
 
 
 @dataclass(slots=True)
-class Kept:
-    """A stretch of one online container's time, in which its promise was kept, missed, or not to be judged."""
+class OnlineInterval:
+    """An interval of one online container: how long its SLO was kept, missed, or could not be judged."""
 
     since_ns: int
     until_ns: int
@@ -162,7 +166,7 @@ class Kept:
         return (self.rule, self.signal, self.quantile, self.target_ns)
 
     def hold(self, seconds: float, parts: tuple[str, ...]) -> None:
-        """The latest reading has stood for so much longer. `parts`: what it meant."""
+        """Extends the latest reading by so many seconds. `parts`: its state."""
         if parts[0] == "kept":
             self.kept_seconds += seconds
         elif parts[0] == "missed":
@@ -170,8 +174,8 @@ class Kept:
         else:
             self.unknown_seconds += seconds
 
-    def absorb(self, later: Kept) -> None:
-        """Takes in the interval that follows it."""
+    def absorb(self, later: OnlineInterval) -> None:
+        """Merges the next interval into it."""
         self.until_ns = later.until_ns
         self.kept_seconds += later.kept_seconds
         self.missed_seconds += later.missed_seconds
@@ -181,7 +185,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowed:
+class SlowedContainer:
     """One offline container that was held for an online one, and for how long."""
 
     key: str
@@ -192,33 +196,33 @@ class Slowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """What happened to one container, the oldest first."""
+class ContainerHistory:
+    """The last hour of one container, the oldest interval first."""
 
-    who: Who
-    intervals: tuple[Interval, ...] = ()  # offline
-    kept: tuple[Kept, ...] = ()  # online
-    slowed: tuple[Slowed, ...] = ()  # for it
+    who: ContainerInfo
+    intervals: tuple[OfflineInterval, ...] = ()  # offline
+    kept: tuple[OnlineInterval, ...] = ()  # online
+    slowed: tuple[SlowedContainer, ...] = ()  # for it
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer: everybody whom there is something to say about, and the story of the one that was asked for."""
+    """The document: all containers that are known, and the history of the one that was asked for."""
 
     version: int
     wall_ns: int
     since_wall_ns: int | None  # from when on decisions are remembered
     has_policy: bool
     enforcing: bool
-    containers: tuple[Who, ...] = ()
-    story: Story | None = None
+    containers: tuple[ContainerInfo, ...] = ()
+    story: ContainerHistory | None = None
     forgotten: Mapping[str, int] = field(default_factory=dict)  # what had no room → how often
 
 
-def _joined(before: Whom | None, later: Whom) -> Whom:
+def _merged(before: Ruler | None, later: Ruler) -> Ruler:
     if before is None:
         return later
-    return Whom(
+    return Ruler(
         later.name,
         later.device,
         later.quantile,
@@ -229,7 +233,7 @@ def _joined(before: Whom | None, later: Whom) -> Whom:
     )
 
 
-def _cut(parts: dict[str, Why] | dict[str, Whom], keep: str) -> None:
+def _cut(parts: dict[str, DecisionReason] | dict[str, Ruler], keep: str) -> None:
     while len(parts) > MOST_PARTS:
         del parts[min((name for name in parts if name != keep), key=lambda name: parts[name].seconds)]
 
@@ -240,3 +244,53 @@ def _most(a: float | None, b: float | None) -> float | None:
 
 def _least(a: float | None, b: float | None) -> float | None:
     return b if a is None else a if b is None else min(a, b)
+
+
+SHORTEST_ID = 4
+MOST_LISTED = 20
+
+
+def choose(wanted: str, known: Sequence[ContainerInfo]) -> ContainerInfo:
+    """The container that `wanted` means. WardenError lists the known ones if it is none or several of them."""
+    for fits in (_is_key, _is_name, _begins_id):
+        found = sorted((one for one in known if fits(one, wanted)), key=lambda one: (one.name, one.key))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise WardenError(f"{shown(wanted)} means more than one container, give the key of one:\n{listed(found)}")
+    if not known:
+        raise WardenError(f"nothing is known about {shown(wanted)}, nor about any other container")
+    others = sorted(known, key=lambda one: (one.role != "offline", one.name, one.key))
+    raise WardenError(f"nothing is known about {shown(wanted)}; these containers are known:\n{listed(others)}")
+
+
+def listed(containers: Sequence[ContainerInfo]) -> str:
+    """One line each: role, names, key."""
+    lines = [f"  {one.role or '?':<9} {shown(title(one))}  ({shown(one.key)})" for one in containers[:MOST_LISTED]]
+    more = len(containers) - MOST_LISTED
+    return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
+
+
+def title(container: ContainerInfo) -> str:
+    """namespace/pod: name, as far as they are known."""
+    pod = joined(container.namespace, container.pod)
+    return f"{pod}: {container.name}" if pod else container.name
+
+
+def shown(name: str) -> str:
+    """A name from outside, shortened and made printable."""
+    return printable(name, 160)
+
+
+def _is_key(container: ContainerInfo, wanted: str) -> bool:
+    return wanted == container.key
+
+
+def _is_name(container: ContainerInfo, wanted: str) -> bool:
+    pod = f"{container.namespace}/{container.pod}" if container.namespace and container.pod else None
+    whole = f"{pod}/{container.name}" if pod else None
+    return wanted in (container.name, container.pod, pod, container.id or None, whole)
+
+
+def _begins_id(container: ContainerInfo, wanted: str) -> bool:
+    return len(wanted) >= SHORTEST_ID and (container.id or container.key.rpartition(":")[2]).startswith(wanted)

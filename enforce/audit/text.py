@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A story in words: a title, and a block for each stretch of time. Pure; who shows it decides on width and colour."""
+"""A container's history in words: a title, and a block for each interval; the latest decisions in a line each. Pure.
+
+The reader decides on width and colour.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,52 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from enforce.explain.choice import shown, title
-from enforce.explain.model import Brought, Interval, Kept, Slowed, Story, Whom
+from agent.core.text import quantile
+from agent.exporters.status_page.content import DecisionRow
+from enforce.audit.history import History
+from enforce.audit.model import (
+    ContainerHistory,
+    ContainerInfo,
+    DecisionEffect,
+    OfflineInterval,
+    OnlineInterval,
+    Ruler,
+    SlowedContainer,
+    shown,
+    title,
+)
+from enforce.memory.accounts import MemoryDecision
 
 _WHOLE_SHARE = 0.9995
-_HARMLESS = {"gate", "pace"}  # while they stop nobody; every other rung does something whenever it is in force
+_HARMLESS = {"gate", "pace"}  # as long as they stop no process; every other rung has an effect whenever it is in force
 _HARDLY = 0.0005  # of the time: less than this is written as 0 %
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A line, and what belongs to it: label and text each."""
+    """A line, and its details: label and text each."""
 
     head: str
     rows: tuple[tuple[str, str], ...] = ()
 
 
-def heading(story: Story, since_wall_ns: int, zone: tzinfo | None) -> list[str]:
-    """Who it is, and the whole of it in one or two sentences."""
-    who = story.who
-    rule = f", rule {shown(who.rule)}" if who.rule else ""
-    first = f"{shown(title(who))} ({who.role or 'role unknown'}{rule})"
-    said = _offline_sum(story.intervals) if who.role == "offline" else _online_sum(story.kept)
-    if who.role not in ("online", "offline"):
-        said = f"it is never slowed: {shown(who.reason) or 'no rule names it'}"
-    return [first, f"since {clock(since_wall_ns, zone)}: {said}"]
+def heading(story: ContainerHistory, since_wall_ns: int, zone: tzinfo | None) -> list[str]:
+    """The container, and a summary in one or two sentences."""
+    container = story.who
+    rule = f", rule {shown(container.rule)}" if container.rule else ""
+    first = f"{shown(title(container))} ({container.role or 'role unknown'}{rule})"
+    summary = _offline_sum(story.intervals) if container.role == "offline" else _online_sum(story.kept)
+    if container.role not in ("online", "offline"):
+        summary = f"it is never slowed: {shown(container.reason) or 'no rule names it'}"
+    return [first, f"since {clock(since_wall_ns, zone)}: {summary}"]
 
 
-def blocks(story: Story, zone: tzinfo | None) -> list[Block]:
-    """One for each stretch, the oldest first, and who was slowed for it."""
+def blocks(story: ContainerHistory, zone: tzinfo | None) -> list[Block]:
+    """One for each interval, the oldest first, and the containers that were slowed for it."""
     made = [_interval(one, zone) for one in story.intervals] + [_kept(one, zone) for one in story.kept]
     if story.kept:
         rows = tuple((shown(one.name), _slowed(one)) for one in sorted(story.slowed, key=lambda one: -one.seconds))
-        made.append(Block("slowed for it", rows) if rows else Block("nobody was slowed for it"))
+        made.append(Block("slowed for it", rows) if rows else Block("no container was slowed for it"))
     return made
 
 
@@ -75,18 +91,13 @@ def percent(*ratios: float | None) -> str:
     return f"{known[0]} %" if len(set(known)) == 1 else f"{known[0]}–{known[-1]} %"
 
 
-def quantile(ratio: float) -> str:
-    """p99, p99.9."""
-    return f"p{ratio * 100:.6g}"
-
-
-def was_slowed(one: Interval) -> bool:
-    """Whether anything was really taken away in it."""
+def was_slowed(one: OfflineInterval) -> bool:
+    """Whether the container was really slowed in it."""
     stopped = one.paused_seconds > 0 or one.pauses > 0 or bool(set(one.means) - _HARMLESS)
     return one.acted and (stopped or one.share_low < _WHOLE_SHARE)
 
 
-def _offline_sum(intervals: Sequence[Interval]) -> str:
+def _offline_sum(intervals: Sequence[OfflineInterval]) -> str:
     held = [one for one in intervals if one.acted]
     if not intervals:
         return "nothing was held back: no online container was on its GPUs"
@@ -102,45 +113,45 @@ def _offline_sum(intervals: Sequence[Interval]) -> str:
     )
 
 
-def _online_sum(kept: Sequence[Kept]) -> str:
+def _online_sum(kept: Sequence[OnlineInterval]) -> str:
     if not kept:
-        return "nothing is known about its promise"
+        return "nothing is known about its SLO"
     sums = [
         (sum(one.kept_seconds for one in kept), "kept"),
         (sum(one.missed_seconds for one in kept), "missed"),
         (sum(one.unknown_seconds for one in kept), "not to be judged (too few requests)"),
     ]
-    return "its promise was " + ", ".join(f"{what} for {duration(seconds)}" for seconds, what in sums if seconds > 0)
+    return "its SLO was " + ", ".join(f"{what} for {duration(seconds)}" for seconds, what in sums if seconds > 0)
 
 
-def _interval(one: Interval, zone: tzinfo | None) -> Block:
+def _interval(one: OfflineInterval, zone: tzinfo | None) -> Block:
     length = _length([one])
     paused = f"stopped {_ratio(one.paused_seconds, length)}" if one.acted else "only watched"
     queued = milliseconds(one.queued_low_ns, one.queued_high_ns)
     allowed = f"share {percent(one.share_low, one.share_high)}, queue up to {queued}, " if one.whom else ""
     head = f"{_span(one, zone)}  {allowed}{paused}"
     means = ", ".join(one.means) or "nothing"
-    rows = [("for", _for(whom)) for whom in sorted(one.whom.values(), key=lambda whom: -whom.seconds)]
+    rows = [("for", _for(ruler)) for ruler in sorted(one.whom.values(), key=lambda ruler: -ruler.seconds)]
     rows.append(("by", f"{means}; rule {shown(one.rule)}, law {shown(one.law)}"))
     reasons = sorted(one.reasons.values(), key=lambda why: -why.seconds)
     rows.append(("why", "; ".join(f"{shown(why.text)} ({duration(why.seconds)})" for why in reasons)))
     if one.brought is not None:
-        quantiles = {whom.quantile for whom in one.whom.values()}
+        quantiles = {ruler.quantile for ruler in one.whom.values()}
         rows.append(("then", _then(one.brought, quantile(quantiles.pop()) if len(quantiles) == 1 else "latency")))
     rows += [("but", f"{rung}: {shown(why)}") for rung, why in one.troubles.items()]
     return Block(head, tuple(rows))
 
 
-def _for(whom: Whom) -> str:
-    promise = f"{shown(whom.name) or 'an online container'} on {shown(whom.device)}: "
-    promise += f"{quantile(whom.quantile)} within {milliseconds(whom.target_ns)}"
-    if whom.latency_ns is None:
+def _for(ruler: Ruler) -> str:
+    promise = f"{shown(ruler.name) or 'an online container'} on {shown(ruler.device)}: "
+    promise += f"{quantile(ruler.quantile)} within {milliseconds(ruler.target_ns)}"
+    if ruler.latency_ns is None:
         return f"{promise}; too few requests to say how it fared"
-    missed = f", over it for {duration(whom.missed_seconds)}" if whom.missed_seconds > 0 else ""
-    return f"{promise}; it was up to {milliseconds(whom.latency_ns)}{missed}"
+    missed = f", over it for {duration(ruler.missed_seconds)}" if ruler.missed_seconds > 0 else ""
+    return f"{promise}; it was up to {milliseconds(ruler.latency_ns)}{missed}"
 
 
-def _then(brought: Brought, what: str) -> str:
+def _then(brought: DecisionEffect, what: str) -> str:
     after = f"{duration(brought.window_ns / 1e9)} after the last step"
     if brought.latency_ns is None:
         return f"{after} there were too few requests to say"
@@ -149,33 +160,70 @@ def _then(brought: Brought, what: str) -> str:
     return f"{after}: {what} {before}{milliseconds(brought.latency_ns)}, slack {slack}{percent(brought.slack_ratio)}"
 
 
-def _kept(one: Kept, zone: tzinfo | None) -> Block:
+def _kept(one: OnlineInterval, zone: tzinfo | None) -> Block:
     parts = []
     for seconds, what in ((one.missed_seconds, "missed"), (one.kept_seconds, "kept")):
         if seconds > 0:
             parts.append(f"{what} for {duration(seconds)}")
-    said = ", ".join(parts) or "too few requests to judge"
+    verdict = ", ".join(parts) or "too few requests to judge"
     signal = f" by {shown(one.signal)}" if one.signal else ""
     latency = milliseconds(one.latency_low_ns, one.latency_high_ns)
     promise = f"{quantile(one.quantile)} {latency}, promised {milliseconds(one.target_ns)}{signal}"
-    return Block(f"{_span(one, zone)}  {said}", (("was", promise),))
+    return Block(f"{_span(one, zone)}  {verdict}", (("was", promise),))
 
 
-def _slowed(one: Slowed) -> str:
+def _slowed(one: SlowedContainer) -> str:
     return (
         f"for {duration(one.seconds)}, share {percent(one.share_low)} at the least, "
         f"stopped for {duration(one.paused_seconds)}"
     )
 
 
-def _span(one: Interval | Kept, zone: tzinfo | None) -> str:
+def _span(one: OfflineInterval | OnlineInterval, zone: tzinfo | None) -> str:
     return f"{clock(one.since_ns, zone)}–{clock(one.until_ns, zone)} ({duration(_length([one]))})"
 
 
-def _length(stretches: Iterable[Interval | Kept]) -> float:
+def _length(stretches: Iterable[OfflineInterval | OnlineInterval]) -> float:
     return sum((one.until_ns - one.since_ns) / 1e9 for one in stretches)
 
 
 def _ratio(part: float, whole: float) -> str:
     ratio = min(1.0, part / whole) if whole > 0 else 0.0
     return "<1 %" if _HARDLY < ratio < 0.01 else percent(ratio)
+
+
+MOST = 20
+MOST_EACH = 6  # of one container: ten decisions a second are more than can be read
+
+
+def recent(history: History) -> list[DecisionRow]:
+    """Decisions because of latency and of memory, the newest first."""
+    names = history.names()
+    for_latency = [_latency(container, one) for container, one in history.recent_intervals(MOST_EACH)]
+    for_memory = [_memory(decision, names) for decision in list(history.for_memory)]
+    return sorted((*for_latency, *for_memory), key=lambda row: row.wall_ns, reverse=True)[:MOST]
+
+
+def _latency(container: ContainerInfo, one: OfflineInterval) -> DecisionRow:
+    return DecisionRow(one.since_ns, container.name, _what(one), _why(one), one.acted)
+
+
+def _what(one: OfflineInterval) -> str:
+    seconds = (one.until_ns - one.since_ns) / 1e9
+    paused = f"stopped {percent(min(1.0, one.paused_seconds / seconds))}" if seconds > 0 and one.pauses else ""
+    queued = f"queue up to {milliseconds(one.queued_low_ns, one.queued_high_ns)}"
+    allowed = (f"share {percent(one.share_low, one.share_high)}", queued) if one.whom else ()
+    parts = (*allowed, paused, ", ".join(one.means), "" if one.acted else "only watched")
+    return f"{', '.join(filter(None, parts))}, for {duration(seconds)}"
+
+
+def _why(one: OfflineInterval) -> str:
+    reasons = sorted(one.reasons.values(), key=lambda why: -why.seconds)
+    rulers = ", ".join(ruler.name for ruler in one.whom.values() if ruler.name)
+    return "; ".join(reason.text for reason in reasons) + (f" (for {rulers})" if rulers else "")
+
+
+def _memory(decision: MemoryDecision, names: dict[str, str]) -> DecisionRow:
+    what = f"{decision.act} ×{decision.count}" if decision.count > 1 else decision.act
+    name = names.get(decision.container, decision.container)
+    return DecisionRow(decision.wall_ns, name, what, decision.reason, decision.acted)

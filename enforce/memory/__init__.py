@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Memory promises: a quota for each offline container, and room that stays free for online ones.
+"""Memory limits: a quota for each offline container, and room that stays free for online ones.
 
-The ladder is deny → hold → swap → evict. `accounts` says who has what, `planner` what follows (both pure), `bounds`
-puts limits in force in the kernel, `waiting` is the guardian's: who is held at an allocation, and until when. What
-cuMemGetInfo tells a program is not touched: it still sees the whole device.
+The ladder is deny → hold → swap → evict. `view` and `accounts` say how much each container has, `planner` what follows
+(all pure), `quotas` puts limits in force in the kernel, `controller` is one decision of all this; `allocation_queue` is
+the guardian's: which processes are held at an allocation, and until when. What cuMemGetInfo reports to a program is not
+changed: it still sees the whole device.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Processes that the kernel stopped at an allocation, and when each may go on. Pure bookkeeping: rooms and times in.
+"""Processes that the kernel stopped at an allocation, and when each may go on. Pure: rooms and times in.
 
-Whoever fits goes, the oldest first; nobody waits beyond the rule's longest hold. What a held call asks for stays
-charged in the kernel, so once it is let go nobody else can take its place.
+The oldest that fits is resumed first, and none waits beyond the rule's longest hold. What a held call asks for stays
+charged in the kernel, so once it is resumed no other call can take its room.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.layout import GROUP_ALL, PINNED, Held, QuotaKey
-from agent.libbpf import Map
-from agent.model import ProcessId
-from enforce.resumer import SAME_STOP_NS
+from agent.core.model import ProcessId
+from agent.probes.abi import GROUP_ALL, PINNED, Held, QuotaKey
+from agent.probes.libbpf import Map
+from enforce.actuators.launch.resume import SAME_STOP_NS
 
-POLL_NS = 10_000_000  # room comes by calls of other processes, of which nobody tells
+POLL_NS = 10_000_000  # room comes by calls of other processes, which are not reported
 _FALLBACK_HOLD_NS = 30_000_000_000
-
 Room = Callable[[int, int], int | None]
 """(group, slot) → bytes left beside what is live and every call under way; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldAllocation:
     """One thread's allocation that waits. Times are CLOCK_MONOTONIC ns."""
 
     process: ProcessId
@@ -36,21 +35,23 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Waiting:
-    """The held allocations. `room` counts those that wait as under way; here they are added back."""
+class AllocationQueue:
+    """The held allocations. `room` counts them as under way; here they are added back."""
 
     room: Room
-    holds: list[Hold] = field(default_factory=list)
-    expired: int = 0  # let go because they had waited for as long as they may
+    holds: list[HeldAllocation] = field(default_factory=list)
+    expired: int = 0  # resumed because they had waited for as long as they may
 
     def add(self, held: Held) -> None:
         """The kernel stopped a process."""
         longest = held.max_hold_ns or _FALLBACK_HOLD_NS
         self.ran(held.process.id(), held.at_ns)
-        self.holds.append(Hold(held.process.id(), held.group, held.slot, held.bytes, held.at_ns, held.at_ns + longest))
+        self.holds.append(
+            HeldAllocation(held.process.id(), held.group, held.slot, held.bytes, held.at_ns, held.at_ns + longest)
+        )
 
     def ran(self, process: ProcessId, at_ns: int) -> None:
-        """It called the driver then. Whatever had been held well before is over: somebody else resumed the process."""
+        """It called the driver then. What was held well before is over: another writer resumed the process."""
         over_ns = at_ns - SAME_STOP_NS
         self.holds = [hold for hold in self.holds if hold.process != process or hold.at_ns >= over_ns]
 
@@ -58,8 +59,8 @@ class Waiting:
         """Whether it must stay stopped, whatever else it was stopped for."""
         return any(hold.process == process for hold in self.holds)
 
-    def due(self, now_ns: int) -> list[Hold]:
-        """One hold of each process that may go now. All of the process's are taken out."""
+    def due(self, now_ns: int) -> list[HeldAllocation]:
+        """One held allocation of each process that may be resumed now. All of the process's are taken out."""
         ready = []
         for process in dict.fromkeys(hold.process for hold in self.holds):
             mine = [hold for hold in self.holds if hold.process == process]
@@ -71,14 +72,14 @@ class Waiting:
         return ready
 
     def forget(self, process: ProcessId) -> None:
-        """It goes on, or is gone."""
+        """The process was resumed, or has ended."""
         self.holds = [hold for hold in self.holds if hold.process != process]
 
     def next_ns(self, now_ns: int) -> int | None:
-        """When to look again; None while nobody waits."""
+        """When to call `due` again; None while no process is held."""
         return now_ns + POLL_NS if self.holds else None
 
-    def _fit(self, mine: list[Hold]) -> bool:
+    def _fit(self, mine: list[HeldAllocation]) -> bool:
         """Whether all that a process waits for fits: it is resumed as a whole."""
         for hold in mine:
             for group in (hold.group, GROUP_ALL):

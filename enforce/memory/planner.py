@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """From one tick's memory to limits for the kernel and acts on containers. Pure: state in, state out.
 
-The kernel denies or holds what goes beyond a limit, so all that is left to do here is what was too much before: a
-promise that came later than its memory, or an allocation that waited in vain. Only what lasts counts, and of the
-containers on a device the fewest that make the room: those of the lowest weight, of these the youngest, for least work
-is lost with them, of these the biggest. What was swapped out comes back when there has been room for it for a while, on
-all of its devices and beside whoever else comes back. What cannot be swapped out is passed over a while: others make
-the room, or it is evicted. An eviction is about the processes that were there, not about those started in their place.
+The kernel denies or holds what goes beyond a limit, so what is left to do here is what was too much before: a reserve
+that came later than its memory was used, or an allocation that waited in vain. Only what lasts counts. Of the
+containers on a device the fewest that make the room are chosen: those of the lowest weight, of these the youngest, as
+least work is lost with them, of these the biggest. A swapped container comes back when there has been room for it for a
+while, on all of its devices and beside the others that come back. One that cannot be swapped out is passed over for a
+while: others make the room, or it is evicted. An eviction is about the processes that were there, not about those that
+were started in their place.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.model import ContainerKey, DeviceUuid, ProcessId
-from enforce.memory.accounts import Overhead, Tenant, View
+from agent.core.model import ContainerKey, DeviceUuid, ProcessId
+from enforce.memory.accounts import MemoryView, Overhead, Tenant
 
-PATIENCE_NS = 3_000_000_000  # NVML is read once a second; less than this may be between two acts of somebody else
+LASTING_NS = 3_000_000_000  # NVML is read once a second; a shorter lack may lie between two acts of other programs
 RESTORE_NS = 5_000_000_000
 SHUN_NS = 60_000_000_000  # before a swap that failed is tried again
 EASE = 1.05  # of what was swapped out: that much room, or it would have to go again at once
@@ -30,8 +31,8 @@ LimitKey = tuple[ContainerKey | None, DeviceUuid]
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """What is to be done to one container, or goes on being done."""
+class PlannedAct:
+    """What is to be done to one container, or is in force."""
 
     rung: str
     device: DeviceUuid
@@ -43,26 +44,26 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MemoryPlanState:
     """What is remembered from one decision to the next."""
 
     at_ns: int = -1  # of the last snapshot
     overheads: Mapping[tuple[ContainerKey, DeviceUuid], Overhead] = field(default_factory=dict)
     short_since_ns: Mapping[DeviceUuid, int] = field(default_factory=dict)
     over_since_ns: Mapping[ContainerKey, int] = field(default_factory=dict)
-    acts: Mapping[ContainerKey, Act] = field(default_factory=dict)
+    acts: Mapping[ContainerKey, PlannedAct] = field(default_factory=dict)
     shunned_since_ns: Mapping[ContainerKey, int] = field(default_factory=dict)  # when its swap failed
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Limits are of what the probes count."""
+    """Limits in bytes as the probes count them, and acts."""
 
     limits: Mapping[LimitKey, int]
-    acts: Mapping[ContainerKey, Act]
+    acts: Mapping[ContainerKey, PlannedAct]
 
 
-def plan(state: State, view: View, now_ns: int) -> tuple[State, Plan]:
+def plan(state: MemoryPlanState, view: MemoryView, now_ns: int) -> tuple[MemoryPlanState, Plan]:
     """One decision."""
     state = _settle(_observe(state, view), view, now_ns)
     acts = _kept(state, view, now_ns)
@@ -73,13 +74,13 @@ def plan(state: State, view: View, now_ns: int) -> tuple[State, Plan]:
         if act is not None and tenant.container not in acts:
             acts[tenant.container] = act
     for device, since in list(short.items()):
-        if now_ns - since >= PATIENCE_NS:
+        if now_ns - since >= LASTING_NS:
             acts |= _make_room(state, view, device, acts, now_ns)
             short[device] = now_ns  # what was done takes a while to show
     return replace(state, short_since_ns=short, over_since_ns=over, acts=acts), Plan(limits(state, view), acts)
 
 
-def limits(state: State, view: View) -> dict[LimitKey, int]:
+def limits(state: MemoryPlanState, view: MemoryView) -> dict[LimitKey, int]:
     """What each container, and all together, may have allocated on each device."""
     found: dict[LimitKey, int] = {}
     for tenant in view.tenants:
@@ -96,7 +97,7 @@ def limits(state: State, view: View) -> dict[LimitKey, int]:
 
 
 def victims(tenants: Iterable[Tenant], device: DeviceUuid, lack_bytes: int) -> tuple[Tenant, ...]:
-    """The first ones of the order whose memory covers the lack, without those that it would be covered without."""
+    """The first of the order whose memory covers the lack, without those that are not needed for it."""
     order = sorted(tenants, key=lambda one: (one.weight, -one.started_ticks, -one.on(device).bytes, one.container))
     chosen: list[Tenant] = []
     for tenant in order:
@@ -112,7 +113,7 @@ def victims(tenants: Iterable[Tenant], device: DeviceUuid, lack_bytes: int) -> t
     return tuple(chosen)
 
 
-def _observe(state: State, view: View) -> State:
+def _observe(state: MemoryPlanState, view: MemoryView) -> MemoryPlanState:
     if view.at_ns == state.at_ns:
         return state
     overheads = {
@@ -123,7 +124,7 @@ def _observe(state: State, view: View) -> State:
     return replace(state, at_ns=view.at_ns, overheads=overheads)
 
 
-def _lack(view: View, device: DeviceUuid) -> int:
+def _lack(view: MemoryView, device: DeviceUuid) -> int:
     room = view.room(device)
     return 0 if room is None else max(0, -room)
 
@@ -133,8 +134,8 @@ def _excess(tenant: Tenant) -> bool:
     return quota is not None and any(one.bytes > quota + TOLERANCE_BYTES for one in tenant.holdings.values())
 
 
-def _settle(state: State, view: View, now_ns: int) -> State:
-    """Without the acts that are over or have failed. For a failed swap others are looked for at once."""
+def _settle(state: MemoryPlanState, view: MemoryView, now_ns: int) -> MemoryPlanState:
+    """Without the acts that are over or have failed. For a failed swap others are chosen at once."""
     acts, short, over = dict(state.acts), dict(state.short_since_ns), dict(state.over_since_ns)
     shunned = {key: since for key, since in state.shunned_since_ns.items() if now_ns - since < SHUN_NS}
     for tenant in view.tenants:
@@ -144,7 +145,7 @@ def _settle(state: State, view: View, now_ns: int) -> State:
         if act.rung == SWAP and SWAP not in tenant.rungs:
             shunned[tenant.container] = now_ns
             if act.device in short:
-                short[act.device] = now_ns - PATIENCE_NS  # it has been waited for
+                short[act.device] = now_ns - LASTING_NS  # the time for it has passed
         elif act.rung == EVICT and act.processes.isdisjoint(tenant.processes):
             over.pop(tenant.container, None)  # NVML's figures may still be of those that ended
             if act.device in short:
@@ -155,8 +156,8 @@ def _settle(state: State, view: View, now_ns: int) -> State:
     return replace(state, acts=acts, short_since_ns=short, over_since_ns=over, shunned_since_ns=shunned)
 
 
-def _kept(state: State, view: View, now_ns: int) -> dict[ContainerKey, Act]:
-    """What goes on: an eviction until the container is gone, a swap until there has been room for a while."""
+def _kept(state: MemoryPlanState, view: MemoryView, now_ns: int) -> dict[ContainerKey, PlannedAct]:
+    """The acts that stay: an eviction until the container is gone, a swap until there has been room for a while."""
     kept = {}
     given: dict[DeviceUuid, float] = {}  # to those that come back before, the most valuable first
     for tenant in sorted(view.tenants, key=lambda one: (-one.weight, one.started_ticks, one.container)):
@@ -172,27 +173,27 @@ def _kept(state: State, view: View, now_ns: int) -> dict[ContainerKey, Act]:
     return kept
 
 
-def _fits(state: State, view: View, act: Act, given: Mapping[DeviceUuid, float]) -> bool:
-    """Whether all that it held has room, beside what is given to others."""
+def _fits(state: MemoryPlanState, view: MemoryView, act: PlannedAct, given: Mapping[DeviceUuid, float]) -> bool:
+    """Whether all that it held has room, beside what others get back."""
     for device, held in act.held_bytes.items():
         room = view.room(device)
-        if room is not None and room + _pretended(view, device, state.acts) - given.get(device, 0) < held * EASE:
+        if room is not None and room + _hypothetical(view, device, state.acts) - given.get(device, 0) < held * EASE:
             return False
     return True
 
 
-def _pretended(view: View, device: DeviceUuid, acts: Mapping[ContainerKey, Act]) -> int:
-    """What would be free by now if anything were done."""
+def _hypothetical(view: MemoryView, device: DeviceUuid, acts: Mapping[ContainerKey, PlannedAct]) -> int:
+    """What would be free by now if the acts were carried out."""
     return 0 if view.acting else sum(act.held_bytes.get(device, 0) for act in acts.values())
 
 
-def _for_itself(tenant: Tenant, over: Mapping[ContainerKey, int], now_ns: int) -> Act | None:
-    """A container that is over its own quota, or waits in vain: to swap it out would only put that off."""
+def _for_itself(tenant: Tenant, over: Mapping[ContainerKey, int], now_ns: int) -> PlannedAct | None:
+    """Evicts a container that is over its own quota, or waits in vain: a swap would only put that off."""
     device = max(tenant.holdings, key=lambda one: tenant.on(one).bytes, default=None)
     if EVICT not in tenant.rungs or device is None:
         return None
     since = over.get(tenant.container)
-    if since is not None and now_ns - since >= PATIENCE_NS:
+    if since is not None and now_ns - since >= LASTING_NS:
         held = tenant.on(device).bytes
         return _act(EVICT, tenant, device, f"holds {held} bytes, its quota is {tenant.quota_bytes}", now_ns)
     waiting = tenant.waiting_since_ns
@@ -202,27 +203,27 @@ def _for_itself(tenant: Tenant, over: Mapping[ContainerKey, int], now_ns: int) -
 
 
 def _make_room(
-    state: State, view: View, device: DeviceUuid, acts: Mapping[ContainerKey, Act], now_ns: int
-) -> dict[ContainerKey, Act]:
+    state: MemoryPlanState, view: MemoryView, device: DeviceUuid, acts: Mapping[ContainerKey, PlannedAct], now_ns: int
+) -> dict[ContainerKey, PlannedAct]:
     """Acts beyond those under way, whose memory counts as free already while they are fresh."""
-    fresh = {key: act for key, act in acts.items() if not view.acting or now_ns - act.since_ns < PATIENCE_NS}
+    fresh = {key: act for key, act in acts.items() if not view.acting or now_ns - act.since_ns < LASTING_NS}
     lack = _lack(view, device) - sum(act.held_bytes.get(device, 0) for act in fresh.values())
     able = [tenant for tenant in view.tenants if _rungs(state, tenant) and tenant.container not in acts]
     made = {}
     for tenant in victims(able, device, lack) if lack > 0 else ():
-        reason = f"{lack} bytes short of what online containers were promised"
+        reason = f"{lack} bytes short of what is reserved for online containers"
         if tenant.container in state.shunned_since_ns:
             reason += "; it could not be swapped out"
         made[tenant.container] = _act(_rungs(state, tenant)[0], tenant, device, reason, now_ns)
     return made
 
 
-def _rungs(state: State, tenant: Tenant) -> list[str]:
-    """Those that can make room. What is stopped at an allocation cannot swap itself out."""
+def _rungs(state: MemoryPlanState, tenant: Tenant) -> list[str]:
+    """The rungs that can make room. A process that is stopped at an allocation cannot be swapped out."""
     no_swap = tenant.waiting_since_ns is not None or tenant.container in state.shunned_since_ns
     return [rung for rung in tenant.rungs if rung != SWAP or not no_swap]
 
 
-def _act(rung: str, tenant: Tenant, device: DeviceUuid, reason: str, now_ns: int) -> Act:
+def _act(rung: str, tenant: Tenant, device: DeviceUuid, reason: str, now_ns: int) -> PlannedAct:
     held = {one: holding.bytes for one, holding in tenant.holdings.items() if holding.bytes > 0}
-    return Act(rung, device, held, tenant.processes, reason, now_ns)
+    return PlannedAct(rung, device, held, tenant.processes, reason, now_ns)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Limits in force: the maps `memory_rules` and `quotas`, that only this writes, and `quota_uses`, that the kernel does.
+"""The memory limits in force: the maps `memory_rules` and `quotas`, written here only, and `quota_uses`, by the kernel.
 
-A process's rule is in the ledger before the kernel has it, for by it the process may be stopped. Only changes are
-written. A container keeps its group's number while it is there.
+By its rule a process may be stopped, so the rule has an entry in the ledger (`ledgered_rules`). Only changes are
+written. A container keeps the number of its group for as long as it exists.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-from agent.clock import NS_PER_SECOND, wall_ns
-from agent.errors import WardenError
-from agent.layout import (
+from agent.core.errors import WardenError
+from agent.core.model import ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from agent.probes.abi import (
     GROUP_ALL,
     MOST_MEMBERS,
     ORDINALS,
@@ -30,20 +30,16 @@ from agent.layout import (
     Quota,
     QuotaKey,
 )
-from agent.libbpf import Map
-from agent.model import ContainerKey, ProcessId
-from agent.procfs import Procfs
-from enforce.entries import Entry
-from enforce.leaving import Leaving
-from enforce.ledger import Ledger
+from agent.probes.libbpf import Map
+from enforce.actuators.launch.ledgered_rules import LedgeredRules
+from enforce.ledger.ledger import Ledger
 from enforce.model import Target
 
 _log = logging.getLogger(__name__)
-_AFFIRM_NS = 5 * NS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class AllocationRule:
     """One process's rule: whether its allocations may be denied, and held."""
 
     target: Target
@@ -53,8 +49,8 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """What the members may have allocated together. A member: a process and its own number of the device."""
+class GroupQuota:
+    """What the members may have allocated together. A member: a process and its own ordinal of the device."""
 
     limit_bytes: int
     members: tuple[tuple[ProcessId, int], ...]
@@ -63,51 +59,53 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Of one container, ever."""
+    """What was refused to one container, ever."""
 
     denied: int = 0
     held: int = 0
-    for_room: int = 0  # of both: for an online container's sake
+    for_room: int = 0  # of both: because of an online container's reserve
     pending_bytes: int = 0  # of calls that have not returned
 
 
-AllowanceKey = tuple[ContainerKey | None, int]
+GroupQuotaKey = tuple[ContainerKey | None, int]
 """(container, slot); None: all offline containers."""
 
 
-class Bounds:
-    """For one thread, the deciding one."""
+class MemoryQuotas:
+    """The rules and quotas of all processes. For one thread, the deciding one.
+
+    The groups of the kernel are containers, and one of all offline containers.
+    """
 
     def __init__(self, map_of: Callable[[str], Map], ledger: Ledger, proc: Procfs) -> None:
         self._rules, self._quotas, self._uses = map_of("memory_rules"), map_of("quotas"), map_of("quota_uses")
-        self._ledger = ledger
-        self._leaving = Leaving(ledger, proc)
+        self._ledgered = LedgeredRules("hold", ledger, proc)
         self._groups: dict[ContainerKey, int] = {}
         self._numbers = itertools.count(GROUP_ALL + 1)
-        self._written: dict[ProcessId, tuple[bytes, Entry]] = {}
-        self._allowed: dict[tuple[int, int], bytes] = {}
-        self._affirmed_ns = 0
-        self.refused = 0  # rules and quotas that could not be put in force
-        for left in (self._rules, self._quotas, self._uses):  # by a policy before: the groups' numbers begin anew
+        self._written: dict[ProcessId, bytes] = {}
+        self._quotas_written: dict[tuple[int, int], bytes] = {}
+        self._now_ns = 0  # of the last `put`
+        self._refused = 0
+        for left in (self._rules, self._quotas, self._uses):  # by an earlier policy: the groups' numbers begin anew
             for key, _ in list(left.items()):
                 left.delete(key)
 
-    def put(self, bounds: Mapping[ProcessId, Bound], allowances: Mapping[AllowanceKey, Allowance], now_ns: int) -> None:
+    def put(
+        self, rules: Mapping[ProcessId, AllocationRule], quotas: Mapping[GroupQuotaKey, GroupQuota], now_ns: int
+    ) -> None:
         """Makes these all that is in force. One that fails is counted and hinders no other."""
-        for process in [process for process in self._written if process not in bounds]:
-            self._loosen(process)
-        wanted = {(self._group(key), slot): quota_of(allowance) for (key, slot), allowance in allowances.items()}
-        for at in [at for at in self._allowed if at not in wanted]:
+        self._now_ns = now_ns
+        self._ledgered.maintain(now_ns)
+        for process in [process for process in self._written if process not in rules]:
+            self._remove_rule(process)
+        wanted = {(self._group(key), slot): quota_of(quota) for (key, slot), quota in quotas.items()}
+        for at in [at for at in self._quotas_written if at not in wanted]:
             self._quotas.delete(QuotaKey(*at))
-            del self._allowed[at]
+            del self._quotas_written[at]
         for at, quota in wanted.items():
-            self._allow(at, quota)
-        again = now_ns - self._affirmed_ns >= _AFFIRM_NS  # whoever released everything has closed our entries
-        self._affirmed_ns = now_ns if again else self._affirmed_ns
-        for bound in bounds.values():
-            self._tighten(bound, again)
-        with suppress(WardenError):  # then later
-            self._leaving.close({entry.id for _, entry in self._written.values()})
+            self._put_quota(at, quota)
+        for rule in rules.values():
+            self._put_rule(rule)
 
     def refusals(self, container: ContainerKey) -> Refusals:
         """Summed over devices."""
@@ -123,19 +121,19 @@ class Bounds:
         )
 
     def keep(self, containers: Collection[ContainerKey]) -> None:
-        """Drops what is kept about all others: they are gone."""
+        """Forgets all other containers: they are gone."""
         for container in self._groups.keys() - set(containers):
             group = self._groups.pop(container)
             for slot in range(SLOTS):
                 self._uses.delete(QuotaKey(group, slot))
 
     def losses(self) -> dict[str, int]:
-        """What could not be put in force, for Snapshot.lost."""
-        return {"memory:not_bounded": self.refused}
+        """Rules, quotas and ledger entries that could not be written, for Snapshot.lost."""
+        return {"memory:not_bounded": self._refused + self._ledgered.failures}
 
     def release_all(self) -> None:
-        """Nothing is bounded any more. Entries stay open until the processes are seen running."""
-        self.put({}, {}, self._affirmed_ns)
+        """Removes every rule and quota. Entries stay open until the processes are seen running."""
+        self.put({}, {}, self._now_ns)
 
     def _group(self, container: ContainerKey | None) -> int:
         if container is None:
@@ -144,46 +142,42 @@ class Bounds:
             self._groups[container] = next(self._numbers)
         return self._groups[container]
 
-    def _allow(self, at: tuple[int, int], quota: Quota) -> None:
-        if self._allowed.get(at) == bytes(quota):
+    def _put_quota(self, at: tuple[int, int], quota: Quota) -> None:
+        if self._quotas_written.get(at) == bytes(quota):
             return
         try:
             self._quotas.put(QuotaKey(*at), quota)
-            self._allowed[at] = bytes(quota)
+            self._quotas_written[at] = bytes(quota)
         except OSError as error:
             self._refuse("a quota", error)
 
-    def _tighten(self, bound: Bound, again: bool) -> None:
-        process = bound.target.process
-        rule = bytes(rule_of(bound, self._group(bound.target.container)))
-        written = self._written.get(process)
-        if written is not None and written[0] == rule and not again:
+    def _put_rule(self, wanted: AllocationRule) -> None:
+        process = wanted.target.process
+        rule = rule_of(wanted, self._group(wanted.target.container))
+        if self._written.get(process) == bytes(rule):
             return
-        entry = written[1] if written else Entry.of("hold", process, bound.target.container, wall_ns())
         try:
-            self._ledger.intend(entry)
-            self._rules.put(ProcessKey.of(process), MemoryRule.from_buffer_copy(rule))
-            self._written[process] = (rule, entry)
+            self._ledgered.put(wanted.target, lambda: self._rules.put(ProcessKey.of(process), rule))
+            self._written[process] = bytes(rule)
         except (OSError, WardenError) as error:
-            self._refuse(str(process), error)
+            self._refuse(f"the rule of {process}", error)
 
-    def _loosen(self, process: ProcessId) -> None:
-        self._rules.delete(ProcessKey.of(process))
-        _, entry = self._written.pop(process)
-        self._leaving.add(entry.id, process)
+    def _remove_rule(self, process: ProcessId) -> None:
+        self._ledgered.remove(process, lambda: self._rules.delete(ProcessKey.of(process)))
+        del self._written[process]
 
     def _refuse(self, what: str, error: Exception) -> None:
-        self.refused += 1
-        _log.warning("memory of %s not bounded: %s", what, error)
+        self._refused += 1
+        _log.warning("a memory limit is not in force, %s cannot be written: %s", what, error)
 
 
-def rule_of(bound: Bound, group: int) -> MemoryRule:
+def rule_of(wanted: AllocationRule, group: int) -> MemoryRule:
     """As the kernel reads it."""
-    target = bound.target
+    target = wanted.target
     rule = MemoryRule(
         group=group,
-        flags=(QUOTA_DENY if bound.deny else 0) | (QUOTA_HOLD if bound.hold else 0),
-        max_hold_ns=bound.max_hold_ns,
+        flags=(QUOTA_DENY if wanted.deny else 0) | (QUOTA_HOLD if wanted.hold else 0),
+        max_hold_ns=wanted.max_hold_ns,
         slot_unknown=SLOT_NONE if target.slot_unknown is None else target.slot_unknown,
     )
     slots = [SLOT_NONE if slot is None else slot for slot in target.slots[:ORDINALS]]
@@ -191,12 +185,12 @@ def rule_of(bound: Bound, group: int) -> MemoryRule:
     return rule
 
 
-def quota_of(allowance: Allowance) -> Quota:
-    """As the kernel reads it. Members that it has no room for count with what they had at the last tick."""
-    members = allowance.members[:MOST_MEMBERS]
+def quota_of(wanted: GroupQuota) -> Quota:
+    """As the kernel reads it. Members beyond MOST_MEMBERS count with what they had at the last tick."""
+    members = wanted.members[:MOST_MEMBERS]
     quota = Quota(
-        limit_bytes=allowance.limit_bytes,
-        other_bytes=sum(allowance.member_bytes[MOST_MEMBERS:]),
+        limit_bytes=wanted.limit_bytes,
+        other_bytes=sum(wanted.member_bytes[MOST_MEMBERS:]),
         count=len(members),
     )
     for index, (process, ordinal) in enumerate(members):

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from enforce.laws.fixed import Fixed
-from enforce.laws.headroom import Headroom
-from enforce.laws.off import Off
-from enforce.laws.tgs import Tgs
+from enforce.controller.laws.constant import Fixed, Off
+from enforce.controller.laws.headroom import Headroom
+from enforce.controller.laws.tgs import Tgs
 from enforce.model import Law
 from enforce.policy.model import OfflineRule, Tuning
 

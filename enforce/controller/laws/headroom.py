@@ -2,14 +2,14 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`headroom`: spend the SLO's slack on offline work, and no more.
 
-What an online request waits for is what offline work has queued on the device when it arrives, and one kernel; and
-whoever queues behind it waits for that too, the longer the busier the online side is: by 1 ÷ (1 − its load). So the
-first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain and never beyond
-the slack, times 1 − load, nor a tenth of the target: bursts come unannounced. The second, for when the shortest queue
-is too long, is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band and
-not while the online side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law waits
-until it has readings from after the step. Where the target allows a long queue, the gate is soft: what fits is queued
-while a request runs, so that the device is not idle between its end and the offline side's next launch.
+What an online request waits for is what offline work has queued on the device when it arrives, and one kernel. A
+request that queues behind it waits for that too, the longer the busier the online side is: by 1 ÷ (1 − its load). So
+the first lever is the bound of that queue, `max_queued`: it grows by a part of the slack that is certain and never
+beyond the slack, times 1 − load, nor a tenth of the target: bursts come unannounced. The second, for when the shortest
+queue is too long, is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band
+and not while the online side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law
+waits until it has readings from after the step. Where the target allows a long queue, the gate is soft: what fits is
+queued while a request runs, so that the device is not idle between its end and the offline side's next launch.
 
 Slowing may not help: the latency can be the online side's own. Then the share is given back and tried again later,
 each time after twice as long. The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from enforce.model import OnlineOn, Share
-from enforce.policy.model import OfflineRule, Slo, Tuning
+from enforce.policy.model import OfflineRule, Tuning
 
 SECOND_NS = 1_000_000_000
 START_QUEUED_NS = 800_000
@@ -32,7 +32,7 @@ SOFT_QUEUED_NS, HARD_QUEUED_NS = 2_500_000, 2_000_000  # from … and down to: t
 SPENT_PER_SECOND = 0.25  # of the certain slack, times 1 − load
 GROWN_PER_SECOND_NS = 500_000  # at most: what has been read so far may hold no burst yet
 SPENT_AT_MOST = 1.0  # likewise: as the slack shrinks by what is queued, half of what there was is spent
-MOST_OF_TARGET = 0.1  # of the target: a burst that nobody has seen yet waits for what is queued when it begins
+MOST_OF_TARGET = 0.1  # of the target: an unforeseen burst waits for what is queued when it begins
 TOO_LONG, EASED = 1.5, 0.98  # beyond so much of that it is shortened by so much a decision
 FAR_SLACK = -0.25  # a miss beyond that ends in the shortest queue at once
 GROW_SLACK = 0.08  # less than this: no growth
@@ -49,8 +49,26 @@ FIRST_BACKOFF_NS, LONGEST_BACKOFF_NS = 30 * SECOND_NS, 1800 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
+class Miss:
+    """A miss of the target with the shortest queue. `latency_ns`: as it began, before the share was cut."""
+
+    since_ns: int
+    latency_ns: float
+    floor_since_ns: int | None = None  # missed at the floor; None: the share is above it
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Slowing did not help `latency_ns`, so it is not tried again before `until_ns`; the next time for longer."""
+
+    until_ns: int = 0
+    latency_ns: float = 0.0
+    backoff_ns: int = FIRST_BACKOFF_NS  # of the next time
+
+
+@dataclass(frozen=True, slots=True)
 class State:
-    """Where the two levers stand, and when each may move again. Times are of the decisions; None: not so now."""
+    """The two levers, and when each may move again. Times are of the decisions; None: does not hold now."""
 
     ratio: float
     max_queued_ns: float
@@ -61,12 +79,8 @@ class State:
     trimmed_until_ns: int = 0  # no further trim and no growth before; a miss does not wait for it
     grow_share_ns: int = 0
     last_reading_ns: int | None = None
-    missed_since_ns: int | None = None  # with the shortest queue
-    missed_with_ns: float = 0.0  # the latency then, before the share was cut
-    floor_since_ns: int | None = None  # missed at the floor
-    given_up_until_ns: int = 0
-    given_up_at_ns: float = 0.0  # the latency that slowing did not help
-    backoff_ns: int = FIRST_BACKOFF_NS
+    miss: Miss | None = None
+    give_up: GiveUp = GiveUp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +119,14 @@ class Headroom:
         low = reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
         if recent is None or low is None:
             return self._answer(state, "too few requests to judge")
-        if low > slo.target_ns and now_ns < state.given_up_until_ns and low <= WORSE * state.given_up_at_ns:
-            return self._answer(state, f"target missed by {-_slack(recent, slo):.0%}: slowing did not help")
+        given_up = now_ns < state.give_up.until_ns and low <= WORSE * state.give_up.latency_ns
+        if low > slo.target_ns and given_up:
+            return self._answer(state, f"target missed by {-slo.slack_ratio(recent):.0%}: slowing did not help")
         if now_ns < state.hold_until_ns:
             return self._answer(state, "holding after a step down", self._is_exhausted(state, now_ns))
         if low > slo.target_ns:
-            return self._step_down(state, now_ns, low, _slack(recent, slo))
-        state = replace(state, missed_since_ns=None, floor_since_ns=None)
-        return self._keep(state, online, recent, now_ns, elapsed_ns)
+            return self._step_down(state, now_ns, low, slo.slack_ratio(recent))
+        return self._keep(replace(state, miss=None), online, recent, now_ns, elapsed_ns)
 
     def _keep(
         self, state: State, online: OnlineOn, recent_ns: float, now_ns: int, elapsed_ns: int
@@ -120,10 +134,10 @@ class Headroom:
         """The target is kept, so far."""
         slo, whole = online.slo, online.reading.latency_ns if online.reading else None
         if now_ns < state.trimmed_until_ns:
-            return self._answer(state, f"slack {_slack(recent_ns, slo):.1%}: holding after a shorter queue")
-        if _slack(recent_ns, slo) < KEPT_SLACK:
-            return self._trim(state, now_ns, _slack(recent_ns, slo))
-        slack = _slack(max(recent_ns, whole or 0.0), slo)
+            return self._answer(state, f"slack {slo.slack_ratio(recent_ns):.1%}: holding after a shorter queue")
+        if slo.slack_ratio(recent_ns) < KEPT_SLACK:
+            return self._trim(state, now_ns, slo.slack_ratio(recent_ns))
+        slack = slo.slack_ratio(max(recent_ns, whole or 0.0))
         if slack < 0:
             return self._answer(state, "mended, but the window still remembers the miss")
         if slack < GROW_SLACK:
@@ -134,7 +148,7 @@ class Headroom:
         return self._grow(state, now_ns, slack, min(slack * (1 - busy), MOST_OF_TARGET) * slo.target_ns, elapsed_ns)
 
     def _without_data(self, state: State, now_ns: int) -> tuple[State, Share]:
-        """Hold, then release: an online side that says nothing has nothing to protect, but may come back."""
+        """Hold, then release: an online side without requests has nothing to protect, but may come back."""
         if state.last_reading_ns is not None and now_ns - state.last_reading_ns < self.no_data_hold_ns:
             return self._answer(replace(state, at_ns=now_ns), "no reading: holding")
         start = self.start()
@@ -148,31 +162,27 @@ class Headroom:
             cut = QUEUE_CUT if slack > FAR_SLACK else 0.0  # far off, a queue behind the queue has built up
             queued = max(self.shortest_ns, state.max_queued_ns * cut)
             return self._answer(replace(held, max_queued_ns=queued), f"{missed}: shorter queue")
-        if state.missed_since_ns is None:  # a second of noise is no reason: the queue is as short as can be
-            return self._answer(replace(held, missed_since_ns=now_ns, missed_with_ns=low_ns), f"{missed}: watching")
+        if state.miss is None:  # a second of noise is no reason: the queue is as short as can be
+            return self._answer(replace(held, miss=Miss(now_ns, low_ns)), f"{missed}: watching")
         if state.ratio > self.floor_ratio:
             ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
             return self._answer(replace(held, ratio=ratio), f"{missed}: smaller share")
-        return self._at_floor(held, now_ns, low_ns, missed)
+        return self._at_floor(held, state.miss, now_ns, low_ns, missed)
 
-    def _at_floor(self, state: State, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
-        since = state.floor_since_ns if state.floor_since_ns is not None else now_ns
-        state = replace(state, floor_since_ns=since)
-        if now_ns - since < max(FUTILE_NS, 3 * state.remembers_ns) or low_ns < HELPED * state.missed_with_ns:
+    def _at_floor(self, state: State, miss: Miss, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
+        since = miss.floor_since_ns if miss.floor_since_ns is not None else now_ns
+        state = replace(state, miss=replace(miss, floor_since_ns=since))
+        if now_ns - since < max(FUTILE_NS, 3 * state.remembers_ns) or low_ns < HELPED * miss.latency_ns:
             return self._answer(state, f"{missed}: at the floor", self._is_exhausted(state, now_ns))
-        given_up = replace(
-            self.start(),
-            at_ns=now_ns,
-            last_reading_ns=now_ns,
-            given_up_until_ns=now_ns + state.backoff_ns,
-            given_up_at_ns=max(low_ns, state.missed_with_ns),
-            backoff_ns=min(LONGEST_BACKOFF_NS, 2 * state.backoff_ns),
-        )
-        return self._answer(given_up, f"{missed}: slowing does not help, given back for {state.backoff_ns / 1e9:.0f} s")
+        backoff_ns = state.give_up.backoff_ns
+        give_up = GiveUp(now_ns + backoff_ns, max(low_ns, miss.latency_ns), min(LONGEST_BACKOFF_NS, 2 * backoff_ns))
+        state = replace(self.start(), at_ns=now_ns, last_reading_ns=now_ns, give_up=give_up)
+        return self._answer(state, f"{missed}: slowing does not help, given back for {backoff_ns / 1e9:.0f} s")
 
     def _is_exhausted(self, state: State, now_ns: int) -> bool:
         lasting_ns = max(EXHAUSTED_NS, state.remembers_ns)
-        return state.floor_since_ns is not None and now_ns - state.floor_since_ns >= lasting_ns
+        floor_since_ns = state.miss.floor_since_ns if state.miss else None
+        return floor_since_ns is not None and now_ns - floor_since_ns >= lasting_ns
 
     def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
         queued = max(self.shortest_ns, state.max_queued_ns * QUEUE_TRIM)
@@ -196,13 +206,10 @@ class Headroom:
             return self._answer(state, f"slack {slack:.0%}: the queue is as long as that allows")
         rate_ns = min(GROWN_PER_SECOND_NS, SPENT_PER_SECOND * spendable_ns)
         grown_ns = state.max_queued_ns + rate_ns * elapsed_ns / SECOND_NS
-        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), backoff_ns=FIRST_BACKOFF_NS)
+        give_up = replace(state.give_up, backoff_ns=FIRST_BACKOFF_NS)
+        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), give_up=give_up)
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
     def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
         soft = state.max_queued_ns >= (HARD_QUEUED_NS if state.soft else SOFT_QUEUED_NS)
         return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
-
-
-def _slack(latency_ns: float, slo: Slo) -> float:
-    return (slo.target_ns - latency_ns) / slo.target_ns

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One decision for all containers: inputs → shares → launch levels. Pure but for the laws' states, which it returns.
+
+Rules: the online container with the least slack rules its devices; an offline container is held only where an online
+one is. What offline work may use of a device is split between the offline containers there by weighted max-min fairness
+(progressive filling; Bertsekas and Gallager, Data Networks, §6.5.2): a container that wants less than its part has what
+it wants, and the others share the rest by weight. Within a container it is split between its processes in the same way.
+On several devices the strictest share holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from agent.core.model import ContainerKey, DeviceUuid, ProcessId
+from enforce.actuators.launch.levels import offline_level
+from enforce.controller.laws import law_of
+from enforce.device_health import HealthView, limit, worst
+from enforce.model import Level, OnlineOn, Reading, Share, Target
+from enforce.policy.model import OfflineRule, OnlineRule, Role, Slo, Tuning
+from enforce.workloads import Workload, target_of
+
+K = TypeVar("K")
+_EPSILON = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class ShareClaim:
+    """`weight` > 0; `wanted` is a fraction 0–1 of what there is to split; 1 where it is unknown."""
+
+    weight: float
+    wanted: float = 1.0
+
+
+def parts(claims: Mapping[K, ShareClaim]) -> dict[K, float]:
+    """What each claim gets: fractions 0–1 with a sum of at most 1, and of 1 where the claims together want it."""
+    given = dict.fromkeys(claims, 0.0)
+    open_claims = {key: claim for key, claim in claims.items() if claim.wanted > 0}
+    left = 1.0
+    while open_claims and left > _EPSILON:
+        weights = sum(claim.weight for claim in open_claims.values())
+        fill = {key: claim.weight / weights * left for key, claim in open_claims.items()}
+        content = {key: claim for key, claim in open_claims.items() if claim.wanted <= fill[key] + _EPSILON}
+        if not content:
+            return given | fill
+        for key, claim in content.items():
+            given[key] = claim.wanted
+            left -= claim.wanted
+            del open_claims[key]
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionInputs:
+    """What a decision is made from. What is missing in a mapping is unknown."""
+
+    workloads: Mapping[ContainerKey, Workload]
+    readings: Mapping[ContainerKey, Reading | None]
+    slots: Mapping[DeviceUuid, int]
+    launch_ns: Mapping[ProcessId, float] = field(default_factory=dict)  # estimated GPU time of one launch
+    wanted: Mapping[ProcessId, float] = field(default_factory=dict)  # share of a device that it would use unhindered
+    busy: Mapping[DeviceUuid, float] = field(default_factory=dict)  # share of time that online requests run
+    blocks: Mapping[DeviceUuid, int] = field(default_factory=dict)  # that online processes launched, ever
+    health: Mapping[DeviceUuid, HealthView] = field(default_factory=dict)
+    shares: Mapping[ContainerKey, float] = field(default_factory=dict)  # of offline containers, as decided last
+    launching: Mapping[ProcessId, frozenset[DeviceUuid]] = field(default_factory=dict)  # where a process is at work
+
+
+@dataclass(frozen=True, slots=True)
+class ShareDecision:
+    """What was decided for one offline container. `ruler` is the online container that it is held for."""
+
+    workload: Workload
+    rule: OfflineRule
+    ruler: OnlineOn
+    share: Share
+    state: Any  # the law's, for the next decision
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The outcome of one decision: one share per offline container that is held, and a level per process."""
+
+    shares: tuple[ShareDecision, ...]
+    levels: Mapping[Target, Level]
+
+
+NO_DECISIONS: Final = Decisions((), {})
+
+
+def decide(inputs: DecisionInputs, states: Mapping[ContainerKey, Any], tuning: Tuning, now_ns: int) -> Decisions:
+    """See the module. `states`: of the laws, by offline container, as the last decision returned them."""
+    online = [one for one in inputs.workloads.values() if one.classification.role is Role.ONLINE]
+    offline = [one for one in inputs.workloads.values() if one.classification.role is Role.OFFLINE]
+    shares = []
+    for workload in offline:
+        rule, ruler = workload.classification.rule, _ruler(workload, online, inputs)
+        if ruler is None or not isinstance(rule, OfflineRule):
+            continue
+        law, state = law_of(rule, tuning), states.get(workload.container.key)
+        state, share = law.step(law.start() if state is None else state, ruler, now_ns)
+        shares.append(ShareDecision(workload, rule, ruler, _limited(share, workload, rule, inputs), state))
+    levels = {
+        target_of(member, inputs.slots, workload.devices): Level(online=True)
+        for workload in online
+        for member in workload.members
+    }
+    split = _split(shares, inputs)
+    for share_decision in shares:
+        levels |= _levels(share_decision, split, inputs)
+    return Decisions(tuple(shares), levels)
+
+
+def slack_ratio(reading: Reading | None, slo: Slo) -> float | None:
+    """How much of the target is left, by the recent latency where there is one; None without a reading."""
+    if reading is None:
+        return None
+    latency = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
+    return None if latency is None else slo.slack_ratio(latency)
+
+
+def _ruler(workload: Workload, online: Iterable[Workload], inputs: DecisionInputs) -> OnlineOn | None:
+    """The online container with the least slack on the workload's devices; of two alike the busier one."""
+    candidates = [
+        OnlineOn(
+            container=other.container.key,
+            device=device,
+            slo=other.classification.rule.slo,
+            reading=inputs.readings.get(other.container.key),
+            busy_ratio=inputs.busy.get(device),
+            blocks_total=inputs.blocks.get(device),
+        )
+        for other in online
+        if isinstance(other.classification.rule, OnlineRule)
+        for device in sorted(other.devices & workload.devices)
+    ]
+    return min(candidates, key=lambda one: (_slack(one), -(one.busy_ratio or 0.0)), default=None)
+
+
+def _limited(share: Share, workload: Workload, rule: OfflineRule, inputs: DecisionInputs) -> Share:
+    """The share under the health of the worst of the workload's devices."""
+    health = worst([inputs.health[device] for device in sorted(workload.devices) if device in inputs.health])
+    return limit(share, health, inputs.shares.get(workload.container.key), rule.limits.floor_ratio)
+
+
+def _slack(ruler: OnlineOn) -> float:
+    slack = slack_ratio(ruler.reading, ruler.slo)
+    return 1.0 if slack is None else slack
+
+
+def _split(shares: Iterable[ShareDecision], inputs: DecisionInputs) -> dict[DeviceUuid, dict[ContainerKey, float]]:
+    """Device → container → its part of what offline work may use there."""
+    claims: dict[DeviceUuid, dict[ContainerKey, ShareClaim]] = {}
+    for one in shares:
+        for device in one.workload.devices:
+            wanted = sum(_wanted_on(device, one.workload, inputs).values())
+            ratio = min(1.0, wanted / one.share.ratio) if one.share.ratio > 0 else 1.0
+            claims.setdefault(device, {})[one.workload.container.key] = ShareClaim(one.rule.weight, ratio)
+    return {device: parts(of_device) for device, of_device in claims.items()}
+
+
+def _levels(
+    decision: ShareDecision, split: Mapping[DeviceUuid, Mapping[ContainerKey, float]], inputs: DecisionInputs
+) -> dict[Target, Level]:
+    """The levels of the container's processes: on each device its part is split between those that work there."""
+    fractions: dict[ProcessId, tuple[float, float]] = {}  # of the share, and of the container's part of it
+    for device in sorted(decision.workload.devices):
+        part = split[device][decision.workload.container.key]
+        for process, inside in _inside(
+            _wanted_on(device, decision.workload, inputs), decision.share.ratio * part
+        ).items():
+            fractions[process] = min(fractions.get(process, (1.0, 1.0)), (part * inside, inside))
+    return {
+        target_of(member, inputs.slots, decision.workload.devices): offline_level(
+            decision.rule,
+            decision.share,
+            *fractions.get(member.process.id, (1.0, 1.0)),
+            inputs.launch_ns.get(member.process.id),
+        )
+        for member in decision.workload.members
+    }
+
+
+def _wanted_on(device: DeviceUuid, workload: Workload, inputs: DecisionInputs) -> dict[ProcessId, float]:
+    """What each process that works on the device wants of it, 0–1; 1 if unknown, or while it is being stopped."""
+    wanted = {}
+    for member in workload.members:
+        process = member.process.id
+        at_work = inputs.launching.get(process) or (frozenset(member.visible) & workload.devices) or workload.devices
+        if device in at_work:
+            ratio = inputs.wanted.get(process, 1.0)
+            wanted[process] = ratio / len(at_work) if ratio < 1 else 1.0
+    return wanted
+
+
+def _inside(wanted: Mapping[ProcessId, float], whole: float) -> dict[ProcessId, float]:
+    """Fractions of the container's part, with a sum of 1."""
+    given = parts({process: ShareClaim(1.0, min(1.0, ratio / max(whole, 1e-9))) for process, ratio in wanted.items()})
+    total = sum(given.values())
+    return {process: part / total if total else 1.0 / len(given) for process, part in given.items()}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Which rungs beyond gate and pace each offline container is held by: what is wanted, and what of it is in force.
+
+Latency asks by `enforce.actuators.ladder`; what memory, health and MPS faults ask for is handed in. Only containers of
+an offline rule can be acted upon, and only by rungs that their rule lists. Without an executor (`enforce: false`)
+nothing is done; it is only reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent.core.model import ContainerKey, DeviceUuid
+from enforce.actuators.executor import RungExecutor
+from enforce.actuators.freezer.rung import Freeze
+from enforce.actuators.ladder import FROM_THE_START, EscalationStatus, LadderState, Reasons, advance, merged, strongest
+from enforce.controller.decision import Decisions, ShareDecision
+from enforce.device_health import HealthView
+from enforce.model import Rung, Subject
+from enforce.workloads import Workload, subject_of
+
+LATENCY = "the promise is missed with the least share"
+ONLINE = "an online container is on its GPUs"
+NOTHING: Reasons = {}
+
+
+class Escalation:
+    """The ladder state of every offline container. For the deciding thread alone."""
+
+    def __init__(self, table: Mapping[str, Rung], executor: RungExecutor | None) -> None:
+        self._table, self._executor = table, executor
+        self._states: dict[ContainerKey, LadderState] = {}
+        self._wanted: dict[ContainerKey, Reasons] = {}
+        self._obstacles: dict[ContainerKey, dict[str, str]] = {}  # step → why it was passed over, the last time
+
+    def losses(self) -> dict[str, int]:
+        """What failed, or was changed by another writer: for Snapshot.lost."""
+        freeze = self._table.get("freeze")
+        foreign = {"freeze:foreign": freeze.foreign_writes} if isinstance(freeze, Freeze) else {}
+        return {"rungs:failed": self._executor.failures if self._executor else 0, **foreign}
+
+    def step(
+        self,
+        workloads: Mapping[ContainerKey, Workload],
+        decisions: Decisions,
+        now_ns: int,
+        others: Sequence[Mapping[ContainerKey, Reasons]] = (),
+    ) -> None:
+        """Once per decision. `others`: what memory, health and faults ask for; of two equal ones the earlier counts."""
+        subjects = {key: subject for key, one in workloads.items() if (subject := subject_of(one)) is not None}
+        shares = {share.workload.container.key: share for share in decisions.shares}
+        self._states = {
+            key: self._advance(subjects[key], share, now_ns) for key, share in shares.items() if key in subjects
+        }
+        self._obstacles = {key: whys for key, whys in self._obstacles.items() if key in self._states}
+        self._wanted = {}
+        for key, subject in subjects.items():
+            wishes = [*(wish.get(key, NOTHING) for wish in others), self._by_latency(key, shares.get(key))]
+            ladder = [rung for rung in subject.rule.ladder if rung in self._table]
+            if wanted := merged(ladder, wishes):
+                self._wanted[key] = wanted
+        if self._executor is not None:
+            self._allow_freezing(others)
+            self._executor.want({key: (subjects[key], frozenset(wanted)) for key, wanted in self._wanted.items()})
+
+    def status(self, key: ContainerKey) -> EscalationStatus:
+        """As of the last `step`; without an executor, what would be done."""
+        wanted, obstacles = self._wanted.get(key, NOTHING), self._obstacles.get(key, {})
+        if self._executor is None:
+            return EscalationStatus(tuple(wanted), obstacles, wanted)
+        return EscalationStatus(
+            tuple(sorted(self._executor.in_force(key))), {**obstacles, **self._executor.troubles(key)}, wanted
+        )
+
+    def reasons(self, key: ContainerKey) -> tuple[str, ...]:
+        """Why each rung is wanted, for the decision log."""
+        wanted = self._wanted.get(key, NOTHING)
+        return tuple(f"{rung}: {why}" for rung, why in wanted.items() if rung not in FROM_THE_START)
+
+    def begin_release(self) -> None:
+        """Has everything undone without waiting for it, and forgets all ladder states."""
+        self._states, self._wanted, self._obstacles = {}, {}, {}
+        if self._executor is not None:
+            self._allow_freezing([])
+            self._executor.want({})
+
+    def release(self) -> None:
+        """As `begin_release`, and waits until everything that can be undone is: for the end."""
+        self.begin_release()
+        if self._executor is not None:
+            self._executor.release_all()
+
+    def _advance(self, subject: Subject, decision: ShareDecision, now_ns: int) -> LadderState:
+        key = subject.container.key
+        troubles = self._executor.troubles(key) if self._executor else {}
+        if not decision.share.exhausted:
+            self._obstacles.pop(key, None)  # no climb is wanted
+        obstacles = self._obstacles.setdefault(key, {})
+
+        def able(step: str) -> bool:
+            obstacle = self._table[step].obstacle(subject) if step in self._table else "it is not in this version"
+            obstacles.pop(step, None)
+            if obstacle is not None:
+                obstacles[step] = obstacle
+            return obstacle is None and step not in troubles
+
+        state = self._states.get(key) or LadderState(since_ns=now_ns)
+        return advance(state, subject.rule.ladder, decision.share.exhausted, able, now_ns)
+
+    def _by_latency(self, key: ContainerKey, decision: ShareDecision | None) -> Reasons:
+        if decision is None:
+            return NOTHING
+        wishes = {name: ONLINE for name in FROM_THE_START if self._is_able(name, decision)}
+        step = self._states[key].step if key in self._states else None
+        return wishes if step is None else {**wishes, step: LATENCY}
+
+    def _is_able(self, name: str, decision: ShareDecision) -> bool:
+        """Whether it is possible now: what became impossible is undone, what became possible again is done."""
+        rung, subject = self._table.get(name), subject_of(decision.workload)
+        return rung is not None and subject is not None and rung.obstacle(subject) is None
+
+    def _allow_freezing(self, others: Sequence[Mapping[ContainerKey, Reasons]]) -> None:
+        """A container that only latency wants frozen is thawed by turns, so that it keeps its floor."""
+        freeze = self._table.get("freeze")
+        if isinstance(freeze, Freeze):
+            steady = {key for wishes in others for key, wish in wishes.items() if "freeze" in wish}
+            freeze.allow({key: key in steady for key, wanted in self._wanted.items() if "freeze" in wanted})
+
+
+def evictions_for_health(
+    workloads: Mapping[ContainerKey, Workload], health: Mapping[DeviceUuid, HealthView]
+) -> dict[ContainerKey, Reasons]:
+    """Offline containers that have to leave an unfit device: by the strongest step that the rule lists."""
+    wishes: dict[ContainerKey, Reasons] = {}
+    for key, workload in workloads.items():
+        subject = subject_of(workload)
+        unfit = [health[device] for device in workload.devices if device in health and health[device].must_leave]
+        step = strongest(subject.rule.ladder) if subject is not None else None
+        if unfit and step is not None:
+            wishes[key] = {step: f"device {unfit[0].state}: {unfit[0].reason}"}
+    return wishes
