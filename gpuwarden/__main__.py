@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m agent` is `gpuwarden`."""
+"""`python -m gpuwarden` is `gpuwarden`."""
 
-from agent.main import main
+from gpuwarden.main import main
 
 main()

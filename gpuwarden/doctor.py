@@ -1,63 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`gpuwarden doctor`: what works on this machine, what does not, and what to do about it. Changes nothing."""
+"""`gpuwarden doctor`: which parts work on this machine, and what to do about the others. Changes nothing."""
 
 from __future__ import annotations
 
+import argparse
+import logging
+import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import psutil
 
-from agent import capabilities, preflight
-from agent.containers.sources import BUILTIN
-from agent.discovery import Discovery, host_libraries
-from agent.elf import exported_functions
-from agent.entries import Entry, entries
-from agent.errors import ProbeError, SetupError, WardenError
-from agent.model import ProbeStatus
-from agent.names import printable
-from agent.nvml import Nvml
-from agent.probes import AttachedLibrary, Probes
-from agent.procfs import Procfs
+from agent.containers.runtimes import BUILTIN
+from agent.core.errors import ProbeError, SetupError, WardenError
+from agent.core.model import ProbeStatus
+from agent.core.text import printable
+from agent.node import preflight
+from agent.node.elf import exported_functions
+from agent.node.instructions import EntryInstruction, entries
+from agent.node.procfs import Procfs
+from agent.nvml.client import Nvml
+from agent.probes.discovery import Discovery, host_libraries
+from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
+from gpuwarden.options import LIBCUDA_HELP
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gpuwarden doctor`."""
+    parser.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=LIBCUDA_HELP)
+
+
+def act(options: argparse.Namespace) -> int:
+    """0 when every check passed, 3 otherwise. Without --verbose nothing is logged: `examine` prints the warnings."""
+    if not options.verbose:
+        for handler in logging.getLogger().handlers:
+            handler.setLevel(logging.CRITICAL)
+    return examine(options.libcuda, sys.stdout)
 
 
 def examine(libcuda: Sequence[str], out: TextIO) -> int:
-    """Prints one line per check; returns 0 when all of them passed, 3 otherwise."""
+    """Prints the lines of each check, and nothing else; returns 0 when all of them passed, 3 otherwise.
+
+    What a check logs as a warning or error is printed below its line.
+    """
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("kernel", _machine),
+        ("kernel", _kernel),
         ("capabilities", _capabilities),
-        ("PID namespace", _pids),
+        ("PID namespace", _pid_namespace),
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
         ("probes", lambda: _probes(libcuda)),
-        ("flame graphs", _flame_graphs),
+        ("stacks", _stacks),
         ("MPS", _mps),
-        ("containers' names", _names),
+        ("containers' names", _container_names),
     )
     failed = 0
     for name, check in checks:
-        try:
-            print(f"ok    {name}: {check()}", file=out)
-        except WardenError as error:
-            failed += 1
-            print(f"FAIL  {name}: {error}", file=out)
+        with _collected_warnings() as warnings:
+            try:
+                lines = [f"ok    {name}: {check()}"]
+            except (WardenError, OSError) as error:
+                failed += 1
+                lines = [f"FAIL  {name}: {error}"]
+        print(*lines, *(f"      {warning}" for warning in warnings), sep="\n", file=out)
     return 3 if failed else 0
 
 
-def _machine() -> str:
-    preflight.require_this_machine()
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """The messages that are logged inside the block at level WARNING or above, each as one line."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(printable(record.getMessage()))  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        root.removeHandler(handler)
+
+
+def _kernel() -> str:
+    preflight.require_kernel(platform.release())
     return "new enough, with BTF"
 
 
 def _capabilities() -> str:
     lacking = preflight.lacking_here()
     if lacking:
-        raise SetupError("\n      ".join(map(capabilities.line, lacking)))
-    return f"all that are needed: {', '.join(sorted(capabilities.held()))}"
+        raise SetupError("\n      ".join(map(preflight.line, lacking)))
+    return f"all that are needed: {', '.join(sorted(preflight.held()))}"
 
 
-def _pids() -> str:
+def _pid_namespace() -> str:
     if not preflight.has_the_nodes_pids():
         raise SetupError(preflight.OTHER_PIDS)
     return "the node's own"
@@ -77,13 +115,13 @@ def _libraries(libcuda: Sequence[str]) -> str:
 
 def _probes(libcuda: Sequence[str]) -> str:
     proc = Procfs()
-    with Probes(preflight.bpf_object(), proc) as probes:
+    with LibcudaProbes(preflight.bpf_object(), proc) as probes:
         Discovery(probes, proc).attach_host(libcuda)
         libraries = probes.libraries()
         lines = [
             line
             for library in libraries
-            for line in (*_library(library.status(), library.absent), *_beginnings(library))
+            for line in (*_library(library.status(), library.absent), *_probe_costs(library))
         ]
         lines = lines or ["programs load; no library to attach to yet"]
         lines.append(f"      allocations that do not fit can be {'denied' if probes.can_deny else 'held, not denied'}")
@@ -92,18 +130,18 @@ def _probes(libcuda: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _flame_graphs() -> str:
-    from agent.stacks.aside import Bcc
+def _stacks() -> str:
+    from agent.stacks.symbolizer import Bcc
 
     try:
         Bcc().close()
-    except SetupError:
-        return "without names of functions: for those install bcc (Debian: apt-get install python3-bpfcc)"
+    except SetupError as error:
+        return f"without names of functions: {error}"
     return "with names of functions, by bcc"
 
 
 def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
-    """What of a library is seen, by role, and what is not."""
+    """The lines about a library's symbols: attached, absent, unknown and failed ones."""
     yield f"{status.library}: {status.attached} of {status.attached + status.absent + status.failed} symbols"
     roles = (f"{role} {c.attached}/{c.attached + c.absent + c.failed}" for role, c in status.roles.items())
     yield f"      {', '.join(roles)}"
@@ -118,34 +156,36 @@ def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
         yield f"      FAILED {symbol}: {why}"
 
 
-def _beginnings(library: AttachedLibrary) -> Iterator[str]:
-    """What the probes of a library cost, by the instructions that they stand on. Nothing where that is not known."""
+def _probe_costs(library: AttachedLibrary) -> Iterator[str]:
+    """`cost_lines` of the probed functions. Nothing where their first instructions are unknown."""
     try:
         offsets = exported_functions(library.path, "cu")
         found = entries(library.path, {name: offsets[name] for name in library.attached if name in offsets})
-    except (ProbeError, OSError):  # that it cannot be read is said already
+    except (ProbeError, OSError):  # reported as a failure of the library
         return
     if None not in found.values():
-        yield from beginnings(found)
+        yield from cost_lines(found)
 
 
-def beginnings(found: Mapping[str, Entry | None]) -> Iterator[str]:
-    """Of functions by name."""
-    stepped = [name for name, entry in found.items() if entry is Entry.SINGLE_STEPPED]
-    refused = [name for name, entry in found.items() if entry is Entry.REFUSED]
+def cost_lines(found: Mapping[str, EntryInstruction | None]) -> Iterator[str]:
+    """The lines about the costs of probes, by the instruction at each function's entry. `found`: by function."""
+    stepped = [name for name, entry in found.items() if entry is EntryInstruction.SINGLE_STEPPED]
+    refused = [name for name, entry in found.items() if entry is EntryInstruction.REFUSED]
     emulated = len(found) - len(stepped) - len(refused)
     if found:
         yield f"      {emulated} of {len(found)} begin with an instruction that the kernel emulates: cheap to watch"
     if stepped:
-        dear = "probes on these are dearer, in a virtual machine 10 µs a call, for their first instruction is stepped"
-        yield f"      {dear}: {', '.join(stepped)}"
+        expensive = (
+            "probes on these cost more, in a virtual machine 10 µs a call, as their first instruction is single-stepped"
+        )
+        yield f"      {expensive}: {', '.join(stepped)}"
     if refused:
         yield f"      the kernel takes no probe on the first instruction of these, so not seen: {', '.join(refused)}"
 
 
-def _names() -> str:
-    here = [f"{socket.kind} at {socket.path}" for socket in BUILTIN if socket.present()]
-    return ", ".join(here) or "no socket in the usual places: name it with gpuwarden run --names KIND=SOCKET"
+def _container_names() -> str:
+    present = [f"{socket.kind} at {socket.path}" for socket in BUILTIN if socket.present()]
+    return ", ".join(present) or "no socket in the usual places: name it with gpuwarden run --names KIND=SOCKET"
 
 
 def _mps() -> str:
@@ -157,6 +197,7 @@ def _mps() -> str:
 
 
 def _is_called(info: dict[str, Any], names: Sequence[str]) -> bool:
-    """By its file where that can be read: the kernel cuts a process's name to 15 characters."""
+    """Whether a process runs one of these programs: by its executable where that can be read, as the kernel cuts a
+    process's name to 15 characters."""
     exe = str(info["exe"] or "").rpartition("/")[2]
     return any(exe == name or (not exe and name.startswith(info["name"] or "-")) for name in names)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`gpuwarden report`: the ledger's sums as a table, JSON or CSV.
+"""`gpuwarden report`: the usage ledger's sums as a table, JSON or CSV.
 
-Names come from outside: on a terminal they are shown, never obeyed. What --limit cuts is summed in a last row, so that
-every report adds up to its total.
+Names come from outside, so that terminal escapes in them are shown as text. Times are local. Rows beyond --limit are
+summed in a last row, so that every report adds up to its total.
 """
 
 from __future__ import annotations
@@ -11,26 +11,35 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
-from agent.errors import UsageError
-from agent.names import printable
-from agent.usage.amounts import Amounts, Kind
-from agent.usage.periods import period, utc
-from agent.usage.reading import By, Group, Report, read
-from agent.usage.tables import DEFAULT_FILE
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.core.errors import UsageError
+from agent.core.text import ASCII, UTF8, Glyphs, printable, size
+from agent.exporters.usage.amounts import AmountKind, Amounts, local, period, utc
+from agent.exporters.usage.query import By, Group, Report, read
+from agent.exporters.usage.store import DEFAULT_FILE
+from agent.tui import cells
 
 SCHEMA: Final = "gpuwarden.usage/1"
+
 _SORTS: Final[dict[str, Callable[[Amounts], float]]] = {
     "sm": lambda a: a.sm_seconds,
     "memory": lambda a: a.memory_byte_seconds,
     "pcie": lambda a: a.pcie_tx_bytes + a.pcie_rx_bytes,
     "launches": lambda a: a.launches,
 }
+
 _SORT_NAMES: Final = (*_SORTS, "name")
+
 _COLUMNS: Final = {
     By.HOUR: ("hour",),
     By.NAMESPACE: ("namespace",),
@@ -39,24 +48,36 @@ _COLUMNS: Final = {
     By.IMAGE: ("image",),
     By.DEVICE: ("gpu", "device"),
 }
+
 Lines = Sequence[tuple[Group, Amounts]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gpuwarden report`."""
     add = parser.add_argument
-    add("--since", default="24h", metavar="WHEN", help="24h, 7d, 2026-11-20T10:00 (local time) or start (%(default)s)")
-    add("--until", metavar="WHEN", help="where it ends, written as --since (now)")
-    add("--by", action="append", metavar="WHAT", help=f"one or more of {', '.join(By)} (container)")
-    add("--sort", choices=_SORT_NAMES, default="sm", help="what comes first (%(default)s)")
-    add("--limit", type=int, metavar="N", help="so many rows, the rest summed in one")
-    add("--json", action="store_true", help="for programs; see docs/usage.md")
-    add("--csv", action="store_true", help="for spreadsheets; the columns of --json")
-    add("--usage", type=Path, default=DEFAULT_FILE, metavar="FILE", help="the ledger (%(default)s)")
+    add(
+        "--since",
+        default="24h",
+        metavar="WHEN",
+        help="begin: 24h, 7d, 2026-11-20T10:00 (local time) or start (%(default)s)",
+    )
+    add("--until", metavar="WHEN", help="end, written as --since (now)")
+    add("--by", action="append", metavar="WHAT", help=f"group by one or more of {', '.join(By)} (container)")
+    add(
+        "--sort", choices=_SORT_NAMES, default="sm", help="sort by this figure, largest first, or by name (%(default)s)"
+    )
+    add("--limit", type=int, metavar="N", help="print N rows and the sum of the rest")
+    add("--json", action="store_true", help="print JSON; see docs/usage.md")
+    add("--csv", action="store_true", help="print CSV for spreadsheets, with the columns of --json")
+    add("--usage", type=Path, default=DEFAULT_FILE, metavar="FILE", help="usage ledger (%(default)s)")
+
+
+def act(options: argparse.Namespace) -> int:
+    return report(options, datetime.now().astimezone(), sys.stdout)
 
 
 def report(options: argparse.Namespace, now: datetime, out: IO[str]) -> int:
-    """Reads and writes it. UsageError when the question is none, SetupError when there is nothing to read."""
+    """Reads the ledger and prints the report. UsageError: invalid options. SetupError: there is no ledger."""
     if options.limit is not None and options.limit < 1:
         raise UsageError(f"--limit {options.limit}: give a number of rows from 1")
     if options.json and options.csv:
@@ -70,14 +91,12 @@ def report(options: argparse.Namespace, now: datetime, out: IO[str]) -> int:
     elif options.csv:
         _write_csv(found, by, lines, rest, out)
     else:
-        from agent.usage.table import show  # rich is slow to import
-
         show(found, columns(by), lines, rest, out)
     return 0
 
 
 def columns(by: Sequence[By]) -> list[str]:
-    """The fields of Group that tell rows apart, each once, the coarse before the fine."""
+    """The fields of Group that distinguish rows, each once, the coarse before the fine."""
     return list(dict.fromkeys(name for one in By if one in by for name in _COLUMNS[one]))
 
 
@@ -132,7 +151,7 @@ def _labels(group: Group, names: Sequence[str]) -> dict[str, Any]:
         value = getattr(group, name)
         labels[name] = utc(value) if name == "hour" else value
     if "container" in names:
-        labels["key"] = group.key if group.kind is Kind.CONTAINER else None
+        labels["key"] = group.key if group.kind is AmountKind.CONTAINER else None
     return labels
 
 
@@ -160,8 +179,83 @@ def _write_csv(found: Report, by: Sequence[By], lines: Lines, rest: Amounts | No
 
 
 def _cell(value: Any) -> Any:
-    """A name that spreadsheets do not take for a formula."""
+    """A cell that spreadsheets do not interpret as a formula."""
     if not isinstance(value, str):
         return value
     shown = printable(value)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+
+
+_FIGURES: Final = ("SM seconds", "GPU hours", "GiB hours", "PCIe tx", "PCIe rx", "launches")
+_FAR_OFF: Final = 0.01
+
+
+def show(
+    found: Report, names: Sequence[str], lines: Sequence[tuple[Group, Amounts]], rest: Amounts | None, out: IO[str]
+) -> None:
+    """Prints a table as wide as the terminal; without one there is room for long names."""
+    console = Console(file=out, highlight=False, markup=False, width=None if out.isatty() else 240)
+    glyphs = UTF8 if console.encoding.startswith("utf") else ASCII
+    console.print(_covered(found))
+    if found.first is None:
+        console.print("no use was recorded in them")
+        return
+    table = Table(box=box.SIMPLE if not glyphs.ascii else box.ASCII, show_footer=False, pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=False, overflow="fold")
+    for figure in _FIGURES:
+        table.add_column(figure, justify="right", no_wrap=True)
+    for group, amounts in lines:
+        table.add_row(*_table_labels(group, names, glyphs), *_table_figures(amounts, glyphs))
+    if rest is not None:
+        table.add_row("(others)", *[""] * (len(names) - 1), *_table_figures(rest, glyphs))
+    table.add_section()
+    table.add_row("total", *[""] * (len(names) - 1), *_table_figures(found.total, glyphs))
+    console.print(table)
+    for note in _notes(found):
+        console.print(note)
+
+
+def _covered(found: Report) -> str:
+    since = "the start of the ledger" if found.since == 0 else local(found.since)
+    recorded = "" if found.first is None or found.last is None else f"; recorded: {local(found.first)} to "
+    recorded += "" if found.last is None else local(found.last + 3600)
+    return f"whole hours from {since} to {local(found.until)}{recorded}"
+
+
+def _notes(found: Report) -> list[str]:
+    notes = []
+    total, devices = found.total.sm_seconds, found.devices.sm_seconds
+    if devices and abs(total - devices) > _FAR_OFF * devices:
+        notes.append(f"the devices themselves counted {devices:,.1f} SM seconds: some readings were missing")
+    if found.dropped_rows:
+        notes.append(f"{found.dropped_rows} rows of the oldest hours were dropped: the ledger was full")
+    return notes
+
+
+def _table_labels(group: Group, names: Sequence[str], glyphs: Glyphs) -> list[Text]:
+    shown = [cells.name(_text(group, name), glyphs) for name in names]
+    if group.kind is AmountKind.UNATTRIBUTED:
+        first = next((n for n, name in enumerate(names) if name not in ("hour", "gpu", "device")), 0)
+        shown[first] = Text("(unattributed)", style="dim")
+    return shown
+
+
+def _text(group: Group, name: str) -> str | None:
+    value = getattr(group, name)
+    if name == "container" and group.kind is AmountKind.CONTAINER:
+        return str(value or group.key)
+    if name == "hour":
+        return local(value)
+    return None if value is None else str(value)
+
+
+def _table_figures(amounts: Amounts, glyphs: Glyphs) -> list[str]:
+    return [
+        f"{amounts.sm_seconds:,.1f}",
+        f"{amounts.sm_seconds / 3600:,.3f}",
+        f"{amounts.gib_hours:,.3f}",
+        size(amounts.pcie_tx_bytes, glyphs),
+        size(amounts.pcie_rx_bytes, glyphs),
+        f"{amounts.launches:,}",
+    ]

@@ -1,38 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The command: choose, sample, name, write."""
+"""`gpuwarden stacks`: which code of a container launches or holds memory. Choose, sample, symbolize, write."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Final
 
-from agent import cgroup_namespace, doors, endpoint, preflight
-from agent.clock import NS_PER_SECOND, monotonic_ns
-from agent.errors import SetupError, UsageError, WardenError
-from agent.model import Container
-from agent.procfs import Procfs
-from agent.stacks import flamegraph
-from agent.stacks.arguments import MOST_SAMPLES
-from agent.stacks.aside import Bcc
-from agent.stacks.frames import Frames
-from agent.stacks.report import Report, as_json, folded, merge
-from agent.stacks.sampler import Kind, Sampler, Stack
-from agent.stacks.target import Target
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.errors import SetupError, UsageError, WardenError
+from agent.core.model import Container
+from agent.exporters.api.client import HELP as SOCKET_HELP
+from agent.exporters.api.client import fetch, place
+from agent.node import cgroups, preflight
+from agent.node.procfs import Procfs
+from agent.stacks import output
+from agent.stacks.output import StackReport, as_json, folded, merge
+from agent.stacks.sampler import SampleKind, Sampler, Stack, Target
+from agent.stacks.symbolizer import Bcc, Frames
 
+MOST_SAMPLES = 200  # per second: a stack costs the launching thread some microseconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gpuwarden stacks`."""
+    parser.add_argument("--container", required=True, metavar="X", help="its name, id, key, pod or systemd unit")
+    parser.add_argument("--kind", choices=("launch", "alloc"), default="launch", help="what to sample (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to look (%(default)s)")
+    parser.add_argument(
+        "--every", type=int, metavar="N", help=f"one launch in N, at random (as many as keep to {MOST_SAMPLES}/s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write a file instead of folded stacks on stdout: FILE.pb.gz for pprof and speedscope; FILE.folded or "
+        "FILE.txt, folded stacks, for flamegraph.pl",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--socket", type=Path, help=f"{SOCKET_HELP}: it knows names")
+    parser.add_argument("--no-symbols", action="store_true", help="modules and offsets; needs no bcc")
+
+
+_PPROF: Final = ".pb.gz"
+_FOLDED: Final = (".folded", ".txt")
 _ROUND_SECONDS = 0.25
 _LOOK_ROUNDS = 4
 
 
-def run(options: argparse.Namespace) -> int:
-    """Looks for so many seconds, or until Ctrl-C, and writes what it saw."""
+def act(options: argparse.Namespace) -> int:
+    """Samples for so many seconds, or until Ctrl-C, and writes the stacks."""
     _refuse(options)
     preflight.require_this_machine()
-    cgroup_namespace.join_the_nodes()
+    cgroups.join_node_namespace()
     with ExitStack() as stack:
         bcc = None if options.no_symbols else stack.enter_context(closing(Bcc()))
         report = _look(options, Procfs(), bcc)
@@ -42,18 +68,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _look(options: argparse.Namespace, proc: Procfs, bcc: Bcc | None) -> Report:
-    target = Target(proc, _known_to_the_agent(options.socket or doors.place()))
+def _look(options: argparse.Namespace, proc: Procfs, bcc: Bcc | None) -> StackReport:
+    target = Target(proc, _named_by_agent(options.socket or place()))
     container = target.find(options.container)
-    kind = Kind(options.kind)
+    kind = SampleKind(options.kind)
     with Sampler(preflight.bpf_object().with_name("stacks.bpf.o"), proc, kind) as sampler:
-        return _Looking(sampler, target, container, kind, Frames(proc, bcc)).look(options.seconds, options.every)
+        return _Run(sampler, target, container, kind, Frames(proc, bcc)).look(options.seconds, options.every)
 
 
-def _known_to_the_agent(socket: Path) -> Iterable[Container]:
-    """Empty where no agent runs, or none that answers us: ids will do then."""
+def _named_by_agent(socket: Path) -> Iterable[Container]:
+    """Containers with the agent's names; empty where no agent answers: ids are used then."""
     try:
-        snapshot = endpoint.fetch(socket, timeout=1.0)
+        snapshot = fetch(socket, timeout=1.0)
     except WardenError:
         return ()
     return [used.container for used in snapshot.containers] if snapshot else ()
@@ -64,17 +90,21 @@ def _refuse(options: argparse.Namespace) -> None:
         raise UsageError(f"--seconds {options.seconds}: give seconds between 0.1 and 3600")
     if options.every is not None and not 1 <= options.every <= 1_000_000:
         raise UsageError(f"--every {options.every}: give a number between 1 and 1000000")
+    if options.out is not None and not options.out.name.endswith((_PPROF, *_FOLDED)):
+        raise UsageError(f"--out {options.out}: give FILE{_PPROF} for pprof, or FILE{' or FILE'.join(_FOLDED)}")
 
 
-class _Looking:
-    """One look at one container; stacks get their names while their process is there to be asked."""
+class _Run:
+    """One run on one container; stacks are symbolized while their process still runs."""
 
-    def __init__(self, sampler: Sampler, target: Target, container: Container, kind: Kind, frames: Frames) -> None:
+    def __init__(
+        self, sampler: Sampler, target: Target, container: Container, kind: SampleKind, frames: Frames
+    ) -> None:
         self._sampler, self._target, self._container = sampler, target, container
         self._kind, self._frames = kind, frames
         self._named: dict[Stack, tuple[str, ...]] = {}
 
-    def look(self, seconds: float, every: int | None) -> Report:
+    def look(self, seconds: float, every: int | None) -> StackReport:
         began = monotonic_ns()
         end_ns = began + int(seconds * NS_PER_SECOND)
         self._sampler.draw_every(every or 1)
@@ -86,7 +116,8 @@ class _Looking:
         self._name(values)
         took = (monotonic_ns() - began) / NS_PER_SECOND
         stacks = merge((self._named[stack], value) for stack, value in values.items())
-        return Report(self._container.name, self._kind.value, took, stacks, self._sampler.tallies())
+        tallies = self._sampler.tallies()
+        return StackReport(self._container.name, self._kind.value, took, stacks, tallies, time.time_ns())
 
     def _rounds(self, end_ns: int, *, adapt: bool) -> None:
         resting, number, seen = threading.Event(), 0, 0
@@ -104,7 +135,7 @@ class _Looking:
             number, seen = number + 1, now_seen
 
     def _values(self) -> dict[Stack, int]:
-        return self._sampler.launches() if self._kind is Kind.LAUNCH else self._sampler.live_bytes()
+        return self._sampler.launches() if self._kind is SampleKind.LAUNCH else self._sampler.live_bytes()
 
     def _name(self, values: dict[Stack, int]) -> None:
         self._frames.renew()
@@ -113,15 +144,16 @@ class _Looking:
 
 
 def drawn(launches: int) -> int:
-    """Of so many launches in a round, every how many to record."""
+    """The N of "one launch in N" that keeps to MOST_SAMPLES, for so many launches in a round."""
     return max(1, round(launches / (MOST_SAMPLES * _ROUND_SECONDS)))
 
 
-def _write(report: Report, options: argparse.Namespace) -> None:
+def _write(report: StackReport, options: argparse.Namespace) -> None:
     print(report.headline, *(f"note: {note}" for note in report.notes()), sep="\n", file=sys.stderr)
     if options.out is not None:
+        content = output.profile(report) if options.out.name.endswith(_PPROF) else folded(report).encode()
         try:
-            options.out.write_text(flamegraph.draw(report), encoding="utf-8")
+            options.out.write_bytes(content)
         except OSError as error:
             raise SetupError(f"cannot write {options.out}: {error.strerror}") from error
     if options.json:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a container probably is, and the match that names it and its successors. Pure guesses: people decide.
+"""A container's probable role, and a match for it and its successors. Pure; a guess that the user confirms.
 
-Told by the words of its names, image and commands, and by Kubernetes' own labels of jobs. Who saturates a GPU is no
-sign: both kinds do.
+The role is guessed from words in names, image and commands, and from Kubernetes' labels of jobs. Saturating a GPU is no
+sign: both roles do.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.model import HOST, Container, Snapshot
-from agent.names import printable
+from agent.core.model import HOST, Container, Snapshot
+from agent.core.text import printable
+from enforce.policy.findings import container_facts
 from enforce.policy.matching import names_of, units_of
-from enforce.policy.model import Facts
-from enforce.policy.running import everybody
-from enforce.policy.words import GLOB_MAX
+from enforce.policy.model import ContainerFacts
+from enforce.policy.values import GLOB_MAX
 
-Written = Mapping[str, str | list[str] | Mapping[str, str]]
-"""A match as it stands in the file"""
+MatchKeys = Mapping[str, str | list[str] | Mapping[str, str]]
+"""A match as it is written in the file."""
 
 _ONLINE = (
     *("vllm", "triton", "tritonserver", "sglang", "ollama", "tgi", "torchserve", "llama-server", "text-generation"),
@@ -35,14 +35,14 @@ _JOB_LABELS = ("batch.kubernetes.io/job-name", "job-name", "training.kubeflow.or
 # What controllers append: a ReplicaSet's hash and a pod's, a pod's alone, an ordinal.
 _SUFFIX = re.compile(r"(?:-[0-9a-f]{6,10}-[bcdfghjklmnpqrstvwxz2456789]{5}|-[bcdfghjklmnpqrstvwxz2456789]{5}|-[0-9]+)$")
 _COMPOSE = re.compile(r"[-_][0-9]+$")
-_NOBODYS = ("user@", "session-", "init.scope")  # units that people log in by
+_LOGIN_UNITS = ("user@", "session-", "init.scope")  # units of login sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A container that runs now: its share of the GPUs that it is on, and its memory on them; None: unknown."""
+    """A running container: its share of its GPUs' SM time and its memory on them; None: unknown."""
 
-    facts: Facts
+    facts: ContainerFacts
     sm_ratio: float | None
     memory_bytes: int | None
 
@@ -52,7 +52,7 @@ class Proposal:
     """Containers that one rule would name. `role`: online, offline, or None: left alone."""
 
     name: str
-    match: Written | None  # None: nothing about it can be written down; then its role is None, too
+    match: MatchKeys | None  # None: no pattern can name it; then its role is None, too
     uses: tuple[Use, ...]
     role: str | None
     why: str
@@ -69,8 +69,8 @@ def proposals(snapshot: Snapshot) -> list[Proposal]:
     return sorted(made, key=lambda one: (order.get(one.role or "", 2), one.name))
 
 
-def match_of(container: Container) -> Written | None:
-    """Names it, and what takes its place when it is started anew. None: it has no name, or none that fits a pattern."""
+def match_of(container: Container) -> MatchKeys | None:
+    """A match for the container and its restarts. None: it has no name, or one too long for a pattern."""
     match = _named(container)
     return match if match is not None and all(len(pattern) <= GLOB_MAX for pattern in match.values()) else None
 
@@ -79,7 +79,7 @@ def _named(container: Container) -> Mapping[str, str] | None:
     if container.namespace and container.pod:
         return {"namespace": glob.escape(container.namespace), "pod": _without(_SUFFIX, container.pod)}
     if container.runtime == "systemd":
-        logins = container.name.startswith(_NOBODYS) or container.name not in units_of(container)
+        logins = container.name.startswith(_LOGIN_UNITS) or container.name not in units_of(container)
         return None if logins else {"unit": glob.escape(container.name)}
     if container.key == HOST or not names_of(container):
         return None
@@ -94,7 +94,7 @@ def _without(suffix: re.Pattern[str], name: str) -> str:
 
 
 def _uses(snapshot: Snapshot) -> Iterable[Use]:
-    for row, facts in zip(snapshot.containers, everybody(snapshot), strict=False):
+    for row, facts in zip(snapshot.containers, container_facts(snapshot), strict=False):
         ratios = [one.sm_ratio for one in row.usage if one.sm_ratio is not None]
         sizes = [one.memory_bytes for one in row.usage if one.memory_bytes is not None]
         yield Use(facts, sum(ratios) if ratios else None, sum(sizes) if sizes else None)
@@ -110,13 +110,13 @@ def _proposal(uses: tuple[Use, ...]) -> Proposal:
 
 def _unnameable(container: Container) -> str:
     if container.key == HOST:
-        return "no container: name its processes by user and command, if it is to be ruled"
+        return "not a container: match its processes by user and command"
     if _named(container) is not None:
         return "its name is too long for a pattern"
-    return "somebody's login" if container.runtime == "systemd" else "its name is not known (yet)"
+    return "a login session" if container.runtime == "systemd" else "its name is not known (yet)"
 
 
-def _role(facts: Facts) -> tuple[str | None, str]:
+def _role(facts: ContainerFacts) -> tuple[str | None, str]:
     container = facts.container
     job = next((label for label in _JOB_LABELS if label in container.labels), None)
     if job is not None:
@@ -126,11 +126,11 @@ def _role(facts: Facts) -> tuple[str | None, str]:
         return "online", online
     if offline and not online:
         return "offline", offline
-    return None, f"{online}, but {offline}" if online and offline else "nothing tells what it is"
+    return None, f"{online}, but {offline}" if online and offline else "no known word in its names"
 
 
-def _sign(facts: Facts, words: tuple[str, ...]) -> str | None:
-    """The first word that says so, and where it stands."""
+def _sign(facts: ContainerFacts, words: tuple[str, ...]) -> str | None:
+    """The first of these words in the container's names, and where it is."""
     it = facts.container
     places = [("namespace", it.namespace), ("pod", it.pod), ("name", it.name), ("image", it.image)]
     places += [("command", process.command) for process in facts.processes]
