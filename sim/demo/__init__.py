@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from agent.preflight import require_this_machine
+from agent.node.preflight import require_this_machine
 from sim.demo.phases import run
 from sim.demo.screen import Screen
 from sim.demo.stage import Stage

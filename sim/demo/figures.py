@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the demo's run comes to. Pure: what was measured in, figures out."""
+"""The demo's figures. Pure: measurements in, figures out."""
 
 from __future__ import annotations
 

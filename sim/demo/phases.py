@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.errors import WardenError
-from bench.containers import Container
+from agent.core.errors import WardenError
 from sim.demo import shapes
 from sim.demo.figures import WARM_UP_SECONDS, Figures, Request, busy_ratio, mean_error, parse_log, quantile_ms, settled
 from sim.demo.screen import Screen
 from sim.demo.stage import Stage, agent, simulated_gpu
 from sim.demo.watch import Watch
+from tools.harness.containers import Container
+from tools.harness.wait import poll
 
 _WATCHED_ALONE_SECONDS = 6.0
 _OFFLINE_ALONE_SECONDS = 12.0
@@ -34,8 +34,18 @@ class Outcome:
     kernels_per_second: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Those of the measured phases: each side by itself, then both."""
+
+    online: Outcome
+    offline: Outcome
+    uncontrolled: Outcome
+    controlled: Outcome
+
+
 def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
-    """Runs everything; whatever happens, nothing is left behind."""
+    """Runs all phases. Everything that was started is gone in the end, also after an error."""
     with simulated_gpu(stage):
         watch = Watch(stage, screen.show)
         screen.phase("online alone", "the baseline: no agent, no probe")
@@ -46,7 +56,7 @@ def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
         shapes.write_policy(policy, _UNKNOWN_SECONDS, enforce=False)
         screen.phase("the agent starts", "attaching probes to libcuda")
         with agent(stage, policy) as process:
-            screen.phase("online alone, watched", "gputop as everybody sees it")
+            screen.phase("online alone, watched", "what watching costs")
             _phase(stage, watch, online_seconds=min(seconds, _WATCHED_ALONE_SECONDS))
             alone_seconds = watch.latency_seconds.get("chat")
             if alone_seconds is None:
@@ -54,14 +64,14 @@ def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
             screen.phase("offline alone, watched", "")
             _phase(stage, watch, offline_seconds=min(seconds, _WATCHED_ALONE_SECONDS))
             screen.phase("both, uncontrolled", "enforce: false")
-            both = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
+            uncontrolled = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
             shapes.write_policy(policy, shapes.TARGET_RATIO * alone_seconds, enforce=True)
             process.send_signal(signal.SIGHUP)
             screen.phase("both, under GPU Warden", "enforce: true")
-            held = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
+            controlled = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
         truth = {row["pid"]: row["launches"] for row in stage.truth()}
         screen.end()
-    return _figures(seconds, online, offline, both, held, watch, truth)
+    return _figures(seconds, Outcomes(online, offline, uncontrolled, controlled), watch, truth)
 
 
 def _phase(stage: Stage, watch: Watch | None, *, online_seconds: float = 0.0, offline_seconds: float = 0.0) -> Outcome:
@@ -79,7 +89,7 @@ def _phase(stage: Stage, watch: Watch | None, *, online_seconds: float = 0.0, of
             running.append(stack.enter_context(stage.container("chat", "online", (*shapes.ONLINE, *rest, *sink))))
         _wait(running, watch, max(online_seconds, offline_seconds) + _GRACE_SECONDS)
         if watch:  # the tick in which the ended processes are booked
-            watch.until(lambda: False, time.monotonic() + _LAST_TICKS_SECONDS)
+            watch.until(lambda: False, _LAST_TICKS_SECONDS)
         _check(running, log if online_seconds else None, summary if offline_seconds else None)
     requests = parse_log(log.read_text()) if online_seconds else []
     rate = float(json.loads(summary.read_text())["kernels_per_second"]) if offline_seconds else None
@@ -87,16 +97,13 @@ def _phase(stage: Stage, watch: Watch | None, *, online_seconds: float = 0.0, of
 
 
 def _wait(running: list[Container], watch: Watch | None, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-
     def done() -> bool:
         return not any(container.alive() for container in running)
 
     if watch:
-        watch.until(done, deadline)
-        return
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        watch.until(done, seconds)
+    else:
+        poll(done, seconds, 0.05)
 
 
 def _check(running: list[Container], *expected: Path | None) -> None:
@@ -106,17 +113,10 @@ def _check(running: list[Container], *expected: Path | None) -> None:
             raise WardenError(f"a workload of the demo wrote no {path.name}: {errors or 'it did not end in time'}")
 
 
-def _figures(
-    seconds: float,
-    online: Outcome,
-    offline: Outcome,
-    both: Outcome,
-    held: Outcome,
-    watch: Watch,
-    truth: dict[int, int],
-) -> Figures:
-    phases = {"alone": online, "uncontrolled": both, "controlled": held}
-    alone = offline.kernels_per_second or float("nan")
+def _figures(seconds: float, measured: Outcomes, watch: Watch, truth: dict[int, int]) -> Figures:
+    online = measured.online
+    phases = {"alone": online, "uncontrolled": measured.uncontrolled, "controlled": measured.controlled}
+    alone = measured.offline.kernels_per_second or float("nan")
     launched = {key: sum(truth.get(tgid, 0) for tgid in tgids) for key, tgids in watch.members.items()}
     return Figures(
         gpu="simulated",

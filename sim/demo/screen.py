@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the demo shows: the phase, gputop while it runs, and the table at the end."""
+"""The demo's output: the phase, gputop while it runs, and the table at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent.model import Snapshot
+from agent.core.model import Snapshot
 from agent.tui import View, render
 from sim.demo.figures import Figures
 
@@ -49,12 +49,12 @@ class Screen:
             self._console.print(body)
 
     def end(self) -> None:
-        """Gives the terminal back."""
+        """Restores the terminal."""
         if self._live is not None and self._live.is_started:
             self._live.stop()
 
     def table(self, figures: Figures) -> None:
-        """The outcome, for people."""
+        """Shows the figures as a table."""
         self.end()
         self._console.print(outcome(figures))
 

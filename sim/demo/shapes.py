@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE
+from tools.harness.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE
 
 ONLINE = (*BERT_RATE, *BERT_LIKE)
 OFFLINE = RESNET_LIKE
@@ -29,7 +29,7 @@ offline:
 
 
 def write_policy(path: Path, target_seconds: float, *, enforce: bool) -> None:
-    """What the demo's containers are promised, with permissions that the agent accepts."""
+    """The demo's policy, with permissions that the agent accepts."""
     target_us = round(target_seconds * 1e6)
     path.write_text(POLICY.format(enforce="true" if enforce else "false", target_us=target_us))
     path.chmod(0o600)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the demo needs on the machine: the simulated GPU, two real containers, the agent. All gone when it ends."""
+"""What the demo runs on the machine: the simulated GPU, two real containers, the agent. All are gone when it ends."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.errors import SetupError
-from bench.agents import wait_until_ready
-from bench.containers import Container, Mount
+from agent.core.errors import SetupError
+from tools.harness.agents import wait_until_ready
+from tools.harness.containers import Container, Mount
 
 BUILD = Path(os.environ.get("GPUWARDEN_SIM_BUILD", Path(__file__).resolve().parent.parent / "build"))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where everything is."""
+    """The demo's folder, and what is in it."""
 
     folder: Path
 
@@ -37,7 +37,7 @@ class Stage:
         return self.folder / "run" / "agent.sock"
 
     def truth(self) -> list[dict[str, int]]:
-        """What really happened, per process: only the demo's figures look at it."""
+        """The simulated GPU's own counts, a row per process: for the demo's figures only."""
         command = [str(BUILD / "bin" / "gpusim"), "truth"]
         out = subprocess.run(command, env=self.environment, check=False, capture_output=True, text=True)
         if out.returncode:
@@ -76,10 +76,10 @@ def simulated_gpu(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def agent(stage: Stage, policy: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent as people run it; only its paths are the demo's own."""
+    """`gpuwarden run`, with paths of the demo's own."""
     log = stage.folder / "agent.log"
     with log.open("wb") as stderr, (stage.folder / "decisions.jsonl").open("wb") as decisions:
-        command = [sys.executable, "-I", "-m", "agent", "run", "--policy", str(policy), "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-I", "-m", "gpuwarden", "run", "--policy", str(policy), "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(
             [*command, "--run-dir", str(stage.folder / "run"), "--usage", str(stage.folder / "usage.sqlite")],
             env={**os.environ, **stage.environment},

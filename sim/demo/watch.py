@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Watches the agent while a phase runs: shows gputop, and compares each tick with the truth."""
+"""Polls the agent while a phase runs: shows gputop, and compares each tick with the simulated GPU's truth."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent import endpoint
-from agent.model import Snapshot
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
 from sim.demo.stage import Stage
+from tools.harness.wait import poll
 
 _POLL_SECONDS = 0.02
 _CONTAINERS = ("chat", "training")
@@ -30,15 +31,20 @@ class Watch:
     _seen_ns: int = 0
     _truth: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid → (when, SM ns)
 
-    def until(self, done: Callable[[], bool], deadline: float) -> None:
-        """Watches until `done`, or until the deadline (time.monotonic)."""
-        while not done() and time.monotonic() < deadline:
+    def until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Watches until `done`, or so many seconds."""
+
+        def over() -> bool:
+            if done():
+                return True
             self.poll()
-            time.sleep(_POLL_SECONDS)
+            return False
+
+        poll(over, seconds, _POLL_SECONDS)
 
     def poll(self) -> None:
-        """Takes the newest snapshot in, if there is a new one."""
-        snapshot = endpoint.fetch(self.stage.socket)
+        """Records the newest snapshot, if there is a new one."""
+        snapshot = fetch(self.stage.socket)
         if snapshot is None or snapshot.at_ns == self._seen_ns:
             return
         truth = {row["pid"]: (time.monotonic_ns(), row["sm_ns"]) for row in self.stage.truth()}
