@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu`: looks at everything, each item by itself, and reports. docs/on-a-real-gpu.md says what it is for."""
+"""`python -m conformance`: looks at everything, each item by itself, and reports. docs/on-a-real-gpu.md says what it is
+for."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final
 
-from gpu import items
-from gpu.attempt import adopt_orphans
-from gpu.driver import Driver
-from gpu.look import SIM_BUILD
-from gpu.report import NAME, Report, summary
-from gpu.row import Verdict
-from gpu.table import shower
+from conformance import checks
+from conformance.isolation import adopt_orphans
+from conformance.machine_state import SIM_BUILD
+from conformance.report.model import Verdict
+from conformance.report.table import shower
+from conformance.report.writer import NAME, Report, summary
+from conformance.runner import Driver
 
 LIMIT_SECONDS: Final = 450.0
 WHERE: Final = "machine"  # looked at in any case: it says where the others were seen
@@ -38,14 +39,14 @@ _EXITS: Final = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """The parser of the command line."""
     made = argparse.ArgumentParser(
-        prog="python -m gpu", description=_DOES, epilog=f"items: {', '.join(items.ORDER)}. {_EXITS}."
+        prog="python -m conformance", description=_DOES, epilog=f"items: {', '.join(checks.ORDER)}. {_EXITS}."
     )
     made.add_argument(
         "--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="for report.json and log.txt (gpu-report)"
     )
-    made.add_argument("--only", type=names, default=items.ORDER, metavar="A,B", help=f"these items and {WHERE}")
+    made.add_argument("--only", type=names, default=checks.ORDER, metavar="A,B", help=f"these items and {WHERE}")
     made.add_argument("--quick", action="store_true", help="repeat as little as possible: to see that everything works")
     made.add_argument("--simulated", action="store_true", help="on the simulated GPU, as `make sim` builds it")
     made.add_argument(
@@ -61,10 +62,12 @@ def parser() -> argparse.ArgumentParser:
 def names(text: str) -> tuple[str, ...]:
     """Items, in the order of a run, and the one that says where it was."""
     given = [word.strip() for word in text.split(",") if word.strip()]
-    unknown = [word for word in given if word not in items.ORDER]
+    unknown = [word for word in given if word not in checks.ORDER]
     if unknown or not given:
-        raise argparse.ArgumentTypeError(f"no item {', '.join(unknown) or 'named'}; there are {', '.join(items.ORDER)}")
-    return tuple(name for name in items.ORDER if name in (WHERE, *given))
+        raise argparse.ArgumentTypeError(
+            f"no item {', '.join(unknown) or 'named'}; there are {', '.join(checks.ORDER)}"
+        )
+    return tuple(name for name in checks.ORDER if name in (WHERE, *given))
 
 
 def positive(text: str) -> float:
@@ -126,7 +129,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _let_stdout_go() -> None:
-    """That nobody reads any more is no failure, and the interpreter would make one of it at its end."""
+    """A reader that has gone is no failure, and the interpreter would make one of it at its end."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

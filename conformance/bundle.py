@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.bundle`: one folder with all that `gpu/run` needs on a machine with a GPU and little else.
+"""`python -m conformance.bundle`: one folder with all that `conformance/run` needs on a machine with a GPU and little
+else.
 
 It is laid out as the checkout is, so everything finds its files where it always does. Packages are of the versions that
 are installed here, which the tests ran with; pip gets them as wheels for the Python of that machine.
@@ -22,15 +23,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.look import ROOT
-from gpu.report import code_version
+from conformance.machine_state import ROOT
+from conformance.report.writer import code_version
+from tools.shipping.closure import requirements
 
 MOST_BYTES: Final = 50_000_000
 PYTHON: Final = "3.12"
 BUILD: Final = ROOT / "build"
-SOURCES: Final = ("agent", "enforce", "bench", "gpu", "sim/demo", "pyproject.toml")
+SOURCES: Final = (
+    "agent",
+    "enforce",
+    "gpuwarden",
+    "bench",
+    "conformance",
+    "tools/__init__.py",
+    "tools/harness",
+    "pyproject.toml",
+)
 LEFT_OUT: Final = ("bench/results/",)
-SUFFIXES: Final = (".py", ".csv", ".css", ".js", ".toml")
+SUFFIXES: Final = (".py", ".csv", ".css", ".html", ".js", ".toml")
 OBJECTS: Final = ("bpf/build", "build/bpf")  # the product's programs, and those that only measure
 PROGRAMS: Final = ("sim/build/bin", "sim/build/lib")
 LIBRARY: Final = "libbpf.so.1"  # and what it needs
@@ -46,7 +57,7 @@ class BundleError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m gpu.bundle",
+        prog="python -m conformance.bundle",
         description="Makes a folder that checks GPU Warden on a real GPU: its `run` needs Python, the NVIDIA driver "
         "and no network.",
     )
@@ -62,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make(out: Path, python: str) -> None:
-    """All of it, or nothing. BundleError."""
+    """Makes the bundle, whole or not at all. BundleError."""
     if platform.machine() != "x86_64":
         raise BundleError(f"the programs built here are for {platform.machine()}, and the bundle is for x86_64")
     partial = out.with_name(f"{out.name}.partial")
@@ -72,7 +83,7 @@ def make(out: Path, python: str) -> None:
     copy_built(partial)
     libraries = copy_libraries(partial / "lib")
     wheels = copy_wheels(partial / "wheels", python)
-    shutil.copy2(ROOT / "gpu" / "run", partial / "run")
+    shutil.copy2(ROOT / "conformance" / "run", partial / "run")
     (partial / "PYTHON").write_text(f"{python}\n")
     (partial / "VERSION").write_text(f"{code_version()}\n")
     manifest = {
@@ -90,11 +101,6 @@ def make(out: Path, python: str) -> None:
     partial.rename(out)
     parts = ", ".join(f"{path.name} {size_bytes(path) / 1e6:.1f}" for path in sorted(out.iterdir()) if path.is_dir())
     print(f"{out}: {size / 1e6:.1f} MB of at most {MOST_BYTES / 1e6:.0f} ({parts}); glibc {manifest['glibc']} or later")
-
-
-def requirements() -> list[str]:
-    """What the product requires, as pyproject.toml has it."""
-    return list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
 
 
 def copy_sources(to: Path) -> None:
@@ -233,7 +239,7 @@ def _fetch(kept: Path, python: str, installed: str) -> None:
 
 
 def size_bytes(folder: Path) -> int:
-    """Of all files in it; links count nothing."""
+    """Size of all files in a folder; links count nothing."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
 from typing import Any, Final
 
-from gpu import offspring
+from conformance import process_tree
+from tools.harness.wait import poll
 
 OVERDUE: Final = 124  # the exit status of a program that was ended because it took too long, as timeout(1) has it
 _CONTROL: Final = "nvidia-cuda-mps-control"
@@ -40,8 +40,8 @@ class Unavailable(Exception):  # noqa: N818  # nothing went wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """The machine as an item sees it. gpu/place.py makes it."""
+class Host:
+    """The machine as an item sees it. conformance/isolation.py makes it."""
 
     simulated: bool
     quick: bool  # on the simulated GPU in CI: an item repeats things so seldom that it takes 6 s at most
@@ -53,7 +53,7 @@ class Here:
     bpf: str | None  # why BPF programs and uprobes cannot be used here; None: they can
     python: str  # the interpreter that has the frameworks, if any
     environment: Mapping[str, str]  # for every program that is to use the GPU
-    node: Any = None  # bench.node.Node where simulated: for the truth, and for nothing else
+    node: Any = None  # tools.harness.node.Node where simulated: for the truth, and for nothing else
     seconds: float = float("inf")  # that this item has in this run
     _running: list[Popen[str]] = field(default_factory=list, repr=False)
     _modules: dict[str, bool] = field(default_factory=dict, repr=False)
@@ -95,7 +95,7 @@ class Here:
             self._running.remove(process)
 
     def end_all(self) -> None:
-        """The same for all that still run, the last one first."""
+        """Ends all that still run, the last one first."""
         for process in reversed(list(self._running)):
             self.end(process)
 
@@ -133,7 +133,7 @@ class Here:
         return found
 
     def _start_mps(self, control: str, clients: Mapping[str, str]) -> None:
-        # It would keep pipes open that somebody reads to their end.
+        # It would keep pipes open that are read to their end.
         process = self.start(
             [control, "-d"], clients, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, process_group=None
         )
@@ -143,13 +143,11 @@ class Here:
             self.end(process)
             raise Unavailable(f"`{control} -d` did not come back within {_MPS_SECONDS:g} s") from None
         self._running.remove(process)
-        answer, deadline = self._asked(control, clients), time.monotonic() + _STARTING_SECONDS
-        while answer.returncode and not status and time.monotonic() < deadline:
-            time.sleep(_STEP_SECONDS)
-            answer = self._asked(control, clients)
+        poll(lambda: status or not self._asked(control, clients).returncode, _STARTING_SECONDS, _STEP_SECONDS)
+        answer = self._asked(control, clients)
         if status or answer.returncode:
-            said = (answer.stderr or answer.stdout).strip() or "nothing"
-            raise Unavailable(f"the MPS daemon does not answer (exit status {status}); it says: {said[-300:]}")
+            output = (answer.stderr or answer.stdout).strip() or "nothing"
+            raise Unavailable(f"the MPS daemon does not answer (exit status {status}); it says: {output[-300:]}")
 
     def _asked(self, control: str, clients: Mapping[str, str]) -> CompletedProcess[str]:
         return self.run([control], clients, timeout=_MPS_SECONDS, given="get_server_list\n")
@@ -168,12 +166,12 @@ def _end_daemons(pipes: Path) -> None:
     """Daemon and servers of this pipe folder, which `quit` should have ended: a client that hangs keeps them."""
     wanted = f"CUDA_MPS_PIPE_DIRECTORY={pipes}"
     named = _CONTROL.removesuffix("-control")[:15]
-    deadline = time.monotonic() + _TERM_SECONDS
-    while found := [p for p in offspring.with_variable(wanted) if offspring.name(p).startswith(named)]:
-        if time.monotonic() > deadline:
-            offspring.end(found)
-            return
-        time.sleep(_STEP_SECONDS)
+
+    def daemons() -> list[process_tree.Process]:
+        return [p for p in process_tree.with_variable(wanted) if process_tree.name(p).startswith(named)]
+
+    poll(lambda: not daemons(), _TERM_SECONDS, _STEP_SECONDS)
+    process_tree.end(daemons())
 
 
 def _end_group(process: Popen[str]) -> None:
@@ -182,9 +180,7 @@ def _end_group(process: Popen[str]) -> None:
         return
     for number in (signal.SIGCONT, signal.SIGTERM):
         _signal_group(process, number)
-    deadline = time.monotonic() + _TERM_SECONDS
-    while _runs(process) and time.monotonic() < deadline:
-        time.sleep(_STEP_SECONDS)
+    poll(lambda: not _runs(process), _TERM_SECONDS, _STEP_SECONDS)
     _signal_group(process, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
         process.wait(_TERM_SECONDS)
@@ -204,7 +200,7 @@ def _runs(process: Popen[str]) -> bool:
 
 
 def _rest(process: Popen[str]) -> tuple[str, str]:
-    """What an ended program still said. A child that left its group may hold the pipes."""
+    """The rest of an ended program's output. A child that left its group may hold the pipes."""
     try:
         return process.communicate(timeout=_CLOSING_SECONDS)
     except subprocess.TimeoutExpired:

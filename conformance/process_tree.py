@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.harness.wait import poll
 
 _TERM_SECONDS = 3.0
 _KILL_SECONDS = 10.0
@@ -80,9 +81,8 @@ def end(processes: Iterable[Process]) -> list[Process]:
         for process in left:
             send(process, signal.SIGCONT)
             send(process, number)
-        deadline = time.monotonic() + seconds
-        while (left := [process for process in left if runs(process)]) and time.monotonic() < deadline:
-            time.sleep(_STEP_SECONDS)
+        poll(lambda: not any(map(runs, left)), seconds, _STEP_SECONDS)  # noqa: B023 - it ends within this turn
+        left = [process for process in left if runs(process)]
     return left
 
 

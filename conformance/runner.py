@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from gpu import items
-from gpu.attempt import RUN_VARIABLE, Attempt
-from gpu.item import LOOK, WHOLE
-from gpu.items import MOST, Item
-from gpu.look import ROOT, SIM_BUILD, Look, blind, item_environment, last_look
-from gpu.report import Report
-from gpu.row import Row, failed, skipped
+from conformance import checks
+from conformance.checks import MOST, Item
+from conformance.isolation import RUN_VARIABLE, STATE_FILE, WHOLE, ItemRunner
+from conformance.machine_state import ROOT, SIM_BUILD, MachineState, item_environment, last_state, unknown_state
+from conformance.report.model import Row, failed, skipped
+from conformance.report.writer import Report
 
 LAST: Final = "leftovers"  # always looked at
 _LOOKING_SECONDS: Final = 60.0
@@ -51,11 +50,11 @@ class Driver:
     def run(self, names: Sequence[str], limit_seconds: float) -> None:
         """All of them. KeyboardInterrupt passes through when everything that was begun is ended."""
         ends = time.monotonic() + limit_seconds
-        seen = self._look()
+        seen = self._observe()
         self.report.write(self.out)
-        (self.folder / LOOK).write_text(seen.as_json())
-        attempt = Attempt(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
-        attempt.sweep()  # what looking left
+        (self.folder / STATE_FILE).write_text(seen.as_json())
+        attempt = ItemRunner(self.folder, self.log, item_environment(seen), self.report.quick, adopting=True)
+        attempt.sweep()  # what observing the machine left
         everything = [self._found(name) for name in names]
         with gpus_kept_on(seen):
             for number, (name, item) in enumerate(zip(names, everything, strict=True)):
@@ -67,11 +66,11 @@ class Driver:
     def _found(self, name: str) -> Item | str:
         """The item, or what is wrong with it."""
         try:
-            return items.item(name)
+            return checks.item(name)
         except Exception as error:  # noqa: BLE001  # a module that cannot be imported must not stop the others
             return f"its module cannot be used: {type(error).__name__}: {error}"
 
-    def _one(self, attempt: Attempt, name: str, item: Item | str, ends: float) -> None:
+    def _one(self, attempt: ItemRunner, name: str, item: Item | str, ends: float) -> None:
         began, first, title = time.monotonic(), len(self.report.rows), name
         if isinstance(item, str):
             self.report.rows.append(failed(name, WHOLE, item))
@@ -81,10 +80,10 @@ class Driver:
         taken = round(time.monotonic() - began, 2)
         self.report.seconds[name] = taken
         self.report.write(self.out)
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone
             self.show(f"{title} ({self.report.source}, {taken:.1f} s)", self.report.rows[first:])
 
-    def _rows(self, attempt: Attempt, item: Item, left: float) -> None:
+    def _rows(self, attempt: ItemRunner, item: Item, left: float) -> None:
         seconds = allotted(item, left)
         if seconds is None:
             why = f"{max(left, 0):.0f} s are left for it, and it needs {item.least_seconds:.0f} s"
@@ -95,15 +94,15 @@ class Driver:
                 self.report.rows.append(row)
                 self.report.write(self.out)
 
-    def _look(self) -> Look:
+    def _observe(self) -> MachineState:
         """In a process of its own: a driver that hangs must not hang the run."""
         simulated = self.report.simulated
         given = os.environ.get("LD_LIBRARY_PATH", "")
         path = {"LD_LIBRARY_PATH": f"{SIM_BUILD / 'lib'}:{given}".rstrip(":")} if simulated else {}
-        said = self.folder / "look.out"  # a file: of a pipe nobody knows who else holds it
-        with said.open("wb") as out:
+        output = self.folder / "machine-state.out"  # a file: another process may hold a pipe open
+        with output.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpu.look", *(["--simulated"] if simulated else [])],
+                [sys.executable, "-m", "conformance.machine_state", *(["--simulated"] if simulated else [])],
                 env={**os.environ, **path, RUN_VARIABLE: str(self.folder)},
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -118,12 +117,14 @@ class Driver:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
                 process.wait(_DYING_SECONDS)
-        seen = last_look(said.read_text(errors="replace"))
-        return seen or blind(simulated, f"looking at this machine failed ({ended}); the log has what was printed")
+        seen = last_state(output.read_text(errors="replace"))
+        return seen or unknown_state(
+            simulated, f"looking at this machine failed ({ended}); the log has what was printed"
+        )
 
 
 @contextlib.contextmanager
-def gpus_kept_on(seen: Look) -> Iterator[None]:
+def gpus_kept_on(seen: MachineState) -> Iterator[None]:
     """Without persistence mode the driver shuts a GPU down when no process has it open: seconds for each program.
 
     Holding it open changes no setting. Where NVML did not answer, opening it might hang.

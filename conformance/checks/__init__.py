@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(here)`.
+"""What is looked at, one module each, in the order of a run. A module has TITLE, SECONDS, WHAT and `rows(host)`.
 
 SECONDS is its limit. LEAST_SECONDS, most of it where the module does not say, is kept free for it while those before it
 run. It begins when most of that is left, and the rows that come in time are kept; one that looks at less where it has
-less keeps to `here.seconds`.
+less keeps to `host.seconds`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gpu.here import Here
-from gpu.row import Row
+from conformance.host import Host
+from conformance.report.model import Row
 
-ORDER: Final = (
-    "machine",
-    "exports",
-    "frameworks",
-    "probes",
-    "nvml",
-    "attribution",
-    "stopping",
-    "checkpoint",
-    "mps",
-    "enforcement",
-    "calibration",
-    "leftovers",
-)
+_MODULES: Final = {
+    "machine": "conformance.checks.machine",
+    "exports": "conformance.checks.exports",
+    "frameworks": "conformance.checks.frameworks",
+    "probes": "conformance.checks.probes.item",
+    "nvml": "conformance.checks.nvml.item",
+    "attribution": "conformance.checks.attribution.item",
+    "stopping": "conformance.checks.stopping.item",
+    "checkpoint": "conformance.checks.checkpoint.item",
+    "mps": "conformance.checks.mps.item",
+    "enforcement": "conformance.checks.enforcement.item",
+    "calibration": "conformance.checks.calibration",
+    "leftovers": "conformance.checks.leftovers",
+}
+ORDER: Final = tuple(_MODULES)
 
 
 MOST: Final = 0.7
@@ -40,7 +41,7 @@ MOST: Final = 0.7
 class Rows(Protocol):
     """Yields rows as they come, so that those before a time-out are kept. Raises Unavailable: the item is skipped."""
 
-    def __call__(self, here: Here) -> Iterator[Row]: ...
+    def __call__(self, host: Host) -> Iterator[Row]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def item(name: str) -> Item:
     """KeyError for a name that is not in ORDER; ImportError and AttributeError where the module is not whole."""
     if name not in ORDER:
         raise KeyError(name)
-    module = importlib.import_module(f"gpu.items.{name}")
+    module = importlib.import_module(_MODULES[name])
     seconds = float(module.SECONDS)
     least = float(getattr(module, "LEAST_SECONDS", MOST * seconds))
     return Item(name, module.TITLE, seconds, tuple(module.WHAT), module.rows, least)

@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The same pairs and the same smallest things on a real GPU and on the simulated one, whose figures are the baseline.
 
-`python -m gpu --simulated --only calibration`, then `python -m gpu.items.calibration gpu-report/report.json`, writes
-baselines down. A figure within FACTOR of its own is as was assumed; bench/calibration.py compares with published ones.
+`python -m conformance --simulated --only calibration`, then `python -m conformance.checks.calibration
+gpu-report/report.json`, writes baselines down. A figure within FACTOR of its own is as was assumed;
+bench/calibration/__main__.py compares with published ones.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from bench.arrivals import poisson
-from bench.enforcement_figures import nearest_rank
-from bench.enforcement_pairs import PAIRS, SERVICE
-from bench.enforcement_stage import Place, Stage
-from bench.workloads import RESNET_LIKE, WHISPER_LIKE
-from gpu.constants import CONSTANTS, constants
-from gpu.here import Here, Unavailable
-from gpu.phases import Arrivals, Phase, Times, play
-from gpu.recorded import PLACE, Recorded, text_of
-from gpu.row import Row, Verdict, failed, skipped
-from gpu.scene import MISHAPS, NO_TIME, said
-from gpu.shares import within
-from gpu.sides import Batch, Program, Service
-from gpu.stages import bare
+from bench.enforcement.figures import nearest_rank
+from bench.enforcement.pairs import PAIRS, SERVICE
+from conformance.checks.enforcement.constants import CONSTANTS, constants
+from conformance.checks.enforcement.phases import Arrivals, Phase, Times, play
+from conformance.checks.enforcement.scene import EXPECTED_ERRORS, NO_TIME, reason
+from conformance.checks.enforcement.shares import within
+from conformance.checks.enforcement.stages import bare
+from conformance.clients.online import Batch, Program, Service
+from conformance.host import Host, Unavailable
+from conformance.report.baseline import PLACE, Recorded, text_of
+from conformance.report.model import Row, Verdict, failed, skipped
+from tools.harness.arrivals import poisson
+from tools.harness.stage import GpuNode, Stage
+from tools.harness.workloads import RESNET_LIKE, WHISPER_LIKE
 
 TITLE: Final = "calibration of the simulated GPU"
 SECONDS: Final = 60
@@ -101,10 +102,10 @@ _STARTING_SECONDS: Final = 1.5
 
 @dataclass(slots=True)
 class Run:
-    """What is known so far."""
+    """The figures that are known so far."""
 
-    here: Here
-    stage: Stage[Place]
+    host: Host
+    stage: Stage[GpuNode]
     times: Times
     deadline: float
     recorded: Recorded = field(default_factory=Recorded.read)
@@ -121,10 +122,10 @@ class Run:
     ) -> Phase:
         """One, with both sides started for it. `clients`: their environment; `share`: the offline one's beyond that."""
         self._sides += 1
-        folder = self.here.folder / f"calibration-{self._sides}"
+        folder = self.host.folder / f"calibration-{self._sides}"
         folder.mkdir()
-        service = Service(self.here, self.stage, online, folder, clients)
-        batch = Batch(self.here, self.stage, offline, folder, {**clients, **share}) if offline else None
+        service = Service(self.host, self.stage, online, folder, clients)
+        batch = Batch(self.host, self.stage, offline, folder, {**clients, **share}) if offline else None
         service.measure()
         if batch:
             batch.measure()
@@ -149,7 +150,7 @@ class Run:
         return time.monotonic() + phases * (self.times.whole + _STARTING_SECONDS) < self.deadline
 
     def row(self, what: str, figure: float, unit: str, note: str = "") -> Row:
-        """With its baseline, where one is written down."""
+        """A row with its baseline, where one is recorded."""
         baseline = self.recorded.figures.get(what)
         verdict = Verdict.MEASURED if baseline is None else within(figure, baseline, FACTOR)
         dated = "" if baseline is None else f"baseline: the simulated GPU, {self.recorded.date}"
@@ -159,30 +160,30 @@ class Run:
         )
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """The smallest things, then turns, then pairs."""
-    times = Times(0.2, 0.8) if here.quick else Times(0.5, 2.5)
-    with bare(here) as stage:
-        run = Run(here, stage, times, time.monotonic() + min(SECONDS, here.seconds) - _CLOSING_SECONDS)
+    times = Times(0.2, 0.8) if host.quick else Times(0.5, 2.5)
+    with bare(host) as stage:
+        run = Run(host, stage, times, time.monotonic() + min(SECONDS, host.seconds) - _CLOSING_SECONDS)
         try:
-            for constant, figure in list(constants(here)):
+            for constant, figure in list(constants(host)):
                 if figure is None:
                     yield skipped(ITEM, constant.what, "no end was found")
                 else:
                     yield run.row(constant.what, figure, constant.unit, constant.note)
-        except MISHAPS as error:
-            yield failed(ITEM, CONSTANTS[0].what, said(error))
-        for stall in STALLS[:1] if here.quick else STALLS:
+        except EXPECTED_ERRORS as error:
+            yield failed(ITEM, CONSTANTS[0].what, reason(error))
+        for stall in STALLS[:1] if host.quick else STALLS:
             yield from _guarded(run, stall.what, _stall_rows(run, stall))
-        yield from _case_rows(run, CASES[:1] if here.quick else CASES)
+        yield from _case_rows(run, CASES[:1] if host.quick else CASES)
 
 
 def _guarded(run: Run, what: str, found: Iterator[Row]) -> Iterator[Row]:
-    """What breaks is one more row; nothing of it stays."""
+    """Yields the rows; an error becomes one more row, and what it left is removed."""
     try:
         yield from found
-    except MISHAPS as error:
-        yield failed(ITEM, what, said(error))
+    except EXPECTED_ERRORS as error:
+        yield failed(ITEM, what, reason(error))
     finally:
         run.stage.end()
 
@@ -201,7 +202,7 @@ def _stall_rows(run: Run, stall: Stall) -> Iterator[Row]:
 
 
 def _case_rows(run: Run, cases: Sequence[Case]) -> Iterator[Row]:
-    """Those without MPS first; one daemon for all others."""
+    """Rows of the pairs: those without MPS first; one daemon for all others."""
     for case in cases:
         if case.share is None:
             yield from _guarded(run, f"{case.name}: {MEAN}", _pair_rows(run, case, {}))
@@ -209,7 +210,7 @@ def _case_rows(run: Run, cases: Sequence[Case]) -> Iterator[Row]:
     if not with_mps:
         return
     try:
-        with run.here.mps() as clients:
+        with run.host.mps() as clients:
             while with_mps:
                 yield from _guarded(run, f"{with_mps[0].name}: {MEAN}", _pair_rows(run, with_mps[0], clients))
                 with_mps.pop(0)
@@ -231,7 +232,9 @@ def _pair_rows(run: Run, case: Case, clients: Mapping[str, str]) -> Iterator[Row
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes a report's figures down as baselines."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.items.calibration", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.checks.calibration", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("report", type=Path, help="report.json of a run on the simulated GPU")
     options = parser.parse_args(arguments)
     try:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.here import Here, Unavailable
-from gpu.row import Row, Verdict, failed
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, Verdict, failed
 
 TITLE: Final = "Where programs enter the driver library, and what a probe costs there"
 SECONDS: Final = 15
@@ -56,7 +56,7 @@ _MOST_NAMES: Final = 40  # in a note
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ProcAddress:
     """One answer of cuGetProcAddress. `place`: the offset in the library's file, or what else is there."""
 
     name: str
@@ -65,23 +65,23 @@ class Given:
     place: int | str
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Needs a driver library, and no right to probe it."""
-    from agent.elf import exported_functions
-    from agent.symbols import SYMBOLS
+    from agent.node.elf import exported_functions
+    from agent.probes.symbols import SYMBOLS
 
-    if here.libcuda is None:
+    if host.libcuda is None:
         raise Unavailable("there is no libcuda.so.1 on this machine")
-    exports = exported_functions(str(here.libcuda), "cu")
+    exports = exported_functions(str(host.libcuda), "cu")
     probed = [symbol.name for symbol in SYMBOLS]
     yield from symbol_rows(exports, probed)
-    yield from entry_rows(here.libcuda, {name: exports[name] for name in probed if name in exports})
-    answer = _asked(here, here.libcuda, sorted(exports), bases(probed))
+    yield from entry_rows(host.libcuda, {name: exports[name] for name in probed if name in exports})
+    answer = _asked(host, host.libcuda, sorted(exports), bases(probed))
     if isinstance(answer, str):
         yield failed(ITEM, "cuGetProcAddress gives exported functions", answer)
         return
     yield linked_row(exports, answer["linked"])
-    yield from pointer_rows(exports, probed, [Given(**one) for one in answer["asked"]], answer["version"])
+    yield from pointer_rows(exports, probed, [ProcAddress(**one) for one in answer["asked"]], answer["version"])
 
 
 def bases(names: Sequence[str]) -> list[str]:
@@ -89,10 +89,10 @@ def bases(names: Sequence[str]) -> list[str]:
     return sorted({_FORM.sub("", name) for name in names})
 
 
-def _asked(here: Here, libcuda: Path, exports: Sequence[str], names: Sequence[str]) -> Any:
+def _asked(host: Host, libcuda: Path, exports: Sequence[str], names: Sequence[str]) -> Any:
     """The program's answer, or why there is none."""
     question = json.dumps({"exports": exports, "names": names, "versions": _VERSIONS})
-    done = here.run([sys.executable, str(_PROGRAM), str(libcuda)], timeout=SECONDS - 3, given=question)
+    done = host.run([sys.executable, str(_PROGRAM), str(libcuda)], timeout=SECONDS - 3, given=question)
     if done.returncode:
         return f"{_PROGRAM.name} ended with status {done.returncode}: {done.stderr.strip()[-300:]}"
     return json.loads(done.stdout)
@@ -100,7 +100,7 @@ def _asked(here: Here, libcuda: Path, exports: Sequence[str], names: Sequence[st
 
 def symbol_rows(exports: Mapping[str, int], probed: Sequence[str]) -> Iterator[Row]:
     """What the library has of what is probed, and what it has that is newer."""
-    from agent.symbols import unknown_versions
+    from agent.probes.symbols import unknown_versions
 
     absent = [name for name in probed if name not in exports]
     yield _row(
@@ -133,7 +133,7 @@ def linked_row(exports: Mapping[str, int], linked: Mapping[str, int | str]) -> R
 
 
 def pointer_rows(
-    exports: Mapping[str, int], probed: Sequence[str], given: Sequence[Given], version: int
+    exports: Mapping[str, int], probed: Sequence[str], given: Sequence[ProcAddress], version: int
 ) -> Iterator[Row]:
     """One row that sums up, and one for each name whose address is no probe's place."""
     names: dict[int | str, list[str]] = {}
@@ -158,10 +158,10 @@ def pointer_rows(
     )
 
 
-def _thread_row(exports: Mapping[str, int], names: Mapping[int | str, list[str]], given: Sequence[Given]) -> Row:
+def _thread_row(exports: Mapping[str, int], names: Mapping[int | str, list[str]], given: Sequence[ProcAddress]) -> Row:
     """Of calls that have such a form, a program compiled for per-thread default streams gets that one."""
     forms = {_FORM.sub("", name) for name in exports if name.endswith(_OF_THREAD)}
-    newest: dict[str, Given] = {}
+    newest: dict[str, ProcAddress] = {}
     for one in given:
         if one.flag == "per-thread" and one.name in forms:
             newest[one.name] = one
@@ -177,21 +177,21 @@ def _thread_row(exports: Mapping[str, int], names: Mapping[int | str, list[str]]
 
 def entry_rows(libcuda: Path, places: Mapping[str, int]) -> Iterator[Row]:
     """What the kernel does with the instruction under each probe, and the first bytes of the calls that matter most."""
-    from agent.entries import LONGEST_BYTES, Entry, entries
+    from agent.node.instructions import LONGEST_BYTES, EntryInstruction, entries
 
     found = entries(str(libcuda), places)
     with libcuda.open("rb") as stream:
         begins = {name: os.pread(stream.fileno(), LONGEST_BYTES, offset) for name, offset in places.items()}
-    for kind in (*Entry, None):
+    for kind in (*EntryInstruction, None):
         named = [name for name, entry in found.items() if entry is kind]
         common = Counter(begins[name][:4].hex(" ") for name in named).most_common(5)
         yield _row(
             f"first instruction: {kind or 'not known'}",
-            _verdict_of_kind(kind is Entry.EMULATED, len(named), len(found)),
+            _verdict_of_kind(kind is EntryInstruction.EMULATED, len(named), len(found)),
             len(named),
-            len(found) if kind is Entry.EMULATED else 0,
+            len(found) if kind is EntryInstruction.EMULATED else 0,
             "; ".join(f"{count} × {code}" for code, count in common)
-            + (f": {_some(named)}" if named and kind is not Entry.EMULATED else ""),
+            + (f": {_some(named)}" if named and kind is not EntryInstruction.EMULATED else ""),
         )
     for name, code in begins.items():
         if _SHOWN.fullmatch(name.removesuffix("_ptsz")):
@@ -204,24 +204,24 @@ def _verdict_of_kind(wanted: bool, count: int, of: int) -> Verdict:
     return Verdict.OK if count == (of if wanted else 0) else Verdict.DIFFERS
 
 
-def _sum(what: str, given: Sequence[Given], wrong: Sequence[Given], note: str) -> Row:
+def _sum(what: str, given: Sequence[ProcAddress], wrong: Sequence[ProcAddress], note: str) -> Row:
     if not given:
         return failed(ITEM, what, f"it gave nothing at all: {note}")
     return _row(what, Verdict.DIFFERS if wrong else Verdict.OK, len(given) - len(wrong), len(given), note)
 
 
-def _by_name(given: Sequence[Given]) -> dict[str, list[Given]]:
-    found: dict[str, list[Given]] = {}
+def _by_name(given: Sequence[ProcAddress]) -> dict[str, list[ProcAddress]]:
+    found: dict[str, list[ProcAddress]] = {}
     for one in given:
         found.setdefault(one.name, []).append(one)
     return found
 
 
-def _at(given: Sequence[Given]) -> str:
+def _at(given: Sequence[ProcAddress]) -> str:
     return ", ".join(sorted({f"{one.place:#x}" if isinstance(one.place, int) else one.place for one in given}))
 
 
-def _when(given: Sequence[Given]) -> str:
+def _when(given: Sequence[ProcAddress]) -> str:
     return "asked with " + ", ".join(sorted({f"{one.flag} {one.version}" for one in given}))
 
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpu.conversation import PROGRAMS, Conversation, NoAnswerError
-from gpu.here import Here, Unavailable
-from gpu.row import Figure, Row, Verdict, failed, skipped
+from conformance.clients.json_client import PROGRAMS, JsonClient, NoAnswerError
+from conformance.host import Host, Unavailable
+from conformance.report.model import Figure, Row, Verdict, failed, skipped
 
 if TYPE_CHECKING:
-    from gpu.hits import Hits
+    from conformance.checks.probes.hits import Hits
 
 TITLE: Final = "Which functions of libcuda frameworks call, and whether the probes see them all"
 SECONDS: Final = 80
@@ -66,7 +66,7 @@ class Framework:
 
 
 def frameworks() -> tuple[Framework, ...]:
-    """All that are looked at, besides our own workloads."""
+    """All frameworks that are checked, besides our own workloads."""
     memory = {"memory": ("memory",)}
     torch = ("calls_torch.py", "memory")
     return (
@@ -98,25 +98,25 @@ def frameworks() -> tuple[Framework, ...]:
     )
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Needs BPF. What a framework lacks is a row of its own."""
-    deadline = time.monotonic() + min(_READY_SECONDS, _READY_RATIO * here.seconds)
-    if here.libcuda is None:
+    deadline = time.monotonic() + min(_READY_SECONDS, _READY_RATIO * host.seconds)
+    if host.libcuda is None:
         raise Unavailable("there is no libcuda.so.1 on this machine")
-    if here.bpf is not None:
-        raise Unavailable(f"nothing can count calls here: {here.bpf}")
-    from gpu.hits import counting
-    from gpu.objects import measuring_object
+    if host.bpf is not None:
+        raise Unavailable(f"nothing can count calls here: {host.bpf}")
+    from conformance.checks.probes.hits import counting
+    from conformance.checks.probes.objects import measuring_object
 
-    built = measuring_object(here, "hits.bpf.o")
+    built = measuring_object(host, "hits.bpf.o")
     with ExitStack() as stack:
-        begun = [(one, _begin(here, one, stack)) for one in frameworks()]  # they import what they need meanwhile
-        hits = stack.enter_context(counting(built, here.libcuda))
+        begun = [(one, _begin(host, one, stack)) for one in frameworks()]  # they import what they need meanwhile
+        hits = stack.enter_context(counting(built, host.libcuda))
         yield _counting_row(hits)
-        ready: list[tuple[Framework, Conversation | Row]] = [(one, _ready(one, talk, deadline)) for one, talk in begun]
-        yield from _workloads(here, hits)
+        ready: list[tuple[Framework, JsonClient | Row]] = [(one, _ready(one, talk, deadline)) for one, talk in begun]
+        yield from _workloads(host, hits)
         for one, talk in ready:
-            yield from _of_framework(one, talk, hits, here.libcuda)
+            yield from _of_framework(one, talk, hits, host.libcuda)
             if not isinstance(talk, Row):
                 talk.end()
 
@@ -132,20 +132,20 @@ def _counting_row(hits: Hits) -> Row:
     )
 
 
-def _begin(here: Here, framework: Framework, stack: ExitStack) -> Conversation | Row:
-    if not here.has(framework.module):
-        return skipped(ITEM, framework.name, f"{here.python} has no {framework.module}")
+def _begin(host: Host, framework: Framework, stack: ExitStack) -> JsonClient | Row:
+    if not host.has(framework.module):
+        return skipped(ITEM, framework.name, f"{host.python} has no {framework.module}")
     script, *arguments = framework.command
-    command = [here.python, str(PROGRAMS / script), *arguments]
-    caches = {variable: str(here.folder / variable.lower()) for variable in _CACHES}
+    command = [host.python, str(PROGRAMS / script), *arguments]
+    caches = {variable: str(host.folder / variable.lower()) for variable in _CACHES}
     try:
         name = framework.name.replace(", ", "-").replace(" ", "-")
-        return stack.enter_context(Conversation(here, name, command, {**_SIBLINGS, **caches, **framework.extra}))
+        return stack.enter_context(JsonClient(host, name, command, {**_SIBLINGS, **caches, **framework.extra}))
     except OSError as error:
         return failed(ITEM, framework.name, f"it did not start: {error}")
 
 
-def _ready(framework: Framework, talk: Conversation | Row, deadline: float) -> Conversation | Row:
+def _ready(framework: Framework, talk: JsonClient | Row, deadline: float) -> JsonClient | Row:
     """The conversation after its first words, which are kept, or what came instead."""
     if isinstance(talk, Row):
         return talk
@@ -172,7 +172,7 @@ def other_libcuda(pid: int, libcuda: Path) -> str:
     return ""
 
 
-def _of_framework(framework: Framework, talk: Conversation | Row, hits: Hits, libcuda: Path) -> Iterator[Row]:
+def _of_framework(framework: Framework, talk: JsonClient | Row, hits: Hits, libcuda: Path) -> Iterator[Row]:
     if isinstance(talk, Row):
         yield talk
         return
@@ -193,9 +193,9 @@ def _of_framework(framework: Framework, talk: Conversation | Row, hits: Hits, li
             return
 
 
-def _of_phase(called: str, phases: Sequence[str], talk: Conversation, hits: Hits) -> Iterator[Row]:
+def _of_phase(called: str, phases: Sequence[str], talk: JsonClient, hits: Hits) -> Iterator[Row]:
     """What is called is counted in the first of the phases; how often things were done, the last one knows best."""
-    from gpu.hits import between
+    from conformance.checks.probes.hits import between
 
     before = hits.read()
     answer = talk.ask(phases[0], _PHASE_SECONDS)
@@ -205,12 +205,12 @@ def _of_phase(called: str, phases: Sequence[str], talk: Conversation, hits: Hits
         yield failed(ITEM, called, str(answer["failed"]))
         return
     for phase in phases[1:]:
-        told = talk.ask(phase, _PHASE_SECONDS)
-        if any(told.get("did", {}).get(kind) for kind in ("launches", "copies")):
-            made |= {kind: count for kind, count in told["did"].items() if count}
+        answer = talk.ask(phase, _PHASE_SECONDS)
+        if any(answer.get("did", {}).get(kind) for kind in ("launches", "copies")):
+            made |= {kind: count for kind, count in answer["did"].items() if count}
             note = "made: as CUPTI saw it"
         else:
-            note = f"CUPTI saw nothing; {told.get('failed', '')}".rstrip("; ")
+            note = f"CUPTI saw nothing; {answer.get('failed', '')}".rstrip("; ")
     yield from phase_rows(called, seen, made, note)
     if len(phases) > 1 and not made:
         yield skipped(ITEM, f"{called}: launches counted per launch made", note)
@@ -218,7 +218,7 @@ def _of_phase(called: str, phases: Sequence[str], talk: Conversation, hits: Hits
 
 def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], note: str = "") -> Iterator[Row]:
     """Functions that were called, how many of what was made the agent would have counted, and what it would not see."""
-    from gpu.hits import KINDS, counted, graph_changes, kind_of, unprobed
+    from conformance.checks.probes.hits import KINDS, counted, graph_changes, kind_of, unprobed
 
     for what, kinds in (("launch", KINDS[:2]), ("memory", ("allocations", "frees"))):
         functions = {name: count for name, count in seen.items() if kind_of(name) in kinds}
@@ -243,7 +243,7 @@ def phase_rows(called: str, seen: Mapping[str, int], made: Mapping[str, int], no
 
 def _changes_row(called: str, changes: Mapping[str, int]) -> Row:
     """Whether the agent's kernels per launch of a graph may be wrong; its grids and bytes alone, or neither."""
-    from gpu.hits import recounts
+    from conformance.checks.probes.hits import recounts
 
     verdict, note = Verdict.OK, ""
     if any(recounts(name) for name in changes):
@@ -269,9 +269,9 @@ def _ratio_row(called: str, kind: str, counted: int, made: int, note: str) -> Ro
     )
 
 
-def _workloads(here: Here, hits: Hits) -> Iterator[Row]:
+def _workloads(host: Host, hits: Hits) -> Iterator[Row]:
     """Our own, which say what they launched."""
-    steps, requests = (5, 5) if here.quick else (20, 20)
+    steps, requests = (5, 5) if host.quick else (20, 20)
     short = ("--kernel-us", "20", "--blocks", "8", "--threads", "256", "--iterations-per-us", "100")
     offline = ("--kernels", "50", "--steps", str(steps), "--seconds", "20", "--copy-bytes", "64KiB", *short)
     online = ("--kernels", "10", "--requests", str(requests), "--rate", "200", "--start-now", *short)
@@ -281,15 +281,15 @@ def _workloads(here: Here, hits: Hits) -> Iterator[Row]:
         ("our online workload", "online", online, ()),
         ("our online workload, graphs", "online", online, ("--graph",)),
     ):
-        yield from _of_workload(here, hits, name, program, (*arguments, *graph))
+        yield from _of_workload(host, hits, name, program, (*arguments, *graph))
 
 
-def _of_workload(here: Here, hits: Hits, name: str, program: str, arguments: Sequence[str]) -> Iterator[Row]:
-    from gpu.hits import between
+def _of_workload(host: Host, hits: Hits, name: str, program: str, arguments: Sequence[str]) -> Iterator[Row]:
+    from conformance.checks.probes.hits import between
 
-    summary = here.folder / "summary.json"
+    summary = host.folder / "summary.json"
     before = hits.read()
-    done = here.run([str(here.workloads / program), *arguments, "--json", str(summary)], timeout=_PHASE_SECONDS)
+    done = host.run([str(host.workloads / program), *arguments, "--json", str(summary)], timeout=_PHASE_SECONDS)
     seen = between(before, hits.read())
     if done.returncode:
         yield failed(ITEM, name, f"it ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
@@ -298,7 +298,7 @@ def _of_workload(here: Here, hits: Hits, name: str, program: str, arguments: Seq
 
 
 def workload_made(summary: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, int]:
-    """How often a workload did what, by what it said at its end. In a graph, kernels are launched once to record it."""
+    """How often a workload did what, by its last line. In a graph, kernels are launched once to record it."""
     kernels = int(arguments[arguments.index("--kernels") + 1])
     if summary["program"] == "online":
         requests = int(summary["requests"])

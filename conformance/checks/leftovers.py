@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Whether the run left the machine as it was: it comes last. `gpu.standing` was read before the first item."""
+"""Whether the run left the machine as it was: it comes last. `conformance.machine_state` was read before the first
+item."""
 
 from __future__ import annotations
 
@@ -9,13 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gpu import offspring
-from gpu.attempt import RUN_VARIABLE
-from gpu.here import Here
-from gpu.item import LOOK
-from gpu.look import look_from
-from gpu.row import Row, Verdict, skipped
-from gpu.standing import Standing, standing
+from conformance import process_tree
+from conformance.host import Host
+from conformance.isolation import RUN_VARIABLE, STATE_FILE
+from conformance.machine_state import MachineSettings, current_settings, state_from_json
+from conformance.report.model import Row, Verdict, skipped
 
 NAME: Final = "leftovers"
 TITLE: Final = "what this run left behind"
@@ -30,10 +29,10 @@ WHAT: Final = (
 )
 
 
-def rows(here: Here) -> Iterator[Row]:
-    """Nothing of ours, and every setting as it was."""
-    before, now = look_from((here.folder.parent / LOOK).read_text()).before, standing()
-    yield _none(WHAT[0], [offspring.name(process) for process in _of_this_run()])
+def rows(host: Host) -> Iterator[Row]:
+    """Checks that nothing of ours is left, and that every setting is as before."""
+    before, now = state_from_json((host.folder.parent / STATE_FILE).read_text()).before, current_settings()
+    yield _none(WHAT[0], [process_tree.name(process) for process in _of_this_run()])
     yield _none(WHAT[1], [str(pid) for pid in now.daemons if pid not in before.daemons and _is_ours(pid)])
     yield _none(WHAT[2], [path for path in now.cgroups if path not in before.cgroups and not _is_others(path)])
     yield from compared(before, now)
@@ -48,26 +47,26 @@ def _variable() -> str:
     return f"{RUN_VARIABLE}={os.environ.get(RUN_VARIABLE, '')}"
 
 
-def _of_this_run() -> list[offspring.Process]:
+def _of_this_run() -> list[process_tree.Process]:
     """Without this item, and what it has itself begun."""
-    own = set(offspring.descendants(os.getpid()))
-    return [process for process in offspring.with_variable(_variable()) if process not in own]
+    own = set(process_tree.descendants(os.getpid()))
+    return [process for process in process_tree.with_variable(_variable()) if process not in own]
 
 
 def _is_ours(pid: int) -> bool:
-    return any(process.pid == pid for process in offspring.with_variable(_variable()))
+    return any(process.pid == pid for process in process_tree.with_variable(_variable()))
 
 
 def _is_others(path: str) -> bool:
-    """Somebody else's: processes run in it, and none is of this run."""
+    """Belongs to another run: processes run in it, and none is of this run."""
     try:
         inside = {int(word) for word in Path(path, "cgroup.procs").read_text().split()}
     except (OSError, ValueError):
         return False
-    return bool(inside) and not inside & {process.pid for process in offspring.with_variable(_variable())}
+    return bool(inside) and not inside & {process.pid for process in process_tree.with_variable(_variable())}
 
 
-def compared(before: Standing, now: Standing) -> Iterator[Row]:
+def compared(before: MachineSettings, now: MachineSettings) -> Iterator[Row]:
     """A row for each setting of the GPUs."""
     if not before.settings:
         yield skipped(NAME, WHAT[4], f"they were not read at the start: {before.why_not or 'no GPU was found'}")
@@ -82,5 +81,5 @@ def compared(before: Standing, now: Standing) -> Iterator[Row]:
             verdict=Verdict.OK if today == then else Verdict.FAILED,
             figure=", ".join(today),
             baseline=", ".join(then),
-            note="" if today == then else now.why_not or "this run never sets it: somebody did, or an item does wrong",
+            note="" if today == then else now.why_not or "this run never sets it: another user did, or a bug",
         )

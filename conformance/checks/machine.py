@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.here import Here, Unavailable
-from gpu.look import ROOT
-from gpu.row import Figure, Row, Verdict, skipped
-from gpu.standing import mps_daemons, nvml
+from conformance.host import Host, Unavailable
+from conformance.machine_state import ROOT, mps_daemons, nvml
+from conformance.report.model import Figure, Row, Verdict, skipped
 
 NAME: Final = "machine"
 TITLE: Final = "what this machine is and can do"
@@ -64,13 +63,13 @@ print(json.dumps(found))
 """
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Driver and GPU, kernel and rights, programs and libraries."""
     yield from _gpu()
-    yield from _cuda(here)
-    yield from _mps(here)
-    yield from _kernel(here)
-    yield from _software(here)
+    yield from _cuda(host)
+    yield from _mps(host)
+    yield from _kernel(host)
+    yield from _software(host)
 
 
 def _fact(what: str, ask: Callable[[], Figure], unit: str = "", note: str = "") -> Row:
@@ -83,7 +82,7 @@ def _fact(what: str, ask: Callable[[], Figure], unit: str = "", note: str = "") 
 
 
 def _gpu() -> Iterator[Row]:
-    """By NVML, of the first GPU."""
+    """Facts of the first GPU, by NVML."""
     try:
         with nvml() as api:
             first = api.nvmlDeviceGetHandleByIndex(0)
@@ -108,23 +107,23 @@ def _readings(api: Any, first: Any) -> Iterator[Row]:
     yield ask("persistence mode", lambda: "on" if api.nvmlDeviceGetPersistenceMode(first) else "off")
 
 
-def _cuda(here: Here) -> Iterator[Row]:
-    """By the driver library; without a context."""
+def _cuda(host: Host) -> Iterator[Row]:
+    """Facts by the driver library; without a context."""
     try:
-        library = _started(here)
+        library = _started(host)
     except (OSError, Unavailable) as why:
         yield skipped(NAME, "CUDA version of the driver", str(why))
         return
-    note = f"{here.libcuda}"
+    note = f"{host.libcuda}"
     yield _fact("CUDA version of the driver", lambda: _version(library), note=note)
     yield _fact("SMs", lambda: _attribute(library, _SM_COUNT))
     yield _fact("compute capability", lambda: f"{_attribute(library, _MAJOR)}.{_attribute(library, _MINOR)}")
 
 
-def _started(here: Here) -> Any:
-    if here.libcuda is None:
+def _started(host: Host) -> Any:
+    if host.libcuda is None:
         raise Unavailable("no libcuda.so.1 was found: is the NVIDIA driver installed?")
-    library = ctypes.CDLL(str(here.libcuda))
+    library = ctypes.CDLL(str(host.libcuda))
     if code := library.cuInit(0):
         raise Unavailable(f"cuInit says {code}")
     return library
@@ -144,18 +143,18 @@ def _attribute(library: Any, number: int) -> int:
     return value.value
 
 
-def _mps(here: Here) -> Iterator[Row]:
-    yield _fact("MPS control program", lambda: str(here.mps_control()))
+def _mps(host: Host) -> Iterator[Row]:
+    yield _fact("MPS control program", lambda: str(host.mps_control()))
     yield _fact("MPS daemons that run already", lambda: len(mps_daemons()))
 
 
-def _kernel(here: Here) -> Iterator[Row]:
+def _kernel(host: Host) -> Iterator[Row]:
     yield _fact("kernel", platform.release, note=platform.version())
     yield _sandbox()
     yield _fact("BTF of the kernel", lambda: _BTF.stat().st_size, "bytes")
-    usable = here.bpf is None
-    yield _fact("BPF programs and uprobes can be used", lambda: usable, note=here.bpf or "tried: both were used")
-    yield _multi(here)
+    usable = host.bpf is None
+    yield _fact("BPF programs and uprobes can be used", lambda: usable, note=host.bpf or "tried: both were used")
+    yield _multi(host)
     yield _preflight()
     yield _fact("root", lambda: os.geteuid() == 0)
     yield _fact("cgroup version", _cgroup_version)
@@ -163,7 +162,7 @@ def _kernel(here: Here) -> Iterator[Row]:
 
 
 def _cgroup_version() -> str:
-    """By what is mounted; systemd's hybrid layout has both."""
+    """The cgroup version, by what is mounted; systemd's hybrid layout has both."""
     kinds = {line.split()[2] for line in Path("/proc/self/mounts").read_text().splitlines()}
     found = [version for version, kind in (("1", "cgroup"), ("2", "cgroup2")) if kind in kinds]
     return " and ".join(found) or "none is mounted"
@@ -172,23 +171,23 @@ def _cgroup_version() -> str:
 def _sandbox() -> Row:
     what = "sandboxed kernel"
     try:
-        from gpu.uprobe_check import sandboxed
+        from conformance.checks.probes.uprobe_check import sandboxed
     except ImportError as error:
         return skipped(NAME, what, str(error))
     why = sandboxed()
     return _fact(what, lambda: why is not None, note=why or "")
 
 
-def _multi(here: Here) -> Row:
+def _multi(host: Host) -> Row:
     """As the agent tries it: without, taking its probes away takes a grace period for each."""
     what = "all uprobes in one link (uprobe_multi)"
-    if here.bpf is not None:
-        return skipped(NAME, what, here.bpf)
-    from agent.errors import ProbeError
-    from agent.libbpf import BpfObject
+    if host.bpf is not None:
+        return skipped(NAME, what, host.bpf)
+    from agent.core.errors import ProbeError
+    from agent.probes.libbpf import BpfObject
 
     try:
-        BpfObject(here.bpf_objects / "uprobe.bpf.o", multi=("uprobe_enter", "uprobe_return")).close()
+        BpfObject(host.bpf_objects / "uprobe.bpf.o", multi=("uprobe_enter", "uprobe_return")).close()
     except ProbeError as error:
         return _fact(what, lambda: False, note=str(error))
     return _fact(what, lambda: True)
@@ -197,8 +196,8 @@ def _multi(here: Here) -> Row:
 def _preflight() -> Row:
     what = "what the agent asks of a machine"
     try:
-        from agent import preflight
-        from agent.errors import SetupError
+        from agent.core.errors import SetupError
+        from agent.node import preflight
     except ImportError as error:
         return skipped(NAME, what, str(error))
     try:
@@ -210,19 +209,19 @@ def _preflight() -> Row:
     return _fact(what, lambda: True, note="capabilities, kernel, BTF, the node's own PID namespace")
 
 
-def _software(here: Here) -> Iterator[Row]:
+def _software(host: Host) -> Iterator[Row]:
     yield _glibc()
     yield _fact("Python", platform.python_version, note=sys.executable)
-    answer = here.run([here.python, "-c", _VERSIONS], timeout=_LISTING_SECONDS)
+    answer = host.run([host.python, "-c", _VERSIONS], timeout=_LISTING_SECONDS)
     try:
         versions = json.loads(answer.stdout)
     except ValueError:
-        yield skipped(NAME, "{framework}", f"{here.python} does not say what it has: {answer.stderr.strip()[-200:]}")
+        yield skipped(NAME, "{framework}", f"{host.python} does not say what it has: {answer.stderr.strip()[-200:]}")
         return
     for name in FRAMEWORKS:
         found = next((f"{n} {v}" for n, v in versions.items() if n == name or _is_build_of(name, n)), None)
         if found is None:
-            yield skipped(NAME, name, f"{here.python} has no {name}")
+            yield skipped(NAME, name, f"{host.python} has no {name}")
         else:
             yield Row(item=NAME, what=name, verdict=Verdict.MEASURED, figure=found)
 

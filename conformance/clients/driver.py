@@ -3,7 +3,7 @@
 """The little of the CUDA driver API that programs here need, through ctypes: one device, one stream, one kernel.
 
 The kernel takes every number of a buffer so many steps along a fixed random sequence, which lasts as long as it is
-told, and of which a host can tell at once where it must have arrived: so it shows whether results are right.
+XX: so it shows whether results are right.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Gpu:
         return address
 
     def free(self, address: ctypes.c_uint64) -> None:
-        """What `allocate` gave."""
+        """Frees what `allocate` gave."""
         self.cuda.call("cuMemFree_v2", address)
 
     def pinned(self, size: int) -> ctypes.Array[ctypes.c_char]:
@@ -139,37 +139,37 @@ class Gpu:
         self.cuda.call("cuMemcpyDtoH_v2", into, ctypes.c_uint64(address), ctypes.c_size_t(len(into)))
 
     def free_bytes(self) -> int:
-        """Of the device."""
+        """Free memory of the device."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
     def wait(self) -> None:
-        """Until the stream is empty."""
+        """Waits until the stream is empty."""
         self.cuda.call("cuStreamSynchronize", self.stream)
 
     def event(self) -> ctypes.c_void_p:
-        """One that tells times."""
+        """An event that has a time."""
         event = ctypes.c_void_p()
         self.cuda.call("cuEventCreate", ctypes.byref(event), _BLOCKING_SYNC)
         return event
 
     def mark(self, event: ctypes.c_void_p) -> None:
-        """It comes to pass when what was launched before has ended."""
+        """Queues the event: it happens when what was launched before has ended."""
         self.cuda.call("cuEventRecord", event, self.stream)
 
     def wait_for(self, event: ctypes.c_void_p) -> None:
-        """Until it has come to pass."""
+        """Waits until the event has happened."""
         self.cuda.call("cuEventSynchronize", event)
 
     def between_ns(self, first: ctypes.c_void_p, second: ctypes.c_void_p) -> float:
-        """By the device's clock. Both have come to pass."""
+        """Time between two events that have happened, by the device's clock."""
         elapsed = ctypes.c_float()
         self.cuda.call("cuEventElapsedTime", ctypes.byref(elapsed), first, second)
         return elapsed.value * 1e6
 
     def launch(self, blocks: int, threads: int, parameters: ctypes.Array[ctypes.c_void_p]) -> None:
-        """The kernel, queued."""
+        """Queues the kernel."""
         self.cuda.call("cuLaunchKernel", self._function, blocks, 1, 1, threads, 1, 1, 0, self.stream, parameters, None)
 
 
@@ -192,11 +192,11 @@ class Sequences:
 
     @property
     def steps(self) -> int:
-        """Of one launch."""
+        """Steps of one launch."""
         return self._spin_ns * self.pace // 1000
 
     def launch(self) -> None:
-        """Queued."""
+        """Queues the kernel."""
         self._gpu.launch(self.blocks, self.threads, self._parameters)
         self.launches += 1
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.working.holder --library L --bytes N`: device memory with a pattern in it, and what is asked of it.
+"""`python -m conformance.clients.holder --library L --bytes N`: device memory with a pattern in it, and what is asked
+of it.
 
 Prints `{"ready": true}`, or `{"error": NAME}` and ends; then answers each line of its standard input with one of JSON:
 
@@ -21,7 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gpu.working.driver import CudaError, Gpu, Sequences
+from conformance.clients.driver import CudaError, Gpu, Sequences
 
 CHUNK_BYTES = 1 << 24
 _STEP_NS = 200_000
@@ -31,7 +32,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 def pattern(number: int, size: int) -> bytes:
-    """What that chunk holds: no two are alike."""
+    """The content of that chunk: no two are alike."""
     digest = hashlib.sha256(number.to_bytes(8, "little")).digest()
     return (digest * (size // len(digest) + 1))[:size]
 
@@ -53,10 +54,10 @@ class Holder:
             ctypes.memmove(self._pinned, pattern(-1 % (1 << 32), pinned_bytes), pinned_bytes)
 
     def answer(self, words: Sequence[str]) -> dict[str, object]:
-        """One command. CudaError."""
+        """Executes one command; its answer. CudaError."""
         begun = time.monotonic_ns()
-        said = self._done(words[0], [int(word) for word in words[1:]])
-        return {**said, "ms": (time.monotonic_ns() - begun) / 1e6}
+        answer = self._done(words[0], [int(word) for word in words[1:]])
+        return {**answer, "ms": (time.monotonic_ns() - begun) / 1e6}
 
     def _done(self, command: str, numbers: Sequence[int]) -> dict[str, object]:
         if command == "check":
@@ -121,7 +122,7 @@ class Holder:
 
 def main() -> int:
     """0 when the input has ended, 3 when the start failed."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.working.holder", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m conformance.clients.holder", description=__doc__)
     parser.add_argument("--library", required=True)
     parser.add_argument("--bytes", type=int, default=0)
     parser.add_argument("--pinned", type=int, default=0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Talking with a program of gpu/programs: a line to it, a line of JSON from it, never without a time limit."""
+"""Talking with a program of conformance/programs: a line to it, a line of JSON from it, never without a time limit."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from gpu.here import Here
+from conformance.host import Host
 
-PROGRAMS: Final = Path(__file__).resolve().parent / "programs"
-_MOST_WORDS: Final = 300  # of what a program said last
+PROGRAMS: Final = Path(__file__).resolve().parents[1] / "programs"
+_MOST_WORDS: Final = 300  # of a program's last output
 
 
 class NoAnswerError(Exception):
-    """The program ended, said what is no JSON, or said nothing in time; the message has its last words."""
+    """The program ended, wrote what is no JSON, or nothing in time; the message has its last output."""
 
 
-class Conversation:
-    """A running program. What it says on its standard error is kept in a file, for its last words."""
+class JsonClient:
+    """A running program. Its standard error is kept in a file, for error messages."""
 
-    def __init__(self, here: Here, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
-        self._here = here
-        self.greeting: dict[str, Any] = {}  # what it said when it was ready, for whoever heard it
-        self._errors = here.folder / f"{name}.err"
+    def __init__(self, host: Host, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
+        self._here = host
+        self.greeting: dict[str, Any] = {}  # its line when it was ready, for the caller that waited for it
+        self._errors = host.folder / f"{name}.err"
         with self._errors.open("wb") as errors:
-            self.process = here.start(command, extra, stderr=errors)
+            self.process = host.start(command, extra, stderr=errors)
         self._lines: queue.Queue[str] = queue.Queue()
         assert self.process.stdout
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
@@ -43,7 +43,7 @@ class Conversation:
         self._lines.put("")
 
     def hear(self, seconds: float) -> str:
-        """Its next line, without its end. NoAnswerError."""
+        """Reads its next line, without the newline. NoAnswerError."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -54,7 +54,7 @@ class Conversation:
         return line.rstrip("\n")
 
     def hear_json(self, seconds: float) -> dict[str, Any]:
-        """The same, as an object. NoAnswerError."""
+        """Reads its next line as an object. NoAnswerError."""
         line = self.hear(seconds)
         try:
             found = json.loads(line)
@@ -65,7 +65,7 @@ class Conversation:
         return found
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """What it answers to a line. NoAnswerError."""
+        """Sends a line; its answer as an object. NoAnswerError."""
         assert self.process.stdin
         try:
             self.process.stdin.write(f"{line}\n")
@@ -80,9 +80,9 @@ class Conversation:
 
     def _last_words(self) -> str:
         words = " ".join(self._errors.read_text(errors="replace").split())
-        return f"its last words: {words[-_MOST_WORDS:]}" if words else "it said nothing"
+        return f"its last words: {words[-_MOST_WORDS:]}" if words else "its stderr is empty"
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> JsonClient:
         return self
 
     def __exit__(self, *_: object) -> None:

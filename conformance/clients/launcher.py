@@ -17,11 +17,12 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, Final
 
-from gpu.here import Here, Unavailable
-from gpu.look import ROOT
+from conformance.host import Host, Unavailable
+from conformance.machine_state import ROOT
+from tools.harness.wait import poll
 
 START_SECONDS: Final = 30.0  # the first context of a driver may take that long
-_LEAST_WORDS: Final = 300  # of what a failed program said, from its end
+_LEAST_WORDS: Final = 300  # of a failed program's stderr, from its end
 
 
 class SilenceError(Exception):
@@ -32,14 +33,14 @@ class SilenceError(Exception):
 class Client:
     """A running program. Only `hear` reads its output."""
 
-    here: Here
+    host: Host
     process: Popen[str]
     ready: Mapping[str, Any] = field(default_factory=dict)  # its first line
     _rest: bytes = b""
 
     @property
     def tgid(self) -> int:
-        """Its process."""
+        """Its pid."""
         return self.process.pid
 
     @property
@@ -56,12 +57,12 @@ class Client:
                 return found
 
     def ask(self, command: str, seconds: float) -> dict[str, Any]:
-        """Says a line and hears what comes back."""
+        """Sends a line; the next record."""
         self.say(command)
         return self.hear(seconds)
 
     def say(self, command: str) -> None:
-        """A line. SilenceError when nobody reads it any more."""
+        """Sends a line. SilenceError when the program no longer reads."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(f"{command}\n")
@@ -70,7 +71,7 @@ class Client:
             raise SilenceError(self._why("is no longer there")) from error
 
     def finish(self, seconds: float = 20.0) -> dict[str, Any]:
-        """Asks it to end, hears its last record and waits for it."""
+        """Asks it to end, waits for it; its last record."""
         with suppress(ProcessLookupError):
             os.kill(self.tgid, signal.SIGCONT)
             os.kill(self.tgid, signal.SIGTERM)
@@ -80,8 +81,8 @@ class Client:
             self.end()
 
     def end(self) -> None:
-        """Whatever it does."""
-        self.here.end(self.process)
+        """Ends it, whatever it does."""
+        self.host.end(self.process)
 
     def _line(self, deadline: float) -> bytes:
         assert self.process.stdout is not None
@@ -102,10 +103,10 @@ class Client:
 
 
 def start(
-    here: Here, command: Sequence[str], extra: Mapping[str, str] | None = None, seconds: float = START_SECONDS
+    host: Host, command: Sequence[str], extra: Mapping[str, str] | None = None, seconds: float = START_SECONDS
 ) -> Client:
     """A program that says {"ready": true} first. Unavailable when it says something else, SilenceError when nothing."""
-    client = Client(here, here.start(command, extra))
+    client = Client(host, host.start(command, extra))
     try:
         client.ready = client.hear(seconds)
     except SilenceError:
@@ -122,16 +123,17 @@ def module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
 
 
-def own(here: Here, name: str, *arguments: str) -> list[str]:
-    """The command of a program in gpu/working that takes the driver library. Unavailable where there is none."""
-    return module(f"gpu.working.{name}", "--library", library(here), *arguments)
+def own(host: Host, name: str, *arguments: str) -> list[str]:
+    """The command of a program in conformance/programs that takes the driver library. Unavailable where there is
+    none."""
+    return module(f"conformance.clients.{name}", "--library", library(host), *arguments)
 
 
-def library(here: Here) -> str:
+def library(host: Host) -> str:
     """The driver's."""
-    if here.libcuda is None:
+    if host.libcuda is None:
         raise Unavailable("no libcuda.so.1 on this machine")
-    return str(here.libcuda)
+    return str(host.libcuda)
 
 
 def importing() -> dict[str, str]:
@@ -142,7 +144,7 @@ def importing() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Of the online workload; CLOCK_MONOTONIC."""
+    """Times of a request of the online workload; CLOCK_MONOTONIC."""
 
     arrived_ns: int
     ended_ns: int
@@ -150,12 +152,12 @@ class Request:
 
     @property
     def latency_ns(self) -> int:
-        """With the time in the queue."""
+        """Latency, with the time in the queue."""
         return self.ended_ns - self.arrived_ns
 
     @property
     def begun_ns(self) -> int:
-        """Its first launch."""
+        """Time of its first launch."""
         return self.ended_ns - self.service_ns
 
 
@@ -163,38 +165,36 @@ class Online:
     """The online workload, with a request log. `finish` gives the requests."""
 
     def __init__(
-        self, here: Here, arguments: Sequence[str], extra: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+        self, host: Host, arguments: Sequence[str], extra: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> None:
-        self._here = here
-        self._log = here.folder / f"online-{time.monotonic_ns()}.log"
+        self._here = host
+        self._log = host.folder / f"online-{time.monotonic_ns()}.log"
         self._json = self._log.with_suffix(".json")
         files = ["--log", str(self._log), "--json", str(self._json), "--seconds", "600"]
-        self.process = here.start([*prefix, str(here.workloads / "online"), *arguments, *files], extra)
+        self.process = host.start([*prefix, str(host.workloads / "online"), *arguments, *files], extra)
         assert self.process.stdout is not None
-        descriptor, said = self.process.stdout.fileno(), b""
+        descriptor, output = self.process.stdout.fileno(), b""
         deadline = time.monotonic() + START_SECONDS
-        while b"ready\n" not in said:
+        while b"ready\n" not in output:
             left = deadline - time.monotonic()
             given = os.read(descriptor, 4096) if left > 0 and select.select([descriptor], [], [], left)[0] else b""
             if not given:
-                here.end(self.process)
+                host.end(self.process)
                 raise SilenceError(f"online did not start{_last_words(self.process)}")
-            said += given
+            output += given
 
     def go(self) -> None:
-        """Its first request arrives now."""
+        """Releases it: its first request arrives now."""
         assert self.process.stdin is not None
         self.process.stdin.write("g")
         self.process.stdin.flush()
 
     def finish(self, seconds: float = 20.0) -> list[Request]:
-        """Ends it. SilenceError when that takes too long, or it failed before."""
+        """Ends it; its requests. SilenceError when that takes too long, or it failed before."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGCONT)
             os.kill(self.process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + seconds
-        while self.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        poll(lambda: self.process.poll() is not None, seconds)
         status = self.process.poll()
         words = _last_words(self.process) if status else ""
         self._here.end(self.process)
@@ -229,15 +229,15 @@ def _name(arguments: object) -> str:
 
 
 def _last_words(process: Popen[str]) -> str:
-    """What is in its error pipe now."""
+    """The rest of its stderr."""
     if process.stderr is None or process.stderr.closed:
         return ""
-    said = b""
+    output = b""
     with suppress(OSError):
-        while select.select([process.stderr.fileno()], [], [], 0.2 if not said else 0)[0]:
+        while select.select([process.stderr.fileno()], [], [], 0.2 if not output else 0)[0]:
             given = os.read(process.stderr.fileno(), 1 << 16)
             if not given:
                 break
-            said += given
-    text = " ".join(said.decode(errors="replace").split())[-_LEAST_WORDS:]
+            output += given
+    text = " ".join(output.decode(errors="replace").split())[-_LEAST_WORDS:]
     return f": {text}" if text else ""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Who shares a GPU: a service that requests arrive at, round by round, and work that nobody waits for.
+"""The two sides that share a GPU: a service that requests arrive at, round by round, and offline work.
 
-Each is a program of sim/workloads, which serves one round and is then started anew, or one of gpu/programs, which
-lasts. Either is asked to end before it is killed: under MPS a client that dies with work under way can hurt others.
+Each is a program of sim/workloads, which serves one round and is then started anew, or one of conformance/programs,
+which lasts. Either is asked to end before it is killed: under MPS a client that dies with work under way can hurt
+others.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from agent.errors import SetupError
-from bench.arrivals import write_trace
-from bench.enforcement_stage import Place, Stage, Workload
-from gpu.here import Here
-from gpu.throughput import Point, read_points, since
+from agent.core.errors import SetupError
+from conformance.checks.enforcement.throughput import Point, read_points, since
+from conformance.host import Host
+from tools.harness.arrivals import write_trace
+from tools.harness.stage import GpuNode, Stage, Workload
 
-PROGRAMS: Final = Path(__file__).parent / "programs"
-_SIMULATED_ITERATIONS: Final = 100  # the simulated GPU goes by the time that it is told
+PROGRAMS: Final = Path(__file__).parents[1] / "programs"
+_SIMULATED_ITERATIONS: Final = 100  # the simulated GPU goes by the time that it is given
 _ENDING_SECONDS: Final = 5.0
 _ENDLESS: Final = ["--seconds", "1e6", "--drain-seconds", "1e6"]  # it ends with its arrivals
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One side, as it is started. `torch`: one of gpu/programs, else one of sim/workloads."""
+    """One side, as it is started. `torch`: one of conformance/programs, else one of sim/workloads."""
 
     words: tuple[str, ...]
     torch: bool = False
 
-    def command(self, here: Here, role: str) -> list[str]:
-        """Its beginning; more options may follow."""
+    def command(self, host: Host, role: str) -> list[str]:
+        """The beginning of its command line; more options may follow."""
         if self.torch:
-            return [here.python, str(PROGRAMS / f"{role}_torch.py"), *self.words]
-        speed = str(iterations_per_us(here, self.shape))
-        return [str(here.workloads / role), *self.words, "--iterations-per-us", speed]
+            return [host.python, str(PROGRAMS / f"{role}_torch.py"), *self.words]
+        speed = str(iterations_per_us(host, self.shape))
+        return [str(host.workloads / role), *self.words, "--iterations-per-us", speed]
 
     @property
     def shape(self) -> tuple[str, ...]:
@@ -56,15 +57,15 @@ class Program:
 _measured: Final[dict[tuple[str, ...], int]] = {}
 
 
-def iterations_per_us(here: Here, shape: tuple[str, ...]) -> int:
+def iterations_per_us(host: Host, shape: tuple[str, ...]) -> int:
     """Of the spin kernel's loop in this shape. SetupError where it cannot be measured.
 
     Once, and before others run: a program that measures it beside them takes them for a slow clock.
     """
-    if here.simulated:
+    if host.simulated:
         return _SIMULATED_ITERATIONS
     if shape not in _measured:
-        done = here.run([str(here.workloads / "offline"), *shape, "--kernels", "1", "--steps", "1"], timeout=30.0)
+        done = host.run([str(host.workloads / "offline"), *shape, "--kernels", "1", "--steps", "1"], timeout=30.0)
         if done.returncode:
             raise SetupError(f"offline ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         _measured[shape] = int(json.loads(done.stdout.removeprefix("ready\n"))["iterations_per_us"])
@@ -73,7 +74,7 @@ def iterations_per_us(here: Here, shape: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """In seconds; the arrival since the start of its round."""
+    """Times of a request in seconds; its arrival since the start of the round."""
 
     arrival_s: float
     latency_s: float
@@ -84,8 +85,8 @@ class Request:
 class Service:
     """The online side."""
 
-    here: Here
-    stage: Stage[Place]
+    host: Host
+    stage: Stage[GpuNode]
     program: Program
     folder: Path
     extra: Mapping[str, str] = field(default_factory=dict)  # of its environment
@@ -95,7 +96,7 @@ class Service:
 
     def measure(self) -> None:
         """What has to be known of the device before anybody uses it."""
-        self.program.command(self.here, "online")
+        self.program.command(self.host, "online")
 
     def prepare(self) -> None:
         """Starts it, unless it runs and can play another round. Returns once it is warm."""
@@ -106,10 +107,10 @@ class Service:
             write_trace([], self._trace)
             rest = ["--trace", str(self._trace), "--log", str(self._log)]
             rest += ["--facts", str(self._facts)] if self.program.torch else _ENDLESS
-            self._workload = self.stage.run("online", [*self.program.command(self.here, "online"), *rest], self.extra)
+            self._workload = self.stage.run("online", [*self.program.command(self.host, "online"), *rest], self.extra)
 
     def begin(self, arrivals: Sequence[float]) -> None:
-        """A round of a service that is prepared: the first request arrives now."""
+        """Starts a round of a service that is prepared: the first request arrives now."""
         assert self._workload
         write_trace(arrivals, self._trace)  # read at the beginning of a round
         if self.program.torch:
@@ -127,7 +128,7 @@ class Service:
         return served >= self._wanted
 
     def requests(self) -> tuple[Request, ...]:
-        """Of the last round, as far as it got."""
+        """Requests of the last round, as far as it got."""
         text = self._log.read_text() if self._log.exists() else ""
         rows = (line.split() for line in text[: text.rfind("\n") + 1].splitlines())
         return tuple(Request(float(arrival), float(latency), float(service)) for arrival, latency, service in rows)
@@ -159,8 +160,8 @@ class Service:
 class Batch:
     """The offline side."""
 
-    here: Here
-    stage: Stage[Place]
+    host: Host
+    stage: Stage[GpuNode]
     program: Program
     folder: Path
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -169,15 +170,15 @@ class Batch:
 
     def measure(self) -> None:
         """What has to be known of the device before anybody uses it."""
-        self.program.command(self.here, "offline")
+        self.program.command(self.host, "offline")
 
     def prepare(self) -> None:
-        """Starts one that waits until it is told to begin. One of sim/workloads would begin at once."""
+        """Starts one that waits for `begin`. One of sim/workloads would begin at once."""
         if self.program.torch and self._workload is None:
             self._start(["--facts", str(self._facts)])
 
     def begin(self) -> None:
-        """It works from now on."""
+        """Starts its work."""
         self.prepare()
         if self._workload is None:
             self._start(["--seconds", "0"])
@@ -190,7 +191,7 @@ class Batch:
         self._workload.process.stdin.flush()
 
     def pause(self) -> None:
-        """Nothing of its work is under way any more. One that cannot be told, or does not listen, is ended."""
+        """Nothing of its work is under way any more. One that takes no commands, or does not answer, is ended."""
         if self._workload is None:
             return
         self._workload.require_alive()
@@ -198,7 +199,7 @@ class Batch:
             self.end()
 
     def points(self) -> list[Point]:
-        """What was done since it began."""
+        """Its work since it began."""
         return since(self._points(), self._begun)
 
     def facts(self) -> dict[str, Any]:
@@ -214,7 +215,7 @@ class Batch:
     def _start(self, rest: Sequence[str]) -> None:
         self.folder.mkdir(exist_ok=True)
         self._log.unlink(missing_ok=True)
-        command = [*self.program.command(self.here, "offline"), *rest, "--log", str(self._log)]
+        command = [*self.program.command(self.host, "offline"), *rest, "--log", str(self._log)]
         self._workload = self.stage.run("offline", command, self.extra)
 
     def _stops(self) -> bool:
@@ -255,7 +256,7 @@ def _says_a_line(descriptor: int, seconds: float) -> bool:
     return False
 
 
-def _end(stage: Stage[Place], workload: Workload) -> None:
+def _end(stage: Stage[GpuNode], workload: Workload) -> None:
     for number in (signal.SIGCONT, signal.SIGTERM):
         with suppress(ProcessLookupError):
             workload.process.send_signal(number)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.working.steps --library L`: kernels without end, and when each was launched and ended.
+"""`python -m conformance.clients.steps --library L`: kernels without end, and when each was launched and ended.
 
 Prints `{"ready": true, …}`, works until SIGTERM or a CUDA error, and then prints what happened: times are those of
 CLOCK_MONOTONIC in ns, a kernel's end by the device's own clock, so that it is right for kernels too that ended while
@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from gpu.working.driver import CudaError, Gpu, Sequences
+from conformance.clients.driver import CudaError, Gpu, Sequences
 
 _ended = False
 
@@ -31,7 +31,7 @@ class Times:
 
 
 def main() -> int:
-    """0, or 3 after a CUDA error, which is said."""
+    """0, or 3 after a CUDA error, which is reported."""
     options = parser().parse_args()
     if not options.default_signals:
         signal.signal(signal.SIGTERM, _on_term)
@@ -50,8 +50,8 @@ def main() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
-    made = argparse.ArgumentParser(prog="python -m gpu.working.steps", description=__doc__)
+    """The parser of the command line."""
+    made = argparse.ArgumentParser(prog="python -m conformance.clients.steps", description=__doc__)
     made.add_argument("--library", required=True)
     made.add_argument("--kernel-us", type=float, default=1000.0)
     made.add_argument("--queue", type=int, default=16, help="most kernels at once")

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Our own workloads (sim/workloads) as a load of which all is known: how many kernels, how long, on how many SMs.
 
-A kernel of theirs loops so often as it is told, so its length is known once it was timed with the device to itself:
+A kernel of theirs loops as often as it is asked to, so its length is known once it was timed with the device to itself:
 `pace_of`. A workload says once a second how far it is; `Workload.kernels` has these lines with the time of each.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any, Final
 
-from gpu.here import Here
+from conformance.host import Host
 
 # So that the first device is the first for CUDA and for NVML, however fast the others are.
 SAME_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -31,7 +31,7 @@ _SOLO_NS: Final = 1_000_000
 
 
 class WorkloadError(Exception):
-    """A workload of ours failed, with what it said."""
+    """A workload of ours failed; the message has its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def tuned(
 
 @dataclass(slots=True)
 class Workload:
-    """A running `offline` or `online`. `kernels`: (CLOCK_MONOTONIC ns, kernels launched by then), as it told."""
+    """A running `offline` or `online`. `kernels`: (CLOCK_MONOTONIC ns, kernels launched by then), as it reported."""
 
     process: Popen[str]
     summary_file: Path
@@ -75,7 +75,7 @@ class Workload:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Its pid."""
         return self.process.pid
 
     def wait_ready(self) -> None:
@@ -103,14 +103,14 @@ class Workload:
         return self._summary()
 
     def read(self) -> None:
-        """Its lines to the last one; on a thread of its own."""
+        """Reads its lines to the last one; on a thread of its own."""
         assert self.process.stdout
-        with suppress(ValueError):  # closed from outside: whoever did that wants no more of it
+        with suppress(ValueError):  # closed from outside, which ends the reading
             for line in self.process.stdout:
                 self._note(line, time.monotonic_ns())
 
     def start_reading(self) -> None:
-        """`read`, beside whoever calls this."""
+        """`read`, on a thread of its own."""
         self._reader = threading.Thread(target=self.read, daemon=True)
         self._reader.start()
 
@@ -136,44 +136,44 @@ class Workload:
 
 
 def start(
-    here: Here,
+    host: Host,
     name: str,
     words: Sequence[str],
     extra: Mapping[str, str] | None = None,
     before: Sequence[str] = (),
 ) -> Workload:
     """`words`: the program and its options; `before`: what starts it, and becomes it. Its summary is NAME.json."""
-    summary = here.folder / f"{name}.json"
+    summary = host.folder / f"{name}.json"
     summary.unlink(missing_ok=True)
-    command = [*before, str(here.workloads / words[0]), *words[1:], "--json", str(summary)]
-    workload = Workload(here.start(command, {**SAME_ORDER, **(extra or {})}), summary)
+    command = [*before, str(host.workloads / words[0]), *words[1:], "--json", str(summary)]
+    workload = Workload(host.start(command, {**SAME_ORDER, **(extra or {})}), summary)
     workload.start_reading()
     return workload
 
 
 @contextmanager
-def running(here: Here, name: str, words: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[Workload]:
+def running(host: Host, name: str, words: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[Workload]:
     """One that is ready; ended after the block, whatever happened in it."""
-    workload = start(here, name, words, extra)
+    workload = start(host, name, words, extra)
     try:
         workload.wait_ready()
         yield workload
     finally:
-        here.end(workload.process)
+        host.end(workload.process)
 
 
 def steps(pace: Pace, *, kernels: int, kernel_us: int, blocks: int, host_us: float = 0) -> list[str]:
-    """`offline` in steps of so many kernels on `blocks` SMs, and a pause; until it is told to end."""
+    """`offline` in steps of so many kernels on `blocks` SMs, and a pause; until it is ended."""
     shape = ["--kernels", str(kernels), "--kernel-us", str(kernel_us), "--blocks", str(blocks), "--threads", "1024"]
     return ["offline", *shape, "--host-us", f"{host_us:g}", *pace.options, "--seconds", "0", "--verbose"]
 
 
-def pause_us(pace: Pace, kernels: int, kernel_us: int, duty: float) -> float:
+def pause_us(pace: Pace, kernels: int, kernel_us: int, duty_cycle: float) -> float:
     """The host's pause after so many kernels with which they take that part of the time; 0 for all of it."""
-    return pace.seconds(kernels, kernel_us) * 1e6 * (1 / duty - 1)
+    return pace.seconds(kernels, kernel_us) * 1e6 * (1 / duty_cycle - 1)
 
 
-def pace_of(here: Here, blocks: int, seconds: float) -> Pace:
+def pace_of(host: Host, blocks: int, seconds: float) -> Pace:
     """Times the kernel with the device to itself, one block to each SM. WorkloadError when that fails.
 
     The queue is never empty, so what is timed is the kernels alone; the first second, in which clocks rise, is left out
@@ -181,7 +181,7 @@ def pace_of(here: Here, blocks: int, seconds: float) -> Pace:
     """
     first = Pace(_FIRST_ITERATIONS_PER_US, 1.0)
     words = steps(first, kernels=100, kernel_us=_SOLO_NS // 1000, blocks=blocks)
-    with running(here, "solo", [*words, "--never-sync", "--depth", "16"]) as workload:
+    with running(host, "solo", [*words, "--never-sync", "--depth", "16"]) as workload:
         time.sleep(seconds)
         workload.require_alive()
         summary = workload.finish()

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`addresses.py LIBCUDA`: where the driver library's functions are for a program that asks for them.
 
-Reads {"exports": […], "names": […], "versions": […]} and writes the answers, both as JSON. An address is told as the
+Reads {"exports": […], "names": […], "versions": […]} and writes the answers, both as JSON. An address is given as the
 offset in the library's file, which is what a probe is attached to; outside of that file as the name of what is there.
 """
 
@@ -40,7 +40,7 @@ class Places:
             return False
 
     def of(self, address: int) -> int | str:
-        """Its offset in the library's file, or what else is there."""
+        """An address as its offset in the library's file, or as the name of what is there."""
         for start, end, offset, ours, path in self._ranges:
             if start <= address < end:
                 return address - start + offset if ours else path or "memory of no file"
@@ -48,7 +48,7 @@ class Places:
 
 
 def asked(library: Any, names: list[str], versions: list[int], places: Places) -> Iterator[dict[str, Any]]:
-    """What cuGetProcAddress gives for each name, flag and version; the same again is told once."""
+    """What cuGetProcAddress gives for each name, flag and version; repetitions are listed once."""
     ask = getattr(library, "cuGetProcAddress_v2", None)
     with_status = ask is not None
     ask = ask or library.cuGetProcAddress
@@ -66,7 +66,7 @@ def asked(library: Any, names: list[str], versions: list[int], places: Places) -
 
 
 def main() -> None:
-    """One question, one answer."""
+    """Reads one question, writes one answer."""
     path, question = sys.argv[1], json.load(sys.stdin)
     library = c.CDLL(path)
     initialised = library.cuInit(0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`calling.py FILE LOOP`: calls functions in machine code (gpu/machine_code.py) and says how long a call takes.
+"""`calling.py FILE LOOP`: calls functions in machine code (conformance/checks/probes/machine_code.py) and says how long
+a call takes.
 
 For each line `OFFSET COUNT` on its standard input a line of JSON: nanoseconds per call, and whether the kernel had to
 step an instruction of it, which shows in the memory that it then maps into the process. Each line is a process of its
@@ -34,8 +35,8 @@ def mapped(file: str) -> int:
     return int(address)
 
 
-def told(loop: int, function: int, count: int) -> str:
-    """One line."""
+def report_line(loop: int, function: int, count: int) -> str:
+    """Times the calls; one line of figures."""
     call = c.CFUNCTYPE(None, c.c_uint64, c.c_void_p)(loop)
     call(1, function)  # the first fetches pages, and maps what the kernel needs
     started_ns = time.perf_counter_ns()
@@ -46,7 +47,7 @@ def told(loop: int, function: int, count: int) -> str:
 
 
 def main() -> None:
-    """Until its standard input ends."""
+    """Answers until its standard input ends."""
     code = mapped(sys.argv[1])
     print("ready", flush=True)
     for line in sys.stdin:
@@ -54,7 +55,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             try:
-                print(told(code + int(sys.argv[2]), code + offset, count), flush=True)
+                print(report_line(code + int(sys.argv[2]), code + offset, count), flush=True)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -53,7 +53,7 @@ class Work:
         return {"launches": LAUNCHES, "waits": 1}
 
     def graphs(self) -> dict[str, int]:
-        """The same with a graph of three kernels."""
+        """Launches a graph of three kernels, and waits."""
         for _ in range(GRAPH_LAUNCHES):
             self.graph.launch(self.stream)
         self.stream.synchronize()

@@ -23,8 +23,8 @@ def main() -> None:
     answers = own_stdout()
     one_kernel = jax.jit(lambda x: 2 * x + 1)
     chain = jax.jit(lambda m: m @ jnp.tanh(m @ jnp.tanh(m @ jnp.tanh(m @ m))))
-    here = numpy.ones(SIZE, dtype=numpy.float32)
-    x = jax.device_put(here).block_until_ready()
+    host = numpy.ones(SIZE, dtype=numpy.float32)
+    x = jax.device_put(host).block_until_ready()
     matrix = jnp.ones((256, 256), dtype=jnp.float32).block_until_ready()
 
     def kernels() -> dict[str, int]:
@@ -41,7 +41,7 @@ def main() -> None:
 
     def copies() -> dict[str, int]:
         for _ in range(COPIES):
-            there = jax.device_put(here).block_until_ready()
+            there = jax.device_put(host).block_until_ready()
             numpy.asarray(there)
         return {"copies": 2 * COPIES}
 

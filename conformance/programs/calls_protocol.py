@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How the programs calls_*.py talk with whoever started them: a line in, a line of JSON out.
+"""How the programs calls_*.py talk with their parent: a line in, a line of JSON out.
 
 A program gets ready, with everything done once that is done only the first time, and says so. Then for each name of a
 phase that it reads it does that phase, waits for the GPU, and says what it did.
@@ -26,7 +26,7 @@ def own_stdout() -> Any:
 
 
 def serve(answers: Any, about: Mapping[str, object], phases: Mapping[str, Phase]) -> None:
-    """Until standard input ends."""
+    """Executes commands until standard input ends."""
     _say(answers, {"about": dict(about), "phases": list(phases)})
     for line in sys.stdin:
         try:

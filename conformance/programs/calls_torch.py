@@ -94,7 +94,7 @@ def memory_phase() -> Phase:
 
 
 def profiled(phase: Phase) -> Phase:
-    """The same, and what ran on the GPU."""
+    """A phase under the profiler: its counts, and what ran on the GPU."""
 
     def again() -> dict[str, int]:
         from torch.autograd import DeviceType

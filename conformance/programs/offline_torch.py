@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""PyTorch work that nobody waits for: `train`, steps of a small transformer with AdamW, or `long`, matrix products of
+"""Offline PyTorch work: `train`, steps of a small transformer with AdamW, or `long`, matrix products of
 some milliseconds each, queued deep.
 
 Stands alone: PyTorch and the standard library, random weights and data. Says `ready` once it is warm; then `g` on
@@ -35,7 +35,7 @@ idle = True
 
 
 def end(*_: Any) -> None:
-    """At the end of the step, at once where there is none."""
+    """Ends it at the end of the step, at once where there is none."""
     global ended
     ended = True
     if idle:
@@ -85,7 +85,7 @@ def long(options: argparse.Namespace, found: dict[str, Any]) -> Callable[[], Non
 
 
 def product(options: argparse.Namespace, size: int) -> Callable[[], None]:
-    """Of two square matrices, not waited for."""
+    """A product of two square matrices, not waited for."""
     left, right = tensor(options, (size, size)), tensor(options, (size, size))
     out = torch.empty_like(left)
 
@@ -103,12 +103,12 @@ def fitting(size: int, took_seconds: float, wanted_seconds: float) -> int:
 
 
 def tensor(options: argparse.Namespace, shape: tuple[int, ...]) -> Any:
-    """Of random numbers, on the device."""
+    """A tensor of random numbers, on the device."""
     return torch.randn(shape, device=options.device).to(getattr(torch, options.dtype))
 
 
 def wait(options: argparse.Namespace) -> None:
-    """For everything that was launched."""
+    """Waits for everything that was launched."""
     if options.device.startswith("cuda"):
         torch.cuda.current_stream().synchronize()
 
@@ -121,7 +121,7 @@ def kernel_seconds(work: Callable[[], None], options: argparse.Namespace) -> flo
 
 
 def timed(work: Callable[[], None], options: argparse.Namespace) -> float:
-    """Once, in seconds."""
+    """Duration of one run, in seconds."""
     if not options.device.startswith("cuda"):
         begun = time.monotonic()
         work()
@@ -155,7 +155,7 @@ def work(step: Callable[[], None], log: TextIO | None, done: int) -> tuple[int, 
 
 
 def run(step: Callable[[], None], log: TextIO | None, name: str) -> None:
-    """Works and pauses as it is told."""
+    """Works and pauses by its commands."""
     done = 0
     byte = NOTHING
     while not ended and byte not in (b"", b"q"):
@@ -165,8 +165,8 @@ def run(step: Callable[[], None], log: TextIO | None, name: str) -> None:
         before, begun = done, time.monotonic()
         done, byte = work(step, log, done)
         spent = time.monotonic() - begun
-        said = {"program": "offline_torch", "work": name, "steps": done - before, "elapsed_seconds": spent}
-        print(json.dumps(said), flush=True)
+        summary = {"program": "offline_torch", "work": name, "steps": done - before, "elapsed_seconds": spent}
+        print(json.dumps(summary), flush=True)
 
 
 def parsed() -> argparse.Namespace:
@@ -192,7 +192,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """To the end of standard input."""
+    """Works to the end of standard input."""
     global torch
     options = parsed()
     torch = importlib.import_module("torch")

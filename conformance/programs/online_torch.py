@@ -128,7 +128,7 @@ def warm(serve: Callable[[], None], seconds: float) -> float:
 
 
 def arrivals(options: argparse.Namespace) -> list[float]:
-    """Of one round, in seconds since its start, ascending."""
+    """Arrivals of one round, in seconds since its start, ascending."""
     if options.trace:
         return [float(line) for line in options.trace.read_text().split()]
     source, at, found = random.Random(options.seed), 0.0, []
@@ -179,7 +179,7 @@ def summary(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def facts(options: argparse.Namespace, service_seconds: float) -> dict[str, Any]:
-    """What a reader of the figures wants to know."""
+    """What a reader of the figures needs to know."""
     return {
         "model": options.model,
         "layers": options.layers,
@@ -215,7 +215,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Rounds, until there is nobody to ask for one."""
+    """Rounds, until standard input ends."""
     global torch
     options = parsed()
     torch = importlib.import_module("torch")
@@ -228,7 +228,7 @@ def main() -> None:
         options.facts.write_text(json.dumps(facts(options, service_seconds)) + "\n")
     gc.collect()
     gc.freeze()
-    gc.disable()  # nobody is to wait for it
+    gc.disable()  # no request is to wait for it
     print("ready", flush=True)
     while (asked := os.read(0, 1)) and asked != b"q":
         if asked == b"g":

@@ -42,7 +42,7 @@ class Training:
         self.steps = 0
 
     def step(self) -> None:
-        """One, waited for, and what the host does between two."""
+        """Runs one step, waits for it, and does the host's part."""
         self.batch.copy_(self.given, non_blocking=True)
         loss = self.model(self.batch).float().square().mean()
         loss.backward()
@@ -68,7 +68,7 @@ class Training:
         say("ran", steps=self.steps - before, **self.memory())
 
     def profile(self, seconds: float) -> None:
-        """The same under CUPTI."""
+        """Runs steps under CUPTI."""
         profiler = self.torch.profiler
         self.torch.cuda.synchronize()
         with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
@@ -82,17 +82,17 @@ class Training:
             profile.export_chrome_trace(str(trace))
             found = json.loads(trace.read_text(errors="replace"))
         sms = self.torch.cuda.get_device_properties(0).multi_processor_count
-        told = totals(found["traceEvents"], sms)
-        say("profiled", begin_ns=begin_ns, end_ns=end_ns, steps=self.steps - before, **told, **self.memory())
+        profile = totals(found["traceEvents"], sms)
+        say("profiled", begin_ns=begin_ns, end_ns=end_ns, steps=self.steps - before, **profile, **self.memory())
 
     def memory(self) -> dict[str, int]:
-        """What the caching allocator holds, and gave out."""
+        """Bytes that the caching allocator holds, and gave out."""
         cuda = self.torch.cuda
         return {"reserved_bytes": cuda.memory_reserved(), "allocated_bytes": cuda.memory_allocated()}
 
 
 def totals(events: Iterable[dict[str, Any]], sms: int) -> dict[str, float | int]:
-    """Of a trace in Chrome's format, whose times are in µs."""
+    """Totals of a trace in Chrome's format, whose times are in µs."""
     kernels = [event for event in events if event.get("cat") == "kernel" and "dur" in event]
     copies = [event for event in events if event.get("cat") == "gpu_memcpy"]
     return {
@@ -128,12 +128,12 @@ def union(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def say(event: str, **rest: Any) -> None:
-    """One line."""
+    """Writes one line of JSON."""
     print(json.dumps({"event": event, **rest}), flush=True)
 
 
 def main() -> None:
-    """Until `end`, or until nobody is there to say it."""
+    """Works until `end`, or the end of standard input."""
     torch = importlib.import_module("torch")
     say("imported", version=torch.__version__)  # the driver is not asked anything before `open`
     training: Training | None = None

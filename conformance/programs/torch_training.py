@@ -42,7 +42,7 @@ def trained(torch: Any, seconds: float, steps: int) -> tuple[Any, list[int], flo
 
 
 def main() -> int:
-    """Trains, waits for nobody."""
+    """Trains, waits for no command."""
     torch: Any = importlib.import_module("torch")
 
     torch.use_deterministic_algorithms(True)

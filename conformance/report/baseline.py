@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the simulated GPU gave, written down once: the baselines of the item calibration. gpu/simulated.toml."""
+"""What the simulated GPU gave, written down once: the baselines of the item calibration.
+conformance/report/simulated.toml."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.row import Verdict
+from conformance.report.model import Verdict
 
 PLACE: Final = Path(__file__).parent / "simulated.toml"
 _HEAD: Final = """\
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# What the item calibration gave on the simulated GPU, by `what`. Written by `python -m gpu.items.calibration REPORT`.
+# What the item calibration gave on the simulated GPU, by `what`. Written by `python -m conformance.checks.calibration
+# REPORT`.
 """
 _USABLE: Final = (Verdict.OK, Verdict.DIFFERS, Verdict.MEASURED)
 
@@ -32,7 +34,7 @@ class Recorded:
 
     @classmethod
     def read(cls, path: Path = PLACE) -> Recorded:
-        """Nothing, where nothing was written down."""
+        """The recorded figures; empty where none is."""
         if not path.exists():
             return cls()
         made = tomllib.loads(path.read_text())

@@ -1,15 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""An item's parts, each of which may fail alone; and rows that compare a figure with what it should be."""
+"""An item's parts, each of which may fail alone; and rows that compare a figure with what it should be.
+
+One thing that was looked at, and what was seen. A row is the only thing that an item hands over.
+"""
 
 from __future__ import annotations
 
+import json
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
-from gpu.here import Unavailable
-from gpu.item import blamed
-from gpu.row import Row, Verdict, failed, skipped
+from conformance.host import Unavailable
+
+Figure = float | int | str | bool | None
+
+
+class Verdict(StrEnum):
+    """How a row compares with what was assumed before."""
+
+    OK = "ok"  # an assumption of the design, the simulator, the agent or the field notes holds
+    DIFFERS = "differs"  # it does not
+    MEASURED = "measured"  # a figure of which nothing was expected
+    SKIPPED = "skipped"  # cannot be had here; the note says why
+    FAILED = "failed"  # the item itself broke; the note says how
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """`what` is unique within its item and the same in every run; the driver adds whether it is real or simulated."""
+
+    item: str  # the name of its module in conformance/checks
+    what: str
+    verdict: Verdict
+    figure: Figure = None
+    unit: str = ""  # of both figures: "", "ns", "µs", "ms", "s", "1/s", "ratio", "bytes"
+    baseline: Figure = None  # what the figure is to be compared with: of the same run, or what was expected
+    note: str = ""  # one sentence: why, or what it means
+
+    def as_json(self) -> str:
+        """The row as one line of JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+
+def row_from(given: Mapping[str, Any]) -> Row:
+    """The row that was made into this. ValueError, TypeError or KeyError where it is none."""
+    return Row(**{**given, "verdict": Verdict(given["verdict"])})
+
+
+def skipped(item: str, what: str, why: str) -> Row:
+    """A row for what cannot be had here."""
+    return Row(item=item, what=what, verdict=Verdict.SKIPPED, note=why)
+
+
+def failed(item: str, what: str, how: str) -> Row:
+    """A row for what broke."""
+    return Row(item=item, what=what, verdict=Verdict.FAILED, note=how)
 
 
 def part(item: str, whats: Sequence[str], rows: Callable[[], Iterable[Row]]) -> Iterator[Row]:
@@ -29,7 +79,7 @@ def part(item: str, whats: Sequence[str], rows: Callable[[], Iterable[Row]]) -> 
 
 
 def judged(holds: bool) -> Verdict:
-    """Of an assumption."""
+    """The verdict on an assumption."""
     return Verdict.OK if holds else Verdict.DIFFERS
 
 
@@ -38,7 +88,7 @@ def near(
 ) -> Row:
     """OK where the figure is no further than `within` from the baseline; DIFFERS too where there is none."""
     kept = figure is not None and abs(figure - baseline) <= within
-    missing = "" if figure is not None else "nothing was told; "
+    missing = "" if figure is not None else "nothing was reported; "
     return Row(
         item=item,
         what=what,
@@ -73,6 +123,13 @@ def measured(
 ) -> Row:
     """A figure of which nothing was expected; skipped where there is none."""
     if figure is None:
-        return skipped(item, what, note or "nothing was told")
+        return skipped(item, what, note or "nothing was reported")
     rounded = round(figure, 4) if isinstance(figure, float) else figure
     return Row(item=item, what=what, verdict=Verdict.MEASURED, figure=rounded, unit=unit, baseline=baseline, note=note)
+
+
+def blamed(error: Exception) -> str:
+    """The error in one line, with its place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}{place}"

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
-from gpu.row import Figure, Row, Verdict
+from conformance.report.model import Figure, Row, Verdict
 
 _NARROW: Final = 100  # columns; a table would be all line breaks
 _UNKNOWN_WIDTH: Final = 160
@@ -52,7 +52,7 @@ def measured(row: Row) -> str:
 
 
 def shown(value: Figure, unit: str) -> str:
-    """With its unit; "" for what is not known."""
+    """A figure with its unit; "" for an unknown one."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpu.look import ROOT
-from gpu.row import Row, Verdict
+from conformance.machine_state import ROOT
+from conformance.report.model import Row, Verdict
 
 FORMAT: Final = 1
 NAME: Final = "report.json"
@@ -44,11 +44,11 @@ class Report:
         return Counter(row.verdict for row in self.rows)
 
     def machine(self) -> dict[str, Any]:
-        """What is known of it: figures of the item that looks at it."""
+        """The machine's known facts: figures of the item `machine`."""
         return {row.what: row.figure for row in self.rows if row.item == _PART_OF and row.figure is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """What is written."""
+        """The report as a JSON object."""
         machine = self.machine()
         return {
             "format": FORMAT,
@@ -65,7 +65,7 @@ class Report:
         }
 
     def write(self, folder: Path) -> Path:
-        """All or nothing: whoever reads it at any time finds a whole one."""
+        """Writes the report, whole: a reader never finds half of it."""
         path = folder / NAME
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(self.as_json(), ensure_ascii=False, indent=1) + "\n")

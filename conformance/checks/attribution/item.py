@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpu import spin
-from gpu.here import Here, Unavailable
-from gpu.parts import part
-from gpu.row import Row, failed, skipped
+from conformance.clients import workload
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, failed, part, skipped
 
 if TYPE_CHECKING:
-    from gpu.attribution.scene import Played, Stage
-    from gpu.attribution.stage import Cgroups
-    from gpu.attribution.tenants import Tenant
+    from conformance.checks.attribution.scene import SceneResult, Stage
+    from conformance.checks.attribution.stage import Cgroups
+    from conformance.checks.attribution.tenants import Tenant
 
 TITLE: Final = "attribution: shares, launches, bytes and memory of containers, against the truth"
 SECONDS: Final = 75
@@ -50,35 +49,35 @@ WHAT: Final = (
 _ITEM: Final = "attribution"
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Unavailable without NVML or a GPU; WorkloadError when our kernels do not run."""
-    from gpu.attribution import scene
-    from gpu.attribution.pytorch import PyTorch
-    from gpu.attribution.recorder import recording
-    from gpu.nvml.binding import first_gpu
+    from conformance.checks.attribution import scene
+    from conformance.checks.attribution.pytorch import PyTorch
+    from conformance.checks.attribution.recorder import recording
+    from conformance.checks.nvml.binding import first_gpu
 
     with ExitStack() as stack:
-        gpu = stack.enter_context(first_gpu(here))
-        torch = stack.enter_context(PyTorch.importing(here))  # takes seconds, in which the rest goes on
-        pace = spin.pace_of(here, gpu.sm_count, 0.5 if here.quick else 2.2)
-        cgroups, socket, without = _agent(here, stack)
+        gpu = stack.enter_context(first_gpu(host))
+        torch = stack.enter_context(PyTorch.importing(host))  # takes seconds, in which the rest goes on
+        pace = workload.pace_of(host, gpu.sm_count, 0.5 if host.quick else 2.2)
+        cgroups, socket, without = _agent(host, stack)
         why = None if without is None else without.note
         if without is not None:
             yield without
-        recorder = stack.enter_context(recording(here, socket))
-        times = scene.Times(1.5, 2.0) if here.quick else scene.Times(4.0, 5.0)
-        stage = scene.Stage(here, recorder, cgroups, pace, gpu.sm_count, times)
+        recorder = stack.enter_context(recording(host, socket))
+        times = scene.Times(1.5, 2.0) if host.quick else scene.Times(4.0, 5.0)
+        stage = scene.Stage(host, recorder, cgroups, pace, gpu.sm_count, times)
         yield from _scenes(stage, why, alone=torch.process is None)
         yield from torch.rows(stage, why)
 
 
-def _agent(here: Here, stack: ExitStack) -> tuple[Cgroups | None, Path | None, Row | None]:
+def _agent(host: Host, stack: ExitStack) -> tuple[Cgroups | None, Path | None, Row | None]:
     """Where containers are made and the agent's socket; or the row that says why there is none."""
-    from gpu.attribution.stage import agent, cgroups
+    from conformance.checks.attribution.stage import agent, cgroups
 
     try:
         groups = stack.enter_context(cgroups())
-        return groups, stack.enter_context(agent(here)), None
+        return groups, stack.enter_context(agent(host)), None
     except Unavailable as why:
         return None, None, skipped(_ITEM, "the agent", str(why))
     except RuntimeError as how:
@@ -87,26 +86,28 @@ def _agent(here: Here, stack: ExitStack) -> tuple[Cgroups | None, Path | None, R
 
 def _scenes(stage: Stage, why: str | None, alone: bool) -> Iterator[Row]:
     """`alone`: also one tenant with the device to itself, which else PyTorch is."""
-    from gpu.attribution.tenants import ALONE, CROWDED, WITH_ROOM
+    from conformance.checks.attribution.tenants import ALONE, CROWDED, WITH_ROOM
 
     scenes: list[tuple[str, Sequence[Tenant]]] = [("three with room", WITH_ROOM)]
-    if not stage.here.quick:
+    if not stage.host.quick:
         scenes += [("one that takes the rest", CROWDED), *([("one alone", ALONE)] if alone else [])]
-    over: list[Played] = []
+    over: list[SceneResult] = []
     for name, tenants in scenes:
         yield from part(_ITEM, (f"{name}: can be looked at",), partial(_scene, stage, name, tenants, why, over))
     for one in over if why is None else ():
         yield from part(_ITEM, (f"{one.name}: totals can be looked at",), partial(_totals, stage, one))
 
 
-def _scene(stage: Stage, name: str, tenants: Sequence[Tenant], why: str | None, over: list[Played]) -> Iterator[Row]:
-    from gpu.attribution import rows as out_of
-    from gpu.attribution.scene import play, with_truth
+def _scene(
+    stage: Stage, name: str, tenants: Sequence[Tenant], why: str | None, over: list[SceneResult]
+) -> Iterator[Row]:
+    from conformance.checks.attribution import rows as out_of
+    from conformance.checks.attribution.scene import play, with_truth
 
     one = play(stage, name, tenants)
     over.append(one)
     true = one
-    if stage.here.simulated:
+    if stage.host.simulated:
         true = with_truth(one, stage.recorder.true_samples())
         yield out_of.of_reckoning(one, true)
     yield from out_of.of_shares(true, stage.recorder.nvml_ended(), why)
@@ -114,8 +115,8 @@ def _scene(stage: Stage, name: str, tenants: Sequence[Tenant], why: str | None, 
         yield from out_of.of_memory(one)
 
 
-def _totals(stage: Stage, one: Played) -> Iterator[Row]:
-    from gpu.attribution import rows as out_of
-    from gpu.attribution.scene import at_the_end
+def _totals(stage: Stage, one: SceneResult) -> Iterator[Row]:
+    from conformance.checks.attribution import rows as out_of
+    from conformance.checks.attribution.scene import at_the_end
 
     yield from out_of.of_totals(one, at_the_end(stage.recorder, one))

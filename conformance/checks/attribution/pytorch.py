@@ -19,19 +19,18 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any, Final, Self
 
-from agent.model import Snapshot, Usage
-from bench.attribution_errors import MOST_WORST
-from bench.attribution_recording import Life
-from gpu.attribution import rows as out_of
-from gpu.attribution.rows import ITEM, on_device
-from gpu.attribution.scene import Stage, at_the_end, cast, played, window
-from gpu.attribution.tenants import BESIDE_PYTORCH, Did, Tenant
-from gpu.here import Here, Unavailable
-from gpu.parts import holds, measured, near, part
-from gpu.row import Row
-from gpu.spin import SAME_ORDER
+from agent.core.model import Snapshot, Usage
+from bench.attribution.errors import MOST_WORST
+from bench.attribution.recording import Life
+from conformance.checks.attribution import rows as out_of
+from conformance.checks.attribution.rows import ITEM, on_device
+from conformance.checks.attribution.scene import Stage, at_the_end, cast, played, window
+from conformance.checks.attribution.tenants import BESIDE_PYTORCH, Tenant, TenantWork
+from conformance.clients.workload import SAME_ORDER
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, holds, measured, near, part
 
-PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "torch_steps.py"
+PROGRAM: Final = Path(__file__).resolve().parents[2] / "programs" / "torch_steps.py"
 NAME: Final = "PyTorch"
 ALONE: Final = "PyTorch alone"
 BESIDE: Final = "PyTorch beside a container"
@@ -55,28 +54,28 @@ class PyTorch:
     why: str = ""
     life: Life | None = None
     errors: Path | None = None
-    said: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
+    events: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
 
     @classmethod
     @contextmanager
-    def importing(cls, here: Here) -> Iterator[Self]:
+    def importing(cls, host: Host) -> Iterator[Self]:
         """Begins to import; ended after the block."""
-        if here.simulated or not here.has("torch"):
-            why = "needs a real GPU" if here.simulated else f"{here.python} has no PyTorch"
+        if host.simulated or not host.has("torch"):
+            why = "needs a real GPU" if host.simulated else f"{host.python} has no PyTorch"
             yield cls(None, why)
             return
-        errors = here.folder / "pytorch.err"
+        errors = host.folder / "pytorch.err"
         with errors.open("w") as stderr:  # however much it warns of, it does not stop there
-            process = here.start([here.python, str(PROGRAM)], SAME_ORDER, stderr=stderr)
+            process = host.start([host.python, str(PROGRAM)], SAME_ORDER, stderr=stderr)
         found = cls(process, errors=errors)
         threading.Thread(target=found.listen, daemon=True).start()
         try:
             yield found
         finally:
-            here.end(process)
+            host.end(process)
 
     def rows(self, stage: Stage, why_no_agent: str | None) -> Iterator[Row]:
-        """Both scenes; one row each where it cannot be had."""
+        """Rows of both scenes; one row each where it cannot be had."""
         step_seconds: list[float] = []
         yield from part(ITEM, (f"{ALONE}: can be looked at",), partial(self._alone, stage, why_no_agent, step_seconds))
         yield from part(
@@ -84,16 +83,16 @@ class PyTorch:
         )
 
     def listen(self) -> None:
-        """Its lines, on a thread of its own, until it ends."""
+        """Reads its lines, on a thread of its own, until it ends."""
         assert self.process is not None
         assert self.process.stdout is not None
         try:
             for line in self.process.stdout:
                 if line.startswith("{"):
-                    self.said.put(json.loads(line))
+                    self.events.put(json.loads(line))
         except ValueError:  # closed from outside, or cut off: it ended
             pass
-        self.said.put({"event": "ended"})
+        self.events.put({"event": "ended"})
 
     def ask(self, words: str) -> None:
         """Has it do something, in its container."""
@@ -102,7 +101,7 @@ class PyTorch:
         print(words, file=self.process.stdin, flush=True)
 
     def until(self, event: str, seconds: float, no_gpu: str = "") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What it says of that event, and what it said before.
+        """Its line about that event, and those before.
 
         RuntimeError when it ends or takes too long, Unavailable with `no_gpu` when it has none.
         """
@@ -110,7 +109,7 @@ class PyTorch:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                found = self.said.get(timeout=max(0.0, deadline - time.monotonic()))
+                found = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise RuntimeError(f"PyTorch: no {event} in {seconds:g} s") from None
             if found["event"] == "no GPU":
@@ -140,20 +139,20 @@ class PyTorch:
         self.until("ran", _LEARN_SECONDS + _EXTRA_SECONDS)
         before = stage.recorder.snapshots.after(time.monotonic_ns() + _LATE_NS)
         self.ask(f"profile {_PROFILE_SECONDS}")
-        told, _ = self.until("profiled", _PROFILE_SECONDS + _EXTRA_SECONDS)
-        after = stage.recorder.snapshots.after(told["end_ns"] + _LATE_NS)
-        step_seconds.append(told["sm_seconds"] / max(1, told["steps"]))
-        lasted = (told["end_ns"] - told["begin_ns"]) / 1e9
+        profile, _ = self.until("profiled", _PROFILE_SECONDS + _EXTRA_SECONDS)
+        after = stage.recorder.snapshots.after(profile["end_ns"] + _LATE_NS)
+        step_seconds.append(profile["sm_seconds"] / max(1, profile["steps"]))
+        lasted = (profile["end_ns"] - profile["begin_ns"]) / 1e9
         note = "all SMs that its blocks can fill; while it was profiled"
-        yield measured(ITEM, f"{ALONE}: SM time by CUPTI", told["sm_seconds"] / lasted, "ratio", note=note)
-        yield measured(ITEM, f"{ALONE}: time with a kernel by CUPTI", told["busy_seconds"] / lasted, "ratio")
+        yield measured(ITEM, f"{ALONE}: SM time by CUPTI", profile["sm_seconds"] / lasted, "ratio", note=note)
+        yield measured(ITEM, f"{ALONE}: time with a kernel by CUPTI", profile["busy_seconds"] / lasted, "ratio")
         if why_no_agent is not None:
             raise Unavailable(why_no_agent)
         first, last = _usage(before, self.life.id), _usage(after, self.life.id)
         if first is None or last is None:
             raise RuntimeError("the agent knows nothing of its container")
-        meanwhile = stage.recorder.snapshots.after((told["begin_ns"] + told["end_ns"]) // 2)
-        yield from compared(first, last, told, lasted, source(meanwhile, self.life.id))
+        meanwhile = stage.recorder.snapshots.after((profile["begin_ns"] + profile["end_ns"]) // 2)
+        yield from compared(first, last, profile, lasted, source(meanwhile, self.life.id))
 
     def _beside(self, stage: Stage, why_no_agent: str | None, step_seconds: list[float]) -> Iterator[Row]:
         self._open(stage)
@@ -171,7 +170,7 @@ class PyTorch:
         step_ns = step_seconds[0] * 1e9
         mine = [(int(one["at_ns"]), one["steps"] * step_ns) for one in progress if one["event"] == "progress"]
         grown = {players.working[one.name].pid: done[one.name].sm for one in BESIDE_PYTORCH}
-        whole = {**done, NAME: Did(0, 0, 0, mine)}
+        whole = {**done, NAME: TenantWork(0, 0, 0, mine)}
         one = played(
             stage,
             BESIDE,
@@ -194,33 +193,33 @@ class PyTorch:
 
 
 def source(snapshot: Snapshot, container: str) -> str:
-    """Whether the agent measured or estimated a container's share, and what told it the device's."""
+    """Whether the agent measured or estimated a container's share, and the source of the device's."""
     usage = _usage(snapshot, container)
     if usage is None:
         return "from what is not known"
-    told = (one.sm_activity_source for one in snapshot.devices if one.device.uuid == usage.device)
-    return f"{usage.sm_provenance or 'not known'}, the device's by {next(told, None) or 'nothing'}"
+    sources = (one.sm_activity_source for one in snapshot.devices if one.device.uuid == usage.device)
+    return f"{usage.sm_provenance or 'not known'}, the device's by {next(sources, None) or 'nothing'}"
 
 
-def compared(first: Usage, last: Usage, told: Mapping[str, Any], lasted: float, of: str) -> Iterator[Row]:
+def compared(first: Usage, last: Usage, profile: Mapping[str, Any], lasted: float, of: str) -> Iterator[Row]:
     """The agent's totals grew by what CUPTI saw: between the two it did nothing else. `of`: its source."""
     then, now = first.totals, last.totals
     share = (now.sm_seconds - then.sm_seconds) / lasted
-    true = told["sm_seconds"] / lasted
+    true = profile["sm_seconds"] / lasted
     yield near(ITEM, f"{ALONE}: share of the device, agent", share, true, MOST_WORST, note=f"against CUPTI's; {of}")
-    missed = told["kernels"] - (now.launches - then.launches)
-    note = f"{told['kernels']} by CUPTI"
+    missed = profile["kernels"] - (now.launches - then.launches)
+    note = f"{profile['kernels']} by CUPTI"
     yield holds(ITEM, f"{ALONE}: kernels that the agent missed", missed == 0, missed, 0, note)
     ways = (
-        ("to", told["to_device_bytes"], now.pcie_rx_bytes - then.pcie_rx_bytes),
-        ("from", told["from_device_bytes"], now.pcie_tx_bytes - then.pcie_tx_bytes),
+        ("to", profile["to_device_bytes"], now.pcie_rx_bytes - then.pcie_rx_bytes),
+        ("from", profile["from_device_bytes"], now.pcie_tx_bytes - then.pcie_tx_bytes),
     )
     for way, true_bytes, agents in ways:
         if true_bytes:
             what = f"{ALONE}: bytes copied {way} the device, agent ÷ CUPTI"
             note = f"{true_bytes} by CUPTI"
             yield near(ITEM, what, agents / true_bytes, 1.0, _BYTES_WITHIN, note=note)
-    reserved = int(told["reserved_bytes"])
+    reserved = int(profile["reserved_bytes"])
     beyond = None if last.memory_bytes is None else last.memory_bytes - reserved
     note = "context, modules, and what libraries took behind its back"
     yield measured(ITEM, f"{ALONE}: bytes by NVML beyond what its allocator holds", beyond, "bytes", note=note)

@@ -15,16 +15,17 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Final
 
-from agent import endpoint
-from agent.clock import NS_PER_SECOND
-from agent.errors import WardenError
-from agent.model import Snapshot
-from bench import attribution_nvml
-from bench.attribution_nvml import Listing
-from bench.attribution_recording import TruthSample
-from bench.attribution_run import TruthRecorder
-from gpu.here import Here
-from gpu.look import ROOT
+from agent.core.clock import NS_PER_SECOND
+from agent.core.errors import WardenError
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
+from bench.attribution import nvml
+from bench.attribution.nvml import Listing
+from bench.attribution.recording import TruthSample
+from bench.attribution.run import TruthRecorder
+from conformance.host import Host
+from conformance.machine_state import ROOT
+from tools.harness.wait import poll
 
 _LOOK_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 5.0
@@ -40,7 +41,7 @@ class Snapshots:
     _ending: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Until `stop`, or until the agent is gone."""
+        """Polls until `stop`, or until the agent is gone."""
         while not self.error and not self._ending.wait(_LOOK_SECONDS):
             self._look()
 
@@ -50,13 +51,16 @@ class Snapshots:
 
     def after(self, at_ns: int) -> Snapshot:
         """The first one that was taken after that time. RuntimeError: none came."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < deadline and not self.error:
-            found = next((snapshot for snapshot in self.taken if snapshot.at_ns > at_ns), None)
-            if found is not None:
-                return found
-            time.sleep(_LOOK_SECONDS / 4)
-        raise RuntimeError(f"no snapshot of the agent in {_PATIENCE_SECONDS:g} s: {self.error or 'it takes no more'}")
+
+        def found() -> Snapshot | None:
+            return next((snapshot for snapshot in self.taken if snapshot.at_ns > at_ns), None)
+
+        poll(lambda: found() or self.error, _PATIENCE_SECONDS, _LOOK_SECONDS / 4)
+        if (snapshot := found()) is None:
+            raise RuntimeError(
+                f"no snapshot of the agent in {_PATIENCE_SECONDS:g} s: {self.error or 'it takes no more'}"
+            )
+        return snapshot
 
     def _look(self) -> None:
         if self.socket is None:
@@ -64,7 +68,7 @@ class Snapshots:
             self.taken.append(Snapshot(now_ns, time.time_ns(), NS_PER_SECOND))
             return
         try:
-            snapshot = endpoint.fetch(self.socket)
+            snapshot = fetch(self.socket)
         except WardenError as error:
             self.error = str(error)
             return
@@ -76,7 +80,7 @@ class Snapshots:
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """All of them. `truth` None on a real GPU."""
+    """All sources of a recording. `truth` None on a real GPU."""
 
     snapshots: Snapshots
     truth: TruthRecorder | None
@@ -91,8 +95,8 @@ class Recorder:
         return words.split("\n")[-1] or "it ended by itself"
 
     def listings(self) -> list[Listing]:
-        """What NVML alone told so far."""
-        return attribution_nvml.parse(self._nvml.read_text())
+        """What NVML alone has reported so far."""
+        return nvml.parse(self._nvml.read_text())
 
     def true_samples(self) -> list[TruthSample]:
         """So far; RuntimeError when the simulated GPU does not answer."""
@@ -104,16 +108,16 @@ class Recorder:
 
 
 @contextmanager
-def recording(here: Here, socket: Path | None) -> Iterator[Recorder]:
+def recording(host: Host, socket: Path | None) -> Iterator[Recorder]:
     """Everything from now to the end of the block."""
     snapshots = Snapshots(socket)
-    truth = TruthRecorder(here.node) if here.simulated else None
-    output = here.folder / "nvml.jsonl"
+    truth = TruthRecorder(host.node) if host.simulated else None
+    output = host.folder / "nvml.jsonl"
     with ExitStack() as stack:
         with output.open("w") as stdout:
-            words = [sys.executable, "-m", "bench.attribution_nvml"]
-            reader = here.start(words, cwd=ROOT, stdout=stdout, stdin=subprocess.DEVNULL)
-        stack.callback(here.end, reader)
+            words = [sys.executable, "-m", "bench.attribution.nvml"]
+            reader = host.start(words, cwd=ROOT, stdout=stdout, stdin=subprocess.DEVNULL)
+        stack.callback(host.end, reader)
         for one in (snapshots, truth):
             if one is not None:
                 thread = threading.Thread(target=one.run, daemon=True)

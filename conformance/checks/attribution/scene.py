@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Some tenants in containers of their own, together for a while: what they did, and what was said of them."""
+"""Some tenants in containers of their own, together for a while: what they did, and what the agent reported of them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.clock import NS_PER_SECOND
-from agent.model import Usage
-from bench.attribution_recording import Life, Recording, TruthSample
-from bench.attribution_shares import interpolate
-from gpu import spin
-from gpu.attribution.recorder import Recorder
-from gpu.attribution.stage import Cgroups
-from gpu.attribution.tenants import Did, Series, Tenant, did
-from gpu.here import Here
-from gpu.spin import Pace, Workload
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import Usage
+from bench.attribution.recording import Life, Recording, TruthSample
+from bench.attribution.shares import interpolate
+from conformance.checks.attribution.recorder import Recorder
+from conformance.checks.attribution.stage import Cgroups
+from conformance.checks.attribution.tenants import Series, Tenant, TenantWork, did
+from conformance.clients import workload as spin_workload
+from conformance.clients.workload import Pace, Workload
+from conformance.host import Host
 
 _GRID_NS: Final = NS_PER_SECOND // 20
 _TRUTH_SECONDS: Final = 0.25  # for the truth on the far side of the last snapshot
@@ -37,7 +37,7 @@ class Times:
 class Stage:
     """What all scenes have in common. `cgroups` None: no containers, and so no agent."""
 
-    here: Here
+    host: Host
     recorder: Recorder
     cgroups: Cgroups | None
     pace: Pace
@@ -46,23 +46,23 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A scene that is over. `usage`: what the agent said of each tenant at the end of the window, by name."""
+class SceneResult:
+    """A scene that is over. `usage`: what the agent reported of each tenant at the end of the window, by name."""
 
     name: str
     tenants: Sequence[Tenant]
-    done: Mapping[str, Did]
+    done: Mapping[str, TenantWork]
     recording: Recording  # with the truth by the tenants' own count
     usage: Mapping[str, Usage]
     ended_ns: int
 
     def id_of(self, tenant: str) -> str:
-        """Of its container."""
+        """Id of a tenant's container."""
         return next(life.id for life in self.recording.lives if life.name == tenant)
 
 
 @dataclass(slots=True)
-class Cast:
+class RunningTenants:
     """Tenants at work, by name."""
 
     stage: Stage
@@ -71,18 +71,18 @@ class Cast:
 
     def begin(self, tenants: Sequence[Tenant]) -> None:
         """Each in a container of its own. WorkloadError where one does not become ready."""
-        here = self.stage.here
+        host = self.stage.host
         for tenant in tenants:
             name, before = (tenant.name, []) if self.stage.cgroups is None else self.stage.cgroups.container()
-            words = tenant.words(self.stage.pace, self.stage.sm_count, here.folder)
-            workload = spin.start(here, tenant.name, words, before=before)
+            words = tenant.words(self.stage.pace, self.stage.sm_count, host.folder)
+            workload = spin_workload.start(host, tenant.name, words, before=before)
             self.working[tenant.name] = workload
             self.lives.append(Life(tenant.name, name, workload.pid, time.monotonic_ns()))
         for workload in self.working.values():
             workload.wait_ready()
 
-    def finish(self, tenants: Sequence[Tenant]) -> dict[str, Did]:
-        """What each did. WorkloadError where one ended before."""
+    def finish(self, tenants: Sequence[Tenant]) -> dict[str, TenantWork]:
+        """Ends the tenants; the work of each. WorkloadError where one ended before."""
         for workload in self.working.values():
             workload.require_alive()
         stage, summaries = self.stage, {}
@@ -90,19 +90,19 @@ class Cast:
             workload.process.terminate()
         for name, workload in self.working.items():
             summaries[name] = workload.finish()
-        folder = stage.here.folder
+        folder = stage.host.folder
         return {t.name: did(t, self.working[t.name], summaries[t.name], stage.pace, folder) for t in tenants}
 
     def end(self) -> None:
-        """Whatever still runs."""
+        """Ends whatever still runs."""
         for workload in self.working.values():
-            self.stage.here.end(workload.process)
+            self.stage.host.end(workload.process)
 
 
 @contextmanager
-def cast(stage: Stage, tenants: Sequence[Tenant]) -> Iterator[Cast]:
-    """At work in the block."""
-    found = Cast(stage)
+def cast(stage: Stage, tenants: Sequence[Tenant]) -> Iterator[RunningTenants]:
+    """Tenants at work, for the length of the block."""
+    found = RunningTenants(stage)
     try:
         found.begin(tenants)
         yield found
@@ -110,7 +110,7 @@ def cast(stage: Stage, tenants: Sequence[Tenant]) -> Iterator[Cast]:
         found.end()
 
 
-def play(stage: Stage, name: str, tenants: Sequence[Tenant]) -> Played:
+def play(stage: Stage, name: str, tenants: Sequence[Tenant]) -> SceneResult:
     """Raises WorkloadError or RuntimeError."""
     with cast(stage, tenants) as players:
         begin_ns, end_ns = window(stage)
@@ -135,12 +135,12 @@ def played(
     stage: Stage,
     name: str,
     tenants: Sequence[Tenant],
-    done: Mapping[str, Did],
+    done: Mapping[str, TenantWork],
     grown: Mapping[int, Series],
     lives: Sequence[Life],
     span: tuple[int, int],
     ended_ns: int,
-) -> Played:
+) -> SceneResult:
     """Puts together what was recorded. `grown`: SM time by pid, as they say themselves."""
     recorder = stage.recorder
     recording = Recording(
@@ -151,7 +151,7 @@ def played(
         begin_ns=span[0],
         end_ns=span[1],
     )
-    return Played(name, tenants, done, recording, usage_of(recording), ended_ns)
+    return SceneResult(name, tenants, done, recording, usage_of(recording), ended_ns)
 
 
 def on_a_grid(grown: Mapping[int, Series], begin_ns: int, end_ns: int) -> list[TruthSample]:
@@ -170,13 +170,13 @@ def usage_of(recording: Recording) -> dict[str, Usage]:
     return {names[row.container.id]: row.usage[0] for row in last.containers if row.container.id in names and row.usage}
 
 
-def with_truth(one: Played, samples: Sequence[TruthSample]) -> Played:
-    """The same, with the truth from elsewhere."""
+def with_truth(one: SceneResult, samples: Sequence[TruthSample]) -> SceneResult:
+    """The result, with the truth from another source."""
     return replace(one, recording=replace(one.recording, truth=samples))
 
 
-def at_the_end(recorder: Recorder, one: Played) -> dict[str, Usage]:
-    """The agent's totals of each tenant after it ended, from whichever snapshot told of it last."""
+def at_the_end(recorder: Recorder, one: SceneResult) -> dict[str, Usage]:
+    """The agent's totals of each tenant after it ended, from the last snapshot that has it."""
     names = {life.id: life.name for life in one.recording.lives}
     recorder.snapshots.after(one.ended_ns + NS_PER_SECOND // 10)
     return {

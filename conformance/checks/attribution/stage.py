@@ -17,8 +17,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Final
 
-from gpu.here import Here, Unavailable
-from gpu.look import ROOT
+from conformance.host import Host, Unavailable
+from conformance.machine_state import ROOT
 
 _ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the program is in it from its first instruction
 _READY_SECONDS: Final = 30.0
@@ -27,7 +27,7 @@ _END_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where containers are made."""
+    """Makes containers below one cgroup."""
 
     place: Path  # in the file system
 
@@ -52,7 +52,7 @@ class Cgroups:
 @contextmanager
 def cgroups() -> Iterator[Cgroups]:
     """Unavailable without root or a hierarchy that can be written."""
-    from bench.cgroups import own
+    from tools.harness.cgroups import own
 
     if os.geteuid() != 0:
         raise Unavailable("control groups of our own need root")
@@ -65,39 +65,39 @@ def cgroups() -> Iterator[Cgroups]:
 
 
 @contextmanager
-def agent(here: Here) -> Iterator[Path]:
+def agent(host: Host) -> Iterator[Path]:
     """`gpuwarden run`, ready, as people run it; yields the socket on which it answers. Unavailable: not here."""
-    from agent.errors import SetupError
-    from bench import agents
+    from agent.core.errors import SetupError
+    from tools.harness import agents
 
-    if here.bpf is not None:
-        raise Unavailable(f"the agent needs BPF and uprobes: {here.bpf}")
+    if host.bpf is not None:
+        raise Unavailable(f"the agent needs BPF and uprobes: {host.bpf}")
     try:
         agents.require_no_policy()
     except SetupError as error:
         raise Unavailable(str(error)) from error
-    run_dir = here.folder / "agent"
+    run_dir = host.folder / "agent"
     run_dir.mkdir()
     log = run_dir / "log"
     words = ["--run-dir", run_dir, "--usage", "off", "--decisions", os.devnull]
-    library = [] if here.libcuda is None else ["--libcuda", here.libcuda]
-    command = agents.command(*words, *library, isolated=here.simulated)  # others may simulate GPUs on this machine
-    object_file = {"GPUWARDEN_BPF_OBJECT": str(here.bpf_objects / "gpuwarden.bpf.o")}
+    library = [] if host.libcuda is None else ["--libcuda", host.libcuda]
+    command = agents.command(*words, *library, isolated=host.simulated)  # others may simulate GPUs on this machine
+    object_file = {"GPUWARDEN_BPF_OBJECT": str(host.bpf_objects / "gpuwarden.bpf.o")}
     with log.open("w") as output:
-        process = here.start(command, object_file, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        process = host.start(command, object_file, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
         agents.wait_until_ready(process, log, _READY_SECONDS)
         yield run_dir / "agent.sock"
     finally:
-        _end(here, process)
+        _end(host, process)
 
 
-def _end(here: Here, process: Popen[str]) -> None:
+def _end(host: Host, process: Popen[str]) -> None:
     """It takes its probes away first, which lasts where each is detached by itself."""
     process.terminate()
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
-        here.end(process)
+        host.end(process)
         return
-    here.end(process)
+    host.end(process)

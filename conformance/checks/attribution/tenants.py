@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpu import spin
-from gpu.spin import Pace, Workload
+from conformance.clients import workload as spin_workload
+from conformance.clients.workload import Pace, Workload
 
 _MIB: Final = 1 << 20
 Series = Sequence[tuple[int, float]]  # CLOCK_MONOTONIC ns, SM ns so far
@@ -23,7 +23,7 @@ Series = Sequence[tuple[int, float]]  # CLOCK_MONOTONIC ns, SM ns so far
 class Tenant:
     """`kernels` of `kernel_us` on `sms` of the SMs in each step of `offline` or request to `online`.
 
-    `duty`: share of the time that they take while nobody else is there.
+    `duty_cycle`: share of the time that they take while no other tenant is there.
     """
 
     name: str
@@ -31,27 +31,27 @@ class Tenant:
     kernels: int
     kernel_us: int
     sms: float
-    duty: float
+    duty_cycle: float
     memory_bytes: int = 0
     copy_bytes: int = 0  # each step to the device, each request from it
 
     @property
     def allocated_bytes(self) -> int:
-        """By cuMemAlloc."""
+        """Device memory that it allocates by cuMemAlloc."""
         return self.memory_bytes + self.copy_bytes
 
     def words(self, pace: Pace, sm_count: int, folder: Path) -> list[str]:
-        """Its program and options."""
+        """Its program and options, as a command line."""
         return self._online(pace, sm_count, folder) if self.program == "online" else self._offline(pace, sm_count)
 
     def _offline(self, pace: Pace, sm_count: int) -> list[str]:
-        pause = spin.pause_us(pace, self.kernels, self.kernel_us, self.duty)
+        pause = spin_workload.pause_us(pace, self.kernels, self.kernel_us, self.duty_cycle)
         blocks = max(1, round(sm_count * self.sms))
-        shape = spin.steps(pace, kernels=self.kernels, kernel_us=self.kernel_us, blocks=blocks, host_us=pause)
+        shape = spin_workload.steps(pace, kernels=self.kernels, kernel_us=self.kernel_us, blocks=blocks, host_us=pause)
         return [*shape, "--memory", str(self.memory_bytes), "--copy-bytes", str(self.copy_bytes)]
 
     def _online(self, pace: Pace, sm_count: int, folder: Path) -> list[str]:
-        rate = self.duty / pace.seconds(self.kernels, self.kernel_us)
+        rate = self.duty_cycle / pace.seconds(self.kernels, self.kernel_us)
         blocks = max(1, round(sm_count * self.sms))
         shape = ["--kernels", str(self.kernels), "--kernel-us", str(self.kernel_us), "--blocks", str(blocks)]
         copies = ["--threads", "1024", "--copy-bytes", str(self.copy_bytes), *pace.options]
@@ -60,7 +60,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Did:
+class TenantWork:
     """What a tenant did by its own count. `sm`: how its SM time grew."""
 
     kernels: int
@@ -69,21 +69,21 @@ class Did:
     sm: Series
 
 
-def did(tenant: Tenant, workload: Workload, summary: Mapping[str, Any], pace: Pace, folder: Path) -> Did:
-    """After its end."""
+def did(tenant: Tenant, workload: Workload, summary: Mapping[str, Any], pace: Pace, folder: Path) -> TenantWork:
+    """Its work, after its end."""
     kernel_sm_ns = pace.seconds(1, tenant.kernel_us) * 1e9 * tenant.sms
     started_ns = int(summary["started_monotonic_ns"])
     ended_ns = started_ns + round(float(summary["elapsed_seconds"]) * 1e9)
     if tenant.program == "online":
         kernels = int(summary["requests"]) * tenant.kernels
         ends = request_ends((folder / f"{tenant.name}.log").read_text(), started_ns)
-        told = [(at, (count + 1) * tenant.kernels) for count, at in enumerate(ends)]
+        reported = [(at, (count + 1) * tenant.kernels) for count, at in enumerate(ends)]
         copied = (0, int(summary["requests"]) * tenant.copy_bytes)
     else:
-        kernels, told = int(summary["kernels"]), workload.kernels
+        kernels, reported = int(summary["kernels"]), workload.kernels
         copied = (int(summary["copied_bytes"]), 0)
-    points = [(started_ns, 0), *(point for point in told if started_ns < point[0] < ended_ns), (ended_ns, kernels)]
-    return Did(kernels, *copied, [(at, count * kernel_sm_ns) for at, count in points])
+    points = [(started_ns, 0), *(point for point in reported if started_ns < point[0] < ended_ns), (ended_ns, kernels)]
+    return TenantWork(kernels, *copied, [(at, count * kernel_sm_ns) for at, count in points])
 
 
 def request_ends(log: str, started_ns: int) -> list[int]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.checkpointing.calls LIBRARY`: the product's checkpoint calls one by one, each with its time and error.
+"""`python -m conformance.checks.checkpoint.calls LIBRARY`: the product's checkpoint calls one by one, each with its
+time and error.
 
 A process of its own, as the product's helper is: the driver's library may hang or crash it. Answers each line of its
-standard input with one of JSON: `{"ms": …, "code": CUresult or 0, "said": …}` and what the command asks for:
+standard input with one of JSON: `{"ms": …, "code": CUresult or 0, "message": …}` and what the command asks for:
 
     state PID                  {"state": NAME}
     lock PID MS | checkpoint PID | restore PID | unlock PID
@@ -20,22 +21,21 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from agent.errors import SetupError
-from enforce.checkpoint import transitions
-from enforce.checkpoint.answer import Kind
-from enforce.checkpoint.driver import CallError, Cuda
+from agent.core.errors import SetupError
+from enforce.actuators.checkpoint import transitions
+from enforce.actuators.checkpoint.driver import AnswerKind, CallError, Cuda
 
 
 def answer(driver: Cuda, words: Sequence[str]) -> dict[str, Any]:
-    """One command."""
+    """Executes one command; its answer."""
     begun = time.monotonic_ns()
     try:
-        said = {"code": 0, **_done(driver, words[0], [int(word) for word in words[1:]])}
+        answer = {"code": 0, **_done(driver, words[0], [int(word) for word in words[1:]])}
     except CallError as error:
-        said = {"code": error.code, "said": str(error)}
+        answer = {"code": error.code, "message": str(error)}
     except ValueError as error:  # a state that the product does not know
-        said = {"code": -1, "said": str(error)}
-    return {**said, "ms": (time.monotonic_ns() - begun) / 1e6}
+        answer = {"code": -1, "message": str(error)}
+    return {**answer, "ms": (time.monotonic_ns() - begun) / 1e6}
 
 
 def _done(driver: Cuda, command: str, numbers: Sequence[int]) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def _done(driver: Cuda, command: str, numbers: Sequence[int]) -> dict[str, Any]:
     if command == "release":
         found = transitions.release(driver, numbers[0])
         state = found.after.name if found.after is not None else ""
-        return {"state": state, "said": found.error or "", "code": _code(found.kind)}
+        return {"state": state, "message": found.error or "", "code": _code(found.kind)}
     getattr(driver, command)(*numbers)
     return {}
 
 
-def _code(kind: Kind) -> int:
-    return 0 if kind is Kind.DONE else -1
+def _code(kind: AnswerKind) -> int:
+    return 0 if kind is AnswerKind.DONE else -1
 
 
 def _memory() -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _nvml() -> tuple[Any, Any]:
 
 
 def main() -> int:
-    """2 when the library has no such calls; what it said then is `{"error": …}`."""
+    """2 when the library has no such calls; its output then is `{"error": …}`."""
     try:
         driver = Cuda(sys.argv[1])
     except SetupError as error:

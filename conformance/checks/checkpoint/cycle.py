@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gpu.checkpointing.stage import CALL_SECONDS, RefusedError, Stage, did, row, told
-from gpu.clients import Client, SilenceError
-from gpu.parts import judged
-from gpu.row import Row, Verdict, skipped
+from conformance.checks.checkpoint.stage import CALL_SECONDS, RefusedError, Stage, must_call, must_do, row
+from conformance.clients.launcher import Client, SilenceError
+from conformance.report.model import Row, Verdict, judged, skipped
 
 SUPPORTED: Final = "the driver library has the calls"
 STATES: Final = "states on the way: running, locked, saved, restored, unlocked"
@@ -39,7 +38,7 @@ _BLOCKED_SECONDS: Final = 0.2
 
 
 def rows(stage: Stage) -> Iterator[Row]:
-    """With nothing else on the device."""
+    """A cycle with nothing else on the device."""
     with stage.calls() as calls:
         yield row(SUPPORTED, Verdict.OK, True, baseline=True)
         with stage.holder(stage.saved_bytes) as holder:
@@ -48,42 +47,42 @@ def rows(stage: Stage) -> Iterator[Row]:
 
 def _there_and_back(stage: Stage, calls: Client, holder: Client) -> Iterator[Row]:
     tgid, states = holder.tgid, []
-    before = did(calls, "memory")["used"]
+    before = must_call(calls, "memory")["used"]
     states.append(_state(calls, tgid))
-    yield row(LOCK, Verdict.MEASURED, did(calls, f"lock {tgid} 5000")["ms"], "ms")
+    yield row(LOCK, Verdict.MEASURED, must_call(calls, f"lock {tgid} 5000")["ms"], "ms")
     states.append(_state(calls, tgid))
-    save = did(calls, f"checkpoint {tgid}", 60.0)
+    save = must_call(calls, f"checkpoint {tgid}", 60.0)
     yield row(SAVE, Verdict.MEASURED, save["ms"], "ms", note=_pace(stage, save))
     states.append(_state(calls, tgid))
-    saved = did(calls, "memory")["used"]
+    saved = must_call(calls, "memory")["used"]
     given = before - saved
     yield row(GIVEN_BACK, judged(given >= stage.saved_bytes), given, "bytes", stage.saved_bytes, "contexts come on top")
-    listed = did(calls, f"listed {tgid}")["listed"]
+    listed = must_call(calls, f"listed {tgid}")["listed"]
     yield row(LISTED, judged(not listed), listed, baseline=False)
-    restore = did(calls, f"restore {tgid}", 60.0)
+    restore = must_call(calls, f"restore {tgid}", 60.0)
     yield row(RESTORE, Verdict.MEASURED, restore["ms"], "ms", note=_pace(stage, restore))
     states.append(_state(calls, tgid))
     blocked = _blocked(holder)
-    yield row(UNLOCK, Verdict.MEASURED, did(calls, f"unlock {tgid}")["ms"], "ms")
+    yield row(UNLOCK, Verdict.MEASURED, must_call(calls, f"unlock {tgid}")["ms"], "ms")
     states.append(_state(calls, tgid))
     step = holder.hear(CALL_SECONDS) if blocked else {}
     yield row(WAITS, judged(blocked and "error" not in step), blocked, baseline=True)
     passed = " ".join(states)
     yield row(STATES, judged(passed == _ON_THE_WAY), passed, baseline=_ON_THE_WAY)
-    after = did(calls, "memory")["used"]
+    after = must_call(calls, "memory")["used"]
     yield row(TAKEN_AGAIN, judged(abs(after - before) <= _SLACK_BYTES), after, "bytes", before)
     yield from _unchanged(stage, holder)
 
 
 def _unchanged(stage: Stage, holder: Client) -> Iterator[Row]:
-    if stage.here.simulated:
+    if stage.host.simulated:
         yield skipped("checkpoint", CONTENTS, UNTOLD)
     else:
-        wrong = told(holder, "check", 60.0)["wrong"]
+        wrong = must_do(holder, "check", 60.0)["wrong"]
         chunks = f"of {stage.saved_bytes >> 24} of 16 MiB"
         yield row(CONTENTS, judged(wrong == 0), wrong, baseline=0, note=chunks)
-    wrong = told(holder, "step")["wrong"]
-    if stage.here.simulated:
+    wrong = must_do(holder, "step")["wrong"]
+    if stage.host.simulated:
         yield skipped("checkpoint", GOES_ON, f"it launches, and {UNTOLD}")
     else:
         yield row(GOES_ON, judged(wrong == 0), wrong, baseline=0)
@@ -92,22 +91,22 @@ def _unchanged(stage: Stage, holder: Client) -> Iterator[Row]:
 def extras(stage: Stage, what: str, *options: str) -> Iterator[Row]:
     """A process that has something besides: there and back, then it is used."""
     with stage.calls() as calls, stage.holder(_SMALL_BYTES, *options) as holder:
-        told(holder, "step")
+        must_do(holder, "step")
         try:
             for command in ("lock {} 5000", "checkpoint {}", "restore {}", "unlock {}"):
-                did(calls, command.format(holder.tgid), 30.0)
+                must_call(calls, command.format(holder.tgid), 30.0)
         except RefusedError as error:
             calls.ask(f"release {holder.tgid}", CALL_SECONDS)
             yield row(what, Verdict.DIFFERS, str(error), baseline="works")
             return
-        wrong = told(holder, "step")["wrong"] + told(holder, "check")["wrong"]
-        fine = stage.here.simulated or wrong == 0
-        note = UNTOLD if stage.here.simulated else ""
+        wrong = must_do(holder, "step")["wrong"] + must_do(holder, "check")["wrong"]
+        fine = stage.host.simulated or wrong == 0
+        note = UNTOLD if stage.host.simulated else ""
         yield row(what, judged(fine), "works" if fine else f"{wrong} wrong", baseline="works", note=note)
 
 
 def _state(calls: Client, tgid: int) -> str:
-    return str(did(calls, f"state {tgid}")["state"])
+    return str(must_call(calls, f"state {tgid}")["state"])
 
 
 def _blocked(holder: Client) -> bool:
@@ -121,6 +120,6 @@ def _blocked(holder: Client) -> bool:
     return False
 
 
-def _pace(stage: Stage, said: dict[str, Any]) -> str:
+def _pace(stage: Stage, answer: dict[str, Any]) -> str:
     gigabytes = stage.saved_bytes / 1e9
-    return f"{stage.saved_bytes >> 20} MiB and a context, {gigabytes / max(said['ms'], 1e-6) * 1e3:.1f} GB/s"
+    return f"{stage.saved_bytes >> 20} MiB and a context, {gigabytes / max(answer['ms'], 1e-6) * 1e3:.1f} GB/s"

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpu.checkpointing import cycle, killed, neighbours, refusals
-from gpu.checkpointing.stage import NAME, Stage
-from gpu.here import Here
-from gpu.parts import part
-from gpu.row import Row
+from conformance.checks.checkpoint import cycle, killed, neighbours, refusals
+from conformance.checks.checkpoint.stage import NAME, Stage
+from conformance.host import Host
+from conformance.report.model import Row, part
 
 TITLE: Final = "locking, saving and restoring another process"
 SECONDS: Final = 60
@@ -31,9 +30,9 @@ WHAT: Final = (
 )
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """What might leave something hanging comes last; each part has processes of its own."""
-    stage = Stage(here)
+    stage = Stage(host)
     yield from part(NAME, cycle.WHATS, lambda: cycle.rows(stage))
     yield from part(NAME, [cycle.GRAPH], lambda: cycle.extras(stage, cycle.GRAPH, "--graph"))
     yield from part(NAME, [cycle.PINNED], lambda: cycle.extras(stage, cycle.PINNED, "--pinned", str(1 << 24)))

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from gpu import clients
-from gpu.checkpointing.stage import CALL_SECONDS, Stage, did, row, told
-from gpu.here import Unavailable
-from gpu.parts import judged
-from gpu.row import Row, Verdict
+from conformance.checks.checkpoint.stage import CALL_SECONDS, Stage, must_call, must_do, row
+from conformance.clients import launcher
+from conformance.host import Unavailable
+from conformance.report.model import Row, Verdict, judged
 
 LOCKING: Final = "states after the caller of a lock was killed: at once, and when the work had drained"
 LOCKING_FREED: Final = "the product's release after it: the process runs, and launches"
@@ -28,15 +27,15 @@ _SAVING_SECONDS: Final = 0.002  # into a checkpoint that takes far longer
 
 
 def rows(stage: Stage) -> Iterator[Row]:
-    """By SIGKILL, as whoever runs out of memory ends."""
+    """What a SIGKILL in each state leaves, as the OOM killer sends it."""
     yield from _locking(stage)
     yield from _saving(stage)
 
 
 def _locking(stage: Stage) -> Iterator[Row]:
     with stage.holder(_SMALL_BYTES) as holder, stage.calls() as later:
-        told(holder, f"busy {_KERNEL_MS * 1000} 0")
-        told(holder, f"busy {_KERNEL_MS * 1000} {_KERNELS}")
+        must_do(holder, f"busy {_KERNEL_MS * 1000} 0")
+        must_do(holder, f"busy {_KERNEL_MS * 1000} {_KERNELS}")
         with stage.calls() as calls:
             calls.say(f"lock {holder.tgid} 8000")
             time.sleep(_KERNEL_MS / 1000)
@@ -46,15 +45,15 @@ def _locking(stage: Stage) -> Iterator[Row]:
         time.sleep(_KERNEL_MS * _KERNELS / 1000 + _SETTLED_SECONDS)
         drained = _state(later.ask(f"state {holder.tgid}", CALL_SECONDS))
         yield row(LOCKING, Verdict.MEASURED, f"{at_once}, {drained}")
-        freed = did(later, f"release {holder.tgid}")
-        told(holder, "step")
+        freed = must_call(later, f"release {holder.tgid}")
+        must_do(holder, "step")
         yield row(LOCKING_FREED, judged(freed["state"] == "RUNNING"), freed["state"], baseline="RUNNING")
 
 
 def _saving(stage: Stage) -> Iterator[Row]:
     with stage.holder(stage.less_bytes) as holder, stage.calls() as later:
         with stage.calls() as calls:
-            did(calls, f"lock {holder.tgid} 5000")
+            must_call(calls, f"lock {holder.tgid} 5000")
             calls.say(f"checkpoint {holder.tgid}")
             time.sleep(_SAVING_SECONDS)
             calls.process.kill()
@@ -62,34 +61,34 @@ def _saving(stage: Stage) -> Iterator[Row]:
         time.sleep(_SETTLED_SECONDS)
         state = _state(later.ask(f"state {holder.tgid}", CALL_SECONDS))
         yield row(SAVING, Verdict.MEASURED, state)
-        freed = did(later, f"release {holder.tgid}", 60.0)["state"]
-        wrong = told(holder, "check", 60.0)["wrong"]
-        told(holder, "step")
-        fine = freed == "RUNNING" and (stage.here.simulated or wrong == 0)
-        note = f"{wrong} chunks differ" if not stage.here.simulated else ""
+        freed = must_call(later, f"release {holder.tgid}", 60.0)["state"]
+        wrong = must_do(holder, "check", 60.0)["wrong"]
+        must_do(holder, "step")
+        fine = freed == "RUNNING" and (stage.host.simulated or wrong == 0)
+        note = f"{wrong} chunks differ" if not stage.host.simulated else ""
         yield row(SAVING_FREED, judged(fine), freed, baseline="RUNNING", note=note)
 
 
-def _state(said: dict[str, object]) -> str:
-    return str(said.get("state") or said.get("said"))
+def _state(answer: dict[str, object]) -> str:
+    return str(answer.get("state") or answer.get("message"))
 
 
 def helper(stage: Stage) -> Iterator[Row]:
-    """As the agent's ladder calls it."""
-    from agent.procfs import Procfs
-    from enforce.checkpoint.answer import Kind
-    from enforce.checkpoint.helper import ask
+    """The helper process, as the agent's ladder calls it."""
+    from agent.node.procfs import Procfs
+    from enforce.actuators.checkpoint.driver import AnswerKind
+    from enforce.actuators.checkpoint.helper import ask
 
-    library = clients.library(stage.here)
+    library = launcher.library(stage.host)
     with stage.holder(stage.less_bytes) as holder:
         process = Procfs().process_id(holder.tgid)
         for act in ACTS:
             begun = time.monotonic_ns()
             answer = ask(act, process, library, ours=True)
             ms = (time.monotonic_ns() - begun) / 1e6
-            if answer.kind is not Kind.DONE:
+            if answer.kind is not AnswerKind.DONE:
                 ask("release", process, library)
                 raise Unavailable(f"{act}: {answer.kind}: {answer.error}")
             yield row(HELPER.format(act=act), Verdict.MEASURED, ms, "ms", note=f"{stage.less_bytes >> 20} MiB")
         ask("release", process, library)
-        told(holder, "step")
+        must_do(holder, "step")

@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from gpu.checkpointing.stage import Stage, did, row
-from gpu.clients import Online
-from gpu.parts import judged
-from gpu.row import Row, Verdict
-from gpu.stopping.braking import ONLINE
-from gpu.stopping.timeline import latencies_ms
+from conformance.checks.checkpoint.stage import Stage, must_call, row
+from conformance.checks.stopping.hold_effects import ONLINE
+from conformance.checks.stopping.timeline import latencies_ms
+from conformance.clients.launcher import Online
+from conformance.report.model import Row, Verdict, judged
 
 SLOWEST: Final = "slowest request of another client while a process is {act}"
 ACTS: Final = {"locked": "lock {} 5000", "saved": "checkpoint {}", "restored": "restore {}", "unlocked": "unlock {}"}
@@ -24,16 +23,16 @@ _BEFORE_SECONDS: Final = 0.02  # requests that began shortly before an act meet 
 
 def rows(stage: Stage) -> Iterator[Row]:
     """Each act once, with a pause behind it."""
-    seconds = 0.3 if stage.here.quick else 1.0
+    seconds = 0.3 if stage.host.quick else 1.0
     with stage.holder(stage.less_bytes) as holder, stage.calls() as calls:
-        online = Online(stage.here, ONLINE)
+        online = Online(stage.host, ONLINE)
         online.go()
         begun = time.monotonic_ns()
         time.sleep(seconds)
         acts = {}
         for name, command in ACTS.items():
             since = time.monotonic_ns()
-            did(calls, command.format(holder.tgid), 60.0)
+            must_call(calls, command.format(holder.tgid), 60.0)
             acts[name] = since, time.monotonic_ns()
             time.sleep(seconds / 4)
         ended = time.monotonic_ns()

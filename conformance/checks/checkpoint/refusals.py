@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gpu.checkpointing.stage import Stage, did, row, told
-from gpu.clients import Client, SilenceError
-from gpu.here import Unavailable
-from gpu.parts import judged
-from gpu.row import Row, Verdict
-from gpu.stopping.brakes import is_stopped
-from gpu.stopping.warden import until
+from conformance.checks.checkpoint.stage import Stage, must_call, must_do, row
+from conformance.checks.stopping.holds import StuckError, is_stopped
+from conformance.clients.launcher import Client, SilenceError
+from conformance.host import Unavailable
+from conformance.report.model import Row, Verdict, judged
+from tools.harness.wait import until
 
 NO_CUDA: Final = "error for a process without CUDA"
 GONE: Final = "error for a process that has ended"
@@ -51,68 +50,68 @@ def rows(stage: Stage) -> Iterator[Row]:
             with stage.calls() as calls:
                 yield refused(what, asked(calls, command), expected)
         with stage.calls() as calls, stage.calls() as another:
-            did(calls, f"lock {holder.tgid} 5000")
+            must_call(calls, f"lock {holder.tgid} 5000")
             yield refused(LOCKED, asked(another, f"lock {holder.tgid} 500"), _ILLEGAL_STATE)
 
 
 def busy(stage: Stage) -> Iterator[Row]:
-    """Of a process in the middle of its work."""
+    """Locking a process in the middle of its work."""
     kernel_ms, count = 150, 4
     with stage.calls() as calls, stage.calls() as later, stage.holder(_SMALL_BYTES) as holder:
-        told(holder, f"busy {kernel_ms * 1000} 0")  # the buffer is made
-        told(holder, f"busy {kernel_ms * 1000} {count}")
-        said = asked(calls, f"lock {holder.tgid} {_LIMIT_MS}")
-        yield refused(LATE, said, _NOT_READY)
-        near = _LIMIT_MS <= said["ms"] <= _LIMIT_MS + 2 * kernel_ms
-        yield row(LATE_MS, judged(near), said["ms"], "ms", _LIMIT_MS, f"kernels of {kernel_ms} ms were queued")
-        state = did(later, f"state {holder.tgid}")["state"]
+        must_do(holder, f"busy {kernel_ms * 1000} 0")  # the buffer is made
+        must_do(holder, f"busy {kernel_ms * 1000} {count}")
+        answer = asked(calls, f"lock {holder.tgid} {_LIMIT_MS}")
+        yield refused(LATE, answer, _NOT_READY)
+        near = _LIMIT_MS <= answer["ms"] <= _LIMIT_MS + 2 * kernel_ms
+        yield row(LATE_MS, judged(near), answer["ms"], "ms", _LIMIT_MS, f"kernels of {kernel_ms} ms were queued")
+        state = must_call(later, f"state {holder.tgid}")["state"]
         yield row(LATE_STATE, judged(state == "RUNNING"), state, baseline="RUNNING")
-        did(later, f"release {holder.tgid}")
-        told(holder, "wait")
-        told(holder, f"busy {kernel_ms * 1000} {count}")
-        said = did(later, f"lock {holder.tgid} 8000")
-        yield row(PATIENT, Verdict.MEASURED, said["ms"], "ms", float(kernel_ms * count))
-        did(later, f"unlock {holder.tgid}")
-        told(holder, "step")
+        must_call(later, f"release {holder.tgid}")
+        must_do(holder, "wait")
+        must_do(holder, f"busy {kernel_ms * 1000} {count}")
+        answer = must_call(later, f"lock {holder.tgid} 8000")
+        yield row(PATIENT, Verdict.MEASURED, answer["ms"], "ms", float(kernel_ms * count))
+        must_call(later, f"unlock {holder.tgid}")
+        must_do(holder, "step")
 
 
 def stopped(stage: Stage) -> Iterator[Row]:
-    """Of a process that cannot take part."""
+    """Locking a process that cannot take part."""
     with stage.calls() as calls, stage.holder(_SMALL_BYTES) as holder:
         os.kill(holder.tgid, signal.SIGSTOP)
         try:
-            until(lambda: is_stopped(holder.tgid), "the process to be stopped", 5.0)
+            until(lambda: is_stopped(holder.tgid), "the process to be stopped", 5.0, error=StuckError)
             yield refused(STOPPED, asked(calls, f"lock {holder.tgid} 300"), _NOT_READY)
         finally:
             os.kill(holder.tgid, signal.SIGCONT)
 
 
 def room(stage: Stage) -> Iterator[Row]:
-    """Somebody else takes what a saved process had."""
+    """Another process takes the memory that a saved process had."""
     with stage.calls() as calls, stage.calls() as later:
-        if did(calls, "memory")["used"] > _MOST_USED_BYTES:
+        if must_call(calls, "memory")["used"] > _MOST_USED_BYTES:
             raise Unavailable("others use this GPU: to take all of its memory might harm them")
         with stage.holder(stage.saved_bytes) as saved, stage.holder(0) as other:
-            did(calls, f"lock {saved.tgid} 5000")
-            did(calls, f"checkpoint {saved.tgid}", 60.0)
-            free = told(other, f"fill {stage.saved_bytes // 2}", 30.0)["free"]
+            must_call(calls, f"lock {saved.tgid} 5000")
+            must_call(calls, f"checkpoint {saved.tgid}", 60.0)
+            free = must_do(other, f"fill {stage.saved_bytes // 2}", 30.0)["free"]
             if free >= stage.saved_bytes:
                 raise Unavailable(f"{free >> 20} MiB stay free, which is room enough")
             yield refused(NO_ROOM, asked(calls, f"restore {saved.tgid}", 20.0), _OUT_OF_MEMORY)
-            state = did(later, f"state {saved.tgid}")["state"]
+            state = must_call(later, f"state {saved.tgid}")["state"]
             yield row(STAYS, judged(state == "CHECKPOINTED"), state, baseline="CHECKPOINTED")
-            told(other, "drop", 30.0)
-            did(later, f"release {saved.tgid}", 60.0)
-            told(saved, "step", 30.0)
+            must_do(other, "drop", 30.0)
+            must_call(later, f"release {saved.tgid}", 60.0)
+            must_do(saved, "step", 30.0)
 
 
 def under_mps(stage: Stage) -> Iterator[Row]:
     """The caller is no client of the daemon."""
-    with stage.here.mps() as extra, stage.holder(_SMALL_BYTES, extra=extra) as holder, stage.calls() as calls:
-        said = asked(calls, f"lock {holder.tgid} 2000")
-        if not said["code"]:
-            did(calls, f"unlock {holder.tgid}")
-        yield refused(MPS, said, _NOT_SUPPORTED)
+    with stage.host.mps() as extra, stage.holder(_SMALL_BYTES, extra=extra) as holder, stage.calls() as calls:
+        answer = asked(calls, f"lock {holder.tgid} 2000")
+        if not answer["code"]:
+            must_call(calls, f"unlock {holder.tgid}")
+        yield refused(MPS, answer, _NOT_SUPPORTED)
 
 
 def asked(calls: Client, command: str, seconds: float = _PATIENCE_SECONDS) -> dict[str, Any]:
@@ -121,19 +120,19 @@ def asked(calls: Client, command: str, seconds: float = _PATIENCE_SECONDS) -> di
     try:
         return calls.ask(command, seconds)
     except SilenceError as error:
-        said = f"no answer in {seconds:g} s: {error}"
-        return {"code": "no answer", "said": said, "ms": (time.monotonic_ns() - begun) / 1e6}
+        answer = f"no answer in {seconds:g} s: {error}"
+        return {"code": "no answer", "message": answer, "ms": (time.monotonic_ns() - begun) / 1e6}
 
 
-def refused(what: str, said: Mapping[str, Any], expected: int) -> Row:
+def refused(what: str, answer: Mapping[str, Any], expected: int) -> Row:
     """A row of what was asked, and of the error that it should have got."""
-    note = f"{said.get('said') or 'it succeeded'}, after {said['ms']:.1f} ms"
-    return row(what, judged(said["code"] == expected), said["code"], baseline=expected, note=note)
+    note = f"{answer.get('message') or 'it succeeded'}, after {answer['ms']:.1f} ms"
+    return row(what, judged(answer["code"] == expected), answer["code"], baseline=expected, note=note)
 
 
 def _ended_tgid(stage: Stage) -> int:
-    """Of a process that was, and is waited for."""
-    process = stage.here.start(["true"])
+    """The pid of a process that has ended and been waited for."""
+    process = stage.host.start(["true"])
     process.wait(10)
-    stage.here.end(process)
+    stage.host.end(process)
     return process.pid

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu import clients
-from gpu.clients import Client
-from gpu.here import Here
-from gpu.row import Figure, Row, Verdict
+from conformance.clients import launcher
+from conformance.clients.launcher import Client
+from conformance.host import Host
+from conformance.report.model import Figure, Row, Verdict
 
 NAME: Final = "checkpoint"
 CALL_SECONDS: Final = 10.0
@@ -27,12 +27,12 @@ class RefusedError(Exception):
 class Stage:
     """The machine, and how much memory is saved."""
 
-    here: Here
+    host: Host
 
     @property
     def saved_bytes(self) -> int:
         """Where that is what is measured: 1 GiB, or 64 MiB where things only have to work."""
-        return 1 << 26 if self.here.quick else 1 << 30
+        return 1 << 26 if self.host.quick else 1 << 30
 
     @property
     def less_bytes(self) -> int:
@@ -42,8 +42,8 @@ class Stage:
     @contextmanager
     def holder(self, size: int, *options: str, extra: Mapping[str, str] | None = None) -> Iterator[Client]:
         """A program with so much device memory. Unavailable when it cannot have it."""
-        command = clients.own(self.here, "holder", "--bytes", str(size), *options)
-        made = clients.start(self.here, command, {**clients.importing(), **(extra or {})})
+        command = launcher.own(self.host, "holder", "--bytes", str(size), *options)
+        made = launcher.start(self.host, command, {**launcher.importing(), **(extra or {})})
         try:
             yield made
         finally:
@@ -52,30 +52,30 @@ class Stage:
     @contextmanager
     def calls(self) -> Iterator[Client]:
         """The program that calls the driver. Unavailable when the driver has no such calls."""
-        command = clients.module("gpu.checkpointing.calls", clients.library(self.here))
-        made = clients.start(self.here, command, {**clients.importing(), **_NO_MPS})
+        command = launcher.module("conformance.checks.checkpoint.calls", launcher.library(self.host))
+        made = launcher.start(self.host, command, {**launcher.importing(), **_NO_MPS})
         try:
             yield made
         finally:
             made.end()
 
 
-def did(calls: Client, command: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
+def must_call(calls: Client, command: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
     """A call that has to succeed. RefusedError, SilenceError."""
-    said = calls.ask(command, seconds)
-    if said["code"]:
-        raise RefusedError(f"{command.split()[0]}: {said['said']}")
-    return said
+    answer = calls.ask(command, seconds)
+    if answer["code"]:
+        raise RefusedError(f"{command.split()[0]}: {answer['message']}")
+    return answer
 
 
-def told(holder: Client, command: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
+def must_do(holder: Client, command: str, seconds: float = CALL_SECONDS) -> dict[str, Any]:
     """A command that has to succeed. RefusedError, SilenceError."""
-    said = holder.ask(command, seconds)
-    if "error" in said:
-        raise RefusedError(f"{command.split()[0]}: {said['error']}")
-    return said
+    answer = holder.ask(command, seconds)
+    if "error" in answer:
+        raise RefusedError(f"{command.split()[0]}: {answer['error']}")
+    return answer
 
 
 def row(what: str, verdict: Verdict, figure: Figure, unit: str = "", baseline: Figure = None, note: str = "") -> Row:
-    """Of this item."""
+    """A row of this item."""
     return Row(item=NAME, what=what, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The smallest things of a GPU and its driver: what sim/workloads/constants says of them, by name and unit."""
+"""The smallest things of a GPU and its driver: what sim/workloads/constants.c reports of them, by name and unit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.errors import SetupError
-from gpu.here import Here
+from agent.core.errors import SetupError
+from conformance.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ _ROUNDS: Final = 9
 _QUICK_ROUNDS: Final = 1
 
 
-def constants(here: Here, *, quick: bool = False) -> Iterator[tuple[Constant, float | None]]:
+def constants(host: Host, *, quick: bool = False) -> Iterator[tuple[Constant, float | None]]:
     """Each, and its figure; None for a queue whose end was not found. SetupError when the program fails.
 
     `quick`: once, as in a quick run.
     """
-    rounds = _QUICK_ROUNDS if quick or here.quick else _ROUNDS
-    done = here.run([str(here.workloads / "constants"), "--rounds", str(rounds)], timeout=40.0)
+    rounds = _QUICK_ROUNDS if quick or host.quick else _ROUNDS
+    done = host.run([str(host.workloads / "constants"), "--rounds", str(rounds)], timeout=40.0)
     if done.returncode:
-        raise SetupError(f"constants ended with {done.returncode}: {done.stderr.strip()[-300:] or 'it said nothing'}")
+        raise SetupError(f"constants ended with {done.returncode}: {done.stderr.strip()[-300:] or 'it output nothing'}")
     yield from read(json.loads(done.stdout))
 
 
-def read(said: dict[str, Any]) -> Iterator[tuple[Constant, float | None]]:
-    """The same, from what it said."""
+def read(output: dict[str, Any]) -> Iterator[tuple[Constant, float | None]]:
+    """Constants and their figures, from the program's output."""
     for constant in CONSTANTS:
-        figure = float(said[constant.key])
+        figure = float(output[constant.key])
         yield constant, figure or None

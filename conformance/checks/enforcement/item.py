@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from bench.enforcement_modes import Mode, mode_of
-from gpu.here import Here, Unavailable
-from gpu.pairs import ALL, Pair
-from gpu.phases import Times, alone_per_second, play
-from gpu.row import Row, failed, skipped
-from gpu.scene import ITEM, MISHAPS, NO_TIME, Scene, said
-from gpu.shares import MEASURES, Alone
-from gpu.sides import Batch, Service, prepare
-from gpu.stages import standing
-from gpu.under_laws import law_rows
+from bench.enforcement.modes import Mode, mode_of
+from conformance.checks.enforcement.pairs import ALL, Pair
+from conformance.checks.enforcement.phases import Times, alone_per_second, play
+from conformance.checks.enforcement.scene import EXPECTED_ERRORS, ITEM, NO_TIME, Scene, reason
+from conformance.checks.enforcement.shares import MEASURES, AloneFigures
+from conformance.checks.enforcement.stages import item_stage
+from conformance.checks.enforcement.under_laws import law_rows
+from conformance.clients.online import Batch, Service, prepare
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, failed, skipped
 
 TITLE: Final = "enforcement on real kernels"
 SECONDS: Final = 200
@@ -50,7 +50,7 @@ _LEAST_PHASES: Final = 4  # both alone, beside each other, and to start them
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, and for how long."""
+    """The pairs and modes that are measured, and for how long."""
 
     pairs: Sequence[Pair]
     laws: Sequence[Mode]
@@ -60,20 +60,20 @@ class Plan:
     seconds: float
 
     @classmethod
-    def of(cls, here: Here) -> Plan:
+    def of(cls, host: Host) -> Plan:
         """Quick: one pair, uncontrolled and under the stricter law."""
-        if here.quick:
+        if host.quick:
             own = [pair for pair in ALL if not pair.torch]
             return cls(own[:1], _LAWS[:1], (), Times(0.1, 0.8), Times(0.6, 0.8), 30.0)
-        return cls(ALL, _LAWS, _MPS, Times(0.7, 4.0), Times(6.0, 4.0), min(SECONDS, here.seconds) - _CLOSING_SECONDS)
+        return cls(ALL, _LAWS, _MPS, Times(0.7, 4.0), Times(6.0, 4.0), min(SECONDS, host.seconds) - _CLOSING_SECONDS)
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Every pair, one after another."""
-    plan = Plan.of(here)
+    plan = Plan.of(host)
     ends = time.monotonic() + plan.seconds
-    with standing(here) as (stage, no_containers):
-        lacking = {pair.name: _lacking(here, pair) for pair in plan.pairs}
+    with item_stage(host) as (stage, no_containers):
+        lacking = {pair.name: _lacking(host, pair) for pair in plan.pairs}
         weight = sum(pair.seconds for pair in plan.pairs if not lacking[pair.name])
         for pair in plan.pairs:
             if why := lacking[pair.name]:
@@ -85,20 +85,20 @@ def rows(here: Here) -> Iterator[Row]:
             if part < _LEAST_PHASES * plan.plain.whole:
                 yield skipped(ITEM, f"{pair.name}: {ALONE}", NO_TIME)
                 continue
-            scene = Scene(here, stage, pair, plan.plain, plan.law, now + part)
+            scene = Scene(host, stage, pair, plan.plain, plan.law, now + part)
             try:
-                yield from _pair_rows(scene, plan, here.bpf or no_containers)
+                yield from _pair_rows(scene, plan, host.bpf or no_containers)
             finally:
                 stage.end()
 
 
-def _lacking(here: Here, pair: Pair) -> str | None:
+def _lacking(host: Host, pair: Pair) -> str | None:
     """Why the pair cannot be had."""
     if not pair.torch:
         return None
-    if here.simulated:
+    if host.simulated:
         return "PyTorch's kernels need a real GPU"
-    return None if here.has("torch") else f"{here.python} has no torch"
+    return None if host.has("torch") else f"{host.python} has no torch"
 
 
 def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
@@ -110,13 +110,13 @@ def _pair_rows(scene: Scene, plan: Plan, no_laws: str | None) -> Iterator[Row]:
         prepare(service, batch)
         scene.start_seconds, scene.size = time.monotonic() - before, batch.facts().get("size")
         yield from _alone_rows(scene, service, batch)
-    except MISHAPS as error:
-        yield failed(ITEM, f"{scene.pair.name}: {ALONE}", said(error))
+    except EXPECTED_ERRORS as error:
+        yield failed(ITEM, f"{scene.pair.name}: {ALONE}", reason(error))
         return
     try:
         uncontrolled = play(service, batch, scene.arrivals(service), scene.plain)
         yield from scene.mode_rows(_UNCONTROLLED, uncontrolled)
-    except MISHAPS as error:
+    except EXPECTED_ERRORS as error:
         yield from scene.broken([_UNCONTROLLED], error)
         service.end()
         batch.end()
@@ -135,7 +135,7 @@ def _alone_rows(scene: Scene, service: Service, batch: Batch) -> Iterator[Row]:
     steps = alone_per_second(batch, scene.plain)
     if steps <= 0:
         raise ValueError("the offline side made no step by itself")
-    scene.alone = Alone(phase, steps)
+    scene.alone = AloneFigures(phase, steps)
     facts = "".join(f", {name} {value}" for name, value in service.facts().items() if name != "service_seconds")
     note = f"{len(phase.latencies_s)} requests, each served in {median(phase.services_s) * 1e3:.3f} ms (median){facts}"
     yield scene.measured(ALONE, phase.quantile_s(0.99) * 1e3, "ms", note)
@@ -146,7 +146,7 @@ def _alone_rows(scene: Scene, service: Service, batch: Batch) -> Iterator[Row]:
 
 
 def _mps_seconds(scene: Scene) -> float:
-    """What the modes with MPS take."""
+    """Seconds that the modes with MPS take."""
     return _MPS_STARTING_SECONDS + 2 * (scene.start_seconds + scene.cost(scene.plain))
 
 
@@ -156,7 +156,7 @@ def _mps_rows(scene: Scene, modes: Sequence[Mode]) -> Iterator[Row]:
         yield from scene.without(pending, NO_TIME)
         return
     try:
-        with scene.here.mps() as clients, ExitStack() as stack:
+        with scene.host.mps() as clients, ExitStack() as stack:
             service, _ = scene.sides(clients, clients)
             stack.callback(service.end)  # before the daemon
             while pending:
@@ -169,5 +169,5 @@ def _mps_rows(scene: Scene, modes: Sequence[Mode]) -> Iterator[Row]:
                 yield from scene.mode_rows(pending.pop(0), phase)
     except Unavailable as error:
         yield from scene.without(pending, str(error))
-    except MISHAPS as error:
+    except EXPECTED_ERRORS as error:
         yield from scene.broken(pending, error)

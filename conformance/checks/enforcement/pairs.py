@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from bench.enforcement_pairs import PAIRS
-from gpu.sides import Program
+from bench.enforcement.pairs import PAIRS
+from conformance.clients.online import Program
 
 
 @dataclass(frozen=True, slots=True)

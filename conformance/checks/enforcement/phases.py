@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """One phase: a service, work beside it, a while to settle, and what is measured then, by what the programs say.
 
-Nobody knows a process' SM time on a real GPU. So the offline side counts by its steps, against those that it makes
+A process' SM time on a real GPU is not known. So the offline side counts by its steps, against those that it makes
 alone, and what the online side leaves is the share of the time in which it serves no request.
 """
 
@@ -14,34 +14,34 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from agent.errors import SetupError
-from bench.arrivals import phase_arrivals
-from bench.enforcement_figures import nearest_rank
-from gpu.sides import Batch, Request, Service
-from gpu.throughput import per_second
+from agent.core.errors import SetupError
+from bench.enforcement.figures import nearest_rank
+from conformance.checks.enforcement.throughput import per_second
+from conformance.clients.online import Batch, Request, Service
+from tools.harness.arrivals import phase_arrivals
+from tools.harness.wait import poll
 
 _GRACE_SECONDS: Final = 1.0  # for the last requests, with the offline side still beside
 _OVERTIME_SECONDS: Final = 20.0  # for the rest, without
-_STEP_SECONDS: Final = 0.01
 _BURST: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of a phase, in seconds."""
+    """Lengths of a phase's parts, in seconds."""
 
     settle: float
     measured: float
 
     @property
     def whole(self) -> float:
-        """With what it takes to begin and to end it, roughly."""
+        """Seconds of the phase with its start and its end, roughly."""
         return self.settle + self.measured + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What was measured."""
+    """One phase's measurements."""
 
     latencies_s: tuple[float, ...]  # since the moment at which each request was to arrive
     services_s: tuple[float, ...]
@@ -51,7 +51,7 @@ class Phase:
     overrun: bool  # the offline side was ended so that the rest could be served: latencies are lower bounds
 
     def quantile_s(self, quantile: float) -> float:
-        """By the nearest rank."""
+        """Latency at a quantile, by the nearest rank."""
         return nearest_rank(self.latencies_s, quantile)
 
 
@@ -71,7 +71,7 @@ def play(
     read: Callable[[], float | None] = lambda: None,
     release: Callable[[], object] = lambda: None,
 ) -> Phase:
-    """Runs it. `read`: the signal's p99 in ns, asked for once at the end; `release`: nobody is held back any more."""
+    """Runs it. `read`: the signal's p99 in ns, asked for once at the end; `release`: ends all throttling."""
     service.prepare()
     if batch:
         batch.prepare()
@@ -81,11 +81,11 @@ def play(
     from_ns, to_ns = (round(begun_ns + seconds * 1e9) for seconds in (times.settle, times.settle + times.measured))
     _sleep_until(to_ns)
     signal_ns = read()
-    in_time = _done_within(service, _GRACE_SECONDS)
+    in_time = bool(poll(service.is_done, _GRACE_SECONDS))
     release()
     if batch:
         batch.pause()
-    if not in_time and not _done_within(service, _OVERTIME_SECONDS):
+    if not in_time and not poll(service.is_done, _OVERTIME_SECONDS):
         service.end()  # its rows are those that it has served
     measured = [one for one in service.requests() if one.arrival_s >= times.settle]
     if not measured:
@@ -96,7 +96,7 @@ def play(
 def service_seconds(service: Service) -> float:
     """The median time that it takes for a request, one straight after another, with nothing beside."""
     service.begin([0.0] * _BURST)
-    if not _done_within(service, _OVERTIME_SECONDS):
+    if not poll(service.is_done, _OVERTIME_SECONDS):
         raise SetupError(f"{_BURST} requests were not served within {_OVERTIME_SECONDS:g} s")
     return median(one.service_s for one in service.requests())
 
@@ -123,15 +123,6 @@ def _phase(
         signal_ns,
         overrun,
     )
-
-
-def _done_within(service: Service, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not service.is_done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_STEP_SECONDS)
-    return True
 
 
 def _sleep_until(at_ns: int) -> None:

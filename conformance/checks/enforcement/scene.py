@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from agent.errors import WardenError
-from bench.arrivals import poisson
-from bench.enforcement_modes import Mode
-from bench.enforcement_stage import Place, Stage
-from gpu.here import Here
-from gpu.pairs import LOAD_RATIO, Pair
-from gpu.phases import Arrivals, Phase, Times, service_seconds
-from gpu.row import Row, Verdict, failed, skipped
-from gpu.shares import P99, Alone, Figure, figures
-from gpu.sides import Batch, Service
+from agent.core.errors import WardenError
+from bench.enforcement.modes import Mode
+from conformance.checks.enforcement.pairs import LOAD_RATIO, Pair
+from conformance.checks.enforcement.phases import Arrivals, Phase, Times, service_seconds
+from conformance.checks.enforcement.shares import P99, AloneFigures, Figure, figures
+from conformance.clients.online import Batch, Service
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, failed, skipped
+from tools.harness.arrivals import poisson
+from tools.harness.stage import GpuNode, Stage
 
 ITEM: Final = "enforcement"
-MISHAPS: Final = (WardenError, OSError, ValueError, LookupError, subprocess.SubprocessError)
+EXPECTED_ERRORS: Final = (WardenError, OSError, ValueError, LookupError, subprocess.SubprocessError)
 NO_TIME: Final = "no time was left for it"
 _SEED: Final = 1
 _LONGEST_SETTLE_SECONDS: Final = 20.0
@@ -33,15 +33,15 @@ _LONGEST_SETTLE_SECONDS: Final = 20.0
 class Scene:
     """`plain` and `law`: the phases without and with a law, which measure for the same time."""
 
-    here: Here
-    stage: Stage[Place]
+    host: Host
+    stage: Stage[GpuNode]
     pair: Pair
     plain: Times
     law: Times
     deadline: float  # by time.monotonic()
     start_seconds: float = 0.0  # what it took to start both sides
     size: int | None = None  # that the offline side chose, if it chooses one
-    alone: Alone | None = None
+    alone: AloneFigures | None = None
     p99_ratios: dict[str, float] = field(default_factory=dict)
     _arrivals: Arrivals | None = None
     _sides: int = 0
@@ -49,21 +49,21 @@ class Scene:
     @property
     def folder(self) -> Path:
         """This pair's."""
-        return self.here.folder / self.pair.name.replace(" ", "-")
+        return self.host.folder / self.pair.name.replace(" ", "-")
 
     def left(self) -> float:
         """Seconds of its part of the time."""
         return self.deadline - time.monotonic()
 
     def sides(self, online: Mapping[str, str] | None = None, offline: Mapping[str, str] | None = None) -> _Both:
-        """Both, not started, with this in their environments."""
+        """Both sides, not started, with this in their environments."""
         self._sides += 1
         folder = self.folder / str(self._sides)
         folder.mkdir(parents=True)
         return (
-            Service(self.here, self.stage, self.pair.online, folder, online or {}),
+            Service(self.host, self.stage, self.pair.online, folder, online or {}),
             Batch(
-                self.here, self.stage, replace(self.pair.offline, words=self._offline_words()), folder, offline or {}
+                self.host, self.stage, replace(self.pair.offline, words=self._offline_words()), folder, offline or {}
             ),
         )
 
@@ -85,7 +85,7 @@ class Scene:
         return self._arrivals
 
     def mode_rows(self, mode: Mode, phase: Phase) -> Iterator[Row]:
-        """What a mode gave to either side."""
+        """Rows of what a mode gave to either side."""
         assert self.alone
         for figure in figures(mode, phase, self.alone):
             if figure.measure == P99:
@@ -116,12 +116,12 @@ class Scene:
     def broken(self, modes: Iterable[Mode], error: Exception) -> Iterator[Row]:
         """Modes that failed."""
         for mode in modes:
-            yield failed(ITEM, f"{self.pair.name}: {mode.name}: {P99}", said(error))
+            yield failed(ITEM, f"{self.pair.name}: {mode.name}: {P99}", reason(error))
 
 
 _Both = tuple[Service, Batch]
 
 
-def said(error: Exception) -> str:
-    """In one line."""
+def reason(error: Exception) -> str:
+    """The error's text in one line."""
     return " ".join(str(error).split())[-400:] or type(error).__name__

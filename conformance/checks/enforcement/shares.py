@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.enforcement_figures import LEAST_LEFT_OVER, left_over_ratio
-from bench.enforcement_modes import Mode
-from gpu.phases import Phase
-from gpu.row import Verdict
+from bench.enforcement.figures import LEAST_LEFT_OVER, left_over_ratio
+from bench.enforcement.modes import Mode
+from conformance.checks.enforcement.phases import Phase
+from conformance.report.model import Verdict
 
 P99: Final = "p99 to alone"
 P50: Final = "p50 to alone"
@@ -34,15 +34,15 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """Both sides, each by itself."""
+class AloneFigures:
+    """The figures of both sides, each by itself."""
 
     phase: Phase
     steps_per_second: float
 
 
-def figures(mode: Mode, phase: Phase, alone: Alone) -> Iterator[Figure]:
-    """One for each of MEASURES. Only our own law promises anything."""
+def figures(mode: Mode, phase: Phase, alone: AloneFigures) -> Iterator[Figure]:
+    """One figure for each of MEASURES. Only our own law promises anything."""
     promised = mode.target_ratio if mode.law == "headroom" else None
     least = LEAST_LEFT_OVER.get(mode.target_ratio) if promised else None
     steps = phase.steps_per_second or 0.0

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from bench import cgroups
-from bench.enforcement_stage import Cpus, Place, Stage, stage
-from gpu.here import Here
+from conformance.host import Host
+from tools.harness import cgroups
+from tools.harness.stage import Cpus, GpuNode, Stage, open_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,38 +23,38 @@ class Machine:
 
 
 @contextmanager
-def standing(here: Here) -> Iterator[tuple[Stage[Place], str | None]]:
+def item_stage(host: Host) -> Iterator[tuple[Stage[GpuNode], str | None]]:
     """A stage, and why it has no containers, where it has none. Everything on it is gone after the block."""
     with ExitStack() as stack:
-        machine, cpus = _set(here)
+        machine, cpus = _set(host)
         try:
-            made: Stage[Place] = stack.enter_context(stage(machine, here.folder, cpus))
+            made: Stage[GpuNode] = stack.enter_context(open_stage(machine, host.folder, cpus))
             lacking = _refusal(made.path)
         except (OSError, IndexError, subprocess.SubprocessError) as error:
             lacking = f"no cgroup can be made: {error}"
         if lacking:
-            made = stack.enter_context(bare(here))
+            made = stack.enter_context(bare(host))
         yield made, lacking
 
 
 @contextmanager
-def bare(here: Here) -> Iterator[Stage[Place]]:
+def bare(host: Host) -> Iterator[Stage[GpuNode]]:
     """A stage without containers."""
-    machine, cpus = _set(here)
-    made: Stage[Place] = Stage(machine, here.folder, cpus, "")
+    machine, cpus = _set(host)
+    made: Stage[GpuNode] = Stage(machine, host.folder, cpus, "")
     try:
         yield made
     finally:
         made.end()
 
 
-def _set(here: Here) -> tuple[Machine, Cpus]:
+def _set(host: Host) -> tuple[Machine, Cpus]:
     """This machine, and who runs where."""
-    objects = {"GPUWARDEN_BPF_OBJECT": str(here.bpf_objects / "gpuwarden.bpf.o")}
-    cpus = Cpus.split(here.simulated)  # what the simulated GPU needs is not to be mistaken for what it does
-    if here.node is not None:
-        cpus.bind(here.node.server_tgid, online=True)
-    return Machine({**here.environment, **objects}), cpus
+    objects = {"GPUWARDEN_BPF_OBJECT": str(host.bpf_objects / "gpuwarden.bpf.o")}
+    cpus = Cpus.split(host.simulated)  # what the simulated GPU needs is not to be mistaken for what it does
+    if host.node is not None:
+        cpus.bind(host.node.server_tgid, online=True)
+    return Machine({**host.environment, **objects}), cpus
 
 
 def _refusal(path: str) -> str | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 Point = tuple[int, float]  # CLOCK_MONOTONIC in ns, and how much had been done by then
 
@@ -30,11 +29,6 @@ def per_second(points: Sequence[Point], begin_ns: int, end_ns: int) -> float:
 def since(points: Iterable[Point], begun: Point) -> list[Point]:
     """Those of a program that was idle until `begun`, and has counted on from there."""
     return [begun, *(point for point in points if point[0] > begun[0])]
-
-
-def ascends(points: Sequence[Point]) -> bool:
-    """Whether neither time nor amount goes back."""
-    return all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(points))
 
 
 def _amount_at(points: Sequence[Point], at_ns: int) -> float:

@@ -10,16 +10,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from agent.errors import PolicyError, SetupError
-from bench.enforcement_agent import Agent, Promise, agent
-from bench.enforcement_figures import nearest_rank
-from bench.enforcement_modes import Mode
-from bench.enforcement_stage import Place, Stage
-from gpu.phases import Phase, Times, play
-from gpu.row import Row
-from gpu.scene import MISHAPS, NO_TIME, Scene
-from gpu.shares import Figure, p99_lower, within
-from gpu.sides import Batch, Service
+from agent.core.errors import PolicyError, SetupError
+from bench.enforcement.agent import Agent, Promise, agent
+from bench.enforcement.figures import nearest_rank
+from bench.enforcement.modes import Mode
+from conformance.checks.enforcement.phases import Phase, Times, play
+from conformance.checks.enforcement.scene import EXPECTED_ERRORS, NO_TIME, Scene
+from conformance.checks.enforcement.shares import Figure, p99_lower, within
+from conformance.clients.online import Batch, Service
+from conformance.report.model import Row
+from tools.harness.stage import GpuNode, Stage
 
 SIGNAL: Final = "gpu_wait"
 TGS_SAMPLE_SECONDS: Final = 0.3  # 2 in the bench; here a phase has some seconds to settle
@@ -39,7 +39,7 @@ def law_rows(scene: Scene, modes: Sequence[Mode], service: Service, batch: Batch
         return
     pending = list(modes)
     try:
-        with agent(_own_stage(scene), _promise(scene, None, 1e9), isolated=scene.here.simulated) as warden:
+        with agent(_own_stage(scene), _promise(scene, None, 1e9), isolated=scene.host.simulated) as warden:
             signal_ns = yield from _watch(scene, watching, service, warden)
             while pending:
                 if pending != list(modes) and scene.left() - reserve < scene.cost(scene.law):
@@ -47,14 +47,14 @@ def law_rows(scene: Scene, modes: Sequence[Mode], service: Service, batch: Batch
                     break
                 yield from _under(scene, pending[0], service, batch, warden, signal_ns)
                 pending.pop(0)
-    except MISHAPS as error:
+    except EXPECTED_ERRORS as error:
         yield from scene.broken(pending, error)
     lower = p99_lower(scene.p99_ratios, "headroom@1.1", "tgs", _TGS_NOTE)
     if lower:
         yield scene.row("headroom@1.1 keeps p99 lower than tgs", lower, "ratio")
 
 
-def _own_stage(scene: Scene) -> Stage[Place]:
+def _own_stage(scene: Scene) -> Stage[GpuNode]:
     """The scene's, with a folder for this pair's agent."""
     folder = scene.folder / "laws"
     folder.mkdir(parents=True)

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpu.clients import Client, SilenceError
-from gpu.here import Here, Unavailable
-from gpu.mps.stage import Stage, row, staged
-from gpu.parts import judged
-from gpu.row import Row, Verdict, skipped
-from gpu.stopping.brakes import states
-from gpu.stopping.timeline import Timeline
+from conformance.checks.mps.stage import Stage, row, staged
+from conformance.checks.stopping.holds import states
+from conformance.checks.stopping.timeline import Timeline
+from conformance.clients.launcher import Client, SilenceError
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, Verdict, judged, skipped
+from tools.harness.wait import poll
 
 TERMINATED, TERM, KILLED = ENDS = ("terminate_client", "SIGTERM", "SIGKILL")
 OTHER: Final = "{end} of a busy client: the other one's rate afterwards, of that before"
@@ -42,14 +42,14 @@ _SUSPECT: Final = ("error", "fail", "fatal", "fault", "terminat")
 
 
 def whats(end: str) -> list[str]:
-    """Of one end's rows."""
+    """Names of the rows of one way to end."""
     own = [OWN, OWN_MS] if end == TERMINATED else []
     return [*(form.format(end=end) for form in _FORMS), *own, *([LOGGED] if end == KILLED else [])]
 
 
-def rows(here: Here, end: str) -> Iterator[Row]:
+def rows(host: Host, end: str) -> Iterator[Row]:
     """Two clients; one ends. The first one has the server started, so that only `terminate_client` needs commands."""
-    with staged(here) as stage:
+    with staged(host) as stage:
         with stage.steps(*_WORK, seconds=_START_SECONDS) as other:
             ignoring = () if end == TERMINATED else ("--default-signals",)
             with stage.steps(*_WORK, *other.pace, *ignoring, seconds=_START_SECONDS) as ending:
@@ -92,7 +92,7 @@ def _own(ending: Client, ended_ns: int) -> Iterator[Row]:
 
 
 def _other(stage: Stage, end: str, other: Client, ended_ns: int) -> Iterator[Row]:
-    """It is asked to end, too; one that hangs does not answer."""
+    """Whether the other client goes on: it is asked to end; one that hangs does not answer."""
     named = [form.format(end=end) for form in (OTHER, LONGEST, ERROR)]
     try:
         record = other.finish(_LIMIT_SECONDS)
@@ -118,7 +118,7 @@ def gap_ms(ended_ns: Sequence[int], since_ns: int, until_ns: int) -> float:
 
 
 def _state(stage: Stage, end: str) -> Row:
-    from enforce.mps.model import MpsError
+    from enforce.actuators.mps.model import MpsError
 
     try:
         state = ", ".join(server.status or "unknown" for server in stage.control().servers()) or "no server"
@@ -144,15 +144,15 @@ def _logged(stage: Stage) -> Row:
     return row(LOGGED, Verdict.MEASURED, len(found), note=note)
 
 
-def quitting(here: Here) -> Iterator[Row]:
-    """With a client that has gone."""
-    with staged(here) as stage:
+def quitting(host: Host) -> Iterator[Row]:
+    """`quit` with a client that has gone."""
+    with staged(host) as stage:
         server, daemon = stage.server(), stage.daemon()
         with stage.steps(*_WORK) as client:
             client.finish()
         begun = time.monotonic_ns()
         stage.asked("quit")
-        gone = _gone([daemon.process.tgid, *([server.tgid] if server.tgid else [])], stage.here.simulated)
+        gone = _gone([daemon.process.tgid, *([server.tgid] if server.tgid else [])], stage.host.simulated)
         ms = (time.monotonic_ns() - begun) / 1e6
         yield row(QUIT, judged(gone), ms, "ms", note="" if gone else "something was still there after 10 s")
 
@@ -160,12 +160,7 @@ def quitting(here: Here) -> Iterator[Row]:
 def _gone(tgids: list[int], simulated: bool) -> bool:
     """The simulated server is the simulated GPU itself, and stays."""
     wanted = tgids[:1] if simulated else tgids
-    deadline = time.monotonic() + _LIMIT_SECONDS
-    while any(_lives(tgid) for tgid in wanted):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    return bool(poll(lambda: not any(_lives(tgid) for tgid in wanted), _LIMIT_SECONDS, 0.01))
 
 
 def _lives(tgid: int) -> bool:

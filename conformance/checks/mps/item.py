@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from gpu.here import Here
-from gpu.mps import endings, language, limits
-from gpu.mps.stage import NAME
-from gpu.parts import part
-from gpu.row import Row, Verdict, skipped
+from conformance.checks.mps import endings, language, limits
+from conformance.checks.mps.stage import NAME
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, part, skipped
 
 TITLE: Final = "MPS: what it says, what its limits do, who is hurt by whose end"
 SECONDS: Final = 75
@@ -28,14 +27,14 @@ WHAT: Final = (
 )
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """The gentlest first. Those who end by a signal need no commands, and so are looked at whatever the daemon says."""
-    yield from part(NAME, language.PRODUCT, lambda: language.product(here))
+    yield from part(NAME, language.PRODUCT, lambda: language.product(host))
     works = False
-    for row in part(NAME, language.WHATS, lambda: language.rows(here)):
+    for row in part(NAME, language.WHATS, lambda: language.rows(host)):
         works = works or (row.what == language.SERVER and row.verdict is Verdict.OK)
         yield row
-    commanded: list[tuple[Sequence[str], Callable[[Here], Iterator[Row]]]] = [
+    commanded: list[tuple[Sequence[str], Callable[[Host], Iterator[Row]]]] = [
         (limits.SHARES, limits.shares),
         (limits.MEMORY, limits.memory),
         (limits.PRIORITY, limits.priority),
@@ -44,8 +43,8 @@ def rows(here: Here) -> Iterator[Row]:
     ]
     for whats, found in commanded:
         if works:
-            yield from part(NAME, whats, partial(found, here))
+            yield from part(NAME, whats, partial(found, host))
         else:
             yield from (skipped(NAME, what, f"see “{language.SERVER}”") for what in whats)
     for end in (endings.TERM, endings.KILLED):
-        yield from part(NAME, endings.whats(end), partial(endings.rows, here, end))
+        yield from part(NAME, endings.whats(end), partial(endings.rows, host, end))

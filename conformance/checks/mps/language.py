@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from gpu.clients import Client
-from gpu.here import Here
-from gpu.mps.stage import NAME, Stage, row, staged
-from gpu.parts import judged
-from gpu.row import Row, Verdict, skipped
+from conformance.checks.mps.stage import NAME, Stage, row, staged
+from conformance.clients.launcher import Client
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, judged, skipped
 
 if TYPE_CHECKING:
-    from enforce.mps.model import Control, Server
+    from enforce.actuators.mps.model import MpsControl, MpsServer
 
 FOUND: Final = "the product finds the daemon among all processes, and its program"
 CHANNEL: Final = "the product's channel to the daemon, confined to its folder"
@@ -48,16 +47,16 @@ _NOT_ALWAYS: Final = frozenset({"lspart"})  # of newer daemons only: nothing of 
 _LONGEST_NOTE: Final = 160
 
 
-def product(here: Here) -> Iterator[Row]:
+def product(host: Host) -> Iterator[Row]:
     """How the product gets at the daemon. No other row needs it."""
-    with staged(here) as stage:
+    with staged(host) as stage:
         yield from _found(stage)
 
 
 def _found(stage: Stage) -> Iterator[Row]:
-    from agent.procfs import Procfs
-    from enforce.mps.control import connect
-    from enforce.mps.daemons import daemons
+    from agent.node.procfs import Procfs
+    from enforce.actuators.mps.daemons import daemons
+    from enforce.actuators.mps.protocol3 import connect
 
     found = [one for one in daemons(Procfs()) if one.pipe_directory == str(stage.pipes)]
     if not found:
@@ -70,15 +69,15 @@ def _found(stage: Stage) -> Iterator[Row]:
 
 def confined(ask: Callable[[], object]) -> Row:
     """Skipped on a kernel that has no Landlock: the product leaves MPS alone there, and says so."""
-    answers, said = _tried(ask)
-    if not answers and "landlock" in said.lower():
-        return skipped(NAME, CHANNEL, said)
-    return row(CHANNEL, judged(answers), answers, baseline=True, note=said)
+    answers, message = _tried(ask)
+    if not answers and "landlock" in message.lower():
+        return skipped(NAME, CHANNEL, message)
+    return row(CHANNEL, judged(answers), answers, baseline=True, note=message)
 
 
-def rows(here: Here) -> Iterator[Row]:
-    """With one client that works."""
-    with staged(here) as stage:
+def rows(host: Host) -> Iterator[Row]:
+    """Rows of the control language, with one client that works."""
+    with staged(host) as stage:
         yield from _languages(stage)
         server = stage.server()
         yield row(SERVER, Verdict.OK, server.status, baseline="ACTIVE", note=f"process {server.tgid}")
@@ -89,16 +88,16 @@ def rows(here: Here) -> Iterator[Row]:
 
 
 def _languages(stage: Stage) -> Iterator[Row]:
-    from enforce.mps.control import LANGUAGES
+    from enforce.actuators.mps.protocol3 import PROTOCOLS
 
     yield row(PROTOCOL, Verdict.MEASURED, stage.control().protocol)
-    for number, language in zip((2, 3), LANGUAGES, strict=True):
-        spoken, said = _tried(language(stage.channel()).servers)
-        yield row(SPOKEN.format(protocol=number), Verdict.MEASURED, spoken, note=said)
+    for number, language in zip((2, 3), PROTOCOLS, strict=True):
+        spoken, message = _tried(language(stage.channel()).servers)
+        yield row(SPOKEN.format(protocol=number), Verdict.MEASURED, spoken, note=message)
 
 
 def _tried(ask: Callable[[], object]) -> tuple[bool, str]:
-    from enforce.mps.model import MpsError
+    from enforce.actuators.mps.model import MpsError
 
     try:
         return True, _short(str(ask()))
@@ -106,9 +105,9 @@ def _tried(ask: Callable[[], object]) -> tuple[bool, str]:
         return False, _short(str(error))
 
 
-def _readings(control: Control, server: Server, client: Client) -> Iterator[Row]:
+def _readings(control: MpsControl, server: MpsServer, client: Client) -> Iterator[Row]:
     """What the product's parsers make of the answers, and whether the client and the server are in there."""
-    from enforce.mps.model import Scope
+    from enforce.actuators.mps.model import Scope
 
     settings = control.settings(Scope(server.name, "default" if control.protocol == 3 else ""), (0,))
     asked: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
@@ -125,7 +124,7 @@ def _readings(control: Control, server: Server, client: Client) -> Iterator[Row]
 
 
 def _reading(what: str, ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Row:
-    from enforce.mps.model import MpsError
+    from enforce.actuators.mps.model import MpsError
 
     try:
         found = ask()
@@ -135,14 +134,14 @@ def _reading(what: str, ask: Callable[[], Any], holds: Callable[[Any], bool]) ->
 
 
 def _command(stage: Stage, command: str, server: str) -> Row:
-    from enforce.mps.model import MpsError
+    from enforce.actuators.mps.model import MpsError
 
     what = COMMAND.format(command=command)
     try:
         answer = stage.asked(command.replace(" S", f" {server}"))
     except MpsError as error:
         return row(what, Verdict.DIFFERS, False, baseline=True, note=_short(str(error)))
-    fine = answer.fine and "unknown" not in answer.text.lower() and "invalid" not in answer.text.lower()
+    fine = answer.succeeded and "unknown" not in answer.text.lower() and "invalid" not in answer.text.lower()
     verdict = Verdict.MEASURED if command in _NOT_ALWAYS else judged(fine)
     return row(what, verdict, fine, baseline=True, note=_short(answer.text) or "it says nothing")
 

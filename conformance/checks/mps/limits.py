@@ -8,15 +8,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from gpu.clients import Client, Online
-from gpu.here import Here, Unavailable
-from gpu.mps.stage import Stage, row, staged, window
-from gpu.parts import judged
-from gpu.row import Row, Verdict
-from gpu.stopping.timeline import Timeline, latencies_ms, p90
+from conformance.checks.mps.stage import Stage, row, staged, window
+from conformance.checks.stopping.timeline import Timeline, latencies_ms, p90
+from conformance.clients.launcher import Client, Online
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, Verdict, judged
 
 if TYPE_CHECKING:
-    from enforce.mps.model import Control, Scope
+    from enforce.actuators.mps.model import MpsControl, Scope
 
 RATE: Final = "kernel rate of a client that fills the GPU, of that at 100 %: at {percent} %"
 PERCENTS: Final = (50, 25)
@@ -37,9 +36,9 @@ _LIMIT_MIB, _WITHIN_BYTES, _BEYOND_BYTES = 1024, 1 << 28, 2 << 30
 _WARM_SECONDS: Final = 0.1
 
 
-def shares(here: Here) -> Iterator[Row]:
+def shares(host: Host) -> Iterator[Row]:
     """Each client alone on the device; one after the other."""
-    with staged(here) as stage:
+    with staged(host) as stage:
         control, scope = _scope(stage)
         full, kept, same = _rates(stage, control, scope)
         for percent in PERCENTS:
@@ -49,15 +48,15 @@ def shares(here: Here) -> Iterator[Row]:
                 rate = _rate(stage, client) / full
             expected = percent / 100
             verdict = judged(abs(rate - expected) <= _OFF_RATIO * expected)
-            note = f"{full:.0f} kernels a second at 100 %; the client is told of {seen} SMs"
+            note = f"{full:.0f} kernels a second at 100 %; the client sees {seen} SMs"
             yield row(RATE.format(percent=percent), verdict, round(rate, 3), "ratio", expected, note)
         yield row(KEEPS, judged(abs(kept - 1) <= _OFF_RATIO), round(kept, 3), "ratio", 1.0)
 
 
-def _rates(stage: Stage, control: Control, scope: Scope) -> tuple[float, float, tuple[str, ...]]:
+def _rates(stage: Stage, control: MpsControl, scope: Scope) -> tuple[float, float, tuple[str, ...]]:
     """Of one client at 100 %, what is left of that while new ones would get 25 %, and options for the same kernels.
 
-    A client under a limit is told of fewer SMs, and is slower: it is to choose neither its blocks nor its steps itself.
+    A client under a limit sees fewer SMs, and is slower: it is to choose neither its blocks nor its steps itself.
     """
     with stage.steps(*_FILLS, "--waves", str(_WAVES)) as client:
         time.sleep(_WARM_SECONDS)
@@ -77,9 +76,9 @@ def _rate(stage: Stage, client: Client) -> float:
     return Timeline.of(client.finish()).rate(*measured)
 
 
-def memory(here: Here) -> Iterator[Row]:
+def memory(host: Host) -> Iterator[Row]:
     """1 GiB for all that come."""
-    with staged(here) as stage:
+    with staged(host) as stage:
         control, scope = _scope(stage)
         _put(control, "memory", scope, f"{_LIMIT_MIB}M")
         error = _allocated(stage, _BEYOND_BYTES)
@@ -99,9 +98,9 @@ def _allocated(stage: Stage, size: int) -> str:
         return str(why).rpartition(": ")[2]
 
 
-def priority(here: Here) -> Iterator[Row]:
+def priority(host: Host) -> Iterator[Row]:
     """The same two clients, with the one that is always busy equal first, then below."""
-    with staged(here) as stage:
+    with staged(host) as stage:
         control, _ = _scope(stage)
         equal = _beside(stage, control, "0")
         yield row(EQUAL, Verdict.MEASURED if equal else Verdict.FAILED, equal, "ms")
@@ -110,26 +109,26 @@ def priority(here: Here) -> Iterator[Row]:
         yield row(BELOW, judged(fine), below, "ms", equal, "a hint to the hardware: lower is what is hoped for")
 
 
-def _beside(stage: Stage, control: Control, busy: str) -> float | None:
-    from enforce.mps.model import Scope
+def _beside(stage: Stage, control: MpsControl, busy: str) -> float | None:
+    from enforce.actuators.mps.model import Scope
 
     _put(control, "priority", Scope(""), busy)
     with stage.steps(*_BUSY) as client:
         _put(control, "priority", Scope(""), "0")
-        online = Online(stage.here, (*_REQUESTS, *client.pace), stage.extra)
+        online = Online(stage.host, (*_REQUESTS, *client.pace), stage.extra)
         online.go()
         since, until_ns = window(stage.seconds * 2)
         return p90(latencies_ms(online.finish(), since, until_ns))
 
 
-def _scope(stage: Stage) -> tuple[Control, Scope]:
+def _scope(stage: Stage) -> tuple[MpsControl, Scope]:
     """Whose new clients the limits are for: the server's."""
-    from enforce.mps.model import Scope
+    from enforce.actuators.mps.model import Scope
 
     server, control = stage.server(), stage.control()
     return control, Scope(server.name, "default" if control.protocol == 3 else "")
 
 
-def _put(control: Control, what: str, scope: Scope, value: str) -> None:
+def _put(control: MpsControl, what: str, scope: Scope, value: str) -> None:
     setting = control.settings(scope, (0,))[what][0]
     control.put(setting, value)

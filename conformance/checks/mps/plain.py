@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from enforce.mps.channel import PATIENCE_SECONDS, Answer, Channel
-from enforce.mps.model import MpsTimeoutError
-from gpu.here import OVERDUE, Here
+from conformance.host import OVERDUE, Host
+from enforce.actuators.mps.channel import TIMEOUT_SECONDS, Channel, CommandAnswer
+from enforce.actuators.mps.model import MpsTimeoutError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain(Channel):
     """To a daemon that we have started. `extra`: the environment that leads to it."""
 
-    here: Here
+    host: Host
     extra: Mapping[str, str]
 
-    def ask(self, arguments: Sequence[str] = (), given: str = "") -> Answer:
+    def ask(self, arguments: Sequence[str] = (), given: str = "") -> CommandAnswer:
         """Runs the program. MpsError when there is no answer in time."""
         command = [self.daemon.program, *arguments]
-        done = self.here.run(command, {**self.extra, "LC_ALL": "C"}, PATIENCE_SECONDS, given)
+        done = self.host.run(command, {**self.extra, "LC_ALL": "C"}, TIMEOUT_SECONDS, given)
         if done.returncode == OVERDUE:
-            raise MpsTimeoutError(f"the MPS control daemon did not answer in {PATIENCE_SECONDS:g} s")
-        return Answer(done.returncode == 0, done.stdout + done.stderr)
+            raise MpsTimeoutError(f"the MPS control daemon did not answer in {TIMEOUT_SECONDS:g} s")
+        return CommandAnswer(done.returncode == 0, done.stdout + done.stderr)

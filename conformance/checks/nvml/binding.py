@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpu.here import Here, Unavailable
+from conformance.host import Host, Unavailable
 
 T = TypeVar("T")
 
@@ -35,9 +35,9 @@ class Refused:
 
 
 @contextmanager
-def first_gpu(here: Here) -> Iterator[Gpu]:
+def first_gpu(host: Host) -> Iterator[Gpu]:
     """NVML, started. Unavailable where there is no library, no binding, no GPU, or a GPU in MIG mode."""
-    api = _binding(here)
+    api = _binding(host)
     try:
         api.nvmlInit()
     except api.NVMLError as error:
@@ -58,15 +58,15 @@ def asked(api: Any, call: Callable[[], T]) -> T | Refused:
         return Refused(f"nvidia-ml-py is too old for it: {error}")
 
 
-def _binding(here: Here) -> Any:
-    if here.libnvml is None:
+def _binding(host: Host) -> Any:
+    if host.libnvml is None:
         raise Unavailable("no libnvidia-ml.so.1 found: is the driver installed?")
     try:
         # By its path: the binding asks for the soname only, which is then the one of the file that is loaded.
-        ctypes.CDLL(str(here.libnvml), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(host.libnvml), mode=ctypes.RTLD_GLOBAL)
         return importlib.import_module("pynvml")
     except OSError as error:
-        raise Unavailable(f"{here.libnvml} cannot be loaded: {error}") from error
+        raise Unavailable(f"{host.libnvml} cannot be loaded: {error}") from error
     except ImportError as error:
         raise Unavailable(f"the Python package nvidia-ml-py is missing: {error}") from error
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
-from agent.model import DeviceReading
-from agent.nvml import Nvml
+from agent.core.model import DeviceReading
+from agent.nvml.client import Nvml
 
 ONCE: Final = frozenset({"nvmlInit", "nvmlShutdown", "nvmlEventSetCreate", "nvmlEventSetFree", "nvmlGpmSampleAlloc"})
 
 
-class Timed:
+class TimedBinding:
     """The binding, with the duration of each of its calls in ns. Thread-safe: the agent asks for PCIe on a thread."""
 
     def __init__(self, api: Any) -> None:
@@ -61,7 +61,7 @@ class Cost:
 
 def measure(api: Any, ticks: int, interval: float) -> Cost:
     """As the agent's collector does it, so often. SetupError where NVML does not start."""
-    timed = Timed(api)
+    timed = TimedBinding(api)
     lengths: list[float] = []
     readings: list[DeviceReading] = []
     clients: frozenset[int] = frozenset()
@@ -87,7 +87,7 @@ def measure(api: Any, ticks: int, interval: float) -> Cost:
 
 
 def _tick(nvml: Nvml) -> tuple[DeviceReading, frozenset[int]]:
-    """What agent/collectors/devices.py asks of each device."""
+    """Reads what agent/collectors/devices.py reads of each device."""
     device = nvml.devices()[0]
     reading = nvml.read(device)
     listed = nvml.processes(device)

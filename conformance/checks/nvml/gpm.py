@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu.nvml.binding import Gpu, Refused, asked
+from conformance.checks.nvml.binding import Gpu, Refused, asked
 
 GRAPHICS_UTIL: Final = 1
 SM_UTIL: Final = 2

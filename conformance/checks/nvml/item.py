@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gpu import offspring, spin
-from gpu.here import Here
-from gpu.parts import holds, measured, part
-from gpu.row import Row, skipped
-from gpu.spin import Pace
+from conformance import process_tree
+from conformance.clients import workload
+from conformance.clients.workload import Pace
+from conformance.host import Host
+from conformance.report.model import Row, holds, measured, part, skipped
 
 if TYPE_CHECKING:
-    from gpu.nvml.binding import Gpu
-    from gpu.nvml.watching import Times
+    from conformance.checks.nvml.binding import Gpu
+    from conformance.checks.nvml.watching import Times
 
 TITLE: Final = "NVML: utilisation, process lists, MPS, GPM, PCIe counters, and what each call costs"
 SECONDS: Final = 60
@@ -69,24 +69,24 @@ _MEMORY: Final = 1 << 30
 _MPS_MEMORY: Final = 1 << 28
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Unavailable without NVML, its binding or a GPU; WorkloadError when our kernels do not run."""
-    from gpu.nvml.binding import first_gpu
+    from conformance.checks.nvml.binding import first_gpu
 
-    with first_gpu(here) as gpu:
+    with first_gpu(host) as gpu:
         yield from part(_NVML, ("what is supported",), partial(_supported, gpu))
-        pace = spin.pace_of(here, gpu.sm_count, 0.5 if here.quick else 2.2)
-        for percent in (50,) if here.quick else (50, 25, 100):
-            yield from part(_NVML, (f"a load of {percent} %",), partial(_duty, here, gpu, pace, percent))
-        yield from part(_NVML, ("kernels on half of the SMs, and costs",), partial(_half, here, gpu, pace))
-        yield from part(_NVML, ("MPS",), partial(_mps, here, gpu, pace))
+        pace = workload.pace_of(host, gpu.sm_count, 0.5 if host.quick else 2.2)
+        for percent in (50,) if host.quick else (50, 25, 100):
+            yield from part(_NVML, (f"a load of {percent} %",), partial(_duty, host, gpu, pace, percent))
+        yield from part(_NVML, ("kernels on half of the SMs, and costs",), partial(_half, host, gpu, pace))
+        yield from part(_NVML, ("MPS",), partial(_mps, host, gpu, pace))
         for direction in ("to the device", "from the device"):
-            yield from part(_NVML, (f"PCIe {direction}",), partial(_copies, here, gpu, pace, direction))
+            yield from part(_NVML, (f"PCIe {direction}",), partial(_copies, host, gpu, pace, direction))
 
 
 def _supported(gpu: Gpu) -> Iterator[Row]:
-    from gpu.nvml import gpm
-    from gpu.nvml.binding import Refused, asked
+    from conformance.checks.nvml import gpm
+    from conformance.checks.nvml.binding import Refused, asked
 
     answer = gpm.supported(gpu)
     why = answer.why if isinstance(answer, Refused) else "Hopper and later"
@@ -115,12 +115,13 @@ def _register(gpu: Gpu) -> None:
         gpu.api.nvmlEventSetFree(events)
 
 
-def _duty(here: Here, gpu: Gpu, pace: Pace, percent: int) -> Iterator[Row]:
-    from gpu.nvml import rows_of_lists, rows_of_samples
-    from gpu.nvml.watching import Load, watch
+def _duty(host: Host, gpu: Gpu, pace: Pace, percent: int) -> Iterator[Row]:
+    from conformance.checks.nvml import rows as rows_of_lists
+    from conformance.checks.nvml import rows as rows_of_samples
+    from conformance.checks.nvml.watching import Load, watch
 
     load = Load(f"busy-{percent}", percent / 100, memory=str(_MEMORY))
-    seen = watch(here, gpu, pace, [load], _times(here))
+    seen = watch(host, gpu, pace, [load], _times(host))
     yield from rows_of_samples.of_a_duty(seen, percent)
     if percent == 50:
         yield from rows_of_samples.of_the_calls(seen)
@@ -129,8 +130,8 @@ def _duty(here: Here, gpu: Gpu, pace: Pace, percent: int) -> Iterator[Row]:
 
 
 def _accounting(gpu: Gpu, pid: int, busy: float) -> Iterator[Row]:
-    """Of a process that ended. Only where somebody has switched it on."""
-    from gpu.nvml.binding import Refused, asked
+    """Of a process that ended. Only where accounting is switched on."""
+    from conformance.checks.nvml.binding import Refused, asked
 
     what = "accounting: GPU utilisation of a process"
     mode = asked(gpu.api, lambda: gpu.api.nvmlDeviceGetAccountingMode(gpu.handle))
@@ -147,12 +148,14 @@ def _accounting(gpu: Gpu, pid: int, busy: float) -> Iterator[Row]:
     yield measured(_NVML, "accounting: time of a process", int(stats.time), "ms", note="from its start to its end")
 
 
-def _half(here: Here, gpu: Gpu, pace: Pace) -> Iterator[Row]:
+def _half(host: Host, gpu: Gpu, pace: Pace) -> Iterator[Row]:
     """And what calls cost meanwhile: an idle device may answer faster."""
-    from gpu.nvml import cost, pcie, rows_of_costs, rows_of_samples
-    from gpu.nvml.watching import Load, watch
+    from conformance.checks.nvml import cost, pcie
+    from conformance.checks.nvml import rows as rows_of_costs
+    from conformance.checks.nvml import rows as rows_of_samples
+    from conformance.checks.nvml.watching import Load, watch
 
-    ticks, interval = (3, 0.15) if here.quick else (8, 0.3)
+    ticks, interval = (3, 0.15) if host.quick else (8, 0.3)
     spent: list[cost.Cost] = []
     sources: dict[str, Any] = {}
 
@@ -160,46 +163,47 @@ def _half(here: Here, gpu: Gpu, pace: Pace) -> Iterator[Row]:
         spent.append(cost.measure(gpu.api, ticks, interval))
         sources.update(pcie.costs(gpu))
 
-    seen = watch(here, gpu, pace, [Load("half", 1.0, sms=0.5)], _times(here), afterwards=afterwards)
+    seen = watch(host, gpu, pace, [Load("half", 1.0, sms=0.5)], _times(host), afterwards=afterwards)
     yield from rows_of_samples.of_half_the_sms(seen)
     yield from rows_of_costs.of_cost(spent[0], seen.busy["half"] / 2)
     yield from rows_of_costs.of_sources(sources)
 
 
-def _mps(here: Here, gpu: Gpu, pace: Pace) -> Iterator[Row]:
-    from gpu.nvml import rows_of_lists
-    from gpu.nvml.watching import Load, watch
+def _mps(host: Host, gpu: Gpu, pace: Pace) -> Iterator[Row]:
+    from conformance.checks.nvml import rows as rows_of_lists
+    from conformance.checks.nvml.watching import Load, watch
 
     loads = [Load(f"busy-{p}-mps", p / 100, sms=0.5, memory=str(_MPS_MEMORY)) for p in (25, 75)]
-    with here.mps() as clients:
-        seen = watch(here, gpu, pace, loads, _times(here), clients)
+    with host.mps() as clients:
+        seen = watch(host, gpu, pace, loads, _times(host), clients)
         yield from rows_of_lists.of_mps(seen, _MPS_MEMORY)
-        yield _server(here, clients)
+        yield _server(host, clients)
 
 
-def _server(here: Here, clients: Mapping[str, str]) -> Row:
+def _server(host: Host, clients: Mapping[str, str]) -> Row:
     """The agent knows the MPS server by its name."""
-    from gpu.nvml.lists import MPS_SERVER, program_of
+    from conformance.checks.nvml.lists import MPS_SERVER, program_of
 
     what = "MPS: name of the server's program"
-    if here.simulated:
+    if host.simulated:
         return skipped(_NVML, what, "the simulated MPS server is the simulated GPU itself")
     pipes = f"CUDA_MPS_PIPE_DIRECTORY={clients['CUDA_MPS_PIPE_DIRECTORY']}"
-    names = {program_of(process.pid).rpartition("/")[2] for process in offspring.with_variable(pipes)}
+    names = {program_of(process.pid).rpartition("/")[2] for process in process_tree.with_variable(pipes)}
     servers = sorted(name for name in names if "mps" in name and "control" not in name)
     note = "the agent takes a process of that name for the server"
     return holds(_NVML, what, servers == [MPS_SERVER], " / ".join(servers) or "none", MPS_SERVER, note)
 
 
-def _copies(here: Here, gpu: Gpu, pace: Pace, direction: str) -> Iterator[Row]:
-    from gpu.nvml import pcie, rows_of_costs
+def _copies(host: Host, gpu: Gpu, pace: Pace, direction: str) -> Iterator[Row]:
+    from conformance.checks.nvml import pcie
+    from conformance.checks.nvml import rows as rows_of_costs
 
-    settle, seconds = (0.1, 0.4) if here.quick else (0.5, 1.5)
-    yield from rows_of_costs.of_copies(pcie.copied(here, gpu, pace, direction, settle, seconds))
+    settle, seconds = (0.1, 0.4) if host.quick else (0.5, 1.5)
+    yield from rows_of_costs.of_copies(pcie.copied(host, gpu, pace, direction, settle, seconds))
 
 
-def _times(here: Here) -> Times:
+def _times(host: Host) -> Times:
     """NVML's samples come about once a second; the first one may speak of the time before."""
-    from gpu.nvml.watching import Times
+    from conformance.checks.nvml.watching import Times
 
-    return Times(0.9, 1.2) if here.quick else Times(1.1, 2.5)
+    return Times(0.9, 1.2) if host.quick else Times(1.1, 2.5)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.nvml.calls import Calls
-from agent.nvml.processes import LISTS, running
-from gpu.nvml.binding import Gpu, Refused, asked
+from agent.nvml.device import LISTS, running
+from conformance.checks.nvml.binding import Gpu, Refused, asked
 
 NAMES: Final = ("compute", "graphics", "MPS compute")  # in the order of the agent's LISTS
 MPS_SERVER: Final = "nvidia-cuda-mps-server"
@@ -45,7 +45,7 @@ def _entries(gpu: Gpu, call: str) -> list[tuple[int, int | None]]:
 
 
 def mps_clients(gpu: Gpu) -> frozenset[int]:
-    """Those that the agent takes for MPS clients, by its own code."""
+    """The processes that the agent takes for MPS clients, by its own code."""
     return running(Calls(gpu.api), "", gpu.handle)[1]
 
 

@@ -17,12 +17,12 @@ from statistics import fmean
 from typing import Any, Final
 
 from agent.nvml.pcie import FIELDS, counter_delta
-from gpu import spin
-from gpu.here import Here
-from gpu.nvml import gpm
-from gpu.nvml.binding import Gpu, Refused, asked
-from gpu.nvml.cost import milliseconds
-from gpu.spin import Pace
+from conformance.checks.nvml import gpm
+from conformance.checks.nvml.binding import Gpu, Refused, asked
+from conformance.checks.nvml.cost import milliseconds
+from conformance.clients import workload as spin_workload
+from conformance.clients.workload import Pace
+from conformance.host import Host
 
 COPY_BYTES: Final = 32 << 20
 REQUESTS_PER_SECOND: Final = 100.0
@@ -42,8 +42,8 @@ TO_DEVICE, FROM_DEVICE = "to the device", "from the device"
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
-    """What a field said, look by look. `bits`: of the type that NVML gives it; `seconds`: from the first look on."""
+class FieldReadings:
+    """The readings of a field. `bits`: of the type that NVML gives it; `seconds`: since the first reading."""
 
     values: tuple[int, ...]
     bits: int
@@ -61,7 +61,7 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyRates:
     """Bytes per second by each source, in the direction in which was copied; Refused where it has none.
 
     `field`, `other_way`: the cumulative fields of this direction and of the other one.
@@ -69,17 +69,17 @@ class Copied:
 
     direction: str
     true: float
-    field: Counter | Refused
-    other_way: Counter | Refused
+    field: FieldReadings | Refused
+    other_way: FieldReadings | Refused
     gpm: float | Refused
     throughput: float | Refused
 
 
-def copied(here: Here, gpu: Gpu, pace: Pace, direction: str, settle: float, seconds: float) -> Copied:
+def copied(host: Host, gpu: Gpu, pace: Pace, direction: str, settle: float, seconds: float) -> CopyRates:
     """Copies from pinned host memory or to it, and watches. WorkloadError when the workload fails."""
-    words = _to_device(pace) if direction == TO_DEVICE else _from_device(pace, here.folder)
+    words = _to_device(pace) if direction == TO_DEVICE else _from_device(pace, host.folder)
     index = 1 if direction == TO_DEVICE else 0  # TX, RX: of the device
-    with spin.running(here, f"copies-{index}", words) as workload:
+    with spin_workload.running(host, f"copies-{index}", words) as workload:
         time.sleep(settle)
         try:
             with gpm.window(gpu) as window:
@@ -91,7 +91,7 @@ def copied(here: Here, gpu: Gpu, pace: Pace, direction: str, settle: float, seco
         throughput = _throughput(gpu, index)
         workload.require_alive()
         summary = workload.finish()
-    return Copied(
+    return CopyRates(
         direction,
         _true_rate(summary),
         counters[index],
@@ -114,7 +114,7 @@ def costs(gpu: Gpu) -> Mapping[str, float | Refused]:
 
 
 def _to_device(pace: Pace) -> list[str]:
-    return [*spin.steps(pace, kernels=1, kernel_us=20, blocks=1), "--copy-bytes", str(COPY_BYTES)]
+    return [*spin_workload.steps(pace, kernels=1, kernel_us=20, blocks=1), "--copy-bytes", str(COPY_BYTES)]
 
 
 def _from_device(pace: Pace, folder: Path) -> list[str]:
@@ -130,7 +130,7 @@ def _true_rate(summary: Mapping[str, Any]) -> float:
     return float(copied_bytes) / float(summary["elapsed_seconds"])
 
 
-def _watched(gpu: Gpu, seconds: float) -> tuple[Counter, Counter] | tuple[Refused, Refused]:
+def _watched(gpu: Gpu, seconds: float) -> tuple[FieldReadings, FieldReadings] | tuple[Refused, Refused]:
     """TX and RX, looked at again and again."""
     values: list[tuple[int, int]] = []
     begun = time.monotonic()
@@ -145,12 +145,14 @@ def _watched(gpu: Gpu, seconds: float) -> tuple[Counter, Counter] | tuple[Refuse
         values.append((_scalar(gpu.api, answer[0]), _scalar(gpu.api, answer[1])))
         if elapsed >= seconds:
             tx, rx = zip(*values, strict=True)
-            return Counter(tx, _bits(gpu.api, answer[0]), elapsed), Counter(rx, _bits(gpu.api, answer[1]), elapsed)
+            return FieldReadings(tx, _bits(gpu.api, answer[0]), elapsed), FieldReadings(
+                rx, _bits(gpu.api, answer[1]), elapsed
+            )
         time.sleep(LOOK_SECONDS)
 
 
 def _fields(gpu: Gpu) -> Sequence[Any] | Refused:
-    """As NVML gives them, unless it refuses one of them."""
+    """The counters' fields as NVML gives them, unless it refuses one."""
     answer = asked(gpu.api, lambda: gpu.api.nvmlDeviceGetFieldValues(gpu.handle, list(FIELDS)))
     if isinstance(answer, Refused):
         return answer

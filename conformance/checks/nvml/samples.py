@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Final
 
-from gpu.nvml.binding import Gpu, Refused, asked
+from conformance.checks.nvml.binding import Gpu, Refused, asked
 
 OLD: Final = "nvmlDeviceGetProcessUtilization"
 NEW: Final = "nvmlDeviceGetProcessesUtilizationInfo"
@@ -46,11 +46,11 @@ class Samples:
 
     @property
     def supported(self) -> bool:
-        """It may have given nothing at all, but refused nothing either."""
+        """Whether the call works: it may have given no sample, but refused nothing."""
         return not self.refused
 
     def look(self, gpu: Gpu) -> None:
-        """Asks for what is new since the last look."""
+        """Reads the samples since the last look."""
         self.looks += 1
         since = self._newest_us or self.begin_us
         answer = asked(gpu.api, lambda: _READERS[self.call](gpu, since))
@@ -64,7 +64,7 @@ class Samples:
         self._newest_us = max([since, *(sample.stamp_us for sample in fresh)])
 
     def pids(self) -> set[int]:
-        """In any of them."""
+        """Processes in any of the samples."""
         return {sample.pid for sample in self.found}
 
     def mean_ratio(self, pid: int, after_us: int = 0) -> float | None:

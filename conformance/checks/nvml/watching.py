@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gpu import spin
-from gpu.here import Here
-from gpu.nvml import gpm, samples
-from gpu.nvml.binding import Gpu, Refused, asked
-from gpu.nvml.lists import Listed, is_mps_server, listed, mps_clients
-from gpu.spin import Pace, Workload
+from conformance.checks.nvml import gpm, samples
+from conformance.checks.nvml.binding import Gpu, Refused, asked
+from conformance.checks.nvml.lists import Listed, is_mps_server, listed, mps_clients
+from conformance.clients import workload
+from conformance.clients.workload import Pace, Workload
+from conformance.host import Host
 
 KERNEL_US = 1000
 KERNELS = 5
@@ -24,23 +24,23 @@ KERNELS = 5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An `offline` of our own. `duty`: the share of time that it aims at; `sms`: the share of SMs that it fills."""
+    """An `offline` of our own. `duty_cycle`: the busy share of time that it aims at; `sms`: the share of SMs."""
 
     name: str
-    duty: float
+    duty_cycle: float
     sms: float = 1.0
     memory: str = "0"
 
     def words(self, pace: Pace, sm_count: int) -> list[str]:
-        """Its program and options."""
-        pause = spin.pause_us(pace, KERNELS, KERNEL_US, self.duty)
+        """Its program and options, as a command line."""
+        pause = workload.pause_us(pace, KERNELS, KERNEL_US, self.duty_cycle)
         blocks = max(1, round(self.sms * sm_count))
-        shape = spin.steps(pace, kernels=KERNELS, kernel_us=KERNEL_US, blocks=blocks, host_us=pause)
+        shape = workload.steps(pace, kernels=KERNELS, kernel_us=KERNEL_US, blocks=blocks, host_us=pause)
         return [*shape, "--memory", self.memory, *([] if pause else ["--never-sync", "--depth", "16"])]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """`pids` and `busy` (true share of its time with a kernel running) by load name; GPM's averages of the while.
 
     `ready_us`: CLOCK_REALTIME when the last of them was at work.
@@ -68,26 +68,26 @@ class Times:
 
 
 def watch(
-    here: Here,
+    host: Host,
     gpu: Gpu,
     pace: Pace,
     loads: Sequence[Load],
     times: Times,
     extra: Mapping[str, str] = MappingProxyType({}),
     afterwards: Callable[[], None] = lambda: None,
-) -> Seen:
+) -> Observation:
     """Runs them together and looks; `afterwards` is done while they still run. WorkloadError when one fails."""
     before = used_bytes(gpu)
     with ExitStack() as stack:
         working: dict[str, Workload] = {
-            load.name: stack.enter_context(spin.running(here, load.name, load.words(pace, gpu.sm_count), extra))
+            load.name: stack.enter_context(workload.running(host, load.name, load.words(pace, gpu.sm_count), extra))
             for load in loads
         }
         ready_us = time.time_ns() // 1000
         time.sleep(times.settle)
-        truth_ns, begun_ns = _sm_ns(here), time.monotonic_ns()
+        truth_ns, begun_ns = _sm_ns(host), time.monotonic_ns()
         found, averages = _polled(gpu, times.look)
-        grown, elapsed = _sm_ns(here) - truth_ns, time.monotonic_ns() - begun_ns
+        grown, elapsed = _sm_ns(host) - truth_ns, time.monotonic_ns() - begun_ns
         lists, clients, used = listed(gpu), mps_clients(gpu), used_bytes(gpu)
         pids_seen = {entry.pid for entry in lists}.union(*(one.pids() for one in found.values()))
         servers = frozenset(pid for pid in pids_seen if is_mps_server(pid))
@@ -95,9 +95,9 @@ def watch(
         for one in working.values():
             one.require_alive()
         pids = {name: one.pid for name, one in working.items()}
-        busy = {name: spin.busy_ratio(one.finish(), pace, KERNEL_US) for name, one in working.items()}
-    truth = grown / elapsed if here.simulated else None
-    return Seen(pids, busy, found, averages, lists, clients, servers, before, used, ready_us, truth)
+        busy = {name: workload.busy_ratio(one.finish(), pace, KERNEL_US) for name, one in working.items()}
+    truth = grown / elapsed if host.simulated else None
+    return Observation(pids, busy, found, averages, lists, clients, servers, before, used, ready_us, truth)
 
 
 def used_bytes(gpu: Gpu) -> int | None:
@@ -116,7 +116,7 @@ def _polled(gpu: Gpu, seconds: float) -> tuple[dict[str, samples.Samples], Mappi
         return samples.poll(gpu, seconds), Refused(str(error))
 
 
-def _sm_ns(here: Here) -> int:
-    """What the simulated GPU's first device did so far; 0 on a real one, where nobody knows."""
-    rows: list[dict[str, Any]] = here.node.truth() if here.simulated else []
+def _sm_ns(host: Host) -> int:
+    """What the simulated GPU's first device did so far; 0 on a real one, where it is not known."""
+    rows: list[dict[str, Any]] = host.node.truth() if host.simulated else []
     return sum(int(row["sm_ns"]) for row in rows if row["device"] == 0)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.elf import exported_functions
-from agent.entries import Entry, entries
-from agent.errors import ProbeError
-from agent.layout import U32, U64
-from agent.libbpf import BpfObject, Map
-from agent.symbols import SYMBOLS, Role, Symbol
-from gpu.objects import loaded
+from agent.core.errors import ProbeError
+from agent.node.elf import exported_functions
+from agent.node.instructions import EntryInstruction, entries
+from agent.probes.abi import U32, U64
+from agent.probes.libbpf import BpfObject, Map
+from agent.probes.symbols import SYMBOLS, Role, Symbol
+from conformance.checks.probes.objects import loaded
 
 MOST: Final = 4096  # places: hits.bpf.c
 # What may launch, allocate, copy, free or wait.
@@ -51,7 +51,7 @@ def kind_of(name: str) -> str | None:
 
 
 def counted(hits: Mapping[str, int]) -> dict[str, int]:
-    """By kind, what the agent would have counted."""
+    """Counts by kind, as the agent would have made them."""
     found = dict.fromkeys(KINDS, 0)
     for name, count in hits.items():
         kind = kind_of(name)
@@ -109,18 +109,20 @@ class Hits:
 
 
 def between(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What was called from one reading to the next."""
+    """Calls from one reading to the next."""
     return {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
 
 
 @contextmanager
 def counting(built: Path, libcuda: Path) -> Iterator[Hits]:
-    """Until the end of the block. ProbeError, SetupError."""
+    """Counts until the end of the block. ProbeError, SetupError."""
     watched = places(exported_functions(str(libcuda), "cu"))
     if len(watched) > MOST:
         raise ProbeError(f"{libcuda} has {len(watched)} functions to watch, more than {MOST}")
     begins = entries(str(libcuda), {name: offset for offset, name in watched.items()})
-    failed = {name: "no probe on such an instruction" for name, entry in begins.items() if entry is Entry.REFUSED}
+    failed = {
+        name: "no probe on such an instruction" for name, entry in begins.items() if entry is EntryInstruction.REFUSED
+    }
     watched = {offset: name for offset, name in watched.items() if name not in failed}
     bpf, _ = loaded(built, "count")
     with bpf:

@@ -3,7 +3,7 @@
 """What probes cost: a hit, attaching and taking away all of them, and launches beside the agent.
 
 A hit is measured on small functions of ours, which begin with the instructions that functions begin with; launches on
-an offline workload, by turns with a copy of libcuda that nobody probes, one with empty programs, and the agent's.
+an offline workload, by turns with a copy of libcuda without probes, one with empty programs, and the agent's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from gpu import machine_code
-from gpu.conversation import PROGRAMS, Conversation, NoAnswerError
-from gpu.here import Here, Unavailable
-from gpu.parts import measured, part
-from gpu.row import Figure, Row, Verdict
+from conformance.checks.probes import machine_code
+from conformance.clients.json_client import PROGRAMS, JsonClient, NoAnswerError
+from conformance.host import Host, Unavailable
+from conformance.report.model import Figure, Row, Verdict, measured, part
 
 if TYPE_CHECKING:
-    from agent.libbpf import BpfObject
+    from agent.probes.libbpf import BpfObject
 
 TITLE: Final = "What probes cost"
 SECONDS: Final = 45
@@ -41,7 +40,7 @@ WHAT: Final = (
     "all probes are taken away",
     "a hit costs",
     "{instruction}: a hit, empty program",
-    "{instruction}: the kernel does with it what is said",
+    "{instruction}: stepped by the kernel as expected",
     "push: a hit at its return alone, empty program",
     "push: a hit at entry and return, empty programs",
     "single-stepped per emulated hit",
@@ -56,7 +55,7 @@ WHAT: Final = (
     "a launch takes longer by, empty programs",
     "a launch takes longer by, the agent",
 )
-_ROOT: Final = Path(__file__).resolve().parents[2]
+_ROOT: Final = Path(__file__).resolve().parents[3]
 _READY_SECONDS: Final = 20.0
 _CALLS, _CALLS_QUICK = 100_000, 5_000
 _QUICK_FUNCTIONS: Final = ("push", "move")
@@ -70,35 +69,35 @@ _SHORT: Final = ("--kernel-us", "0.1", "--iterations-per-us", "1")
 _MODES: Final = {"bare": "no probes", "empty": "empty programs", "watched": "the agent"}
 
 
-def rows(here: Here) -> Iterator[Row]:
+def rows(host: Host) -> Iterator[Row]:
     """Needs BPF. Without a driver library the costs of hits are measured all the same."""
-    if here.bpf is not None:
-        raise Unavailable(f"no probe can be attached here: {here.bpf}")
-    from gpu.objects import measuring_object
+    if host.bpf is not None:
+        raise Unavailable(f"no probe can be attached here: {host.bpf}")
+    from conformance.checks.probes.objects import measuring_object
 
-    built = measuring_object(here, "empty.bpf.o")
+    built = measuring_object(host, "empty.bpf.o")
     for what, found in (("all probes are attached", _attaching), ("a hit costs", _hits), ("launches", _launches)):
-        yield from part(ITEM, (what,), partial(found, here, built))
+        yield from part(ITEM, (what,), partial(found, host, built))
 
 
-def _attaching(here: Here, built: Path) -> Iterator[Row]:
+def _attaching(host: Host, built: Path) -> Iterator[Row]:
     """The agent's own probes, as it attaches them."""
-    from agent.probes import Probes
-    from agent.procfs import Procfs
-    from gpu.objects import loaded
+    from agent.node.procfs import Procfs
+    from agent.probes.libcuda import LibcudaProbes
+    from conformance.checks.probes.objects import loaded
 
     bpf, multi = loaded(built, "empty")
     bpf.close()
     why = "" if multi else "the kernel has none (Linux < 6.6): probes are attached one by one"
     yield _row("uprobe_multi links", Verdict.OK if multi else Verdict.DIFFERS, multi, baseline=True, note=why)
     begun = time.perf_counter()
-    with Probes(here.bpf_objects / "gpuwarden.bpf.o", Procfs()) as probes:
+    with LibcudaProbes(host.bpf_objects / "gpuwarden.bpf.o", Procfs()) as probes:
         note = "allocations can be denied" if probes.can_deny else "the kernel lets probes change no registers"
         yield _row("the BPF object loads", Verdict.MEASURED, _ms(begun), "ms", note=note)
-        if here.libcuda is None:
+        if host.libcuda is None:
             raise Unavailable("there is no libcuda.so.1 on this machine")
         begun = time.perf_counter()
-        library = probes.ensure(str(here.libcuda))
+        library = probes.ensure(str(host.libcuda))
         took = _ms(begun)
         problems = "; ".join(f"{name}: {why}" for name, why in list(library.failed.items())[:3])
         yield _row(
@@ -117,33 +116,33 @@ def _ms(begun: float) -> float:
     return round((time.perf_counter() - begun) * 1e3, 3)
 
 
-def _hits(here: Here, built: Path) -> Iterator[Row]:
+def _hits(host: Host, built: Path) -> Iterator[Row]:
     if platform.machine() != "x86_64":
         raise Unavailable(f"the small functions are machine code of x86-64; this is {platform.machine()}")
-    from gpu.objects import loaded
+    from conformance.checks.probes.objects import loaded
 
-    code = here.folder / "code"
+    code = host.folder / "code"
     places = machine_code.write(code)
     command = [sys.executable, str(PROGRAMS / "calling.py"), str(code), str(places["loop"])]
     bpf, _ = loaded(built, "empty")
-    with bpf, Conversation(here, "calling", command) as calling:
+    with bpf, JsonClient(host, "calling", command) as calling:
         try:
             calling.hear(_READY_SECONDS)
         except NoAnswerError as silent:
-            raise Unavailable(f"code of our own cannot be run from {here.folder}: {silent}") from None
-        calls = _CALLS_QUICK if here.quick else _CALLS
-        names = _QUICK_FUNCTIONS if here.quick else tuple(machine_code.FUNCTIONS)
+            raise Unavailable(f"code of our own cannot be run from {host.folder}: {silent}") from None
+        calls = _CALLS_QUICK if host.quick else _CALLS
+        names = _QUICK_FUNCTIONS if host.quick else tuple(machine_code.FUNCTIONS)
         yield from _entry_rows(bpf, calling, code, {name: places[name] for name in names}, calls)
         yield from _return_rows(bpf, calling, code, places["push"], calls)
 
 
 def _entry_rows(
-    bpf: BpfObject, calling: Conversation, code: Path, places: Mapping[str, int], calls: int
+    bpf: BpfObject, calling: JsonClient, code: Path, places: Mapping[str, int], calls: int
 ) -> Iterator[Row]:
-    """A hit of each instruction; whether the kernel stepped it as agent.entries says."""
-    from agent.entries import entries
+    """A hit of each instruction; whether the kernel stepped it as agent.node.instructions says."""
+    from agent.node.instructions import entries
 
-    told = entries(str(code), places)
+    expected = entries(str(code), places)
     costs: dict[bool, list[float]] = {True: [], False: []}
     for name, place in places.items():
         bare, _ = _call_ns(calling, place, calls)
@@ -153,16 +152,16 @@ def _entry_rows(
         seen = "single-stepped" if stepped else "emulated"
         yield _row(f"{name}: a hit, empty program", Verdict.MEASURED, round(probed - bare), "ns", note=seen)
         yield _row(
-            f"{name}: the kernel does with it what is said",
-            Verdict.OK if seen == told[name] else Verdict.DIFFERS,
+            f"{name}: stepped by the kernel as expected",
+            Verdict.OK if seen == expected[name] else Verdict.DIFFERS,
             seen,
-            baseline=str(told[name] or "not known"),
+            baseline=str(expected[name] or "not known"),
         )
     ratio = round(median(costs[True]) / median(costs[False]), 2) if costs[True] and costs[False] else None
     yield _row("single-stepped per emulated hit", Verdict.MEASURED, ratio, "ratio")
 
 
-def _return_rows(bpf: BpfObject, calling: Conversation, code: Path, place: int, calls: int) -> Iterator[Row]:
+def _return_rows(bpf: BpfObject, calling: JsonClient, code: Path, place: int, calls: int) -> Iterator[Row]:
     bare, _ = _call_ns(calling, place, calls)
     for what, at_return in (
         ("at its return alone, empty program", (True,)),
@@ -185,7 +184,7 @@ def _attached(bpf: BpfObject, code: Path, place: int, at_return: Sequence[bool])
             bpf.detach(link)
 
 
-def _call_ns(calling: Conversation, place: int, calls: int) -> tuple[float, bool]:
+def _call_ns(calling: JsonClient, place: int, calls: int) -> tuple[float, bool]:
     """The fastest of several; whether the kernel stepped an instruction. NoAnswerError."""
     found = [calling.ask(f"{place} {calls // _REPEATS}", _READY_SECONDS) for _ in range(_REPEATS)]
     for one in found:
@@ -194,31 +193,31 @@ def _call_ns(calling: Conversation, place: int, calls: int) -> tuple[float, bool
     return min(float(one["ns"]) for one in found), any(bool(one["stepped"]) for one in found)
 
 
-def _launches(here: Here, built: Path) -> Iterator[Row]:
+def _launches(host: Host, built: Path) -> Iterator[Row]:
     """By turns, so that what else changes on the machine hits all alike."""
-    if here.libcuda is None:
+    if host.libcuda is None:
         raise Unavailable("there is no libcuda.so.1 on this machine")
-    count, seconds = (_ROUNDS_QUICK, _LAUNCH_SECONDS_QUICK) if here.quick else (_ROUNDS, _LAUNCH_SECONDS)
+    count, seconds = (_ROUNDS_QUICK, _LAUNCH_SECONDS_QUICK) if host.quick else (_ROUNDS, _LAUNCH_SECONDS)
     found: dict[str, list[float]] = {mode: [] for mode in _MODES}
-    first = 0 if here.quick else -1  # that one is for caches, clocks and whatever else has to wake
-    with _libraries(here, here.libcuda, built) as folders:
+    first = 0 if host.quick else -1  # that one is for caches, clocks and whatever else has to wake
+    with _libraries(host, host.libcuda, built) as folders:
         for number in range(first, count):
             for mode in list(_MODES)[:: 1 if number % 2 else -1]:
-                rate = _launches_per_second(here, folders[mode], seconds)
+                rate = _launches_per_second(host, folders[mode], seconds)
                 if number >= 0:
                     found[mode].append(rate)
-    (kernel,) = part(ITEM, (_EMPTY,), partial(_smallest_kernel, here))
+    (kernel,) = part(ITEM, (_EMPTY,), partial(_smallest_kernel, host))
     yield kernel
     kernel_ns = kernel.figure if isinstance(kernel.figure, float) else None
-    yield from launch_rows(found, claimed=not here.simulated, kernel_ns=kernel_ns)
+    yield from launch_rows(found, claimed=not host.simulated, kernel_ns=kernel_ns)
 
 
-def _smallest_kernel(here: Here) -> Iterator[Row]:
-    """Nobody launches kernels faster for long than the GPU takes them."""
-    from gpu.constants import constants
+def _smallest_kernel(host: Host) -> Iterator[Row]:
+    """The shortest kernel: launches cannot be faster for long than the GPU takes them."""
+    from conformance.checks.enforcement.constants import constants
 
-    told = {constant.key: figure for constant, figure in constants(here, quick=True)}
-    yield measured(ITEM, _EMPTY, told["smallest_kernel_ns"], "ns", note="from one to the next, all of them queued")
+    figures = {constant.key: figure for constant, figure in constants(host, quick=True)}
+    yield measured(ITEM, _EMPTY, figures["smallest_kernel_ns"], "ns", note="from one to the next, all of them queued")
 
 
 def launch_rows(
@@ -229,7 +228,7 @@ def launch_rows(
     What the bench `watching` claims is of launches that take as long as real ones; simulated ones take a third of it.
     Where the GPU takes no more kernels of `kernel_ns` than come without probes, what a probe costs is hidden in part.
     """
-    from bench.watching import LEAST_RATIO
+    from bench.latency.watching import LEAST_RATIO
 
     hidden = kernel_ns is not None and 1e9 / median(rates["bare"]) <= _AT_THE_LIMIT * kernel_ns
     limit = f"the GPU, which takes a kernel each {kernel_ns:.0f} ns, hides a part" if hidden else ""
@@ -248,33 +247,33 @@ def launch_rows(
         yield _row(f"a launch takes longer by, {_MODES[mode]}", Verdict.MEASURED, round(longer), "ns", note=limit)
 
 
-def _launches_per_second(here: Here, folder: Path, seconds: float) -> float:
-    """Of a workload that finds its libcuda in the folder."""
-    from bench.watching import LAUNCHING
+def _launches_per_second(host: Host, folder: Path, seconds: float) -> float:
+    """Launch rate of a workload that finds its libcuda in the folder."""
+    from bench.latency.watching import LAUNCHING
 
-    summary = here.folder / "launches.json"
+    summary = host.folder / "launches.json"
     arguments = [*LAUNCHING, *_SHORT]
-    environment = {"LD_LIBRARY_PATH": ":".join([str(folder), *_library_path(here)])}
-    command = [str(here.workloads / "offline"), *arguments, "--seconds", str(seconds), "--json", str(summary)]
-    done = here.run(command, environment, timeout=_READY_SECONDS + seconds)
+    environment = {"LD_LIBRARY_PATH": ":".join([str(folder), *_library_path(host)])}
+    command = [str(host.workloads / "offline"), *arguments, "--seconds", str(seconds), "--json", str(summary)]
+    done = host.run(command, environment, timeout=_READY_SECONDS + seconds)
     if done.returncode:
         raise Unavailable(f"offline ended with status {done.returncode}: {done.stderr.strip()[-200:]}")
     return float(json.loads(summary.read_text())["kernels_per_second"])
 
 
-def _library_path(here: Here) -> list[str]:
+def _library_path(host: Host) -> list[str]:
     """Where the driver's other libraries are found, with a copy of libcuda too."""
-    path = here.environment.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
-    own = [str(here.libcuda.parent)] if here.libcuda else []
+    path = host.environment.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    own = [str(host.libcuda.parent)] if host.libcuda else []
     return [*(folder for folder in path.split(":") if folder), *own]
 
 
 @contextmanager
-def _libraries(here: Here, libcuda: Path, built: Path) -> Iterator[Mapping[str, Path]]:
+def _libraries(host: Host, libcuda: Path, built: Path) -> Iterator[Mapping[str, Path]]:
     """Folders with a libcuda each: one without a probe, one with empty programs, and the one that the agent watches."""
-    from bench.watching import empty_probes
+    from bench.latency.watching import empty_probes
 
-    folders = {mode: here.folder / mode for mode in _MODES}
+    folders = {mode: host.folder / mode for mode in _MODES}
     for folder in folders.values():
         folder.mkdir()
     for mode in ("bare", "empty"):
@@ -282,17 +281,17 @@ def _libraries(here: Here, libcuda: Path, built: Path) -> Iterator[Mapping[str, 
     (folders["watched"] / _LIBRARY).symlink_to(libcuda)
     with ExitStack() as stack:
         stack.enter_context(empty_probes(folders["empty"] / _LIBRARY, built))
-        stack.enter_context(_agent(here, libcuda))
+        stack.enter_context(_agent(host, libcuda))
         yield folders
 
 
 @contextmanager
-def _agent(here: Here, libcuda: Path) -> Iterator[None]:
+def _agent(host: Host, libcuda: Path) -> Iterator[None]:
     """It observes, with probes on this file and no other: not on the copies. Unavailable when it does not start."""
-    from agent.errors import SetupError
-    from bench import agents
+    from agent.core.errors import SetupError
+    from tools.harness import agents
 
-    folder, log = here.folder / "agent", here.folder / "agent.log"
+    folder, log = host.folder / "agent", host.folder / "agent.log"
     folder.mkdir()
     try:
         agents.require_no_policy()
@@ -300,7 +299,7 @@ def _agent(here: Here, libcuda: Path) -> Iterator[None]:
         raise Unavailable(str(error)) from error
     with log.open("wb") as out:
         where = ["--run-dir", folder, "--usage", "off", "--libcuda", libcuda]
-        agent = here.start(agents.command(*where, isolated=True), cwd=_ROOT, stdout=out, stderr=out)
+        agent = host.start(agents.command(*where, isolated=True), cwd=_ROOT, stdout=out, stderr=out)
     try:
         try:
             agents.wait_until_ready(agent, log, _READY_SECONDS)
@@ -308,7 +307,7 @@ def _agent(here: Here, libcuda: Path) -> Iterator[None]:
             raise Unavailable(str(error)) from error
         yield
     finally:
-        here.end(agent)
+        host.end(agent)
 
 
 def _row(

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Small functions in machine code, in a file that programs can map: places for probes whose cost is to be known.
 
-A uprobe wants a place in a file and no more: no library, so no compiler. x86-64 only; gpu/programs/calling.py calls
-them.
+A uprobe wants a place in a file and no more: no library, so no compiler. x86-64 only; conformance/programs/calling.py
+calls them.
 """
 
 from __future__ import annotations

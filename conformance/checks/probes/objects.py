@@ -7,19 +7,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from agent.errors import ProbeError
-from agent.libbpf import BpfObject
-from gpu.here import Here, Unavailable
+from agent.core.errors import ProbeError
+from agent.probes.libbpf import BpfObject
+from conformance.host import Host, Unavailable
 
-_BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "bpf"
+_BUILT: Final = Path(__file__).resolve().parents[3] / "build" / "bpf"
 
 
-def measuring_object(here: Here, name: str) -> Path:
+def measuring_object(host: Host, name: str) -> Path:
     """Unavailable when it was not built."""
-    for folder in (here.bpf_objects, _BUILT):
+    for folder in (host.bpf_objects, _BUILT):
         if (folder / name).is_file():
             return folder / name
-    raise Unavailable(f"{name} is neither in {here.bpf_objects} nor in {_BUILT}: run `make bpf`")
+    raise Unavailable(f"{name} is neither in {host.bpf_objects} nor in {_BUILT}: run `make bpf`")
 
 
 def loaded(path: Path, program: str) -> tuple[BpfObject, bool]:

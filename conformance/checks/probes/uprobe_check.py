@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu.uprobe_check [LIBCUDA]`: whether BPF programs and uprobes work here, by using them.
+"""`python -m conformance.checks.probes.uprobe_check [LIBCUDA]`: whether BPF programs and uprobes work here, by using
+them.
 
 Capabilities say less. The agent's own object is loaded; then one uprobe at the entry and one at the return of a
 function in a copy of a library, which is called; then one uprobe on libcuda, if it is named. Prints one line where
@@ -18,12 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from agent import layout, preflight
-from agent.elf import exported_functions
-from agent.errors import WardenError
-from agent.layout import U32
-from agent.libbpf import BpfObject
-from enforce.signals.calls import Watched
+from agent.core.errors import WardenError
+from agent.node import preflight
+from agent.node.elf import exported_functions
+from agent.probes import abi
+from agent.probes.abi import U32
+from agent.probes.libbpf import BpfObject
+from enforce.signals.uprobe_probe import Watched
 
 _FUNCTION: Final = "zlibVersion"  # of a library that libbpf needs, so it is here
 _OF_LIBCUDA: Final = "cuDriverGetVersion"  # any would do
@@ -56,14 +58,14 @@ def sandboxed() -> str | None:
 
 
 def sandbox_of(messages: str, release: str) -> str | None:
-    """The same, from what a kernel says of itself."""
+    """The sandbox whose kernel prints this of itself; None: no known one."""
     if "gvisor" in messages.lower():
         return f"the kernel is gVisor (it says Linux {release}), which has neither BPF nor uprobes"
     return None
 
 
 def _first_messages() -> str:
-    """Of the kernel's log: gVisor begins it with its name."""
+    """The beginning of the kernel's log: gVisor begins it with its name."""
     try:
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -99,8 +101,8 @@ def _calls_are_seen(library: Path) -> str | None:
     offset = exported_functions(str(library), _FUNCTION)[_FUNCTION]
     function = getattr(c.CDLL(str(library)), _FUNCTION)
     with BpfObject(preflight.bpf_object().with_name("uprobe.bpf.o")) as bpf:
-        recorded = bpf.map("recorded", U32, layout.Latency)
-        recorded.put(U32(_NUMBER), layout.Latency())
+        recorded = bpf.map("recorded", U32, abi.Latency)
+        recorded.put(U32(_NUMBER), abi.Latency())
         bpf.map("wanted", U32, Watched).put(U32(os.getpid()), Watched(_NUMBER, _NUMBER))
         for program, at_return in (("uprobe_return", True), ("uprobe_enter", False)):
             bpf.attach_uprobe(program, str(library), offset, _NUMBER, at_return=at_return)

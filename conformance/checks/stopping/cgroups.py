@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpu.here import Unavailable
+from conformance.host import Unavailable
 
 _ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # in there from its first instruction
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class ControlGroup:
     """One group. `path` is below the hierarchy's root, `version` that of the hierarchy."""
 
     version: int
@@ -27,19 +27,19 @@ class Box:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Its directory."""
         return self.root / self.path.lstrip("/")
 
     @property
     def entering(self) -> list[str]:
-        """Before a command: it runs in there."""
+        """What a command begins with, so that it runs in the cgroup."""
         return ["sh", "-c", _ENTER, str(self.folder)]
 
 
 @contextmanager
-def boxes(version: int, names: Sequence[str]) -> Iterator[dict[str, Box]]:
+def control_groups(version: int, names: Sequence[str]) -> Iterator[dict[str, ControlGroup]]:
     """A group for each name, in the hierarchy that freezes. Unavailable where there is none, or none can be made."""
-    from bench import cgroups
+    from tools.harness import cgroups
 
     if os.geteuid() != 0:
         raise Unavailable("making control groups needs root")
@@ -47,7 +47,7 @@ def boxes(version: int, names: Sequence[str]) -> Iterator[dict[str, Box]]:
     try:
         root = _root(version)
         top = f"/gpuwarden-gpu-{os.getpid()}-{secrets.token_hex(3)}"
-        made = {name: Box(version, root, f"{top}/{name}/docker/{secrets.token_hex(32)}") for name in names}
+        made = {name: ControlGroup(version, root, f"{top}/{name}/docker/{secrets.token_hex(32)}") for name in names}
         try:
             _make(made.values())
             yield made
@@ -59,7 +59,7 @@ def boxes(version: int, names: Sequence[str]) -> Iterator[dict[str, Box]]:
             cgroups.unmount()
 
 
-def _make(found: Iterable[Box]) -> None:
+def _make(found: Iterable[ControlGroup]) -> None:
     for box in found:
         try:
             box.folder.mkdir(parents=True)
@@ -68,10 +68,9 @@ def _make(found: Iterable[Box]) -> None:
 
 
 def _root(version: int) -> Path:
-    from agent.procfs import Procfs
-    from enforce.freezable import hierarchies
+    from agent.node.cgroups import hierarchies, own_mounts
 
-    found = dict(hierarchies(Procfs().mounts(os.getpid())))
+    found = {each.version: each.point for each in hierarchies(own_mounts()) if each.has_freezer}
     if version not in found:
         raise Unavailable(f"no freezer of cgroup v{version} is mounted here")
     return Path(found[version])

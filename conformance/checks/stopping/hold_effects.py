@@ -10,13 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpu import clients
-from gpu.clients import Client, Online, Request
-from gpu.here import Here
-from gpu.parts import judged
-from gpu.row import Row, Verdict
-from gpu.stopping.brakes import Brake, held
-from gpu.stopping.timeline import Hold, Timeline, latencies_ms, median, p90
+from conformance.checks.stopping.holds import HoldTarget, held
+from conformance.checks.stopping.timeline import Hold, Timeline, latencies_ms, median, p90
+from conformance.clients import launcher
+from conformance.clients.launcher import Client, Online, Request
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, judged
 
 KERNEL_US: Final = 3000
 QUEUE: Final = 16
@@ -27,7 +26,6 @@ _BETWEEN_SECONDS: Final = 0.15
 _LATE_RATIO, _LATE_MS = 1.5, 15.0  # as long as this the draining may take beyond what is queued
 _NOTICED_RATIO, _NOTICED_MS = 1.25, 0.3  # by as much as this a second client may be slower beside a held one
 _UNTOLD: Final = "contents are not looked at: the simulated GPU's memory has none"
-
 STILL: Final = "{brake}: stands still after"
 DRAINS: Final = "{brake}: queued kernels drain"
 LAUNCHES: Final = "{brake}: launches while held"
@@ -39,7 +37,7 @@ BESIDE_DRAINING: Final = "{brake}: slowest request of another client while the q
 WHATS: Final = (STILL, DRAINS, LAUNCHES, RESUMES, TRIP, RIGHT, BESIDE_HELD, BESIDE_DRAINING)
 
 # What holds a program that was started, and what comes before its command.
-Maker = Callable[[], AbstractContextManager[tuple[Sequence[str], Callable[[int], Brake]]]]
+Maker = Callable[[], AbstractContextManager[tuple[Sequence[str], Callable[[int], HoldTarget]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +49,32 @@ class Repeats:
     seconds: float  # of each phase beside the online workload
 
     @classmethod
-    def of(cls, here: Here) -> Repeats:
-        """Few where it only matters that it works."""
-        return cls(1, 2, 0.3) if here.quick else cls(6, 10, 1.0)
+    def of(cls, host: Host) -> Repeats:
+        """How often: seldom in a quick run."""
+        return cls(1, 2, 0.3) if host.quick else cls(6, 10, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Braking:
-    """One way to hold. `online`: arguments of the online workload; `alone_ms`: its p90 with nobody beside it."""
+class HoldMethod:
+    """One way to hold. `online`: arguments of the online workload; `alone_ms`: its p90 without an offline workload."""
 
     item: str
     name: str
-    here: Here
+    host: Host
     make: Maker
     online: Sequence[str]
     alone_ms: float | None
     extra: Mapping[str, str] | None = None  # in the environment of the clients
 
     def whats(self) -> list[str]:
-        """Of all its rows."""
+        """Names of all its rows."""
         return [what.format(brake=self.name) for what in WHATS]
 
     def rows(self) -> Iterator[Row]:
         """First the held program by itself, then beside another."""
-        repeats = Repeats.of(self.here)
+        repeats = Repeats.of(self.host)
         with self.make() as (prefix, brake_of):
-            worker = worker_of(self.here, prefix, self.extra)
+            worker = worker_of(self.host, prefix, self.extra)
             try:
                 brake = brake_of(worker.tgid)
                 time.sleep(_BETWEEN_SECONDS)
@@ -89,7 +87,7 @@ class Braking:
             yield from self._own(record, holds, trips)
             yield from self._beside(prefix, brake_of, repeats.seconds)
 
-    def _hold(self, brake: Brake) -> Hold:
+    def _hold(self, brake: HoldTarget) -> Hold:
         found = held(brake, _HELD_SECONDS)
         time.sleep(_BETWEEN_SECONDS)
         return found
@@ -112,14 +110,14 @@ class Braking:
         yield self._right(record)
 
     def _right(self, record: Mapping[str, Any]) -> Row:
-        fine = record["error"] is None and (self.here.simulated or record["wrong"] == 0)
+        fine = record["error"] is None and (self.host.simulated or record["wrong"] == 0)
         note = record["error"] or ("" if fine else f"{record['wrong']} numbers are wrong")
-        return self._row(RIGHT, judged(fine), fine, "", True, note or (_UNTOLD if self.here.simulated else ""))
+        return self._row(RIGHT, judged(fine), fine, "", True, note or (_UNTOLD if self.host.simulated else ""))
 
-    def _beside(self, prefix: Sequence[str], brake_of: Callable[[int], Brake], seconds: float) -> Iterator[Row]:
-        worker = worker_of(self.here, prefix, self.extra)
+    def _beside(self, prefix: Sequence[str], brake_of: Callable[[int], HoldTarget], seconds: float) -> Iterator[Row]:
+        worker = worker_of(self.host, prefix, self.extra)
         try:
-            online = Online(self.here, self.online, self.extra)
+            online = Online(self.host, self.online, self.extra)
             online.go()
             brake = brake_of(worker.tgid)
             time.sleep(seconds)
@@ -157,24 +155,24 @@ class Braking:
         return Row(item=self.item, what=named, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)
 
 
-def worker_of(here: Here, prefix: Sequence[str] = (), extra: Mapping[str, str] | None = None, *more: str) -> Client:
+def worker_of(host: Host, prefix: Sequence[str] = (), extra: Mapping[str, str] | None = None, *more: str) -> Client:
     """Kernels without end; always as many queued."""
-    command = clients.own(here, "steps", "--kernel-us", str(KERNEL_US), "--queue", str(QUEUE), *more)
-    return clients.start(here, [*prefix, *command], {**clients.importing(), **(extra or {})})
+    command = launcher.own(host, "steps", "--kernel-us", str(KERNEL_US), "--queue", str(QUEUE), *more)
+    return launcher.start(host, [*prefix, *command], {**launcher.importing(), **(extra or {})})
 
 
-def pace(here: Here) -> tuple[str, ...]:
-    """The device's, as options: measured now, while nobody is on it."""
-    worker = worker_of(here)
+def pace(host: Host) -> tuple[str, ...]:
+    """The device's, as options: measured now, while it is idle."""
+    worker = worker_of(host)
     worker.end()
     return worker.pace
 
 
 def alone_ms(
-    here: Here, arguments: Sequence[str], seconds: float, extra: Mapping[str, str] | None = None
+    host: Host, arguments: Sequence[str], seconds: float, extra: Mapping[str, str] | None = None
 ) -> float | None:
-    """The online workload's p90 with nobody beside it."""
-    online = Online(here, arguments, extra)
+    """The online workload's p90 without an offline workload."""
+    online = Online(host, arguments, extra)
     online.go()
     begun = time.monotonic_ns()
     time.sleep(seconds)
@@ -182,5 +180,5 @@ def alone_ms(
 
 
 def us(ns: float) -> float:
-    """From ns."""
+    """Microseconds, from ns."""
     return ns / 1e3

@@ -12,28 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gpu.stopping.timeline import Hold
+from conformance.checks.stopping.timeline import Hold
+from tools.harness.wait import until
 
 if TYPE_CHECKING:
-    from enforce.freezer import Cgroup
+    from enforce.actuators.freezer.cgroup import Cgroup
 
 _PATIENCE_SECONDS: Final = 5.0
 _STOPPED: Final = frozenset("Tt")
 
 
 class StuckError(Exception):
-    """It did not come to stand, or to run, in time."""
+    """The target did not stop, or did not run again, in time."""
 
 
-class Brake(Protocol):
-    """One process, or what is around it."""
+class HoldTarget(Protocol):
+    """A process, or its cgroup, that can be held."""
 
     def hold(self) -> None:
-        """Asks."""
+        """Asks the target to stop."""
         ...
 
     def release(self) -> None:
-        """Asks."""
+        """Asks the target to run."""
         ...
 
     def holds(self) -> bool:
@@ -90,7 +91,7 @@ def is_stopped(tgid: int) -> bool:
     return bool(found) and found <= _STOPPED
 
 
-def held(brake: Brake, seconds: float) -> Hold:
+def held(brake: HoldTarget, seconds: float) -> Hold:
     """Holds it for so long once it stands still; 0: lets it go at once. StuckError."""
     asked = time.monotonic_ns()
     brake.hold()
@@ -105,8 +106,6 @@ def held(brake: Brake, seconds: float) -> Hold:
 
 
 def _when(holds: Callable[[], bool], what: str) -> int:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            raise StuckError(f"waited {_PATIENCE_SECONDS:g} s in vain for it {what}")
+    """When it first held, in ns. Looks without a pause: the moment is what is measured."""
+    until(holds, f"it {what}", _PATIENCE_SECONDS, 0.0, StuckError)
     return time.monotonic_ns()

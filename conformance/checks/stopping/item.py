@@ -8,56 +8,55 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from gpu.here import Here
-from gpu.parts import part
-from gpu.row import Row, Verdict, skipped
-from gpu.stopping import braking, pausing, training, under_mps
-from gpu.stopping.box import boxes
-from gpu.stopping.brakes import Brake, Freezer, Signals
-from gpu.stopping.braking import Braking, Maker, Repeats
+from conformance.checks.stopping import hold_effects, launch_holds, training, under_mps
+from conformance.checks.stopping.cgroups import control_groups
+from conformance.checks.stopping.hold_effects import HoldMethod, Maker, Repeats
+from conformance.checks.stopping.holds import Freezer, HoldTarget, Signals
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, part, skipped
 
 NAME: Final = "stopping"
 TITLE: Final = "holding a process: what drains, what comes back, what others notice"
 SECONDS: Final = 90
 LEAST_SECONDS: Final = 65
-SIGNALS, FREEZER_2, FREEZER_1 = BRAKES = ("SIGSTOP", "cgroup freezer v2", "cgroup freezer v1")
+SIGNALS, FREEZER_2, FREEZER_1 = ("SIGSTOP", "cgroup freezer v2", "cgroup freezer v1")
 ALONE: Final = "p90 of the online workload alone"
-WHAT: Final = (ALONE, *braking.WHATS, *training.WHATS, *pausing.WHATS, *under_mps.WHATS)
+WHAT: Final = (ALONE, *hold_effects.WHATS, *training.WHATS, *launch_holds.WHATS, *under_mps.WHATS)
 
 
-def rows(here: Here) -> Iterator[Row]:
-    """What is rarest last: there may be no time left for it."""
-    pace = braking.pace(here)
-    online = (*braking.ONLINE, *pace)
-    alone_ms = braking.alone_ms(here, online, Repeats.of(here).seconds)
+def rows(host: Host) -> Iterator[Row]:
+    """Rows of all parts, the rarest last: there may be no time left for it."""
+    pace = hold_effects.pace(host)
+    online = (*hold_effects.ONLINE, *pace)
+    alone_ms = hold_effects.alone_ms(host, online, Repeats.of(host).seconds)
     yield Row(item=NAME, what=ALONE, verdict=Verdict.MEASURED, figure=alone_ms, unit="ms")
-    brakes = _brakes(here, online, alone_ms)
+    brakes = _brakes(host, online, alone_ms)
     for one in brakes[:2]:
         yield from part(NAME, one.whats(), one.rows)
-    yield from part(NAME, training.WHATS, lambda: training.rows(NAME, here))
-    yield from part(NAME, under_mps.WHATS, lambda: under_mps.rows(NAME, here, online))
-    yield from part(NAME, pausing.WHATS, lambda: pausing.rows(NAME, here, pace))
-    if here.quick:
+    yield from part(NAME, training.WHATS, lambda: training.rows(NAME, host))
+    yield from part(NAME, under_mps.WHATS, lambda: under_mps.rows(NAME, host, online))
+    yield from part(NAME, launch_holds.WHATS, lambda: launch_holds.rows(NAME, host, pace))
+    if host.quick:
         yield from (skipped(NAME, what, "left out with --quick") for what in brakes[2].whats())
     else:
         yield from part(NAME, brakes[2].whats(), brakes[2].rows)
 
 
-def _brakes(here: Here, online: Sequence[str], alone_ms: float | None) -> list[Braking]:
+def _brakes(host: Host, online: Sequence[str], alone_ms: float | None) -> list[HoldMethod]:
     makers: dict[str, Maker] = {SIGNALS: _signals, FREEZER_2: lambda: _freezer(2), FREEZER_1: lambda: _freezer(1)}
-    return [Braking(NAME, name, here, make, online, alone_ms) for name, make in makers.items()]
+    return [HoldMethod(NAME, name, host, make, online, alone_ms) for name, make in makers.items()]
 
 
 @contextmanager
-def _signals() -> Iterator[tuple[Sequence[str], Callable[[int], Brake]]]:
+def _signals() -> Iterator[tuple[Sequence[str], Callable[[int], HoldTarget]]]:
     yield (), Signals
 
 
 @contextmanager
-def _freezer(version: int) -> Iterator[tuple[Sequence[str], Callable[[int], Brake]]]:
-    with boxes(version, ["offline"]) as made:
-        from enforce.freezer import Cgroup, Place
+def _freezer(version: int) -> Iterator[tuple[Sequence[str], Callable[[int], HoldTarget]]]:
+    with control_groups(version, ["offline"]) as made:
+        from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
 
         box = made["offline"]
-        with Cgroup(Place.of(version, str(box.folder))) as cgroup:
+        with Cgroup(FreezerCgroup.of(version, str(box.folder))) as cgroup:
             yield box.entering, lambda _: Freezer(cgroup)

@@ -11,15 +11,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from gpu import clients
-from gpu.clients import Client, Online
-from gpu.here import Here, Unavailable
-from gpu.parts import judged
-from gpu.row import Row, Verdict, skipped
-from gpu.stopping.box import Box, boxes
-from gpu.stopping.brakes import StuckError, is_stopped
-from gpu.stopping.timeline import Timeline, median, p90
-from gpu.stopping.warden import Warden, until, warden
+from conformance.checks.stopping.agent import AgentProcess, running_agent
+from conformance.checks.stopping.cgroups import ControlGroup, control_groups
+from conformance.checks.stopping.holds import StuckError, is_stopped
+from conformance.checks.stopping.timeline import Timeline, median, p90
+from conformance.clients import launcher
+from conformance.clients.launcher import Client, Online
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, Verdict, judged, skipped
+from tools.harness.wait import until
 
 SHARE: Final = "agent, law fixed: offline rate with a share of 50 %, of the rate before"
 SHARE_OFTEN: Final = "agent, law fixed: the same for work that waits after every 10 ms of it"
@@ -57,13 +57,13 @@ offline:
 class Stage:
     """Both containers, the device's pace as options, and how long each measurement lasts."""
 
-    here: Here
-    groups: Mapping[str, Box]
+    host: Host
+    groups: Mapping[str, ControlGroup]
     pace: Sequence[str]
     seconds: float
 
     def policy(self, law: str, ladder: str, enforce: bool = True, max_pause: str = "200ms") -> str:
-        """As the agent reads it."""
+        """The policy's YAML."""
         return _POLICY.format(
             enforce=str(enforce).lower(),
             online=self.groups["online"].path,
@@ -77,8 +77,8 @@ class Stage:
     def offline(self, kernel_us: int, queue: int, *more: str) -> Iterator[Client]:
         """Kernels without end."""
         options = ("--kernel-us", str(kernel_us), "--queue", str(queue), *self.pace, *more)
-        command = clients.own(self.here, "steps", *options)
-        made = clients.start(self.here, [*self.groups["offline"].entering, *command], clients.importing())
+        command = launcher.own(self.host, "steps", *options)
+        made = launcher.start(self.host, [*self.groups["offline"].entering, *command], launcher.importing())
         try:
             yield made
         finally:
@@ -87,31 +87,31 @@ class Stage:
     @contextmanager
     def online(self, arguments: Sequence[str]) -> Iterator[Online]:
         """Requests from now on."""
-        made = Online(self.here, (*arguments, *self.pace), prefix=self.groups["online"].entering)
+        made = Online(self.host, (*arguments, *self.pace), prefix=self.groups["online"].entering)
         try:
             made.go()
             yield made
         finally:
-            self.here.end(made.process)
+            self.host.end(made.process)
 
 
-def rows(item: str, here: Here, pace: Sequence[str]) -> Iterator[Row]:
+def rows(item: str, host: Host, pace: Sequence[str]) -> Iterator[Row]:
     """Two agents: one ends by SIGKILL, one by SIGTERM."""
-    if here.bpf is not None:
-        raise Unavailable(here.bpf)
+    if host.bpf is not None:
+        raise Unavailable(host.bpf)
     with _groups() as groups:
-        stage = Stage(here, groups, pace, 0.5 if here.quick else 1.5)
+        stage = Stage(host, groups, pace, 0.5 if host.quick else 1.5)
         watching = stage.policy("headroom", "pace", enforce=False)
-        with warden(here, "warden-killed", watching) as agent:
+        with running_agent(host, "warden-killed", watching) as agent:
             yield _gate(item, stage, agent)
             kill_ms, seen = _ended(stage, agent, signal.SIGKILL)
             verdict = judged(kill_ms <= _PROMISED_MS)
             yield Row(item=item, what=KILL, verdict=verdict, figure=kill_ms, unit="ms", baseline=_PROMISED_MS)
             yield Row(item=item, what=STAYS, verdict=judged(seen == 0), figure=seen, baseline=0)
-        if here.quick:
+        if host.quick:
             yield from (skipped(item, what, "left out with --quick") for what in (SHARE, SHARE_OFTEN, TERM))
         else:
-            with warden(here, "warden", watching) as agent:
+            with running_agent(host, "warden", watching) as agent:
                 yield _share(item, stage, agent, SHARE, 500, 100)
                 yield _share(item, stage, agent, SHARE_OFTEN, 1000, 10)
                 term_ms, _ = _ended(stage, agent, signal.SIGTERM)
@@ -119,18 +119,18 @@ def rows(item: str, here: Here, pace: Sequence[str]) -> Iterator[Row]:
 
 
 @contextmanager
-def _groups() -> Iterator[Mapping[str, Box]]:
-    """In v2 where it is mounted, else in v1."""
+def _groups() -> Iterator[Mapping[str, ControlGroup]]:
+    """Cgroups of both sides, in v2 where it is mounted, else in v1."""
     names = ("online", "offline")
     with ExitStack() as stack:
         try:
-            made = stack.enter_context(boxes(2, names))
+            made = stack.enter_context(control_groups(2, names))
         except Unavailable:
-            made = stack.enter_context(boxes(1, names))
+            made = stack.enter_context(control_groups(1, names))
         yield made
 
 
-def _share(item: str, stage: Stage, agent: Warden, what: str, kernel_us: int, launches: int) -> Row:
+def _share(item: str, stage: Stage, agent: AgentProcess, what: str, kernel_us: int, launches: int) -> Row:
     """Both rates beside the same light online load. The work is waited for after so many launches."""
     with stage.online(_LIGHT), stage.offline(kernel_us, launches, "--drain", str(launches)) as offline:
         agent.wait_for(2)
@@ -149,9 +149,9 @@ def _share(item: str, stage: Stage, agent: Warden, what: str, kernel_us: int, la
     return Row(item=item, what=what, verdict=verdict, figure=ratio, unit="ratio", baseline=_SHARE, note=note)
 
 
-def _gate(item: str, stage: Stage, agent: Warden) -> Row:
+def _gate(item: str, stage: Stage, agent: AgentProcess) -> Row:
     """Bursts of an online program beside one that launches all the time."""
-    from bench.reaction_times import gate_reactions_ns
+    from bench.latency.reaction_times import gate_reactions_ns
 
     with stage.online(_BURSTS) as online, stage.offline(50, 8) as offline:
         agent.wait_for(2)
@@ -169,7 +169,7 @@ def _gate(item: str, stage: Stage, agent: Warden) -> Row:
     return Row(item=item, what=GATE, verdict=verdict, figure=median(reactions), unit="µs", note=note)
 
 
-def _ended(stage: Stage, agent: Warden, number: signal.Signals) -> tuple[float, int]:
+def _ended(stage: Stage, agent: AgentProcess, number: signal.Signals) -> tuple[float, int]:
     """ms from the signal until the offline process, stopped by the gate for 10 s, runs; how often it stopped again."""
     with stage.online(_NEVER_RESTS), stage.offline(500, 8) as offline:
         agent.take(stage.policy("headroom", "gate", max_pause="10s"))
@@ -177,7 +177,7 @@ def _ended(stage: Stage, agent: Warden, number: signal.Signals) -> tuple[float, 
         begun = time.monotonic_ns()
         agent.process.send_signal(number)
         ms = (_while(lambda: is_stopped(offline.tgid), _PATIENCE_SECONDS) - begun) / 1e6
-        until(agent.has_ended, "the agent to end", _PATIENCE_SECONDS)
+        until(agent.has_ended, "the agent to end", _PATIENCE_SECONDS, error=StuckError)
         seen, ends = 0, time.monotonic() + stage.seconds
         while time.monotonic() < ends:
             seen += is_stopped(offline.tgid)
@@ -198,7 +198,7 @@ def _until_stopped(tgid: int) -> None:
             since = time.monotonic()
         return time.monotonic() - since > _SETTLED_SECONDS
 
-    until(settled, "the offline process to be stopped for a while", _PATIENCE_SECONDS, 0.001)
+    until(settled, "the offline process to be stopped for a while", _PATIENCE_SECONDS, 0.001, StuckError)
 
 
 def _while(holds: Callable[[], bool], seconds: float) -> int:

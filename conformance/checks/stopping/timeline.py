@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the times of kernels and requests say of moments at which somebody was held. Pure; CLOCK_MONOTONIC ns."""
+"""What the times of kernels and requests show of moments at which a process was held. Pure; CLOCK_MONOTONIC ns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gpu.clients import Request
+from conformance.clients.launcher import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One time that a process was held."""
+    """One interval in which a process was held."""
 
     asked_ns: int
     still_ns: int  # all of it was seen to stand still
@@ -26,14 +26,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Of a `steps` program. Both ascend."""
+    """Launches and ends of a `steps` program. Both ascend."""
 
     launched_ns: Sequence[int]  # when each launch returned
     ended_ns: Sequence[int]  # when each kernel ended, on the device
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """As the program says it."""
+        """Parses a `steps` program's output."""
         return cls(record.get("launched_ns", ()), record.get("ended_ns", ()))
 
     def drain_ns(self, hold: Hold) -> int:
@@ -46,7 +46,7 @@ class Timeline:
         return bisect_left(self.ended_ns, hold.released_ns) - bisect_right(self.ended_ns, hold.asked_ns)
 
     def launches(self, since_ns: int, until_ns: int) -> int:
-        """That returned in between."""
+        """How many launches returned in between."""
         return bisect_left(self.launched_ns, until_ns) - bisect_right(self.launched_ns, since_ns)
 
     def resumed_ns(self, hold: Hold) -> int | None:
@@ -72,5 +72,5 @@ def p90(values: Sequence[float]) -> float | None:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """None of none."""
+    """The median; None of an empty list."""
     return round(statistics.median(values), 4) if values else None

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from gpu import clients
-from gpu.clients import Client
-from gpu.here import Here, Unavailable
-from gpu.parts import judged
-from gpu.row import Row, Verdict
-from gpu.stopping.brakes import Signals, held
-from gpu.stopping.timeline import Hold, median
+from conformance.checks.stopping.holds import Signals, held
+from conformance.checks.stopping.timeline import Hold, median
+from conformance.clients import launcher
+from conformance.clients.launcher import Client
+from conformance.host import Host, Unavailable
+from conformance.report.model import Row, Verdict, judged
 
-PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "torch_training.py"
+PROGRAM: Final = Path(__file__).resolve().parents[2] / "programs" / "torch_training.py"
 SAME: Final = "PyTorch training, stopped and continued: same weights to the last bit"
 RESUMES: Final = "PyTorch training: next step after SIGCONT"
 STEPS: Final = "PyTorch training: steps that ended while it was stopped"
@@ -27,13 +26,13 @@ _HELD_SECONDS, _BETWEEN_SECONDS = 0.2, 0.15
 _LAST_SECONDS: Final = 30.0
 
 
-def rows(item: str, here: Here) -> Iterator[Row]:
+def rows(item: str, host: Host) -> Iterator[Row]:
     """The second training is stopped, as often as it lasts."""
-    if here.simulated:
+    if host.simulated:
         raise Unavailable("PyTorch has no use for the simulated GPU")
-    if not here.has("torch"):
-        raise Unavailable(f"{here.python} has no torch")
-    program = clients.start(here, [here.python, str(PROGRAM), str(_TRAINED_SECONDS)])
+    if not host.has("torch"):
+        raise Unavailable(f"{host.python} has no torch")
+    program = launcher.start(host, [host.python, str(PROGRAM), str(_TRAINED_SECONDS)])
     try:
         holds = _stopped(program)
         record = program.hear(_LAST_SECONDS)
@@ -53,7 +52,7 @@ def _stopped(program: Client) -> list[Hold]:
 
 
 def judge(item: str, record: dict[str, Any], holds: list[Hold]) -> Iterator[Row]:
-    """Of what it said. Holds before its first step or after its last one say nothing."""
+    """From its output. Holds before its first step or after its last one show nothing."""
     times = record["steps_ns"]
     during = [hold for hold in holds if times and times[0] < hold.asked_ns and hold.running_ns < times[-1]]
     free, stopped = record["seconds"]

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from gpu.clients import Online
-from gpu.here import Here
-from gpu.parts import judged
-from gpu.row import Row, Verdict
-from gpu.stopping.brakes import Signals, held
-from gpu.stopping.braking import QUEUED_MS, Repeats, alone_ms, worker_of
-from gpu.stopping.timeline import Timeline, latencies_ms, p90
+from conformance.checks.stopping.hold_effects import QUEUED_MS, Repeats, alone_ms, worker_of
+from conformance.checks.stopping.holds import Signals, held
+from conformance.checks.stopping.timeline import Timeline, latencies_ms, p90
+from conformance.clients.launcher import Online
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, judged
 
 BESIDE: Final = "MPS: p90 of another client beside one that SIGSTOP holds"
 SLOWEST: Final = "MPS: slowest request of another client while the held one's queue drains"
@@ -24,20 +23,20 @@ WHATS: Final = (BESIDE, SLOWEST, DRAINS, GOES_ON)
 _NOTICED_RATIO, _NOTICED_MS = 1.25, 0.3
 
 
-def rows(item: str, here: Here, arguments: Sequence[str]) -> Iterator[Row]:
+def rows(item: str, host: Host, arguments: Sequence[str]) -> Iterator[Row]:
     """With a daemon of its own. `arguments`: of the online workload."""
-    with here.mps() as extra:
-        alone = alone_ms(here, arguments, Repeats.of(here).seconds, extra)
-        yield from _beside(item, here, arguments, extra, alone)
+    with host.mps() as extra:
+        alone = alone_ms(host, arguments, Repeats.of(host).seconds, extra)
+        yield from _beside(item, host, arguments, extra, alone)
 
 
 def _beside(
-    item: str, here: Here, arguments: Sequence[str], extra: Mapping[str, str], alone: float | None
+    item: str, host: Host, arguments: Sequence[str], extra: Mapping[str, str], alone: float | None
 ) -> Iterator[Row]:
-    seconds = Repeats.of(here).seconds
-    worker = worker_of(here, (), extra)
+    seconds = Repeats.of(host).seconds
+    worker = worker_of(host, (), extra)
     try:
-        online = Online(here, arguments, extra)
+        online = Online(host, arguments, extra)
         online.go()
         time.sleep(seconds)
         hold = held(Signals(worker.tgid), seconds + QUEUED_MS / 1000)
@@ -58,5 +57,5 @@ def _beside(
     drain = round(line.drain_ns(hold) / 1e6, 2)
     drains = line.drained(hold) > 0
     yield Row(item=item, what=DRAINS, verdict=judged(drains), figure=drain, unit="ms", baseline=QUEUED_MS)
-    right = record["error"] is None and (here.simulated or record["wrong"] == 0) and line.resumed_ns(hold) is not None
+    right = record["error"] is None and (host.simulated or record["wrong"] == 0) and line.resumed_ns(hold) is not None
     yield Row(item=item, what=GOES_ON, verdict=judged(right), figure=right, baseline=True, note=record["error"] or "")
