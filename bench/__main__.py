@@ -9,32 +9,38 @@ import importlib
 import sys
 
 CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
-    "attribution": ("bench.attribution", "the agent knows who used how much of a GPU, better than NVML alone"),
+    "attribution": ("bench.attribution.__main__", "the agent knows who used how much of a GPU, better than NVML alone"),
     "calibration": (
-        "bench.calibration",
+        "bench.calibration.__main__",
         "the simulated GPU's contention is of the order that was published for real ones",
     ),
-    "http": ("bench.http", "the probes of the signal http cost an unrelated system call less than a microsecond"),
+    "http": (
+        "bench.latency.http",
+        "the probes of the signal http cost an unrelated system call less than a microsecond",
+    ),
     "enforcement": (
-        "bench.enforcement",
+        "bench.enforcement.__main__",
         "online p99 stays at its target and offline work gets what is left, beside every other way of sharing",
     ),
-    "convergence": ("bench.convergence", "pictures of how the law finds its way; whoever looks at them judges"),
+    "convergence": (
+        "bench.enforcement.convergence",
+        "pictures of how the law converges; they are judged by eye",
+    ),
     "gputop": (
-        "bench.gputop",
+        "bench.latency.gputop",
         "the live view takes at most 3 % of a core, with 8 GPUs, 100 containers and 200 processes",
     ),
-    "reaction": ("bench.reaction", "how fast the gate shuts, and how fast the loop gives offline work less"),
+    "reaction": ("bench.latency.reaction", "how fast the gate shuts, and how fast the loop gives offline work less"),
     "scale": (
-        "bench.scale",
+        "bench.latency.scale",
         "1,000 containers, 10,000 short-lived processes, 50,000 kernel functions: all is counted, all is bounded",
     ),
-    "watching": ("bench.watching", "being watched costs at most a twentieth more than empty probes do"),
+    "watching": ("bench.latency.watching", "being watched costs at most a twentieth more than empty probes do"),
 }
 
 
 def main() -> int:
-    """0 when every claim holds."""
+    """Exit code: 0 when every claim holds."""
     listing = "\n".join(f"  {name:<14} {claim}" for name, (_, claim) in CLAIMS.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench", epilog=listing, formatter_class=argparse.RawDescriptionHelpFormatter

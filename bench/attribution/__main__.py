@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How far from the truth is the share of a GPU that each container is said to have? By scenario and method.
+"""How far from the truth is the share of a GPU that each container is reported to have? By scenario and method.
 
 Bounds for gpuwarden: 0.03 in the mean over containers, 0.08 for the worst one. A container on two GPUs counts twice.
 """
@@ -19,17 +19,17 @@ from typing import Any
 
 from rich.console import Console
 
-from agent.errors import WardenError
-from bench.attribution_agent import Agents
-from bench.attribution_errors import MOST_MEAN, MOST_WORST, misses, rows_of
-from bench.attribution_run import Times, record
-from bench.attribution_table import print_details, print_errors, summary_of, table_of
-from bench.quiet import timed
-from bench.scenarios import ASKED_FOR, KINDS, scenario
+from agent.core.errors import WardenError
+from bench.attribution.agent import Agents
+from bench.attribution.errors import MOST_MEAN, MOST_WORST, misses, rows_of
+from bench.attribution.run import Times, record
+from bench.attribution.scenarios import ASKED_FOR, KINDS, scenario
+from bench.attribution.table import print_details, print_errors, summary_of, table_of
+from tools.harness.quiet import timed
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Every scenario, one after another."""
+    """Runs every scenario, one after another."""
     rows: list[dict[str, Any]] = []
     times = Times(options.warm_up, options.seconds)
     with tempfile.TemporaryDirectory(prefix="gpuwarden-attribution-") as folder, Agents(options.isolated) as agents:
@@ -54,7 +54,7 @@ def _kinds(text: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.attribution", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.attribution", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the scenarios (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, help="so many seeds, one after another (default %(default)s)")
     usual = [kind for kind in KINDS if kind not in ASKED_FOR]
@@ -66,12 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--isolated", action="store_true", help="the agent ignores others' libcuda: where others simulate GPUs too"
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show everybody's share, and the workloads")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show each container's share, and the workloads")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 when gpuwarden misses its bounds in any scenario."""
+    """Exit code: 1 when gpuwarden misses its bounds in any scenario."""
     options = _parser().parse_args(arguments)
     console = Console()
     console.width = max(console.width, 100)  # a log has no width of its own

@@ -9,20 +9,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import agents
-from bench.node import Node
+from tools.harness import agents
+from tools.harness.node import Node
 
 
 @dataclass(slots=True)
 class Agents:
-    """The agents of a run of the bench. One that is told to end takes seconds, in which the next is at work already."""
+    """The agents of a run of the bench. One takes seconds to end, in which the next is at work already."""
 
-    isolated: bool = False  # see bench.attribution_isolated
+    isolated: bool = False  # see tools.harness.isolated_agent
     _ending: ExitStack = field(default_factory=ExitStack)
 
     @contextmanager
     def observing(self, node: Node, run_dir: Path) -> Iterator[Path]:
-        """`gpuwarden run`, ready; the socket on which it answers."""
+        """Starts `gpuwarden run`; yields its socket once it is ready."""
         agents.require_no_policy()
         run_dir.mkdir()
         command = agents.command("--run-dir", run_dir, isolated=self.isolated)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.model import Snapshot
-from bench.attribution_recording import Recording
-from bench.attribution_shares import SECONDS, Owner, Shares, by_job, by_tenant, true_seconds
-from bench.scenarios import Scenario
+from agent.core.model import Snapshot
+from bench.attribution.recording import Recording
+from bench.attribution.scenarios import Scenario
+from bench.attribution.shares import SECONDS, Owner, Shares, by_job, by_tenant, true_seconds
 
 MOST_MEAN: Final = 0.03
 MOST_WORST: Final = 0.08
@@ -20,22 +20,22 @@ Grouping = Callable[[Recording, Mapping[Owner, float]], Mapping[Owner, float]]
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of one method in one scenario."""
+    """The errors of one method in one scenario."""
 
     mean_abs: float
     worst: float
 
     @property
     def fits(self) -> bool:
-        """Whether it is as good as it has to be."""
+        """Whether the errors are within the bounds."""
         return self.mean_abs <= MOST_MEAN and self.worst <= MOST_WORST
 
 
 def errors(truth: Shares, estimates: Shares, names: Collection[str]) -> Errors:
-    """Over all of `names` that either knows of; ValueError when nobody was on a device.
+    """Over all of `names` that either knows of; ValueError when none was on a device.
 
-    What is booked to somebody else is missing at one of these, so it counts, but once. (Whoever runs another simulated
-    GPU on the same machine is taken for a user of this one.)
+    What is attributed to another container is missing at one of these, so it counts, but once. (A process on another
+    simulated GPU of the same machine is taken for a user of this one.)
     """
     owners = {owner for owner in (*truth, *estimates) if owner.name in names}
     off = [abs(truth.get(owner, 0.0) - estimates.get(owner, 0.0)) for owner in owners]
@@ -74,12 +74,12 @@ def _row(
 
 
 def misses(row: Mapping[str, Any]) -> bool:
-    """Whether it is ours and not good enough."""
+    """Whether this is gpuwarden's row and beyond its bound."""
     return row["method"] == "gpuwarden" and not Errors(row["mean_abs_error"], row["worst_container_error"]).fits
 
 
 def unattributed(recording: Recording) -> float:
-    """Share of the window that the agent gave to nobody, all devices together."""
+    """Share of the window that the agent attributed to no container, all devices together."""
     parts = [
         (rest.sm_ratio or 0.0) * snapshot.interval_ns
         for snapshot in recording.measured

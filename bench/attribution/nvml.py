@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m bench.attribution_nvml`: what NVML alone tells a monitoring tool, a line of JSON per device and second.
+"""`python -m bench.attribution.nvml`: what NVML alone tells a monitoring tool, a line of JSON per device and second.
 
 A process of its own, because NVML finds its GPUs by the environment that a process starts with.
 """
@@ -45,14 +45,14 @@ def _tgids(handle: Any) -> Iterator[int]:
 
 
 def _samples(handle: Any, since_us: int) -> list[tuple[int, int, float]]:
-    with suppress(pynvml.NVMLError_NotFound):  # nobody did anything
+    with suppress(pynvml.NVMLError_NotFound):  # no process has been active
         found = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         return [(int(s.timeStamp), int(s.pid), s.smUtil / 100) for s in found if s.smUtil <= 100]
     return []
 
 
 def main() -> None:
-    """Until it is killed."""
+    """Polls until it is killed."""
     pynvml.nvmlInit()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     newest_us = [time.time_ns() // 1000 - _FIRST_LOOK_US] * len(handles)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.model import Snapshot
-from bench.attribution_nvml import Listing
+from agent.core.model import Snapshot
+from bench.attribution.nvml import Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Recording:
 
     @property
     def window_ns(self) -> int:
-        """How long was measured."""
+        """Length of the window."""
         return self.end_ns - self.begin_ns
 
     @property
     def measured(self) -> list[Snapshot]:
-        """Those whose ticks lie in the window."""
+        """The snapshots whose ticks lie in the window."""
         return [s for s in self.snapshots if self.begin_ns < s.at_ns <= self.end_ns]

@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from agent import endpoint
-from agent.clock import NS_PER_SECOND
-from agent.errors import SetupError
-from agent.model import Snapshot
-from bench import attribution_nvml
-from bench.attribution_agent import Agents
-from bench.attribution_recording import Recording, TruthSample
-from bench.attribution_stage import Containers, running
-from bench.node import BUILD, Node, simulated_node
-from bench.scenarios import Scenario
+from agent.core.clock import NS_PER_SECOND
+from agent.core.errors import SetupError
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
+from bench.attribution import nvml
+from bench.attribution.agent import Agents
+from bench.attribution.recording import Recording, TruthSample
+from bench.attribution.scenarios import Scenario
+from bench.attribution.stage import Containers, running
+from tools.harness.node import BUILD, Node, simulated_node
 
 _TRUTH_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.2
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(slots=True)
 class TruthRecorder:
-    """A thread that asks the simulated GPU what really happened."""
+    """A thread that records the simulated GPU's truth."""
 
     node: Node
     samples: list[TruthSample] = field(default_factory=list)
@@ -53,14 +53,14 @@ class TruthRecorder:
     _ending: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Until `stop`, and once more."""
+        """Polls until `stop`, and once more."""
         while not self.error and not self._ending.wait(_TRUTH_SECONDS):
             self._sample()
         if not self.error:
             self._sample()
 
     def stop(self) -> None:
-        """The thread ends soon."""
+        """Ends the thread soon; does not wait."""
         self._ending.set()
 
     def _sample(self) -> None:
@@ -91,7 +91,7 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
             containers.require_alive(tenant)
     if truth.error:
         raise SetupError(f"the simulated GPU does not answer: {truth.error}")
-    return _recording(containers, snapshots, truth, attribution_nvml.parse(listings.read_text()), times)
+    return _recording(containers, snapshots, truth, nvml.parse(listings.read_text()), times)
 
 
 def _gpus(folder: Path, scenario: Scenario) -> AbstractContextManager[Node]:
@@ -107,7 +107,7 @@ def _recording(
     containers: Containers,
     snapshots: list[Snapshot],
     truth: TruthRecorder,
-    listings: list[attribution_nvml.Listing],
+    listings: list[nvml.Listing],
     times: Times,
 ) -> Recording:
     end_ns = snapshots[-1].at_ns
@@ -116,16 +116,16 @@ def _recording(
 
 
 def _watch(socket: Path, times: Times) -> list[Snapshot]:
-    """Every snapshot from now on."""
+    """Collects every snapshot from now on."""
     snapshots: list[Snapshot] = []
     give_up = time.monotonic() + times.warm_up + times.measured + 1.0
     while time.monotonic() < give_up:
-        snapshot = endpoint.fetch(socket)
+        snapshot = fetch(socket)
         if snapshot is None:
             raise SetupError(f"the agent at {socket} went away: see {socket.parent / 'log'}")
         if not snapshots or snapshot.at_ns > snapshots[-1].at_ns:
             snapshots.append(snapshot)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)  # between two looks, all through the time that is measured
     return snapshots
 
 
@@ -143,7 +143,7 @@ def _truth(node: Node) -> Iterator[TruthRecorder]:
 
 @contextmanager
 def _nvml(node: Node, output: Path) -> Iterator[Path]:
-    command = [sys.executable, "-m", "bench.attribution_nvml"]
+    command = [sys.executable, "-m", "bench.attribution.nvml"]
     with output.open("wb") as stdout:
         process = subprocess.Popen(command, cwd=_ROOT, env={**os.environ, **node.environment}, stdout=stdout)
     try:
@@ -153,4 +153,4 @@ def _nvml(node: Node, output: Path) -> Iterator[Path]:
         process.kill()
         process.wait()
         if ended is not None:
-            raise SetupError(f"the NVML reader ended by itself ({ended}): run `python -m bench.attribution_nvml`")
+            raise SetupError(f"the NVML reader ended by itself ({ended}): run `python -m bench.attribution.nvml`")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Who shares which GPUs, as pure data out of a kind and a seed: what attribution is measured on.
+"""Which containers share which GPUs, as pure data made of a kind and a seed: what attribution is measured on.
 
-The same kind and seed give the same scenario on every machine, and any seed gives a plausible one: so nobody can have
-tuned anything to the scenarios of a seed that was not known then. Launches are few enough for two cores to simulate.
+The same kind and seed give the same scenario on every machine, and any seed gives a plausible one: so nothing can
+have been tuned to the scenarios of a seed that was not known then. Launches are few enough for two cores to simulate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from bench.scenarios_load import Demand, batch, jobs, service
+from bench.attribution.scenarios_load import Demand, batch, jobs, service
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Scenario:
 
 
 def scenario(kind: str, seed: int) -> Scenario:
-    """KeyError when there is no such kind."""
+    """The scenario of that kind and seed. KeyError: no such kind."""
     return KINDS[kind](kind, seed, Random(f"{kind}/{seed}"))
 
 

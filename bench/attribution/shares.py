@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from agent.clock import NS_PER_SECOND
-from agent.model import ContainerUsage, Snapshot
-from bench.attribution_recording import Recording
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ContainerUsage, Snapshot
+from bench.attribution.recording import Recording
 
 
 class Owner(NamedTuple):
@@ -49,7 +49,7 @@ def interpolate(series: Sequence[tuple[int, float]], at: int) -> float:
 
 
 def gpuwarden_seconds(recording: Recording) -> dict[Owner, float]:
-    """The growth of the agent's totals; of a container that is gone, up to the last that was told."""
+    """The growth of the agent's totals; of a container that is gone, up to the last that was reported."""
     at_begin: dict[Owner, float] = {}
     latest: dict[Owner, float] = {}
     for snapshot in recording.snapshots:

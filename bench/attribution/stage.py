@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.errors import SetupError
-from bench import cgroups
-from bench.attribution_recording import Life
-from bench.node import BUILD, Node
-from bench.scenarios import Tenant
+from agent.core.errors import SetupError
+from bench.attribution.recording import Life
+from bench.attribution.scenarios import Tenant
+from tools.harness import cgroups
+from tools.harness.node import BUILD, Node
 
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
 
@@ -40,12 +40,12 @@ class Containers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lives(self) -> list[Life]:
-        """Everybody who was started so far."""
+        """Every workload that was started so far."""
         with self._lock:
             return list(self._lives.values())
 
     def start(self, tenant: Tenant) -> tuple[str, subprocess.Popen[bytes]]:
-        """One container; returns its id."""
+        """Starts one container; returns its id."""
         name = uuid.uuid4().hex * 2
         cgroup = cgroups.hierarchy() / self.path.lstrip("/") / name
         cgroup.mkdir(parents=True)
@@ -77,7 +77,7 @@ class Containers:
                 return  # `require_alive` says why
 
     def end(self) -> None:
-        """Kill everybody, and start nobody any more."""
+        """Kills every workload, and starts no more."""
         self._ending.set()
         with self._lock:
             for process in self._running.values():
@@ -85,7 +85,7 @@ class Containers:
                 process.wait()
 
     def require_alive(self, tenant: Tenant) -> None:
-        """SetupError when it ended by itself, with what it said."""
+        """Checks that none has ended by itself. SetupError, with its stderr."""
         words = (self.folder / f"{tenant.name}.err").read_text().strip()
         with self._lock:
             ids = {life.id for life in self._lives.values() if life.name == tenant.name}
@@ -96,7 +96,7 @@ class Containers:
 
 @contextmanager
 def running(node: Node, folder: Path, tenants: tuple[Tenant, ...]) -> Iterator[Containers]:
-    """Everybody at work. All of it is gone after the block."""
+    """All workloads at work. They are gone after the block."""
     folder.mkdir()
     containers = Containers(node, folder, f"/gpuwarden-bench-{os.getpid()}/docker")
     with cgroups.own(containers.path), ThreadPoolExecutor(len(tenants)) as pool:

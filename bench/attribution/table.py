@@ -10,16 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.attribution_errors import leak, misses, strangers, unattributed
-from bench.attribution_recording import Recording
-from bench.attribution_shares import SECONDS, by_tenant, true_seconds
-from bench.scenarios import Scenario
+from bench.attribution.errors import leak, misses, strangers, unattributed
+from bench.attribution.recording import Recording
+from bench.attribution.scenarios import Scenario
+from bench.attribution.shares import SECONDS, by_tenant, true_seconds
 
 _TOLERABLE = 0.003
 
 
 def print_details(console: Console, scenario: Scenario, recording: Recording, pressure: float | None) -> None:
-    """Everybody's share by the truth and by each method, and whether the agent's figures add up."""
+    """Each container's share by the truth and by each method, and whether the agent's figures add up."""
     table = Table(
         "container", "GPU", "true", *SECONDS, title=f"{scenario.kind}, seed {scenario.seed}", title_justify="left"
     )
@@ -38,7 +38,7 @@ def print_details(console: Console, scenario: Scenario, recording: Recording, pr
     console.print(
         f"  {'MPS' if scenario.mps else 'time-sliced'}; device {measured / recording.window_ns:.4f} (truth "
         f"{sum(true.values()):.4f}), unattributed {unattributed(recording):.4f}, conservation off by "
-        f"{leak(recording):.1e}; {'?' if pressure is None else f'{pressure:.0%}'} of the time somebody waited for a CPU"
+        f"{leak(recording):.1e}; {'?' if pressure is None else f'{pressure:.0%}'} of the time a task waited for a CPU"
     )
 
 
@@ -49,7 +49,7 @@ def print_errors(console: Console, rows: Sequence[Mapping[str, Any]], recording:
         console.print(f"{row['scenario']:<18} {row['method']:<12} {errors}", highlight=False)
     if (share := strangers(recording)) > _TOLERABLE:
         console.print(
-            f"  the agent gave {share:.4f} of the device to others: somebody else on this machine runs programs on a "
+            f"  the agent gave {share:.4f} of the device to others: another user of this machine runs programs on a "
             "simulated GPU, and they look like ours. Measure again when they have ended, or with --isolated.",
             style="yellow",
             highlight=False,
@@ -57,7 +57,7 @@ def print_errors(console: Console, rows: Sequence[Mapping[str, Any]], recording:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """All rows."""
+    """The table of all rows, for a terminal."""
     table = Table("scenario", "method", "mean error", "worst", "containers", "seed", "")
     for row in rows:
         table.add_row(

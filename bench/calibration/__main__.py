@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.calibration_report import PUBLISHED, Outcome, Result, write_report
-from bench.node import Node, simulated_node
-from bench.quiet import measure_undisturbed
-from bench.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE, WHISPER_LIKE
+from bench.calibration.report import PUBLISHED, Outcome, Result, write_report
+from tools.harness.node import Node, simulated_node
+from tools.harness.quiet import measure_undisturbed
+from tools.harness.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE, WHISPER_LIKE
 
-REPORT = Path(__file__).parent / "results" / "calibration.md"
+REPORT = Path(__file__).parents[1] / "results" / "calibration.md"
 OFFLINE = {"ResNet-like": RESNET_LIKE, "Whisper-like": WHISPER_LIKE}
 BELOW_NORMAL = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 _ALONE_SECONDS = 10.0
@@ -88,7 +88,7 @@ def shared(node: Node, sharing: str) -> AbstractContextManager[None]:
 
 
 def measure_sharing(folder: Path, settings: Settings, sharing: str, name: str) -> Outcome:
-    """One pair on a node of its own."""
+    """Runs one pair on a node of its own."""
 
     def measure_once() -> tuple[Any, Any]:
         own = Path(tempfile.mkdtemp(dir=folder))
@@ -100,7 +100,7 @@ def measure_sharing(folder: Path, settings: Settings, sharing: str, name: str) -
 
 
 def measure(settings: Settings) -> Result:
-    """Every run, one after another."""
+    """Runs everything, one after another."""
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="gpuwarden-calibration-") as folder:
         with simulated_node(Path(folder) / "alone") as node:
@@ -114,7 +114,7 @@ def measure(settings: Settings) -> Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write down. 1 when a pair is further from the published row than a factor of 2."""
-    parser = argparse.ArgumentParser(prog="bench.calibration", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.calibration", description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=3000, help="of the online workload in each run (default 3000)")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default 1)")
     parser.add_argument("--output", type=Path, default=REPORT, help="where to write the report")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, Final
 
-from bench.quiet import QUIET_RATIO
-from bench.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE, WHISPER_LIKE
+from tools.harness.quiet import QUIET_RATIO
+from tools.harness.workloads import BERT_LIKE, BERT_RATE, RESNET_LIKE, WHISPER_LIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Outcome:
         return float(self.online["latency_seconds"]["p99"] / alone["latency_seconds"]["p99"])
 
     def p50_ratio(self, alone: Any) -> float:
-        """The same for the median."""
+        """The online workload's median relative to alone."""
         return float(self.online["latency_seconds"]["p50"] / alone["latency_seconds"]["p50"])
 
     def offline_ratio(self, alone: Any) -> float:
@@ -58,7 +58,7 @@ class Outcome:
         return float(self.offline["kernels_per_second"] / alone["kernels_per_second"])
 
     def line(self, alone_online: Any, alone_offline: Any) -> str:
-        """For a person who watches."""
+        """One line of progress."""
         return (
             f"{self.sharing}, beside {self.offline_name}: p99 {self.p99_ratio(alone_online):.2f}×, "
             f"p50 {self.p50_ratio(alone_online):.2f}×, offline {self.offline_ratio(alone_offline):.2f}, "
@@ -76,7 +76,7 @@ class Result:
     alone_pressure_ratio: float | None
 
     def mean_p99_ratio(self, sharing: str) -> float:
-        """Over the offline workloads."""
+        """Mean of p99 relative to alone, over the offline workloads."""
         return mean(outcome.p99_ratio(self.online) for outcome in self.outcomes if outcome.sharing == sharing)
 
     def departure(self, sharing: str) -> float:
@@ -94,7 +94,7 @@ class Result:
         return all(self.departure(sharing) <= FACTOR for sharing in PUBLISHED)
 
     def verdict(self) -> str:
-        """One line."""
+        """The verdict in one line."""
         worst = max(PUBLISHED, key=self.departure)
         word = "within" if self.fits() else "NOT within"
         where = f"worst: {worst}, {self.departure(worst):.2f}"
@@ -166,7 +166,7 @@ def _shapes() -> Iterator[str]:
 _HEAD: Final = """# The simulated GPU's contention, beside published figures
 
 Written by `make bench-calibration`. An online workload (4 ms requests, 50 % load) runs beside an offline one with
-nobody controlling either. Published: Tally (ASPLOS'25), BERT inference on an A100-40GB, mean and max over its offline
+without any control. Published: Tally (ASPLOS'25), BERT inference on an A100-40GB, mean and max over its offline
 workloads; its +173 % is 2.73 here, and the factor is taken between such ratios."""
 
 _LIMITS: Final = """## How to read it, and what does not match

@@ -3,7 +3,7 @@
 """What do an online service and the work beside it get from each way of sharing a GPU? By pair and mode.
 
 Each mode is to keep the online side's p99 near that alone and to leave the offline side as much of the rest as it can.
-The marks that are to be reached are in bench/enforcement_figures.py; the whole run takes about 25 minutes.
+The marks that are to be reached are in bench/enforcement/figures.py; the whole run takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 
 from rich.console import Console
 
-from agent.errors import WardenError
-from bench.enforcement_agent import SIGNALS
-from bench.enforcement_figures import marks, unavailable
-from bench.enforcement_modes import ALONE, NAMES, Mode, mode_of
-from bench.enforcement_pairs import PAIRS, TRACE, Pair
-from bench.enforcement_report import table_of, write_report
-from bench.enforcement_run import Settings, arrivals_of, run_pair
+from agent.core.errors import WardenError
+from bench.enforcement.agent import SIGNALS
+from bench.enforcement.figures import marks, unavailable
+from bench.enforcement.modes import ALONE, NAMES, Mode, mode_of
+from bench.enforcement.pairs import PAIRS, TRACE, Pair
+from bench.enforcement.report import table_of, write_report
+from bench.enforcement.run import Settings, arrivals_of, run_pair
 
-REPORT = Path(__file__).parent / "results" / "enforcement.md"
+REPORT = Path(__file__).parents[1] / "results" / "enforcement.md"
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Every pair, one after another."""
+    """Measures every pair, one after another."""
     settings = Settings(
         options.seconds, options.signal, options.trace, options.seed, options.isolated, not options.anywhere
     )
@@ -88,7 +88,7 @@ def _seconds(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.enforcement", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.enforcement", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument(
         "--pairs", type=_pairs, default=list(PAIRS.values()), metavar="A,B", help=f"of: {', '.join(PAIRS)}"
@@ -108,12 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--isolated", action="store_true", help="the agent ignores others' libcuda: where others simulate GPUs too"
     )
-    parser.add_argument("--anywhere", action="store_true", help="bind nobody to a CPU")
+    parser.add_argument("--anywhere", action="store_true", help="bind no process to a CPU")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 when a mark is missed."""
+    """Exit code: 1 when a mark is missed."""
     options = _parser().parse_args(arguments)
     console = Console()
     console.width = max(console.width, 120)  # a log has no width of its own

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent import endpoint
-from agent.errors import PolicyError
-from agent.model import Snapshot
-from bench import agents
-from bench.enforcement_stage import Place, Stage, poll_until
+from agent.core.errors import PolicyError, SetupError
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
 from enforce.policy.load import load
+from tools.harness import agents
+from tools.harness.stage import GpuNode, Stage
+from tools.harness.wait import until
 
 SIGNALS: Final = {  # what each needs beyond its name
     "gpu_wait": "",
     "http": ", port: {port}",
     "prometheus": ', url: "http://127.0.0.1:{port}/metrics", metric: online_request_duration_seconds',
 }
+
 _POLICY: Final = """\
 version: 1
 enforce: {enforce}
@@ -38,6 +40,7 @@ offline:
     ladder: [{ladder}]
 tuning: {{tgs_sample: {tgs_sample_ms}ms}}
 """
+
 TGS_SAMPLE_SECONDS: Final = 2.0  # 5 as published; then a run would take half an hour longer
 
 
@@ -54,7 +57,7 @@ class Promise:
     tgs_sample_seconds: float = TGS_SAMPLE_SECONDS
 
     def text(self, path: str, enforce: bool = True) -> str:
-        """As the agent reads it."""
+        """The policy's YAML."""
         return _POLICY.format(
             enforce="true" if enforce else "false",
             path=path,
@@ -70,7 +73,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A running one."""
+    """A running agent."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -83,15 +86,15 @@ class Agent:
         if refused := refusal(self.folder / "policy.yaml"):
             return refused
         self.process.send_signal(signal.SIGHUP)
-        poll_until(lambda: self._reloads() > before, "the agent to take a policy")
+        until(lambda: self._reloads() > before, "the agent to take a policy", error=SetupError)
         return "" if self._log().rstrip().endswith("policy reloaded") else self._log().strip().splitlines()[-1]
 
     def snapshot(self) -> Snapshot | None:
-        """Its newest picture."""
-        return endpoint.fetch(self.folder / "agent.sock")
+        """Its newest snapshot."""
+        return fetch(self.folder / "agent.sock")
 
     def latency_ns(self) -> float | None:
-        """The online container's, as the signal reads it."""
+        """The online container's latency, as the signal reads it."""
         snapshot = self.snapshot()
         found = [stance for stance in snapshot.enforcement.values() if stance.role == "online"] if snapshot else []
         latency = found[0].latency_seconds if found else None
@@ -99,7 +102,7 @@ class Agent:
 
     @property
     def decisions(self) -> Path:
-        """A line of JSON for each."""
+        """Its decisions, a JSON object each."""
         return self.folder / "decisions.jsonl"
 
     def _log(self) -> str:
@@ -110,19 +113,19 @@ class Agent:
 
 
 @contextmanager
-def agent(here: Stage[Place], promise: Promise, *, isolated: bool) -> Iterator[Agent]:
+def agent(stage: Stage[GpuNode], promise: Promise, *, isolated: bool) -> Iterator[Agent]:
     """It watches, decides and does nothing until it is given another policy."""
-    folder = here.folder / "agent"
+    folder = stage.folder / "agent"
     folder.mkdir()
-    write_policy(folder / "policy.yaml", promise.text(here.path, enforce=False))
+    write_policy(folder / "policy.yaml", promise.text(stage.path, enforce=False))
     if refused := refusal(folder / "policy.yaml"):
         raise PolicyError([refused])
     where = ["--run-dir", folder, "--usage", "off"]
     policy = ["--policy", folder / "policy.yaml", "--decisions", folder / "decisions.jsonl"]
     command = agents.command(*where, *policy, isolated=isolated)
-    with agents.running(command, folder / "log", here.node.environment) as process:
-        here.cpus.bind(process.pid, online=False)
-        yield Agent(process, folder, here.path)
+    with agents.running(command, folder / "log", stage.node.environment) as process:
+        stage.cpus.bind(process.pid, online=False)
+        yield Agent(process, folder, stage.path)
 
 
 def refusal(policy: Path) -> str:
@@ -135,6 +138,6 @@ def refusal(policy: Path) -> str:
 
 
 def write_policy(path: Path, text: str) -> None:
-    """With permissions that the agent accepts."""
+    """Writes a policy with permissions that the agent accepts."""
     path.write_text(text)
     path.chmod(0o600)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Clients of the online service over HTTP, for the signal that reads there: `python -m bench.enforcement_callers PORT`.
+"""Clients of the online service over HTTP, for the signal that reads there: `python -m bench.enforcement.callers PORT`.
 
-Open loop: a request leaves when it is due, on a connection that is free or a new one, whoever still waits. Only when
+Open loop: a request leaves when it is due, on a connection that is free or a new one, whichever still wait. Only when
 more are under way than the service takes connections does one leave late.
 """
 
@@ -19,21 +19,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.errors import SetupError
-from bench.enforcement_stage import Cpus
+from agent.core.errors import SetupError
+from tools.harness.stage import Cpus
 
 _REQUEST: Final = b"GET /infer HTTP/1.1\r\nHost: service\r\n\r\n"
 _END: Final = b"}\n"  # of each answer's body
 _AT_FIRST: Final = 16
 _MOST: Final = 200
-_ROOT: Final = Path(__file__).resolve().parents[1]
+_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
 def calling(arrivals: Sequence[float], port: int, folder: Path, cpus: Cpus) -> Iterator[None]:
     """Requests come in for as long as the block lasts, the first one now."""
     due = "".join(f"{at:.9f}\n" for at in arrivals)
-    command = [sys.executable, "-m", "bench.enforcement_callers", str(port)]
+    command = [sys.executable, "-m", "bench.enforcement.callers", str(port)]
     (folder / "due").write_text(due)
     with (folder / "due").open() as stdin:
         process = subprocess.Popen(command, cwd=_ROOT, stdin=stdin, stderr=subprocess.PIPE)
@@ -68,7 +68,7 @@ class Callers:
         return True
 
     def listen(self, seconds: float) -> None:
-        """Takes answers in, for so long at most."""
+        """Reads answers, for so long at most."""
         for key, _ in self._selector.select(max(0.0, seconds)):
             connection = key.fileobj
             assert isinstance(connection, socket.socket)
@@ -94,7 +94,7 @@ class Callers:
 
 
 def call_all(callers: Callers, arrivals: Sequence[float]) -> None:
-    """Each request when it is due, and every answer."""
+    """Sends each request when it is due, and reads every answer."""
     begun = time.monotonic()
     for at in arrivals:
         while (left := begun + at - time.monotonic()) > 0:

@@ -21,16 +21,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from agent.errors import SetupError
-from bench.arrivals import poisson, write_trace
-from bench.convergence_plot import Course, plot
-from bench.enforcement_agent import Agent, Promise, agent
-from bench.enforcement_pairs import SERVICE
-from bench.enforcement_stage import Cpus, Stage, Workload, poll_until, stage
-from bench.node import Node, simulated_node
-from bench.workloads import RESNET_LIKE
+from agent.core.errors import SetupError
+from bench.enforcement.agent import Agent, Promise, agent
+from bench.enforcement.convergence_plot import Course, plot
+from bench.enforcement.pairs import SERVICE
+from tools.harness.arrivals import poisson, write_trace
+from tools.harness.node import Node, simulated_node
+from tools.harness.stage import Cpus, Stage, Workload, open_stage
+from tools.harness.wait import until
+from tools.harness.workloads import RESNET_LIKE
 
-RESULTS: Final = Path(__file__).parent / "results"
+RESULTS: Final = Path(__file__).parents[1] / "results"
 _ALONE_SECONDS: Final = 10.0
 _RATE: Final = {"low": 100.0, "middle": 250.0, "high": 400.0}  # 20, 50 and 80 % of the GPU's time
 
@@ -77,49 +78,49 @@ def scenes(scale: float) -> tuple[Scene, Scene]:
     return step, burst
 
 
-def alone_ns(here: Stage[Node], warden: Agent, rate: float) -> float:
+def alone_ns(stage: Stage[Node], warden: Agent, rate: float) -> float:
     """The online side's p99 by gpu_wait, alone at this rate and watched: what the target is a multiple of."""
     if refused := warden.take(Promise("headroom", "gpu_wait", 0, 1e9, _ALONE_SECONDS), enforce=False):
         raise SetupError(f"the agent does not take the policy: {refused}")
-    trace, found = here.folder / "alone.log", []
+    trace, found = stage.folder / "alone.log", []
     write_trace(poisson(rate, _ALONE_SECONDS, 1), trace)
     timing = ["--trace", str(trace), "--seconds", str(_ALONE_SECONDS), "--iterations-per-us", "100"]
     with ExitStack() as stack:
-        stack.callback(here.end)
-        online = here.start("online", [*SERVICE, *timing])
-        here.go(online)
+        stack.callback(stage.end)
+        online = stage.start("online", [*SERVICE, *timing])
+        stage.go(online)
         while online.process.poll() is None:
             found.append(warden.latency_ns())
-            time.sleep(0.2)
+            time.sleep(0.2)  # between two looks at the latency, as long as the service runs
     known = [latency_ns for latency_ns in found if latency_ns is not None]
     if not known:
         raise SetupError("the agent has read no latency of the online side alone: see its log")
     return known[-1]
 
 
-def record(here: Stage[Node], warden: Agent, scene: Scene, target_ratio: float) -> Course:
-    """Lets it happen."""
-    target_ns = target_ratio * alone_ns(here, warden, scene.alone_rate)
+def record(stage: Stage[Node], warden: Agent, scene: Scene, target_ratio: float) -> Course:
+    """Runs the scene; returns its course."""
+    target_ns = target_ratio * alone_ns(stage, warden, scene.alone_rate)
     promise = Promise("headroom", "gpu_wait", 0, target_ns, 10.0)
     if refused := warden.take(promise):
         raise SetupError(f"the agent does not take the policy: {refused}")
-    trace, log, summary = (here.folder / name for name in ("arrivals", "requests.log", "online.json"))
+    trace, log, summary = (stage.folder / name for name in ("arrivals", "requests.log", "online.json"))
     write_trace(scene.arrivals, trace)
     sinks = ["--log", str(log), "--json", str(summary)]
     timing = ["--trace", str(trace), "--seconds", str(scene.ends), "--iterations-per-us", "100"]
-    online = here.start("online", [*SERVICE, *timing, *sinks])
+    online = stage.start("online", [*SERVICE, *timing, *sinks])
     with ExitStack() as stack:
-        stack.callback(here.end)
+        stack.callback(stage.end)
         if not scene.offline_from:
-            _start_offline(here)
+            _start_offline(stage)
         begun, wall_ns = time.monotonic(), time.time_ns()
-        here.go(online)
+        stage.go(online)
         if scene.offline_from:
-            time.sleep(scene.offline_from)
-            offline = _start_offline(here)
+            time.sleep(scene.offline_from)  # the scene's own times
+            offline = _start_offline(stage)
             time.sleep(max(0.0, begun + scene.offline_until - time.monotonic()))
-            here.end([offline])
-        poll_until(lambda: online.process.poll() is not None, "the online service to end", scene.ends + 60)
+            stage.end([offline])
+        until(lambda: online.process.poll() is not None, "the online service to end", scene.ends + 60, error=SetupError)
     rows = [tuple(float(word) for word in line.split()) for line in log.read_text().splitlines()]
     decisions = [d for d in _decisions(warden) if d["kind"] == "decision" and d["wall_ns"] >= wall_ns]
     return Course(
@@ -135,8 +136,8 @@ def record(here: Stage[Node], warden: Agent, scene: Scene, target_ratio: float) 
     )
 
 
-def _start_offline(here: Stage[Node]) -> Workload:
-    return here.start("offline", [*RESNET_LIKE, "--iterations-per-us", "100", "--seconds", "0"])
+def _start_offline(stage: Stage[Node]) -> Workload:
+    return stage.start("offline", [*RESNET_LIKE, "--iterations-per-us", "100", "--seconds", "0"])
 
 
 def _decisions(warden: Agent) -> list[dict[str, Any]]:
@@ -148,15 +149,15 @@ def _decisions(warden: Agent) -> list[dict[str, Any]]:
 @contextmanager
 def _stage(folder: Path) -> Iterator[tuple[Stage[Node], Agent]]:
     cpus = Cpus.split()
-    with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
+    with simulated_node(folder / "gpu") as node, open_stage(node, folder, cpus) as stage:
         cpus.bind(node.server_tgid, online=True)
-        with agent(here, Promise("headroom", "gpu_wait", 0, 1e9, 10.0), isolated=True) as warden:
-            yield here, warden
+        with agent(stage, Promise("headroom", "gpu_wait", 0, 1e9, 10.0), isolated=True) as warden:
+            yield stage, warden
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the pictures; whoever looks at them judges."""
-    parser = argparse.ArgumentParser(prog="python -m bench.convergence", description=__doc__)
+    """Writes the pictures, which are judged by eye."""
+    parser = argparse.ArgumentParser(prog="python -m bench.enforcement.convergence", description=__doc__)
     parser.add_argument("--target", type=float, default=1.5, metavar="T", help="times the p99 alone (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="of all times (default %(default)s)")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FOLDER", help="where the pictures go")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from bench.enforcement_modes import ALONE, Mode
+from bench.enforcement.modes import ALONE, Mode
 
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 COLUMNS: Final = (
@@ -46,12 +46,12 @@ class Phase:
     signal_ns: float | None = None  # the online side's p99 as the agent's signal reads it
 
     def quantile_s(self, quantile: float) -> float:
-        """By the nearest rank."""
+        """Latency at a quantile, by the nearest rank."""
         return nearest_rank(self.latencies_s, quantile)
 
 
 def middle(phases: Sequence[Phase]) -> Phase:
-    """By the p99: of an odd number of phases that were alike."""
+    """The median phase by p99, of an odd number of phases that were alike."""
     return sorted(phases, key=lambda phase: phase.quantile_s(QUANTILES["p99"]))[len(phases) // 2]
 
 
@@ -66,7 +66,7 @@ class Baseline:
 
     @property
     def both(self) -> Phase:
-        """All requests of the two."""
+        """Both phases' requests together."""
         sm_ratio = (self.first.online_sm_ratio + self.second.online_sm_ratio) / 2
         busy_ratio = (self.first.online_busy_ratio + self.second.online_busy_ratio) / 2
         latencies_s = (*self.first.latencies_s, *self.second.latencies_s)
@@ -74,10 +74,10 @@ class Baseline:
 
 
 def left_over_ratio(offline_sm_ratio: float, offline_alone_sm_ratio: float, taken_ratio: float) -> float:
-    """Offline throughput, to alone, over what the online side leaves when it is alone. NaN: it leaves nothing.
+    """Offline throughput, to alone, over the time that the online side leaves when it is alone. NaN: it leaves none.
 
-    `taken_ratio` is of the SM time under MPS; without it nobody can use the SMs that a running kernel leaves idle, so
-    there it is of the time.
+    `taken_ratio`: of the time, some request is in service. The same denominator for every mode, so that modes compare;
+    under MPS more than 1 is possible, as offline kernels also use SMs that running online kernels leave idle.
     """
     if offline_alone_sm_ratio <= 0 or taken_ratio >= 1:
         return math.nan
@@ -85,7 +85,7 @@ def left_over_ratio(offline_sm_ratio: float, offline_alone_sm_ratio: float, take
 
 
 def miss_ratio(latencies_s: Sequence[float], target_s: float) -> float:
-    """Requests that took longer than the target."""
+    """How many requests took longer than the target."""
     return sum(latency > target_s for latency in latencies_s) / len(latencies_s)
 
 
@@ -95,14 +95,13 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
     ratios = {f"online_{name}_ratio": phase.quantile_s(q) / base.quantile_s(q) for name, q in QUANTILES.items()}
     target_s = mode.target_ratio * base.quantile_s(QUANTILES["p99"])
     offline = phase.offline_sm_ratio
-    taken = base.online_sm_ratio if mode.mps else base.online_busy_ratio
     watched = alone.watched and alone.watched.quantile_s(QUANTILES["p99"]) / base.quantile_s(QUANTILES["p99"])
     return {
         "pair": pair,
         "mode": mode.name,
         **{name: round(ratio, 4) for name, ratio in ratios.items()},
         "slo_miss_ratio": round(miss_ratio(phase.latencies_s, target_s), 5),
-        "offline_left_over_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, taken), 4),
+        "offline_left_over_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, base.online_busy_ratio), 4),
         "offline_to_alone_ratio": round(offline / alone.offline_sm_ratio, 4),
         "online_p99_ms": round(phase.quantile_s(0.99) * 1e3, 3),
         "alone_p99_ms": [round(one.quantile_s(0.99) * 1e3, 3) for one in (alone.first, alone.second)],
@@ -162,7 +161,7 @@ def _of_target(target: float, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
         middle = median(row["offline_left_over_ratio"] for row in mine)
         out.append(
             Mark(
-                f"headroom@{target:g}: offline work gets ≥ {least:g} of what is left (median of the pairs)",
+                f"headroom@{target:g}: offline work gets ≥ {least:g} of the time left (median of the pairs)",
                 f"{middle:.2f}",
                 middle >= least,
             )
@@ -171,7 +170,7 @@ def _of_target(target: float, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
 
 
 def _better_than_tgs(rows: Sequence[Mapping[str, Any]]) -> Mark:
-    """Where it is not, with what each gives to offline work: whoever gives nothing is hard to beat on p99."""
+    """Where it is not, with what each gives to offline work: a mode that gives nothing is hard to beat on p99."""
     text = "headroom@1.1: p99 better than tgs in every pair"
     mine, theirs = ({row["pair"]: row for row in rows if row["mode"] == mode} for mode in ("headroom@1.1", "tgs"))
     pairs = [pair for pair in mine if pair in theirs]
@@ -187,4 +186,4 @@ def _better_than_tgs(rows: Sequence[Mapping[str, Any]]) -> Mark:
 
 
 def _both(row: Mapping[str, Any]) -> str:
-    return f"{row['online_p99_ratio']:.2f} at {row['offline_left_over_ratio']:.2f} of what is left"
+    return f"{row['online_p99_ratio']:.2f} at {row['offline_left_over_ratio']:.2f} of the time left"

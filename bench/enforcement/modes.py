@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bench.enforcement_pairs import Pair
+from bench.enforcement.pairs import Pair
 
 ALONE: Final = "alone"
 _HEADROOM: Final = "headroom@"

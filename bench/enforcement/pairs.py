@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Who shares the GPU in the enforcement bench: an online service and the offline work beside it, pair by pair.
 
-Shapes are those of bench/workloads.py, whose contention was compared with published figures, and variations of one
-trait each. A request is half as long as there, so that two thousand of them take eight seconds at half load.
+Shapes are those of tools/harness/workloads.py, whose contention was compared with published figures, and variations of
+one trait each. A request is half as long as there, so that two thousand of them take eight seconds at half load.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from bench.workloads import RESNET_LIKE, WHISPER_LIKE
+from tools.harness.workloads import RESNET_LIKE, WHISPER_LIKE
 
 TRACE: Final = Path(__file__).parent / "traces" / "bursts.csv"
 

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.arrivals import phase_arrivals, write_trace
-from bench.enforcement_callers import calling
-from bench.enforcement_figures import Phase
-from bench.enforcement_stage import PATIENCE_SECONDS, Stage, Workload, poll_until
-from bench.node import Node
+from agent.core.errors import SetupError
+from bench.enforcement.callers import calling
+from bench.enforcement.figures import Phase
+from tools.harness.arrivals import phase_arrivals, write_trace
+from tools.harness.node import Node
+from tools.harness.stage import PATIENCE_SECONDS, Stage, Workload
+from tools.harness.wait import poll, until
 
-_KNOWN_SPEED: Final = ("--iterations-per-us", "100")  # the simulated GPU goes by the time that it is told
+_KNOWN_SPEED: Final = ("--iterations-per-us", "100")  # the simulated GPU goes by the time that it is given
 _OVERTIME_SECONDS: Final = 10.0
 
 
@@ -47,14 +49,14 @@ class _Truth:
     sm_ns: Mapping[int, int]
 
     def ratio_since(self, before: _Truth, workloads: Sequence[Workload]) -> float:
-        """Of the device, by these."""
+        """Share of the device's time that these workloads took since then."""
         tgids = [workload.process.pid for workload in workloads]
         spent = sum(self.sm_ns.get(tgid, 0) - before.sm_ns.get(tgid, 0) for tgid in tgids)
         return spent / (self.at_ns - before.at_ns)
 
 
 def measure(
-    here: Stage[Node],
+    stage: Stage[Node],
     load: Load,
     settle_seconds: float,
     seconds: float,
@@ -62,22 +64,22 @@ def measure(
 ) -> Phase:
     """Runs it. `read`: the signal's latency, asked for once at the end of what is measured."""
     with ExitStack() as stack:
-        online = _start_online(here, load, settle_seconds, seconds) if load.online else None
-        offline = [here.start("offline", [*one, *_KNOWN_SPEED, "--seconds", "0"], load.extra) for one in load.offline]
-        stack.callback(here.end)
+        online = _start_online(stage, load, settle_seconds, seconds) if load.online else None
+        offline = [stage.start("offline", [*one, *_KNOWN_SPEED, "--seconds", "0"], load.extra) for one in load.offline]
+        stack.callback(stage.end)
         begun = time.monotonic()
         if online:
-            here.go(online)
+            stage.go(online)
             if load.by_http:
                 arrivals = phase_arrivals(load.settling, load.measured, settle_seconds)
-                stack.enter_context(calling(arrivals, load.port or 0, here.folder, here.cpus))
+                stack.enter_context(calling(arrivals, load.port or 0, stage.folder, stage.cpus))
         _sleep_until(begun + settle_seconds)
-        before, ticks = _truth(here), stolen_ticks()
+        before, ticks = _truth(stage), stolen_ticks()
         _sleep_until(begun + settle_seconds + seconds)
-        after, signal_ns, stolen = _truth(here), read(), stolen_since(ticks, seconds)
+        after, signal_ns, stolen = _truth(stage), read(), stolen_since(ticks, seconds)
         for workload in offline:
             workload.require_alive()
-        requests = _finish(here, offline, settle_seconds) if online else ()
+        requests = _finish(stage, offline, settle_seconds) if online else ()
         return Phase(
             tuple(latency_s for latency_s, _ in requests),
             after.ratio_since(before, [online] if online else []),
@@ -88,30 +90,27 @@ def measure(
         )
 
 
-def _start_online(here: Stage[Node], load: Load, settle_seconds: float, seconds: float) -> Workload:
-    trace, log = here.folder / "arrivals", here.folder / "requests.log"
+def _start_online(stage: Stage[Node], load: Load, settle_seconds: float, seconds: float) -> Workload:
+    trace, log = stage.folder / "arrivals", stage.folder / "requests.log"
     log.unlink(missing_ok=True)
     write_trace(phase_arrivals(load.settling, load.measured, settle_seconds), trace)
     source = ["--rate", "0"] if load.by_http else ["--trace", str(trace)]
     port = ["--port", str(load.port)] if load.port is not None else []
     lasting = ["--seconds", str(settle_seconds + seconds + PATIENCE_SECONDS), "--drain-seconds", "1000"]
-    sinks = ["--log", str(log), "--json", str(here.folder / "online.json")]
-    return here.start("online", [*load.online, *source, *port, *_KNOWN_SPEED, *lasting, *sinks])
+    sinks = ["--log", str(log), "--json", str(stage.folder / "online.json")]
+    return stage.start("online", [*load.online, *source, *port, *_KNOWN_SPEED, *lasting, *sinks])
 
 
-def _finish(here: Stage[Node], offline: Sequence[Workload], settle_seconds: float) -> tuple[tuple[float, float], ...]:
+def _finish(stage: Stage[Node], offline: Sequence[Workload], settle_seconds: float) -> tuple[tuple[float, float], ...]:
     """Latency and time of service of the measured requests, once all are served."""
-    log, wanted = here.folder / "requests.log", len((here.folder / "arrivals").read_text().splitlines())
+    log, wanted = stage.folder / "requests.log", len((stage.folder / "arrivals").read_text().splitlines())
 
     def served() -> bool:
         return log.read_bytes().count(b"\n") >= wanted
 
-    deadline = time.monotonic() + _OVERTIME_SECONDS
-    while not served() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if not served():
-        here.end(offline)
-    poll_until(served, "the online service to serve what has arrived")
+    if not poll(served, _OVERTIME_SECONDS):
+        stage.end(offline)
+    until(served, "the online service to serve what has arrived", error=SetupError)
     rows = [line.split() for line in log.read_text().splitlines()]
     return tuple((float(row[1]), float(row[2])) for row in rows if float(row[0]) >= settle_seconds)
 
@@ -120,17 +119,17 @@ def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
 
 
-def _truth(here: Stage[Node]) -> _Truth:
+def _truth(stage: Stage[Node]) -> _Truth:
     before = time.monotonic_ns()
-    rows = here.node.truth()
+    rows = stage.node.truth()
     return _Truth((before + time.monotonic_ns()) // 2, {row["pid"]: row["sm_ns"] for row in rows})
 
 
 def stolen_ticks() -> int:
-    """By the hypervisor, from all CPUs, since boot."""
+    """Ticks that the hypervisor took from all CPUs since boot."""
     return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
 
 
 def stolen_since(before: int, seconds: float) -> float:
-    """Share of the CPUs' time."""
+    """Stolen share of the CPUs' time since then."""
     return (stolen_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds / (os.cpu_count() or 1)

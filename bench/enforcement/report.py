@@ -14,23 +14,24 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from bench.enforcement_figures import Mark
-from bench.enforcement_modes import ALONE, OWN_SETTLE
-from bench.enforcement_pairs import PAIRS
+from bench.enforcement.figures import Mark
+from bench.enforcement.modes import ALONE, OWN_SETTLE
+from bench.enforcement.pairs import PAIRS
 
 _SHOWN: Final = {
     "p50": "online_p50_ratio",
     "p99": "online_p99_ratio",
     "p999": "online_p999_ratio",
     "late": "slo_miss_ratio",
-    "of what is left": "offline_left_over_ratio",
+    "offline to alone": "offline_to_alone_ratio",
+    "of the time left": "offline_left_over_ratio",
 }
 
 Row = Mapping[str, Any]
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """All rows."""
+    """The table of all rows, for a terminal."""
     table = Table("pair", "mode", *_SHOWN, title="to alone without probes", title_justify="left")
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is None or following["pair"] != row["pair"]
@@ -159,9 +160,10 @@ def _is_virtual() -> bool:
 _HOW: Final = """## How to read it
 
 - `late`: requests over the target, which is t times the p99 alone for `headroom@t` and 1.1 times for all others.
-- `of what is left`: the offline side's SM time, to alone, over what the online side leaves when it is alone: with MPS
-  the SM time; without it, as nobody can use the SMs that a running kernel leaves idle, the time in which no request is
-  served.
+- `offline to alone`: the offline side's SM time, to what it gets alone.
+- `of the time left`: the same, over the part of the time in which the online side alone serves no request. One
+  denominator for all modes; under MPS more than 1 is possible, as offline kernels also run on SMs that the online
+  side's kernels leave idle.
 - The law's own target is t times the p99 alone *as its signal (`{signal}`) reads it*, measured in the same run.
   `gpu_wait` does not see how long a request waits inside the service before its first launch; the ratios here do.
 - A law settles for some seconds before each measurement ({settling}, all others 1), which are left out.

@@ -15,15 +15,15 @@ from pathlib import Path
 from socket import create_server
 from typing import Any, Final
 
-from agent.errors import PolicyError, SetupError
-from bench.arrivals import fitted, following, poisson, read_trace
-from bench.enforcement_agent import Agent, Promise, agent
-from bench.enforcement_figures import Baseline, Phase, middle, row_of, unavailable
-from bench.enforcement_modes import ALONE, Mode, offline_percentage
-from bench.enforcement_pairs import Pair
-from bench.enforcement_phase import Load, measure
-from bench.enforcement_stage import Cpus, Stage, stage
-from bench.node import Node, simulated_node
+from agent.core.errors import PolicyError, SetupError
+from bench.enforcement.agent import Agent, Promise, agent
+from bench.enforcement.figures import Baseline, Phase, middle, row_of, unavailable
+from bench.enforcement.modes import ALONE, Mode, offline_percentage
+from bench.enforcement.pairs import Pair
+from bench.enforcement.phase import Load, measure
+from tools.harness.arrivals import fitted, following, poisson, read_trace
+from tools.harness.node import Node, simulated_node
+from tools.harness.stage import Cpus, Stage, open_stage
 
 _ALONE_SETTLE_SECONDS: Final = 1.0
 _OFFLINE_SECONDS: Final = 4.0
@@ -50,7 +50,7 @@ class Runner:
 
     pair: Pair
     settings: Settings
-    here: Stage[Node]
+    stage: Stage[Node]
     settling: Sequence[float]
     measured: Sequence[float]
     port: int
@@ -60,24 +60,24 @@ class Runner:
         return self.settings.seconds * self.pair.stretch
 
     def alone(self, read: Callable[[], float | None] = lambda: None) -> Phase:
-        """The online side by itself."""
+        """Measures the online side by itself."""
         return self._measure((), {}, _ALONE_SETTLE_SECONDS, read)
 
     def offline_alone(self) -> float:
         """The offline side's SM time by itself, of the device's."""
         load = Load((), self.pair.offline)
-        return measure(self.here, load, _ALONE_SETTLE_SECONDS, min(_OFFLINE_SECONDS, self.seconds)).offline_sm_ratio
+        return measure(self.stage, load, _ALONE_SETTLE_SECONDS, min(_OFFLINE_SECONDS, self.seconds)).offline_sm_ratio
 
     def beside(self, mode: Mode, online_sm_ratio: float) -> Phase:
-        """Both, in this mode, with MPS where the mode wants that."""
+        """Measures both in this mode, with MPS where the mode needs it."""
         extra = {"CUDA_MPS_CLIENT_PRIORITY": "1"} if mode.priority else {}
         if mode.percentage:
             extra["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(offline_percentage(online_sm_ratio))
-        with self.here.node.mps_daemon() if mode.mps else nullcontext():
+        with self.stage.node.mps_daemon() if mode.mps else nullcontext():
             return self._measure(self.pair.offline, extra, mode.settle_seconds)
 
     def promise(self, mode: Mode | None, signal_ns: float) -> Promise:
-        """The policy of a mode; without one, of watching."""
+        """The policy of a mode; without one, it only observes."""
         target_ns = signal_ns * (mode.target_ratio if mode else 1.0)
         law = mode.law if mode and mode.law else "headroom"
         return Promise(law, self.settings.signal, self.port, target_ns, self.seconds)
@@ -95,23 +95,23 @@ class Runner:
         return middle([self._least_stolen(load, settle_seconds, read) for _ in range(self.pair.rounds)])
 
     def _least_stolen(self, load: Load, settle_seconds: float, read: Callable[[], float | None]) -> Phase:
-        phase = measure(self.here, load, settle_seconds, self.seconds, read)
+        phase = measure(self.stage, load, settle_seconds, self.seconds, read)
         if (phase.stolen_ratio or 0.0) <= _STOLEN_RATIO:
             return phase
-        again = measure(self.here, load, settle_seconds, self.seconds, read)
+        again = measure(self.stage, load, settle_seconds, self.seconds, read)
         return min(phase, again, key=lambda one: one.stolen_ratio or 0.0)
 
 
 @contextmanager
 def runner(pair: Pair, settings: Settings, folder: Path) -> Iterator[Runner]:
-    """With a simulated GPU of its own."""
+    """A runner with a simulated GPU of its own."""
     cpus = Cpus.split(settings.pin)
     folder.mkdir(parents=True)
     with create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
-    with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
+    with simulated_node(folder / "gpu") as node, open_stage(node, folder, cpus) as stage:
         cpus.bind(node.server_tgid, online=True)
-        yield Runner(pair, settings, here, *arrivals_of(pair, settings), port)
+        yield Runner(pair, settings, stage, *arrivals_of(pair, settings), port)
 
 
 def arrivals_of(pair: Pair, settings: Settings) -> tuple[list[float], list[float]]:
@@ -126,7 +126,7 @@ def arrivals_of(pair: Pair, settings: Settings) -> tuple[list[float], list[float
 def run_pair(
     pair: Pair, modes: Sequence[Mode], settings: Settings, folder: Path, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """A row for each mode, in their order."""
+    """Measures a pair; a row for each mode, in their order."""
     phases: dict[str, Phase] = {}
     refused: dict[str, str] = {}
     modes = [mode.beside(pair) for mode in modes]
@@ -163,7 +163,7 @@ def _with_laws(
     if not modes:
         return watched
     try:
-        with agent(run.here, run.promise(None, 1e9), isolated=run.settings.isolated) as warden:
+        with agent(run.stage, run.promise(None, 1e9), isolated=run.settings.isolated) as warden:
             watched, signal_ns = _signal_alone(run, warden, say)
             for mode in modes:
                 reason = warden.take(run.promise(mode, signal_ns))

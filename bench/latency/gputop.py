@@ -26,16 +26,14 @@ from typing import Final
 
 import psutil
 
-from agent.doors import Door
-from agent.endpoint import Endpoint
-from agent.model import (
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
     Device,
     DeviceReading,
     DeviceUuid,
-    Enforcement,
+    EnforcementStatus,
     FunctionUsage,
     Process,
     ProcessId,
@@ -44,13 +42,15 @@ from agent.model import (
     Snapshot,
     Usage,
 )
+from agent.exporters.api.routes import Api, listeners
+from agent.exporters.web.server import HttpServer
 
 MOST_RATIO: Final = 0.03
 AIMED: Final = (8, 100, 200)  # devices, containers, processes
 BEYOND: Final = (8, 100, 1000)
 _WARM_UP_SECONDS: Final = 5.0
 _GIB: Final = 1 << 30
-_PROGRAM: Final = "from agent.main import gputop; gputop()"
+_PROGRAM: Final = "from gpuwarden.main import gputop; gputop()"
 
 
 def snapshot(devices: int, containers: int, processes: int, number: int) -> Snapshot:
@@ -104,12 +104,13 @@ def _process(member: ProcessId, owner: ContainerUsage) -> ProcessUsage:
     return ProcessUsage(process, tuple(replace(one, launches_per_second=1.0) for one in owner.usage))
 
 
-def _said(index: int, number: int) -> Enforcement:
+def _said(index: int, number: int) -> EnforcementStatus:
     if index % 4 == 0:
-        return Enforcement("online", "chat", 0.001 * ((index + number) % 60), 0.99, 0.050)
+        latency = 0.001 * ((index + number) % 60)
+        return EnforcementStatus("online", "chat", latency, 0.99, 0.050, slack_ratio=1 - latency / 0.050)
     share = (index + number) % 100 / 100
     reason = f"slack {share:.0%}: the queue is as long as that allows"
-    return Enforcement("offline", "training", share_ratio=share, paused_ratio=1 - share, reason=reason)
+    return EnforcementStatus("offline", "training", share_ratio=share, paused_ratio=1 - share, reason=reason)
 
 
 @contextmanager
@@ -121,7 +122,8 @@ def agent(socket: Path, shape: tuple[int, int, int]) -> Iterator[None]:
         while not ending.wait(1.0):
             made.append(snapshot(*shape, len(made)))
 
-    endpoint = Endpoint(lambda: made[-1], [Door(socket)])
+    api = Api(lambda: made[-1], lambda container: "{}", lambda reply: None)
+    server = HttpServer(listeners(socket.parent, api, None))
     thread = threading.Thread(target=tick)
     thread.start()
     try:
@@ -129,18 +131,18 @@ def agent(socket: Path, shape: tuple[int, int, int]) -> Iterator[None]:
     finally:
         ending.set()
         thread.join()
-        endpoint.close()
+        server.close()
 
 
 @dataclass(slots=True)
 class Running:
-    """gputop, and what it has drawn since somebody last looked."""
+    """gputop, and what it has drawn since the last read."""
 
     process: subprocess.Popen[bytes]
     drawn: bytearray = field(default_factory=bytearray)
 
     def read(self, master: int) -> None:
-        """All of it, as it comes."""
+        """Reads gputop's output as it comes."""
         try:
             while data := os.read(master, 65536):
                 self.drawn += data
@@ -148,17 +150,17 @@ class Running:
             return
 
     def require_drawn(self) -> None:
-        """RuntimeError unless it lives and has drawn containers."""
-        said = bytes(self.drawn[-2000:])
+        """Checks that it runs and has drawn containers. RuntimeError."""
+        drawn = bytes(self.drawn[-2000:])
         if self.process.poll() is not None:
-            raise RuntimeError(f"gputop has ended with {self.process.returncode}: {said!r}")
+            raise RuntimeError(f"gputop has ended with {self.process.returncode}: {drawn!r}")
         if b"worker-" not in self.drawn:
-            raise RuntimeError(f"gputop has drawn no container: {said!r}")
+            raise RuntimeError(f"gputop has drawn no container: {drawn!r}")
 
 
 @contextmanager
 def top(socket: Path) -> Iterator[Running]:
-    """gputop on a terminal that somebody reads."""
+    """gputop on a terminal that is read all the time."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (40, 120))
     command = [sys.executable, "-c", _PROGRAM, "--socket", str(socket)]
@@ -189,7 +191,7 @@ def cpu_ratio(shape: tuple[int, int, int], seconds: float) -> float:
             running.drawn.clear()
             watched = psutil.Process(running.process.pid)
             begun, before = time.monotonic(), watched.cpu_times()
-            time.sleep(seconds)
+            time.sleep(seconds)  # the time that is measured
             running.require_drawn()
             after, elapsed = watched.cpu_times(), time.monotonic() - begun
     return (after.user + after.system - before.user - before.system) / elapsed
@@ -197,7 +199,7 @@ def cpu_ratio(shape: tuple[int, int, int], seconds: float) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when it takes no more than a thirty-third of a core in what is aimed for."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gputop", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.latency.gputop", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="(default %(default)s)")
     options = parser.parse_args(arguments)
     ratio = cpu_ratio(AIMED, options.seconds)

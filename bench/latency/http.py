@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from agent import preflight
-from agent.http.probes import HttpProbes
+from agent.node import preflight
+from enforce.signals.http_probe import HttpProbes
 
 MOST_ADDED_NS = 1000.0
 KINDS = ("does nothing", "fails", "moves 64 bytes")
@@ -39,14 +39,14 @@ def _caller(calls: int) -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 def _round(caller: tuple[IO[str], IO[str]]) -> list[float]:
-    """ns per call, by kind."""
+    """Measures ns per call, by kind."""
     caller[0].write("go\n")
     caller[0].flush()
     return [float(word) for word in caller[1].readline().split()]
 
 
 def measure(rounds: int, calls: int) -> tuple[list[float], list[float]]:
-    """ns per call, by kind: without the probes, and with them."""
+    """Measures ns per call, by kind: without the probes, and with them."""
     without, attached = [], []
     with _caller(calls) as caller:
         for _ in range(rounds):
@@ -59,8 +59,8 @@ def measure(rounds: int, calls: int) -> tuple[list[float], list[float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when an unrelated call is hardly slower."""
-    parser = argparse.ArgumentParser(prog="python -m bench.http")
+    """Exit code: 0 when an unrelated call is hardly slower."""
+    parser = argparse.ArgumentParser(prog="python -m bench.latency.http")
     parser.add_argument("--calls", type=int, default=200_000, metavar="N", help="of each kind in each round")
     without, attached = measure(_ROUNDS, parser.parse_args(arguments).calls)
     for kind, before, after in zip(KINDS, without, attached, strict=True):

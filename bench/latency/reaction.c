@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * When were launches let through? Two programs in one, for bench/reaction.py; all times are CLOCK_MONOTONIC in ns.
+ * When were launches let through? Two programs in one, for bench/latency/reaction.py; all times are CLOCK_MONOTONIC in ns.
  *
  *   reaction offline FILE SPACING_US   launches kernels of 5 µs, SPACING_US apart, and writes into FILE when each call
  *                                      returned; until SIGTERM
@@ -110,7 +110,7 @@ static void online(unsigned bursts)
 
 	srand(1);
 	ready();
-	check(read(STDIN_FILENO, &byte, 1) == 1, "nobody said when to start");
+	check(read(STDIN_FILENO, &byte, 1) == 1, "stdin ended before the start byte");
 	for (unsigned burst = 0; burst < bursts; burst++) {
 		uint64_t begun = now_ns();
 

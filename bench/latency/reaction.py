@@ -20,25 +20,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agent.errors import SetupError
-from bench.enforcement_agent import Agent, Promise, agent
-from bench.enforcement_pairs import SERVICE
-from bench.enforcement_stage import Cpus, Stage, poll_until, stage
-from bench.node import BUILD, Node, simulated_node
-from bench.reaction_times import gate_reactions_ns, rank, tightened_at_ns, violated_at_ns
-from bench.workloads import RESNET_LIKE
+from agent.core.errors import SetupError
+from bench.enforcement.agent import Agent, Promise, agent
+from bench.enforcement.pairs import SERVICE
+from bench.latency.reaction_times import gate_reactions_ns, rank, tightened_at_ns, violated_at_ns
+from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.stage import Cpus, Stage, open_stage
+from tools.harness.wait import until
+from tools.harness.workloads import RESNET_LIKE
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _SPACING_US: Final = 50
 _RATE: Final = 250.0  # half of the GPU's time
 _TARGET_NS: Final = 3_000_000  # requests of 2 ms
-_TARGET_SECONDS: Final = _TARGET_NS / 1e9
 _QUIET_SECONDS: Final = 1.5
 _STEP_SECONDS: Final = 6.0
 
 
 def compiled(folder: Path) -> Path:
-    """The pair of programs."""
+    """Compiles the program of both sides."""
     target = folder / "reaction"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O2", f"-I{_ROOT / 'sim' / 'include'}"]
     source = str(Path(__file__).with_suffix(".c"))
@@ -46,18 +46,18 @@ def compiled(folder: Path) -> Path:
     return target
 
 
-def gate(here: Stage[Node], warden: Agent, program: Path, bursts: int) -> list[int]:
-    """Reactions in ns, one for each burst."""
+def gate(stage: Stage[Node], warden: Agent, program: Path, bursts: int) -> list[int]:
+    """Measures the gate: reactions in ns, one for each burst."""
     _require(warden.take(Promise("headroom", "gpu_wait", 0, 1e9, 10.0, ladder=("gate",))))
-    times = here.folder / "returned"
-    online = here.run("online", [str(program), "online", str(bursts)])
-    offline = here.run("offline", [str(program), "offline", str(times), str(_SPACING_US)])
+    times = stage.folder / "returned"
+    online = stage.run("online", [str(program), "online", str(bursts)])
+    offline = stage.run("offline", [str(program), "offline", str(times), str(_SPACING_US)])
     time.sleep(_QUIET_SECONDS)  # the agent knows both after a tick or two
-    here.go(online)
+    stage.go(online)
     assert online.process.stdout
     lines = online.process.stdout.read().decode().splitlines()
     _require(warden.take(Promise("headroom", "gpu_wait", 0, 1e9, 10.0), enforce=False))
-    here.end([online, offline])
+    stage.end([online, offline])
     recorded = times.read_bytes()
     returned = [at for at in struct.unpack(f"{len(recorded) // 8}Q", recorded) if at]
     rows = [(int(begun), int(ended)) for begun, ended in (line.split() for line in lines)]
@@ -66,19 +66,19 @@ def gate(here: Stage[Node], warden: Agent, program: Path, bursts: int) -> list[i
     return gate_reactions_ns(rows, returned)
 
 
-def step(here: Stage[Node], warden: Agent) -> tuple[int, int, int] | None:
+def step(stage: Stage[Node], warden: Agent) -> tuple[int, int, int] | None:
     """ns from the offline side's first launch to the violation, from there to the decision that gives less, and from
     the first late request to that decision. None: the target was not missed."""
     _require(warden.take(Promise("headroom", "gpu_wait", 0, _TARGET_NS, 10.0, ladder=("pace",))))
-    log, summary = here.folder / "requests.log", here.folder / "online.json"
+    log, summary = stage.folder / "requests.log", stage.folder / "online.json"
     arguments = ["--rate", str(_RATE), "--seconds", str(_QUIET_SECONDS + _STEP_SECONDS), "--iterations-per-us", "100"]
-    online = here.start("online", [*SERVICE, *arguments, "--log", str(log), "--json", str(summary)])
-    here.go(online)
-    time.sleep(_QUIET_SECONDS)
+    online = stage.start("online", [*SERVICE, *arguments, "--log", str(log), "--json", str(summary)])
+    stage.go(online)
+    time.sleep(_QUIET_SECONDS)  # the online side alone: a part of what is measured
     begun_ns = time.monotonic_ns()
-    offline = here.start("offline", [*RESNET_LIKE, "--iterations-per-us", "100", "--seconds", "0"])
-    poll_until(lambda: online.process.poll() is not None, "the online service to end")
-    here.end([online, offline])
+    offline = stage.start("offline", [*RESNET_LIKE, "--iterations-per-us", "100", "--seconds", "0"])
+    until(lambda: online.process.poll() is not None, "the online service to end", error=SetupError)
+    stage.end([online, offline])
     to_wall_ns = time.time_ns() - time.monotonic_ns()
     started_ns = int(json.loads(summary.read_text())["started_monotonic_ns"])
     rows = [[float(word) * 1e9 for word in line.split()] for line in log.read_text().splitlines()]
@@ -109,7 +109,7 @@ def _require(refused: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; there is no bound to miss."""
-    parser = argparse.ArgumentParser(prog="python -m bench.reaction", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.latency.reaction", description=__doc__)
     parser.add_argument("--bursts", type=int, default=1000, help="for the gate (default %(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="for the loop (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
@@ -117,11 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="gpuwarden-reaction-") as name:
         folder, cpus = Path(name), Cpus.split()
         program = compiled(folder)
-        with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
+        with simulated_node(folder / "gpu") as node, open_stage(node, folder, cpus) as stage:
             cpus.bind(node.server_tgid, online=True)
-            with agent(here, Promise("headroom", "gpu_wait", 0, 1e9, 10.0), isolated=True) as warden:
-                gates = gate(here, warden, program, options.bursts)
-                steps = [found for _ in range(options.steps) if (found := step(here, warden)) is not None]
+            with agent(stage, Promise("headroom", "gpu_wait", 0, 1e9, 10.0), isolated=True) as warden:
+                gates = gate(stage, warden, program, options.bursts)
+                steps = [found for _ in range(options.steps) if (found := step(stage, warden)) is not None]
     figures = _figures(gates, steps)
     print("\n".join(f"reaction: {line}" for line in _lines(figures, options.steps)))
     if options.json:

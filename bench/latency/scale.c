@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A real driver takes longer than this to initialise; whoever lives less than a reader of /proc needs has no device. */
+/* A real driver takes longer than this to initialise; a process that lives less than a reader of /proc needs has no device. */
 enum { LIFE_US = 50000 };
 
 static void check(bool holds, const char *what)

@@ -5,9 +5,9 @@
 It holds when every launch was counted, no map lost any, and series are as many as containers make, not as processes or
 functions do.
 
-Of a process that ended before anybody read its environment the device is unknown where there are several: its launches
-are told as lost, and every one has to be either counted or that. CPU time and memory are printed, not judged: a uprobe
-costs what the machine makes it cost.
+Of a process that ended before environment was read the device is unknown where there are several: its launches
+are reported as lost, and every one has to be either counted or lost. CPU time and memory are printed, not judged: a
+uprobe costs what the machine makes it cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.scale_stage import Cost, Load, Stage, stage
+from bench.latency.scale_stage import Cost, Load, Stage, open_stage
 
 SERIES_PER_CONTAINER = 32
 SERIES_OF_NODE = 1000
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def loads(scale: int) -> tuple[Load, ...]:
-    """The three crowds, each `scale` times smaller."""
+    """The three loads, each `scale` times smaller."""
     return (
         Load("alive", 1000 // scale, 1000 // scale, 5, 4, hold=True),
         Load("short-lived", 10_000 // scale, 1000 // scale, 1, 3, hold=False),
@@ -43,35 +43,35 @@ def lost_in_kernel(cost: Cost) -> dict[str, int]:
     return {name: count for name, count in cost.lost.items() if not name.startswith("launches:")}
 
 
-def run(here: Stage, load: Load, seconds: float = 5.0) -> tuple[int, int, Cost]:
-    """Lets it happen; launches that were counted, launches that are told as lost, and the peak's cost."""
-    counted, unplaced = here.kernels()
-    with here.load(load):
-        here.until_counted(counted + unplaced + load.kernels)
-        peak = here.cost(seconds)
-    now = here.until_counted(counted + unplaced + load.kernels)
+def run(stage: Stage, load: Load, seconds: float = 5.0) -> tuple[int, int, Cost]:
+    """Applies the load; returns launches that were counted, launches that are reported as lost, and the peak's cost."""
+    counted, unplaced = stage.kernels()
+    with stage.load(load):
+        stage.until_counted(counted + unplaced + load.kernels)
+        peak = stage.cost(seconds)
+    now = stage.until_counted(counted + unplaced + load.kernels)
     return now[0] - counted, now[1] - unplaced, peak
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when all was counted, nothing lost, and series are bounded."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scale")
+    parser = argparse.ArgumentParser(prog="python -m bench.latency.scale")
     parser.add_argument("--scale", type=int, default=1, metavar="N", help="N times fewer of everything (default: 1)")
     scale = parser.parse_args(arguments).scale
     holds = True
-    with tempfile.TemporaryDirectory(prefix="gpuwarden-scale-") as folder, stage(Path(folder)) as here:
-        _say("before", here.cost())
+    with tempfile.TemporaryDirectory(prefix="gpuwarden-scale-") as folder, open_stage(Path(folder)) as stage:
+        _say("before", stage.cost())
         for load in loads(scale):
-            counted, unplaced, peak = run(here, load)
-            emptied = here.until_empty()
+            counted, unplaced, peak = run(stage, load)
+            emptied = stage.until_empty()
             _say(load.name, peak)
             print(
-                f"  launched {load.kernels}, counted {counted}, told lost {unplaced}; all forgotten: {emptied}",
+                f"  launched {load.kernels}, counted {counted}, reported lost {unplaced}; all forgotten: {emptied}",
                 flush=True,
             )
             complete = counted + unplaced == load.kernels and (not unplaced or not load.hold)
             holds &= complete and emptied and not lost_in_kernel(peak) and bounded(peak, load.containers)
-        _say("after", here.cost())
+        _say("after", stage.cost())
     return 0 if holds else 1
 
 

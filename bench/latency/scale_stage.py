@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import create_server
 
-from agent import endpoint
-from agent.errors import SetupError
-from agent.model import Snapshot
-from bench import agents, cgroups
-from bench.node import BUILD, Node, simulated_node
+from agent.core.errors import SetupError
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
+from tools.harness import agents, cgroups
+from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.wait import poll
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_SECONDS = 300.0
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 GPUS = 8
@@ -44,7 +45,7 @@ class Load:
 
     @property
     def kernels(self) -> int:
-        """How many are launched in all."""
+        """How many kernels are launched in all."""
         return self.processes * self.functions * self.launches
 
 
@@ -72,8 +73,8 @@ class Stage:
     cgroup: str
 
     def snapshot(self) -> Snapshot:
-        """The agent's newest picture."""
-        snapshot = endpoint.fetch(self.socket, timeout=_PATIENCE_SECONDS)
+        """The agent's newest snapshot."""
+        snapshot = fetch(self.socket, timeout=_PATIENCE_SECONDS)
         if snapshot is None:
             raise SetupError("the agent does not answer: see its log")
         return snapshot
@@ -85,9 +86,9 @@ class Stage:
         return sum(totals.launches for totals in snapshot.device_totals.values()), lost
 
     def cost(self, seconds: float = 5.0) -> Cost:
-        """Measures for a while."""
+        """Measures the agent's cost over some seconds."""
         before = self._cpu_seconds()
-        time.sleep(seconds)
+        time.sleep(seconds)  # the time that is measured
         ratio = (self._cpu_seconds() - before) / seconds
         snapshot, process = self.snapshot(), Path(f"/proc/{self.agent.pid}")
         resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -114,19 +115,17 @@ class Stage:
 
     def until_counted(self, kernels: int) -> tuple[int, int]:
         """Waits until `kernels` has accounted for so many, or no more come; returns what it says."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS / 10
-        while sum(counted := self.kernels()) < kernels and time.monotonic() < deadline:
-            time.sleep(0.5)
-        return counted
+        poll(lambda: sum(self.kernels()) >= kernels, _PATIENCE_SECONDS / 10, 0.5)
+        return self.kernels()
 
     def until_empty(self) -> bool:
-        """Whether the agent forgets everybody once all are gone."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS / 4
-        while (snapshot := self.snapshot()).processes or snapshot.containers:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.5)
-        return True
+        """Whether the agent's snapshots become empty once all processes are gone."""
+
+        def is_empty() -> bool:
+            snapshot = self.snapshot()
+            return not snapshot.processes and not snapshot.containers
+
+        return bool(poll(is_empty, _PATIENCE_SECONDS / 4, 0.5))
 
     def _cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.agent.pid}/stat").read_text().rpartition(")")[2].split()
@@ -150,7 +149,7 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path) -> Iterator[Stage]:
+def open_stage(folder: Path) -> Iterator[Stage]:
     """Builds the program, starts the node and the agent. All of it is gone after the block."""
     program = _compiled(folder)
     cgroup = f"/gpuwarden-scale-{os.getpid()}/docker"
@@ -166,7 +165,7 @@ def _compiled(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "scale"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{_ROOT / 'sim' / 'include'}"]
-    source = str(_ROOT / "bench" / "scale.c")
+    source = str(_ROOT / "bench" / "latency" / "scale.c")
     subprocess.run(["gcc", *flags, source, "-o", str(program), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
     return program
 

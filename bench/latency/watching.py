@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m bench watching`: what being watched costs an offline process that nobody slows.
+"""`python -m bench watching`: what being watched costs an offline process that is not slowed.
 
 Its launch rate beside the agent, over that with an empty BPF program on the same probes: what any watching by uprobes
 costs is in both. The agent watches one copy of libcuda and the empty program another one, all the time, and short runs
@@ -20,29 +20,29 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from agent.elf import exported_functions
-from agent.errors import ProbeError
-from agent.libbpf import BpfObject
-from agent.symbols import PROGRAMS, SYMBOLS
-from bench.enforcement_agent import Promise, agent
-from bench.enforcement_stage import Cpus, Stage, stage
-from bench.node import BUILD, Node, simulated_node
+from agent.core.errors import ProbeError
+from agent.node.elf import exported_functions
+from agent.probes.libbpf import BpfObject
+from agent.probes.symbols import PROGRAMS, SYMBOLS
+from bench.enforcement.agent import Promise, agent
+from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.stage import Cpus, Stage, open_stage
 
 LEAST_RATIO: Final = 0.95
-_EMPTY: Final = Path(__file__).resolve().parents[1] / "build" / "bpf" / "empty.bpf.o"  # `make bpf`
+_EMPTY: Final = Path(__file__).resolve().parents[2] / "build" / "bpf" / "empty.bpf.o"  # `make bpf`
 _LIBRARY: Final = BUILD / "lib" / "libcuda.so.1"
 # Launches without end, as fast as the process can: kernels of 2 µs, and a wait for each two hundred.
 LAUNCHING: Final = ("--kernels", "200", "--kernel-us", "2", "--blocks", "1", "--iterations-per-us", "100")
 
 
-def launches_per_second(here: Stage[Node], library: Path, seconds: float) -> float:
-    """Of a process that uses this copy of libcuda."""
-    summary = here.folder / "summary.json"
+def launches_per_second(stage: Stage[Node], library: Path, seconds: float) -> float:
+    """Launch rate of a process that uses this copy of libcuda."""
+    summary = stage.folder / "summary.json"
     arguments = [*LAUNCHING, "--seconds", str(seconds), "--json", str(summary)]
-    workload = here.start("offline", arguments, {"LD_LIBRARY_PATH": str(library.parent)})
+    workload = stage.start("offline", arguments, {"LD_LIBRARY_PATH": str(library.parent)})
     if not workload.wait(seconds + 60):
         workload.require_alive()
-    here.end([workload])
+    stage.end([workload])
     return float(json.loads(summary.read_text())["kernels_per_second"])
 
 
@@ -65,44 +65,44 @@ def _empty_object(built: Path) -> BpfObject:
 
 
 @contextmanager
-def libraries(here: Stage[Node]) -> Iterator[dict[str, Path]]:
+def libraries(stage: Stage[Node]) -> Iterator[dict[str, Path]]:
     """Three copies of libcuda: one without a probe, one with empty ones, and the one that the agent watches."""
-    copies = {name: here.folder / name / _LIBRARY.name for name in ("bare", "empty")}
+    copies = {name: stage.folder / name / _LIBRARY.name for name in ("bare", "empty")}
     for copy in copies.values():
         copy.parent.mkdir()
         shutil.copy(_LIBRARY, copy)
     promise = Promise("headroom", "gpu_wait", 0, 1e9, 10.0)
-    with empty_probes(copies["empty"]), agent(here, promise, isolated=True) as warden:
-        here.cpus.bind(warden.process.pid, online=True)
+    with empty_probes(copies["empty"]), agent(stage, promise, isolated=True) as warden:
+        stage.cpus.bind(warden.process.pid, online=True)
         yield {**copies, "watched": _LIBRARY}
 
 
-def rounds(here: Stage[Node], count: int, seconds: float) -> Iterator[dict[str, float]]:
+def rounds(stage: Stage[Node], count: int, seconds: float) -> Iterator[dict[str, float]]:
     """Launch rates with each of the libraries; the order turns with each round."""
-    with libraries(here) as copies:
+    with libraries(stage) as copies:
         for number in range(count):
             names = list(copies)[:: 1 if number % 2 else -1]
-            rates = {name: launches_per_second(here, copies[name], seconds) for name in names}
+            rates = {name: launches_per_second(stage, copies[name], seconds) for name in names}
             if number:  # the first is for caches, clocks and whatever else has to wake
                 yield rates
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when being watched costs little enough."""
-    parser = argparse.ArgumentParser(prog="python -m bench.watching", description=__doc__)
+    """Exit code: 0 when being watched costs little enough."""
+    parser = argparse.ArgumentParser(prog="python -m bench.latency.watching", description=__doc__)
     parser.add_argument("--rounds", type=int, default=25, help="(default %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement (default %(default)s)")
     options = parser.parse_args(arguments)
     ratios, of_nothing = [], []
     with tempfile.TemporaryDirectory(prefix="gpuwarden-watching-") as name:
         folder, cpus = Path(name), Cpus.split()
-        with simulated_node(folder / "gpu") as node, stage(node, folder, cpus) as here:
+        with simulated_node(folder / "gpu") as node, open_stage(node, folder, cpus) as stage:
             cpus.bind(node.server_tgid, online=True)
-            for rates in rounds(here, options.rounds + 1, options.seconds):
+            for rates in rounds(stage, options.rounds + 1, options.seconds):
                 ratios.append(rates["watched"] / rates["empty"])
                 of_nothing.append(rates["watched"] / rates["bare"])
-                told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-                print(f"launches a second: {told}: {ratios[-1]:.3f} of those with empty probes", flush=True)
+                shown = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+                print(f"launches a second: {shown}: {ratios[-1]:.3f} of those with empty probes", flush=True)
     print(
         f"watching: {median(ratios):.3f} of the launch rate with empty probes (median of {len(ratios)} rounds; "
         f"aimed for: {LEAST_RATIO}), {median(of_nothing):.3f} of that without probes"
