@@ -1,41 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`gpuwarden run` as people run it, for as long as something is measured beside it."""
+"""Starts and ends `gpuwarden run` for a measurement."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.errors import SetupError
+from agent.core.errors import SetupError
+from tools.harness.wait import poll
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _READY_SECONDS: Final = 60.0
 _END_SECONDS: Final = 120.0
 
 
 def command(*arguments: object, isolated: bool = False) -> list[str]:
-    """That starts one, with a port of its own. `isolated`: see bench/attribution_isolated.py."""
-    module = "bench.attribution_isolated" if isolated else "agent"
+    """The command line of an agent on a free port. `isolated`: see tools/harness/isolated_agent.py."""
+    module = "tools.harness.isolated_agent" if isolated else "gpuwarden"
     return [sys.executable, "-m", module, "run", "--listen", "127.0.0.1:0", *map(str, arguments)]
 
 
 def require_no_policy() -> None:
     """SetupError where the machine has a policy, by which an agent that is given none would enforce."""
-    from agent.main import DEFAULT_POLICY
+    from gpuwarden.options import DEFAULT_POLICY
 
     if DEFAULT_POLICY.exists():
         raise SetupError(f"{DEFAULT_POLICY} would have the agent enforce: move it away for the measurement")
 
 
 def start(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """What it says goes to the log."""
+    """Starts the agent; its output goes to the log."""
     with log.open("wb") as out:
         return subprocess.Popen(command, cwd=_ROOT, env={**os.environ, **environment}, stdout=out, stderr=out)
 
@@ -43,16 +43,18 @@ def start(command: list[str], log: Path, environment: Mapping[str, str]) -> subp
 def wait_until_ready(
     process: subprocess.Popen[bytes] | subprocess.Popen[str], log: Path, seconds: float = _READY_SECONDS
 ) -> None:
-    """SetupError, with the end of its log, when it ends instead or takes longer."""
-    deadline = time.monotonic() + seconds
-    while "\nready\n" not in "\n" + log.read_text(errors="replace"):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SetupError(f"the agent did not start: {log.read_text(errors='replace').strip()[-2000:]}")
-        time.sleep(0.01)
+    """Waits for the agent's `ready` line. SetupError, with the end of its log, when it ends instead or takes longer."""
+
+    def ready() -> bool:
+        return "\nready\n" in "\n" + log.read_text(errors="replace")
+
+    poll(lambda: ready() or process.poll() is not None, seconds)
+    if not ready():
+        raise SetupError(f"the agent did not start: {log.read_text(errors='replace').strip()[-2000:]}")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It takes its probes away first, which lasts where each is detached by itself. TimeoutExpired: it was killed."""
+    """Ends the agent, which detaches its probes first: slow where each has its own link. TimeoutExpired: killed."""
     process.terminate()
     try:
         process.wait(timeout=_END_SECONDS)
@@ -64,7 +66,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """One that is ready; it ends with the block. SetupError: it did not start."""
+    """An agent that is ready; it ends with the block. SetupError: it did not start."""
     process = start(command, log, environment)
     try:
         wait_until_ready(process, log)

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from agent.errors import SetupError
+from agent.core.errors import SetupError
 
 _COLUMNS: Final = ("timestamp", "arrival", "arrived", "arrival_s", "time", "start_time", "seconds", "ts")
 _MOST_LINES: Final = 2_000_000
@@ -76,7 +76,7 @@ def phase_arrivals(settling: Sequence[float], measured: Sequence[float], settle_
 
 
 def write_trace(arrivals: Sequence[float], path: Path) -> None:
-    """As the online workload reads it."""
+    """Writes arrivals in the format that the online workload reads."""
     path.write_text("".join(f"{at:.9f}\n" for at in arrivals))
 
 

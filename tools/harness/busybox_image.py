@@ -15,7 +15,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_image(archive: Path, tag: str, labels: dict[str, str] | None = None) -> None:
-    """In the layout of `docker save`."""
+    """Writes the image in the layout of `docker save`."""
     layer = _layer()
     digest = hashlib.sha256(layer).hexdigest()
     configuration = {"Cmd": ["sleep", "1000"], "Env": ["PATH=/bin"], "Labels": labels or {}}

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from agent.node import cgroups
+from tools.harness.wait import until
 
 PLACE = Path("/sys/fs/cgroup")
 _EMPTY_WITHIN_SECONDS = 10.0
@@ -21,14 +23,8 @@ _NOT_FOR_US = ("cpuset", "cpu", "cpuacct")  # v1 controllers in which a fresh cg
 
 
 def hierarchies() -> list[Path]:
-    """Where cgroup file systems are mounted, the whole of them and not a part."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().split("\n"):
-        head, separator, tail = line.partition(" - ")
-        fields = head.split(" ")
-        if separator and tail.split(" ")[0] in ("cgroup", "cgroup2") and fields[3] == "/":
-            found.append(Path(fields[4]))
-    return found
+    """Mount points of the cgroup hierarchies that are mounted whole, v2 first."""
+    return [Path(each.point) for each in cgroups.hierarchies(cgroups.own_mounts())]
 
 
 def hierarchy() -> Path:
@@ -40,7 +36,7 @@ def hierarchy() -> Path:
 
 @contextmanager
 def own(path: str) -> Iterator[Path]:
-    """Makes a cgroup, in which nobody is. After the block it is emptied and removed, with all that was made for it."""
+    """Makes an empty cgroup. After the block it is emptied and removed, with all that was made for it."""
     mounted, made = mount_if_none(), missing(path)
     try:
         folder = hierarchy() / path.lstrip("/")
@@ -73,7 +69,7 @@ def folders(path: str) -> list[Path]:
 
 
 def missing(path: str) -> list[Path]:
-    """Those directories on the way to `path` (itself included) that nobody has made yet, in every hierarchy."""
+    """Those directories on the way to `path` (itself included) that do not exist yet, in every hierarchy."""
     parts = [part for part in path.split("/") if part]
     steps = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return [root / step for root in hierarchies() for step in steps if not (root / step).exists()]
@@ -81,21 +77,24 @@ def missing(path: str) -> list[Path]:
 
 def empty(path: str) -> None:
     """Kills everything in that cgroup and below, frozen processes too. TimeoutError when something does not die."""
-    deadline = time.monotonic() + _EMPTY_WITHIN_SECONDS
-    while tgids := {tgid for folder in folders(path) for tgid in _members(folder)}:
+
+    def members() -> set[int]:
+        return {tgid for folder in folders(path) for tgid in _members(folder)}
+
+    def is_empty() -> bool:
+        tgids = members()
         for tgid in tgids:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(tgid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        thaw(path)
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {sorted(tgids)} of cgroup {path} do not die")
-        time.sleep(0.002)
+        if tgids:
+            thaw(path)
+        return not tgids
+
+    until(is_empty, lambda: f"processes {sorted(members())} of cgroup {path} to die", _EMPTY_WITHIN_SECONDS)
 
 
 def thaw(path: str) -> None:
-    """That cgroup and all below."""
+    """Thaws a cgroup and all below."""
     for folder in folders(path):
         _thaw(folder)
 
@@ -113,7 +112,7 @@ def _depth(folder: Path) -> int:
 
 
 def _rmdir(folder: Path) -> bool:
-    """Whether it is gone. Busy ones stay: somebody else lies in there."""
+    """Whether it is gone. Busy ones stay: they hold other cgroups or processes."""
     try:
         folder.rmdir()
     except OSError:

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from bench import cgroups, runc
-from bench.bundle import Mount, unmount_root, write_bundle
-from bench.runc import ContainerError
+from tools.harness import cgroups, runc
+from tools.harness.oci_bundle import Mount, unmount_root, write_bundle
+from tools.harness.runc import ContainerError
 
 __all__ = ["Container", "ContainerError", "Mount", "sweep"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-BUILD = Path(__file__).resolve().parents[1] / "sim" / "build"
+BUILD = Path(__file__).resolve().parents[2] / "sim" / "build"
 _PATIENCE_SECONDS = 60.0
 
 
@@ -59,7 +59,7 @@ class Node:
     def run(
         self, program: str, arguments: Sequence[str] = (), given: str = "", extra: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The same, to its end."""
+        """Runs one of these programs to its end."""
         process = self.start(program, arguments, extra)
         out, err = process.communicate(given, timeout=_PATIENCE_SECONDS * 5)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -73,19 +73,19 @@ class Node:
         return self._lines("status")
 
     def fault(self, *arguments: str) -> None:
-        """Throw a fault switch."""
+        """Injects a fault."""
         done = self.run("gpusim", ["fault", *arguments])
         assert done.returncode == 0, done.stderr
 
     def mps_control(self, *commands: str) -> subprocess.CompletedProcess[str]:
-        """What nvidia-cuda-mps-control makes of these commands."""
+        """Output of nvidia-cuda-mps-control for these commands."""
         return self.run("nvidia-cuda-mps-control", given="".join(f"{command}\n" for command in commands))
 
     @contextmanager
     def mps_daemon(self) -> Iterator[None]:
-        """MPS for the programs that are started inside."""
+        """Runs an MPS daemon; programs that are started inside use it."""
         self.mps = True
-        # The daemon would keep pipes open that somebody reads to their end.
+        # The daemon would keep pipes open that are read to their end.
         command = [str(BUILD / "bin" / "nvidia-cuda-mps-control"), "-d"]
         subprocess.run(command, env={**os.environ, **self.environment}, check=True, timeout=_PATIENCE_SECONDS)
         try:
@@ -95,7 +95,7 @@ class Node:
             self.mps = False
 
     def end(self) -> None:
-        """End what still runs, the server last."""
+        """Ends what still runs, the server last."""
         for process in reversed(self._running):
             if process.poll() is None:
                 process.kill()

@@ -29,7 +29,7 @@ def waited_us() -> int | None:
 
 
 def timed(action: Callable[[], T]) -> tuple[T, float | None]:
-    """What it returns, and the share of its time in which somebody waited for a CPU."""
+    """The result of the action, and the share of its time in which a task waited for a CPU."""
     begun, before = time.monotonic(), waited_us()
     result = action()
     after = waited_us()
@@ -39,7 +39,7 @@ def timed(action: Callable[[], T]) -> tuple[T, float | None]:
 
 
 def wait_until_quiet() -> None:
-    """Return once the machine is quiet, or patience has run out."""
+    """Returns once the machine is quiet, or after two minutes."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         _, pressure = timed(lambda: time.sleep(_SAMPLE_SECONDS))

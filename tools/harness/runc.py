@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import IO
 
-from agent.errors import SetupError
+from agent.core.errors import SetupError
 
 _START_SECONDS = 30
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The containers of a phase: cgroups that look like Docker's, and in each a workload that has said that it is ready.
+"""The containers of a phase: cgroups that look like Docker's, and in each a workload that is ready.
 
 The online service and the simulated GPU have a CPU of their own where the machine has two: what an offline workload or
 the agent does on a CPU is not to be mistaken for what it does on the GPU.
@@ -13,43 +13,43 @@ import select
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from agent.errors import SetupError
-from bench import cgroups
-from bench.node import BUILD
+from agent.core.errors import SetupError
+from tools.harness import cgroups
+from tools.harness.node import BUILD
 
 PATIENCE_SECONDS = 60.0
 _ENTER = 'echo $$ >"$0/cgroup.procs" && exec "$@"'  # the workload itself is in its cgroup from its first instruction
 
 
-class Place(Protocol):
+class GpuNode(Protocol):
     """A machine with GPUs, simulated or real."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For a program that is to use them."""
+        """The environment of a program that is to use the GPUs."""
         ...
 
 
-P = TypeVar("P", bound=Place)
-P_co = TypeVar("P_co", bound=Place, covariant=True)
+P = TypeVar("P", bound=GpuNode)
+P_co = TypeVar("P_co", bound=GpuNode, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """Who runs where. Empty sets: anywhere."""
+    """Which CPUs the online side and the rest run on. Empty sets: any."""
 
     online: frozenset[int] = frozenset()
     rest: frozenset[int] = frozenset()
 
     @classmethod
     def split(cls, wanted: bool = True) -> Cpus:
-        """The first for the online side, the others for the rest; nobody is bound where there is one only."""
+        """The first for the online side, the others for the rest; without any binding where there is one only."""
         ours = sorted(os.sched_getaffinity(0))
         return cls(frozenset(ours[:1]), frozenset(ours[1:])) if wanted and len(ours) > 1 else cls()
 
@@ -69,13 +69,13 @@ class Workload:
     stderr: Path
 
     def require_alive(self) -> None:
-        """SetupError when it ended by itself, with what it said."""
+        """Checks that it still runs. SetupError, with its stderr, when it ended by itself."""
         if self.process.poll() is not None:
             words = self.stderr.read_text(errors="replace").strip()
-            raise SetupError(f"a workload ended with {self.process.returncode}: {words or 'it said nothing'}")
+            raise SetupError(f"a workload ended with {self.process.returncode}: {words or 'its stderr is empty'}")
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within that time."""
+        """Waits for its end; whether it came within that time."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=seconds)
         return self.process.poll() is not None
@@ -92,7 +92,7 @@ class Stage(Generic[P_co]):
     _running: list[Workload] = field(default_factory=list)
 
     def start(self, role: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
-        """The workload of sim/ of that name; see `run`."""
+        """Starts the workload of sim/ of that name; see `run`."""
         return self.run(role, [str(BUILD / "bin" / role), *arguments], extra)
 
     def run(self, role: str, program: Sequence[str], extra: Mapping[str, str] | None = None) -> Workload:
@@ -116,13 +116,13 @@ class Stage(Generic[P_co]):
         return workload
 
     def go(self, online: Workload) -> None:
-        """Its first request arrives now."""
+        """Releases an online workload: its first request arrives now."""
         assert online.process.stdin
         online.process.stdin.write(b"g")
         online.process.stdin.flush()
 
     def end(self, workloads: Sequence[Workload] | None = None) -> None:
-        """Kills these, or everybody, and removes their containers."""
+        """Kills these, or all, and removes their containers."""
         for workload in list(self._running) if workloads is None else workloads:
             workload.process.kill()
             workload.process.communicate()
@@ -142,33 +142,24 @@ def _entering(cgroup: str) -> list[str]:
 
 
 @contextmanager
-def stage(node: P, folder: Path, cpus: Cpus) -> Iterator[Stage[P]]:
-    """An empty one. Everything on it is gone after the block."""
-    here = Stage(node, folder, cpus, f"/gpuwarden-bench-{os.getpid()}")
-    with cgroups.own(here.path):
+def open_stage(node: P, folder: Path, cpus: Cpus) -> Iterator[Stage[P]]:
+    """An empty stage. Everything on it is gone after the block."""
+    stage = Stage(node, folder, cpus, f"/gpuwarden-bench-{os.getpid()}")
+    with cgroups.own(stage.path):
         try:
-            yield here
+            yield stage
         finally:
-            here.end()
-
-
-def poll_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """SetupError when it does not become true in that time."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise SetupError(f"waited {seconds:g} s in vain for {what}")
-        time.sleep(0.01)
+            stage.end()
 
 
 def _until_ready(workload: Workload) -> None:
-    """Byte by byte, so that nothing stays in a buffer of ours."""
+    """Waits for the line `ready`, byte by byte, so that nothing stays in a buffer of ours. SetupError."""
     assert workload.process.stdout
-    descriptor, said, deadline = workload.process.stdout.fileno(), b"", time.monotonic() + PATIENCE_SECONDS
-    while not said.endswith(b"ready\n"):
+    descriptor, output, deadline = workload.process.stdout.fileno(), b"", time.monotonic() + PATIENCE_SECONDS
+    while not output.endswith(b"ready\n"):
         readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         byte = os.read(descriptor, 1) if readable else b""
         if not byte:
             words = workload.stderr.read_text(errors="replace").strip()
-            raise SetupError(f"a workload did not start: {words or 'it said nothing'}")
-        said += byte
+            raise SetupError(f"a workload did not start: {words or 'its stderr is empty'}")
+        output += byte

@@ -5,7 +5,7 @@ SMs they fill, and what the host does in between. Chosen for a GPU of 132 SMs.
 
 They were picked from some seventy plausible ones, and their host pauses moved twice after measurements, so that the
 online queue stays stable beside each offline shape under every way of sharing and contention comes near a published
-table (bench/calibration.py). So they make a fair opponent; that the table is met is no prediction.
+table (bench/calibration/__main__.py). So they make a fair opponent; that the table is met is no prediction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shlex
 from typing import Final
 
 # 40 kernels of 100 µs = 4 ms. Each is one full wave of 50 µs blocks and a little more (20 of 132 SMs): the ragged end
-# that inference kernels of small batches have, in which somebody else's blocks get in.
+# that inference kernels of small batches have, in which blocks of other processes get in.
 BERT_LIKE: Final = shlex.split("--kernels 40 --kernel-us 50 --blocks 284 --threads 1024")
 
 # Half of the GPU's time when alone: 125 requests of 4 ms a second.

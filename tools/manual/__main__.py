@@ -7,13 +7,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from agent.main import parsers
-from manual.arguments import commands
-from manual.completions import scripts
-from manual.pages import pages
+from gpuwarden.main import parsers
 from sim.demo import add_arguments
+from tools.manual.arguments import commands
+from tools.manual.completions import scripts
+from tools.manual.pages import pages
 
-PACKAGING = Path(__file__).resolve().parent.parent / "packaging"
+PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 
 
 def described() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -25,7 +25,7 @@ def described() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 
 def files() -> dict[Path, str]:
-    """Every generated file, and what is to be in it."""
+    """Every generated file, and its content."""
     warden, top = described()
     return {
         **{PACKAGING / "man" / name: text for name, text in pages(warden, top).items()},

@@ -19,12 +19,12 @@ class Command:
 
     @property
     def options(self) -> list[argparse.Action]:
-        """Options, without -h and what is not to be shown."""
+        """Its options, without -h and hidden ones."""
         return [action for action in _shown(self.parser) if action.option_strings]
 
     @property
     def positionals(self) -> list[argparse.Action]:
-        """What is given without a dash; commands are none."""
+        """Its positional arguments, without the names of commands."""
         return [action for action in _shown(self.parser) if not action.option_strings and not is_commands(action)]
 
 
@@ -33,9 +33,9 @@ def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = (), text: 
     yield Command(path, text, parser)
     for action in parser._actions:  # noqa: SLF001
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            told = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
             for name, below in action.choices.items():
-                yield from commands(below, (*path, name), told.get(name, ""))
+                yield from commands(below, (*path, name), helps.get(name, ""))
 
 
 def is_commands(action: argparse.Action) -> bool:
@@ -44,7 +44,7 @@ def is_commands(action: argparse.Action) -> bool:
 
 
 def help_of(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
-    """Its help, with its default in it."""
+    """An option's help, with its default filled in."""
     return (action.help or "") % {**vars(action), "prog": parser.prog}
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import shtab
 
-from manual.arguments import commands, is_commands
+from tools.manual.arguments import commands, is_commands
 
 _ASK: Final = """\
   python3 -I -c '
@@ -23,8 +23,8 @@ import json, os, re, socket
 with socket.socket(socket.AF_UNIX) as agent:
     agent.settimeout(1)
     agent.connect("/run/gpuwarden/agent.sock" if os.geteuid() == 0 else "/run/gpuwarden/read.sock")
-    agent.sendall(b"snapshot\\n")
-    snapshot = json.loads(agent.makefile().readline()) or {"containers": []}
+    agent.sendall(b"GET /v1/snapshot HTTP/1.0\\r\\n\\r\\n")
+    snapshot = json.loads(agent.makefile("rb").read().partition(b"\\r\\n\\r\\n")[2])
 names = {row["container"][key] or "" for row in snapshot["containers"] for key in ("name", "pod")}
 print(*sorted(name for name in names if re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]*", name)), sep="\\n")
 ' 2>/dev/null"""

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from agent.errors import SetupError
-from agent.preflight import require_this_machine
+from agent.core.errors import SetupError
+from agent.node.preflight import require_this_machine
 from sim.demo import shapes
 from sim.demo.stage import Stage, agent, simulated_gpu
 
@@ -27,7 +27,7 @@ SIZE: Final = "1280,960"
 
 
 def main() -> None:
-    """Root, a simulated GPU, and about a minute and a half."""
+    """Takes the screenshots. Needs root; runs a simulated GPU for about a minute and a half."""
     require_this_machine()
     with tempfile.TemporaryDirectory(prefix="gpuwarden-pictures-") as folder:
         stage = Stage(Path(folder))
@@ -42,7 +42,7 @@ def _run(stage: Stage) -> None:
     endless = ("--seconds", "3600")
     training = (*shapes.OFFLINE, *shapes.OFFLINE_PACE, *endless)
     with stage.container("chat", "online", (*shapes.ONLINE, "--start-now", "--seed", "7", *endless)):
-        time.sleep(ALONE_SECONDS)
+        time.sleep(ALONE_SECONDS)  # for the graphs to show both phases
         with stage.container("training", "offline", training):
             time.sleep(TOGETHER_SECONDS)
             for name, scheme in SCHEMES.items():

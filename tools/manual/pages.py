@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""gpuwarden(8) and gputop(1). Commands and options are the parsers' own; what parsers do not know is said here.
+"""The man pages gpuwarden(8) and gputop(1): commands and options from the parsers, all other sections from here.
 
-argparse-manpage was tried: it puts the day into each page, and cannot say what a file, a signal or an exit code means.
+argparse-manpage does not fit: it puts the current date into each page, and has no sections for files, signals and exit
+codes.
 """
 
 from __future__ import annotations
@@ -11,47 +12,50 @@ import argparse
 from importlib.metadata import version
 from typing import Final
 
-from agent.errors import EXIT_CODES
-from agent.main import DEFAULT_POLICY, DEFAULT_RUN_DIR
-from agent.usage.tables import DEFAULT_FILE
-from manual import roff
-from manual.arguments import Command, commands, help_of, value_of
-from shipping import changelog
-from shipping.version import ROOT
+from agent.core.errors import EXIT_CODES
+from agent.exporters.usage.store import DEFAULT_FILE
+from gpuwarden.options import DEFAULT_POLICY, DEFAULT_RUN_DIR
+from tools.manual import roff
+from tools.manual.arguments import Command, commands, help_of, value_of
+from tools.shipping import changelog
+from tools.shipping.version import ROOT
 
-_WARDEN_DOES: Final = "show who uses a shared GPU, and keep the latency promises of online containers"
-_TOP_DOES: Final = "show who uses which GPU, by container, process or device"
+_WARDEN_DOES: Final = "show the use of shared GPUs, and keep the latency SLOs of online containers"
+_TOP_DOES: Final = "show the use of GPUs by container, process or device"
 _WARDEN: Final = (
-    "A node agent for shared NVIDIA GPUs. It shows which container uses how much of a GPU, by probes on the driver's "
-    "library and by NVML, and keeps the latency promises of online containers by slowing the offline ones, as a policy "
-    "says. Containers are not changed: nothing is loaded into them, and nothing of theirs is patched.",
-    "It needs root and Linux 5.15 or later with BTF. When it ends, however it ends, everything that it slowed runs on.",
+    "A node agent for shared NVIDIA GPUs. It shows which container uses how much of a GPU, from probes on the driver "
+    "library and from NVML, and keeps the latency SLOs of online containers by slowing offline ones, according to a "
+    "policy. Containers are not changed: nothing is loaded into them or patched.",
+    "It needs root and Linux 5.15 or later with BTF. When it exits or is killed, everything that it slowed runs on.",
 )
 _TOP: Final = (
-    "Asks the running agent and shows its figures: devices, and containers, processes or GPUs. Where no agent runs it "
-    "watches by itself, which needs root and ends with it.",
-    "Figures with a ~ are estimated. A dash is unknown, or of no meaning there; it is never zero. What no known "
-    "container has caused is shown as (unattributed).",
+    "Shows the figures of the running agent: devices, and containers, processes or GPUs. Where no agent runs it "
+    "attaches probes of its own until it exits, which needs root.",
+    "Figures with a ~ are estimated. A dash means unknown or not applicable, never zero. Use that is attributed to no "
+    "container is shown as (unattributed).",
 )
 _SIGNALS: Final = (
-    ("SIGHUP", "gpuwarden run takes the policy file at once, as at gpuwarden reload; changes are noticed without it."),
-    ("SIGTERM, SIGINT", "It releases everything and ends."),
-    ("SIGUSR1", "It writes to standard error where each of its threads is."),
+    (
+        "SIGHUP",
+        "gpuwarden run reloads the policy file at once, as gpuwarden reload does; changes are noticed without it.",
+    ),
+    ("SIGTERM, SIGINT", "gpuwarden run releases everything and exits."),
+    ("SIGUSR1", "gpuwarden run writes the stack of each of its threads to standard error."),
 )
 _WARDEN_FILES: Final = (
-    (str(DEFAULT_POLICY), "The policy. Only root, or whom the agent runs as, may be able to write it."),
-    (f"{DEFAULT_RUN_DIR}/read.sock", "It answers questions of root and of the group gpuwarden, where there is one."),
-    (f"{DEFAULT_RUN_DIR}/agent.sock", "It answers the same to root alone, and takes the order to reload."),
-    (f"{DEFAULT_RUN_DIR}/ledger.jsonl", "What is in force now and has to be undone."),
-    (str(DEFAULT_FILE), "The usage ledger, hour by hour."),
+    (str(DEFAULT_POLICY), "The policy. It must be writable only by root or the agent's user."),
+    (f"{DEFAULT_RUN_DIR}/read.sock", "The read-only API, for root and the group gpuwarden, where that exists."),
+    (f"{DEFAULT_RUN_DIR}/agent.sock", "The same API and the order to reload, for root alone."),
+    (f"{DEFAULT_RUN_DIR}/ledger.jsonl", "The ledger: every act that is in force and has to be undone."),
+    (str(DEFAULT_FILE), "The usage ledger: hourly sums."),
 )
 _WARDEN_ENVIRONMENT: Final = (
-    ("GPUWARDEN_BPF_OBJECT", "Where gpuwarden.bpf.o is, if it is not where it was built or installed."),
-    ("LD_LIBRARY_PATH", "Folders in which the node's libcuda.so.1 and libnvidia-ml.so.1 are looked for first."),
+    ("GPUWARDEN_BPF_OBJECT", "Path of gpuwarden.bpf.o, if it is not where it was built or installed."),
+    ("LD_LIBRARY_PATH", "Directories that are searched first for the node's libcuda.so.1 and libnvidia-ml.so.1."),
 )
 _TOP_ENVIRONMENT: Final = (
-    ("NO_COLOR", "If it is set, there are no colours."),
-    ("COLUMNS", "How wide a table is that does not go to a terminal (160)."),
+    ("NO_COLOR", "If set, no colours are used."),
+    ("COLUMNS", "Width of tables when standard output is not a terminal (160)."),
 )
 _MORE: Final = "The documentation that comes with GPU Warden: policy, metrics, operating guide."
 
@@ -89,7 +93,7 @@ def _page(*parts: str) -> str:
 def _head(command: Command, section: int, does: str, text: tuple[str, ...]) -> str:
     name = command.parser.prog
     return _page(
-        r".\" Generated by `make docs` from the parsers and from manual/pages.py; do not edit.",
+        r".\" Generated by `make docs` from the parsers and from tools/manual/pages.py; do not edit.",
         roff.title(name, section, _date(), f"GPU Warden {version('gpuwarden')}", "GPU Warden"),
         roff.section("name", f"{name} \\- {roff.plain(does)}"),
         roff.section("synopsis", _synopsis(command)),
@@ -98,7 +102,7 @@ def _head(command: Command, section: int, does: str, text: tuple[str, ...]) -> s
 
 
 def _date() -> str:
-    """The last release's: a page must not change with the day on which it is made."""
+    """The date of the last release: a page must not depend on the day on which it is generated."""
     return changelog.newest_date(changelog.read((ROOT / "CHANGELOG.md").read_text())).isoformat()
 
 

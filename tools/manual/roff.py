@@ -12,7 +12,7 @@ _WIDTH: Final = 72  # escapes make lines longer; mandoc asks for 80 at most
 
 
 def plain(text: str) -> str:
-    """The text as it stands, in lines that are not too long."""
+    """Escapes text for roff, in lines of limited length."""
     lines = textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n".join(map(_escaped, lines))
 
@@ -24,12 +24,12 @@ def _escaped(line: str) -> str:
 
 
 def bold(text: str) -> str:
-    """For what is typed as it stands."""
+    """Bold, for what is typed literally."""
     return rf"\fB{plain(text)}\fR"
 
 
 def italic(text: str) -> str:
-    """For what stands for something else."""
+    """Italic, for placeholders."""
     return rf"\fI{plain(text)}\fR"
 
 
@@ -39,25 +39,25 @@ def title(name: str, section: int, date: str, source: str, manual: str) -> str:
 
 
 def section(name: str, *parts: str) -> str:
-    """A section and what is in it; nothing where there is nothing."""
+    """A section with its content; nothing where that is empty."""
     return "\n".join([f'.SH "{plain(name.upper())}"', *parts]) if parts else ""
 
 
 def subsection(name: str, *parts: str) -> str:
-    """The same within a section; `name` is roff already."""
+    """A subsection; `name` is roff already."""
     return "\n".join([f'.SS "{name}"', *parts])
 
 
 def paragraphs(texts: Iterable[str]) -> str:
-    """Plain text, with a gap between one and the next."""
+    """Paragraphs of plain text."""
     return "\n.P\n".join(map(plain, texts))
 
 
 def item(tag: str, text: str) -> str:
-    """A term, which is roff already, and what it means."""
+    """A term, which is roff already, and its explanation."""
     return f".TP\n{tag}\n{plain(text)}"
 
 
 def terms(found: Iterable[tuple[str, str]]) -> list[str]:
-    """Items whose terms are typed as they stand."""
+    """A list of items whose terms are typed literally."""
     return [item(bold(term), text) for term, text in found]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m sim.demo.screenshots FOLDER`: pictures of gputop for the documentation, from a recording that is there.
+"""`python -m tools.manual.screenshots FOLDER`: pictures of gputop for the documentation, from a recording that is
+there.
 
 The recording is what `gputop --json` printed while `make demo` ran, without paths of that machine, compressed.
 """
@@ -19,11 +20,11 @@ from typing import Final
 
 from textual.message_pump import MessagePump
 
-from agent.tui.app import Setting, Top
-from agent.tui.cells import UTF8
-from agent.tui.entries import View
-from agent.tui.feed import Took
+from agent.core.text import UTF8
 from agent.tui.history import Tick
+from agent.tui.listing import View
+from agent.tui.live.app import Setting, Top
+from agent.tui.live.feed import SnapshotReceived
 from agent.tui.recording import Recording, opened
 
 PICTURES: Final = {  # how large, which keys, and what there is to see
@@ -51,7 +52,7 @@ class Ended:
     def start(self, top: MessagePump) -> None:
         """All of it."""
         *before, last = (self._recording[index] for index in range(len(self._recording)))
-        top.post_message(Took(last, [Tick.of(snapshot) for snapshot in before]))
+        top.post_message(SnapshotReceived(last, [Tick.of(snapshot) for snapshot in before]))
 
     def seek(self, step: int) -> None:
         """Not here."""
@@ -72,7 +73,7 @@ async def picture(recording: Recording, size: tuple[int, int], keys: Sequence[st
 
 
 def main() -> None:
-    """Unpacks the recording and draws."""
+    """Unpacks the recording and draws each picture."""
     folder = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
         recording = Path(name) / "gputop.jsonl"

@@ -14,12 +14,12 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Final
 
-from shipping.changelog import ChangelogError, Release, of_version, read
-from shipping.version import ROOT, Version, build_time, project_version
+from tools.shipping.changelog import ChangelogError, Release, of_version, read
+from tools.shipping.version import ROOT, Version, build_time, project_version
 
 _SUITE: Final = "bookworm"  # the Debian whose Python the package brings its environment for
-_CONTROLS: Final = ("packaging/deb/control", "packaging/debian/control", "debian/control")
-_NOBODY: Final = "The GPU Warden authors <maintainers@gpuwarden.invalid>"
+_CONTROL: Final = "packaging/deb/control"
+_DEFAULT_MAINTAINER: Final = "The GPU Warden authors <maintainers@gpuwarden.invalid>"
 
 
 def notes(release: Release) -> str:
@@ -61,17 +61,17 @@ def _wrapped(entry: str) -> Iterator[str]:
 
 
 def maintainer_of(root: Path = ROOT) -> str:
-    """Who stands in Debian's control file."""
-    for path in (root / name for name in _CONTROLS):
-        found = re.search(r"^Maintainer: *(.+)$", path.read_text(), re.MULTILINE) if path.is_file() else None
-        if found:
-            return found[1]
-    return _NOBODY
+    """The maintainer that Debian's control file names."""
+    path = root / _CONTROL
+    found = re.search(r"^Maintainer: *(.+)$", path.read_text(), re.MULTILINE) if path.is_file() else None
+    return found[1] if found else _DEFAULT_MAINTAINER
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0; 1 where the changelog is wrong or says nothing of the version, with a line that says so."""
-    parser = argparse.ArgumentParser(prog="changelog.py", description="What is made of CHANGELOG.md, on stdout.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.shipping.announcement", description="What is made of CHANGELOG.md, on stdout."
+    )
     parser.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="the repository (%(default)s)")
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--check", action="store_true", help="only say whether its form is right")

@@ -11,7 +11,7 @@ from datetime import date
 from itertools import pairwise
 from typing import Final
 
-from shipping.version import Version
+from tools.shipping.version import Version
 
 KINDS: Final = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 _RELEASE: Final = re.compile(r"## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d{2}-\d{2}))?")
@@ -72,7 +72,7 @@ def _section(release: Release, kind: str, number: int) -> list[str]:
 
 def _entry(entries: list[str] | None, line: str, number: int) -> None:
     if entries is None:
-        raise ChangelogError(f"line {number}: say what kind of change it is first: ### {', ### '.join(KINDS)}")
+        raise ChangelogError(f"line {number}: give the kind of change first: ### {', ### '.join(KINDS)}")
     if line.startswith("- "):
         entries.append(line.removeprefix("- "))
     elif line.startswith("  ") and entries:
@@ -114,11 +114,11 @@ def newest_date(releases: Iterable[Release]) -> date:
 
 
 def of_version(releases: Iterable[Release], version: str) -> Release:
-    """Its entry, or what is not released yet, where that is to become it. ChangelogError: neither says anything."""
+    """Its entry, or what is not released yet, where that is to become it. ChangelogError: both are empty."""
     unreleased, *released = releases
     for release in released:
         if release.version == version:
             return release
     if not unreleased.changes:
-        raise ChangelogError(f"nothing is said of {version}, and nothing is under [Unreleased]")
+        raise ChangelogError(f"{version} has no entry, and nothing is under [Unreleased]")
     return unreleased

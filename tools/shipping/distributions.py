@@ -18,7 +18,7 @@ from cyclonedx.spdx import fixup_id
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from shipping.version import ROOT
+from tools.shipping.version import ROOT
 
 KNOWN: Final = ROOT / "packaging/licences/known.toml"
 _CLASSIFIERS: Final = {  # those that mean one licence and no other
@@ -43,15 +43,15 @@ class Distribution:
 
     @property
     def licence(self) -> str | None:
-        """An SPDX expression: what we looked up, else what its metadata say beyond doubt; None: they do not."""
-        told = self.metadata.metadata
+        """An SPDX expression: of known.toml, else of its metadata where they are unambiguous; None: unknown."""
+        metadata = self.metadata.metadata
         if self.name in known():
             return str(known()[self.name]["licence"])
-        if "License-Expression" in told:
-            return str(told["License-Expression"])
-        named = fixup_id(str(told["License"])) if "License" in told else None
-        meant = {_CLASSIFIERS[text] for text in told.get_all("Classifier", []) if text in _CLASSIFIERS}
-        return named or (meant.pop() if len(meant) == 1 else None)
+        if "License-Expression" in metadata:
+            return str(metadata["License-Expression"])
+        named = fixup_id(str(metadata["License"])) if "License" in metadata else None
+        classified = {_CLASSIFIERS[text] for text in metadata.get_all("Classifier", []) if text in _CLASSIFIERS}
+        return named or (classified.pop() if len(classified) == 1 else None)
 
     @property
     def requires(self) -> list[str]:
@@ -62,7 +62,7 @@ class Distribution:
 
     @property
     def record_sha256(self) -> str | None:
-        """Of its RECORD, which has the hash of each of its files."""
+        """Hash of its RECORD, which has the hash of each of its files."""
         record = self.folder / "RECORD"
         return hashlib.sha256(record.read_bytes()).hexdigest() if record.is_file() else None
 
@@ -72,7 +72,7 @@ class Distribution:
 
 
 def distributions(tree: Path) -> list[Distribution]:
-    """All of the tree's, by name."""
+    """All distributions of the tree, sorted by name."""
     found = []
     for folder in tree.rglob("*.dist-info"):
         metadata = PathDistribution(folder)
@@ -100,18 +100,6 @@ def _texts_in(folder: Path) -> list[Path]:
 def _below(path: Path, folder: Path) -> str:
     parts = path.relative_to(folder).parts
     return "/".join(parts[1:] if parts[0] in ("licenses", "license_files") else parts)
-
-
-def closure(found: list[Distribution], name: str) -> list[Distribution]:
-    """Of those, the named one and what it needs, and what that needs."""
-    by_name = {one.name: one for one in found}
-    wanted, seen = [name], set()
-    while wanted:
-        one = wanted.pop()
-        if one in by_name and one not in seen:
-            seen.add(one)
-            wanted += by_name[one].requires
-    return [by_name[one] for one in sorted(seen)]
 
 
 @cache

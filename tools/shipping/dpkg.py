@@ -17,7 +17,7 @@ _COMMON = re.compile(r"/usr/share/common-licenses/([A-Za-z0-9.+-]*[A-Za-z0-9])")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An installed one."""
+    """An installed Debian package."""
 
     name: str
     version: str

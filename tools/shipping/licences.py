@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shipping import dpkg
-from shipping.allowed import is_allowed
-from shipping.distributions import KNOWN, Distribution, distributions, known, loose_texts
-from shipping.version import ROOT, project_version
+from tools.shipping import dpkg
+from tools.shipping.allowed import is_allowed
+from tools.shipping.distributions import KNOWN, Distribution, distributions, known, loose_texts
+from tools.shipping.version import ROOT, project_version
 
 OURS: Final = "Apache-2.0"
 _COMMON: Final = "usr/share/common-licenses"
@@ -27,7 +27,7 @@ _SPDX: Final = re.compile(r"SPDX-License-Identifier: (.+?)(?: \*/)?$", re.MULTIL
 
 
 class LicenceError(ValueError):
-    """Something must not be shipped as it is; a line for each."""
+    """Parts must not be shipped as they are; a line for each."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Gathered:
     mistakes: list[str] = field(default_factory=list)
 
     def add(self, part: str, licence: str, files: dict[str, Path]) -> None:
-        """A part with its texts."""
+        """Adds a part with its texts."""
         self.files |= files
         self.lines.append(f"{part}\n    {licence}\n" + "".join(f"    {name}\n" for name in sorted(files)))
 
@@ -83,7 +83,7 @@ def _ours(gathered: Gathered, tree: Path) -> None:
 
 
 def distribution(gathered: Gathered, one: Distribution) -> None:
-    """A distribution's texts, and what is wrong with it."""
+    """Adds a distribution's texts, and what is wrong with it."""
     looked_up = known().get(one.name, {})
     texts = {f"python/{one.name}/{name}": path for name, path in one.texts().items()}
     if "text" in looked_up:
@@ -143,7 +143,9 @@ def _here(path: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0; 1 with a line for each part that must not be shipped as it is."""
-    parser = argparse.ArgumentParser(prog="licences.py", description="Gathers the licence texts of an installed tree.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.shipping.licences", description="Gathers the licence texts of an installed tree."
+    )
     parser.add_argument("tree", type=Path, metavar="TREE", help="what is shipped, as if it were the root")
     parser.add_argument("folder", type=Path, metavar="DEST", help="where the texts go; it is made")
     options = parser.parse_args(arguments)

@@ -28,16 +28,16 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
-from shipping import dpkg
-from shipping.distributions import Distribution, distributions
-from shipping.licences import bpf_licence
+from tools.shipping import dpkg
+from tools.shipping.distributions import Distribution, distributions
+from tools.shipping.licences import bpf_licence
 
 _AGENT: Final = "gpuwarden"
 _LICENCES: Final = LicenseFactory()
 
 
 class SbomError(ValueError):
-    """No list of parts can be made of the tree."""
+    """The tree has no parts that could be listed."""
 
 
 def sbom(tree: Path, epoch: int | None = None) -> str:
@@ -90,23 +90,23 @@ def _distribution(one: Distribution) -> Component:
 def _compiled_in(one: Distribution) -> Iterator[Component]:
     """Of its own lists of parts. References of theirs would clash with others', so they get ours."""
     for path in sorted((one.folder / "sboms").glob("*.json")):
-        told = json.loads(path.read_text())
-        inside = told.get("components", []) if told.get("bomFormat") == "CycloneDX" else []
+        bill = json.loads(path.read_text())
+        inside = bill.get("components", []) if bill.get("bomFormat") == "CycloneDX" else []
         for part in inside:
             purl = PackageURL.from_string(part["purl"]) if "purl" in part else None
             yield Component(
                 bom_ref=f"{one.name}:{part.get('purl') or part['name']}",
                 name=part["name"],
                 version=part.get("version"),
-                licenses=[found for said in part.get("licenses", []) for found in _licences(_said(said))],
+                licenses=[found for choice in part.get("licenses", []) for found in _licences(_expression(choice))],
                 purl=purl,
             )
 
 
-def _said(licence: dict[str, Any]) -> str | None:
+def _expression(licence: dict[str, Any]) -> str | None:
     inner = licence.get("license", {})
-    said: str | None = licence.get("expression") or inner.get("id") or inner.get("name")
-    return said
+    expression: str | None = licence.get("expression") or inner.get("id") or inner.get("name")
+    return expression
 
 
 def _object(path: Path, version: str) -> Component:
@@ -143,9 +143,9 @@ def _sha256(digest: str | None) -> Iterable[HashType]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0; 1 where the tree is none."""
+    """Exit code 0; 1 where the tree has no parts."""
     parser = argparse.ArgumentParser(
-        prog="sbom.py", description="The parts of an installed tree as CycloneDX, on stdout."
+        prog="python -m tools.shipping.sbom", description="The parts of an installed tree as CycloneDX, on stdout."
     )
     parser.add_argument("tree", type=Path, metavar="TREE", help="what is shipped, as if it were the root")
     options = parser.parse_args(arguments)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:(a|b|rc)(\d+))?")
 
 
@@ -27,7 +27,7 @@ class Version:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """ValueError for anything else."""
+        """Parses a version. ValueError for anything else."""
         found = _VERSION.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is no version: write 1.2.3, or 1.2.3rc1 for a candidate")
@@ -36,13 +36,13 @@ class Version:
 
     @property
     def debian(self) -> str:
-        """What dpkg orders the same way: a tilde sorts before the end."""
+        """The Debian version, which dpkg orders the same way: a tilde sorts before the end."""
         plain = ".".join(map(str, self.numbers))
         return plain if self.stage == "~" else f"{plain}~{self.stage}{self.number}"
 
 
 def project_version(root: Path = ROOT) -> str:
-    """The version, out of the one place where it stands."""
+    """The project's version, read from pyproject.toml."""
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     return str(version)
 

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The lower layer of the image: the least of Debian 12 that runs the agent.
 
-`python -m shipping.image.base DEST --list FILE --cache DIR [--pinned FILE]`. No shell, no apt, no dpkg; of each package
-only libraries, Python's own modules and the licence. Those modules are there as bytecode without their source, as in
-the .deb: nothing could be compiled at run time, where nothing is writable. What scanners look for is kept as distroless
-images keep it (var/lib/dpkg/status.d). Packages come from apt, which checks their signatures; FILE gets "name=version
-sha256" of each, and with --pinned exactly those are taken, or the build fails.
+`python -m tools.shipping.image.base DEST --list FILE --cache DIR [--pinned FILE]`. No shell, no apt, no dpkg; of each
+package only libraries, Python's own modules and the licence. Those modules are there as bytecode without their source,
+as in the .deb: nothing could be compiled at run time, where nothing is writable. What scanners look for is kept as
+distroless images keep it (var/lib/dpkg/status.d). Packages come from apt, which checks their signatures; FILE gets
+"name=version sha256" of each, and with --pinned exactly those are taken, or the build fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from shipping.image.needs import missing
+from tools.shipping.image.needs import missing
 
 PYTHON = "3.11"
 PACKAGES = {
@@ -77,8 +77,8 @@ def download(cache: Path, pinned: Path | None) -> list[Path]:
         old.unlink()
     done = subprocess.run(["apt-get", "download", *wanted], cwd=cache, capture_output=True, text=True)
     if done.returncode:
-        told = done.stderr.strip()[-500:]
-        raise BaseError(f"apt-get download: {told}; run apt-get update on a Debian 12, or give no --pinned")
+        output = done.stderr.strip()[-500:]
+        raise BaseError(f"apt-get download: {output}; run apt-get update on a Debian 12, or give no --pinned")
     files = sorted(cache.glob("*.deb"))
     if len(files) != len(wanted):
         raise BaseError(f"apt-get downloaded {len(files)} packages of {len(wanted)}: empty {cache} and try again")
@@ -94,12 +94,12 @@ def name_and_version(package: Path) -> str:
 
 
 def sha256(file: Path) -> str:
-    """In hexadecimal."""
+    """SHA-256 of a file, in hexadecimal."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def unpack(package: Path, dest: Path) -> None:
-    """What is kept of a package, and its entry for scanners."""
+    """Unpacks what is kept of a package, and writes its entry for scanners."""
     kept = set()
     with (
         subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as process,
@@ -164,7 +164,7 @@ def finish(dest: Path) -> Iterator[str]:
     _compile(dest)
     for extension, lacking in missing([dest]).items():
         if extension.parent.name != "lib-dynload":
-            raise BaseError(f"{extension} needs {', '.join(lacking)}: add the package to shipping/image/base.py")
+            raise BaseError(f"{extension} needs {', '.join(lacking)}: add the package to tools/shipping/image/base.py")
         extension.unlink()
         yield f"{extension.name.partition('.')[0]} ({', '.join(lacking)})"
 
@@ -182,7 +182,7 @@ def _trust(dest: Path) -> None:
 
 
 def _compile(dest: Path) -> None:
-    """By hash, unchecked: times of files do not matter then."""
+    """Compiles by hash, unchecked: file times do not matter then."""
     if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
         raise BaseError(f"this is not Python {PYTHON}, whose bytecode is wanted: build on Debian 12")
     modules = dest / f"usr/lib/python{PYTHON}"
@@ -200,7 +200,7 @@ def _dpkg_deb(*arguments: str) -> bytes:
 
 
 def main() -> None:
-    """The command."""
+    """Command line: makes the layer."""
     parser = argparse.ArgumentParser(description="Makes the lower layer of the image out of Debian's packages.")
     parser.add_argument("dest", type=Path, help="must not exist")
     parser.add_argument("--list", type=Path, required=True, metavar="FILE", help="gets what was taken")

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What an image of ours has to be.
 
-`python -m shipping.image.check LAYOUT` says each thing that it is not, with exit code 1, and its size. The layout is
-whole (digest and size of each descriptor, diff_id of each layer), and in it nothing is setuid, writable, anybody's but
-root's, a shell or a package manager, and no link leads nowhere.
+`python -m tools.shipping.image.check LAYOUT` says each thing that it is not, with exit code 1, and its size. The layout
+is whole (digest and size of each descriptor, diff_id of each layer), and in it nothing is setuid, writable, anybody's
+but root's, a shell or a package manager, and no link leads nowhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_blob(layout: Path, descriptor: dict[str, Any], faults: list[str]) -> by
 
 
 def faults_of(layout: Path) -> tuple[list[str], str]:
-    """All of them, and the image in one line."""
+    """What is wrong with the layout, and the image in one line."""
     faults: list[str] = []
     if json.loads((layout / "oci-layout").read_text()) != {"imageLayoutVersion": "1.0.0"}:
         faults.append("oci-layout: not version 1.0.0")

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Writes an OCI image layout out of folders, one layer each, without any engine.
 
-`python -m shipping.image.layout --help` says how. What the image says of itself (entry point, labels, user) is read
-out of the last stage of the Containerfile, so that both ways of building agree. The same folders give the same
+`python -m tools.shipping.image.layout --help` says how. What the image says of itself (entry point, labels, user) is
+read out of the last stage of the Containerfile, so that both ways of building agree. The same folders give the same
 digest: entries are sorted, owned by root, without write permission and of one time; the compression has no time stamp.
-Prints the digest of the manifest, and sizes.
-Source: OCI image specification 1.0 (image-layout.md, config.md, layer.md).
+Prints the digest of the manifest, and sizes. Source: OCI image specification 1.0 (image-layout.md, config.md,
+layer.md).
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ class Layer:
 
 
 class Hashed:
-    """A stream that is written, and how much of what went by."""
+    """A stream that counts and hashes what is written."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out, self._hash, self.bytes = out, hashlib.sha256(), 0
 
     def write(self, data: bytes) -> int:
-        """All of it."""
+        """Writes all of it."""
         self._hash.update(data)
         self.bytes += len(data)
         self._out.write(data)
         return len(data)
 
     def flush(self) -> None:
-        """Whoever owns the stream does that."""
+        """Does nothing: the stream belongs to the caller."""
 
     @property
     def digest(self) -> str:
-        """Of everything so far."""
+        """The digest of everything so far."""
         return f"sha256:{self._hash.hexdigest()}"
 
 
@@ -104,12 +104,12 @@ def _apply(config: dict[str, Any], word: str, rest: str) -> None:
         pairs = dict(pair.split("=", 1) for pair in shlex.split(rest))
         if word == "ENV":
             config.setdefault("Env", []).extend(f"{name}={value}" for name, value in pairs.items())
-        else:  # a label that nobody gave a value says nothing
+        else:  # a label without a value is left out
             config.setdefault("Labels", {}).update({name: value for name, value in pairs.items() if value})
     elif word in ("USER", "WORKDIR", "STOPSIGNAL"):
         config[{"USER": "User", "WORKDIR": "WorkingDir", "STOPSIGNAL": "StopSignal"}[word]] = rest
     else:
-        raise LayoutError(f"{word}: the last stage may have none; see shipping/image/layout.py")
+        raise LayoutError(f"{word}: the last stage may have none; see tools/shipping/image/layout.py")
 
 
 def write_layer(folder: Path, blobs: Path, created: int) -> Layer:
@@ -129,7 +129,7 @@ def write_layer(folder: Path, blobs: Path, created: int) -> Layer:
 
 
 def _sorted(folder: Path) -> list[Path]:
-    """Everything below, a folder before what is in it."""
+    """All paths below, a folder before its entries."""
     return sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts)
 
 
@@ -212,7 +212,7 @@ def _mib(count: int) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Command line: writes the layout."""
     parser = argparse.ArgumentParser(description="Writes an OCI image layout out of folders.")
     parser.add_argument("--containerfile", type=Path, required=True, help="whose last stage says what the image is")
     parser.add_argument("--argument", action="append", default=[], metavar="NAME=VALUE", help="for its ARGs")

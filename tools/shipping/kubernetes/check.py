@@ -24,16 +24,15 @@ import yaml
 from cloudcoil.models.prometheus_operator import v1 as operator
 from pydantic import BaseModel
 
-from agent.containers.sources import BUILTIN, KUBELET
-from agent.main import parsers
+from agent.containers.runtimes import BUILTIN, KUBELET
 from enforce.policy.load import parse
+from gpuwarden.main import parsers
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PLACE = ROOT / "packaging/kubernetes"
 CHART = PLACE / "chart"
 SCHEMAS: Final = ("1.30", "1.34", "1.37")  # the base's oldest, and those that are in use
 Object = dict[str, Any]
-
 MONITORED: Final = ("podMonitor.enabled=true", "prometheusRule.enabled=true", "dashboards.enabled=true")
 VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
     "defaults": (),
@@ -53,7 +52,7 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
     ),
     "no runtime class": ("runtimeClassName=", "priorityClassName=", "tolerations=null", "affinity=null"),
     "no network policy": ("networkPolicy.enabled=false",),
-    "nobody may read": ("networkPolicy.namespaces=null",),
+    "no namespace may read": ("networkPolicy.namespaces=null",),
     "others may read": ("networkPolicy.namespaces={a,b}", "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8"),
     "SELinux, interval": (
         "seLinuxOptions.type=spc_t",
@@ -96,8 +95,8 @@ def main() -> None:
         settings = [word for value in values for word in ("--set", value)]
         run(helm, "lint", "--strict", "--quiet", str(CHART), *settings)
         for version in (OLD, *SCHEMAS):
-            told = ("--namespace", "gpuwarden", "--kube-version", f"{version}.0")
-            judge(read(run(helm, "template", "trial", str(CHART), *told, *settings)), [version])
+            common = ("--namespace", "gpuwarden", "--kube-version", f"{version}.0")
+            judge(read(run(helm, "template", "trial", str(CHART), *common, *settings)), [version])
         say(f"helm lint and template with {name}: right for {', '.join((OLD, *SCHEMAS))}")
     for value, word in WRONG.items():
         done = subprocess.run([helm, "template", "trial", CHART, "--set", value], capture_output=True, text=True)
@@ -133,7 +132,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str) -> str:
-    """What it printed; ends everything with what it complained of."""
+    """The command's output. A failure ends the check with its stderr."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     refuse(done.returncode != 0, f"{' '.join(command)}: {done.stdout}{done.stderr}")
     return done.stdout
@@ -181,7 +180,7 @@ def judge_operators(one: Object, what: str) -> None:
 
 
 def lost(wanted: object, kept: object, path: str) -> Iterator[str]:
-    """Where `kept` lacks something of `wanted`."""
+    """Paths at which `kept` lacks something of `wanted`."""
     if isinstance(wanted, dict) and isinstance(kept, dict):
         for key, value in wanted.items():
             if key not in kept:
@@ -196,7 +195,7 @@ def lost(wanted: object, kept: object, path: str) -> Iterator[str]:
 
 
 def ours(one: Object) -> Iterator[str]:
-    """What no schema can tell."""
+    """Checks that no schema can express."""
     if one["kind"] == "ConfigMap":
         for name, text in one["data"].items():
             _ = parse(text, name) if name == "policy.yaml" else json.loads(text)
@@ -210,7 +209,7 @@ def ours(one: Object) -> Iterator[str]:
     places = [mount["mountPath"] for mount in agent["volumeMounts"]]
     kinds = {socket.kind for socket in BUILTIN if any(is_in(socket.path, place) for place in places)}
     if KUBELET not in kinds or kinds <= {KUBELET}:
-        yield f"the agent sees sockets of {', '.join(sorted(kinds)) or 'nobody'} only"
+        yield f"the agent sees sockets of {', '.join(sorted(kinds)) or 'no kind'} only"
     named = [volume["name"] for volume in pod["volumes"]]
     if {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]} != set(named):
         yield "volumes and mounts are not the same"

@@ -12,16 +12,15 @@ from __future__ import annotations
 import json
 import secrets
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bench import cgroups
+from tools.harness import cgroups, wait
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NODE_ADDRESS = "10.99.0.1"
 PODS = "10.98.0.0/24"
 _CONTAINERD = """
@@ -76,17 +75,16 @@ _KUBELET = {
     "syncFrequency": "2s",  # how soon a changed ConfigMap is noticed; a minute by default
     "registryPullQPS": 0,
 }
+_PATIENCE_SECONDS = 120.0
 _SYSCTLS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}  # kubelet insists
 
 
-def until(holds: Callable[[], Any], what: str, seconds: float = 120.0, step: float = 0.1) -> Any:
-    """What `holds` says once it is true. TimeoutError with its name."""
-    ends = time.monotonic() + seconds
-    while not (found := holds()):
-        if time.monotonic() > ends:
-            raise TimeoutError(f"waited {seconds:.0f} s in vain for: {what}")
-        time.sleep(step)
-    return found
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], what: str, step_seconds: float = 0.1) -> T:
+    """tools.harness.wait.until, with the patience that a cluster needs."""
+    return wait.until(condition, what, _PATIENCE_SECONDS, step_seconds)
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Cluster:
     programs: Path
 
     def kubectl(self, *arguments: str, given: str | None = None, check: bool = True) -> str:
-        """One command; what it printed."""
+        """Runs kubectl; returns its output."""
         command = [str(self.programs / "kubectl"), f"--kubeconfig={self.folder}/kubeconfig", *arguments]
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=180)
         if check and done.returncode:
@@ -105,7 +103,7 @@ class Cluster:
         return done.stdout
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """An object, or a list of them."""
+        """`kubectl get`: an object, or a list of them."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
@@ -167,7 +165,7 @@ class _Starter:
         self._folder, self.stack = folder, stack
 
     def __call__(self, name: str, *command: object) -> None:
-        """A daemon whose log is NAME.log; it ends with the stack."""
+        """Starts a daemon whose log is NAME.log; it ends with the stack."""
         with open(self._folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, cwd=self._folder)
         self.stack.callback(_end, process)
@@ -195,9 +193,9 @@ def _lay_out(folder: Path, build: Path, gpu: Path) -> None:
     (folder / "gpu.json").write_text(json.dumps({"build": str(build), "folder": str(gpu)}))
     subprocess.run(["openssl", "genrsa", "-out", folder / "account.key", "2048"], check=True, capture_output=True)
     for path, value in _SYSCTLS.items():
-        told = folder / path.replace("/", "-")
-        told.write_text(value + "\n")
-        subprocess.run(["mount", "--bind", told, f"/proc/sys/{path}"], check=True)
+        file = folder / path.replace("/", "-")
+        file.write_text(value + "\n")
+        subprocess.run(["mount", "--bind", file, f"/proc/sys/{path}"], check=True)
 
 
 def _kubeconfig(token: str) -> dict[str, object]:

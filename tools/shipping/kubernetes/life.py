@@ -22,9 +22,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from enforce import ledger
-from shipping.kubernetes.cluster import ROOT, Cluster, cluster, until
-from tests.contract.image import write_image
+from enforce.ledger import ledger
+from tools.harness.busybox_image import write_image
+from tools.shipping.kubernetes.cluster import ROOT, Cluster, cluster, until
 
 CHART = ROOT / "packaging/kubernetes/chart"
 BUILD = ROOT / "sim/build"
@@ -56,11 +56,11 @@ class Trial:
     began: float = field(default_factory=time.monotonic)
 
     def say(self, what: str) -> None:
-        """A line for a step that is done."""
+        """Prints a line for a step that is done."""
         print(f"{time.monotonic() - self.began:6.1f} s  {what}", flush=True)
 
     def apply(self, policy: str, **more: str) -> None:
-        """The chart, as `helm template` renders it for this version."""
+        """Applies the chart, as `helm template` renders it for this version."""
         (self.at.folder / "policy.yaml").write_text(policy)
         values = {"image.repository": "localhost/gpuwarden", "image.tag": "trial", **more}
         settings = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
@@ -71,7 +71,7 @@ class Trial:
         self.at.kubectl("apply", "-n", "gpuwarden", "-f", "-", given=rendered.stdout)
 
     def pod(self) -> dict[str, Any]:
-        """The one that is not being deleted, as soon as there is one."""
+        """The DaemonSet's pod that is not being deleted, as soon as there is one."""
 
         def alive() -> list[dict[str, Any]]:
             found = self.at.get("pods", "-n", "gpuwarden")["items"]
@@ -80,21 +80,21 @@ class Trial:
         return dict(until(alive, "a pod of the DaemonSet")[0])
 
     def ready(self) -> bool:
-        """Whether both containers are."""
+        """Whether both containers are ready."""
         found = self.at.get("pods", "-n", "gpuwarden")["items"]
         statuses = [one for pod in found for one in pod["status"].get("containerStatuses", [])]
         return len(found) == 1 and len(statuses) == 2 and all(one["ready"] for one in statuses)
 
     def log(self, container: str, *more: str) -> str:
-        """What a container of the pod wrote."""
+        """Log of a container of the pod."""
         return self.at.kubectl("logs", "-n", "gpuwarden", self.pod()["metadata"]["name"], "-c", container, *more)
 
     def exec(self, *command: str) -> str:
-        """In the agent's container."""
+        """Runs a command in the agent's container; returns its output."""
         return self.at.kubectl("exec", "-n", "gpuwarden", self.pod()["metadata"]["name"], "-c", "agent", "--", *command)
 
     def metrics(self) -> str:
-        """A scrape, as Prometheus would; empty where nobody answers yet."""
+        """A scrape, as Prometheus would; empty where it does not answer yet."""
         url = f"http://{self.pod()['status']['podIP']}:9837/metrics"
         with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=10) as answer:
             return str(answer.read().decode())
@@ -112,7 +112,7 @@ class Trial:
 
 
 def state(tgid: int) -> str:
-    """One letter, as in /proc/PID/stat."""
+    """The process' state, one letter as in /proc/PID/stat."""
     return Path(f"/proc/{tgid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -138,7 +138,7 @@ def workload(namespace: str, name: str, command: str) -> dict[str, Any]:
 
 @contextmanager
 def simulated_gpu(folder: Path) -> Iterator[None]:
-    """Its server."""
+    """The server of a simulated GPU, as long as the block lasts."""
     folder.mkdir(parents=True)
     server = subprocess.Popen([BUILD / "bin/gpusim", "serve"], env={"GPUSIM_DIR": str(folder)}, stdout=subprocess.PIPE)
     try:
@@ -152,7 +152,7 @@ def simulated_gpu(folder: Path) -> Iterator[None]:
 
 def stopped_for(tgid: int, act: Callable[[], object], seconds: float = 60.0) -> float:
     """How long after `act` the process was last seen stopped, in seconds. Polls each half millisecond."""
-    until(lambda: state(tgid) == "T", "the training to be stopped", step=0.0005)
+    until(lambda: state(tgid) == "T", "the training to be stopped", step_seconds=0.0005)
     began = last = time.monotonic()
     act()
     while (now := time.monotonic()) - last < 1.0:
@@ -202,13 +202,13 @@ def change_policy(trial: Trial, training: int) -> None:
     seconds = time.monotonic() - began
     trial.say(f"the ConfigMap's new policy is in force {seconds:.1f} s after kubectl apply, without a restart")
     assert trial.pod()["metadata"]["uid"] == before
-    until(lambda: state(training) == "T", "the training to be stopped", step=0.001)
+    until(lambda: state(training) == "T", "the training to be stopped", step_seconds=0.001)
     trial.apply("version: 1\nenfroce: true\n")
-    until(lambda: "gpuwarden_policy_reload_success 0.0" in trial.metrics(), "the wrong policy to be told")
-    until(lambda: state(training) == "T", "the training to be stopped still", step=0.001)
+    until(lambda: "gpuwarden_policy_reload_success 0.0" in trial.metrics(), "the invalid policy to be reported")
+    until(lambda: state(training) == "T", "the training to be stopped still", step_seconds=0.001)
     trial.apply(POLICY.format(enforce="true"))
-    until(lambda: "gpuwarden_policy_reload_success 1.0" in trial.metrics(), "the right policy")
-    trial.say("a wrong policy is refused and told, the old one stays in force")
+    until(lambda: "gpuwarden_policy_reload_success 1.0" in trial.metrics(), "the valid policy")
+    trial.say("an invalid policy is refused and reported, the old one stays in force")
 
 
 def kill_the_agent(trial: Trial, training: int) -> None:
@@ -217,14 +217,14 @@ def kill_the_agent(trial: Trial, training: int) -> None:
     seconds = stopped_for(training, lambda: os.kill(agent, signal.SIGKILL))
     trial.say(f"SIGKILL of the agent: the training runs again after {seconds * 1e3:.1f} ms")
     until(trial.ready, "the agent to be started again")
-    until(lambda: state(training) == "T", "the training to be stopped again", step=0.001)
+    until(lambda: state(training) == "T", "the training to be stopped again", step_seconds=0.001)
     trial.say("the kubelet started it again, and it enforces again")
     agent = trial.main_process("gpuwarden", name, "agent")
     guardian = next(int(path.name) for path in Path("/proc").iterdir() if is_guardian_of(path, agent))
     os.kill(guardian, signal.SIGSTOP)  # it shall not be the one
     seconds = stopped_for(training, lambda: os.kill(agent, signal.SIGKILL))
-    told = trial.log("stand-by")
-    assert "released" in told, told
+    log = trial.log("stand-by")
+    assert "released" in log, log
     trial.say(f"the same with a guardian that cannot act: stand-by released after {seconds * 1e3:.1f} ms")
     until(trial.ready, "the agent to be started again")
 
@@ -237,11 +237,11 @@ def is_guardian_of(process: Path, agent: int) -> bool:
         parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return False
-    return b"enforce.guardian" in words and parent == agent
+    return b"enforce.recovery.guardian" in words and parent == agent
 
 
 def update(trial: Trial, training: int) -> None:
-    until(lambda: state(training) == "T", "the training to be stopped again", step=0.001)
+    until(lambda: state(training) == "T", "the training to be stopped again", step_seconds=0.001)
     before = trial.pod()["metadata"]["name"]
     seconds = stopped_for(
         training, lambda: trial.at.kubectl("delete", "pod", "-n", "gpuwarden", before, "--wait=false")
@@ -258,7 +258,7 @@ def update(trial: Trial, training: int) -> None:
 
 def delete(trial: Trial, training: int) -> None:
     trial.apply(POLICY.format(enforce="true"))
-    until(lambda: state(training) == "T", "the training to be stopped again", step=0.001)
+    until(lambda: state(training) == "T", "the training to be stopped again", step_seconds=0.001)
     seconds = stopped_for(
         training, lambda: trial.at.kubectl("delete", "daemonset", "gpuwarden", "-n", "gpuwarden", "--wait=false")
     )
