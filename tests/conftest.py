@@ -1,40 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A test's tier is the folder that it lies in: the marker is set here, so that nobody can forget it.
+"""What holds for every test: its tier, a second try, a skip that is known, and the number of hypothesis' examples.
 
-What fails in a tier that watches a clock runs once more and is listed as RERUN: a stall of the machine is no bug of
-ours, and a failure that comes back is one.
+- A test's tier is the folder that it lies in, so that none can be without.
+- A failure is a failure: only the tests of SECOND_TRY run once more, and are listed as RERUN.
+- With CI in the environment, a run in which a test is skipped that is not in KNOWN_SKIPS fails: what a machine lacks
+  must not look like what was tested.
+- CI tries the same examples each time; people try new ones; `--long` tries many new ones, wherever it runs.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "machines that stall",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,  # what lands is judged by the same cases each time; people look for new ones
-)
-settings.load_profile("machines that stall")
+SECOND_TRY: Final[Mapping[str, str]] = {}
+"""Test → why it may fail once on a machine that stalls. At most five; none is the aim."""
 
-TIERS = ("unit", "contract", "kernel", "sim", "e2e", "gpu")
-_TIMED = ("contract", "kernel", "sim", "e2e")  # watch real kernels, clocks and programs on machines that stall
-_ROOT = Path(__file__).parent
+_NO_WHEEL = "no wheel was built: make release-check"
+KNOWN_SKIPS: Final[Mapping[str, str]] = {
+    f"tests/e2e/packaging/test_the_wheel.py::{name}": _NO_WHEEL
+    for name in (
+        "test_the_wheel_has_the_programs_that_were_compiled_here",
+        "test_the_programs_say_their_version_and_options",
+        "test_doctor_attaches_the_wheels_own_programs",
+        "test_the_agent_counts_what_a_container_launches",
+        "test_the_demo_reports_that_the_wheel_has_no_simulated_gpu",
+    )
+}
+"""Test → what CI lacks for it"""
+
+TIERS: Final = ("unit", "contract", "kernel", "sim", "e2e", "gpu")
+_MOST_SECOND_TRIES: Final = 5
+_EXAMPLES: Final = 100
+_LONG_FACTOR: Final = 10
+_ROOT: Final = Path(__file__).parent
+
+unknown_skips = pytest.StashKey[dict[str, str]]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long`, for a run on a schedule."""
+    words = f"try {_LONG_FACTOR} times as many examples of each property, other ones each time"
+    parser.addoption("--long", action="store_true", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Loads hypothesis' profile, before any test module is imported: decorators take their defaults from it."""
+    long = config.getoption("--long")
+    settings.register_profile(
+        "here",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize="CI" in os.environ and not long,
+        max_examples=_EXAMPLES * (_LONG_FACTOR if long else 1),
+        print_blob=True,  # @reproduce_failure, to be pasted above the test
+    )
+    settings.load_profile("here")
+    config.stash[unknown_skips] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks every test with its tier, and skips the tiers that only root can run."""
+    if len(SECOND_TRY) > _MOST_SECOND_TRIES:
+        raise pytest.UsageError(f"{len(SECOND_TRY)} tests have a second try; mend some: {_MOST_SECOND_TRIES} may")
     for item in items:
         tier = item.path.relative_to(_ROOT).parts[0]
         if tier not in TIERS:
-            raise pytest.UsageError(f"{item.path} lies in no tier; move it into one of tests/{{{','.join(TIERS)}}}/")
+            raise pytest.UsageError(f"{item.path} is in no tier; move it into one of tests/{{{','.join(TIERS)}}}/")
         item.add_marker(tier)
-        if tier in _TIMED:
+        if item.nodeid in SECOND_TRY:
             item.add_marker(pytest.mark.flaky(reruns=1))
         if tier in ("kernel", "e2e") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"the {tier} tier needs root"))
+        if config.getoption("--long"):
+            _try_more(item)
+
+
+def _try_more(item: pytest.Item) -> None:
+    """Multiplies a number of examples that the test sets itself: the profile does not apply to it."""
+    name = "_hypothesis_internal_use_settings"
+    test: Any = getattr(item, "obj", None)
+    own = getattr(test, name, None)
+    if own is not None and own.max_examples != _EXAMPLES * _LONG_FACTOR:
+        setattr(test, name, settings(own, max_examples=own.max_examples * _LONG_FACTOR))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes the skips that are not in KNOWN_SKIPS, with their reasons."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if KNOWN_SKIPS.get(item.nodeid) not in (reason, reason.removeprefix("Skipped: ")):
+            item.config.stash[unknown_skips][item.nodeid] = reason
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turns success into failure where CI skipped what it should run."""
+    if "CI" in os.environ and session.config.stash[unknown_skips] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Lists the skips that CI does not know."""
+    if "CI" in os.environ and (skips := config.stash[unknown_skips]):
+        terminalreporter.section("skipped, and not in KNOWN_SKIPS of tests/conftest.py")
+        for nodeid, reason in skips.items():
+            terminalreporter.write_line(f"{nodeid}: {reason}")

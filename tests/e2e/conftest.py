@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from bench.containers import Container
-from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, running_node, until
+from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, running_node
+from tests.e2e.workloads import Busy
+from tools.harness.wait import until
 
 _FIRST = "test_every_symbol_in_the_metrics.py"
 _LAST = ("test_the_demo.py", "test_newcomer.py")
@@ -22,18 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The one whose figures are of all programs on the machine while there is no other; the longest last."""
     items.sort(key=lambda item: item.path.name in _LAST)
     first = [item for item in items if item.path.name == _FIRST]
-    at = next((index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent), 0)
+    at = next((index for index, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)), 0)
     rest = [item for item in items if item not in first]
     items[:] = [*rest[:at], *first, *rest[at:]]
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Containers that keep the GPU busy: an online one, offline ones that the policy names, one that it does not."""
-
-    chat: Container
-    training: tuple[Container, ...]
-    stranger: Container
 
 
 @pytest.fixture(scope="session")

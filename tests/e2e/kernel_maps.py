@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A running agent's BPF maps, read from outside: what the kernel goes by, whatever the agent says about it."""
+"""A running agent's BPF maps, read from outside: what the kernel uses, independent of what the agent reports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent import layout
-from agent.layout import Pace, ProcessKey, Rule
-from agent.libbpf import Library, Map
-from agent.procfs import Procfs
+from agent.node.procfs import Procfs
+from agent.probes import abi
+from agent.probes.abi import Pace, ProcessKey, Rule
+from agent.probes.libbpf import Library, Map
 
 _MAP_ID = re.compile(r"^map_id:\s*(\d+)$", re.MULTILINE)
 
@@ -40,7 +40,7 @@ def map_of(agent: int, name: str) -> Iterator[Map]:
             info, length = _MapInfo(), c.c_uint32(c.sizeof(_MapInfo))
             assert libbpf.bpf_obj_get_info_by_fd(descriptor, c.byref(info), c.byref(length)) == 0
             if info.name == name.encode():
-                yield Map(Library(), descriptor, *layout.MAPS[name])
+                yield Map(Library(), descriptor, *abi.MAPS[name])
                 return
         finally:
             os.close(descriptor)

@@ -15,21 +15,24 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent import endpoint
-from agent.model import ContainerUsage, Enforcement, Snapshot
-from bench.containers import Container, Mount
+from agent.core.model import ContainerUsage, EnforcementStatus, Snapshot
+from agent.exporters.api.client import fetch
 from sim.demo.stage import BUILD, Stage, simulated_gpu
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]
+
 PATIENCE_SECONDS = 60.0
 
-# Requests that always overlap: the gate stays shut, so a stop lasts until somebody ends it or max_pause is over.
+# Requests that always overlap: the gate stays shut, so a stop lasts until it is undone or max_pause is over.
 ALWAYS_BUSY = ("--rate", "10", "--kernels", "40", "--kernel-us", "5000", "--seconds", "3600", "--start-now")
+
 TRAINING = ("--kernels", "20", "--kernel-us", "500", "--seconds", "3600")
 
 POLICY = """\
@@ -46,14 +49,6 @@ offline:
     limits: {{max_pause: {max_pause}, floor: 0%}}
     ladder: [gate, pace]
 """
-
-
-def until(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS, step: float = 0.02) -> None:
-    """Waits for something to become true; fails with its name."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for: {what}"
-        time.sleep(step)
 
 
 def state(tgid: int) -> str:
@@ -77,10 +72,14 @@ def command_line(tgid: int) -> str:
 
 
 def guardians(run_dir: Path) -> list[int]:
-    """The guardian processes that look after this run directory's ledger, whoever their parent is."""
+    """The guardian processes of this run directory's ledger, whatever their parents."""
     tgids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     lines = {tgid: command_line(tgid) for tgid in tgids}
-    return [t for t, line in lines.items() if "-m enforce.guardian" in line and str(run_dir) in line and not is_gone(t)]
+    return [
+        t
+        for t, line in lines.items()
+        if "-m enforce.recovery.guardian" in line and str(run_dir) in line and not is_gone(t)
+    ]
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ class Agent:
 
     def snapshot(self) -> Snapshot:
         """Its newest picture; the first one may take a moment."""
-        snapshot = endpoint.fetch(self.socket, timeout=PATIENCE_SECONDS)
+        snapshot = fetch(self.socket, timeout=PATIENCE_SECONDS)
         assert snapshot is not None, self.log.read_text()
         return snapshot
 
@@ -109,8 +108,8 @@ class Agent:
         """A container's row in the newest picture."""
         return next((row for row in self.snapshot().containers if row.container.name == name), None)
 
-    def stance(self, name: str) -> Enforcement | None:
-        """What enforcement says about a container."""
+    def stance(self, name: str) -> EnforcementStatus | None:
+        """The enforcement status of a container."""
         row = self.container(name)
         return self.snapshot().enforcement.get(row.container.key) if row else None
 
@@ -153,7 +152,7 @@ class Node:
 
     @property
     def ledger(self) -> tuple[str, str]:
-        """Agents on the simulated GPU book nothing in the machine's own ledger."""
+        """Options that keep the usage of the simulated GPU out of the machine's own usage file."""
         return ("--usage", str(self.folder / "usage.sqlite"))
 
     @property
@@ -197,7 +196,7 @@ class Node:
 
     def command(self, *arguments: str) -> list[str]:
         """`gpuwarden …`."""
-        return [sys.executable, "-m", "agent", *arguments]
+        return [sys.executable, "-m", "gpuwarden", *arguments]
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """`gpuwarden …` to its end."""
@@ -261,7 +260,7 @@ def end(process: subprocess.Popen[bytes], log: Path) -> None:
         process.wait(timeout=PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGUSR1)
-        time.sleep(1)  # for it to write
+        time.sleep(1)  # for it to write its threads' stacks, which nothing reports
         process.kill()
         process.wait(timeout=PATIENCE_SECONDS)
         raise AssertionError(f"the agent did not end within {PATIENCE_SECONDS} s:\n{log.read_text()[-8000:]}") from None

@@ -11,19 +11,19 @@ import os
 import secrets
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent import endpoint
-from agent.errors import SetupError
-from agent.model import ContainerUsage, DeviceUuid, Snapshot
-from bench import cgroups
-from bench import node as bench
+from agent.core.errors import SetupError
+from agent.core.model import ContainerUsage, DeviceUuid, Snapshot
+from agent.exporters.api.client import fetch
 from sim.demo.stage import BUILD
 from tests.e2e.node import Agent, Node
+from tools.harness import cgroups
+from tools.harness import node as bench
+from tools.harness.wait import until
 
 SETTINGS = {"gpus": "3", "mig": "2:3g.40gb,2g.20gb"}
 
@@ -76,7 +76,7 @@ class Docker:
 
     @property
     def name(self) -> str:
-        """What it is shown as while nobody tells its name."""
+        """What it is shown as while its name is unknown."""
         return self.id[:12]
 
 
@@ -128,13 +128,10 @@ class Chronicle:
     def _keep(self) -> None:
         while not self._ending.wait(0.1):
             with suppress(SetupError):  # a stopped agent does not answer
-                if (snapshot := endpoint.fetch(self.agent.socket)) is not None:
+                if (snapshot := fetch(self.agent.socket)) is not None:
                     self.pages[snapshot.at_ns] = snapshot
 
     def after(self, moment_ns: int) -> Snapshot:
         """The first page that was begun after this moment of the monotonic clock."""
-        deadline = time.monotonic() + 30
-        while not (late := [at for at in sorted(self.pages) if at > moment_ns]):
-            assert time.monotonic() < deadline, "the agent shows nothing new"
-            time.sleep(0.02)
+        late = until(lambda: [at for at in sorted(self.pages) if at > moment_ns], "a snapshot that is newer")
         return self.pages[late[0]]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`python -m gpu` on this machine's own GPU: nothing fails. What differs from what we expected is for people."""
+"""`python -m conformance` on this machine's own GPU: nothing fails. What differs from what we expected is for
+people."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _LONGEST_SECONDS = 600
 
 
 def test_no_row_of_a_real_gpu_failed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gpu", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "conformance", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LONGEST_SECONDS)
     assert done.returncode in (0, 1), done.stderr
     report = json.loads((tmp_path / "report.json").read_text())

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import preflight
-from agent.probes import Probes
-from agent.procfs import Procfs
-from bench.node import BUILD, Node, simulated_node
-from tests.kernel import calls
-from tests.kernel.driven import Driver, compile_driver
-
-_HERE = Path(__file__).parent
-_SIM = _HERE.parents[1] / "sim"
+from agent.node import preflight
+from agent.node.procfs import Procfs
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs import every_symbol_calls as calls
+from tests.support.programs.driver import Driver, compile_driver
+from tools.harness.node import BUILD, Node, simulated_node
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +26,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def every_symbol(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Calls what it is told to."""
+    """every_symbol.c, which calls the symbols that a test names."""
     return calls.build(tmp_path_factory.mktemp("every_symbol") / "every_symbol")
 
 
@@ -42,31 +39,31 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def driver(program: Path, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """For programs that do exactly what they are told."""
+    """Starts programs whose every driver call a test decides."""
     libcuda = tmp_path_factory.mktemp("lib") / "libcuda.so.1"
     shutil.copyfile(BUILD / "lib" / "libcuda.so.1", libcuda)
     return Driver(program, node, libcuda)
 
 
 @pytest.fixture
-def fresh_probes() -> Iterator[Probes]:
+def fresh_probes() -> Iterator[LibcudaProbes]:
     """Loaded, and attached to nothing."""
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         yield probes
 
 
 @pytest.fixture(scope="module")
-def own_probes(driver: Driver) -> Iterator[Probes]:
+def own_probes(driver: Driver) -> Iterator[LibcudaProbes]:
     """Attached, for the programs of one module alone: where what all share is changed, or nothing else may be seen."""
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         assert not probes.ensure(str(driver.libcuda)).failed
         yield probes
 
 
 @pytest.fixture(scope="session")
-def probes(driver: Driver) -> Iterator[Probes]:
+def probes(driver: Driver) -> Iterator[LibcudaProbes]:
     """Attached before any program starts; the tests share them, for each has processes of its own."""
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         library = probes.ensure(str(driver.libcuda))
         assert not library.failed
         yield probes

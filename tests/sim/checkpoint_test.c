@@ -80,7 +80,7 @@ static CUresult launch(unsigned long long ns, CUstream stream)
 	return cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, stream, (void *[]){&ns}, NULL);
 }
 
-/* Runs `body` in a process of its own until it says that it is ready. */
+/* Runs `body` in a process of its own until it reports that it is ready. */
 static void start(void (*body)(void))
 {
 	atomic_store(&board->ready, 0);
@@ -434,7 +434,7 @@ static void unlocking_a_stopped_process_waits_until_it_runs(void)
 	end_target();
 }
 
-static void a_lock_outlives_the_one_who_asked(void)
+static void a_lock_outlives_the_process_that_asked(void)
 {
 	pid_t locker;
 
@@ -507,7 +507,7 @@ static void others_may_not_lock_it(void)
 	int status;
 
 	if (geteuid() != 0)
-		return; /* only root can become somebody else */
+		return; /* only root can become another user */
 	start(launch_without_end);
 	other = fork();
 	if (other == 0) {
@@ -599,7 +599,7 @@ static const struct test TESTS[] = {
 	TEST(what_is_saved_leaves_its_place_to_others),
 	TEST(a_stopped_process_cannot_be_locked),
 	TEST(unlocking_a_stopped_process_waits_until_it_runs),
-	TEST(a_lock_outlives_the_one_who_asked),
+	TEST(a_lock_outlives_the_process_that_asked),
 	TEST(a_lock_under_way_goes_on_when_its_caller_is_killed),
 	TEST(a_saved_process_that_is_killed_gives_nothing_back_twice),
 	TEST(a_program_without_cuda_is_not_initialized),

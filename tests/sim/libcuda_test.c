@@ -322,18 +322,18 @@ static void a_forked_child_is_not_initialized(void)
 	OK(cuMemFree(memory));
 }
 
-static int told[2];
+static int channel[2];
 
 static void tell(void)
 {
-	CHECK(write(told[1], "", 1) == 1);
+	CHECK(write(channel[1], "", 1) == 1);
 }
 
 static void hear(void)
 {
 	char byte;
 
-	CHECK(read(told[0], &byte, 1) == 1);
+	CHECK(read(channel[0], &byte, 1) == 1);
 }
 
 static void fill_and_wait(void)
@@ -359,7 +359,7 @@ static void a_killed_process_gives_its_memory_back(void)
 	size_t before;
 	pid_t pid;
 
-	CHECK(pipe(told) == 0);
+	CHECK(pipe(channel) == 0);
 	pid = child(fill_and_wait);
 	hear();
 	begin();
@@ -391,7 +391,7 @@ static void a_killed_process_gives_its_memory_back_although_its_child_lives(void
 {
 	pid_t pid;
 
-	CHECK(pipe(told) == 0);
+	CHECK(pipe(channel) == 0);
 	pid = child(leave_a_child_behind);
 	hear();
 	begin();
@@ -416,12 +416,12 @@ static void work_without_end(void)
 	}
 }
 
-static void a_stopped_process_holds_up_nobody(void)
+static void a_stopped_process_blocks_no_other(void)
 {
 	pid_t pid;
 	int status;
 
-	CHECK(pipe(told) == 0);
+	CHECK(pipe(channel) == 0);
 	pid = child(work_without_end);
 	hear();
 	begin();
@@ -601,7 +601,7 @@ static void read_uuids(void)
 	CHECK(count == GPUS);
 	for (int d = 0; d < GPUS; d++) {
 		read_uuid(d, uuids[d]);
-		CHECK(write(told[1], uuids[d], sizeof(uuids[d])) == sizeof(uuids[d]));
+		CHECK(write(channel[1], uuids[d], sizeof(uuids[d])) == sizeof(uuids[d]));
 	}
 }
 
@@ -609,11 +609,11 @@ static void visible_devices_are_those_of_the_environment(void)
 {
 	pid_t pid;
 
-	CHECK(pipe(told) == 0);
+	CHECK(pipe(channel) == 0);
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	pid = child(read_uuids);
 	for (int d = 0; d < GPUS; d++)
-		CHECK(read(told[0], uuids[d], sizeof(uuids[d])) == sizeof(uuids[d]));
+		CHECK(read(channel[0], uuids[d], sizeof(uuids[d])) == sizeof(uuids[d]));
 	expect_end(pid);
 	CHECK(strcmp(uuids[0], uuids[1]) != 0);
 	expect_visible("0,1", 2, 0, 1);
@@ -911,7 +911,7 @@ static const struct test TESTS[] = {
 	TEST(a_forked_child_is_not_initialized),
 	TEST(a_killed_process_gives_its_memory_back),
 	TEST(a_killed_process_gives_its_memory_back_although_its_child_lives),
-	TEST(a_stopped_process_holds_up_nobody),
+	TEST(a_stopped_process_blocks_no_other),
 	TEST(calls_fail_when_the_server_is_gone),
 	TEST(memory_runs_out_and_comes_back),
 	TEST(contexts_give_their_memory_back),

@@ -498,7 +498,7 @@ static void a_wait_reaches_across_devices(void)
 	context_end(stream_context(client->streams[1]));
 }
 
-static void whoever_waits_for_what_is_gone_goes_on(void)
+static void a_wait_for_what_is_gone_ends(void)
 {
 	struct client *a;
 
@@ -535,7 +535,7 @@ static void a_dead_client_s_blocks_finish_and_its_queue_vanishes(void)
 	run_all();
 	CHECK_EQUAL(b->marks[1] - start, 10 * MS + 50 * US + MS);
 	CHECK_EQUAL(sm_time(a), 10 * 10 * MS + 1);
-	CHECK_EQUAL(a->completed[0], a->submitted[0]); /* nobody is left waiting */
+	CHECK_EQUAL(a->completed[0], a->submitted[0]); /* no request is left waiting */
 }
 
 static void a_destroyed_stream_finishes_its_work(void)
@@ -763,7 +763,7 @@ static const struct {
 	TEST(copies_use_two_engines_beside_kernels),
 	TEST(a_wait_holds_a_stream_until_the_other_gets_there),
 	TEST(a_wait_reaches_across_devices),
-	TEST(whoever_waits_for_what_is_gone_goes_on),
+	TEST(a_wait_for_what_is_gone_ends),
 	TEST(a_dead_client_s_blocks_finish_and_its_queue_vanishes),
 	TEST(a_destroyed_stream_finishes_its_work),
 	TEST(short_blocks_cost_few_events_and_the_same_time),

@@ -186,9 +186,9 @@ static void an_answer_is_about_now(void)
 {
 	for (int i = 0; i < 5; i++) {
 		uint64_t before = now_ns();
-		uint64_t told = device_now().at_ns;
+		uint64_t answered_ns = device_now().at_ns;
 
-		CHECK(told >= before && told <= now_ns());
+		CHECK(answered_ns >= before && answered_ns <= now_ns());
 		for (int j = 0; j < 100; j++)
 			nap();
 	}
@@ -256,7 +256,7 @@ static void a_head_beyond_the_ring_is_rubbish(void)
 }
 
 /* Whatever bits a client writes, the others do not notice. */
-static void random_bits_hurt_nobody_else(void)
+static void random_bits_hurt_no_other_client(void)
 {
 	struct peer good = dial();
 	uint64_t used;
@@ -288,7 +288,7 @@ static void random_bits_hurt_nobody_else(void)
 	until_memory_is(used);
 }
 
-static void an_endless_flood_of_requests_stalls_nobody(void)
+static void an_endless_flood_of_requests_stalls_no_other_client(void)
 {
 	struct peer good = dial();
 	pid_t flood;
@@ -350,7 +350,7 @@ static void sleep_up_to_5_ms(void)
 	nanosleep(&(struct timespec){.tv_nsec = random() % 5000000}, NULL);
 }
 
-static void clients_killed_anywhere_stall_nobody_and_give_everything_back(void)
+static void clients_killed_anywhere_stall_no_other_and_give_everything_back(void)
 {
 	struct peer good = dial();
 	uint64_t used;
@@ -369,7 +369,7 @@ static void clients_killed_anywhere_stall_nobody_and_give_everything_back(void)
 	until_memory_is(used);
 }
 
-static void clients_stopped_anywhere_stall_nobody(void)
+static void clients_stopped_anywhere_stall_no_other(void)
 {
 	struct peer good = dial();
 	pid_t children[4];
@@ -422,10 +422,10 @@ static const struct {
 	TEST(a_kernel_that_runs_counts_already),
 	TEST(rubbish_only_disconnects_its_writer),
 	TEST(a_head_beyond_the_ring_is_rubbish),
-	TEST(random_bits_hurt_nobody_else),
-	TEST(an_endless_flood_of_requests_stalls_nobody),
-	TEST(clients_killed_anywhere_stall_nobody_and_give_everything_back),
-	TEST(clients_stopped_anywhere_stall_nobody),
+	TEST(random_bits_hurt_no_other_client),
+	TEST(an_endless_flood_of_requests_stalls_no_other_client),
+	TEST(clients_killed_anywhere_stall_no_other_and_give_everything_back),
+	TEST(clients_stopped_anywhere_stall_no_other),
 	TEST(memory_runs_out_and_comes_back),
 };
 

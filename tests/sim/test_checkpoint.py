@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Processes are locked, saved and restored from outside as the driver's documentation says, each a function in
+"""Processes are locked, saved and restored from outside as the driver's documentation describes, each a function in
 checkpoint_test.c."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import BUILD
+from tools.harness.node import BUILD
 
 _HERE = Path(__file__).parent
 _SIM = _HERE.parents[1] / "sim"

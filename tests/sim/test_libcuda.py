@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import BUILD
+from tools.harness.node import BUILD
 
 _HERE = Path(__file__).parent
 _SIM = _HERE.parents[1] / "sim"
@@ -81,7 +81,7 @@ class Exports:
     library: ctypes.CDLL
 
     def ask(self, name: str, version: int, flags: int) -> int | None:
-        """What cuGetProcAddress_v2 says; checks that the first form says the same."""
+        """What cuGetProcAddress_v2 answers; checks that the first form answers the same."""
         old, new, status = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(-1)
         text, wide = name.encode(), ctypes.c_uint64(flags)
         first = self.library.cuGetProcAddress(text, ctypes.byref(old), version, wide)

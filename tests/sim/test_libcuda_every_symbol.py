@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The program that calls every symbol (tests/kernel/every_symbol.c) and the simulated GPU agree on what was done."""
+"""The program that calls every symbol (every_symbol.c of tests/support/programs) and the simulated GPU agree on what
+was done."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from agent.symbols import SYMBOLS
-from bench.node import BUILD, Node, simulated_node
+from agent.probes.symbols import SYMBOLS
+from tests.support.programs import every_symbol_calls
+from tools.harness.node import BUILD, Node, simulated_node
 
-_ROOT = Path(__file__).parents[2]
 _KINDS = ("plain", "managed", "pool", "virtual", "array")
 _PRIMES = (2, 3, 5, 7, 11, 13)
 _CONTEXT_BYTES = 300 << 20
@@ -25,11 +26,7 @@ _CONTEXT_BYTES = 300 << 20
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("every_symbol") / "every_symbol"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{_ROOT / 'sim' / 'include'}"]
-    source = _ROOT / "tests" / "kernel" / "every_symbol.c"
-    subprocess.run(["gcc", *flags, str(source), "-o", str(path), "-lpthread"], check=True)
-    return path
+    return every_symbol_calls.build(tmp_path_factory.mktemp("every_symbol") / "every_symbol")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def listed(program: Path, *arguments: str) -> list[str]:
 
 @contextmanager
 def driven(program: Path, node: Node, plan: Mapping[str, int], *arguments: str) -> Iterator[tuple[int, Any]]:
-    """Its pid and what it said, while it lives on."""
+    """Its pid and its report, while it lives on."""
     environment = {**os.environ, **node.environment, "LD_LIBRARY_PATH": str(BUILD / "lib")}
     pipe = subprocess.PIPE
     with subprocess.Popen([program, *arguments], env=environment, stdin=pipe, stdout=pipe, text=True) as process:
@@ -79,12 +76,12 @@ def test_every_probed_symbol_can_be_called(program: Path) -> None:
     assert {symbol.name for symbol in SYMBOLS} <= set(names)
 
 
-def test_the_gpu_did_what_the_program_says_it_asked_for(program: Path, node: Node) -> None:
+def test_the_gpu_did_what_the_program_reports(program: Path, node: Node) -> None:
     plan = {name: _PRIMES[i % len(_PRIMES)] for i, name in enumerate(listed(program))}
-    with driven(program, node, plan, "4") as (pid, said):
-        assert {name: symbol["calls"] for name, symbol in said["symbols"].items()} == plan
-        assert not any(symbol["failed"] for symbol in said["symbols"].values())
-        added, done = said["added"], truth(node, pid)
+    with driven(program, node, plan, "4") as (pid, report):
+        assert {name: symbol["calls"] for name, symbol in report["symbols"].items()} == plan
+        assert not any(symbol["failed"] for symbol in report["symbols"].values())
+        added, done = report["added"], truth(node, pid)
         assert done["kernels"] == added["launch"]["amount"]
         assert done["launches"] == added["launch"]["calls"]
         assert done["rx_bytes"] == added["to_device"]["amount"]
@@ -98,15 +95,15 @@ def test_the_gpu_did_what_the_program_says_it_asked_for(program: Path, node: Nod
 def test_allocations_that_fail_take_nothing(program: Path, node: Node) -> None:
     names = listed(program, "--fail")
     assert len(names) >= 20
-    with driven(program, node, dict.fromkeys(names, 5), "3", "--fail") as (pid, said):
-        assert {name: symbol["failed"] for name, symbol in said["symbols"].items()} == dict.fromkeys(names, 5)
-        assert all(symbol["amount"] == 0 for symbol in said["symbols"].values())
-        taken = sum(said["added"][f"alloc_{kind}"]["amount"] for kind in _KINDS)
+    with driven(program, node, dict.fromkeys(names, 5), "3", "--fail") as (pid, report):
+        assert {name: symbol["failed"] for name, symbol in report["symbols"].items()} == dict.fromkeys(names, 5)
+        assert all(symbol["amount"] == 0 for symbol in report["symbols"].values())
+        taken = sum(report["added"][f"alloc_{kind}"]["amount"] for kind in _KINDS)
         assert truth(node, pid)["memory_bytes"] == _CONTEXT_BYTES + taken
 
 
 def test_what_is_not_planned_is_not_called(program: Path, node: Node) -> None:
-    with driven(program, node, {"cuMemFree_v2": 3}) as (_, said):
-        assert said["symbols"].keys() == {"cuMemFree_v2"}
-        assert said["setup"]["cuMemAlloc_v2"] == 1 + 3
-        assert "cuMemcpyHtoD_v2" not in said["setup"]
+    with driven(program, node, {"cuMemFree_v2": 3}) as (_, report):
+        assert report["symbols"].keys() == {"cuMemFree_v2"}
+        assert report["setup"]["cuMemAlloc_v2"] == 1 + 3
+        assert "cuMemcpyHtoD_v2" not in report["setup"]

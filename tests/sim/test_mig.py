@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench.node import BUILD, Node, simulated_node
+from tools.harness.node import BUILD, Node, simulated_node
 
 GIB = 1 << 30
 LAYOUT = "1:3g.40gb,2g.20gb"
 GPU = "GPU-5e1f{:04x}-51a1-4000-8000-{:012x}"
 THREE, TWO = "MIG-5e1f0001-51a1-5000-8000-000100030028", "MIG-5e1f0001-51a1-5000-8000-000300020014"
-# Prints what the driver API says of each device, as one line of JSON.
+# Prints what the driver API reports of each device, as one line of JSON.
 LOOK = """
 import ctypes, json, uuid
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -93,7 +93,7 @@ def test_a_gpu_in_mig_mode_without_instances_is_not_there(node: Node) -> None:
     assert seen(node) == [gpu(0)[4:]]
 
 
-def test_numbers_count_the_fastest_gpu_first_unless_told_to_follow_the_bus(tmp_path: Path) -> None:
+def test_numbers_count_the_fastest_gpu_first_unless_ordered_by_the_bus(tmp_path: Path) -> None:
     with simulated_node(tmp_path / "gpu", {"gpus": "3", "sms": "66,132,132"}) as node:
         by_speed, by_bus = [gpu(1)[4:], gpu(2)[4:], gpu(0)[4:]], [gpu(0)[4:], gpu(1)[4:], gpu(2)[4:]]
         assert seen(node) == by_speed

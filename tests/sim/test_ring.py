@@ -41,7 +41,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(programs: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A server of its own per test, which must end cleanly when it is told to."""
+    """A server of its own per test, which must end cleanly on SIGTERM."""
     environment = {**os.environ, "GPUSIM_DIR": str(tmp_path)}
     command = [str(programs / "gpusim"), "serve"]
     with subprocess.Popen(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.node import Node, simulated_node
+from tools.harness.node import Node, simulated_node
 
 SHORT = ["--kernels", "3", "--kernel-us", "200"]
 ARRIVALS = ["--rate", "200", "--requests", "40", "--start-now", *SHORT]
@@ -98,7 +98,7 @@ def test_a_graph_is_one_launch_of_all_kernels(node: Node) -> None:
     assert truth["kernels"] == 40 * 3 + CALIBRATION_LAUNCHES
 
 
-def test_it_waits_for_a_byte_after_it_said_ready(node: Node) -> None:
+def test_it_waits_for_a_byte_after_it_printed_ready(node: Node) -> None:
     process = node.start("online", ["--rate", "100", "--requests", "5", *SHORT])
     assert process.stdout
     assert process.stdin
@@ -117,7 +117,7 @@ def test_it_does_not_start_for_a_parent_that_went_away(node: Node) -> None:
     assert "--start-now" in done.stderr
 
 
-def test_requests_that_nobody_could_serve_in_time_are_counted(node: Node) -> None:
+def test_requests_that_could_not_be_served_in_time_are_counted(node: Node) -> None:
     figures = run_online(
         node, "--rate", "100", "--seconds", "0.5", "--drain-seconds", "0", "--start-now", "--kernel-us", "5000"
     )
@@ -197,7 +197,7 @@ def test_the_log_of_offline_has_a_line_per_step(node: Node, tmp_path: Path) -> N
     assert times[2] - times[1] >= 5 * 300_000
 
 
-def test_a_summary_says_how_fast_the_loop_is_taken_to_be(node: Node) -> None:
+def test_a_summary_states_how_fast_the_loop_is_taken_to_be(node: Node) -> None:
     assert run_online(node, *ARRIVALS, "--iterations-per-us", "77")["iterations_per_us"] == 77
     assert run_offline(node, "--steps", "1", "--iterations-per-us", "78")["iterations_per_us"] == 78
 
@@ -305,7 +305,7 @@ def test_sigterm_ends_offline_with_its_summary(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "arguments", "says"),
+    ("program", "arguments", "expected"),
     [
         ("online", ["--rate", "fast"], "--rate"),
         ("online", ["--kernels", "0"], "--kernels"),
@@ -319,10 +319,10 @@ def test_sigterm_ends_offline_with_its_summary(node: Node) -> None:
         ("online", ["--drift-seconds", "0"], "--drift-seconds"),
     ],
 )
-def test_a_wrong_option_is_refused_by_name(node: Node, program: str, arguments: list[str], says: str) -> None:
+def test_a_wrong_option_is_refused_by_name(node: Node, program: str, arguments: list[str], expected: str) -> None:
     done = node.run(program, arguments)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert expected in done.stderr
 
 
 def test_memory_that_does_not_fit_ends_with_cudas_name_for_it(node: Node) -> None:

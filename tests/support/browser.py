@@ -16,7 +16,7 @@ DARK, LIGHT = 0, 1  # as --blink-settings counts them
 
 
 def chromium(url: str, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Opens the page, lets six seconds pass on its own clock, and ends. stderr has what the console said."""
+    """Opens the page, lets six seconds pass on its own clock, and ends. stderr has the console's messages."""
     binary = shutil.which("chromium")
     assert binary, "install Debian's package chromium"
     command = [

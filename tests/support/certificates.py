@@ -44,7 +44,7 @@ class Certificate:
 
 
 class Authority:
-    """Gives certificates to whoever asks."""
+    """A certificate authority that signs every request."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -9,11 +9,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import cgroups
+from tools.harness import cgroups
+from tools.harness.wait import until
 
 CONTAINERD = """
 version = 2
@@ -63,11 +63,11 @@ lock_type = "file"
 
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], folder: Path, ready: Callable[[], bool], **more: str) -> Iterator[None]:
-    """While it runs; `more`: of the environment. What it says is in `folder`/log."""
+    """While it runs; `more`: variables of its environment. Its output is in `folder`/log."""
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen([*map(str, command)], stdout=log, stderr=log, env={**os.environ, **more})
     try:
-        wait_until(lambda: process.poll() is not None or ready())
+        until(lambda: process.poll() is not None or ready(), f"{command[0]} to be ready")
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
         yield
     finally:
@@ -132,19 +132,11 @@ class Podman:
 
 
 def answers(path: Path) -> bool:
-    """Whether somebody accepts there."""
+    """Whether connections to this socket are accepted."""
     with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
         client.connect(str(path))
         return True
     return False
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    """Polls; fails when it does not come true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -9,37 +9,28 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from agent.model import Container, ContainerKey, DeviceUuid, ProcessId
-from agent.procfs import Procfs
-from bench import cgroups
-from enforce.freezable import hierarchies
+from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId
+from agent.node.cgroups import hierarchies, own_mounts
+from agent.node.procfs import Procfs
 from enforce.model import Subject
 from enforce.policy.model import Limits, Match, OfflineRule
+from tools.harness import cgroups
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-PATIENCE_SECONDS = 30.0
 WATCHED_SECONDS = 0.3
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    """Polls; fails with its name."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for: {what}"
-        time.sleep(0.002)
 
 
 def roots() -> dict[int, Path]:
     """Version → mount point."""
-    return {version: Path(root) for version, root in hierarchies(Procfs().mounts(os.getpid()))}
+    return {each.version: Path(each.point) for each in hierarchies(own_mounts()) if each.has_freezer}
 
 
 def ticks(tgid: int) -> int:
@@ -80,17 +71,17 @@ class Group:
         """A process in it that uses all the CPU that it gets; `deaf` to SIGTERM."""
         folder = self.folder / below
         folder.mkdir(parents=True, exist_ok=True)
-        ready, told = os.pipe()
+        ready, started = os.pipe()
         tgid = os.fork()
         if tgid == 0:
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it spins for nobody once the tests are killed
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it ends when the tests are killed
             signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else signal.SIG_DFL)
             Path("/proc/self/comm").write_text(comm)
-            os.write(told, b"r")
+            os.write(started, b"r")
             while True:
                 pass
         self.started.append(tgid)
-        os.close(told)
+        os.close(started)
         assert os.read(ready, 1) == b"r"
         os.close(ready)
         (folder / "cgroup.procs").write_text(str(tgid))

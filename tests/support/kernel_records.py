@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Histograms as the kernel keeps them, from latencies that a test knows."""
+"""Records of the kernel side, made by tests: latency histograms from known latencies, deliveries with few fields."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
 
-from agent.layout import LATENCY_BUCKETS
+from agent.collectors.samples import Delivered
+from agent.core.model import ProcessId
+from agent.probes.abi import LATENCY_BUCKETS
 
+A = ProcessId(10, 1)
 _WRAP = 1 << 32
 
 
@@ -21,7 +24,7 @@ def bucket_of(ns: int) -> int:
 
 
 class Recorded:
-    """One counter: latencies go in, what the kernel would show comes out."""
+    """One latency histogram: latencies go in, the buckets of the kernel's map come out."""
 
     def __init__(self, start: int = 0) -> None:
         self._cells = [start] * LATENCY_BUCKETS
@@ -36,3 +39,22 @@ class Recorded:
     def buckets(self) -> bytes:
         """As they lie in the kernel's map."""
         return array("I", self._cells).tobytes()
+
+
+def delivery(*functions: tuple[int, int], **values: int) -> Delivered:
+    """One of process A; what is not given is 0."""
+    fields = dict.fromkeys(
+        (
+            "at_ns",
+            "launches",
+            "charged_ns",
+            "queued_ns",
+            "waited_ns",
+            "waited_busy_ns",
+            "elapsed_ns",
+            "elapsed_busy_ns",
+            "pauses",
+        ),
+        0,
+    )
+    return Delivered(process=A, functions=functions, **{**fields, **values})

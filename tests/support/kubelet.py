@@ -16,8 +16,8 @@ import grpc
 from cri_api.v1 import api_pb2 as cri
 from cri_api.v1 import api_pb2_grpc as rpc
 
-from tests.contract.daemons import containerd, swept
-from tests.contract.image import write_image
+from tests.support.daemons import containerd, swept
+from tools.harness.busybox_image import write_image
 
 IMAGE = "localhost/test:1"
 _SECONDS = 60
@@ -34,7 +34,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """Whoever tells that containerd which pods to run."""
+    """The kubelet's part: pods are run in this containerd through its CRI socket."""
 
     socket: Path
     runtime: Any = field(repr=False)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Servers on UNIX sockets that behave as no runtime should, and the clock that their tests turn."""
+"""Servers on UNIX sockets that behave as no container runtime should: they hang, drip, and answer without end."""
 
 from __future__ import annotations
 
@@ -14,24 +14,12 @@ from pathlib import Path
 
 import grpc
 
-from agent.clock import monotonic_ns
-
 Behaviour = Callable[[socket.socket], None]
-
-
-class Clock:
-    """Real time, and what was added to it."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def __call__(self) -> int:
-        return monotonic_ns() + self.ahead_ns
 
 
 @contextlib.contextmanager
 def listening(path: Path, behave: Behaviour) -> Iterator[list[socket.socket]]:
-    """Whoever connects is behaved to, each in a thread; the connections so far."""
+    """Behaves so to each connection, in a thread of its own. Yields the connections so far."""
     met: list[socket.socket] = []
     threads: list[threading.Thread] = []
     with socket.socket(socket.AF_UNIX) as server:
@@ -71,40 +59,40 @@ def _behave(behave: Behaviour, connected: socket.socket) -> None:
 
 
 def hang(connected: socket.socket) -> None:
-    """Takes everything, says nothing."""
+    """Reads everything, answers nothing."""
     while connected.recv(1 << 16):
         pass
 
 
-def saying(said: bytes) -> Behaviour:
-    """That, to whatever it is asked, and the end."""
+def answering(answer: bytes) -> Behaviour:
+    """Sends this after the first bytes of a request, then ends the connection."""
 
-    def say(connected: socket.socket) -> None:
+    def send(connected: socket.socket) -> None:
         connected.recv(1 << 16)
-        connected.sendall(said)
+        connected.sendall(answer)
         connected.shutdown(socket.SHUT_WR)
 
-    return say
+    return send
 
 
 def endlessly(head: bytes, tail: bytes) -> Behaviour:
     """`head`, and then `tail` again and again."""
 
-    def say(connected: socket.socket) -> None:
+    def send(connected: socket.socket) -> None:
         connected.recv(1 << 16)
         connected.sendall(head)
         for _ in itertools.count():
             connected.sendall(tail)
 
-    return say
+    return send
 
 
-def dripping(said: bytes, pause: threading.Event) -> Behaviour:
+def dripping(answer: bytes, pause: threading.Event) -> Behaviour:
     """A byte at a time, until `pause` is set: never long enough without one for a plain time limit."""
 
     def drip(connected: socket.socket) -> None:
         connected.recv(1 << 16)
-        for byte in itertools.cycle(said):
+        for byte in itertools.cycle(answer):
             connected.sendall(bytes([byte]))
             if pause.wait(0.02):
                 return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A process whose root is a folder, as a container's is; and word of whoever opens a file."""
+"""Processes whose root is a folder, as a container's is; entries of a fixture /proc; a watch on a file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.model import ProcessId
-from agent.procfs import Procfs
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
 
 _WAIT = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); print(flush=True); sys.stdin.read()"
 _IN_OPEN, _IN_NONBLOCK = 0x20, os.O_NONBLOCK
+_STATE, _START_TICKS, _FIELDS = 0, 19, 49  # of the fields after the command name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def mounted(source: str, target: Path, *options: str) -> Iterator[None]:
 
 
 class Opens:
-    """Whether anybody opened a file: looking at it (O_PATH) does not count. A context manager."""
+    """Watches whether a file is opened; O_PATH does not count. A context manager."""
 
     def __init__(self, path: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -72,3 +73,12 @@ class Opens:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
+
+
+def show_process(proc: Path, process: ProcessId, state: str = "S") -> None:
+    """Makes the process appear there, or changes its state."""
+    fields = ["0"] * _FIELDS
+    fields[_STATE], fields[_START_TICKS] = state, str(process.start_ticks)
+    folder = proc / str(process.tgid)
+    folder.mkdir(exist_ok=True)
+    (folder / "stat").write_text(f"{process.tgid} (training) {' '.join(fields)}\n")

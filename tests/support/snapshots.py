@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from agent.model import (
+from agent.core.model import (
     CollectorHealth,
     Container,
     ContainerKey,
@@ -13,7 +13,7 @@ from agent.model import (
     DeviceHealth,
     DeviceReading,
     DeviceUuid,
-    Enforcement,
+    EnforcementStatus,
     FunctionUsage,
     ProbeCounts,
     ProbeStatus,
@@ -149,8 +149,10 @@ def rich_snapshot() -> Snapshot:
             Unattributed(GPU_1, None, GIB, None, None),
         ),
         enforcement={
-            ContainerKey("c1"): Enforcement("online", "chat", 0.0123, 0.99, 0.050, 73_000, 511.5),
-            ContainerKey("c2"): Enforcement(
+            ContainerKey("c1"): EnforcementStatus(
+                "online", "chat", 0.0123, 0.99, 0.050, 73_000, 511.5, slack_ratio=0.754
+            ),
+            ContainerKey("c2"): EnforcementStatus(
                 "offline",
                 "training",
                 share_ratio=0.62,
@@ -162,10 +164,10 @@ def rich_snapshot() -> Snapshot:
                 allocations_denied_total=3,
                 allocations_held_total=5,
                 rungs=("mps",),
-                troubles={"freeze": "somebody else has frozen it: left alone"},
+                troubles={"freeze": "another writer has frozen it: left alone"},
             ),
-            ContainerKey("c5"): Enforcement("unmatched"),
-            ContainerKey("gone"): Enforcement("offline"),
+            ContainerKey("c5"): EnforcementStatus("unmatched"),
+            ContainerKey("gone"): EnforcementStatus("offline"),
         },
         enforcing=True,
         health={

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("agent", "enforce")
+OURS = ("agent", "enforce", "gpuwarden")
 VOCABULARY = [path for name in OURS for path in sorted((ROOT / name).rglob("model.py"))]
 SPDX = ("SPDX-License-Identifier: ", "SPDX-FileCopyrightText: The GPU Warden authors")
 SOURCES = [
     path
     for folder in (
-        *("agent", "enforce", "bpf", "sim", "bench", "gpu"),
-        *("dashboards", "manual", "shipping", "tests", "packaging"),
+        *("agent", "enforce", "gpuwarden", "bpf", "sim", "bench", "conformance"),
+        *("dashboards", "tools", "tests", "packaging"),
     )
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".c", ".h", ".sh", ".js", ".css") and "build" not in path.relative_to(ROOT).parts
@@ -36,7 +36,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def test_the_vocabulary_of_observing_exists() -> None:
-    assert ROOT / "agent" / "model.py" in VOCABULARY
+    assert ROOT / "agent" / "core" / "model.py" in VOCABULARY
 
 
 def reachable(path: Path, seen: set[Path]) -> set[Path]:
@@ -71,3 +71,13 @@ def test_make_help_explains_every_target() -> None:
     phony = next(line for line in lines if line.startswith(".PHONY:")).split()[1:]
     explained = {line.split(":")[0] for line in lines if " ## " in line}
     assert {target for target in phony if not target.startswith("packages")} == explained
+
+
+def test_nothing_but_tests_imports_tests() -> None:
+    importing = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if path.suffix == ".py" and not path.is_relative_to(ROOT / "tests")
+        if any(name.split(".")[0] == "tests" for name in imports_of(path))
+    ]
+    assert not importing

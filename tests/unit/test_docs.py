@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the documentation says of links, commands, metrics and policies is so."""
+"""What the documentation states of links, commands, metrics and policies is so."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from agent.exporters.catalog import CATALOG
-from agent.main import main
-from manual.__main__ import described
-from manual.site import on_page_markdown
+from agent.exporters.prometheus.catalog import CATALOG
+from gpuwarden.main import main
+from tools.manual.__main__ import described
+from tools.manual.site import on_page_markdown
 
 ROOT = Path(__file__).parents[2]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
@@ -122,7 +122,7 @@ def test_every_policy_that_is_shown_is_right(page: Path, tmp_path: Path) -> None
             assert exit_code("check", str(tmp_path / "policy.yaml")) == 0
 
 
-def test_the_quick_start_gets_what_it_says_from_check(
+def test_the_quick_start_gets_what_it_shows_from_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs/quick-start.md").read_text()
@@ -137,7 +137,7 @@ def test_the_quick_start_gets_what_it_says_from_check(
 
 def test_the_operating_guide_has_the_figure_of_the_readme() -> None:
     readme, guide = (ROOT / "README.md").read_text(), (ROOT / "docs/operating.md").read_text()
-    (ratio,) = re.findall(r"^\| online p99, .* uncontrolled, ([\d.]+) under", readme, re.MULTILINE)
+    (ratio,) = re.findall(r"^\| the demo, held \| [^|]+ \| ([\d.]+) ", readme, re.MULTILINE)
     assert f"| online p99 under GPU Warden, to alone without any probe | {ratio} " in guide
 
 
@@ -176,7 +176,7 @@ def test_no_link_of_the_web_site_leads_out_of_it(page: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/images").glob("*.svg")), ids=lambda path: path.name)
-def test_a_picture_says_in_words_what_it_shows_and_asks_for_nothing_from_elsewhere(path: Path) -> None:
+def test_a_picture_describes_in_words_what_it_shows_and_asks_for_nothing_from_elsewhere(path: Path) -> None:
     tree = ElementTree.parse(path)
     kinds = {element.tag.rpartition("}")[2] for element in tree.iter()}
     assert "title" in kinds

@@ -8,20 +8,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from bench import cgroups
-from gpu import offspring
-from gpu.attempt import RUN_VARIABLE, Attempt
-from gpu.here import OVERDUE, Here, path_with_control
-from gpu.item import WHOLE
-from gpu.row import Row, Verdict
-from tests.contract.groups import roots
+from conformance import process_tree
+from conformance.host import OVERDUE, Host, path_with_control
+from conformance.isolation import RUN_VARIABLE, WHOLE, ItemRunner
+from conformance.report.model import Row, Verdict
+from tests.support.groups import roots
+from tools.harness import cgroups
+from tools.harness.wait import until
 
 BEGINNING = """\
 import os, signal, subprocess, sys, time
@@ -53,8 +52,8 @@ FREEZING = {
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     with suppress(ProcessLookupError):  # only where it failed
-        for process in offspring.with_variable(f"{RUN_VARIABLE}={tmp_path}"):
-            offspring.send(process, signal.SIGKILL)
+        for process in process_tree.with_variable(f"{RUN_VARIABLE}={tmp_path}"):
+            process_tree.send(process, signal.SIGKILL)
 
 
 def attempt(folder: Path, program: str, seconds: float = 20.0) -> list[Row]:
@@ -62,31 +61,28 @@ def attempt(folder: Path, program: str, seconds: float = 20.0) -> list[Row]:
     script = folder / "item.py"
     script.write_text(BEGINNING + program)
     with (folder / "log.txt").open("wb") as log:
-        return list(Attempt(folder, log, {}, False, program=(sys.executable, str(script))).rows("machine", seconds))
+        return list(ItemRunner(folder, log, {}, False, program=(sys.executable, str(script))).rows("machine", seconds))
 
 
 def verdicts(rows: list[Row]) -> list[tuple[str, Verdict]]:
     return [(row.what, row.verdict) for row in rows]
 
 
-def begun(folder: Path) -> list[offspring.Process]:
-    return offspring.with_variable(f"{RUN_VARIABLE}={folder}")
+def begun(folder: Path) -> list[process_tree.Process]:
+    return process_tree.with_variable(f"{RUN_VARIABLE}={folder}")
 
 
 def is_gone(pid: str) -> bool:
-    """Also when nobody has waited for it yet."""
+    """Also when its parent has not waited for it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-def until(path: Path) -> str:
-    deadline = time.monotonic() + 20
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return path.read_text()
+def content(path: Path) -> str:
+    """Of a file that another process writes."""
+    return until(lambda: path.read_text() if path.exists() else "", f"content of {path}")
 
 
 def test_rows_come_through(folder: Path) -> None:
@@ -131,7 +127,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
     assert is_gone((folder / "child").read_text())
 
 
-def test_a_daemon_that_hid_and_does_not_listen_ends_and_is_told(folder: Path) -> None:
+def test_a_daemon_that_hid_and_ignores_signals_ends_and_is_reported(folder: Path) -> None:
     (folder / "daemon.py").write_text(DAEMON)
     program = """
 subprocess.run([sys.executable, folder / "daemon.py", folder / "pid"])
@@ -174,12 +170,12 @@ os._exit(1)
 
 
 @pytest.mark.parametrize(
-    ("end", "said"), [("sys.exit(3)", "exit status 3"), ("os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV")]
+    ("end", "expected"), [("sys.exit(3)", "exit status 3"), ("os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV")]
 )
-def test_an_item_that_dies_says_how(folder: Path, end: str, said: str) -> None:
+def test_an_item_that_dies_reports_how(folder: Path, end: str, expected: str) -> None:
     rows = attempt(folder, end)
     assert verdicts(rows) == [("first", Verdict.OK), (WHOLE, Verdict.FAILED)]
-    assert said in rows[-1].note
+    assert expected in rows[-1].note
 
 
 def test_what_is_no_row_costs_no_other(folder: Path) -> None:
@@ -189,35 +185,37 @@ def test_what_is_no_row_costs_no_other(folder: Path) -> None:
     assert rows[3].what == "last"
 
 
-def test_what_does_not_die_is_told_once_and_not_waited_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a driver that hangs: here nobody ends it."""
-    monkeypatch.setattr(offspring, "_TERM_SECONDS", 0.05)
-    monkeypatch.setattr(offspring, "_KILL_SECONDS", 0.05)
-    monkeypatch.setattr(offspring, "send", lambda *_: None)
+def test_what_does_not_die_is_reported_once_and_not_waited_for_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a driver that hangs: here nothing ends it."""
+    monkeypatch.setattr(process_tree, "_TERM_SECONDS", 0.05)
+    monkeypatch.setattr(process_tree, "_KILL_SECONDS", 0.05)
+    monkeypatch.setattr(process_tree, "send", lambda *_: None)
     script = folder / "item.py"
     script.write_text(BEGINNING + 'subprocess.Popen(["sleep", "600"], start_new_session=True)')
     with (folder / "log.txt").open("wb") as log:
-        made = Attempt(folder, log, {}, False, program=(sys.executable, str(script)))
+        made = ItemRunner(folder, log, {}, False, program=(sys.executable, str(script)))
         first, again = list(made.rows("machine", 20.0)), made.sweep()
     monkeypatch.undo()
-    offspring.end(begun(folder))
+    process_tree.end(begun(folder))
     assert ("what is killed dies", Verdict.FAILED) in verdicts(first)
     assert "sleep" in first[1].note
     assert again == []
 
 
-def test_nobody_elses_process_is_ended(folder: Path) -> None:
+def test_processes_of_other_programs_are_not_ended(folder: Path) -> None:
     with subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: f"{folder}-2"}) as other:
-        process = next(p for p in offspring.named("sleep") if p.pid == other.pid)
-        offspring.send(offspring.Process(other.pid, process.started - 1), signal.SIGKILL)
+        process = next(p for p in process_tree.named("sleep") if p.pid == other.pid)
+        process_tree.send(process_tree.Process(other.pid, process.started - 1), signal.SIGKILL)
         assert not begun(folder)
         assert other.poll() is None
         other.kill()
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Here]:
-    made = Here(
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(
         simulated=False,
         quick=True,
         folder=tmp_path,
@@ -233,34 +231,34 @@ def here(tmp_path: Path) -> Iterator[Here]:
     made.end_all()
 
 
-def test_a_program_gets_its_input_and_environment(here: Here) -> None:
+def test_a_program_gets_its_input_and_environment(host: Host) -> None:
     script = "import os, sys; print(os.environ['GPU_OF'], os.environ['MORE'], sys.stdin.read()); sys.exit(7)"
-    done = here.run([sys.executable, "-c", script], {"MORE": "too"}, given="said")
+    done = host.run([sys.executable, "-c", script], {"MORE": "too"}, given="said")
     assert (done.returncode, done.stdout) == (7, "ours too said\n")
 
 
-def test_a_program_that_takes_too_long_ends_with_its_children(here: Here, tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_ends_with_its_children(host: Host, tmp_path: Path) -> None:
     inner = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     run = f"s.run([sys.executable, '-c', {inner!r}, sys.argv[1]])"
     outer = f"import subprocess as s, sys; print('begun', flush=True); {run}"
-    done = here.run([sys.executable, "-c", outer, str(tmp_path / "pid")], timeout=2.0)
+    done = host.run([sys.executable, "-c", outer, str(tmp_path / "pid")], timeout=2.0)
     assert done.returncode == OVERDUE
     assert done.stdout == "begun\n"
     assert "not done within 2 s" in done.stderr
-    assert is_gone(until(tmp_path / "pid"))
+    assert is_gone(content(tmp_path / "pid"))
 
 
-def test_a_stopped_program_ends_with_the_item(here: Here) -> None:
-    process = here.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"])
+def test_a_stopped_program_ends_with_the_item(host: Host) -> None:
+    process = host.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"])
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    here.end_all()
+    host.end_all()
     assert process.returncode == -signal.SIGTERM
 
 
-def test_modules_of_the_frameworks_python_are_found_without_being_imported(here: Here) -> None:
-    assert here.has("json.decoder")
-    assert not here.has("no_such.module")
-    assert not here.has("no_such")
+def test_modules_of_the_frameworks_python_are_found_without_being_imported(host: Host) -> None:
+    assert host.has("json.decoder")
+    assert not host.has("no_such.module")
+    assert not host.has("no_such")
 
 
 def test_programs_of_mps_are_looked_for_beside_the_path_too(monkeypatch: pytest.MonkeyPatch) -> None:

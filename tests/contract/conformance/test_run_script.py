@@ -9,14 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).parents[2] / "gpu" / "run"
+from tools.harness.wait import until
+
+RUN = Path(__file__).parents[3] / "conformance" / "run"
 OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
 TELLS = """\
 import json, os, signal, subprocess, sys, time
@@ -28,7 +29,7 @@ if sys.argv[1:] == ["wait"]:
 inherited = "import os; print([name for name in os.environ if name.startswith('PYTHON') and name != 'PYTHON'])"
 inherited = subprocess.run([os.environ["GPUWARDEN_GPU_PYTHON"], "-c", inherited], stdout=subprocess.PIPE, text=True)
 theirs = subprocess.run([os.environ["GPUWARDEN_GPU_PYTHON"], "-c", "import brought"], stderr=subprocess.PIPE, text=True)
-aside = [sys.executable, "-I", "-c", "import brought, gpu; print(brought.WORD)"]
+aside = [sys.executable, "-I", "-c", "import brought, conformance; print(brought.WORD)"]
 aside = subprocess.run(aside, stdout=subprocess.PIPE, text=True).stdout.strip()
 said = {"arguments": sys.argv[1:], "brought": brought.WORD, "theirs": theirs.stderr.splitlines()[-1:], "aside": aside}
 said["inherited"] = inherited.stdout.strip()
@@ -40,13 +41,13 @@ sys.exit(7)
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     made = tmp_path / "a bundle"
-    for folder in ("gpu", "wheels", "lib"):
+    for folder in ("conformance", "wheels", "lib"):
         (made / folder).mkdir(parents=True)
     shutil.copy2(RUN, made / "run")
     (made / "PYTHON").write_text(f"{OURS}\n")
     (made / "lib/ORDER").write_text("")
-    (made / "gpu/__init__.py").write_text("")
-    (made / "gpu/__main__.py").write_text(TELLS)
+    (made / "conformance/__init__.py").write_text("")
+    (made / "conformance/__main__.py").write_text(TELLS)
     with zipfile.ZipFile(made / "wheels/brought-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("brought.py", "WORD = 'from a wheel'\n")
     return made
@@ -103,17 +104,17 @@ def test_the_frameworks_python_keeps_its_own_path(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "python", "said"),
+    ("wanted", "python", "message"),
     [
         ("9.9", sys.executable, f"this bundle is for Python 9.9, and {sys.executable} is {OURS}: set PYTHON"),
         (OURS, "no-such-python", f"no no-such-python here: set PYTHON to a Python {OURS}"),
     ],
 )
-def test_another_python_is_refused(bundle: Path, wanted: str, python: str, said: str) -> None:
+def test_another_python_is_refused(bundle: Path, wanted: str, python: str, message: str) -> None:
     (bundle / "PYTHON").write_text(f"{wanted}\n")
     done = run(bundle, PYTHON=python)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -129,7 +130,5 @@ def test_a_signal_ends_it_and_nothing_stays(bundle: Path, number: signal.Signals
         assert process.stdout.readline() == "waiting\n"
         os.kill(process.pid, number)
         assert process.wait(30) == 128 + number
-    deadline = time.monotonic() + 10
-    while left := list((bundle.parent / "temporary").iterdir()):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+    temporary = bundle.parent / "temporary"
+    until(lambda: not list(temporary.iterdir()), lambda: f"an empty folder, not {list(temporary.iterdir())}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The driver of a run: how it ends early, what it does beside its items, and that nobody has to read what it prints."""
+"""The driver of a run: how it ends early, what it does beside its items, and that its output need not be read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from gpu.driver import Driver, gpus_kept_on
-from gpu.look import Look, blind
-from gpu.report import Report
-from gpu.standing import Standing
+from conformance.machine_state import MachineSettings, MachineState, unknown_state
+from conformance.report.writer import Report
+from conformance.runner import Driver, gpus_kept_on
+from tools.harness.wait import until
 
-ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "gpu", "--simulated", "--quick", "--only", "machine,leftovers", "--out")
+ROOT = Path(__file__).parents[3]
+COMMAND = (sys.executable, "-m", "conformance", "--simulated", "--quick", "--only", "machine,leftovers", "--out")
 # Tells of the libraries, and then hangs.
 HANGS = """\
 import os, sys, time
@@ -35,17 +34,14 @@ def test_a_signal_ends_it_with_a_report_also_in_the_background(tmp_path: Path, n
     """A shell has what it starts in the background ignore SIGINT."""
     command = ["env", "--ignore-signal=INT", *COMMAND, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "report.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until((tmp_path / "report.json").exists, "a report")
         os.kill(process.pid, number)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said
+        _, output = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
     assert not json.loads((tmp_path / "report.json").read_text())["complete"]
 
 
-def test_nobody_has_to_read_what_it_prints(tmp_path: Path) -> None:
+def test_what_it_prints_need_not_be_read(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -60,11 +56,11 @@ def test_nobody_has_to_read_what_it_prints(tmp_path: Path) -> None:
 
 def driver_that_looks(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """With a module of looking that does this."""
-    (folder / "gpu").mkdir()
-    (folder / "gpu/__init__.py").touch()
-    (folder / "gpu/look.py").write_text(program)
-    monkeypatch.setattr("gpu.driver.ROOT", folder)
-    monkeypatch.setattr("gpu.driver._LOOKING_SECONDS", 1.5)
+    (folder / "conformance").mkdir()
+    (folder / "conformance/__init__.py").touch()
+    (folder / "conformance/machine_state.py").write_text(program)
+    monkeypatch.setattr("conformance.runner.ROOT", folder)
+    monkeypatch.setattr("conformance.runner._LOOKING_SECONDS", 1.5)
     return Driver(Report(False, True, version="none"), folder, folder, (folder / "log").open("wb"), show_none)
 
 
@@ -73,18 +69,18 @@ def show_none(title: str, rows: object) -> None:
 
 
 def test_what_was_seen_before_looking_hangs_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Look(False, "/usr/lib/libcuda.so.580", None, "/opt", "not known yet", Standing())
+    first = MachineState(False, "/usr/lib/libcuda.so.580", None, "/opt", "not known yet", MachineSettings())
     monkeypatch.setenv("FIRST", first.as_json())
     made = driver_that_looks(tmp_path, HANGS, monkeypatch)
     with made.log:
-        assert made._look() == first
+        assert made._observe() == first
 
 
 def test_looking_that_sees_nothing_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = driver_that_looks(tmp_path, "raise SystemExit(3)", monkeypatch)
     with made.log:
-        seen = made._look()
-    assert seen == blind(False, str(seen.bpf))
+        seen = made._observe()
+    assert seen == unknown_state(False, str(seen.bpf))
     assert "exit status 3" in str(seen.bpf)
 
 
@@ -96,9 +92,9 @@ def test_gpus_stay_open_between_programs_where_there_are_any(
 ) -> None:
     for name in ("nvidia0", "nvidiactl"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("gpu.driver._DEVICES", tmp_path)
-    before = Standing({"GPU-1": {"MIG mode": "0"}}) if answered else Standing(why_not="it hung")
-    with gpus_kept_on(Look(simulated, None, None, "", None, before)):
+    monkeypatch.setattr("conformance.runner._DEVICES", tmp_path)
+    before = MachineSettings({"GPU-1": {"MIG mode": "0"}}) if answered else MachineSettings(why_not="it hung")
+    with gpus_kept_on(MachineState(simulated, None, None, "", None, before)):
         assert held(tmp_path) == ({"nvidia0"} if kept else set())
     assert not held(tmp_path)
 

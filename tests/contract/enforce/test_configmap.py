@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A policy out of a ConfigMap's volume, with real mounts: its directory is everybody's, and yet it is taken."""
+"""A policy out of a ConfigMap's volume, with real mounts: its directory is writable by all, and yet it is accepted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import PolicyError
-from enforce.policy.file import PolicyFile
+from agent.core.errors import PolicyError
 from enforce.policy.load import load
-from tests.contract.jail import mounted
+from enforce.reload import policy_file
+from tests.support.processes import mounted
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 
@@ -41,7 +41,7 @@ def test_a_configmap_is_taken_where_it_is_mounted_read_only_and_followed_when_it
     volume, target = tmp_path / VOLUME, tmp_path / "etc with a space"
     configmap(volume)
     target.mkdir()
-    file = PolicyFile(target / "policy.yaml")
+    file = policy_file(target / "policy.yaml")
     with mounted(str(volume), target, "--bind"):
         with pytest.raises(PolicyError, match=f"chmod go-w {target}"):
             file.load()

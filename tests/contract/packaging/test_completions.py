@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.doors import Door
-from agent.endpoint import PATH, Endpoint
-from agent.model import Snapshot
-from tests.unit.snapshots import rich_snapshot
+from agent.core.model import Snapshot
+from agent.exporters.api.client import PATH
+from agent.exporters.api.routes import Api
+from tests.support.serving import ApiServer, never, no_story
+from tests.support.snapshots import rich_snapshot
 
-PACKAGING = Path(__file__).parents[2] / "packaging"
+PACKAGING = Path(__file__).parents[3] / "packaging"
 SCRIPTS = {
     shell: {path.name.strip("_").removesuffix(".fish"): path for path in (PACKAGING / "completions" / shell).iterdir()}
     for shell in ("bash", "zsh", "fish")
@@ -52,10 +53,9 @@ def script_of(tmp_path: Path) -> Iterator[dict[str, str]]:
         good = replace(row, container=replace(row.container, name="chat-0", pod="chat-7f"))
         return replace(made, containers=(good, hostile))
 
-    path = tmp_path / "agent.sock"
-    endpoint = Endpoint(snapshot, [Door(path)])
-    yield {shell: SCRIPTS[shell]["gpuwarden"].read_text().replace(str(PATH), str(path)) for shell in SCRIPTS}
-    endpoint.close()
+    with ApiServer(tmp_path, Api(snapshot, no_story, never)) as served:
+        path = str(served.orders)
+        yield {shell: SCRIPTS[shell]["gpuwarden"].read_text().replace(str(PATH), path) for shell in SCRIPTS}
     assert not (tmp_path / "owned").exists()
 
 

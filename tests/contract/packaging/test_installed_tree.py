@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What packaging/tree.sh makes, and so what packages and images install: small, whole, on nobody else's path."""
+"""What packaging/tree.sh makes, and so what packages and images install: small, whole, on no other program's path."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LARGEST_BYTES = 40_000_000
 IMPORT_ALL = """
-import importlib, pkgutil, agent, enforce
-names = [m.name for p in (agent, enforce) for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
+import importlib, pkgutil, agent, enforce, gpuwarden
+names = [m.name for p in (agent, enforce, gpuwarden) for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
 for name in names:
     if not name.endswith("__main__"):
         importlib.import_module(name)
@@ -127,7 +127,7 @@ def test_the_copyright_file_names_every_package_that_is_shipped(tree: Path, pack
     text = (ROOT / "packaging/deb/copyright").read_text()
     stanzas = re.findall(r"^Files: (.*?)^Copyright:", text, re.MULTILINE | re.DOTALL)
     patterns = [pattern for stanza in stanzas for pattern in stanza.split() if "site-packages" in pattern]
-    theirs = [p for p in files(packages) if p.relative_to(packages).parts[0] not in ("agent", "enforce")]
+    theirs = [p for p in files(packages) if p.relative_to(packages).parts[0] not in ("agent", "enforce", "gpuwarden")]
     unnamed = {
         str(path.relative_to(tree))
         for path in theirs
@@ -136,11 +136,44 @@ def test_the_copyright_file_names_every_package_that_is_shipped(tree: Path, pack
     assert not unnamed
 
 
-def test_the_simulated_gpu_is_on_no_path(tmp_path: Path) -> None:
-    tree = made(tmp_path / "sim", "gpuwarden-sim")
-    assert {path.relative_to(tree).parts[:3] for path in files(tree)} == {("usr", "lib", "gpuwarden-sim")}
-    for path in ("sim/demo/__init__.py", "sim/build/bin/gpusim", "sim/build/lib/libcuda.so.1", "bench/containers.py"):
-        assert (tree / "usr/lib/gpuwarden-sim" / path).is_file(), path
+@pytest.fixture(scope="module")
+def simulated_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("sim"), "gpuwarden-sim")
+
+
+def test_the_simulated_gpu_is_on_the_path_of_the_agents_environment_only(
+    simulated_tree: Path, tree: Path, packages: Path
+) -> None:
+    in_the_environment = packages.relative_to(tree) / "gpuwarden-sim.pth"
+    outside = {
+        path.relative_to(simulated_tree)
+        for path in files(simulated_tree)
+        if not path.is_relative_to(simulated_tree / "usr/lib/gpuwarden-sim")
+    }
+    assert outside == {in_the_environment}
+    assert (simulated_tree / in_the_environment).read_text() == "/usr/lib/gpuwarden-sim\n"
+    for name in (
+        "sim/demo/__init__.py",
+        "sim/build/bin/gpusim",
+        "sim/build/lib/libcuda.so.1",
+        "tools/harness/containers.py",
+    ):
+        assert (simulated_tree / "usr/lib/gpuwarden-sim" / name).is_file(), name
+
+
+def test_the_demo_is_found_by_its_entry_point(simulated_tree: Path, home: Path, tmp_path: Path) -> None:
+    under = simulated_tree / "usr/lib/gpuwarden-sim"
+    script = "import site, sys; site.addsitedir(sys.argv.pop(1)); from gpuwarden.main import main; main()"
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (tmp_path / "of-sim").mkdir()
+    (tmp_path / "of-sim/gpuwarden-sim.pth").write_text(f"{under}\n")
+    done = run(home, "-c", script, tmp_path / "of-sim", "demo", "--help", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "--seconds" in done.stdout
+    done = run(home, home / "bin/gpuwarden", "demo", folder=folder)
+    assert "install gpuwarden-sim" in done.stderr
+    assert not [path for path in under.rglob("*.py") if not (path.parent / "__pycache__").is_dir()]
 
 
 def test_a_folder_with_something_in_it_is_not_made_into_a_tree(tmp_path: Path) -> None:

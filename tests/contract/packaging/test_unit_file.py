@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The unit as systemd itself judges it, and what docs/capabilities.md says of it."""
+"""The unit as systemd itself judges it, and what docs/capabilities.md states of it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.capabilities import ANY_KERNEL, SINCE_6_6
+from agent.node.preflight import ANY_KERNEL, SINCE_6_6
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "packaging/systemd/gpuwarden.service"
 PAGE = ROOT / "docs/capabilities.md"
 MOST_POINTS = 3.3
 # What is called by number, and where.
 BY_NUMBER = {
-    "agent/libbpf.py": {"bpf"},
-    "agent/foreign.py": {"openat2"},
-    "enforce/mps/confined.py": {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"},
+    "agent/probes/libbpf.py": {"bpf"},
+    "agent/node/container_files.py": {"openat2"},
+    "enforce/actuators/mps/channel.py": {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"},
 }
 # What else the agent cannot do without: by ctypes, by Python, by libbpf.
 BESIDES = {
@@ -63,7 +63,7 @@ def runnable(tmp_path: Path) -> Path:
     return unit
 
 
-def test_systemd_has_nothing_to_say_against_it(runnable: Path) -> None:
+def test_systemd_finds_nothing_wrong_with_it(runnable: Path) -> None:
     done = analyze("verify", "--man=no", str(runnable))
     assert (done.returncode, done.stderr) == (0, "")  # of an unknown key it only speaks
     runnable.write_text(runnable.read_text().replace("ProtectClock", "ProtectClocks"))
@@ -123,10 +123,10 @@ def test_the_filter_lets_through_what_the_agent_calls() -> None:
 
 
 def test_those_that_it_calls_by_number_are_all_listed() -> None:
-    sources = [path for part in ("agent", "enforce") for path in (ROOT / part).rglob("*.py")]
+    sources = [path for part in ("agent", "enforce", "gpuwarden") for path in (ROOT / part).rglob("*.py")]
     assert {str(path.relative_to(ROOT)) for path in sources if ".syscall(" in path.read_text()} == BY_NUMBER.keys()
     entering = {path.name for path in sources if ".setns(" in path.read_text()}
-    assert entering == {"cgroup_namespace.py"}
+    assert entering == {"cgroups.py"}
 
 
 def test_whatever_ends_the_agent_the_release_runs_with_the_same_rights_and_its_failure_is_no_failure() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import Node, simulated_node
+from tools.harness.node import Node, simulated_node
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def server_pid(node: Node) -> str:
     return node.mps_control("get_server_list").stdout.strip()
 
 
-def test_without_a_daemon_every_command_fails_and_says_so(node: Node) -> None:
+def test_without_a_daemon_every_command_fails_and_reports_it(node: Node) -> None:
     done = node.mps_control("get_server_list")
     assert done.returncode != 0
     assert "Cannot find MPS control daemon process" in done.stdout

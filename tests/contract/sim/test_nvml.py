@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench.node import BUILD, Node, simulated_node
+from tests.support.nvml.reading import answered
+from tools.harness.node import BUILD, Node, simulated_node
 
 GIB = 1 << 30
 OFFLINE = ["--seconds", "0", "--kernels", "20", "--kernel-us", "500", "--blocks", "66"]
@@ -47,19 +48,6 @@ def start(node: Node, *arguments: str) -> Popen[str]:
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def eventually(what: Callable[[], Any], seconds: float = 30) -> Any:
-    """The first true (and not refused) result."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if result := what():
-                return result
-        except pynvml.NVMLError_NotFound:
-            pass
-        time.sleep(0.05)
-    raise AssertionError("it never happened")
 
 
 def gpm(nvml: Any, before: Any, after: Any, *metrics: int) -> list[float]:
@@ -140,7 +128,7 @@ def test_memory_of_a_process_is_in_its_entry_and_in_the_device(node: Node, nvml:
     assert nvml.nvmlDeviceGetGraphicsRunningProcesses(handle) == []
     assert nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle) == []
     process.kill()
-    assert eventually(lambda: not nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    assert answered(lambda: not nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     assert nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used == before.used
 
 
@@ -162,19 +150,19 @@ def test_an_idle_device_has_no_process_utilization(nvml: Any, handle: Any) -> No
 @pytest.mark.parametrize("call", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"])
 def test_process_utilization_comes_once_a_second_in_wall_time(node: Node, nvml: Any, handle: Any, call: str) -> None:
     process = start(node)
-    (first, *_) = eventually(lambda: getattr(nvml, call)(handle, 0))
+    (first, *_) = answered(lambda: getattr(nvml, call)(handle, 0))
     assert first.pid == process.pid
     assert 0 < first.smUtil <= 100
     assert abs(first.timeStamp / 1e6 - time.time()) < 60
-    (second, *_) = eventually(lambda: getattr(nvml, call)(handle, first.timeStamp))
+    (second, *_) = answered(lambda: getattr(nvml, call)(handle, first.timeStamp))
     assert 500_000 < second.timeStamp - first.timeStamp < 30_000_000
 
 
 def test_a_dropped_sample_is_missing_and_the_next_one_is_there(node: Node, nvml: Any, handle: Any) -> None:
     start(node)
-    samples = eventually(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0))
+    samples = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0))
     node.fault("drop-samples", "2")
-    after = eventually(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, samples[-1].timeStamp))
+    after = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, samples[-1].timeStamp))
     assert after[0].timeStamp - samples[-1].timeStamp > 1_500_000
 
 
@@ -183,7 +171,7 @@ def test_gpm_tells_how_many_sms_were_busy_not_how_long(node: Node, nvml: Any, ha
     assert nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
     samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
     nvml.nvmlGpmSampleGet(handle, samples[0])
-    time.sleep(0.3)
+    time.sleep(0.3)  # what GPM measures in this time is what is tested
     nvml.nvmlGpmSampleGet(handle, samples[1])
     busy, sms = gpm(nvml, *samples, nvml.NVML_GPM_METRIC_GRAPHICS_UTIL, nvml.NVML_GPM_METRIC_SM_UTIL)
     assert 0 < busy <= 100
@@ -216,7 +204,7 @@ def test_pcie_throughput_blocks_for_its_window(nvml: Any, handle: Any) -> None:
 def test_power_and_clocks_rise_with_work(node: Node, nvml: Any, handle: Any) -> None:
     idle_mw, idle_mhz = nvml.nvmlDeviceGetPowerUsage(handle), nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
     start(node)
-    assert eventually(lambda: nvml.nvmlDeviceGetPowerUsage(handle) > idle_mw)
+    assert answered(lambda: nvml.nvmlDeviceGetPowerUsage(handle) > idle_mw)
     assert nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) > idle_mhz
     assert nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) <= nvml.nvmlDeviceGetMaxClockInfo(
         handle, nvml.NVML_CLOCK_SM
@@ -248,14 +236,14 @@ def test_a_function_can_be_switched_off(node: Node, nvml: Any, handle: Any) -> N
     assert nvml.nvmlDeviceGetPowerUsage(handle) > 0
 
 
-def test_an_xid_reaches_those_who_registered_for_its_device(node: Node, nvml: Any, handle: Any) -> None:
-    node.fault("xid", "0", "13")  # before anybody listens
+def test_an_xid_reaches_the_clients_that_registered_for_its_device(node: Node, nvml: Any, handle: Any) -> None:
+    node.fault("xid", "0", "13")  # before any client listens
     events = nvml.nvmlEventSetCreate()
     assert nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError
     nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
     with pytest.raises(nvml.NVMLError_Timeout):
         nvml.nvmlEventSetWait(events, 0)
-    node.fault("xid", "1", "31")  # somebody else's
+    node.fault("xid", "1", "31")  # another device's
     node.fault("xid", "0", "79")
     data = nvml.nvmlEventSetWait(events, 1000)
     assert (data.eventType, data.eventData) == (nvml.nvmlEventTypeXidCriticalError, 79)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
@@ -15,8 +15,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml import Nvml
-from bench.node import BUILD, Node, simulated_node
+from agent.nvml.client import Nvml
+from tests.support.nvml.reading import answered
+from tools.harness.node import BUILD, Node, simulated_node
 
 GIB = 1 << 30
 OFFLINE = ["--seconds", "0", "--kernels", "20", "--kernel-us", "500", "--blocks", "16"]
@@ -67,19 +68,6 @@ def start(node: Node, *arguments: str, **extra: str) -> Popen[str]:
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def eventually(what: Callable[[], Any], seconds: float = 30) -> Any:
-    """The first true (and not refused) result."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if result := what():
-                return result
-        except pynvml.NVMLError_NotFound:
-            pass
-        time.sleep(0.05)
-    raise AssertionError("it never happened")
 
 
 def sm_percent(*samples: Any) -> float:
@@ -184,7 +172,7 @@ def test_gpm_measures_one_instance_against_its_own_sms(node: Node, gpu: Any) -> 
         pynvml.nvmlGpmMigSampleGet(gpu, 3, samples[0][moment])
         pynvml.nvmlGpmMigSampleGet(gpu, 1, samples[1][moment])
         pynvml.nvmlGpmSampleGet(gpu, samples[2][moment])
-        time.sleep(0.3)
+        time.sleep(0.3)  # what GPM measures in this time is what is tested
     assert 5 < sm_percent(*samples[0]) <= 50.5  # 16 of its 32 SMs at most
     assert sm_percent(*samples[1]) == 0
     assert 0 < sm_percent(*samples[2]) <= 12.5  # 16 of all 132
@@ -214,8 +202,8 @@ def test_a_layout_can_change_while_nothing_runs(node: Node, gpu: Any) -> None:
     process = start(node, CUDA_VISIBLE_DEVICES=pynvml.nvmlDeviceGetUUID(three))
     assert "busy" in node.run("gpusim", ["fault", "mig", "0", "7g.80gb"]).stderr
     process.kill()
-    eventually(lambda: not pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
-    eventually(lambda: node.run("gpusim", ["fault", "mig", "0", "7g.80gb"]).returncode == 0)
+    answered(lambda: not pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+    answered(lambda: node.run("gpusim", ["fault", "mig", "0", "7g.80gb"]).returncode == 0)
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetUUID(three)
     (whole,) = instances(gpu)
@@ -242,7 +230,7 @@ def test_the_server_can_be_credited_with_the_work_of_mps_clients(
     with nvml_on(tmp_path / "gpu", monkeypatch, {"mps_credits": "server"}) as node, node.mps_daemon():
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         clients = [start(node), start(node)]
-        samples = eventually(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
+        samples = answered(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
         (server,) = {sample.pid for sample in samples}
         assert server not in [client.pid for client in clients]
         assert all(0 < sample.smUtil <= 100 for sample in samples)
@@ -253,7 +241,7 @@ def test_the_server_can_be_credited_with_the_work_of_mps_clients(
             client.kill()
         node.mps = False
         apart = start(node)  # beside MPS, not below it
-        later = eventually(
+        later = answered(
             lambda: [
                 sample for sample in pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, alone) if sample.pid != server
             ]
@@ -262,11 +250,11 @@ def test_the_server_can_be_credited_with_the_work_of_mps_clients(
         node.mps = True
 
 
-def test_clients_are_credited_unless_it_is_said_otherwise(plain: Node) -> None:
+def test_clients_are_credited_unless_configured_otherwise(plain: Node) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     with plain.mps_daemon():
         client = start(plain)
-        samples = eventually(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
+        samples = answered(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
         assert {sample.pid for sample in samples} == {client.pid}
         assert pids(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) == []
 
@@ -292,16 +280,16 @@ def test_the_old_utilization_call_can_be_as_silent_as_on_blackwell(
     with nvml_on(tmp_path / "gpu", monkeypatch, {"old_process_utilization": "off"}) as node:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         process = start(node)
-        samples = eventually(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
+        samples = answered(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
         assert {sample.pid for sample in samples} == {process.pid}
         with pytest.raises(pynvml.NVMLError_NotFound):
             pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
         with Nvml() as nvml:
             (device,) = nvml.devices()
-            assert eventually(lambda: nvml.process_utilization(device).keys()) == {process.pid}
+            assert answered(lambda: nvml.process_utilization(device).keys()) == {process.pid}
 
 
-def test_an_unloaded_driver_fails_everybody_until_it_is_loaded_and_asked_anew(plain: Node) -> None:
+def test_an_unloaded_driver_fails_all_clients_until_it_is_loaded_and_reopened(plain: Node) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     client = start(plain)
     plain.fault("driver-unload")

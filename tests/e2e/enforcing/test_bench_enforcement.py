@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import cgroups, enforcement
-from bench.enforcement_figures import COLUMNS
-from bench.enforcement_modes import OWN_SETTLE
+from bench.enforcement import __main__
+from bench.enforcement.figures import COLUMNS
+from bench.enforcement.modes import OWN_SETTLE
+from tools.harness import cgroups
 
 
 def test_the_rows_are_what_was_promised_and_nothing_is_left_behind(
@@ -22,7 +23,7 @@ def test_the_rows_are_what_was_promised_and_nothing_is_left_behind(
     monkeypatch.setitem(OWN_SETTLE, "headroom", 2.0)  # no law has found its share by then
     file, report = tmp_path / "rows.json", tmp_path / "page.md"
     where = ["--json", str(file), "--report", str(report)]
-    status = enforcement.main(
+    status = __main__.main(
         ["--isolated", "--pairs", "load50", "--modes", "mps_static,headroom@3", "--seconds", "2", *where]
     )
     rows = json.loads(file.read_text())

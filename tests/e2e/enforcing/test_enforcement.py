@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The agent as a process, real containers: who is slowed, who never is, and that only `enforce: true` does it."""
+"""The agent as a process, real containers: which are slowed, which never are, and that only `enforce: true` does it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from agent.layout import ROLE_OFFLINE, ROLE_ONLINE
-from enforce import ledger
-from tests.e2e.conftest import Busy
+from agent.probes.abi import ROLE_OFFLINE, ROLE_ONLINE
+from enforce.ledger import ledger
 from tests.e2e.kernel_maps import pace_of, rule_of
-from tests.e2e.node import Agent, Node, guardians, state, until
+from tests.e2e.node import Agent, Node, guardians, state
+from tests.e2e.workloads import Busy
+from tools.harness.wait import until
 
 WATCHED_SECONDS = 1.5
 
@@ -33,7 +34,7 @@ def states_of(tgid: int) -> set[str]:
 
 
 def seen(tgids: list[int], seconds: float = WATCHED_SECONDS) -> dict[int, set[str]]:
-    """Every state that each process's threads were seen in."""
+    """Every state that each process's threads were in during this time."""
     found: dict[int, set[str]] = {tgid: set() for tgid in tgids}
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -44,12 +45,12 @@ def seen(tgids: list[int], seconds: float = WATCHED_SECONDS) -> dict[int, set[st
 
 
 def lines(agent: Agent, after: int = 0) -> list[dict[str, Any]]:
-    """The decisions that are whole; each must be JSON. What they brought is told in lines of another kind."""
+    """The decisions that are whole; each must be JSON. What they brought is logged in lines of another kind."""
     text = agent.decisions.read_bytes()[after:]
     return [line for line in map(json.loads, text.split(b"\n")[:-1]) if line["kind"] == "decision"]
 
 
-def test_with_enforce_false_it_decides_and_logs_but_touches_nobody(node: Node, deciding: Agent, busy: Busy) -> None:
+def test_with_enforce_false_it_decides_and_logs_but_touches_no_process(node: Node, deciding: Agent, busy: Busy) -> None:
     before = deciding.decisions.stat().st_size
     deciding.reload(node.policy(enforce=False))
     until(lambda: lines(deciding, before), "a decision")
@@ -104,7 +105,7 @@ def test_a_container_that_the_policy_does_not_name_is_never_touched(node: Node, 
     until(lambda: node.truth()[busy.stranger.tgid] > launches, "launches of the unnamed container")
 
 
-def test_every_decision_is_a_line_of_json_that_says_why(node: Node, warden: Agent, busy: Busy) -> None:
+def test_every_decision_is_a_line_of_json_with_its_reason(node: Node, warden: Agent, busy: Busy) -> None:
     before = warden.decisions.stat().st_size
     warden.reload(node.policy(enforce=True))
     until(lambda: any(line["latency_ns"] for line in lines(warden, before)), "a decision with a latency")
@@ -122,7 +123,7 @@ def test_every_decision_is_a_line_of_json_that_says_why(node: Node, warden: Agen
 def test_sighup_from_false_to_true_holds_and_back_to_false_releases(node: Node, deciding: Agent, busy: Busy) -> None:
     tgids = [one.tgid for one in busy.training]
     deciding.reload(node.policy(enforce=True, max_pause="10s"))
-    until(lambda: all(state(tgid) == "T" for tgid in tgids), "all offline processes to be stopped", step=0.001)
+    until(lambda: all(state(tgid) == "T" for tgid in tgids), "all offline processes to be stopped", step_seconds=0.001)
     deciding.reload(node.policy(enforce=False))
     assert not any("T" in states for states in seen(tgids).values())
     assert [rule_of(deciding.process.pid, tgid) for tgid in (busy.chat.tgid, *tgids)] == [None] * 4
@@ -133,10 +134,10 @@ def test_sighup_from_false_to_true_holds_and_back_to_false_releases(node: Node, 
 def test_a_wrong_policy_at_sighup_keeps_the_old_one_in_force(node: Node, enforcing: Agent, busy: Busy) -> None:
     guardian = enforcing.guardian()
     wrong = node.policy(enforce=False).replace("law: headroom", "law: none-such")
-    said = enforcing.reload(wrong)
-    assert "the old one stays in force" in said
-    assert f"{enforcing.policy}:10: " in said
-    assert "Traceback" not in said
+    message = enforcing.reload(wrong)
+    assert "the old one stays in force" in message
+    assert f"{enforcing.policy}:10: " in message
+    assert "Traceback" not in message
     pauses = enforcing.pauses(node.name("training-0"))
     until(lambda: enforcing.pauses(node.name("training-0")) > pauses, "pauses under the old policy")
     assert guardians(enforcing.run_dir) == [guardian]

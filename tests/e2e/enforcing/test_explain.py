@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from enforce import ledger
-from enforce.owner import FILE
-from tests.e2e.conftest import Busy
+from enforce.ledger import ledger
+from enforce.ledger.run_lock import FILE
 from tests.e2e.kernel_maps import rule_of
-from tests.e2e.node import Agent, Node, until
+from tests.e2e.node import Agent, Node
+from tests.e2e.workloads import Busy
+from tools.harness.wait import until
 
 
 def story_of(node: Node, agent: Agent, name: str) -> dict[str, Any]:
@@ -27,12 +28,14 @@ def paused_seconds(story: dict[str, Any]) -> float:
 
 
 def complaints(agent: Agent) -> list[str]:
-    """What its log says of decisions that failed and of guardians. Other lines may come at any time."""
+    """What it logged of decisions that failed and of guardians. Other lines may come at any time."""
     return [line for line in agent.log.read_text().split("\n") if "guardian" in line or "decision" in line]
 
 
-def test_explain_says_who_was_slowed_for_whom_by_what_and_how_much(node: Node, enforcing: Agent, busy: Busy) -> None:
-    until(lambda: paused_seconds(story_of(node, enforcing, "training-0")) > 0, "stops in the story", step=0.5)
+def test_explain_shows_which_container_was_slowed_for_which_and_how_much(
+    node: Node, enforcing: Agent, busy: Busy
+) -> None:
+    until(lambda: paused_seconds(story_of(node, enforcing, "training-0")) > 0, "stops in the story", step_seconds=0.5)
     story = story_of(node, enforcing, "training-0")
     latest = story["intervals"][-1]
     assert latest["acted"]
@@ -56,7 +59,7 @@ def test_a_plan_beside_an_agent_that_enforces_undoes_nothing_of_what_it_holds(
 ) -> None:
     guardian, socket = enforcing.guardian(), enforcing.socket.stat().st_ino
     owner = (enforcing.run_dir / FILE).read_bytes()
-    told = complaints(enforcing)
+    before = complaints(enforcing)
     plan = ("plan", "--policy", str(enforcing.policy), "--seconds", "3", "--json")
     done = node.run(*plan)
     assert done.returncode == 0, done.stderr
@@ -72,6 +75,6 @@ def test_a_plan_beside_an_agent_that_enforces_undoes_nothing_of_what_it_holds(
     assert all(rule_of(enforcing.process.pid, one.tgid) is not None for one in busy.training)
     assert (enforcing.guardian(), enforcing.socket.stat().st_ino) == (guardian, socket)
     assert (enforcing.run_dir / FILE).read_bytes() == owner
-    assert complaints(enforcing) == told
+    assert complaints(enforcing) == before
     pauses = enforcing.pauses(node.name("training-0"))
     until(lambda: enforcing.pauses(node.name("training-0")) > pauses, "pauses that go on")

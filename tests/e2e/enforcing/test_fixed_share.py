@@ -10,9 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench.containers import Container
-from bench.node import simulated_node
-from tests.e2e.node import Agent, Node, until
+from tests.e2e.node import Agent, Node
+from tools.harness.containers import Container
+from tools.harness.node import simulated_node
+from tools.harness.wait import until
 
 SHAPES = {
     "one-long": ("--kernels", "1", "--kernel-us", "5000"),
@@ -61,7 +62,7 @@ def start_batches(stack: ExitStack, node: Node) -> list[Container]:
 def rates(node: Node, containers: Sequence[Container], seconds: float = MEASURED_SECONDS) -> list[float]:
     """Launches per second of each."""
     before, began = node.truth(), time.monotonic()
-    time.sleep(seconds)
+    time.sleep(seconds)  # the time in which launches are counted
     after, lasted = node.truth(), time.monotonic() - began
     return [(after[one.tgid] - before[one.tgid]) / lasted for one in containers]
 
@@ -83,11 +84,11 @@ def test_a_share_is_the_same_part_of_each_kind_of_work(node: Node) -> None:
             stack.enter_context(node.tenant(f"chat-{device}", str(device), "online", *ONLINE))
         batches = start_batches(stack, node)
         until(lambda: all(node.truth().get(one.tgid, 0) > 0 for one in batches), "work of each")
-        time.sleep(1)
+        time.sleep(1)  # past the start, which is no steady work
         alone = rates(node, batches)
         agent.reload(policy(node, enforce=True))
         until_held(agent, len(SHAPES))
-        time.sleep(LEARNING_SECONDS)
+        time.sleep(LEARNING_SECONDS)  # for the law to settle: what is measured is the share after that
         held = rates(node, batches)
     parts = {name: after / before for name, before, after in zip(SHAPES, alone, held, strict=True)}
     by_nvml = parts.pop("no-wait")  # whose percents and seconds are coarser than a process's own waits

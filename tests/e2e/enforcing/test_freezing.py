@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A target that nobody can meet, and a ladder with `freeze`: the agent climbs it, and whoever dies, everybody runs."""
+"""A target that cannot be met, and a ladder with `freeze`: the agent climbs it; if any process dies, all others run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from bench.containers import Container
-from enforce import ledger
-from enforce.freezer import Cgroup, Place
-from tests.contract.groups import roots
-from tests.e2e.node import TRAINING, Agent, Node, guardians, is_gone, until
+from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
+from enforce.ledger import ledger
+from tests.e2e.node import TRAINING, Agent, Node, guardians, is_gone
+from tests.support.groups import roots
+from tools.harness.containers import Container
+from tools.harness.wait import until
 
 PROMISED_SECONDS = 0.1
 SERVING = ("--rate", "50", "--kernels", "4", "--kernel-us", "500", "--seconds", "3600", "--start-now")
@@ -48,44 +49,50 @@ def policy(node: Node) -> str:
 def cgroups(busy: Busy) -> list[Cgroup]:
     """Those of the offline containers that are frozen, in the hierarchy that the agent uses too."""
     version, root = next((version, roots()[version]) for version in (2, 1) if version in roots())
-    return [Cgroup(Place.of(version, f"{root}{one.cgroup_path}")) for one in busy.training]
+    return [Cgroup(FreezerCgroup.of(version, f"{root}{one.cgroup_path}")) for one in busy.training]
 
 
-def test_it_freezes_in_the_end_and_after_the_agent_is_killed_everybody_runs_within_100_ms(
+def test_it_freezes_in_the_end_and_after_the_agent_is_killed_every_process_runs_within_100_ms(
     node: Node, busy: Busy
 ) -> None:
     with node.agent(policy(node), run_dir="frozen") as agent:
         groups = cgroups(busy)
-        until(lambda: all(group.is_frozen() for group in groups), "all offline containers to be frozen", step=0.005)
+        until(
+            lambda: all(group.is_frozen() for group in groups),
+            "all offline containers to be frozen",
+            step_seconds=0.005,
+        )
         guardian = agent.guardian()
         assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
-        until(lambda: not any(group.is_asked() for group in groups), "the turn to thaw", step=0.005)
+        until(lambda: not any(group.is_asked() for group in groups), "the turn to thaw", step_seconds=0.005)
         hang(agent, groups)
-        until(lambda: says_frozen(agent, node), "the agent to say so")
-        until(lambda: all(group.is_frozen() for group in groups), "the turn to freeze", step=0.005)
+        until(lambda: reports_frozen(agent, node), "the agent to say so")
+        until(lambda: all(group.is_frozen() for group in groups), "the turn to freeze", step_seconds=0.005)
         seconds = frozen_seconds_after_the_kill(agent, groups)
         print(f"thawed after {seconds * 1e3:.2f} ms")
         until(lambda: is_gone(guardian), "the guardian to end")
         assert guardians(agent.run_dir) == []
         assert ledger.read(agent.run_dir / "ledger.jsonl") == []
         before = node.truth()
-        until(lambda: all(node.truth()[one.tgid] > before[one.tgid] for one in busy.training), "everybody's launches")
+        until(
+            lambda: all(node.truth()[one.tgid] > before[one.tgid] for one in busy.training), "all processes' launches"
+        )
         assert not any(group.is_asked() for group in groups)
         assert seconds <= PROMISED_SECONDS
 
 
 def hang(agent: Agent, groups: list[Cgroup]) -> None:
     """An agent that hangs while all are frozen: the guardian thaws them, and leaves it the entries."""
-    until(lambda: all(group.is_asked() for group in groups), "the turn to freeze", step=0.005)
+    until(lambda: all(group.is_asked() for group in groups), "the turn to freeze", step_seconds=0.005)
     agent.process.send_signal(signal.SIGSTOP)
     try:
-        until(lambda: not any(group.is_asked() for group in groups), "the guardian to thaw", step=0.005)
+        until(lambda: not any(group.is_asked() for group in groups), "the guardian to thaw", step_seconds=0.005)
         assert {entry.act for entry in ledger.read(agent.run_dir / "ledger.jsonl")} == {"pace", "freeze"}
     finally:
         agent.process.send_signal(signal.SIGCONT)
 
 
-def says_frozen(agent: Agent, node: Node) -> bool:
+def reports_frozen(agent: Agent, node: Node) -> bool:
     stance = agent.stance(node.name("training-0"))
     return stance is not None and "freeze" in stance.rungs
 

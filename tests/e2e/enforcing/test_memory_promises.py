@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from agent.layout import ProcessKey, QuotaKey
-from agent.procfs import Procfs
-from bench.containers import Container, Mount
+from agent.node.procfs import Procfs
+from agent.probes.abi import ProcessKey, QuotaKey
 from sim.demo.stage import BUILD
 from tests.e2e.kernel_maps import map_of
-from tests.e2e.node import ROOT, Agent, Node, state, until
+from tests.e2e.node import ROOT, Agent, Node, state
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 GIB = 1 << 30
 APPLICATION = Path("/app")
@@ -42,7 +43,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """stacks.c, which allocates on command."""
     path = tmp_path_factory.mktemp("allocating") / "allocating"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'sim/include'}"]
-    source = ROOT / "tests/e2e/stacks.c"
+    source = ROOT / "tests/support/programs/stacks.c"
     subprocess.run(["gcc", *flags, str(source), "-o", str(path), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
     return path
 
@@ -95,7 +96,7 @@ def memory_bytes(agent: Agent, name: str) -> int:
     return (row.usage[0].memory_bytes or 0) if row and row.usage else 0
 
 
-def refusals_told(agent: Agent, since: int) -> list[dict[str, Any]]:
+def logged_refusals(agent: Agent, since: int) -> list[dict[str, Any]]:
     """The decision log's lines about refused allocations from that byte on; one that is being written is none yet."""
     lines = map(json.loads, agent.decisions.read_bytes()[since:].split(b"\n")[:-1])
     return [line for line in lines if line.get("act") in ("deny", "hold")]
@@ -121,11 +122,11 @@ def test_an_offline_container_is_kept_to_its_quota_while_an_online_one_allocates
         assert answer(chat) == "done"
         until(lambda: memory_bytes(agent, name) > GIB // 2, "its memory by NVML")
         assert memory_bytes(agent, name) <= GIB
-        until(lambda: refusals_told(agent, since), "the refusal in the decision log")
-        told = refusals_told(agent, since)
-        assert told[0]["container"].endswith(name)
-        assert (told[0]["rule"], told[0]["quota_bytes"], told[0]["acted"]) == ("training", GIB, True)
-        assert "quota" in told[0]["reason"]
+        until(lambda: logged_refusals(agent, since), "the refusal in the decision log")
+        refusals = logged_refusals(agent, since)
+        assert refusals[0]["container"].endswith(name)
+        assert (refusals[0]["rule"], refusals[0]["quota_bytes"], refusals[0]["acted"]) == ("training", GIB, True)
+        assert "quota" in refusals[0]["reason"]
         assert f'gpuwarden_container_memory_quota_bytes{{container="{name}"' in agent.metrics()
         if state(training.tgid) == "T":
             agent.reload(POLICY.format(token=node.token, quota="2GiB"))

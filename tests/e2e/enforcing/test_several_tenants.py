@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model import Enforcement
-from bench.containers import Container
-from bench.node import simulated_node
-from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, until
+from agent.core.model import EnforcementStatus
+from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node
+from tools.harness.containers import Container
+from tools.harness.node import simulated_node
+from tools.harness.wait import until
 
 POLICY = """\
 version: 1
@@ -43,8 +44,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield Node(folder)
 
 
-def stance(agent: Agent, container: Container) -> Enforcement | None:
-    """What enforcement says about it."""
+def stance(agent: Agent, container: Container) -> EnforcementStatus | None:
+    """What enforcement reports about it."""
     snapshot = agent.snapshot()
     for row in snapshot.containers:
         if any(process.tgid == container.tgid for process in row.processes):
@@ -72,19 +73,19 @@ def test_offline_work_is_held_for_the_online_containers_of_its_own_devices(node:
         node.tenant("training-second", "1", "offline", *TRAINING) as second,
         node.tenant("training-both", "0,1", "offline", *TRAINING, "--devices", "0,1") as both,
     ):
-        until_stopped_again(agent, beside, "who is in the online container's pod")
-        until_stopped_again(agent, first, "who is on its device")
-        until_stopped_again(agent, both, "who is on its device too")
+        until_stopped_again(agent, beside, "the container in the online container's pod")
+        until_stopped_again(agent, first, "the container on its device")
+        until_stopped_again(agent, both, "the container on its device too")
         launched = node.truth()[second.tgid]
-        until(lambda: node.truth()[second.tgid] > launched + 100, "who is elsewhere to work on")
+        until(lambda: node.truth()[second.tgid] > launched + 100, "the container elsewhere to work on")
         assert stops(agent, second) == 0
         with node.tenant("chat-late", "1", "online", *ALWAYS_BUSY):
-            until_stopped_again(agent, second, "who has an online neighbour now")
-            until_stopped_again(agent, first, "who still has one")
+            until_stopped_again(agent, second, "the container with an online neighbour now")
+            until_stopped_again(agent, first, "the container that still has one")
         released = stance(agent, second)
         assert released is not None
         assert released.role == "offline"
-        until(lambda: settled(agent, second), "who is alone again to be left alone")
+        until(lambda: settled(agent, second), "the container that is alone again to be left alone")
 
 
 def settled(agent: Agent, container: Container) -> bool:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import attribution, cgroups
-from bench.attribution_agent import Agents
-from bench.attribution_errors import MOST_WORST, leak, misses, unattributed
-from bench.attribution_run import Times, record
-from bench.attribution_shares import by_tenant, gpuwarden_seconds, true_seconds
-from bench.scenarios import Scenario, Tenant
+from bench.attribution import __main__
+from bench.attribution.agent import Agents
+from bench.attribution.errors import MOST_WORST, leak, misses, unattributed
+from bench.attribution.run import Times, record
+from bench.attribution.scenarios import Scenario, Tenant
+from bench.attribution.shares import by_tenant, gpuwarden_seconds, true_seconds
+from tools.harness import cgroups
 
 STEADY = ("--kernels", "20", "--kernel-us", "400", "--host-us", "8000", "--seconds", "100000")
 JOB = ("--kernels", "5", "--kernel-us", "500", "--iterations-per-us", "100", "--seconds", "0.3")
@@ -23,7 +24,7 @@ JOB = ("--kernels", "5", "--kernel-us", "500", "--iterations-per-us", "100", "--
 
 def test_the_rows_are_what_was_promised(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    status = attribution.main(
+    status = __main__.main(
         ["--scenarios", "time-sliced-2", "--seed", "3", "--warm-up", "2", "--seconds", "3", "--json", str(file)]
     )
     rows = json.loads(file.read_text())
@@ -54,8 +55,8 @@ def test_shares_add_up_to_the_device_and_everything_is_gone_afterwards(tmp_path:
     activity = [s.devices[0].sm_activity_ratio or 0.0 for s in recording.measured]
     assert sum(true.values()) == pytest.approx(sum(activity) / len(activity), abs=0.03)
     assert leak(recording) == pytest.approx(0, abs=1e-9)
-    told = by_tenant(recording, gpuwarden_seconds(recording))
-    assert sum(told.values()) + unattributed(recording) == pytest.approx(sum(activity) / len(activity), abs=0.03)
+    reported = by_tenant(recording, gpuwarden_seconds(recording))
+    assert sum(reported.values()) + unattributed(recording) == pytest.approx(sum(activity) / len(activity), abs=0.03)
     assert not cgroups.folders(f"/gpuwarden-bench-{os.getpid()}")
 
 
@@ -71,7 +72,7 @@ def test_clients_of_mps_have_their_shares_though_nvml_credits_the_server(tmp_pat
     assert credited
     assert not credited & clients
     true = by_tenant(recording, true_seconds(recording))
-    told = by_tenant(recording, gpuwarden_seconds(recording))
+    reported = by_tenant(recording, gpuwarden_seconds(recording))
     for owner, share in true.items():
         assert share > 0.05
-        assert told[owner] == pytest.approx(share, abs=MOST_WORST)
+        assert reported[owner] == pytest.approx(share, abs=MOST_WORST)

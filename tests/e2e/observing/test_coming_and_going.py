@@ -20,16 +20,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent import schema
-from agent.model import ContainerUsage, DeviceUuid, Snapshot, Totals
-from bench.containers import Container, Mount
+from agent.core import snapshot_json
+from agent.core.model import ContainerUsage, DeviceUuid, Snapshot, Totals
 from sim.demo.stage import BUILD
-from tests.e2e.node import PATIENCE_SECONDS, ROOT, Agent, until
+from tests.e2e.node import PATIENCE_SECONDS, ROOT, Agent
 from tests.e2e.places import Chronicle, Docker, Hardware, Place, docker, launches_of, place, rows_of
-from tests.kernel.driven import Driver, compile_driver
+from tests.support.programs.driver import Driver, compile_driver
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 LAUNCH = "launch:4x1x1:32x1x1"
-TOLD = "uuid:0"  # which device it is, for programs that may end before anybody reads their environment
+NAMED = "uuid:0"  # which device it is, for programs that may end before the agent reads their environment
 SHORT_LIVED, AGENT_AWAY_SECONDS = 20, 1.0
 STEP = 20  # launches that are waited for together
 WORK = ("--kernels", str(STEP), "--kernel-us", "500", "--host-us", "2000", "--seconds", "3600")
@@ -113,7 +114,7 @@ def test_a_container_between_two_ticks_is_counted_under_its_id_until_it_was_scra
     full_id, folder = secrets.token_hex(32), driver.libcuda.parent
     with Container.start(
         f"short-{node.token}",
-        [str(driver.program), TOLD, f"31*{LAUNCH}", "sync"],
+        [str(driver.program), NAMED, f"31*{LAUNCH}", "sync"],
         {**node.stage.environment, "LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0"},
         cgroup_path=f"/docker/{full_id}",
         mounts=[Mount(node.folder, read_only=False)],
@@ -143,7 +144,7 @@ def test_programs_that_are_gone_before_the_agent_can_look_are_counted_for_their_
             with docker() as container:
                 count = 101 + number
                 replace(driver, cgroup=container.cgroup).run(
-                    TOLD, f"{count}*{LAUNCH}", CUDA_VISIBLE_DEVICES=str(number % 2)
+                    NAMED, f"{count}*{LAUNCH}", CUDA_VISIBLE_DEVICES=str(number % 2)
                 )
             assert not container.cgroup.exists()
             gone[container] = count
@@ -161,6 +162,7 @@ def stopped(agent: Agent) -> Iterator[None]:
     agent.process.send_signal(signal.SIGSTOP)
     try:
         yield
+        # This long without the agent is what is tested.
         time.sleep(max(0.0, begun + AGENT_AWAY_SECONDS - time.monotonic()))
     finally:
         agent.process.send_signal(signal.SIGCONT)
@@ -220,7 +222,7 @@ def swap(source: Path, target: Path) -> None:
     made.rename(target)
 
 
-def test_a_libcuda_that_was_written_over_in_place_is_attached_anew(
+def test_a_libcuda_that_was_written_over_in_place_is_reattached(
     node: Place, hardware: Hardware, warden: Agent, driver: Driver
 ) -> None:
     gpu, inode = hardware.uuids[0], node.library.stat().st_ino
@@ -229,7 +231,7 @@ def test_a_libcuda_that_was_written_over_in_place_is_attached_anew(
     assert node.library.stat().st_ino == inode
     until(lambda: "symbols of" in warden.log.read_text()[log:].partition("in place")[2], "probes of the new file")
     with docker() as container:
-        replace(driver, cgroup=container.cgroup).run(TOLD, f"47*{LAUNCH}", CUDA_VISIBLE_DEVICES="0")
+        replace(driver, cgroup=container.cgroup).run(NAMED, f"47*{LAUNCH}", CUDA_VISIBLE_DEVICES="0")
         until(lambda: launches_of(warden.snapshot(), container) == {gpu: 47}, "launches with the new content")
 
 
@@ -282,7 +284,7 @@ def truth(hardware: Hardware, tgid: int) -> int:
     return sum(one["launches"] for one in hardware.gpus.truth() if one["pid"] == tgid)
 
 
-def test_a_driver_that_is_loaded_anew_is_taken_up_again(
+def test_a_driver_that_is_reloaded_is_taken_up_again(
     node: Place, hardware: Hardware, warden: Agent, chronicle: Chronicle
 ) -> None:
     gpu = hardware.uuids[0]
@@ -354,10 +356,10 @@ def test_gputop_has_kernels_by_name_and_how_long_they_take(node: Place, hardware
         until(
             lambda: known(warden, plain, graphs=False) and known(warden, graphs, graphs=True), "how long kernels take"
         )
-        program = [sys.executable, "-c", "from agent.main import gputop; gputop()"]
+        program = [sys.executable, "-c", "from gpuwarden.main import gputop; gputop()"]
         command = [*program, "--once", "--json", "--socket", str(warden.socket)]
         done = subprocess.run(command, env=node.environment, cwd=ROOT, capture_output=True, text=True, check=True)
-        snapshot = schema.loads(done.stdout.encode())
+        snapshot = snapshot_json.loads(done.stdout.encode())
     assert json.loads(done.stdout)["containers"]
     (kernel,) = [one for one in rows_of(snapshot, plain)[0].functions if one.name == "spin"]
     assert (kernel.device, kernel.is_graph) == (gpu, False)

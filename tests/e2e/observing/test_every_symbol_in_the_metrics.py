@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A container calls every probed symbol; what a scrape says of it is what it did, call by call and byte by byte."""
+"""A container calls every probed symbol; what a scrape reports of it is what it did, call by call and byte by byte."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.symbols import SYMBOLS
-from bench.containers import Container, Mount
+from agent.probes.symbols import SYMBOLS
 from sim.demo.stage import BUILD
-from tests.e2e.node import Agent, Node, until
-from tests.kernel import calls
+from tests.e2e.node import Agent, Node
+from tests.support.programs import every_symbol_calls as calls
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned")
 CALLS = "gpuwarden_probe_calls_total"
@@ -41,18 +42,18 @@ def every_symbol(node: Node) -> Path:
 
 def settled(warden: Agent) -> dict[str, int]:
     """Calls of each symbol, once those of programs that have just ended are in."""
-    calls, at_ns = None, 0
-    while True:
-        snapshot = warden.snapshot()
-        if snapshot.at_ns == at_ns:
-            time.sleep(0.1)
-        elif snapshot.probe_calls == calls:
-            return dict(calls)
-        else:
-            calls, at_ns = snapshot.probe_calls, snapshot.at_ns
+    latest = warden.snapshot()
+
+    def is_as_before() -> bool:
+        nonlocal latest
+        before, latest = latest, warden.snapshot()
+        return latest.at_ns != before.at_ns and latest.probe_calls == before.probe_calls
+
+    until(is_as_before, "two snapshots with the same calls", step_seconds=0.1)
+    return dict(latest.probe_calls)
 
 
-def test_a_scrape_says_exactly_what_was_called(node: Node, warden: Agent, every_symbol: Path) -> None:
+def test_a_scrape_shows_exactly_what_was_called(node: Node, warden: Agent, every_symbol: Path) -> None:
     name = node.name(f"calls-{time.monotonic_ns()}")  # totals of a first try would go on
     plan = calls.plan_of([symbol.name for symbol in SYMBOLS])
     before = settled(warden)
@@ -66,8 +67,8 @@ def test_a_scrape_says_exactly_what_was_called(node: Node, warden: Agent, every_
     ) as container:
         assert container.stdout
         calls.prepare(container.stdin, container.stdout, plan)
-        said = calls.carry_out(container.stdin, container.stdout)
-        wanted, added = calls.told(said), said["added"]
+        report = calls.carry_out(container.stdin, container.stdout)
+        wanted, added = calls.reported(report), report["added"]
 
         def counted() -> dict[str, int]:
             return calls.grown(Scrape(warden.metrics()).by(CALLS, "symbol"), before)
@@ -89,6 +90,6 @@ def test_a_scrape_says_exactly_what_was_called(node: Node, warden: Agent, every_
         assert {kind: amount for kind, amount in allocated.items() if amount} == {k: v for k, v in left.items() if v}
         lost = [sample for sample in scrape.samples if re.fullmatch(r"gpuwarden_events_lost_total", sample.name)]
         assert lost
-        told = {tuple(sorted(sample.labels.items())): sample.value for sample in lost if sample.value}
-        told.pop((("reason", "refused"), ("source", "libraries")), None)  # a process 1 that not even root may read
-        assert told == {}
+        reported = {tuple(sorted(sample.labels.items())): sample.value for sample in lost if sample.value}
+        reported.pop((("reason", "refused"), ("source", "libraries")), None)  # a process 1 that not even root may read
+        assert reported == {}

@@ -12,8 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sim.demo.stage import BUILD
-from tests.contract.kubelet import Kubelet, running_kubelet
-from tests.e2e.node import TRAINING, Agent, Node, until
+from tests.e2e.node import TRAINING, Agent, Node
+from tests.support.kubelet import Kubelet, running_kubelet
+from tools.harness.wait import until
 
 POLICY = """\
 version: 1
@@ -47,12 +48,12 @@ def test_a_pod_is_shown_exported_and_ruled_by_its_names(node: Node, kubelet: Kub
         assert row.container.key == f"containerd:{full_id}"
         until(lambda: stance(agent, row.container.key) == ("offline", "research"), "the rule that names it")
         until(lambda: ("trainer", "train-0", namespace) in exported(agent), "its series")
-        said_by_the_pod(agent, row.container.key, namespace)
+        declared_by_the_pod(agent, row.container.key, namespace)
         made_from_what_runs(node, agent, namespace)
 
 
-def said_by_the_pod(agent: Agent, key: str, namespace: str) -> None:
-    """Its annotations count where the policy lets them; elsewhere the agent says why not."""
+def declared_by_the_pod(agent: Agent, key: str, namespace: str) -> None:
+    """Its annotations count where the policy lets them; elsewhere the agent reports why not."""
     agent.reload("version: 1\nenforce: false\n")
     until(lambda: stance(agent, key) == ("unmatched", None), "the rule to be gone")
     until(lambda: "annotations of the policy does not name its namespace" in agent.log.read_text(), "why not")

@@ -9,25 +9,27 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent import endpoint, schema
-from agent.containers.cgroup import parse_cgroup
-from agent.containers.identity import identify
-from agent.model import Snapshot
-from bench import cgroups
-from bench.containers import Container
+from agent.containers.identity import identify, parse_cgroup
+from agent.core import snapshot_json
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
 from sim.demo.stage import BUILD
-from tests.e2e.node import ROOT, Agent, Node, until
-from tests.e2e.test_prometheus_scrapes import CONFIG, Prometheus
+from tests.e2e.node import ROOT, Agent, Node
+from tests.e2e.prometheus import CONFIG, Prometheus
+from tools.harness import cgroups
+from tools.harness.containers import Container
+from tools.harness.wait import until
 
 SERVING = ("--rate", "50", "--kernels", "20", "--kernel-us", "200", "--seconds", "3600", "--start-now")
+
 LEARNING = ("--kernels", "40", "--kernel-us", "250", "--host-us", "2000", "--copy-bytes", "4MiB", "--seconds", "3600")
+
 TICKS = 4
 
 
@@ -50,7 +52,7 @@ def sm_ratio(snapshot: Snapshot, name: str) -> float:
 
 
 def gputop(node: Node, *arguments: str) -> str:
-    program = [sys.executable, "-c", "from agent.main import gputop; gputop()"]
+    program = [sys.executable, "-c", "from gpuwarden.main import gputop; gputop()"]
     done = subprocess.run(
         [*program, *arguments], env=node.environment, cwd=ROOT, capture_output=True, text=True, timeout=180
     )
@@ -88,7 +90,7 @@ def test_a_real_prometheus_has_the_figures_of_both_containers(
         scraper.close()
 
 
-def test_promtool_has_nothing_to_say_about_the_agents_metrics(warden: Agent, pair: tuple[str, str]) -> None:
+def test_promtool_finds_nothing_wrong_with_the_agents_metrics(warden: Agent, pair: tuple[str, str]) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "install Debian's package prometheus"
     text = warden.metrics()
@@ -103,14 +105,14 @@ def test_gputop_asks_the_agent_and_shows_both_containers(node: Node, warden: Age
         (line,) = [line for line in shown.split("\n") if name in line]
         assert re.search(r" runc .* ~?\d+\.\d ", line), line  # its SM share, worked out or measured
     document = gputop(node, "--json", "--once", "--socket", str(warden.socket))
-    snapshot = schema.loads(document.encode())
+    snapshot = snapshot_json.loads(document.encode())
     assert {row.container.name for row in snapshot.containers} >= set(pair)
     assert json.loads(document)["version"] == 1
 
 
 def test_gputop_observes_by_itself_where_no_agent_runs(node: Node, pair: tuple[str, str], tmp_path: Path) -> None:
     document = gputop(node, "--json", "--once", "--socket", str(tmp_path / "none.sock"))
-    snapshot = schema.loads(document.encode())
+    snapshot = snapshot_json.loads(document.encode())
     for name in pair:
         (row,) = [row for row in snapshot.containers if row.container.name == name]
         assert sum(usage.launches_per_second or 0 for usage in row.usage) > 0
@@ -152,7 +154,7 @@ def counted_until_gone(agent: Agent, containers: Sequence[Container]) -> dict[st
 
     def over() -> bool:
         alive = any(container.alive() for container in containers)
-        snapshot = endpoint.fetch(agent.socket)
+        snapshot = fetch(agent.socket)
         assert snapshot is not None
         rows = {row.container.name: row for row in snapshot.containers}
         for container in containers:
@@ -191,9 +193,7 @@ def unit(name: str) -> Iterator[Path]:
         yield made[-1]
     finally:
         for folder in reversed(made):
-            deadline = time.monotonic() + 10
-            while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: not (folder / "cgroup.procs").read_text(), f"{folder} to be empty")  # noqa: B023
             folder.rmdir()
 
 

@@ -2,42 +2,26 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """A real Prometheus scrapes /metrics on loopback, and its queries give the figures of the snapshot.
 
-It takes five seconds until it scrapes anybody: so the two that are needed are started together, once.
+It takes five seconds until its first scrape: so the two that are needed are started together, once.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import bcrypt
 import pytest
 
-from agent import web
-from agent.exporters import prometheus
-from agent.model import Snapshot
-from agent.webconfig.file import WebConfigFile
-from agent.webconfig.guard import Guard
-from tests.contract.certificates import Authority
-from tests.unit.snapshots import rich_snapshot
+from agent.core.model import Snapshot
+from agent.exporters.prometheus import collector
+from agent.exporters.web.auth import Guard
+from agent.exporters.web.config import WebConfigFile
+from tests.e2e.prometheus import CONFIG, Prometheus
+from tests.support.certificates import Authority
+from tests.support.serving import TcpServer
+from tests.support.snapshots import rich_snapshot
 
-CONFIG = """\
-global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
-scrape_configs:
-  - job_name: gpuwarden
-    honor_labels: true
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
-"""
 SECURED = """\
 global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
 scrape_configs:
@@ -67,62 +51,6 @@ tls_server_config:
 basic_auth_users:
   scraper: {hashed}
 """
-DEADLINE_SECONDS = 30
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-class Prometheus:
-    """One server on its own port with its own data, ended by its pid."""
-
-    def __init__(self, folder: Path, config_text: str) -> None:
-        binary = shutil.which("prometheus")
-        assert binary, "install Debian's package prometheus"
-        config = folder / "prometheus.yml"
-        config.write_text(config_text)
-        self.port = free_port()
-        self.log = (folder / "log").open("wb")
-        self.process = subprocess.Popen(
-            [
-                binary,
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-            ],
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
-
-    def ask(self, path: str) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=5) as answer:
-            return dict(json.load(answer)["data"])
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        try:
-            return list(self.ask("query?" + urllib.parse.urlencode({"query": expression}))["result"])
-        except (urllib.error.URLError, ConnectionError):  # not ready yet
-            return []
-
-    def until(self, expression: str) -> list[dict[str, Any]]:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, Path(self.log.name).read_text()
-            if result := self.query(expression):
-                return result
-            time.sleep(0.1)
-        raise AssertionError(f"no answer to {expression}: {Path(self.log.name).read_text()}")
-
-    def close(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
 
 
 class Served:
@@ -130,7 +58,7 @@ class Served:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot = rich_snapshot()
-        self.server = web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(lambda: self.snapshot)})
+        self.server = TcpServer({"/metrics": collector.application(lambda: self.snapshot)})
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +87,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     path.chmod(0o600)
     file = WebConfigFile(path)
     guard = Guard(file.terms)
-    metrics = prometheus.application(rich_snapshot, also=lambda: (*file.rows(), *guard.rows()))
-    with web.serve("127.0.0.1", 0, {"/metrics": metrics}, guard=guard) as server:
+    metrics = collector.application(rich_snapshot, also=lambda: (*file.rows(), *guard.rows()))
+    with TcpServer({"/metrics": metrics}, guard=guard) as server:
         papers = {"ca": authority.cert, "cert": scraper.cert, "key": scraper.key}
         asking = Prometheus(folder, SECURED.format(port=server.port, **papers))
         yield asking
@@ -174,7 +102,7 @@ def served(exporter: Served) -> Served:
     return exporter
 
 
-def test_a_real_prometheus_scrapes_what_the_snapshot_says(served: Served, scraper: Prometheus) -> None:
+def test_a_real_prometheus_scrapes_the_figures_of_the_snapshot(served: Served, scraper: Prometheus) -> None:
     (up,) = scraper.until('up{job="gpuwarden"} == 1')
     assert up["value"][1] == "1"
     (trainer,) = scraper.until('gpuwarden_container_sm_ratio{container="trainer"}')

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.scale import bounded, loads, lost_in_kernel, run
-from bench.scale_stage import Load, Stage, stage
+from bench.latency.scale import bounded, loads, lost_in_kernel, run
+from bench.latency.scale_stage import Load, Stage, open_stage
 from tests.e2e.kernel_maps import map_of
-from tests.e2e.node import until
+from tools.harness.wait import until
 
 SCALE = 10
 MAPS = ("launches", "other_launches", "memory", "allocations", "copies", "delivered", "latencies")
@@ -19,9 +19,9 @@ MAPS = ("launches", "other_launches", "memory", "allocations", "copies", "delive
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A node of its own, whose agent watches nobody else."""
-    with stage(tmp_path_factory.mktemp("scale")) as here:
-        yield here
+    """A node of its own, whose agent watches no other."""
+    with open_stage(tmp_path_factory.mktemp("scale")) as stage:
+        yield stage
 
 
 def entries(agent: int, name: str) -> int:

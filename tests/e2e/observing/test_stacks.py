@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -11,16 +12,17 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from bench.containers import Container, Mount
+from agent.core.protobuf import message_classes
+from agent.stacks.output import MESSAGES, PACKAGE
 from sim.demo.stage import BUILD
 from tests.e2e.node import PATIENCE_SECONDS, ROOT, Node
+from tools.harness.containers import Container, Mount
 
 _MIB = 1 << 20
-_APPLICATION = Path("/app")  # not a folder of the host: only who looks through the container's root finds the program
+_APPLICATION = Path("/app")  # not a folder of the host: only a look through the container's root finds the program
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """stacks.c with frame pointers, in a folder of its own."""
     path = tmp_path_factory.mktemp("application") / "trainer"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-fno-omit-frame-pointer", f"-I{ROOT / 'sim/include'}"]
-    source = ROOT / "tests/e2e/stacks.c"
+    source = ROOT / "tests/support/programs/stacks.c"
     subprocess.run(["gcc", *flags, str(source), "-o", str(path), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
     return path
 
@@ -81,7 +83,7 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def stacks_of(node: Node, container: Container, work: str, *arguments: str) -> tuple[str, str]:
-    """What the command says about that work."""
+    """What the command prints about that work."""
     with looking(node, "--container", container.name, *arguments) as process:
         do(container, work)
         return end(process)
@@ -116,13 +118,29 @@ def test_live_bytes_are_counted_where_they_were_allocated(node: Node, trainer: C
     assert "before the command began" in errors
 
 
-def test_the_picture_and_the_json_say_the_same(node: Node, trainer: Container, tmp_path: Path) -> None:
-    picture = tmp_path / "launches.svg"
-    out, _ = stacks_of(node, trainer, "launch 10", "--every", "1", "--json", "--out", str(picture))
-    assert sum(stack["value"] for stack in json.loads(out)["stacks"]) == 30
-    titles = [element.text or "" for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}title")]
-    assert "train_step: 20 launches, 66.7%" in titles
-    assert "evaluate: 10 launches, 33.3%" in titles
+def test_the_profile_and_the_json_have_the_same_stacks(node: Node, trainer: Container, tmp_path: Path) -> None:
+    file = tmp_path / "launches.pb.gz"
+    out, _ = stacks_of(node, trainer, "launch 10", "--every", "1", "--json", "--out", str(file))
+    stacks = json.loads(out)["stacks"]
+    assert sum(stack["value"] for stack in stacks) == 30
+    read = message_classes(PACKAGE, MESSAGES)["Profile"].FromString(gzip.decompress(file.read_bytes()))
+    assert sum(sample.value[0] for sample in read.sample) == 30
+    names = {read.string_table[function.name] for function in read.function}
+    assert names == {frame for stack in stacks for frame in stack["frames"]}
+    assert {"train_step", "evaluate", "cuLaunchKernel"} <= names
+
+
+def test_folded_stacks_go_to_a_file_by_its_suffix(node: Node, trainer: Container, tmp_path: Path) -> None:
+    file = tmp_path / "launches.folded"
+    out, _ = stacks_of(node, trainer, "launch 10", "--every", "1", "--out", str(file))
+    assert out == ""
+    assert through(file.read_text(), "main", "launch", "train_step", "submit", "cuLaunchKernel") == 20
+
+
+def test_a_file_of_another_kind_is_refused_before_anything_is_sampled(node: Node, tmp_path: Path) -> None:
+    done = node.run("stacks", "--container", "any", "--out", str(tmp_path / "launches.svg"))
+    assert done.returncode == 2
+    assert "give FILE.pb.gz for pprof" in done.stderr
 
 
 def test_without_symbols_a_frame_is_a_module_and_an_offset(node: Node, trainer: Container) -> None:
@@ -179,7 +197,7 @@ def test_an_unknown_container_is_refused_with_those_that_there_are(node: Node, t
     assert trainer.name in done.stderr
 
 
-def test_without_root_it_says_so(node: Node) -> None:
+def test_without_root_it_asks_for_root(node: Node) -> None:
     command = node.command("stacks", "--container", "any")
     unprivileged = ["setpriv", "--reuid", "65534", "--clear-groups", *command]
     done = subprocess.run(unprivileged, env=os.environ, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.node import Node, until
+from tests.e2e.node import Node
+from tools.harness.wait import until
 
 LEARNING = ("--kernels", "40", "--kernel-us", "250", "--host-us", "2000", "--copy-bytes", "4MiB", "--seconds", "3600")
 

@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`gpuwarden demo`, ended by Ctrl-C: nothing of it is left behind. A whole one is looked at in test_newcomer.py.
-
-It is started where packages lie that are called as ours: those are never run.
-"""
+"""`gpuwarden demo` as a process, and what is left of one: temporary files, cgroups, mounts, processes."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from bench import cgroups
-from tests.e2e.node import is_gone, until
+from tests.e2e.node import is_gone
+from tools.harness import cgroups
 
 SECONDS = "8"
 DEADLINE_SECONDS = 300.0
@@ -28,8 +21,8 @@ DEADLINE_SECONDS = 300.0
 @contextmanager
 def demo(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The demo, with its temporary files in `folder`, in a process group of its own as a shell starts it."""
-    command = [sys.executable, "-P", "-m", "agent", "demo", "--seconds", SECONDS, "--plain"]
-    for name in ("agent", "enforce"):
+    command = [sys.executable, "-P", "-m", "gpuwarden", "demo", "--seconds", SECONDS, "--plain"]
+    for name in ("agent", "enforce", "gpuwarden"):
         decoy = folder / "elsewhere" / name / "__init__.py"
         decoy.parent.mkdir(parents=True)
         decoy.write_text("raise SystemExit('a decoy was run')\n")
@@ -66,25 +59,3 @@ def left_behind(folder: Path, pid: int) -> list[str]:
             if os.fsencode(folder / "tmp") in words:
                 found.append(f"process {path.name}")
     return found
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: sockets lie below it."""
-    with tempfile.TemporaryDirectory(prefix="e2e-") as folder:
-        yield Path(folder)
-
-
-@pytest.mark.parametrize("phase", ["online alone (", "online alone, watched"])
-def test_ctrl_c_leaves_nothing_behind(phase: str, folder: Path) -> None:
-    with demo(folder) as process:
-        out = folder / "out"
-        until(lambda: phase in out.read_text() or process.poll() is not None, phase, seconds=DEADLINE_SECONDS)
-        until(lambda: any(folder.glob("tmp/*/containers/containers/chat/pid")), "the container to run")
-        now = left_behind(folder, process.pid)  # so that it would be noticed
-        assert any("cgroup" in one for one in now)
-        assert any("process" in one for one in now)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=DEADLINE_SECONDS) == 130
-    assert "Traceback" not in (folder / "err").read_text()
-    assert left_behind(folder, process.pid) == []

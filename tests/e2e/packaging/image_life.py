@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The whole life of the container image: built twice, run by a real containerd as the DaemonSet runs it, removed.
 
-`python -m tests.e2e.image_life [--image LAYOUT]` prints a line for each step and ends with 1 at the first that fails;
-whatever it made is gone then too. All of it lies in a mount namespace of its own. The containers get what NVIDIA's
-runtime gives them, of the simulated GPU: libraries, each mounted over a file, and the GPU itself.
+`python -m tests.e2e.packaging.image_life [--image LAYOUT]` prints a line for each step and exits with 1 at the first
+that fails; everything it made is removed then too, for all of it is in a mount namespace of its own. The containers get
+what NVIDIA's runtime gives them, of the simulated GPU: libraries, each mounted over a file, and the GPU itself.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from typing import Any
 from cri_api.v1 import api_pb2 as cri
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.errors import GoneError
-from enforce import ledger
-from enforce.freezer import Cgroup, Place
-from shipping.image.layout import configuration, write_layout
+from agent.core.errors import GoneError
+from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
+from enforce.ledger import ledger
 from sim.demo.stage import BUILD, Stage, simulated_gpu
-from tests.contract.kubelet import Kubelet, Pod, running_kubelet
-from tests.e2e.node import command_line, endpoint_port, state, until
+from tests.e2e.node import command_line, endpoint_port, state
+from tests.support.kubelet import Kubelet, Pod, running_kubelet
+from tools.harness.wait import until
+from tools.shipping.image.layout import configuration, write_layout
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LAYOUT = ROOT / "build/image"
 IMAGE = "localhost/gpuwarden"
 WORKLOADS = "localhost/gpuwarden-workloads:1"
@@ -51,7 +52,7 @@ enforce: {enforce}
 online:
   - name: chat
     match: {{namespace: serving, pod: "chat-*"}}
-    slo: {{signal: gpu_wait, quantile: 0.99, target: 1ms, window: 10s}}  # nobody can meet it
+    slo: {{signal: gpu_wait, quantile: 0.99, target: 1ms, window: 10s}}  # cannot be met
 offline:
   - name: training
     match: {{namespace: batch}}
@@ -88,7 +89,7 @@ class Life:
     folder: Path
     layout: Path
     port: int = field(default_factory=endpoint_port)
-    config: Any = None  # what the image says of itself
+    config: Any = None  # the configuration in the image
 
     @property
     def stage(self) -> Stage:
@@ -161,7 +162,7 @@ class Life:
         )
 
     def agent(self, kubelet: Kubelet, pod: Pod) -> str:
-        """As the DaemonSet has it. The label of the image says which capabilities."""
+        """As the DaemonSet has it. Its capabilities are in a label of the image."""
         run, data, pod_resources = (self.folder / name for name in ("run", "data", "pod-resources"))
         for path in (run, data, pod_resources):
             path.mkdir()
@@ -274,14 +275,14 @@ def mib(count: int) -> str:
 
 
 def step(name: str, act: Callable[[], str | None]) -> None:
-    """Says how it went."""
+    """Runs it, and prints its outcome and how long it took."""
     began = time.monotonic()
     try:
-        told = act()
+        result = act()
     except BaseException:
         print(f"FAIL  {time.monotonic() - began:6.1f} s  {name}", flush=True)
         raise
-    print(f"ok    {time.monotonic() - began:6.1f} s  {name}{': ' + told if told else ''}", flush=True)
+    print(f"ok    {time.monotonic() - began:6.1f} s  {name}{': ' + result if result else ''}", flush=True)
 
 
 @contextmanager
@@ -347,8 +348,8 @@ def ready(life: Life, kubelet: Kubelet, agent: str) -> str:
 
 
 def shown(kubelet: Kubelet, agent: str) -> str:
-    told = json.loads(kubelet.execute(agent, "/usr/bin/gputop", "--once", "--json"))
-    rows = {(row["container"]["namespace"], row["container"]["pod"]): row for row in told["containers"]}
+    listing = json.loads(kubelet.execute(agent, "/usr/bin/gputop", "--once", "--json"))
+    rows = {(row["container"]["namespace"], row["container"]["pod"]): row for row in listing["containers"]}
     for key in (CHAT, *TRAINING):
         assert sum(usage["totals"]["launches"] for usage in rows[key]["usage"]) > 0, f"{key} shows no launches"
     table = kubelet.execute(agent, "/usr/bin/gputop", "--once")
@@ -372,8 +373,8 @@ def counted(life: Life, tgids: Mapping[Any, int]) -> str:
         ratios[key] = seen / (life.truth(tgid) - before[key])
         assert 0.7 < ratios[key] < 1.3, f"{key}: {seen} launches seen, {life.truth(tgid) - before[key]} happened"
     twice = life.figures("gpuwarden_events_lost_total", "reason").get(("duplicate",), 0)
-    told = ", ".join(f"{pod} {ratio:.2f} of the truth" for (_, pod), ratio in ratios.items())
-    return f"{told}; {twice:.0f} were seen twice, as layers cannot be told apart from inside"
+    shares = ", ".join(f"{pod} {ratio:.2f} of the truth" for (_, pod), ratio in ratios.items())
+    return f"{shares}; {twice:.0f} were seen twice, as layers look the same from inside"
 
 
 def rate(life: Life, tgid: int, seconds: float = 2.0) -> float:
@@ -408,13 +409,13 @@ def frozen(life: Life, kubelet: Kubelet, agent: str) -> str:
         entries = ledger.read(life.folder / "run/ledger.jsonl")
         places.update(str(entry.place) for entry in entries if entry.act == "freeze")
         for place in places:
-            with suppress(GoneError), Cgroup(Place.parse(place)) as cgroup:
+            with suppress(GoneError), Cgroup(FreezerCgroup.parse(place)) as cgroup:
                 if cgroup.is_frozen():
                     return True
         return False
 
     try:
-        until(freezes, "a cgroup to be frozen", seconds=40, step=0.005)
+        until(freezes, "a cgroup to be frozen", seconds=40, step_seconds=0.005)
     except AssertionError as error:
         stances = json.loads(kubelet.execute(agent, "/usr/bin/gputop", "--once", "--json"))["enforcement"]
         raise AssertionError(f"{error}: {[(it['rungs'], it['troubles']) for it in stances.values()]}") from error
@@ -431,10 +432,10 @@ def released(life: Life, kubelet: Kubelet, agent: str, tgids: Mapping[Any, int])
     code = kubelet.stop(agent, GRACE_SECONDS)
     assert code == 0, f"exit code {code}:\n{life.log()}"
     assert ledger.read(life.folder / "run/ledger.jsonl") == [], "the ledger has something to undo"
-    assert not [key for key, tgid in tgids.items() if state(tgid) in "Tt"], "somebody is stopped"
+    assert not [key for key, tgid in tgids.items() if state(tgid) in "Tt"], "a process is stopped"
     before = {key: life.truth(tgid) for key, tgid in tgids.items()}
     until(lambda: all(life.truth(tgid) > before[key] for key, tgid in tgids.items()), "launches of all")
-    return "exit code 0, everybody launches"
+    return "exit code 0, all of them launch"
 
 
 def nothing_left(life: Life) -> str:
@@ -448,7 +449,7 @@ def nothing_left(life: Life) -> str:
 
 
 def of_its_own(folder: Path) -> None:
-    """Containers' mounts reach those that are told so, as on a node, and nobody else."""
+    """Containers' mounts propagate where it is asked for, as on a node, and nowhere else."""
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     subprocess.run(["mount", "--make-shared", folder], check=True)
 
@@ -462,7 +463,7 @@ def main() -> int:
     if os.geteuid() != 0:
         sys.exit("image_life: run as root: containerd, mounts and probes need that")
     if not options.inside:
-        command = [sys.executable, "-P", "-m", "tests.e2e.image_life", "--inside", *sys.argv[1:]]
+        command = [sys.executable, "-P", "-m", "tests.e2e.packaging.image_life", "--inside", *sys.argv[1:]]
         unshared = ["unshare", "--mount", "--propagation", "private", *command]
         return subprocess.run(unshared, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode
     with tempfile.TemporaryDirectory(prefix="gw-image-") as name:
@@ -474,7 +475,7 @@ def main() -> int:
                 step("built", lambda: build(LAYOUT, {}))
                 step("built again", life.build_again)
             live(life)
-        except Exception:  # noqa: BLE001  # whatever it is, what was made has to go
+        except Exception:  # noqa: BLE001  # on every error, what was made has to go
             traceback.print_exc()
             print(life.log(), file=sys.stderr)
             return 1

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import cgroups
-from tests.e2e.node import ROOT, until
+from tests.e2e.node import ROOT
+from tools.harness import cgroups
+from tools.harness.wait import until
 
 CHECKOUT, PACKAGES, PYTHON = "/opt/gpuwarden", "/opt/packages", "/opt/python"  # which may lie in a home here
 _TARGET = "machine.target"
@@ -30,7 +31,7 @@ _CAPABILITIES = (
     *("SYS_CHROOT", "SYS_ADMIN", "SYS_PTRACE", "SYS_NICE", "MKNOD", "SETFCAP", "BPF", "PERFMON", "CHECKPOINT_RESTORE"),
 )
 HOME = "/usr/lib/gpuwarden"  # an environment as the package brings it, but for its libraries
-_PROGRAM = f"#!{HOME}/bin/python3\nfrom agent.main import main\nmain()\n"
+_PROGRAM = f"#!{HOME}/bin/python3\nfrom gpuwarden.main import main\nmain()\n"
 _ENVIRONMENT = {
     f"{HOME}/pyvenv.cfg": f"home = {PYTHON}/bin\n",
     f"{HOME}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/product.pth": (
@@ -73,11 +74,11 @@ class Machine:
     def show(self, unit: str, *names: str) -> list[str]:
         """The values of these properties."""
         lines = self.run("systemctl", "show", f"--property={','.join(names)}", unit).stdout.splitlines()
-        said = {name: value for name, _, value in (line.partition("=") for line in lines)}
-        return [said.get(name, "") for name in names]
+        values = {name: value for name, _, value in (line.partition("=") for line in lines)}
+        return [values.get(name, "") for name in names]
 
     def journal(self, unit: str = "gpuwarden") -> str:
-        """What the unit wrote, and what systemd said about it."""
+        """The log of the unit, with systemd's own lines about it."""
         return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit).stdout
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:

@@ -3,7 +3,7 @@
 """The agent with exactly the capabilities that it asks for, and with each of them taken away.
 
 The offline work is another user's, and its libcuda lies where only that user can read: each capability has something
-to do. The promise is one that nobody can keep, so the agent climbs the ladder.
+to do. The promise is one that cannot be kept, so the agent climbs the ladder.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.capabilities import ANY_KERNEL, SINCE_6_6, UPROBE_MULTI
-from agent.model import Enforcement
-from agent.preflight import kernel_version
-from bench.containers import Container, Mount
+from agent.core.model import EnforcementStatus
+from agent.node.preflight import ANY_KERNEL, SINCE_6_6, UPROBE_MULTI, kernel_version
 from sim.demo.stage import BUILD
-from tests.e2e.node import ROOT, TRAINING, Agent, Node, endpoint_port, until
+from tests.e2e.node import ROOT, TRAINING, Agent, Node, endpoint_port
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 NOBODY = 65534
 WITHOUT_ADMIN = kernel_version(platform.release()) >= UPROBE_MULTI
@@ -60,8 +60,8 @@ class Work:
     def policy(self, ladder: str = "[gate, pace, freeze]", memory: str = "8GiB") -> str:
         return POLICY.format(token=self.node.token, port=self.port, ladder=ladder, memory=memory)
 
-    def stance(self, agent: Agent) -> Enforcement:
-        return agent.stance(self.node.name("training")) or Enforcement("unknown")
+    def stance(self, agent: Agent) -> EnforcementStatus:
+        return agent.stance(self.node.name("training")) or EnforcementStatus("unknown")
 
     def latency(self, agent: Agent) -> float | None:
         chat = agent.stance(self.node.name("chat"))
@@ -133,7 +133,7 @@ def without(name: str, names: Collection[str]) -> list[str]:
 
 
 def missing(agent: Agent) -> list[str]:
-    """What it says at its start, a line each."""
+    """What it logs at its start, a line each."""
     lines = agent.log.read_text().splitlines()
     return [line for line in lines if "is missing" in line and "docs/capabilities.md" in line]
 
@@ -159,17 +159,17 @@ def test_with_exactly_what_is_asked_for_on_any_kernel_nothing_is_missing_and_the
         until_it_sees(work, agent)
         until_it_paces(work, agent)
         until(lambda: "freeze" in work.stance(agent).rungs, "it to be frozen")
-        told = work.node.run("explain", work.node.name("training"), "--run-dir", str(agent.run_dir))
-        assert (told.returncode, told.stderr) == (0, "")
-        assert "freeze" in told.stdout
+        explained = work.node.run("explain", work.node.name("training"), "--run-dir", str(agent.run_dir))
+        assert (explained.returncode, explained.stderr) == (0, "")
+        assert "freeze" in explained.stdout
 
 
 @pytest.mark.skipif(not WITHOUT_ADMIN, reason="before Linux 6.6 probes need CAP_SYS_ADMIN")
-def test_since_linux_6_6_everything_but_freezing_works_without_sys_admin_and_that_is_said(work: Work) -> None:
+def test_since_linux_6_6_everything_but_freezing_works_without_sys_admin_and_that_is_reported(work: Work) -> None:
     with work.node.agent(work.policy(), run_dir="least", under=only(SINCE_6_6)) as agent:
         [line] = missing(agent)
         assert "CAP_SYS_ADMIN is missing" in line
-        assert "`freeze` is passed over" in line
+        assert "`freeze` is skipped" in line
         until_it_sees(work, agent)
         until_it_paces(work, agent)
         until(lambda: "CAP_SYS_ADMIN is missing" in work.stance(agent).troubles.get("freeze", ""), "freeze's trouble")
@@ -200,7 +200,7 @@ def test_without_a_right_to_read_it_names_it_goes_on_and_the_library_in_the_clos
         assert not work.sees_its_libcuda(agent)
 
 
-def test_without_the_right_to_resume_it_stops_nobody_whatever_the_policy_says_and_names_it(work: Work) -> None:
+def test_without_the_right_to_resume_it_stops_no_process_whatever_the_policy_and_names_the_right(work: Work) -> None:
     with work.node.agent(work.policy(), run_dir="resumes", under=without("CAP_KILL", ANY_KERNEL)) as agent:
         [first, second] = missing(agent)
         assert "CAP_KILL is missing, for pidfd_send_signal(2)" in first
@@ -212,7 +212,7 @@ def test_without_the_right_to_resume_it_stops_nobody_whatever_the_policy_says_an
         assert not (agent.run_dir / "ledger.jsonl").exists()
 
 
-def test_doctor_says_what_is_missing(node: Node) -> None:
+def test_doctor_lists_what_is_missing(node: Node) -> None:
     names = ("CAP_KILL", "CAP_SYS_PTRACE")
     command = [*only(set(ANY_KERNEL) - set(names)), *node.command("doctor")]
     done = subprocess.run(command, env=node.environment, cwd=ROOT, capture_output=True, text=True, timeout=60)

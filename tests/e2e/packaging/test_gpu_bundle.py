@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpu import items
-from gpu.item import WHOLE
+from conformance import checks
+from conformance.isolation import WHOLE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _LONGEST_SECONDS = 400  # 90 on a quiet machine
 
 
@@ -23,7 +23,7 @@ _LONGEST_SECONDS = 400  # 90 on a quiet machine
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of a quick run of everything."""
     out = tmp_path_factory.mktemp("gpu")
-    command = [sys.executable, "-m", "gpu", "--simulated", "--quick", "--out", str(out)]
+    command = [sys.executable, "-m", "conformance", "--simulated", "--quick", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LONGEST_SECONDS)
     assert done.returncode in (0, 1), done.stderr
     return {**json.loads((out / "report.json").read_text()), "shown": done.stdout, "log": (out / "log.txt").read_text()}
@@ -39,25 +39,25 @@ def test_nothing_fails_on_the_simulated_gpu(report: dict[str, Any]) -> None:
     assert report["complete"]
 
 
-@pytest.mark.parametrize("name", items.ORDER)
+@pytest.mark.parametrize("name", checks.ORDER)
 def test_an_item_yields_the_rows_that_it_announces(name: str, report: dict[str, Any]) -> None:
     found = rows(report, name)
     assert found
-    patterns = (*items.item(name).what, WHOLE)
-    unknown = [row["what"] for row in found if not any(items.lists(pattern, row["what"]) for pattern in patterns)]
+    patterns = (*checks.item(name).what, WHOLE)
+    unknown = [row["what"] for row in found if not any(checks.lists(pattern, row["what"]) for pattern in patterns)]
     assert not unknown, "not in its WHAT, so not in the documentation"
 
 
 def test_an_item_takes_part_in_more_than_saying_that_it_cannot(report: dict[str, Any]) -> None:
-    silent = [name for name in items.ORDER if all(row["verdict"] == "skipped" for row in rows(report, name))]
+    silent = [name for name in checks.ORDER if all(row["verdict"] == "skipped" for row in rows(report, name))]
     assert silent in ([], ["frameworks"])  # there are none
 
 
-def test_what_is_skipped_says_why(report: dict[str, Any]) -> None:
+def test_what_is_skipped_has_its_reason(report: dict[str, Any]) -> None:
     assert not [row for row in report["rows"] if row["verdict"] == "skipped" and not row["note"]]
 
 
-def test_every_row_says_that_it_is_simulated(report: dict[str, Any]) -> None:
+def test_every_row_is_marked_as_simulated(report: dict[str, Any]) -> None:
     assert {row["source"] for row in report["rows"]} == {report["source"]} == {"simulated"}
 
 

@@ -23,8 +23,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.node import ROOT, until
-from tests.e2e.test_the_demo import SECONDS, left_behind
+from tests.e2e.node import ROOT
+from tests.e2e.packaging.demo import SECONDS, left_behind
+from tools.harness.wait import until
 
 PAGE = (ROOT / "docs/quick-start.md").read_text()
 DEADLINE_SECONDS = 900.0  # a virtual environment is made and everything is compiled
@@ -75,7 +76,7 @@ def demo_of(shell: int) -> int | None:
     return None
 
 
-def said(shell: subprocess.Popen[bytes], folder: Path) -> str:
+def screen_of(shell: subprocess.Popen[bytes], folder: Path) -> str:
     """What it shows. All commands have to succeed."""
     status, screen = shell.wait(timeout=DEADLINE_SECONDS), (folder / "screen").read_text()
     assert status == 0, screen[-6000:]
@@ -101,9 +102,14 @@ def test_two_commands_show_two_containers_and_leave_nothing_behind_and_three_mor
     see, write = commands_below("Two commands"), commands_below("Three commands")
     assert (len(see), len(write)) == (2, 3)
     with typed([line.replace(" URL ", f" {ROOT} ") for line in see], folder) as shell:
-        until(lambda: demo_of(shell.pid) or shell.poll() is not None, "the demo to start", DEADLINE_SECONDS, step=0.5)
+        until(
+            lambda: demo_of(shell.pid) or shell.poll() is not None,
+            "the demo to start",
+            DEADLINE_SECONDS,
+            step_seconds=0.5,
+        )
         demo = demo_of(shell.pid)
-        screen = said(shell, folder)
+        screen = screen_of(shell, folder)
         assert demo is not None, screen
     assert left_behind(folder, demo) == []
     below = screen[screen.index("\nCONTAINER ") :]
@@ -112,4 +118,4 @@ def test_two_commands_show_two_containers_and_leave_nothing_behind_and_three_mor
     assert "online p99" in screen
     check(json.loads((folder / "figures.json").read_text()))
     with typed(write, folder) as shell:
-        assert "policy.yaml: ok: " in said(shell, folder)
+        assert "policy.yaml: ok: " in screen_of(shell, folder)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the product says where it cannot work: one line that says what to do, an exit code, and never a traceback."""
+"""What the product prints where it cannot work: one line that names the remedy, an exit code, and never a traceback."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import SetupError
-from agent.preflight import require_probes
+from agent.core.errors import SetupError
+from agent.node.preflight import require_probes
 from tests.e2e.node import ROOT, Node
 
-AGENT = [sys.executable, "-m", "agent"]
+AGENT = [sys.executable, "-m", "gpuwarden"]
 NOBODY = 65534
 
-# As another user, once everything is imported: the checkout may lie where nobody else can read.
+# As another user, once everything is imported: the checkout may lie where other users cannot read.
 AS_NOBODY = """\
 import decimal, os, sys
-import agent.main, agent.observer, agent.exporters.prometheus, agent.page.site, agent.web
-import agent.health, agent.webconfig.file
-import enforce.reloading, enforce.start
+import gpuwarden.main, gpuwarden.run, agent.exporters.prometheus.collector, agent.exporters.status_page.routes
+import agent.exporters.liveness, agent.exporters.web.config
+import enforce.reload, enforce.service
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-agent.main.main(sys.argv[1:])
+gpuwarden.main.main(sys.argv[1:])
 """
 
 WITHOUT_BTF = 'mount -t tmpfs none /sys/kernel/btf && exec "$@"'
@@ -64,33 +64,33 @@ def refusal(done: subprocess.CompletedProcess[str], code: int) -> str:
 
 
 def start(folder: Path, *arguments: str) -> list[str]:
-    """`gpuwarden run` where it disturbs nobody."""
+    """`gpuwarden run` where it disturbs no other process."""
     return [*AGENT, "run", "--run-dir", str(folder / "run"), "--listen", "127.0.0.1:0", "--usage", "off", *arguments]
 
 
-def test_without_root_it_says_what_is_missing_and_to_use_sudo(node: Node, tmp_path: Path) -> None:
+def test_without_root_the_refusal_names_what_is_missing_and_sudo(node: Node, tmp_path: Path) -> None:
     done = run([sys.executable, "-c", AS_NOBODY, "run", "--run-dir", str(tmp_path)], node.environment)
-    said = refusal(done, 3)
-    assert said.startswith("CAP_")
-    assert said.endswith("nothing works without; run with sudo, or see docs/capabilities.md")
+    message = refusal(done, 3)
+    assert message.startswith("CAP_")
+    assert message.endswith("nothing works without; run with sudo, or see docs/capabilities.md")
 
 
-def test_without_btf_it_says_which_file_is_missing_and_what_gives_it(node: Node, tmp_path: Path) -> None:
+def test_without_btf_the_refusal_names_the_missing_file_and_what_provides_it(node: Node, tmp_path: Path) -> None:
     done = run(["unshare", "--mount", "sh", "-c", WITHOUT_BTF, "sh", *start(tmp_path)], node.environment)
-    said = refusal(done, 3)
-    assert said.startswith("/sys/kernel/btf/vmlinux is missing")
-    assert "use a distribution kernel" in said
+    message = refusal(done, 3)
+    assert message.startswith("/sys/kernel/btf/vmlinux is missing")
+    assert "use a distribution kernel" in message
 
 
-def test_without_the_nvml_library_it_says_to_install_the_driver(tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path), {"LD_LIBRARY_PATH": ""}), 3)
-    assert said.startswith("libnvidia-ml.so.1 not found")
-    assert "install the NVIDIA driver" in said
+def test_without_the_nvml_library_the_refusal_asks_to_install_the_driver(tmp_path: Path) -> None:
+    message = refusal(run(start(tmp_path), {"LD_LIBRARY_PATH": ""}), 3)
+    assert message.startswith("libnvidia-ml.so.1 not found")
+    assert "install the NVIDIA driver" in message
 
 
-def test_without_a_driver_it_says_to_load_it(node: Node, tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path), {**node.environment, "GPUSIM_DIR": str(tmp_path / "nobody")}), 3)
-    assert said == "the NVIDIA kernel driver is not loaded: run 'modprobe nvidia', see dmesg"
+def test_without_a_driver_the_refusal_asks_to_load_it(node: Node, tmp_path: Path) -> None:
+    message = refusal(run(start(tmp_path), {**node.environment, "GPUSIM_DIR": str(tmp_path / "nobody")}), 3)
+    assert message == "the NVIDIA kernel driver is not loaded: run 'modprobe nvidia', see dmesg"
 
 
 def test_a_kernel_that_is_too_old_is_refused_by_its_release() -> None:
@@ -104,14 +104,14 @@ def test_a_port_that_is_taken_is_named_with_the_cure(node: Node, tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run(start(tmp_path, "--listen", f"127.0.0.1:{port}"), node.environment)
-    said = refusal(done, 3)
-    assert said.startswith(f"cannot serve metrics on 127.0.0.1:{port}")
-    assert "choose another address or port" in said
+    message = refusal(done, 3)
+    assert message.startswith(f"cannot serve metrics on 127.0.0.1:{port}")
+    assert "choose another address or port" in message
 
 
 def test_an_address_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path, "--listen", "everywhere"), node.environment), 2)
-    assert said == "--listen everywhere: write ADDRESS:PORT, such as 127.0.0.1:9837"
+    message = refusal(run(start(tmp_path, "--listen", "everywhere"), node.environment), 2)
+    assert message == "--listen everywhere: write ADDRESS:PORT, such as 127.0.0.1:9837"
 
 
 def test_a_refusal_is_a_line_of_json_where_the_log_is(node: Node, tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_socket_file_that_is_something_else_is_not_removed(node: Node, tmp_pat
     precious = tmp_path / "run" / "agent.sock"
     precious.parent.mkdir()
     precious.write_text("precious")
-    said = refusal(run(start(tmp_path), node.environment), 3)
-    assert said == f"{precious} is in the way and no socket: move it away, or choose another path"
+    message = refusal(run(start(tmp_path), node.environment), 3)
+    assert message == f"{precious} is in the way and no socket: move it away, or choose another path"
     assert precious.read_text() == "precious"
 
 
@@ -135,7 +135,7 @@ def test_check_tells_five_mistakes_at_once_each_with_its_line_and_the_cure(tmp_p
     policy.write_text(FIVE_MISTAKES)
     done = run([*AGENT, "check", str(policy)])
     assert (done.returncode, done.stderr) == (2, "")
-    said = done.stdout[:-1].split("\n")
+    lines = done.stdout[:-1].split("\n")
     beginnings = [
         "2:10: error: enforce: 'maybe' is neither",
         "6:53: error: online[0].slo.target: '6 parsecs' has the unknown unit",
@@ -144,8 +144,8 @@ def test_check_tells_five_mistakes_at_once_each_with_its_line_and_the_cure(tmp_p
         "10:10: error: offline[0].law: 'none-such' is unknown",
     ]
     written = FIVE_MISTAKES.splitlines()
-    assert len(said) == 3 * len(beginnings)
-    for line, excerpt, carets, beginning in zip(said[::3], said[1::3], said[2::3], beginnings, strict=True):
+    assert len(lines) == 3 * len(beginnings)
+    for line, excerpt, carets, beginning in zip(lines[::3], lines[1::3], lines[2::3], beginnings, strict=True):
         assert line.startswith(f"{policy}:{beginning}"), line
         assert "; " in line  # what to write instead
         assert excerpt.endswith(f" | {written[int(beginning.partition(':')[0]) - 1]}")
@@ -162,13 +162,13 @@ def test_run_refuses_a_wrong_policy_with_all_its_mistakes(node: Node, tmp_path: 
     assert done.stderr.count(f"{policy}:") == 5
 
 
-@pytest.mark.parametrize(("mode", "who"), [(0o602, "everybody"), (0o620, "its group")])
-def test_run_refuses_a_policy_that_others_can_write(mode: int, who: str, node: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "writers"), [(0o602, "everybody"), (0o620, "its group")])
+def test_run_refuses_a_policy_that_others_can_write(mode: int, writers: str, node: Node, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(node.policy(enforce=True))
     policy.chmod(mode)
-    said = refusal(run(start(tmp_path, "--policy", str(policy)), node.environment), 2)
-    assert said == f"{policy}:1: can be written by {who}, who could change what the agent does; chmod go-w it"
+    message = refusal(run(start(tmp_path, "--policy", str(policy)), node.environment), 2)
+    assert message == f"{policy}:1: can be written by {writers}, who could change what the agent does; chmod go-w it"
 
 
 def test_run_refuses_a_policy_of_another_user(node: Node, tmp_path: Path) -> None:
@@ -176,42 +176,42 @@ def test_run_refuses_a_policy_of_another_user(node: Node, tmp_path: Path) -> Non
     policy.write_text(node.policy(enforce=True))
     policy.chmod(0o600)
     os.chown(policy, NOBODY, NOBODY)
-    said = refusal(run(start(tmp_path, "--policy", str(policy)), node.environment), 2)
-    assert said == f"{policy}:1: belongs to user 65534, who could change what the agent does; chown it to root"
+    message = refusal(run(start(tmp_path, "--policy", str(policy)), node.environment), 2)
+    assert message == f"{policy}:1: belongs to user 65534, who could change what the agent does; chown it to root"
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_a_policy_that_is_not_there_is_named(command: str, node: Node, tmp_path: Path) -> None:
     policy = tmp_path / "none.yaml"
-    said = refusal(run([*AGENT, command, "--policy", str(policy)], node.environment), 2)
-    assert said == f"{policy}:1: cannot be read (No such file or directory); check the path and its permissions"
+    message = refusal(run([*AGENT, command, "--policy", str(policy)], node.environment), 2)
+    assert message == f"{policy}:1: cannot be read (No such file or directory); check the path and its permissions"
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9"])
 def test_an_interval_that_makes_no_sense_is_refused(interval: str, node: Node, tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path, f"--interval={interval}"), node.environment), 2)
-    assert said == f"--interval {float(interval)}: give seconds between 0.1 and 3600"
+    message = refusal(run(start(tmp_path, f"--interval={interval}"), node.environment), 2)
+    assert message == f"--interval {float(interval)}: give seconds between 0.1 and 3600"
 
 
-def test_without_the_bpf_object_it_says_how_to_get_it(node: Node, tmp_path: Path) -> None:
+def test_without_the_bpf_object_the_refusal_names_how_to_get_it(node: Node, tmp_path: Path) -> None:
     """The built object is hidden in a mount namespace of our own."""
     hide = 'mount -t tmpfs none "$0/bpf/build" && exec "$@"'
     done = run(["unshare", "--mount", "sh", "-c", hide, str(ROOT), *start(tmp_path)], node.environment)
-    said = refusal(done, 3)
-    assert said.startswith("no BPF object found (looked at ")
-    assert said.endswith("run `make bpf`, or reinstall")
+    message = refusal(done, 3)
+    assert message.startswith("no BPF object found (looked at ")
+    assert message.endswith("run `make bpf`, or reinstall")
 
 
 def test_a_bpf_object_that_is_none_is_refused(node: Node, tmp_path: Path) -> None:
     rubbish = tmp_path / "rubbish.bpf.o"
     rubbish.write_bytes(b"rubbish")
-    said = refusal(run(start(tmp_path), {**node.environment, "GPUWARDEN_BPF_OBJECT": str(rubbish)}), 4)
-    assert said == f"{rubbish} is not a BPF object that libbpf can open: rebuild it with `make bpf`"
+    message = refusal(run(start(tmp_path), {**node.environment, "GPUWARDEN_BPF_OBJECT": str(rubbish)}), 4)
+    assert message == f"{rubbish} is not a BPF object that libbpf can open: rebuild it with `make bpf`"
 
 
 def test_a_libcuda_that_is_not_there_is_refused(node: Node, tmp_path: Path) -> None:
-    said = refusal(run(start(tmp_path, "--libcuda", str(tmp_path / "none.so")), node.environment), 3)
-    assert said == f"{tmp_path / 'none.so'}: no such file; give the path of a libcuda.so.1"
+    message = refusal(run(start(tmp_path, "--libcuda", str(tmp_path / "none.so")), node.environment), 3)
+    assert message == f"{tmp_path / 'none.so'}: no such file; give the path of a libcuda.so.1"
 
 
 def test_nothing_to_release_is_no_failure(tmp_path: Path) -> None:

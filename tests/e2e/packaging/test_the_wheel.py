@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The wheel, as somebody gets it who has only that: `make release-check` builds one and runs these."""
+"""The wheel, as a user gets it who has only that: `make release-check` builds one and runs these."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.schema import loads
-from shipping.version import project_version
+from agent.core.snapshot_json import loads
 from sim.demo.stage import simulated_gpu
-from tests.e2e.node import ROOT, TRAINING, Agent, Node, until
+from tests.e2e.node import ROOT, TRAINING, Agent, Node
+from tools.harness.wait import until
+from tools.shipping.version import project_version
 
 WHEEL = os.environ.get("GPUWARDEN_WHEEL")
 pytestmark = pytest.mark.skipif(WHEEL is None, reason="no wheel was built: make release-check")
@@ -62,8 +63,8 @@ def test_the_programs_say_their_version_and_options(elsewhere: Elsewhere) -> Non
 
 
 def test_doctor_attaches_the_wheels_own_programs(elsewhere: Elsewhere) -> None:
-    said = elsewhere.run("doctor")
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = elsewhere.run("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def launches(agent: Agent, name: str) -> int:
@@ -79,7 +80,7 @@ def test_the_agent_counts_what_a_container_launches(elsewhere: Elsewhere) -> Non
         assert name in {row.container.name for row in shown.containers}
 
 
-def test_the_demo_says_that_the_wheel_has_no_simulated_gpu(elsewhere: Elsewhere) -> None:
-    said = elsewhere.run("demo")
-    assert said.returncode != 0
-    assert "gpuwarden-sim" in said.stderr
+def test_the_demo_reports_that_the_wheel_has_no_simulated_gpu(elsewhere: Elsewhere) -> None:
+    done = elsewhere.run("demo")
+    assert done.returncode != 0
+    assert "gpuwarden-sim" in done.stderr

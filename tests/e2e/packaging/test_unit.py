@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The life of the unit under a real systemd, in its sandbox: start, pings, a hang, a power cut, a reload, the end.
 
-A systemd of its own needs a PID namespace of its own, where the agent enforces nothing, and says so. What it would
+A systemd of its own needs a PID namespace of its own, where the agent enforces nothing, and reports that. What it would
 have left in force when it died is done by a program of ours, in the ledger's way.
 """
 
@@ -17,19 +17,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent import endpoint
-from agent.capabilities import SINCE_6_6, UPROBE_MULTI
-from agent.model import Snapshot
-from agent.preflight import kernel_version
-from enforce import ledger
-from enforce.entries import Entry
-from tests.e2e.machine import CHECKOUT, HOME, PYTHON, Machine, machine
-from tests.e2e.node import ROOT, until
+from agent.core.model import Snapshot
+from agent.exporters.api.client import fetch
+from agent.node.preflight import SINCE_6_6, UPROBE_MULTI, kernel_version
+from enforce.ledger import ledger
+from enforce.ledger.entries import LedgerEntry
+from tests.e2e.node import ROOT
+from tests.e2e.packaging.machine import CHECKOUT, HOME, PYTHON, Machine, machine
+from tools.harness.wait import until
 
 UNIT = "gpuwarden.service"
+
 WITHOUT_ADMIN = kernel_version(platform.release()) >= UPROBE_MULTI
+
 WATCHDOG_SECONDS = 3
+
 _GPU = f"GPUSIM_DIR=/var/lib/gpusim LD_LIBRARY_PATH={CHECKOUT}/sim/build/lib:{PYTHON}/lib"
+
 _WORK = f"{CHECKOUT}/sim/build/bin"
 
 _STATUS = re.compile(r"observing: \d+ containers on 1 device")
@@ -41,18 +45,22 @@ Environment={_GPU}
 WatchdogSec={WATCHDOG_SECONDS}s
 RestartSec=100ms
 """
+
 GPU = f"[Service]\nEnvironment={_GPU}\nExecStartPre=mkdir -p /var/lib/gpusim\nExecStart={_WORK}/gpusim serve\n"
+
 CHAT = f"""\
 [Service]
 Environment={_GPU}
 ExecStart={_WORK}/online --rate 50 --kernels 4 --kernel-us 500 --seconds 3600 --start-now
 """
+
 TRAINING = f"""\
 [Service]
 Environment={_GPU}
 User=65534
 ExecStart={_WORK}/offline --kernels 20 --kernel-us 500 --seconds 3600
 """
+
 POLICY = """\
 version: 1
 enforce: true
@@ -70,17 +78,17 @@ offline:
 
 PARK = """\
 import os, signal, sys, time
-from agent.model import ContainerKey
-from agent.procfs import Procfs
-from enforce.entries import Entry
-from enforce.freezer import Cgroup, Place
-from enforce.ledger import Ledger
+from agent.core.model import ContainerKey
+from agent.node.procfs import Procfs
+from enforce.ledger.entries import LedgerEntry
+from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
+from enforce.ledger.ledger import Ledger
 process = Procfs().process_id(int(sys.argv[1]))
-place = Place.of(2, "/sys/fs/cgroup/system.slice/training.service")
+place = FreezerCgroup.of(2, "/sys/fs/cgroup/system.slice/training.service")
 key, now = ContainerKey("systemd:/system.slice/training.service"), time.time_ns()
 ledger = Ledger("/run/gpuwarden/ledger.jsonl")
-ledger.intend(Entry.of("pace", process, key, now))
-ledger.intend(Entry.at("freeze", str(place), key, now))
+ledger.intend(LedgerEntry.of("pace", process, key, now))
+ledger.intend(LedgerEntry.at("freeze", str(place), key, now))
 os.kill(process.tgid, signal.SIGSTOP)
 while Procfs().stat(process.tgid).state != "T":
     time.sleep(0.001)
@@ -117,7 +125,7 @@ def started(systemd: Machine) -> Machine:
 
 
 def snapshot(systemd: Machine) -> Snapshot | None:
-    return endpoint.fetch(systemd.root / "run/gpuwarden/agent.sock")
+    return fetch(systemd.root / "run/gpuwarden/agent.sock")
 
 
 def park(systemd: Machine) -> None:
@@ -137,15 +145,15 @@ def is_stopped(systemd: Machine) -> bool:
     return (systemd.root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def outstanding(systemd: Machine) -> list[Entry]:
+def outstanding(systemd: Machine) -> list[LedgerEntry]:
     return ledger.read(systemd.root / "run/gpuwarden/ledger.jsonl")
 
 
 def launches(systemd: Machine) -> int:
     """Of the offline unit, as they really happened."""
-    said = systemd.run("env", *_GPU.split(), f"{_WORK}/gpusim", "truth").stdout
+    output = systemd.run("env", *_GPU.split(), f"{_WORK}/gpusim", "truth").stdout
     [pid] = systemd.show("training", "MainPID")
-    return next(int(row["launches"]) for row in map(json.loads, said.splitlines()) if row["pid"] == int(pid))
+    return next(int(row["launches"]) for row in map(json.loads, output.splitlines()) if row["pid"] == int(pid))
 
 
 def assert_it_runs(systemd: Machine) -> None:
@@ -173,9 +181,9 @@ def test_start_waits_until_the_agent_answers_and_what_it_does_is_its_status(star
     assert missing == ([] if is_let_hurry(started) else ["CAP_SYS_NICE"])  # the sandbox leaves all else that it needs
 
 
-def test_in_a_pid_namespace_of_its_own_it_enforces_nothing_and_says_why(started: Machine) -> None:
-    said = started.journal()
-    assert "enforce: true, and nothing is enforced: this is not the node's own PID namespace" in said
+def test_in_a_pid_namespace_of_its_own_it_enforces_nothing_and_logs_why(started: Machine) -> None:
+    journal = started.journal()
+    assert "enforce: true, and nothing is enforced: this is not the node's own PID namespace" in journal
     now = snapshot(started)
     assert now is not None
     assert not now.enforcing
@@ -198,31 +206,31 @@ def test_an_agent_that_hangs_is_ended_and_started_again_and_the_release_ran(star
     until(lambda: restarts(started) == before + 1, "systemd to start it again")
     until(lambda: started.show(UNIT, "SubState") == ["running"], "the new agent to be ready")
     assert started.show(UNIT, "MainPID") != [hanging]
-    said = started.journal()
-    assert "Watchdog timeout" in said
-    assert "Current thread 0x" in said  # where it hung
-    assert "2 processes resumed, 2 entries looked at" in said
+    journal = started.journal()
+    assert "Watchdog timeout" in journal
+    assert "Current thread 0x" in journal  # where it hung
+    assert "2 processes resumed, 2 entries looked at" in journal
     assert_it_runs(started)
 
 
 def test_when_all_of_it_dies_at_once_the_release_undoes_everything_from_inside_the_sandbox(started: Machine) -> None:
-    told = len(started.journal())
+    earlier = len(started.journal())
     park(started)
     started.systemctl("kill", "--kill-whom=all", "--signal=KILL", UNIT)
     until(lambda: not is_frozen(started) and not is_stopped(started), "the offline unit to be let go")
-    until(lambda: "entries looked at" in started.journal()[told:], "the release to say so")
-    said = started.journal()[told:]
-    assert re.search(r": freeze: .*: resumed", said)
-    assert re.search(r": pace: process \d+: resumed", said)
+    until(lambda: "entries looked at" in started.journal()[earlier:], "the release to say so")
+    journal = started.journal()[earlier:]
+    assert re.search(r": freeze: .*: resumed", journal)
+    assert re.search(r": pace: process \d+: resumed", journal)
     assert outstanding(started) == []
     assert_it_runs(started)
 
 
 def test_reload_takes_a_changed_policy_and_the_agent_is_ready_again_afterwards(started: Machine) -> None:
-    told, agent = len(started.journal()), started.show(UNIT, "MainPID")
+    earlier, agent = len(started.journal()), started.show(UNIT, "MainPID")
     started.write("/etc/gpuwarden/policy.yaml", POLICY.replace("enforce: true", "enforce: false"))
     started.systemctl("reload", UNIT)
-    until(lambda: "policy reloaded" in started.journal()[told:], "the policy to be taken")
+    until(lambda: "policy reloaded" in started.journal()[earlier:], "the policy to be taken")
     until(lambda: started.show(UNIT, "SubState") == ["running"], "the reload to be over")
     assert started.show(UNIT, "MainPID") == agent
 

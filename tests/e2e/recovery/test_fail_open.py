@@ -18,14 +18,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from enforce import ledger
-from tests.e2e.conftest import Busy
-from tests.e2e.node import Agent, Node, guardians, is_gone, state, until
+from enforce.ledger import ledger
+from tests.e2e.node import Agent, Node, guardians, is_gone, state
+from tests.e2e.workloads import Busy, all_stopped, assert_none_stops, until_all_stopped, until_launching
+from tools.harness.wait import until
 
 PROMISED_SECONDS = 0.1
 HANG_SECONDS = 1.5  # a heartbeat goes stale after 1 s; rounds and the last heartbeat's age come on top
-AFTERWARDS_SECONDS = 1.5
-SETTLED_SECONDS = 0.5
 KILLS = int(os.environ.get("GPUWARDEN_E2E_KILLS", "5"))
 
 
@@ -43,23 +42,6 @@ def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
     warden.reload(node.policy(enforce=False))
 
 
-def all_stopped(tgids: list[int]) -> bool:
-    return all(state(tgid) == "T" for tgid in tgids)
-
-
-def until_all_stopped(tgids: list[int]) -> None:
-    """And for a while: the first stop under a new policy may end early, as the request that it met was half seen."""
-    since = time.monotonic()
-
-    def settled() -> bool:
-        nonlocal since
-        if not all_stopped(tgids):
-            since = time.monotonic()
-        return time.monotonic() - since > SETTLED_SECONDS
-
-    until(settled, "all offline processes to be stopped for a while", step=0.001)
-
-
 def stopped_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
     """How long after `act` the last process was still seen stopped: a slow look can only make it shorter."""
     until_all_stopped(tgids)
@@ -72,18 +54,6 @@ def stopped_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
             return last - began
         last = now
         assert now - began < 30, f"still stopped after 30 s: {tgids}"
-
-
-def assert_nobody_stops(tgids: list[int]) -> None:
-    deadline = time.monotonic() + AFTERWARDS_SECONDS
-    while time.monotonic() < deadline:
-        assert not any(state(tgid) == "T" for tgid in tgids)
-        time.sleep(0.001)
-
-
-def until_launching(node: Node, tgids: list[int]) -> None:
-    before = node.truth()
-    until(lambda: all(node.truth()[tgid] > before[tgid] for tgid in tgids), "launches of all offline processes")
 
 
 def cut_the_power(agent: Agent, tgids: list[int]) -> None:
@@ -100,7 +70,7 @@ def cut_the_power(agent: Agent, tgids: list[int]) -> None:
 
 
 @contextmanager
-def stopped_by_somebody_else() -> Iterator[int]:
+def stopped_by_another_process() -> Iterator[int]:
     process = subprocess.Popen(["sleep", "3600"])
     process.send_signal(signal.SIGSTOP)
     until(lambda: state(process.pid) == "T", "the bystander to be stopped")
@@ -119,14 +89,14 @@ def test_after_the_agent_is_killed_every_stopped_process_runs_within_100_ms(
         guardian = agent.guardian()
         seconds = stopped_seconds_after(agent.process.kill, tgids)
         print(f"released after {seconds * 1e3:.2f} ms")
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)
         until(lambda: is_gone(guardian), "the guardian to end")
         until_launching(node, tgids)
         assert ledger.read(agent.run_dir / "ledger.jsonl") == []
         assert seconds <= PROMISED_SECONDS
 
 
-def test_after_the_guardian_is_killed_everybody_runs_and_a_new_one_goes_on(
+def test_after_the_guardian_is_killed_every_process_runs_and_a_new_one_takes_over(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
     guardian = enforcing.guardian()
@@ -139,7 +109,7 @@ def test_after_the_guardian_is_killed_everybody_runs_and_a_new_one_goes_on(
     )
 
 
-def test_a_guardian_that_hangs_is_replaced_and_everybody_runs_meanwhile(
+def test_a_guardian_that_hangs_is_replaced_and_every_process_runs_meanwhile(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
     guardian = enforcing.guardian()
@@ -150,30 +120,30 @@ def test_a_guardian_that_hangs_is_replaced_and_everybody_runs_meanwhile(
     assert "the guardian hangs" in enforcing.log.read_text()
 
 
-def test_who_is_resumed_by_somebody_else_goes_on_for_a_while_and_that_is_told(
+def test_a_process_that_another_writer_resumes_runs_for_a_while_and_that_is_reported(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
     until_all_stopped(tgids)
     before = node.truth()[tgids[0]]
     os.kill(tgids[0], signal.SIGCONT)  # it meets the gate at its next launch; then our agent knows
-    until(lambda: node.truth()[tgids[0]] > before + 5, "the process that somebody resumed to go on")
+    until(lambda: node.truth()[tgids[0]] > before + 5, "the process that another program resumed to go on")
     name = node.name("training-0")
 
-    def told() -> bool:
+    def reported() -> bool:
         stance = enforcing.stance(name)
         return stance is not None and stance.foreign_resumes_total > 0
 
-    until(told, "the foreign resume to be told")
+    until(reported, "the foreign resume to be reported")
     until_all_stopped(tgids)
 
 
-def test_when_the_agent_hangs_everybody_runs_and_when_it_wakes_it_goes_on(
+def test_when_the_agent_hangs_every_process_runs_and_when_it_wakes_it_enforces_again(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
     pauses = enforcing.pauses(node.name("training-0"))
     try:
         seconds = stopped_seconds_after(lambda: enforcing.process.send_signal(signal.SIGSTOP), tgids)
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)
         until_launching(node, tgids)
     finally:
         enforcing.process.send_signal(signal.SIGCONT)
@@ -185,10 +155,10 @@ def test_when_the_agent_hangs_everybody_runs_and_when_it_wakes_it_goes_on(
     assert seconds <= HANG_SECONDS
 
 
-def test_release_resumes_what_a_power_cut_left_stopped_and_nobody_else(node: Node, tgids: list[int]) -> None:
+def test_release_resumes_what_a_power_cut_left_stopped_and_nothing_else(node: Node, tgids: list[int]) -> None:
     with (
         node.agent(node.policy(enforce=True, max_pause="10s"), run_dir="cut") as agent,
-        stopped_by_somebody_else() as bystander,
+        stopped_by_another_process() as bystander,
     ):
         cut_the_power(agent, tgids)
         done = node.run("release", "--run-dir", str(agent.run_dir))
@@ -196,7 +166,7 @@ def test_release_resumes_what_a_power_cut_left_stopped_and_nobody_else(node: Nod
         assert "3 processes resumed, 3 entries looked at" in done.stdout
         for tgid in tgids:
             assert f"process {tgid}: resumed" in done.stdout
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)
         until_launching(node, tgids)
         assert state(bystander) == "T"
         again = node.run("release", "--run-dir", str(agent.run_dir))
@@ -206,16 +176,16 @@ def test_release_resumes_what_a_power_cut_left_stopped_and_nobody_else(node: Nod
 def test_the_next_start_releases_what_a_power_cut_left_and_its_end_releases_everything(
     node: Node, tgids: list[int]
 ) -> None:
-    with stopped_by_somebody_else() as bystander:
+    with stopped_by_another_process() as bystander:
         with node.agent(node.policy(enforce=True, max_pause="10s"), run_dir="restarted") as agent:
             cut_the_power(agent, tgids)
         with node.agent(node.policy(enforce=False), run_dir="restarted") as agent:
             assert "released 3 processes that an earlier agent left" in agent.log.read_text()
-            assert_nobody_stops(tgids)
+            assert_none_stops(tgids)
             until_launching(node, tgids)
             agent.reload(node.policy(enforce=True, max_pause="10s"))
             stopped_seconds_after(agent.process.terminate, tgids)
-            assert_nobody_stops(tgids)
+            assert_none_stops(tgids)
             assert guardians(agent.run_dir) == []
             assert agent.process.wait(timeout=120) == 0
             assert not agent.socket.exists()

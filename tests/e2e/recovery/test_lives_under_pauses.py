@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Who is paused may fork, become another program and be debugged, and clocks may be stepped: everybody runs on."""
+"""A paused process may fork, exec and be debugged, and clocks may be stepped: every process runs on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import Enforcement
-from bench.containers import Container, Mount
+from agent.core.model import EnforcementStatus
 from sim.demo.stage import BUILD
-from tests.e2e.conftest import Busy
-from tests.e2e.node import Agent, Node, is_gone, state, until
-from tests.e2e.test_fail_open import assert_nobody_stops, until_launching
-from tests.kernel.driven import compile_driver
+from tests.e2e.node import Agent, Node, is_gone, state
+from tests.e2e.workloads import Busy, assert_none_stops, until_launching
+from tests.support.programs.driver import compile_driver
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 LAUNCHES = "3*launch:1x1x1:32x1x1:0:200000"
 BY_A_THREAD, BY_THE_LEADER = ("threads=1", LAUNCHES, "fork", "exec"), ("threads=0", LAUNCHES, "fork", "exec")
@@ -56,7 +56,7 @@ def tgids(busy: Busy) -> list[int]:
 
 
 class Lives:
-    """A container whose one process goes from program to program; each says that it is ready, and is told to go."""
+    """A container whose one process execs program after program; each prints "ready" and waits for its command."""
 
     def __init__(self, container: Container) -> None:
         self.container, self.begun = container, 0
@@ -93,7 +93,7 @@ def test_a_process_that_forks_and_becomes_other_programs_is_paused_and_left_runn
         node.agent(node.policy(enforce=True, max_pause="100ms"), run_dir="lives") as agent,
         lives(node) as program,
     ):
-        seen: list[Enforcement] = []
+        seen: list[EnforcementStatus] = []
 
         def stopped_often() -> bool:
             seen.extend(stance for stance in [agent.stance(node.name("training-lives"))] if stance)
@@ -101,11 +101,11 @@ def test_a_process_that_forks_and_becomes_other_programs_is_paused_and_left_runn
 
         until(stopped_often, "stops of one program after the other")
         assert all(stance.foreign_resumes_total == 0 for stance in seen)
-        until(lambda: state(program.container.tgid) == "T", "it to be stopped", step=0.001)
+        until(lambda: state(program.container.tgid) == "T", "it to be stopped", step_seconds=0.001)
         agent.process.kill()
         begun = program.begun
         until(lambda: program.begun > begun + 3, "it to go on as other programs, each after its child ended")
-        assert_nobody_stops([program.container.tgid])
+        assert_none_stops([program.container.tgid])
 
 
 @contextmanager
@@ -125,17 +125,17 @@ def debugged(tgid: int) -> Iterator[None]:
         assert libc.ptrace(PTRACE_DETACH, tgid, None, None) == 0
 
 
-def test_who_is_debugged_while_it_is_stopped_runs_on_after_that_though_the_agent_died(
+def test_a_process_that_is_debugged_while_it_is_stopped_runs_on_after_that_though_the_agent_died(
     node: Node, busy: Busy, tgids: list[int]
 ) -> None:
     with node.agent(node.policy(enforce=True, max_pause="10s"), run_dir="debugged") as agent:
-        until(lambda: state(tgids[0]) == "T", "it to be stopped", step=0.001)
+        until(lambda: state(tgids[0]) == "T", "it to be stopped", step_seconds=0.001)
         with debugged(tgids[0]):
             agent.process.kill()
             until_launching(node, tgids[1:])
-            assert state(tgids[0]) == "t"  # the debugger's, who decides
+            assert state(tgids[0]) == "t"  # the debugger's, which decides
         until_launching(node, tgids)
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)
 
 
 @pytest.fixture
@@ -174,4 +174,4 @@ def test_a_clock_that_is_stepped_changes_nothing(node: Node, busy: Busy, tgids: 
         agent.process.kill()
         until(lambda: is_gone(guardian), "the guardian to end")
         until_launching(node, tgids)
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)

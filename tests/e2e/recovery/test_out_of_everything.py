@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""An agent without memory, file descriptors, disk space or its policy file: nobody is left stopped."""
+"""An agent without memory, file descriptors, disk space or its policy file: no process is left stopped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from enforce import ledger
-from tests.e2e.conftest import Busy
-from tests.e2e.node import Agent, Node, is_gone, until
-from tests.e2e.test_fail_open import assert_nobody_stops, until_all_stopped, until_launching
+from enforce.ledger import ledger
+from tests.e2e.node import Agent, Node, is_gone
+from tests.e2e.workloads import Busy, assert_none_stops, until_all_stopped, until_launching
+from tools.harness.wait import until
 
 MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -65,7 +65,7 @@ def memory_cgroup(name: str) -> Iterator[Path]:
         cgroup.rmdir()
 
 
-def test_an_agent_without_file_descriptors_leaves_nobody_stopped_and_goes_on_when_it_has_some(
+def test_an_agent_without_file_descriptors_leaves_no_process_stopped_and_goes_on_when_it_has_some(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
     until_all_stopped(tgids)
@@ -83,19 +83,19 @@ def test_an_agent_without_file_descriptors_leaves_nobody_stopped_and_goes_on_whe
     )
 
 
-def test_without_space_for_the_ledger_nobody_is_held(node: Node, busy: Busy, tgids: list[int], tmp_path: Path) -> None:
+def test_without_space_for_its_ledger_none_is_held(node: Node, busy: Busy, tgids: list[int], tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(node.policy(enforce=True, max_pause="10s"))
     policy.chmod(0o600)
     run = Path(tempfile.mkdtemp(prefix="full-", dir=node.folder))
     with full_disk(run) as filler, node.agent(None, "--policy", str(policy), run_dir=run.name) as agent:
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)
         until(lambda: "ledger" in agent.log.read_text(), "the ledger's trouble to be logged")
         filler.unlink()
         until_all_stopped(tgids)
 
 
-def test_an_agent_that_the_kernel_kills_for_memory_leaves_nobody_stopped(
+def test_an_agent_that_the_kernel_kills_for_memory_leaves_no_process_stopped(
     node: Node, busy: Busy, tgids: list[int]
 ) -> None:
     with (
@@ -110,7 +110,7 @@ def test_an_agent_that_the_kernel_kills_for_memory_leaves_nobody_stopped(
         (cgroup / "cgroup.procs").write_text(str(agent.process.pid))  # what it takes from now on is too much soon
         until(lambda: is_gone(agent.process.pid), "the kernel to kill the agent")
         assert agent.process.wait(timeout=60) == -signal.SIGKILL
-        assert_nobody_stops(tgids)
+        assert_none_stops(tgids)
         until_launching(node, tgids)
         until(lambda: is_gone(guardian), "the guardian to end")
         assert ledger.read(agent.run_dir / "ledger.jsonl") == []

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from agent.layout import DEVICE_UNKNOWN
-from agent.occupancy import waves
-from agent.probes import Probes
-from tests.kernel.driven import Driven, Driver, Launched, kernels, launched, lost, run_together, start_all
+from agent.attribution.contention import waves
+from agent.probes.abi import DEVICE_UNKNOWN
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import Driven, Driver, Launched, kernels, launched, lost, run_together, start_all
 
 PROCESSES, THREADS, LAUNCHES = 5, 3, 23
 BLOCKS, BLOCK_THREADS = 3 * 5 * 7, 2 * 11 * 13
@@ -34,7 +34,7 @@ def exactly(driven: Driven, device: int) -> Launched:
 
 @THROUGH
 def test_every_launch_of_processes_that_started_before_the_probes_is_counted_once(
-    driver: Driver, fresh_probes: Probes, through: str
+    driver: Driver, fresh_probes: LibcudaProbes, through: str
 ) -> None:
     with ExitStack() as stack:
         running = programs(stack, driver, through)
@@ -47,7 +47,7 @@ def test_every_launch_of_processes_that_started_before_the_probes_is_counted_onc
 
 @THROUGH
 def test_every_launch_of_processes_that_start_after_the_probes_is_counted_once(
-    driver: Driver, own_probes: Probes, through: str
+    driver: Driver, own_probes: LibcudaProbes, through: str
 ) -> None:
     with ExitStack() as stack:
         running = programs(stack, driver, through)
@@ -61,7 +61,7 @@ def test_every_launch_of_processes_that_start_after_the_probes_is_counted_once(
 @THROUGH
 @pytest.mark.parametrize("kind", ["launch", "launch_ex", "launch_cooperative"])
 def test_every_kind_of_launch_is_counted_once_with_its_grid(
-    driver: Driver, probes: Probes, kind: str, through: str, streams: str
+    driver: Driver, probes: LibcudaProbes, kind: str, through: str, streams: str
 ) -> None:
     operation = f"{LAUNCHES}*{kind}:{GRID}:2"
     driven = driver.run(f"threads={THREADS}", f"through={through}", f"streams={streams}", operation)
@@ -72,7 +72,7 @@ def test_every_kind_of_launch_is_counted_once_with_its_grid(
 @STREAMS
 @THROUGH
 def test_a_graph_counts_its_kernel_nodes_at_each_launch(
-    driver: Driver, probes: Probes, through: str, streams: str
+    driver: Driver, probes: LibcudaProbes, through: str, streams: str
 ) -> None:
     driven = driver.run(f"through={through}", f"streams={streams}", "graph:17")
     ((device, executable), counts), *others = launched(probes, driven.process).items()
@@ -83,7 +83,7 @@ def test_a_graph_counts_its_kernel_nodes_at_each_launch(
     assert kernels(probes, driven.process) == 17 * 3
 
 
-def test_a_graph_that_is_updated_counts_the_blocks_that_it_has_since(driver: Driver, probes: Probes) -> None:
+def test_a_graph_that_is_updated_counts_the_blocks_that_it_has_since(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("graph:5:11")
     ((_, counts),) = launched(probes, driven.process).items()
     assert counts == (5 + 11, (5 * 2 + 11 * 7) * 3, 32)
@@ -91,8 +91,10 @@ def test_a_graph_that_is_updated_counts_the_blocks_that_it_has_since(driver: Dri
 
 
 @pytest.mark.parametrize("grid", ["1x1x1:32x1x1", "131x1x1:1024x1x1", "133x1x1:1024x1x1", "70x70x1:64x2x1"])
-def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(driver: Driver, own_probes: Probes, grid: str) -> None:
-    own_probes.tell_sm_count(SMS)
+def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(
+    driver: Driver, own_probes: LibcudaProbes, grid: str
+) -> None:
+    own_probes.set_sm_count(SMS)
     driven = driver.run(f"3*launch:{grid}", f"launch:{GRID}:0", "graph:5")
     blocks, threads = (math.prod(int(n) for n in part.split("x")) for part in grid.split(":"))
     of_grid, of_other = waves(blocks, threads, SMS), waves(BLOCKS, BLOCK_THREADS, SMS)
@@ -105,7 +107,7 @@ def test_waves_of_blocks_are_counted_as_the_agent_works_them_out(driver: Driver,
     assert list(counts.values()) == [tuple(5 * 3 * n for n in waves(2, 32, SMS))]
 
 
-def test_functions_are_told_apart(driver: Driver, probes: Probes) -> None:
+def test_functions_are_counted_apart(driver: Driver, probes: LibcudaProbes) -> None:
     wanted = {0: (2, 3), 1: (3, 5), 5: (7, 11)}
     operations = [f"{count}*launch:{blocks}x1x1:32x1x1:{kernel}" for kernel, (count, blocks) in wanted.items()]
     driven = driver.run(*operations)
@@ -114,12 +116,12 @@ def test_functions_are_told_apart(driver: Driver, probes: Probes) -> None:
     }
 
 
-def test_a_grid_larger_than_32_bits_is_counted_whole(driver: Driver, probes: Probes) -> None:
+def test_a_grid_larger_than_32_bits_is_counted_whole(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("launch:2147483647x3x1:1024x1x1:0:1")
     assert launched(probes, driven.process) == {(0, driven.function(0)): (1, 2147483647 * 3, 1024)}
 
 
-def test_launches_go_to_the_device_that_is_current(driver: Driver, probes: Probes) -> None:
+def test_launches_go_to_the_device_that_is_current(driver: Driver, probes: LibcudaProbes) -> None:
     one = "launch:1x1x1:32x1x1"
     driven = driver.run(
         f"2*{one}",  # on 0
@@ -140,40 +142,42 @@ def test_launches_go_to_the_device_that_is_current(driver: Driver, probes: Probe
     assert counts == {(0, driven.function(0)): 2 + 5 + 11 + 17, (1, driven.function(0, device=1)): 3 + 7 + 13}
 
 
-def test_a_context_of_its_own_is_on_the_device_that_it_was_made_for(driver: Driver, probes: Probes) -> None:
+def test_a_context_of_its_own_is_on_the_device_that_it_was_made_for(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("new:1", "3*launch:1x1x1:32x1x1", "pop", "5*launch:1x1x1:32x1x1")
     counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
     assert counts == {(0, driven.function(0)): 5, (1, driven.function(0, device=1)): 3}
 
 
-def test_setting_no_context_uncovers_the_one_below(driver: Driver, probes: Probes) -> None:
+def test_setting_no_context_uncovers_the_one_below(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("push:1", "unset", "3*launch:1x1x1:32x1x1")
     counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
     assert counts == {(0, driven.function(0)): 3}
 
 
-def test_a_context_that_could_not_be_set_changes_nothing(driver: Driver, probes: Probes) -> None:
+def test_a_context_that_could_not_be_set_changes_nothing(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("set:1", "set_wrong", "3*launch:1x1x1:32x1x1")
     counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
     assert counts == {(1, driven.function(0, device=1)): 3}
 
 
 @pytest.mark.parametrize("through", ["symbol", "pointer"])
-def test_a_green_context_is_on_the_device_that_it_was_made_for(driver: Driver, probes: Probes, through: str) -> None:
+def test_a_green_context_is_on_the_device_that_it_was_made_for(
+    driver: Driver, probes: LibcudaProbes, through: str
+) -> None:
     one = "launch:1x1x1:32x1x1"
     driven = driver.run(f"through={through}", "green:1", f"3*{one}", "pop", f"5*{one}", "green_destroy", f"7*{one}")
     counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
     assert counts == {(0, driven.function(0)): 5 + 7, (1, driven.function(0, device=1)): 3}
 
 
-def test_contexts_are_known_eight_deep_and_deeper_ones_are_not_guessed(driver: Driver, probes: Probes) -> None:
+def test_contexts_are_known_eight_deep_and_deeper_ones_are_not_guessed(driver: Driver, probes: LibcudaProbes) -> None:
     one = "launch:1x1x1:32x1x1"
     driven = driver.run("6*push:0", "push:1", f"3*{one}", "push:1", f"5*{one}", "pop", f"7*{one}")
     counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}
     assert counts == {(1, driven.function(0, device=1)): 3 + 7, (DEVICE_UNKNOWN, driven.function(0, device=1)): 5}
 
 
-def test_threads_have_devices_of_their_own(driver: Driver, probes: Probes) -> None:
+def test_threads_have_devices_of_their_own(driver: Driver, probes: LibcudaProbes) -> None:
     operations = ("launch:1x1x1:32x1x1", "set:1", "launch:1x1x1:32x1x1")
     driven = driver.run("threads=7", *operations)
     counts = {key: count for key, (count, _, _) in launched(probes, driven.process).items()}

@@ -5,22 +5,21 @@
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
-from agent.function_names import FunctionNames
-from agent.layout import ORDINALS, ROLE_ONLINE, U32, Gate, ProcessKey, Rule
-from agent.members import Told
-from agent.model import ProcessId
-from agent.ordinals import bus_place
-from agent.probes import Probes
-from agent.procfs import Procfs
-from agent.watcher import Watcher
-from tests.kernel.driven import Driven, Driver, launched, lost, memory
+from agent.containers.gpu_processes import ProcessEvent
+from agent.core.device_ordinals import bus_place
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from agent.probes.abi import ORDINALS, ROLE_ONLINE, U32, Gate, ProcessKey, Rule
+from agent.probes.events import EventReader, FunctionNames
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import Driven, Driver, launched, lost, memory
+from tools.harness.wait import until
 
 MIB = 1 << 20
 SLOT = 3  # of a gate that nothing else here uses
@@ -41,12 +40,12 @@ class HandleKey(ctypes.Structure):
 
 @dataclass(slots=True)
 class Heard:
-    """What the watcher told, in order."""
+    """The events of processes, in order."""
 
     words: list[tuple[str, ProcessId]] = field(default_factory=list)
 
-    def seen(self, told: Told) -> None:
-        self.words.append(("seen", told.process))
+    def seen(self, event: ProcessEvent) -> None:
+        self.words.append(("seen", event.process))
 
     def exited(self, process: ProcessId) -> None:
         self.words.append(("exited", process))
@@ -65,16 +64,16 @@ class Heard:
 
 
 @pytest.fixture
-def heard(probes: Probes) -> Iterator[Heard]:
+def heard(probes: LibcudaProbes) -> Iterator[Heard]:
     """Of every process on the probed library."""
     listener = Heard()
-    watcher = Watcher(probes, listener, FunctionNames())
-    watcher.start()
+    reader = EventReader(probes, listener, FunctionNames())
+    reader.start()
     yield listener
-    watcher.stop()
+    reader.stop()
 
 
-def counts(probes: Probes, driven: Driven) -> dict[tuple[int, int], int]:
+def counts(probes: LibcudaProbes, driven: Driven) -> dict[tuple[int, int], int]:
     """(device, kernel) → launches."""
     names = {driven.function(kernel, device): kernel for device in (0, 1) for kernel in range(8)}
     found = launched(probes, driven.process)
@@ -91,8 +90,8 @@ def become(first: Driven) -> Iterator[Driven]:
     yield second
 
 
-def test_a_fork_changes_nothing_for_its_parent_and_makes_nobody_known(
-    driver: Driver, probes: Probes, heard: Heard
+def test_a_fork_changes_nothing_for_its_parent_and_adds_no_process(
+    driver: Driver, probes: LibcudaProbes, heard: Heard
 ) -> None:
     with driver.start(f"alloc:{2 * MIB}", f"3*{LAUNCH}", "5*fork", f"7*{LAUNCH}:2") as driven:
         driven.begin()
@@ -107,7 +106,7 @@ def test_a_fork_changes_nothing_for_its_parent_and_makes_nobody_known(
 
 @pytest.mark.parametrize("threads", [0, 1], ids=["by its first thread", "by another thread"])
 def test_another_program_in_the_process_does_not_inherit_memory(
-    driver: Driver, probes: Probes, heard: Heard, threads: int
+    driver: Driver, probes: LibcudaProbes, heard: Heard, threads: int
 ) -> None:
     old, new = f"alloc:{6 * MIB}", f"alloc:{4 * MIB}"
     operations = (old, f"3*{LAUNCH}", "exec", f"threads={threads}", new, f"5*{LAUNCH}")
@@ -118,16 +117,20 @@ def test_another_program_in_the_process_does_not_inherit_memory(
     assert heard.until_over(second) == ["seen", "replaced", "seen", "exited"]
 
 
-def test_another_program_in_the_process_has_contexts_and_devices_of_its_own(driver: Driver, probes: Probes) -> None:
+def test_another_program_in_the_process_has_contexts_and_devices_of_its_own(
+    driver: Driver, probes: LibcudaProbes
+) -> None:
     before = ("uuid:0", "uuid:1", "new:1", LAUNCH, "exec", "threads=0")
     with driver.start("threads=0", *before, f"3*{LAUNCH}", "uuid:0", f"alloc:{MIB}") as first, become(first) as second:
-        told = {key.ordinal for key, _ in probes.map("uuids").items() if key.process.id() == second.process}
-        assert told == {0}
+        reported = {key.ordinal for key, _ in probes.map("uuids").items() if key.process.id() == second.process}
+        assert reported == {0}
         assert (0, second.function(0)) in launched(probes, second.process)
         assert memory(probes, second.process)[0].live == {"plain": MIB}
 
 
-def test_another_program_in_the_process_has_graphs_and_captures_of_its_own(driver: Driver, probes: Probes) -> None:
+def test_another_program_in_the_process_has_graphs_and_captures_of_its_own(
+    driver: Driver, probes: LibcudaProbes
+) -> None:
     before = ("capture_begin:1", "capture_end:1", "capture_begin:2", "exec", "threads=0", f"3*{LAUNCH}")
     with driver.start("threads=0", *before) as first, become(first) as second:
         for name in ("graphs", "captures"):
@@ -135,13 +138,13 @@ def test_another_program_in_the_process_has_graphs_and_captures_of_its_own(drive
             assert [key.handle for key, _ in items if key.process.id() == second.process] == []
 
 
-def test_a_capture_that_another_thread_ended_is_over(driver: Driver, probes: Probes) -> None:
+def test_a_capture_that_another_thread_ended_is_over(driver: Driver, probes: LibcudaProbes) -> None:
     ended = ("capture_begin:1", "1+capture_end:1")
     others = ("1+capture_begin:2", f"{LAUNCH}:1:1000:2", "1+capture_end:2")
     assert counts(probes, driver.run("threads=0", *ended, *others, f"3*{LAUNCH}")) == {(0, 0): 3}
 
 
-def test_a_process_whose_first_thread_ended_is_alive(driver: Driver, probes: Probes, heard: Heard) -> None:
+def test_a_process_whose_first_thread_ended_is_alive(driver: Driver, probes: LibcudaProbes, heard: Heard) -> None:
     with driver.start("leader=leaves", f"alloc:{MIB}", f"3*{LAUNCH}") as driven:
         driven.begin()
         driven.finish()
@@ -152,7 +155,7 @@ def test_a_process_whose_first_thread_ended_is_alive(driver: Driver, probes: Pro
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed at work"])
-def test_threads_leave_nothing_behind_them(driver: Driver, probes: Probes, heard: Heard, killed: bool) -> None:
+def test_threads_leave_nothing_behind_them(driver: Driver, probes: LibcudaProbes, heard: Heard, killed: bool) -> None:
     work = ("set:1", f"{1_000_000 if killed else 3}*{LAUNCH}", "sync")
     with driver.start("threads=16", f"alloc:{MIB}", *work) as driven:
         driven.begin()
@@ -168,7 +171,7 @@ def test_threads_leave_nothing_behind_them(driver: Driver, probes: Probes, heard
     assert threads_of(probes, driven) == []
 
 
-def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver: Driver, probes: Probes) -> None:
+def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver: Driver, probes: LibcudaProbes) -> None:
     slots = (ctypes.c_uint8 * ORDINALS)(*[SLOT] * ORDINALS)
     with driver.start("threads=6", "set:1", "launch:1x1x1:32x1x1:0:300000000", "sync") as driven:
         probes.map("rules").put(ProcessKey.of(driven.process), Rule(role=ROLE_ONLINE, slots=slots, slot_unknown=SLOT))
@@ -181,34 +184,27 @@ def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver:
     assert gate(probes).busy_total_ns > 0
 
 
-def gate(probes: Probes) -> Gate:
+def gate(probes: LibcudaProbes) -> Gate:
     found = probes.map("gates").get(U32(SLOT))
     assert isinstance(found, Gate)
     return found
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for: {what}"
-        time.sleep(0.01)
-
-
-def threads_of(probes: Probes, driven: Driven) -> list[int]:
+def threads_of(probes: LibcudaProbes, driven: Driven) -> list[int]:
     """The threads of the process that the kernel side knows."""
     items = probes.bpf.map("threads", ThreadKey, ctypes.c_byte * 192).items()
     return [key.tid for key, _ in items if key.tgid == driven.process.tgid]
 
 
-def test_the_end_of_a_context_frees_what_it_held_and_nothing_else(driver: Driver, probes: Probes) -> None:
+def test_the_end_of_a_context_frees_what_it_held_and_nothing_else(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(f"alloc:{2 * MIB}", "new:1", f"3*alloc:{4 * MIB}", "destroy", f"alloc:{6 * MIB}", LAUNCH)
-    books = memory(probes, driven.process)
-    assert {device: dict(one.live) for device, one in books.items()} == {0: {"plain": 8 * MIB}, 1: {}}
-    assert books[1].peak == 12 * MIB
+    totals = memory(probes, driven.process)
+    assert {device: dict(one.live) for device, one in totals.items()} == {0: {"plain": 8 * MIB}, 1: {}}
+    assert totals[1].peak == 12 * MIB
     assert counts(probes, driven) == {(0, 0): 1}  # what was current before is so again
 
 
-def test_a_primary_context_ends_when_as_often_released_as_retained(driver: Driver, probes: Probes) -> None:
+def test_a_primary_context_ends_when_as_often_released_as_retained(driver: Driver, probes: LibcudaProbes) -> None:
     on_1 = ("set:1", f"alloc:{2 * MIB}", "retain_primary:1", "release_primary:1")
     kept = driver.run(*on_1, f"3*{LAUNCH}")
     assert memory(probes, kept.process)[1].live == {"plain": 2 * MIB}
@@ -220,12 +216,14 @@ def test_a_primary_context_ends_when_as_often_released_as_retained(driver: Drive
     assert memory(probes, retained.process)[1].live == {"plain": MIB}
 
 
-def test_contexts_are_pushed_and_popped_over_two_devices(driver: Driver, probes: Probes) -> None:
+def test_contexts_are_pushed_and_popped_over_two_devices(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("new:1", LAUNCH, "new:0", f"2*{LAUNCH}", "push:1", f"4*{LAUNCH}", "pop", "pop", f"8*{LAUNCH}")
     assert counts(probes, driven) == {(1, 0): 1 + 4 + 8, (0, 0): 2}
 
 
-def test_the_driver_tells_which_device_an_ordinal_is_when_they_are_reordered(driver: Driver, probes: Probes) -> None:
+def test_the_driver_tells_which_device_an_ordinal_is_when_they_are_reordered(
+    driver: Driver, probes: LibcudaProbes
+) -> None:
     straight = uuids(probes, driver, "0,1")
     swapped = uuids(probes, driver, "1,0")
     assert set(straight) == set(swapped) == {0, 1}
@@ -233,15 +231,15 @@ def test_the_driver_tells_which_device_an_ordinal_is_when_they_are_reordered(dri
     assert straight[1] == swapped[0]
 
 
-def test_the_driver_tells_which_device_is_at_a_place_on_the_bus(driver: Driver, probes: Probes) -> None:
+def test_the_driver_tells_which_device_is_at_a_place_on_the_bus(driver: Driver, probes: LibcudaProbes) -> None:
     straight, swapped = bus_ids(probes, driver, "0,1"), bus_ids(probes, driver, "1,0")
     assert set(straight) == set(swapped) == {0, 1}
     assert straight[0] == swapped[1] != straight[1]
     assert all(bus_place(text.decode()) for text in straight.values())
 
 
-def bus_ids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:
-    """Ordinal → place, as one process was told."""
+def bus_ids(probes: LibcudaProbes, driver: Driver, visible: str) -> dict[int, bytes]:
+    """Ordinal → place, as reported to one process."""
     with driver.start("bus:0", "bus:1", CUDA_VISIBLE_DEVICES=visible) as driven:
         driven.begin()
         driven.finish()
@@ -249,8 +247,8 @@ def bus_ids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:
         return {key.ordinal: value.text for key, value in items if key.process.id() == driven.process}
 
 
-def uuids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:
-    """Ordinal → UUID, as one process was told."""
+def uuids(probes: LibcudaProbes, driver: Driver, visible: str) -> dict[int, bytes]:
+    """Ordinal → UUID, as reported to one process."""
     with driver.start("uuid:0", "uuid:1", CUDA_VISIBLE_DEVICES=visible) as driven:
         driven.begin()
         driven.finish()
@@ -258,5 +256,5 @@ def uuids(probes: Probes, driver: Driver, visible: str) -> dict[int, bytes]:
         return {key.ordinal: bytes(value.bytes) for key, value in items if key.process.id() == driven.process}
 
 
-def test_nothing_was_lost(probes: Probes) -> None:
+def test_nothing_was_lost(probes: LibcudaProbes) -> None:
     assert not lost(probes)

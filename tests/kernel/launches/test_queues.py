@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent.clock import monotonic_ns
-from agent.layout import (
+from agent.core.clock import monotonic_ns
+from agent.node.procfs import Procfs
+from agent.probes.abi import (
     ROLE_OFFLINE,
     RULE_BLOCKS,
     RULE_GATE,
@@ -26,9 +27,9 @@ from agent.layout import (
     Queue,
     Rule,
 )
-from agent.probes import Probes
-from agent.procfs import Procfs
-from tests.kernel.driven import Driver
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import Driver
+from tools.harness.wait import until
 
 MS = 1_000_000
 LAUNCH_NS = 1_000_000_000
@@ -52,7 +53,7 @@ class Left:
 
 
 def left(
-    driver: Driver, probes: Probes, *operations: str, stops: int = 0, stopped_seconds: float = 0.1, **rule: int
+    driver: Driver, probes: LibcudaProbes, *operations: str, stops: int = 0, stopped_seconds: float = 0.1, **rule: int
 ) -> Left:
     """Runs them under a rule. It must be stopped so many times, and is resumed each time."""
     with driver.start(*operations) as driven:
@@ -66,9 +67,8 @@ def left(
         began_ns = monotonic_ns()
         driven.begin()
         for _ in range(stops):
-            while Procfs().stat(driven.process.tgid).state != "T":
-                time.sleep(0.001)
-            time.sleep(stopped_seconds)
+            until(lambda: Procfs().stat(driven.process.tgid).state == "T", "the stop", step_seconds=0.001)
+            time.sleep(stopped_seconds)  # a stop that lasts so long is what is tested
             os.kill(driven.process.tgid, signal.SIGCONT)
         driven.finish()
         lasted_ns = monotonic_ns() - began_ns
@@ -79,10 +79,10 @@ def left(
     return Left(pace, ring.ring[ring.count - 1], lasted_ns)
 
 
-def queued_after_a_wait(driver: Driver, probes: Probes, flags: int, *, busy: bool) -> int:
+def queued_after_a_wait(driver: Driver, probes: LibcudaProbes, flags: int, *, busy: bool) -> int:
     """ns, of three launches that were waited for at a full share."""
     gate = probes.map("gates").share(SLOTS)[0]
-    gate.open = gate.in_wait = int(busy)  # nobody stops anybody: there is no lease
+    gate.open = gate.in_wait = int(busy)  # no process is stopped: there is no lease
     gate.busy_since_ns = gate.last_online_ns = monotonic_ns()
     try:
         found = left(driver, probes, f"3*{LAUNCH}", "sync", flags=flags, rate_ppm=1_000_000)
@@ -93,17 +93,19 @@ def queued_after_a_wait(driver: Driver, probes: Probes, flags: int, *, busy: boo
 
 
 @pytest.mark.parametrize("flags", [RULE_PACE, RULE_PACE | RULE_GATE, RULE_PACE | RULE_GATE | RULE_SOFT])
-def test_who_has_waited_for_all_of_its_work_has_none_queued(driver: Driver, own_probes: Probes, flags: int) -> None:
+def test_a_process_that_has_waited_for_all_of_its_work_has_none_queued(
+    driver: Driver, own_probes: LibcudaProbes, flags: int
+) -> None:
     assert queued_after_a_wait(driver, own_probes, flags, busy=False) == 0
 
 
-def test_behind_a_soft_gate_what_ran_beside_a_request_stays_counted(driver: Driver, own_probes: Probes) -> None:
+def test_behind_a_soft_gate_what_ran_beside_a_request_stays_counted(driver: Driver, own_probes: LibcudaProbes) -> None:
     flags = RULE_PACE | RULE_GATE | RULE_SOFT
     assert queued_after_a_wait(driver, own_probes, flags, busy=True) == pytest.approx(3 * LAUNCH_NS, rel=1e-3)
 
 
 def test_a_wait_leaves_what_the_share_has_not_paid_back_however_long_launches_were_taken_to_be(
-    driver: Driver, own_probes: Probes
+    driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     found = left(driver, own_probes, f"3*{LAUNCH}", "idle:300", "sync", rate_ppm=500_000)
     assert found.queue.backlog_ns == 0
@@ -111,14 +113,14 @@ def test_a_wait_leaves_what_the_share_has_not_paid_back_however_long_launches_we
 
 
 def test_a_delivery_tells_what_is_on_the_gpu_not_what_the_share_has_to_pay_back(
-    driver: Driver, own_probes: Probes
+    driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     found = left(driver, own_probes, f"2*{LAUNCH}", "idle:300", "sync", rate_ppm=500_000)
     assert 2 * LAUNCH_NS - found.lasted_ns <= found.delivery.queued_ns <= 2 * LAUNCH_NS - 300 * MS
 
 
 def test_a_launch_that_was_stopped_is_not_on_the_gpu_before_its_process_goes_on(
-    driver: Driver, own_probes: Probes
+    driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     operations = (LAUNCH, "idle:300", "sync", LAUNCH, "sync")  # the second finds 270 ms, which take 2.7 s to pay back
     found = left(driver, own_probes, *operations, stops=1, rate_ppm=100_000, max_queued_ns=LAUNCH_NS)
@@ -127,7 +129,7 @@ def test_a_launch_that_was_stopped_is_not_on_the_gpu_before_its_process_goes_on(
 
 
 def test_a_launch_that_was_stopped_is_on_the_gpu_from_the_time_on_at_which_its_process_is_due(
-    driver: Driver, own_probes: Probes
+    driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     operations = (LAUNCH, "idle:100", "sync", LAUNCH, "sync")  # 50 ms and more, which take twice as long to pay back
     found = left(
@@ -137,13 +139,13 @@ def test_a_launch_that_was_stopped_is_on_the_gpu_from_the_time_on_at_which_its_p
     assert 0 < due_ns < found.lasted_ns - 200 * MS
 
 
-def test_no_more_is_left_than_the_longest_pause_pays_back(driver: Driver, own_probes: Probes) -> None:
+def test_no_more_is_left_than_the_longest_pause_pays_back(driver: Driver, own_probes: LibcudaProbes) -> None:
     limits = {"max_queued_ns": 10 * MS, "max_pause_ns": 100 * MS}
     found = left(driver, own_probes, LAUNCH, "idle:300", "sync", rate_ppm=500_000, **limits)
     assert found.queue.queued_ns == 60 * MS
 
 
-def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, own_probes: Probes) -> None:
+def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, own_probes: LibcudaProbes) -> None:
     flags = RULE_PACE | RULE_BLOCKS
     found = left(driver, own_probes, f"3*{LAUNCH}", "sync", flags=flags, rate_ppm=1_000_000)
     assert 3 * LAUNCH_NS - found.lasted_ns <= found.queue.queued_ns <= 3 * LAUNCH_NS

@@ -10,11 +10,11 @@ import signal
 
 import pytest
 
-from agent.clock import monotonic_ns
-from agent.layout import ROLE_OFFLINE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOT_NONE, SLOTS, ProcessKey, Rule
-from agent.probes import Probes
-from agent.procfs import Procfs
-from tests.kernel.driven import Driven, Driver, a_cpu_that_is_taken_away, lost
+from agent.core.clock import monotonic_ns
+from agent.node.procfs import Procfs
+from agent.probes.abi import ROLE_OFFLINE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOT_NONE, SLOTS, ProcessKey, Rule
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import Driven, Driver, a_cpu_that_is_taken_away, lost
 
 LAUNCHES = 3000  # more stops than the ring of stops has room for
 FOR_EVER = 1 << 63
@@ -28,7 +28,7 @@ def resume_until_done(driven: Driven) -> None:
     driven.finish()
 
 
-def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fresh_probes: Probes) -> None:
+def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fresh_probes: LibcudaProbes) -> None:
     fresh_probes.ensure(str(driver.libcuda))
     with driver.start(f"{LAUNCHES}*launch:1x1x1:32x1x1") as driven:
         key = ProcessKey.of(driven.process)
@@ -36,7 +36,7 @@ def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fres
         rule.slots[:] = [SLOT_NONE] * len(rule.slots)
         rule.slot_unknown = SLOT_NONE
         fresh_probes.map("rules").put(key, rule)
-        fresh_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER  # there is no guardian: nobody reads
+        fresh_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER  # there is no guardian: nothing reads
         driven.begin()
         resume_until_done(driven)
         pace = fresh_probes.map("paces").get(key)
@@ -46,8 +46,8 @@ def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fres
 
 
 @pytest.mark.parametrize(("kept_ms", "stops"), [(5, 0), (100, 1), (1000, 0)])
-def test_a_soft_gate_stops_who_has_room_only_while_requests_queue_for_each_other(
-    driver: Driver, own_probes: Probes, kept_ms: int, stops: int
+def test_a_soft_gate_stops_a_process_with_room_only_while_requests_queue_for_each_other(
+    driver: Driver, own_probes: LibcudaProbes, kept_ms: int, stops: int
 ) -> None:
     with driver.start("launch:1x1x1:32x1x1") as driven:
         key = ProcessKey.of(driven.process)
@@ -72,7 +72,7 @@ def test_a_soft_gate_stops_who_has_room_only_while_requests_queue_for_each_other
 
 
 def test_each_thread_stops_at_its_own_launch_though_the_first_of_them_has_lost_its_cpu(
-    driver: Driver, own_probes: Probes
+    driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     with a_cpu_that_is_taken_away(), driver.start(f"threads={THREADS}", "200*launch:1x1x1:32x1x1") as driven:
         key = ProcessKey.of(driven.process)

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Kernels of Debian, started under qemu with one program in them: for what this machine's own kernel does not do.
 
-Versions come and go in the archive, so one is picked by what there is. Whatever cannot be had is a reason to skip.
+Versions come and go in the archive, so one is picked by what there is. What cannot be had is a reason to skip.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import preflight
+from agent.node import preflight
 
 _HERE = Path(__file__).parent
-_BPF = _HERE.parents[1] / "bpf"
+_BPF = _HERE.parents[2] / "bpf"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _SOURCES = ("debian-security bookworm-security", "debian trixie-backports")
 _NAME = re.compile(r"^(linux-(?:image|binary)-(\d+\.\d+)\S*-cloud-amd64) -", re.MULTILINE)
@@ -47,7 +47,7 @@ def require() -> None:
 
 
 def _mirror() -> str:
-    """Where this machine has its packages from, without the archive's name. Skips when it does not say."""
+    """The mirror of this machine's packages, without the archive's name. Skips when it is not configured."""
     command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
     sites = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     found = [site.removesuffix("/debian") for site in sites if site.endswith("/debian")]
@@ -136,7 +136,7 @@ def build_guest(folder: Path) -> Path:
 
 
 def boot(kernels: Iterable[Path], guest: Path) -> list[str]:
-    """Boots all at once, and returns what each said."""
+    """Boots all at once, and returns the console output of each."""
     options = ["-smp", "1", "-m", "512", "-nographic", "-no-reboot", "-net", "none", "-initrd", str(guest)]
     line = "console=ttyS0 quiet panic=-1 mitigations=off"
     machines = [
@@ -149,9 +149,9 @@ def boot(kernels: Iterable[Path], guest: Path) -> list[str]:
         for kernel in kernels
     ]
     try:
-        said = [machine.communicate(timeout=_BOOT_SECONDS)[0] for machine in machines]
+        consoles = [machine.communicate(timeout=_BOOT_SECONDS)[0] for machine in machines]
     finally:
         for machine in machines:
             machine.kill()
             machine.communicate()  # its end, and its pipe's
-    return [text.decode(errors="replace").replace("\r", "") for text in said]
+    return [text.decode(errors="replace").replace("\r", "") for text in consoles]

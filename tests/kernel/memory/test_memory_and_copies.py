@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import preflight
-from agent.collectors.allocations import Allocations
-from agent.probes import Probes
-from agent.procfs import Procfs
-from agent.symbols import SYMBOLS, Role
-from tests.kernel.driven import Driver, Memory, copied, lost, memory
+from agent.collectors.memory import Allocations
+from agent.node import preflight
+from agent.node.procfs import Procfs
+from agent.probes.libcuda import LibcudaProbes
+from agent.probes.symbols import SYMBOLS, Role
+from tests.support.programs.driver import Driver, Memory, copied, lost, memory
 
 MIB = 1 << 20
 THROUGH = pytest.mark.parametrize("through", ["symbol", "pointer"])
@@ -63,7 +63,7 @@ RECTANGLES = {
     ],
 )
 def test_live_bytes_are_what_was_allocated_and_not_freed(
-    driver: Driver, probes: Probes, allocate: str, free: str, kind: str, through: str, streams: str
+    driver: Driver, probes: LibcudaProbes, allocate: str, free: str, kind: str, through: str, streams: str
 ) -> None:
     sizes = (2 * MIB, 4 * MIB, 10 * MIB, 6 * MIB)
     driven = driver.run(
@@ -74,12 +74,12 @@ def test_live_bytes_are_what_was_allocated_and_not_freed(
     }
 
 
-def test_a_pitched_allocation_counts_with_its_padding(driver: Driver, probes: Probes) -> None:
+def test_a_pitched_allocation_counts_with_its_padding(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("alloc_pitch:1000:7")
     assert memory(probes, driven.process)[0].live == {"plain": 1024 * 7}
 
 
-def test_everything_freed_leaves_nothing_live(driver: Driver, probes: Probes) -> None:
+def test_everything_freed_leaves_nothing_live(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(
         "threads=3", "alloc:1000", "alloc_managed:3000", "alloc_async:7000", "free_async", "free", "free"
     )
@@ -87,23 +87,23 @@ def test_everything_freed_leaves_nothing_live(driver: Driver, probes: Probes) ->
     assert memory(probes, driven.process)[0].frees == 9
 
 
-def test_what_did_not_fit_counts_as_a_failure_and_not_as_memory(driver: Driver, probes: Probes) -> None:
+def test_what_did_not_fit_counts_as_a_failure_and_not_as_memory(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(f"alloc:{MIB}", f"5*alloc_too_much:{4096 * MIB}")
     assert memory(probes, driven.process) == {0: Memory({"plain": MIB}, allocations=1, frees=0, failures=5, peak=MIB)}
 
 
-def test_a_free_that_fails_frees_nothing(driver: Driver, probes: Probes) -> None:
+def test_a_free_that_fails_frees_nothing(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(f"alloc:{MIB}", "release_wrong")
     assert memory(probes, driven.process)[0].live == {"plain": MIB}
 
 
-def test_each_device_has_its_own_memory(driver: Driver, probes: Probes) -> None:
+def test_each_device_has_its_own_memory(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run("alloc:1000", "set:1", "alloc:3000", "alloc:5000", "set:0", "free")  # frees the 5000 on 1
     found = memory(probes, driven.process)
     assert {device: entry.live for device, entry in found.items()} == {0: {"plain": 1000}, 1: {"plain": 3000}}
 
 
-def test_physical_memory_is_on_the_device_that_was_asked_for(driver: Driver, probes: Probes) -> None:
+def test_physical_memory_is_on_the_device_that_was_asked_for(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(f"create:{2 * MIB}:1", f"create:{4 * MIB}:0")
     found = memory(probes, driven.process)
     assert {device: entry.live for device, entry in found.items()} == {
@@ -115,7 +115,7 @@ def test_physical_memory_is_on_the_device_that_was_asked_for(driver: Driver, pro
 @STREAMS
 @THROUGH
 def test_copies_are_counted_by_direction_with_their_bytes(
-    driver: Driver, probes: Probes, through: str, streams: str
+    driver: Driver, probes: LibcudaProbes, through: str, streams: str
 ) -> None:
     wanted: dict[tuple[int, str], tuple[int, int]] = {}
     operations = [f"alloc:{MIB}"]
@@ -133,7 +133,7 @@ def test_copies_are_counted_by_direction_with_their_bytes(
     assert copied(probes, driven.process) == wanted
 
 
-def test_copies_go_to_the_device_that_is_current(driver: Driver, probes: Probes) -> None:
+def test_copies_go_to_the_device_that_is_current(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(f"alloc:{MIB}", "2*copy_htod:1009", "set:1", f"alloc:{MIB}", "3*copy_htod:2003")
     assert copied(probes, driven.process) == {
         (0, "host_to_device"): (2, 2 * 1009),
@@ -141,7 +141,7 @@ def test_copies_go_to_the_device_that_is_current(driver: Driver, probes: Probes)
     }
 
 
-def test_lists_of_copies_and_prefetches_are_counted_one_by_one(driver: Driver, probes: Probes) -> None:
+def test_lists_of_copies_and_prefetches_are_counted_one_by_one(driver: Driver, probes: LibcudaProbes) -> None:
     driven = driver.run(f"alloc:{MIB}", "copy_list_3d:7", "copy_array_3d", "prefetch_list:6")
     shapes = [(10 + i) * 3 * 2 for i in range(7)]  # to, from and on the device, by turns
     texture = 5 * 3 * 4 * 4  # of four channels of four bytes
@@ -152,10 +152,10 @@ def test_lists_of_copies_and_prefetches_are_counted_one_by_one(driver: Driver, p
     }
 
 
-def test_what_a_list_holds_beyond_the_first_64_is_told_as_lost(
-    driver: Driver, fresh_probes: Probes, tmp_path: Path
+def test_what_a_list_holds_beyond_the_first_64_is_counted_as_lost(
+    driver: Driver, fresh_probes: LibcudaProbes, tmp_path: Path
 ) -> None:
-    own = replace(driver, libcuda=Path(shutil.copy(driver.libcuda, tmp_path)))  # which nobody else watches
+    own = replace(driver, libcuda=Path(shutil.copy(driver.libcuda, tmp_path)))  # which no other test watches
     fresh_probes.ensure(str(own.libcuda))
     driven = own.run(f"alloc:{MIB}", "prefetch_list:66", "copy_list_3d:65")
     assert sum(calls for calls, _ in copied(fresh_probes, driven.process).values()) == 64 + 64
@@ -179,7 +179,7 @@ def test_what_a_list_holds_beyond_the_first_64_is_told_as_lost(
     ],
 )
 def test_physical_memory_lives_until_its_last_handle_and_mapping_are_gone(
-    driver: Driver, probes: Probes, operations: str, live: int, frees: int
+    driver: Driver, probes: LibcudaProbes, operations: str, live: int, frees: int
 ) -> None:
     driven = driver.run(*operations.split())
     found = memory(probes, driven.process)[0]
@@ -189,7 +189,7 @@ def test_physical_memory_lives_until_its_last_handle_and_mapping_are_gone(
     assert not frees or not mapped
 
 
-def test_mappings_go_with_the_process_and_with_its_program(driver: Driver, probes: Probes) -> None:
+def test_mappings_go_with_the_process_and_with_its_program(driver: Driver, probes: LibcudaProbes) -> None:
     with driver.start("threads=0", f"create:{2 * MIB}", f"map:{2 * MIB}", "release", "exec", "alloc:4096") as driven:
         driven.begin()
         again = driven.again()
@@ -205,7 +205,7 @@ def test_mappings_go_with_the_process_and_with_its_program(driver: Driver, probe
 
 
 def test_what_is_allocated_in_a_green_context_is_its_devices_and_goes_with_the_primary_one(
-    driver: Driver, probes: Probes
+    driver: Driver, probes: LibcudaProbes
 ) -> None:
     held = driver.run("green:1", "alloc:4096", "pop", "green_destroy")
     assert memory(probes, held.process)[1].live == {"plain": 4096}
@@ -213,12 +213,12 @@ def test_what_is_allocated_in_a_green_context_is_its_devices_and_goes_with_the_p
     assert memory(probes, gone.process)[1].live == {}
 
 
-def test_nothing_was_lost_on_the_way(probes: Probes) -> None:
+def test_nothing_was_lost_on_the_way(probes: LibcudaProbes) -> None:
     assert not lost(probes)
 
 
 def test_copies_and_sets_that_are_any_node_of_a_graph_are_counted_at_each_launch(
-    driver: Driver, probes: Probes
+    driver: Driver, probes: LibcudaProbes
 ) -> None:
     driven = driver.run("alloc:4096", "graph_nodes:5:1000")
     assert copied(probes, driven.process) == {(0, "host_to_device"): (5, 5000), (0, "memset"): (5, 5000)}
@@ -226,8 +226,8 @@ def test_copies_and_sets_that_are_any_node_of_a_graph_are_counted_at_each_launch
 
 def test_an_address_that_is_given_out_again_is_live_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tuple(symbol for symbol in SYMBOLS if symbol.role is not Role.FREE)
-    monkeypatch.setattr("agent.probes.SYMBOLS", seen)  # as if it were freed by a call that nobody knows
-    with Probes(preflight.bpf_object(), Procfs()) as blind:
+    monkeypatch.setattr("agent.probes.libcuda.SYMBOLS", seen)  # as if it were freed by an unknown call
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as blind:
         blind.ensure(str(driver.libcuda))
         driven = driver.run("register:4096", "unregister", "register:4096")
         assert memory(blind, driven.process)[0].live == {"pinned": 4096}

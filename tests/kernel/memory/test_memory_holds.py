@@ -9,22 +9,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.layout import GROUP_ALL, MemoryRule, ProcessKey
-from agent.model import ContainerKey, ProcessId
-from agent.probes import Probes
-from agent.procfs import Procfs
-from enforce import ledger
-from enforce.memory.bounds import Allowance, AllowanceKey, Bound, Bounds
+from agent.core.model import ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from agent.probes.abi import GROUP_ALL, MemoryRule, ProcessKey
+from agent.probes.libcuda import LibcudaProbes
+from enforce.ledger import ledger
+from enforce.memory.quotas import AllocationRule, GroupQuota, GroupQuotaKey, MemoryQuotas
 from enforce.model import Target
 from enforce.policy.load import parse
-from enforce.supervisor import Supervisor
-from tests.kernel.driven import Driven, Driver, a_cpu_that_is_taken_away, memory
+from enforce.recovery.supervisor import Supervisor
+from tests.support.programs.driver import Driven, Driver, a_cpu_that_is_taken_away, memory
+from tools.harness.wait import until
 
 MIB, MS, SECOND = 1 << 20, 1_000_000, 1_000_000_000
 KEY = ContainerKey("test:training")
@@ -36,12 +37,12 @@ _FRESH_NS = 140 * MS  # of the guardian's 200 ms
 class Warden:
     """What the agent has for this: a supervisor that beats, and bounds."""
 
-    def __init__(self, probes: Probes, folder: Path) -> None:
+    def __init__(self, probes: LibcudaProbes, folder: Path) -> None:
         self.path = folder / "ledger.jsonl"
         self._ledger = ledger.Ledger(self.path)
         self.supervisor = Supervisor(probes, self.path, parse("version: 1\n", "defaults").tuning)
         self._control = probes.map("controls").share(1)[0]
-        self.bounds = Bounds(probes.map, self._ledger, Procfs())
+        self.bounds = MemoryQuotas(probes.map, self._ledger, Procfs())
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat)
 
@@ -56,10 +57,10 @@ class Warden:
         """One container's processes to so much, and with `room` all together to that."""
         members = tuple((process, ordinal) for process in processes for ordinal in (0,))
         sizes = (0,) * len(members)
-        limits: dict[AllowanceKey, Allowance] = {(KEY, 0): Allowance(limit, members, sizes)}
+        limits: dict[GroupQuotaKey, GroupQuota] = {(KEY, 0): GroupQuota(limit, members, sizes)}
         if room is not None:
-            limits[None, 0] = Allowance(room, members, sizes)
-        bounds = {one: Bound(Target(one, KEY, (0, 1), None), True, True, hold) for one in processes}
+            limits[None, 0] = GroupQuota(room, members, sizes)
+        bounds = {one: AllocationRule(Target(one, KEY, (0, 1), None), True, True, hold) for one in processes}
         self.bounds.put(bounds, limits, time.monotonic_ns())
 
     def until_the_lease_is_fresh(self) -> None:
@@ -78,7 +79,7 @@ class Warden:
 
 
 @pytest.fixture
-def warden(probes: Probes, tmp_path: Path) -> Iterator[Warden]:
+def warden(probes: LibcudaProbes, tmp_path: Path) -> Iterator[Warden]:
     if probes.can_deny:
         pytest.skip("this kernel denies")
     warden = Warden(probes, tmp_path)
@@ -89,18 +90,11 @@ def warden(probes: Probes, tmp_path: Path) -> Iterator[Warden]:
         warden.stop()
 
 
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for: {what}"
-        time.sleep(0.005)
-
-
 def is_stopped(process: ProcessId) -> bool:
     return Procfs().stat(process.tgid).state == "T"
 
 
-def live(probes: Probes, process: ProcessId) -> int:
+def live(probes: LibcudaProbes, process: ProcessId) -> int:
     found = memory(probes, process).get(0)
     return sum(found.live.values()) if found else 0
 
@@ -116,7 +110,7 @@ def started(driver: Driver, warden: Warden, limit: int, *operations: str, **more
 
 
 def test_an_allocation_over_the_quota_stops_its_process_before_it_runs_and_goes_on_when_there_is_room(
-    driver: Driver, probes: Probes, warden: Warden
+    driver: Driver, probes: LibcudaProbes, warden: Warden
 ) -> None:
     with started(driver, warden, 10 * MIB, f"alloc:{6 * MIB}", f"alloc:{6 * MIB}") as driven:
         until(lambda: is_stopped(driven.process), "the second allocation to be held")
@@ -138,7 +132,9 @@ def test_room_kept_for_online_containers_holds_one_that_is_within_its_own_quota(
         driven.finish()
 
 
-def test_what_another_process_of_the_container_frees_is_room(driver: Driver, probes: Probes, warden: Warden) -> None:
+def test_what_another_process_of_the_container_frees_is_room(
+    driver: Driver, probes: LibcudaProbes, warden: Warden
+) -> None:
     with (
         driver.start(f"alloc:{6 * MIB}", "idle:5000", "free") as first,
         driver.start(f"alloc:{6 * MIB}") as second,
@@ -156,7 +152,7 @@ def test_what_another_process_of_the_container_frees_is_room(driver: Driver, pro
 
 
 def test_threads_that_allocate_at_once_never_take_more_than_there_is(
-    driver: Driver, probes: Probes, warden: Warden
+    driver: Driver, probes: LibcudaProbes, warden: Warden
 ) -> None:
     with started(driver, warden, 5 * MIB, "threads=8", f"3*alloc:{MIB}") as driven:
         until(lambda: is_stopped(driven.process), "a thread to be held")
@@ -167,7 +163,7 @@ def test_threads_that_allocate_at_once_never_take_more_than_there_is(
 
 
 def test_nor_do_they_when_the_thread_that_was_stopped_has_lost_its_cpu_before_it_stops(
-    driver: Driver, probes: Probes, warden: Warden
+    driver: Driver, probes: LibcudaProbes, warden: Warden
 ) -> None:
     with a_cpu_that_is_taken_away(), started(driver, warden, MIB, "threads=8", f"50*alloc:{MIB}") as driven:
         limit = MIB
@@ -207,14 +203,16 @@ def test_freed_memory_and_host_memory_and_other_devices_do_not_count(driver: Dri
         assert warden.bounds.refusals(KEY).held == 0
 
 
-def test_nobody_is_held_longer_than_the_rule_says(driver: Driver, probes: Probes, warden: Warden) -> None:
+def test_no_allocation_is_held_longer_than_the_rule_allows(
+    driver: Driver, probes: LibcudaProbes, warden: Warden
+) -> None:
     with started(driver, warden, MIB, f"alloc:{6 * MIB}", hold=200 * MS) as driven:
         driven.finish()
         assert warden.bounds.refusals(KEY).held == 1
         assert live(probes, driven.process) == 6 * MIB
 
 
-def test_when_the_warden_ends_whoever_is_held_runs_on(driver: Driver, probes: Probes, tmp_path: Path) -> None:
+def test_when_the_warden_ends_a_held_process_runs_on(driver: Driver, probes: LibcudaProbes, tmp_path: Path) -> None:
     warden = Warden(probes, tmp_path)
     warden.start()
     try:
@@ -236,7 +234,7 @@ def test_a_held_process_that_dies_gives_its_place_back(driver: Driver, warden: W
 
 
 def test_a_container_that_is_no_longer_bounded_leaves_nothing_in_the_kernel_or_the_ledger(
-    driver: Driver, probes: Probes, warden: Warden
+    driver: Driver, probes: LibcudaProbes, warden: Warden
 ) -> None:
     with started(driver, warden, MIB, f"alloc:{6 * MIB}") as driven:
         until(lambda: is_stopped(driven.process), "the allocation to be held")

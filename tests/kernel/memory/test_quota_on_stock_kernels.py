@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel import stock_kernels
+from tests.kernel.memory import stock_kernels
 
 _NEW, _OLD = (6, 18), (6, 1)
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[str]]:
+def output(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[str]]:
     """By kernel, the lines that the guest wrote."""
     stock_kernels.require()
     folder = tmp_path_factory.mktemp("guest")
@@ -33,21 +33,21 @@ def _checks(lines: list[str]) -> list[str]:
 
 
 def test_a_new_kernel_denies_and_the_program_runs_on_as_after_any_failure(
-    said: dict[tuple[int, int], list[str]],
+    output: dict[tuple[int, int], list[str]],
 ) -> None:
-    checks = _checks(said[_NEW])
-    assert "deny: yes" in said[_NEW]
+    checks = _checks(output[_NEW])
+    assert "deny: yes" in output[_NEW]
     assert "an allocation that does not fit returns and never runs" in checks
     assert "so does every one of several threads from any depth of stack" in checks
     assert "nobody is denied or held once the lease is over" in checks
 
 
 def test_an_old_kernel_refuses_to_deny_and_the_allocation_is_held_until_there_is_room(
-    said: dict[tuple[int, int], list[str]],
+    output: dict[tuple[int, int], list[str]],
 ) -> None:
-    checks = _checks(said[_OLD])
-    assert "deny: no" in said[_OLD]
-    assert "links: single" in said[_OLD]
+    checks = _checks(output[_OLD])
+    assert "deny: no" in output[_OLD]
+    assert "links: single" in output[_OLD]
     assert "an allocation that does not fit stops its process before it runs" in checks
     assert "once there is room it goes on" in checks
     assert "nobody is denied or held once the lease is over" in checks

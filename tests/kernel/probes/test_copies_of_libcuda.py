@@ -8,23 +8,22 @@ import os
 import secrets
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.function_names import FunctionNames
-from agent.libraries import Layer, layer_paths, parse_mounts
-from agent.members import Told
-from agent.model import ProcessId
-from agent.probes import Probes
-from agent.procfs import Procfs
-from agent.watcher import Watcher
-from bench.containers import Container, Mount
-from tests.kernel.driven import Driven, Driver, kernels, launched, lost, run_together
+from agent.containers.gpu_processes import ProcessEvent
+from agent.core.model import ProcessId
+from agent.node.cgroups import parse_mounts
+from agent.node.procfs import Procfs
+from agent.probes.events import EventReader, FunctionNames
+from agent.probes.libcuda import LibcudaProbes
+from agent.probes.libraries import Layer, layer_paths
+from tests.support.programs.driver import Driven, Driver, kernels, launched, lost, run_together
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 THREADS, LAUNCHES = 3, 23
 
@@ -44,10 +43,10 @@ def container(driver: Driver, image: Path, state: Path, number: int) -> Containe
 
 @pytest.mark.parametrize("layers_seen", [True, False], ids=["layers seen", "layers hidden"])
 def test_two_containers_of_one_image_are_not_counted_twice(
-    fresh_probes: Probes, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_seen: bool
+    fresh_probes: LibcudaProbes, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers_seen: bool
 ) -> None:
     if not layers_seen:
-        monkeypatch.setattr("agent.libraries.layer_paths", lambda *_: [])
+        monkeypatch.setattr("agent.probes.libraries.layer_paths", lambda *_: [])
     image = tmp_path / "image"
     (image / "opt").mkdir(parents=True)
     shutil.copy(driver.libcuda, image / "opt" / "libcuda.so.1")
@@ -66,7 +65,9 @@ def test_two_containers_of_one_image_are_not_counted_twice(
     assert (lost(fresh_probes).get("duplicate", 0) > 0) == (not layers_seen)
 
 
-def test_the_same_file_through_two_paths_is_one_library(fresh_probes: Probes, driver: Driver, tmp_path: Path) -> None:
+def test_the_same_file_through_two_paths_is_one_library(
+    fresh_probes: LibcudaProbes, driver: Driver, tmp_path: Path
+) -> None:
     link = tmp_path / "libcuda.so.1"
     if os.stat(driver.libcuda).st_dev == os.stat(tmp_path).st_dev:
         os.link(driver.libcuda, link)
@@ -85,31 +86,28 @@ def test_layers_are_found_in_the_order_in_which_they_cover_each_other() -> None:
 
 
 def test_a_program_that_maps_a_library_just_written_over_meets_no_old_probe(
-    fresh_probes: Probes, driver: Driver, tmp_path: Path
+    fresh_probes: LibcudaProbes, driver: Driver, tmp_path: Path
 ) -> None:
     mine = replace(driver, libcuda=tmp_path / "libcuda.so.1")
     shutil.copyfile(driver.libcuda, mine.libcuda)
     newer = another_build(tmp_path / "newer")
     assert not fresh_probes.ensure(str(mine.libcuda)).failed
-    watcher = Watcher(fresh_probes, Deaf(), FunctionNames())
-    watcher.start()
+    reader = EventReader(fresh_probes, Deaf(), FunctionNames())
+    reader.start()
     try:
         shutil.copyfile(newer, mine.libcuda)
-        deadline = time.monotonic() + 30
-        while fresh_probes.libraries():
-            assert time.monotonic() < deadline, "the probes stay on what is not there any more"
-            time.sleep(0.001)
-        mine.run(f"{LAUNCHES}*launch:1x1x1:32x1x1")  # nobody has looked yet: it runs, unseen
+        until(lambda: not fresh_probes.libraries(), "the probes of the old content to be detached", step_seconds=0.001)
+        mine.run(f"{LAUNCHES}*launch:1x1x1:32x1x1")  # no scan has found it yet: it runs, unseen
         assert not fresh_probes.ensure(str(mine.libcuda)).failed
         seen = mine.run(f"{LAUNCHES}*launch:1x1x1:32x1x1")
     finally:
-        watcher.stop()
+        reader.stop()
     assert {count for count, _, _ in launched(fresh_probes, seen.process).values()} == {LAUNCHES}
 
 
 def another_build(folder: Path) -> Path:
     """The same functions at other places."""
-    source = Path(__file__).resolve().parents[2] / "sim" / "libcuda"
+    source = Path(__file__).resolve().parents[3] / "sim" / "libcuda"
     subprocess.run(["make", "-s", "-C", str(source), f"OUT={folder}", "CFLAGS=-O0 -D_GNU_SOURCE"], check=True)
     return folder / "libcuda.so.1"
 
@@ -117,7 +115,7 @@ def another_build(folder: Path) -> Path:
 class Deaf:
     """A listener that keeps nothing."""
 
-    def seen(self, told: Told) -> None:
+    def seen(self, event: ProcessEvent) -> None:
         """Nothing."""
 
     def exited(self, process: ProcessId) -> None:
@@ -127,8 +125,8 @@ class Deaf:
         """Nothing."""
 
 
-def test_a_process_that_has_called_before_is_counted_after_its_library_is_attached_anew(
-    fresh_probes: Probes, driver: Driver, tmp_path: Path
+def test_a_process_that_has_called_before_is_counted_after_its_library_is_reattached(
+    fresh_probes: LibcudaProbes, driver: Driver, tmp_path: Path
 ) -> None:
     mine = replace(driver, libcuda=tmp_path / "libcuda.so.1")
     shutil.copyfile(driver.libcuda, mine.libcuda)
@@ -141,10 +139,3 @@ def test_a_process_that_has_called_before_is_counted_after_its_library_is_attach
         driven.finish()
         assert kernels(fresh_probes, driven.process) == 12
     assert not lost(fresh_probes)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)

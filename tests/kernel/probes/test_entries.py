@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""agent/entries.py says of each instruction what this kernel does when a probe stands on it."""
+"""agent/node/instructions.py predicts of each instruction what this kernel does when a probe stands on it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.entries import LONGEST_BYTES, Entry, entry
-from agent.errors import ProbeError
-from agent.libbpf import BpfObject
-from agent.preflight import kernel_version
-from gpu.conversation import PROGRAMS
-from gpu.machine_code import FUNCTIONS, write
+from agent.core.errors import ProbeError
+from agent.node.instructions import LONGEST_BYTES, EntryInstruction, entry
+from agent.node.preflight import kernel_version
+from agent.probes.libbpf import BpfObject
+from conformance.checks.probes.machine_code import FUNCTIONS, write
+from conformance.clients.json_client import PROGRAMS
 
-_BUILT = Path(__file__).parents[2] / "build" / "bpf"
+_BUILT = Path(__file__).parents[3] / "build" / "bpf"
 RET = b"\xc3"
 MORE = {
     "push %r15": "41 57 41 5f",
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="machine 
 
 @contextmanager
 def caller(file: Path, places: dict[str, int]) -> Iterator[subprocess.Popen[str]]:
-    """A program that has the file mapped and calls what it is told to."""
+    """A program that has the file mapped and calls the addresses that it reads."""
     command = [sys.executable, str(PROGRAMS / "calling.py"), str(file), str(places["loop"])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
@@ -59,26 +59,26 @@ def caller(file: Path, places: dict[str, int]) -> Iterator[subprocess.Popen[str]
         assert process.wait(timeout=60) == 0
 
 
-def seen(bpf: BpfObject, file: Path, places: dict[str, int], name: str) -> Entry:
+def seen(bpf: BpfObject, file: Path, places: dict[str, int], name: str) -> EntryInstruction:
     """What the kernel does with this one."""
     with caller(file, places) as process:
         try:
             link = bpf.attach_uprobe("empty", str(file), places[name], 0, at_return=False)
         except ProbeError:
-            return Entry.REFUSED
+            return EntryInstruction.REFUSED
         assert process.stdin
         assert process.stdout
         process.stdin.write(f"{places[name]} 3\n")
         process.stdin.flush()
-        said = json.loads(process.stdout.readline())
+        answer = json.loads(process.stdout.readline())
         bpf.detach(link)
-    return Entry.SINGLE_STEPPED if said["stepped"] else Entry.EMULATED
+    return EntryInstruction.SINGLE_STEPPED if answer["stepped"] else EntryInstruction.EMULATED
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_the_kernel_does_with_an_instruction_what_is_said_of_it(tmp_path: Path, name: str) -> None:
+def test_the_kernel_treats_each_instruction_as_we_expect(tmp_path: Path, name: str) -> None:
     file = tmp_path / "code"
     places = write(file, CODES)
-    told = entry(CODES[name][:LONGEST_BYTES], kernel_version(platform.release()), platform.machine())
+    expected = entry(CODES[name][:LONGEST_BYTES], kernel_version(platform.release()), platform.machine())
     with BpfObject(_BUILT / "empty.bpf.o") as bpf:
-        assert seen(bpf, file, places, name) is told
+        assert seen(bpf, file, places, name) is expected

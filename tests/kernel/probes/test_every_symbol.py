@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from agent.model import ProcessId
-from agent.probes import Probes
-from agent.procfs import Procfs
-from agent.symbols import SYMBOLS, Role
-from tests.kernel import calls
-from tests.kernel.calls import grown, plan_of, told
-from tests.kernel.driven import Driver, copied, kernels, lost, memory
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from agent.probes.libcuda import LibcudaProbes
+from agent.probes.symbols import SYMBOLS, Role
+from tests.support.programs import every_symbol_calls as calls
+from tests.support.programs.driver import Driver, copied, kernels, lost, memory
+from tests.support.programs.every_symbol_calls import grown, plan_of, reported
 
 DIRECTIONS = {
     "to_device": "host_to_device",
@@ -34,7 +34,7 @@ BATCHES = [name for name in (symbol.name for symbol in SYMBOLS) if "Batch" in na
 
 @contextmanager
 def called(program: Path, driver: Driver, plan: Mapping[str, int], *arguments: str) -> Iterator[tuple[ProcessId, Any]]:
-    """Who it is and what it says that it did, while it lives on."""
+    """Its identity and what it reports that it did, while it lives on."""
     environment = {**os.environ, **driver.node.environment, "LD_LIBRARY_PATH": str(driver.libcuda.parent)}
     pipe = subprocess.PIPE
     with subprocess.Popen([program, *arguments], env=environment, stdin=pipe, stdout=pipe, text=True) as process:
@@ -42,8 +42,8 @@ def called(program: Path, driver: Driver, plan: Mapping[str, int], *arguments: s
             assert process.stdin
             assert process.stdout
             calls.prepare(process.stdin, process.stdout, plan)
-            who = Procfs().process_id(process.pid)
-            yield who, calls.carry_out(process.stdin, process.stdout)
+            identity = Procfs().process_id(process.pid)
+            yield identity, calls.carry_out(process.stdin, process.stdout)
             process.stdin.close()
             assert process.wait(timeout=60) == 0
         finally:
@@ -52,41 +52,41 @@ def called(program: Path, driver: Driver, plan: Mapping[str, int], *arguments: s
 
 @pytest.mark.parametrize("threads", [1, 7])
 def test_every_symbol_is_seen_exactly_as_often_as_it_is_called(
-    every_symbol: Path, driver: Driver, own_probes: Probes, threads: int
+    every_symbol: Path, driver: Driver, own_probes: LibcudaProbes, threads: int
 ) -> None:
     (library,) = own_probes.libraries()
     assert library.attached == [symbol.name for symbol in SYMBOLS]
     plan, before, lost_before = plan_of(library.attached), own_probes.calls(), lost(own_probes)
-    with called(every_symbol, driver, plan, str(threads)) as (process, said):
-        assert grown(own_probes.calls(), before) == told(said)
-        added = said["added"]
+    with called(every_symbol, driver, plan, str(threads)) as (process, report):
+        assert grown(own_probes.calls(), before) == reported(report)
+        added = report["added"]
         assert kernels(own_probes, process) == added["launch"]["amount"]
-        extra = sum(said["symbols"][name]["calls"] for name in BATCHES)
+        extra = sum(report["symbols"][name]["calls"] for name in BATCHES)
         wanted = {
             (0, name): (added[effect]["calls"] + (extra if effect == "to_device" else 0), added[effect]["amount"])
             for effect, name in DIRECTIONS.items()
         }
         assert copied(own_probes, process) == wanted
-        books = memory(own_probes, process)
+        totals = memory(own_probes, process)
         live = {}
         for kind in KINDS:
             freed = added[f"free_{kind}"]["amount"] + (added["free_with_context"]["amount"] if kind == "plain" else 0)
             if left := added[f"alloc_{kind}"]["amount"] - freed:
                 live[kind] = left
-        assert books[0].live == live
-        assert books[0].allocations == sum(added[f"alloc_{kind}"]["calls"] for kind in KINDS)
+        assert totals[0].live == live
+        assert totals[0].allocations == sum(added[f"alloc_{kind}"]["calls"] for kind in KINDS)
         frees = sum(added[f"free_{kind}"]["calls"] for kind in KINDS)
         frees += added["free_with_context"]["amount"] // IN_CONTEXT  # some contexts hold nothing
-        assert books[0].frees == frees
-        assert books[0].failures == 0
+        assert totals[0].frees == frees
+        assert totals[0].failures == 0
         assert grown(lost(own_probes), lost_before) == {}
 
 
 def test_what_failed_is_counted_as_failed_and_nothing_else(
-    every_symbol: Path, driver: Driver, own_probes: Probes
+    every_symbol: Path, driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     plan = plan_of([symbol.name for symbol in SYMBOLS if symbol.role is Role.ALLOC])
-    with called(every_symbol, driver, plan, "--fail", "5") as (process, said):
-        failed = sum(symbol["failed"] for symbol in said["symbols"].values())
+    with called(every_symbol, driver, plan, "--fail", "5") as (process, report):
+        failed = sum(symbol["failed"] for symbol in report["symbols"].values())
         assert failed == sum(plan.values())
         assert memory(own_probes, process)[0].failures == failed

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A map that is full loses detail, says so, and loses no launch."""
+"""A map that is full loses detail, reports it, and loses no launch."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from functools import partial
 
 import pytest
 
-from agent import preflight
-from agent import probes as agent_probes
-from agent.collectors.allocations import Allocations
 from agent.collectors.launches import Launches
-from agent.libbpf import BpfObject
-from agent.probes import Probes
-from agent.procfs import Procfs
-from agent.samples import LaunchCount
-from tests.kernel.driven import Driver, launched, lost
+from agent.collectors.memory import Allocations
+from agent.collectors.samples import LaunchCount
+from agent.node import preflight
+from agent.node.procfs import Procfs
+from agent.probes import attachment
+from agent.probes.libbpf import BpfObject
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import Driver, launched, lost
 
 ROOM = 3
 GRID = "2x1x1:32x1x1"
 
 
 @pytest.fixture
-def cramped_probes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
+def cramped_probes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[LibcudaProbes]:
     """With a map `launches` of three entries."""
-    monkeypatch.setattr(agent_probes, "BpfObject", partial(BpfObject, max_entries={"launches": ROOM}))
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
+    monkeypatch.setattr(attachment, "BpfObject", partial(BpfObject, max_entries={"launches": ROOM}))
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         probes.ensure(str(driver.libcuda))
         yield probes
 
 
-def test_a_full_map_of_launches_loses_none(driver: Driver, cramped_probes: Probes) -> None:
+def test_a_full_map_of_launches_loses_none(driver: Driver, cramped_probes: LibcudaProbes) -> None:
     first = driver.run(*(f"{kernel + 2}*launch:{GRID}:{kernel}" for kernel in range(5)))
     second = driver.run(f"23*launch:{GRID}:1")  # the map was full before it came
     assert launched(cramped_probes, first.process) == {
@@ -43,7 +43,7 @@ def test_a_full_map_of_launches_loses_none(driver: Driver, cramped_probes: Probe
     assert lost(cramped_probes) == {"launch_function": 5 + 6 + 23}
 
 
-def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, cramped_probes: Probes) -> None:
+def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, cramped_probes: LibcudaProbes) -> None:
     driven = driver.run(*(f"launch:{GRID}:{kernel}" for kernel in range(5)))
     collector = Launches(cramped_probes)
     samples = [sample for sample in collector.collect(0) if isinstance(sample, LaunchCount)]
@@ -56,8 +56,8 @@ def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, 
 def test_an_allocation_that_there_is_no_sum_for_is_not_kept_either(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_probes, "BpfObject", partial(BpfObject, max_entries={"memory": 1}))
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
+    monkeypatch.setattr(attachment, "BpfObject", partial(BpfObject, max_entries={"memory": 1}))
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         probes.ensure(str(driver.libcuda))
         first, second = driver.run("2*alloc:4096"), driver.run("3*alloc:4096")
         kept = [key.process.id() for key, _ in probes.map("allocations").items()]

@@ -8,9 +8,9 @@ import ctypes as c
 
 import pytest
 
-from agent import layout
-from agent.errors import ProbeError
-from agent.probes import Probes
+from agent.core.errors import ProbeError
+from agent.probes import abi
+from agent.probes.libcuda import LibcudaProbes
 
 
 class Shifted(c.Structure):
@@ -19,40 +19,40 @@ class Shifted(c.Structure):
     _fields_ = [
         ("blocks", c.c_uint64),
         ("launches", c.c_uint64),
-        *layout.LaunchValue._fields_[2:],
+        *abi.LaunchValue._fields_[2:],
     ]
 
 
 class Longer(c.Structure):
-    _fields_ = [*layout.LaunchValue._fields_, ("more", c.c_uint64)]
+    _fields_ = [*abi.LaunchValue._fields_, ("more", c.c_uint64)]
 
 
 class Renamed(c.Structure):
-    _fields_ = [("calls", c.c_uint64), *layout.LaunchValue._fields_[1:]]
+    _fields_ = [("calls", c.c_uint64), *abi.LaunchValue._fields_[1:]]
 
 
-def test_the_structs_are_those_of_the_object(probes: Probes) -> None:
-    layout.check(probes.bpf)
+def test_the_structs_are_those_of_the_object(probes: LibcudaProbes) -> None:
+    abi.check(probes.bpf)
 
 
 @pytest.mark.parametrize("doctored", [Shifted, Longer, Renamed])
 def test_a_struct_that_differs_is_refused_by_name(
-    probes: Probes, monkeypatch: pytest.MonkeyPatch, doctored: type[c.Structure]
+    probes: LibcudaProbes, monkeypatch: pytest.MonkeyPatch, doctored: type[c.Structure]
 ) -> None:
-    monkeypatch.setitem(layout._MIRRORS, "launch_value", doctored)
+    monkeypatch.setitem(abi._MIRRORS, "launch_value", doctored)
     with pytest.raises(ProbeError, match=r"struct launch_value: .*make bpf"):
-        layout.check(probes.bpf)
+        abi.check(probes.bpf)
 
 
 def test_a_struct_that_the_object_does_not_have_is_refused_by_name(
-    probes: Probes, monkeypatch: pytest.MonkeyPatch
+    probes: LibcudaProbes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(layout._MIRRORS, "launch_price", layout.LaunchValue)
+    monkeypatch.setitem(abi._MIRRORS, "launch_price", abi.LaunchValue)
     with pytest.raises(ProbeError, match=r"launch_price.*make bpf"):
-        layout.check(probes.bpf)
+        abi.check(probes.bpf)
 
 
 def test_every_struct_of_a_map_is_checked() -> None:
-    checked = set(layout._MIRRORS.values())
-    used = {struct for pair in layout.MAPS.values() for struct in pair if issubclass(struct, c.Structure)}
+    checked = set(abi._MIRRORS.values())
+    used = {struct for pair in abi.MAPS.values() for struct in pair if issubclass(struct, c.Structure)}
     assert used <= checked

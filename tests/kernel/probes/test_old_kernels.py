@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import preflight
-from agent.libbpf import BpfObject
-from agent.probes import Probes
-from agent.procfs import Procfs
-from tests.kernel.driven import Driver, kernels, lost
+from agent.node import preflight
+from agent.node.procfs import Procfs
+from agent.probes.libbpf import BpfObject
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import Driver, kernels, lost
 
 _NO_PREALLOC = 1
 _MIB = 1 << 20
@@ -26,7 +26,7 @@ def _facts(fd: int) -> dict[str, int]:
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
-    monkeypatch.setattr("agent.libbpf.kernel_version", lambda _: preflight.kernel_version(release))
+    monkeypatch.setattr("agent.probes.libbpf.kernel_version", lambda _: preflight.kernel_version(release))
 
 
 def _map_facts(bpf: BpfObject) -> list[dict[str, int]]:
@@ -53,18 +53,18 @@ def test_no_map_grows_before_linux_6_1_and_all_are_bounded(monkeypatch: pytest.M
 
 def test_launches_are_counted_in_preallocated_maps(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "5.15.0-91-generic")
-    with Probes(preflight.bpf_object(), Procfs()) as probes:
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         probes.ensure(str(driver.libcuda))
         driven = driver.run("10*launch:4x1x1:2x1x1")
         assert kernels(probes, driven.process) == 10
         assert not lost(probes)
 
 
-def test_probes_may_have_as_many_files_open_as_the_hard_limit_says() -> None:
+def test_probes_may_have_as_many_files_open_as_the_hard_limit_allows() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     try:
-        with Probes(preflight.bpf_object(), Procfs()):
+        with LibcudaProbes(preflight.bpf_object(), Procfs()):
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Single uprobes, as before Linux 6.6, count the same.
 
-Taking them away takes up to a minute, for each waits for a grace period of its own, and holds up whoever attaches a
+Taking them away takes up to a minute, for each waits for a grace period of its own, and delays other attaches of a
 probe meanwhile. So this is the last file of its folder, and the tests of the next ones run at the same time.
 """
 
@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import preflight
-from agent.libbpf import BpfObject
-from agent.probes import Probes
-from agent.procfs import Procfs
-from tests.kernel.driven import Driver, lost
-from tests.kernel.test_duplicates import OPERATIONS, check
+from agent.node import preflight
+from agent.node.procfs import Procfs
+from agent.probes.libbpf import BpfObject
+from agent.probes.libcuda import LibcudaProbes
+from tests.support.programs.driver import MIXED_OPERATIONS, Driver, assert_mixed_operations, lost
 
 
 @pytest.fixture(scope="session")
@@ -43,14 +42,14 @@ def own(driver: Driver, tmp_path: Path) -> Driver:
 @pytest.fixture
 def single_probes(
     own: Driver, at_leisure: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Probes]:
+) -> Iterator[LibcudaProbes]:
     """Attached one by one."""
 
     def load(path: Path, **_: object) -> BpfObject:
         return BpfObject(path)
 
-    monkeypatch.setattr("agent.probes.BpfObject", load)
-    probes = Probes(preflight.bpf_object(), Procfs())
+    monkeypatch.setattr("agent.probes.attachment.BpfObject", load)
+    probes = LibcudaProbes(preflight.bpf_object(), Procfs())
     try:
         assert not probes.ensure(str(own.libcuda)).failed
         yield probes
@@ -58,7 +57,7 @@ def single_probes(
         at_leisure(probes.close)
 
 
-def test_single_uprobes_count_the_same(own: Driver, single_probes: Probes) -> None:
-    driven = own.run(*OPERATIONS)
-    check(single_probes, driven.process, (driven.function(0), driven.function(0, device=1)))
+def test_single_uprobes_count_the_same(own: Driver, single_probes: LibcudaProbes) -> None:
+    driven = own.run(*MIXED_OPERATIONS)
+    assert_mixed_operations(single_probes, driven.process, (driven.function(0), driven.function(0, device=1)))
     assert not lost(single_probes)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Servers of the usual kinds, each a program of its own: `python -m tests.kernel.http_servers KIND [SECONDS]`.
+"""Servers of the usual kinds, each a program of its own: `python -m tests.kernel.signals.http_servers KIND [SECONDS]`.
 
 Prints its port, and serves from the first line on its stdin to its end. Each request takes so many seconds on purpose.
 """
@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Any path."""
-        time.sleep(self.delay_seconds)
+        time.sleep(self.delay_seconds)  # the latency that the probes measure
         self.send_response(200)
         self.send_header("Content-Length", str(len(BODY)))
         self.end_headers()
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 class Forking(socketserver.ForkingMixIn, socketserver.TCPServer):
@@ -103,15 +103,15 @@ def _prefork(delay_seconds: float) -> tuple[int, Callable[[], None]]:
         for _ in range(3):
             if os.fork() == 0:
                 threading.Thread(target=_serve_epoll, args=(listener, delay_seconds), daemon=True).start()
-                _until_told()
+                _outlive_parent()
                 os._exit(0)
         threading.Event().wait()
 
     return listener.getsockname()[1], serve
 
 
-def _until_told() -> None:
-    """A child ends with its parent."""
+def _outlive_parent() -> None:
+    """Returns when this process's parent has ended."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.1)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.http.probes import HttpProbes
-from agent.layout import LATENCY_BUCKETS
-from tests.kernel.driven import bounds
+from agent.probes.abi import LATENCY_BUCKETS
+from enforce.signals.http_probe import HttpProbes
+from tests.support.programs.driver import bounds
 
 PATIENCE_SECONDS = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -49,7 +49,8 @@ class Service:
     def watch(self, port: int, *tgids: int, path: str = "") -> None:
         """Counts this port of these processes from now on."""
         self.probes.watch(self.place, self.epoch, port, path)
-        self.probes.follow(self.place, self.epoch, tgids or (os.getpid(),), ())
+        for tgid in tgids or (os.getpid(),):
+            self.probes.follow(self.place, self.epoch, tgid)
         self.before = self.probes.tallies()
 
     def talk(self, serve: Act, ask: Act, family: int = socket.AF_INET, path: str = "") -> None:
@@ -77,7 +78,7 @@ class Service:
 
 @contextmanager
 def listening(family: int = socket.AF_INET) -> Iterator[socket.socket]:
-    """A listener on a port that nobody else has."""
+    """A listener on a free port."""
     host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
     with socket.create_server((host, 0), family=family, backlog=64) as listener:
         listener.settimeout(PATIENCE_SECONDS)

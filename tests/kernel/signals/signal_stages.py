@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One stage for each signal: containers whose processes answer as many requests as a test says, and how long each took.
+"""One stage for each signal: containers whose processes answer a known number of requests, and how long each took.
 
-A new signal is a class and a line in STAGES; tests/kernel/test_signals.py then holds it to what all signals promise.
+A new signal is a class and a line in STAGES; test_signals.py then holds it to what all signals promise.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from agent import preflight
-from agent.clock import monotonic_ns
-from agent.http.watching import HttpWatching
-from agent.model import Container, ContainerKey, ProcessId
-from agent.procfs import Procfs
+from agent.core.clock import monotonic_ns
+from agent.core.model import Container, ContainerKey, ProcessId
+from agent.node import preflight
+from agent.node.procfs import Procfs
 from enforce.model import Reading, Signal
 from enforce.policy.model import HttpSource, PrometheusSource, Slo, Source, UprobeSource
-from enforce.signals import requests
-from enforce.signals.calls import Calls
+from enforce.signals import latency_window
 from enforce.signals.gpu_wait import GpuWait
-from enforce.signals.http import Http
+from enforce.signals.http import Http, request_follower
 from enforce.signals.prometheus import Prometheus
 from enforce.signals.scraper import Scraper
 from enforce.signals.uprobe import Uprobe
-from tests.kernel.timed import OBJECT, Took, compile_timed, snapshot_of, start, until
-from tests.unit.latencies import Recorded
+from enforce.signals.uprobe_probe import UprobeProbes
+from tests.support.kernel_records import Recorded
+from tests.support.programs.timed import OBJECT, Took, compile_timed, follows, snapshot_of, start
+from tools.harness.wait import until
 
 MS = 1_000_000
 _PAGE_EACH_NS = 50 * MS
@@ -66,7 +66,7 @@ class Stage(ABC):
 
     @abstractmethod
     def source(self, container: ContainerKey) -> Source | None:
-        """What the container's SLO says beside the signal."""
+        """The source in the container's SLO."""
 
     @abstractmethod
     def start(self, container: ContainerKey) -> Service:
@@ -81,7 +81,7 @@ class Stage(ABC):
         return self.signal.read(snapshot_of(self.members), container, slo, monotonic_ns())
 
     def of(self, container: Container) -> set[int]:
-        """Plays the containers' cgroups, for signals that ask who is in them."""
+        """Plays the containers' cgroups, for signals that ask for the processes in them."""
         return {process.tgid for process in self.members.get(container.key, ()) if Procfs().is_alive(process)}
 
     def forget(self, container: ContainerKey) -> None:  # noqa: B027  # nothing is kept, which is no omission
@@ -94,7 +94,7 @@ class GpuWaits(Stage):
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         super().__init__(folder, stack)
         self._recorded: dict[ProcessId, Recorded] = {}
-        self.signal = GpuWait(self._histogram, requests.Requests())
+        self.signal = GpuWait(self._histogram, latency_window.Requests())
 
     def _histogram(self, process: ProcessId) -> bytes | None:
         return self._recorded[process].buckets if process in self._recorded else None
@@ -122,7 +122,7 @@ class Functions(Stage):
         super().__init__(folder, stack)
         self._program = compile_timed(folder)
         self._uprobe = stack.enter_context(
-            closing(Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs(), requests.Requests()))
+            closing(Uprobe(lambda: UprobeProbes(OBJECT, Procfs()), self, Procfs(), latency_window.Requests()))
         )
         self.signal = self._uprobe
 
@@ -134,8 +134,8 @@ class Functions(Stage):
         program = mine.enter_context(start(self._program))
         self.members.setdefault(container, set()).add(program.process)
         self.read(container, self.slo(container, 60_000 * MS, 1))
-        self._uprobe._wake_up()
-        until(lambda: program.process in self._uprobe._watches[container].targets)
+        self._uprobe.follower.wake()
+        until(lambda: follows(self._uprobe.follower, program.process), "the probe on the program")
         return Service(program.process, lambda count, ms: program.do("call", count, ms * 1000), mine.close)
 
 
@@ -150,7 +150,7 @@ class Pages(Stage):
             "request_seconds", "Requests.", ["container", "process"], buckets=bounds, registry=self._registry
         )
         self._url = _serve(lambda: generate_latest(self._registry), stack)
-        prometheus = Prometheus(requests.Requests(), lambda url: Scraper(url, each_ns=_PAGE_EACH_NS))
+        prometheus = Prometheus(latency_window.Requests(), lambda url: Scraper(url, each_ns=_PAGE_EACH_NS))
         self._prometheus = self.signal = stack.enter_context(closing(prometheus))
         self._started = 0
         self._free: dict[ContainerKey, list[int]] = {}  # what restarts has the same labels, and counts from 0
@@ -168,7 +168,7 @@ class Pages(Stage):
         process = ProcessId(number + 1_000_000, 1)
         self.members.setdefault(container, set()).add(process)
         self.read(container, self.slo(container, 60_000 * MS, 1))
-        until(lambda: self._shows_nothing_of(container, number))
+        until(lambda: self._shows_nothing_of(container, number), "a page with the process")
 
         def answer(count: int, ms: int) -> list[Took]:
             for _ in range(count):
@@ -194,15 +194,15 @@ class Requests(Stage):
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         super().__init__(folder, stack)
-        watching = HttpWatching(Procfs(), lambda: preflight.bpf_object().with_name("http.bpf.o"))
-        watching._residents = self  # type: ignore[assignment]
-        self._watching = stack.enter_context(closing(watching))
-        self.signal = Http(watching, requests.Requests(), [])
+        follower = request_follower(Procfs(), lambda: preflight.bpf_object().with_name("http.bpf.o"))
+        follower._processes = self
+        self._follower = stack.enter_context(closing(follower))
+        self.signal = Http(follower, latency_window.Requests(), [])
         self._ports: dict[ContainerKey, int] = {}
 
     def source(self, container: ContainerKey) -> HttpSource:
         if container not in self._ports:
-            kept = self.stack.enter_context(socket.socket())  # bound and not listening: nobody else gets the port
+            kept = self.stack.enter_context(socket.socket())  # bound and not listening: no other program gets the port
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             kept.bind(("127.0.0.1", 0))
             self._ports[container] = kept.getsockname()[1]
@@ -219,14 +219,13 @@ class Requests(Stage):
         assert server.stdout.readline() == b"ready\n"
         process = Procfs().process_id(server.pid)
         self.members.setdefault(container, set()).add(process)
-        until(lambda: self._counts(container, process))
+        until(lambda: self._counts(container, process), "the server to be followed")
         return Service(process, lambda count, ms: _ask(port, count, ms), mine.close)
 
     def _counts(self, container: ContainerKey, process: ProcessId) -> bool:
         self.read(container, self.slo(container, 60_000 * MS, 1))
-        probes = self._watching._probes
-        self._watching._wake.set()
-        return probes is not None and process.tgid in probes.followed()
+        self._follower.wake()
+        return follows(self._follower, process)
 
 
 _SERVER = """
@@ -269,7 +268,7 @@ def _serve(page: Callable[[], bytes], stack: ExitStack) -> str:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

@@ -15,24 +15,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent import preflight
-from agent.clock import monotonic_ns
-from agent.http.probes import HttpProbes
-from tests.kernel.http_service import (
-    GET,
-    OK,
-    Act,
-    Service,
-    Times,
-    asking,
-    exactly,
-    listening,
-    once,
-    talk,
-)
+from agent.core.clock import monotonic_ns
+from agent.node import preflight
+from enforce.signals.http_probe import HttpProbes
+from tests.kernel.signals.http_service import GET, OK, Act, Service, Times, asking, exactly, listening, once, talk
 
 _PLACES = itertools.count(1)
-_DELAY_SECONDS = 0.004
+_DELAY_SECONDS = 0.004  # servers and clients sleep so long by design: the probes measure it
 HEAD = b"HEAD / HTTP/1.1\r\n\r\n"
 LONG = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 
@@ -221,7 +210,7 @@ def test_frames_after_an_upgrade_are_no_requests(service: Service) -> None:
     assert service.tallies == {"answered": 1}
 
 
-def test_a_client_that_has_said_all_is_answered(service: Service) -> None:
+def test_a_client_that_has_sent_all_is_answered(service: Service) -> None:
     def ask(client: socket.socket) -> None:
         client.sendall(GET)
         client.shutdown(socket.SHUT_WR)
@@ -394,7 +383,7 @@ def test_only_the_wanted_port_and_path_count(service: Service) -> None:
     assert service.found.count == 1
 
 
-def test_a_request_to_somebody_else_is_none_of_ours(service: Service) -> None:
+def test_a_request_to_another_server_is_none_of_ours(service: Service) -> None:
     with listening() as watched, listening() as elsewhere:
         service.watch(watched.getsockname()[1])
         talk(watched, lambda _: talk(elsewhere, once(), asking()), lambda client: client.recv(1))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""agent/http/layout.py against the object that it mirrors."""
+"""enforce/signals/http_probe.py against the object that it mirrors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from agent import layout, preflight
-from agent.errors import ProbeError
-from agent.http.layout import LONGEST_PATH, MAPS, MIRRORS, TALLIES, WATCHES, Follower
-from agent.libbpf import BpfObject
-from enforce.policy import places
+from agent.core.errors import ProbeError
+from agent.node import preflight
+from agent.probes import abi
+from agent.probes.libbpf import BpfObject
+from enforce.policy import values
+from enforce.signals.http_probe import LONGEST_PATH, MAPS, MIRRORS, TALLIES, WATCHES, Follower
 
-_HEADER = Path(__file__).parents[2] / "bpf" / "http.h"
+_HEADER = Path(__file__).parents[3] / "bpf" / "http.h"
 
 
-def test_every_struct_and_map_lies_as_the_object_says() -> None:
+def test_every_struct_and_map_has_the_objects_layout() -> None:
     with BpfObject(preflight.bpf_object().with_name("http.bpf.o")) as bpf:
-        layout.check(bpf, MIRRORS)
+        abi.check(bpf, MIRRORS)
         entries = {name: bpf.lib.bpf_map__max_entries(bpf._map(name)) for name in MAPS}
     assert entries["http_watches"] == entries["http_latencies"] == WATCHES
     assert entries["http_tallies"] == len(TALLIES)
-    assert LONGEST_PATH == places.LONGEST_PATH
+    assert LONGEST_PATH == values.LONGEST_PATH
 
 
 def test_a_struct_that_differs_is_refused() -> None:
@@ -36,7 +37,7 @@ def test_a_struct_that_differs_is_refused() -> None:
         BpfObject(preflight.bpf_object().with_name("http.bpf.o")) as bpf,
         pytest.raises(ProbeError, match="struct http_follower"),
     ):
-        layout.check(bpf, {"http_follower": Shifted})
+        abi.check(bpf, {"http_follower": Shifted})
     assert c.sizeof(Shifted) == c.sizeof(Follower)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import http.client
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from agent import preflight
-from agent.http.probes import HttpProbes
-from tests.kernel.driven import bounds
-from tests.kernel.http_servers import BODY, KINDS
+from agent.node import preflight
+from enforce.signals.http_probe import HttpProbes
+from tests.kernel.signals.http_servers import BODY, KINDS
+from tests.support.programs.driver import bounds
+from tools.harness.wait import until
 
 _DELAY_NS = 3_000_000
 _CLIENTS, _REQUESTS = 4, 10
@@ -34,10 +34,10 @@ def probes() -> Iterator[HttpProbes]:
 @contextmanager
 def serving(kind: str, probes: HttpProbes) -> Iterator[int]:
     """Its port. It is followed from before it forks anything."""
-    command = [sys.executable, "-m", "tests.kernel.http_servers", kind, str(_DELAY_NS / 1e9)]
+    command = [sys.executable, "-m", "tests.kernel.signals.http_servers", kind, str(_DELAY_NS / 1e9)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:
-            probes.follow(0, 1, [server.pid], ())
+            probes.follow(0, 1, server.pid)
             assert server.stdin
             assert server.stdout
             port = int(server.stdout.readline())
@@ -60,9 +60,7 @@ def ask(port: int) -> None:
 
 def counted(probes: HttpProbes, count: int) -> Any:
     """A client may have the last byte before the server's write has returned."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while probes.latencies(0).count < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: probes.latencies(0).count >= count, lambda: f"{count} latencies, not {probes.latencies(0).count}")
     return probes.latencies(0)
 
 

@@ -6,27 +6,26 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from agent import preflight
-from agent.clock import monotonic_ns
-from agent.containers.index import ContainerIndex
-from agent.containers.residents import Residents
-from agent.http.layout import LOSSES
-from agent.http.watching import HttpWatching, Wish
-from agent.model import Container as Known
-from agent.model import ContainerUsage, Snapshot
-from agent.procfs import Procfs
-from bench.containers import Container, Mount
+from agent.containers.index import ContainerIndex, Residents
+from agent.core.clock import monotonic_ns
+from agent.core.model import Container as Known
+from agent.core.model import ContainerUsage, Snapshot
+from agent.node import preflight
+from agent.node.procfs import Procfs
 from enforce.policy.model import HttpSource, Slo
-from enforce.signals.http import Http
-from enforce.signals.requests import Requests
+from enforce.signals.http import Http, losses, request_follower
+from enforce.signals.http_probe import LOSSES, WatchedPort
+from enforce.signals.latency_window import Requests
+from enforce.signals.process_follower import ProcessFollower
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
 
 _SERVERS = Path(__file__).with_name("http_servers.py").resolve()
 _PATIENCE_SECONDS = 90.0
@@ -44,14 +43,6 @@ def container(tmp_path: Path) -> Iterator[Container]:
         yield container
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Polls; AssertionError when it stays false."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_front_end_in_a_container_has_latencies(container: Container) -> None:
     proc = Procfs()
     known = ContainerIndex(proc).container_of(proc.process_id(container.tgid))
@@ -60,29 +51,36 @@ def test_a_front_end_in_a_container_has_latencies(container: Container) -> None:
     container.stdin.write("go\n")
     container.stdin.flush()
     assert container.tgid in Residents(proc).of(known)
-    with closing(HttpWatching(proc, lambda: preflight.bpf_object().with_name("http.bpf.o"))) as watching:
-        assert watching.losses() == {}
-        assert watching.trouble(known.key)
-        _read_until_there_is_a_reading(watching, known, port)
-        assert set(watching.losses()) == {f"http:{name}" for name in (*LOSSES, "failed")}
-        assert watching.losses()["http:failed"] == 0
-        until(lambda: watching.trouble(known.key) is None)
-        watching.forget(known.key)
-        until(lambda: watching.buckets(known.key) is None)
-        before = watching.tallies()["answered"]
+    with closing(request_follower(proc, lambda: preflight.bpf_object().with_name("http.bpf.o"))) as follower:
+        assert losses(follower) == {}
+        assert follower.trouble(known.key)
+        _read_until_there_is_a_reading(follower, known, port)
+        assert set(losses(follower)) == {f"http:{name}" for name in (*LOSSES, "failed")}
+        assert losses(follower)["http:failed"] == 0
+        until(lambda: follower.trouble(known.key) is None, "no trouble")
+        number = follower.watch(known, WatchedPort(port), monotonic_ns())
+        assert number is not None
+        follower.forget(known.key)
+        until(lambda: follower.buckets(number) is None, "the container to be forgotten")
+        before = follower.tallies()["answered"]
         assert before >= 20
-        watching.want(Wish(known, port), monotonic_ns())
-        until(lambda: watching.buckets(known.key) is not None)
-        assert watching.tallies()["answered"] == before
+        until(lambda: counts(follower, known, port), "the server to be followed")
+        assert follower.tallies()["answered"] == before
 
 
-def _read_until_there_is_a_reading(watching: HttpWatching, known: Known, port: int) -> None:
-    signal = Http(watching, Requests(), [])
+def counts(follower: ProcessFollower[WatchedPort], known: Known, port: int) -> bool:
+    """Whether the container's requests are counted now; asks for them."""
+    number = follower.watch(known, WatchedPort(port), monotonic_ns())
+    return number is not None and follower.buckets(number) is not None
+
+
+def _read_until_there_is_a_reading(follower: ProcessFollower[WatchedPort], known: Known, port: int) -> None:
+    signal = Http(follower, Requests(), [])
     slo = Slo("http", 0.5, 50_000_000, 3600 * 10**9, 20, HttpSource(port))
     snapshot = Snapshot(0, 0, 10**9, containers=(ContainerUsage(known, (), ()),))
     signal.read(snapshot, known.key, slo, monotonic_ns())
-    until(lambda: watching.buckets(known.key) is not None)
-    until(lambda: _reading_after_requests(signal, snapshot, slo, port))
+    until(lambda: counts(follower, known, port), "the server to be followed")
+    until(lambda: _reading_after_requests(signal, snapshot, slo, port), "a reading")
     reading = signal.read(snapshot, known.key, slo, monotonic_ns())
     assert reading is not None
     assert reading.latency_ns is not None
@@ -99,9 +97,9 @@ def _reading_after_requests(signal: Http, snapshot: Snapshot, slo: Slo, port: in
 def test_probes_that_do_not_load_are_a_trouble_and_a_failure_and_nothing_worse(tmp_path: Path) -> None:
     proc = Procfs()
     known = ContainerIndex(proc).container_of(proc.process_id(os.getpid()))
-    with closing(HttpWatching(proc, lambda: tmp_path / "http.bpf.o")) as watching:
-        watching.want(Wish(known, 8000), monotonic_ns())
-        until(lambda: watching.failures)
-        until(lambda: "make bpf" in (watching.trouble(known.key) or ""))
-        assert watching.buckets(known.key) is None
-        assert watching.losses()["http:failed"] == 1
+    with closing(request_follower(proc, lambda: tmp_path / "http.bpf.o")) as follower:
+        follower.watch(known, WatchedPort(8000), monotonic_ns())
+        until(lambda: follower.failures, "a failure")
+        until(lambda: "make bpf" in (follower.trouble(known.key) or ""), "the trouble")
+        assert follower.watch(known, WatchedPort(8000), monotonic_ns()) is None
+        assert losses(follower)["http:failed"] == 1

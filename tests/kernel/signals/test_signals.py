@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import ContainerKey
+from agent.core.model import ContainerKey
 from enforce import signals
 from enforce.model import Reading
-from tests.kernel.signal_stages import MS, STAGES, Stage
-from tests.kernel.timed import Took, until
+from tests.kernel.signals.signal_stages import MS, STAGES, Stage
+from tests.support.programs.timed import Took
+from tools.harness.wait import until
 
 CHAT, OTHER = ContainerKey("runc:chat"), ContainerKey("runc:other")
 MINUTE_NS, SHORT_NS = 60_000 * MS, 2_000 * MS
@@ -34,7 +35,10 @@ def read(stage: Stage, container: ContainerKey = CHAT, window_ns: int = MINUTE_N
 
 def settled(stage: Stage, took: list[Took], container: ContainerKey = CHAT) -> Reading:
     """The reading with these requests in its window, and no others: as it stays when it is looked at again."""
-    until(lambda: (found := read(stage, container)) is not None and found.samples >= len(took))
+    until(
+        lambda: (found := read(stage, container)) is not None and found.samples >= len(took),
+        "all requests in the window",
+    )
     for _ in range(3):
         found = read(stage, container)
         assert found is not None
@@ -63,11 +67,13 @@ def test_a_container_that_is_not_there_has_no_reading(stage: Stage) -> None:
     assert stage.read(OTHER, stage.slo(OTHER, MINUTE_NS, FEW)) is None
 
 
-def test_too_few_requests_say_nothing_and_one_more_does(stage: Stage) -> None:
+def test_too_few_requests_give_no_reading_and_one_more_does(stage: Stage) -> None:
     service = stage.start(CHAT)
     took = service.answer(FEW - 1, 1)
     low = stage.slo(CHAT, MINUTE_NS, 1)
-    until(lambda: (found := stage.read(CHAT, low)) is not None and found.samples == FEW - 1)
+    until(
+        lambda: (found := stage.read(CHAT, low)) is not None and found.samples == FEW - 1, "the requests in the window"
+    )
     assert read(stage) is None
     settled(stage, [*took, *service.answer(1, 1)])
 
@@ -78,12 +84,12 @@ def test_known_latencies_give_their_quantile_within_three_percent(stage: Stage) 
     check_median(settled(stage, took), took)
 
 
-def test_a_signal_that_goes_silent_says_nothing_after_the_window_and_comes_back(stage: Stage) -> None:
+def test_a_signal_that_goes_silent_has_no_reading_after_the_window_and_comes_back(stage: Stage) -> None:
     service = stage.start(CHAT)
     read(stage, CHAT, SHORT_NS)
     for _ in range(2):
-        until(lambda: bool(service.answer(FEW, 1)) and read(stage, CHAT, SHORT_NS) is not None)
-        until(lambda: read(stage, CHAT, SHORT_NS) is None)
+        until(lambda: bool(service.answer(FEW, 1)) and read(stage, CHAT, SHORT_NS) is not None, "a reading")
+        until(lambda: read(stage, CHAT, SHORT_NS) is None, "no reading, once the window is over")
 
 
 def test_a_service_that_restarts_loses_and_invents_no_request(stage: Stage) -> None:
@@ -110,7 +116,7 @@ def test_requests_of_another_container_do_not_count(stage: Stage) -> None:
     check_median(settled(stage, others, OTHER), others)
 
 
-def test_what_is_forgotten_begins_anew(stage: Stage) -> None:
+def test_what_is_forgotten_restarts_from_zero(stage: Stage) -> None:
     service = stage.start(CHAT)
     settled(stage, service.answer(FEW, 2))
     stage.signal.forget([CHAT])

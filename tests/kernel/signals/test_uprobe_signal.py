@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from agent import layout
-from agent.errors import ProbeError
-from agent.functions import function_offset
-from agent.libbpf import BpfObject
-from agent.libraries import FileId
-from agent.model import ContainerKey
+from agent.core.errors import ProbeError
+from agent.core.model import ContainerKey
+from agent.node.elf_functions import function_offset
+from agent.probes import abi
+from agent.probes.libbpf import BpfObject
+from agent.probes.libraries import FileId
 from enforce.policy.model import UprobeSource
-from enforce.signals.calls import TALLIES, Watched
-from tests.kernel.timed import OBJECT, Timing, Took, compile_timed, start, timing, until
+from enforce.signals.uprobe_probe import TALLIES, UprobeProbes, Watched
+from tests.support.programs.timed import OBJECT, Timing, Took, compile_timed, start, timing
+from tools.harness.wait import until
 
 CHAT, OTHER = ContainerKey("runc:chat"), ContainerKey("runc:other")
 REQUEST = "handle_request"
@@ -41,9 +42,16 @@ def watching(timed: Path) -> Iterator[Timing]:
         yield made
 
 
+def probes_of(watching: Timing) -> UprobeProbes:
+    """The kernel side, which is loaded."""
+    probes = watching.signal.follower._kernel.probes
+    assert isinstance(probes, UprobeProbes)
+    return probes
+
+
 def check_median(watching: Timing, took: list[Took], container: ContainerKey = CHAT) -> None:
     """That exactly these calls are in the window, with their median."""
-    until(lambda: watching.samples(container) >= len(took))
+    until(lambda: watching.samples(container) >= len(took), "all calls in the window")
     reading = watching.read(container)
     assert reading is not None
     assert reading.samples == len(took)
@@ -70,10 +78,10 @@ def test_threads_do_not_mix_up_their_calls(watching: Timing, timed: Path) -> Non
     with start(timed) as program:
         watching.follow(CHAT, program.process)
         program.do("thread", 5, 100)
-        until(lambda: watching.samples(CHAT) == 10)
+        until(lambda: watching.samples(CHAT) == 10, "the calls of both threads")
 
 
-def test_calls_that_never_return_are_left_out_and_told(watching: Timing, timed: Path) -> None:
+def test_calls_that_never_return_are_left_out_and_counted(watching: Timing, timed: Path) -> None:
     with start(timed) as program:
         watching.follow(CHAT, program.process)
         program.do("jump", 4, 100)
@@ -85,9 +93,8 @@ def test_threads_that_end_inside_leave_nothing_behind(timed: Path) -> None:
     with timing(UprobeSource(str(timed), symbol="handle_last", nothrow=True)) as watching, start(timed) as program:
         watching.follow(CHAT, program.process)
         program.do("exit_inside", 5, 100)
-        calls = watching.signal._calls
-        assert calls is not None
-        insides = calls._bpf.map("insides", c.c_uint64, c.c_uint64 * 3)
+        probes = probes_of(watching)
+        insides = probes._bpf.map("insides", c.c_uint64, c.c_uint64 * 3)
         assert [key.value for key, _ in insides.items() if key.value >> 32 == program.process.tgid] == []
         assert watching.samples(CHAT) == 0
 
@@ -101,19 +108,18 @@ def test_a_function_is_found_by_its_offset_too(timed: Path) -> None:
 
 def test_a_file_that_is_taken_for_two_counts_once(timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = count()
-    monkeypatch.setattr("agent.libraries.real_file", lambda *_: FileId(0, next(numbers)))
+    monkeypatch.setattr("agent.probes.libraries.real_file", lambda *_: FileId(0, next(numbers)))
     with timing(UprobeSource(str(timed), symbol=REQUEST)) as watching, start(timed) as one, start(timed) as other:
         watching.follow(CHAT, one.process)
         watching.follow(OTHER, other.process)
-        calls = watching.signal._calls
-        assert calls is not None
-        assert len(calls._targets) == 2
+        probes = probes_of(watching)
+        assert len(probes._targets) == 2
         took = [program.do("call", 11, 1000) for program in (one, other)]
         check_median(watching, took[0], CHAT)
         check_median(watching, took[1], OTHER)
 
 
-def test_two_functions_of_one_file_are_told_apart(watching: Timing, timed: Path) -> None:
+def test_two_functions_of_one_file_are_timed_apart(watching: Timing, timed: Path) -> None:
     other = UprobeSource(str(timed), symbol="handle_other")
     with timing(other) as second, start(timed) as program:
         watching.follow(CHAT, program.process)
@@ -123,17 +129,16 @@ def test_two_functions_of_one_file_are_told_apart(watching: Timing, timed: Path)
         check_median(second, others)
 
 
-def test_a_program_that_nobody_wants_any_more_has_no_probe(watching: Timing, timed: Path) -> None:
+def test_a_program_that_is_not_wanted_any_more_has_no_probe(watching: Timing, timed: Path) -> None:
     with start(timed) as program:
         watching.follow(CHAT, program.process)
-        calls = watching.signal._calls
-        assert calls is not None
-        assert calls._targets
+        probes = probes_of(watching)
+        assert probes._targets
         watching.signal.forget([CHAT])
-        watching.signal._wake_up()
-        until(lambda: not calls._targets)
-        assert list(calls._wanted.items()) == []
-        assert list(calls._recorded.items()) == []
+        watching.signal.follower.wake()
+        until(lambda: not probes._targets, "the probes to be gone")
+        assert list(probes._wanted.items()) == []
+        assert list(probes._recorded.items()) == []
 
 
 def test_a_program_that_is_written_over_loses_its_probes_and_gets_new_ones(timed: Path, tmp_path: Path) -> None:
@@ -142,30 +147,29 @@ def test_a_program_that_is_written_over_loses_its_probes_and_gets_new_ones(timed
     with timing(UprobeSource(str(program_path), symbol=REQUEST)) as watching:
         with start(program_path) as program:
             watching.follow(CHAT, program.process)
-        calls = watching.signal._calls
-        assert calls is not None
+        probes = probes_of(watching)
         with program_path.open("r+b") as file:
             file.seek(0, os.SEEK_END)
             file.write(b"more")
-        until(lambda: not calls._targets)
+        until(lambda: not probes._targets, "the probes to be gone")
         with start(program_path) as program:
             watching.follow(CHAT, program.process)
             check_median(watching, program.do("call", 5, 1000))
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "expected"),
     [
         (UprobeSource("/nowhere/at/all", symbol=REQUEST), "write slo.binary as the container sees it"),
         (UprobeSource("/etc/passwd", symbol=REQUEST), "not an ELF program"),
         (UprobeSource("/dev/null", symbol=REQUEST), "not a regular file"),
     ],
 )
-def test_what_cannot_be_timed_is_said_and_counted(timed: Path, source: UprobeSource, says: str) -> None:
+def test_what_cannot_be_timed_is_reported_and_counted(timed: Path, source: UprobeSource, expected: str) -> None:
     with timing(source) as watching, start(timed) as program:
         watching.members[CHAT] = {program.process}
         assert watching.read(CHAT) is None
-        until(lambda: says in str(watching.signal.trouble(CHAT)))
+        until(lambda: expected in str(watching.signal.trouble(CHAT)), "the trouble")
         assert sum(watching.signal.failures().values()) >= 1
         assert watching.read(CHAT) is None
 
@@ -175,9 +179,9 @@ def test_a_function_that_is_not_there_is_timed_once_it_is(timed: Path, tmp_path:
     with timing(UprobeSource(str(place), symbol=REQUEST)) as watching, start(timed) as program:
         watching.members[CHAT] = {program.process}
         watching.read(CHAT)
-        until(lambda: "server" in str(watching.signal.trouble(CHAT)))
+        until(lambda: "server" in str(watching.signal.trouble(CHAT)), "the trouble")
         place.hardlink_to(timed) if place.parent.stat().st_dev == timed.stat().st_dev else place.symlink_to(timed)
-        until(lambda: watching.signal.trouble(CHAT) is None)
+        until(lambda: watching.signal.trouble(CHAT) is None, "no trouble")
         watching.read(CHAT)
         check_median(watching, program.do("call", 5, 1000))
 
@@ -190,7 +194,7 @@ int main(void) { return 0; }
 """
 
 
-def test_a_program_that_can_throw_is_not_touched_unless_its_owner_says_so(tmp_path: Path) -> None:
+def test_a_program_that_can_throw_is_not_touched_unless_the_policy_allows_it(tmp_path: Path) -> None:
     (tmp_path / "throws.c").write_text(CLEANS_UP)
     program = tmp_path / "throws"
     options = ["-O1", "-fexceptions", "-rdynamic"]  # as in C++, what is thrown through it runs what cleans up
@@ -214,11 +218,11 @@ def test_a_go_program_is_never_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("symbol", "says"),
+    ("symbol", "expected"),
     [("_start", "does not return"), ("vfork", "does not return"), ("handle_nothing", "has no function handle_nothing")],
 )
-def test_what_does_not_return_as_functions_do_is_refused(timed: Path, symbol: str, says: str) -> None:
-    with pytest.raises(ProbeError, match=says):
+def test_what_does_not_return_as_functions_do_is_refused(timed: Path, symbol: str, expected: str) -> None:
+    with pytest.raises(ProbeError, match=expected):
         function_offset(str(timed), symbol, None, nothrow=False)
 
 
@@ -234,9 +238,9 @@ def test_an_offset_in_the_middle_of_a_function_is_refused(timed: Path) -> None:
                 function_offset(path, None, offset, nothrow=False)
 
 
-@pytest.mark.parametrize(("name", "mirror"), [("watched", Watched), ("latency", layout.Latency)])
-def test_every_struct_lies_as_the_object_says(name: str, mirror: type[c.Structure]) -> None:
+@pytest.mark.parametrize(("name", "mirror"), [("watched", Watched), ("latency", abi.Latency)])
+def test_every_struct_has_the_objects_layout(name: str, mirror: type[c.Structure]) -> None:
     with BpfObject(OBJECT) as bpf:
         ours = {field[0]: getattr(mirror, field[0]).offset for field in mirror._fields_}
-        assert layout._fields_in_btf(bpf, name) == (c.sizeof(mirror), ours)
+        assert abi._fields_in_btf(bpf, name) == (c.sizeof(mirror), ours)
         assert bpf.lib.bpf_map__max_entries(bpf._map("tallies")) == len(TALLIES)

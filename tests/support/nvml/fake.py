@@ -13,7 +13,12 @@ from typing import Any
 
 import pynvml
 
+from agent.core.model import DeviceReading
+from agent.nvml.client import Nvml
+from tests.support.clocks import SetClock
+
 MIB = 1 << 20
+SECOND = 1_000_000_000
 INSTANCES = 10  # handles: generation, position + 1 of an instance (0: the GPU), GPU
 
 
@@ -296,3 +301,17 @@ class FakeNvml:
 
     def _nvmlEventSetFree(self, events: int) -> None:
         pass
+
+
+def session(*gpus: FakeGpu) -> tuple[Nvml, FakeNvml, SetClock]:
+    """An open session with these GPUs."""
+    api, clock = FakeNvml(*gpus), SetClock(1_000 * SECOND)
+    nvml = Nvml(api, monotonic_ns=clock, wall_ns=clock)
+    nvml.open()
+    return nvml, api, clock
+
+
+def tick(nvml: Nvml, clock: SetClock, seconds: float = 1.0) -> list[DeviceReading]:
+    """One reading of each device, so many seconds later."""
+    clock.now_ns += int(seconds * SECOND)
+    return [nvml.read(device) for device in nvml.devices()]

@@ -617,7 +617,7 @@ static bool green_context(const struct operation *o)
 	return true;
 }
 
-/* fork: a child without CUDA, waited for; exec: this program anew, with the operations that are left */
+/* fork: a child without CUDA, waited for; exec: this program again, with the operations that are left */
 static bool life(const struct operation *o, int next)
 {
 	pid_t child;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Programs whose every driver call is known (driver.c), and what the probes' maps say about them."""
+"""Programs whose every driver call is known (driver.c), and what the probes' maps hold about them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from agent.layout import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS, MEMORY_KINDS, ProcessKey
-from agent.model import ProcessId
-from agent.probes import Probes
-from agent.procfs import Procfs
-from bench.node import BUILD, Node
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from agent.probes.abi import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS, MEMORY_KINDS, ProcessKey
+from agent.probes.libcuda import LibcudaProbes
+from tools.harness.node import BUILD, Node
 
 KERNELS = 8  # of driver.c
 _HOG = """
@@ -31,6 +31,16 @@ for _ in range(20_000):
         pass
     time.sleep(0.001)
 """
+MIXED_OPERATIONS = (
+    "3*alloc:1048576",
+    "alloc_too_much:1099511627776",
+    "free",
+    *("23*launch:3x5x7:32x1x1", "2*copy_htod_async:1009", "sync") * 4,
+    "new:1",
+    "7*launch:2x1x1:32x1x1",
+    "copy_dtoh:2003",
+)
+"""Of each kind some, on both devices; see `assert_mixed_operations`"""
 Launched = dict[tuple[int, int], tuple[int, int, int]]
 """(device, function) → launches, blocks, threads per block of the latest"""
 
@@ -123,7 +133,7 @@ def compile_driver(folder: Path) -> Path:
 
 @contextmanager
 def a_cpu_that_is_taken_away() -> Iterator[None]:
-    """For two of each three milliseconds, from whatever programs run on it."""
+    """A CPU is busy at the highest priority for two of each three milliseconds."""
     with subprocess.Popen([sys.executable, "-c", _HOG, str(min(os.sched_getaffinity(0)))]) as hog:
         try:
             yield
@@ -144,7 +154,7 @@ def start_all(stack: ExitStack, driver: Driver, count: int, *arguments: str) -> 
     return [stack.enter_context(driver.start(*arguments)) for _ in range(count)]
 
 
-def launched(probes: Probes, process: ProcessId, name: str = "launches") -> Launched:
+def launched(probes: LibcudaProbes, process: ProcessId, name: str = "launches") -> Launched:
     """What the map `launches` has for a process."""
     return {
         (key.device, key.function): (value.launches, value.blocks, value.threads_per_block)
@@ -153,13 +163,13 @@ def launched(probes: Probes, process: ProcessId, name: str = "launches") -> Laun
     }
 
 
-def kernels(probes: Probes, process: ProcessId) -> int:
+def kernels(probes: LibcudaProbes, process: ProcessId) -> int:
     """How many kernels ran in all, by the map `launches`."""
     counts = probes.map("launches").items()
     return sum(int(value.kernels) for key, value in counts if key.process.id() == process)
 
 
-def copied(probes: Probes, process: ProcessId) -> dict[tuple[int, str], tuple[int, int]]:
+def copied(probes: LibcudaProbes, process: ProcessId) -> dict[tuple[int, str], tuple[int, int]]:
     """(device, direction) → calls, bytes."""
     return {
         (key.device, COPY_DIRECTIONS[key.direction]): (value.calls, value.bytes)
@@ -179,7 +189,7 @@ class Memory:
     peak: int
 
 
-def memory(probes: Probes, process: ProcessId) -> dict[int, Memory]:
+def memory(probes: LibcudaProbes, process: ProcessId) -> dict[int, Memory]:
     """By device."""
     found = {}
     for key, value in probes.map("memory").items():
@@ -189,7 +199,7 @@ def memory(probes: Probes, process: ProcessId) -> dict[int, Memory]:
     return found
 
 
-def latencies(probes: Probes, process: ProcessId) -> Any:
+def latencies(probes: LibcudaProbes, process: ProcessId) -> Any:
     """struct latency of a process, or None."""
     return probes.map("latencies").get(ProcessKey.of(process))
 
@@ -205,6 +215,21 @@ def bounds(found: Any) -> tuple[int, int]:
     return least, most
 
 
-def lost(probes: Probes) -> dict[str, int]:
+def lost(probes: LibcudaProbes) -> dict[str, int]:
     """Only what is not 0."""
     return {name: count for name, count in probes.lost() if count}
+
+
+def assert_mixed_operations(probes: LibcudaProbes, process: ProcessId, functions: tuple[int, int]) -> None:
+    """Asserts that the maps show exactly MIXED_OPERATIONS. `functions`: the first kernel's handle on device 0 and 1."""
+    mib = 1 << 20
+    assert launched(probes, process) == {
+        (0, functions[0]): (4 * 23, 4 * 23 * 105, 32),
+        (1, functions[1]): (7, 14, 32),
+    }
+    assert memory(probes, process) == {0: Memory({"plain": 2 * mib}, 3, 1, failures=1, peak=3 * mib)}
+    assert copied(probes, process) == {
+        (0, "host_to_device"): (8, 8 * 1009),
+        (1, "device_to_host"): (1, 2003),
+    }
+    assert latencies(probes, process).count == 4 + 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * Calls every symbol of libcuda.so.1 that is probed, each as often as it is told, and says what that adds:
+ * Calls every symbol of libcuda.so.1 that is probed, each as often as its input asks, and prints what that adds:
  *
  *   every_symbol [--fail] [THREADS]
  *   every_symbol --list [--fail]
@@ -197,7 +197,7 @@ static struct symbol *named(const char *name)
 	_Exit(2);
 }
 
-/* A primary context with memory in it; the lock is held for whoever ends it. */
+/* A primary context with memory in it; the lock is held for the call that ends it. */
 static void primary_fill(void)
 {
 	CUcontext context;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""every_symbol.c, a program that calls every probed symbol as often as it is told, and what it says that it did."""
+"""every_symbol.c, a program that calls every probed symbol as often as planned, and its report of what it did."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from agent.symbols import SYMBOLS
+from agent.probes.symbols import SYMBOLS
 
 _HERE = Path(__file__).parent
-_INCLUDE = _HERE.parents[1] / "sim" / "include"
+_INCLUDE = _HERE.parents[2] / "sim" / "include"
 _PRIMES = [n for n in range(2, 180) if all(n % d for d in range(2, int(n**0.5) + 1))]
 
 
 def build(path: Path) -> Path:
-    """Compiles it; it takes all that it calls from whatever libcuda.so.1 it finds."""
+    """Compiles it; the libcuda.so.1 that it calls is looked up at run time."""
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{_INCLUDE}"]
     subprocess.run(["gcc", *flags, str(_HERE / "every_symbol.c"), "-o", str(path), "-lpthread"], check=True)
     return path
@@ -44,10 +44,10 @@ def carry_out(stdin: IO[str], stdout: IO[str]) -> Any:
     return json.loads(stdout.readline())
 
 
-def told(said: Any) -> dict[str, int]:
+def reported(report: Any) -> dict[str, int]:
     """Calls by symbol: those that were planned, and those that these needed besides."""
-    calls = {name: symbol["calls"] for name, symbol in said["symbols"].items()}
-    for name, count in said["setup"].items():
+    calls = {name: symbol["calls"] for name, symbol in report["symbols"].items()}
+    for name, count in report["setup"].items():
         calls[name] = calls.get(name, 0) + count
     probed = {symbol.name for symbol in SYMBOLS}
     return {name: count for name, count in calls.items() if count and name in probed}

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.http.layout import TALLIES, Watch
+from enforce.signals.http_probe import TALLIES, Watch
 
 _HERE = Path(__file__).parent
 READ, WRITE = 0, 1
@@ -25,7 +25,7 @@ def build(folder: Path) -> c.CDLL:
     """The shared library."""
     path = folder / "http_parser.so"
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    includes = f"-I{_HERE.parents[1] / 'bpf'}"
+    includes = f"-I{_HERE.parents[2] / 'bpf'}"
     subprocess.run(["gcc", *flags, includes, str(_HERE / "http_parser.c"), "-o", str(path)], check=True)
     library = c.CDLL(str(path))
     library.size_of_connection.restype = c.c_size_t

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * A program whose call paths are known. It prints "ready", then does what each line of its input says and answers
+ * A program whose call paths are known. It prints "ready", then does what each line of its input asks and answers
  * "done": `launch N`: N times twice through train_step and once through evaluate; `keep N`: N times 3 MiB through
  * load_weights and 1 MiB through grow_cache, which stay, and 8 MiB through scratch, which does not.
  */

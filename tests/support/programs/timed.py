@@ -5,22 +5,23 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from agent import preflight
-from agent.clock import monotonic_ns
-from agent.model import Container, ContainerKey, ContainerUsage, ProcessId, Snapshot
-from agent.procfs import Procfs
+from agent.core.clock import monotonic_ns
+from agent.core.model import Container, ContainerKey, ContainerUsage, ProcessId, Snapshot
+from agent.node import preflight
+from agent.node.procfs import Procfs
 from enforce.model import Reading
 from enforce.policy.model import Slo, UprobeSource
-from enforce.signals.calls import Calls
-from enforce.signals.requests import Requests
+from enforce.signals.latency_window import Requests
+from enforce.signals.process_follower import ProcessFollower
 from enforce.signals.uprobe import Uprobe
+from enforce.signals.uprobe_probe import UprobeProbes
+from tools.harness.wait import until
 
 _WITHIN_SECONDS = 60.0
 MINUTE_NS = 60_000_000_000
@@ -30,12 +31,10 @@ Took = tuple[int, int]
 """A call's least and most possible duration in ns: measured within it, and around it."""
 
 
-def until(what: Callable[[], bool]) -> None:
-    """Waits for it; fails when it does not come."""
-    deadline = time.monotonic() + _WITHIN_SECONDS
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
+def follows(follower: ProcessFollower[Any], process: ProcessId) -> bool:
+    """Whether the process counts now."""
+    probes = follower._kernel.probes
+    return probes is not None and process.tgid in probes.followed()
 
 
 def snapshot_of(processes: Mapping[ContainerKey, Collection[ProcessId]]) -> Snapshot:
@@ -97,7 +96,7 @@ class Timing:
     signal: Uprobe = field(init=False)
 
     def __post_init__(self) -> None:
-        self.signal = Uprobe(lambda: Calls(OBJECT, Procfs()), self, Procfs(), Requests())
+        self.signal = Uprobe(lambda: UprobeProbes(OBJECT, Procfs()), self, Procfs(), Requests())
 
     def of(self, container: Container) -> set[int]:
         """Plays the container's cgroup."""
@@ -114,8 +113,8 @@ class Timing:
         """The process is in the container; returns when its calls count."""
         self.members.setdefault(container, set()).add(process)
         self.read(container)
-        self.signal._wake_up()
-        until(lambda: process in self.signal._watches[container].targets)
+        self.signal.follower.wake()
+        until(lambda: follows(self.signal.follower, process), f"the probe on {process}")
         self.read(container)
 
     def samples(self, container: ContainerKey) -> int:

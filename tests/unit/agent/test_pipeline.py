@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Conservation over random histories: missing readings, lost devices, MIG, reused pids, processes nobody can read."""
+"""Conservation over random histories: missing readings, lost devices, MIG, reused pids, unreadable processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from typing import TypeVar, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.containers import ContainerIndex
-from agent.errors import GoneError, NvmlError
-from agent.members import Members, Told
-from agent.model import Container, ContainerKey, Device, DeviceReading, DeviceUuid, ProcessId, Snapshot, Totals, Usage
-from agent.pipeline import Pipeline
-from agent.procfs import Procfs
-from agent.samples import (
+from agent.collectors.samples import (
     AllocationCount,
     CopyCount,
     Delivered,
@@ -30,6 +24,22 @@ from agent.samples import (
     ProcessUtilization,
     Sample,
 )
+from agent.containers import ContainerIndex
+from agent.containers.gpu_processes import GpuProcessRegistry, ProcessEvent
+from agent.core.errors import GoneError, NvmlError
+from agent.core.model import (
+    Container,
+    ContainerKey,
+    Device,
+    DeviceReading,
+    DeviceUuid,
+    ProcessId,
+    Snapshot,
+    Totals,
+    Usage,
+)
+from agent.node.procfs import Procfs
+from agent.pipeline import Pipeline
 
 N = TypeVar("N", int, float)
 SECOND = 1_000_000_000
@@ -57,7 +67,7 @@ class Life:
 
 @dataclass(slots=True)
 class World:
-    """A node, as /proc, the runtimes, the probes and NVML would tell of it. `launched` is the truth."""
+    """A node, as /proc, the runtimes, the probes and NVML would report it. `launched` is the truth."""
 
     random: Random
     alive: dict[int, ProcessId] = field(default_factory=dict)
@@ -94,9 +104,9 @@ class World:
     def user(self, tgid: int) -> str:
         return "root"
 
-    def container_of(self, process: ProcessId, told: Iterable[str] = ()) -> Container:
+    def container_of(self, process: ProcessId, names: Iterable[str] = ()) -> Container:
         life = self.lives[process]
-        if not (told or (self.is_alive(process) and life.readable)):
+        if not (names or (self.is_alive(process) and life.readable)):
             raise GoneError(str(process))
         return Container(ContainerKey(life.container), life.container, "docker")
 
@@ -123,7 +133,7 @@ class World:
         life = Life(r.choice(SEEN_DEVICES), r.random() < 0.8, r.random() < 0.9, f"c{r.randrange(4)}")
         self.lives[process] = life
         if life.probed and r.random() < 0.6:
-            pipeline.seen(Told(process, "program", 0, (f"/docker/{life.container}",)))
+            pipeline.seen(ProcessEvent(process, "program", 0, (f"/docker/{life.container}",)))
 
     def kill(self, pipeline: Pipeline, process: ProcessId) -> None:
         """A probe sees it, unless it does not."""
@@ -222,15 +232,15 @@ class Index:
 
     world: World
 
-    def container_of(self, process: ProcessId, told: Iterable[str] = ()) -> Container:
-        return self.world.container_of(process, told)
+    def container_of(self, process: ProcessId, names: Iterable[str] = ()) -> Container:
+        return self.world.container_of(process, names)
 
     def forget(self, processes: Iterable[ProcessId]) -> None:
         """Nothing is kept."""
 
 
 def pipeline_of(world: World) -> Pipeline:
-    members = Members(cast(ContainerIndex, Index(world)), lambda: DEVICES, cast(Procfs, world))
+    members = GpuProcessRegistry(cast(ContainerIndex, Index(world)), lambda: DEVICES, cast(Procfs, world))
     return Pipeline([Source(world, "probes"), Source(world, "nvml")], members, None)
 
 
@@ -247,7 +257,7 @@ def assert_it_adds_up(snapshot: Snapshot) -> None:
         for name, of_device in FIGURES.items():
             whole, left = getattr(reading, of_device), getattr(rest[device], name)
             if whole is None:
-                assert left is None, f"{name} of {device}: nobody knows the device's"
+                assert left is None, f"{name} of {device}: the device's is unknown"
                 continue
             on = [device, *slices] if name in PCIE else [device]
             parts = [getattr(usage, name) for one in on for usage in rows(snapshot, one)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.model import (
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
@@ -21,10 +21,11 @@ from agent.model import (
     Unattributed,
     Usage,
 )
-from bench.attribution_errors import errors, leak, misses, rows_of, strangers, unattributed
-from bench.attribution_nvml import Listing, parse
-from bench.attribution_recording import Life, Recording, TruthSample
-from bench.attribution_shares import (
+from bench.attribution.errors import errors, leak, misses, rows_of, strangers, unattributed
+from bench.attribution.nvml import Listing, parse
+from bench.attribution.recording import Life, Recording, TruthSample
+from bench.attribution.scenarios import Scenario, Tenant
+from bench.attribution.shares import (
     Owner,
     by_job,
     by_tenant,
@@ -34,7 +35,6 @@ from bench.attribution_shares import (
     nvml_seconds,
     true_seconds,
 )
-from bench.scenarios import Scenario, Tenant
 
 S = 1_000_000_000
 GPU = DeviceUuid("GPU-0")
@@ -102,7 +102,7 @@ def test_nvml_is_the_utilisation_of_samples_within_the_window(recording: Recordi
     assert nvml_seconds(recording) == pytest.approx({Owner("a", 0): 0.9, Owner("b", 0): 0.4})
 
 
-def test_equal_split_divides_each_second_by_who_is_there(recording: Recording) -> None:
+def test_equal_split_divides_each_second_by_the_tenants_present(recording: Recording) -> None:
     assert equal_split_seconds(recording) == pytest.approx({Owner("a", 0): 1.0, Owner("b", 0): 0.5})
 
 
@@ -114,7 +114,7 @@ def test_a_job_is_measured_over_its_own_time_but_at_least_a_tick(recording: Reco
     assert by_job(recording, true_seconds(recording)) == pytest.approx({Owner("b", 0): 0.5})
 
 
-def test_errors_count_who_was_missed_and_who_was_blamed_but_no_strangers() -> None:
+def test_errors_count_missed_tenants_and_wrongly_charged_ones_but_no_strangers() -> None:
     truth = {Owner("a", 0): 0.5, Owner("b", 0): 0.2}
     estimates = {Owner("a", 0): 0.4, Owner("c", 0): 0.3, Owner("host", 0): 0.1}
     found = errors(truth, estimates, {"a", "b", "c"})
@@ -122,7 +122,7 @@ def test_errors_count_who_was_missed_and_who_was_blamed_but_no_strangers() -> No
     assert not found.fits
 
 
-def test_a_run_in_which_nobody_used_a_gpu_is_no_perfect_run() -> None:
+def test_a_run_in_which_no_tenant_used_a_gpu_is_no_perfect_run() -> None:
     with pytest.raises(ValueError, match="no container"):
         errors({}, {}, {"a"})
 
@@ -151,7 +151,7 @@ def test_only_ours_can_miss_and_either_bound_counts(method: str, mean: float, wo
     assert misses({"method": method, "mean_abs_error": mean, "worst_container_error": worst}) is missed
 
 
-def test_what_nobody_got_and_what_does_not_add_up_is_seen(recording: Recording) -> None:
+def test_unattributed_time_and_sums_that_do_not_add_up_are_seen(recording: Recording) -> None:
     assert unattributed(recording) == pytest.approx((0.1 + 0.1) / 2)
     assert leak(recording) == pytest.approx(0, abs=1e-12)
     last = recording.snapshots[-1]
@@ -159,7 +159,7 @@ def test_what_nobody_got_and_what_does_not_add_up_is_seen(recording: Recording) 
     assert leak(replace(recording, snapshots=(*recording.snapshots[:-1], wrong))) == pytest.approx(0.2)
 
 
-def test_what_went_to_somebody_else_on_the_machine_is_seen(recording: Recording) -> None:
+def test_what_went_to_another_process_on_the_machine_is_seen(recording: Recording) -> None:
     assert strangers(recording) == 0
     last = snapshot(12, 0.5, usage("a", 0.1, 7.8), usage("foreign", 0.4, 0.4))
     assert strangers(replace(recording, snapshots=(*recording.snapshots[:-1], last))) == pytest.approx(0.2)

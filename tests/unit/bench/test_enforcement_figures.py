@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.enforcement_agent import SIGNALS, Promise, refusal, write_policy
-from bench.enforcement_figures import (
+from bench.enforcement.agent import SIGNALS, Promise, refusal, write_policy
+from bench.enforcement.figures import (
     COLUMNS,
     Baseline,
     Phase,
@@ -23,10 +23,10 @@ from bench.enforcement_figures import (
     row_of,
     unavailable,
 )
-from bench.enforcement_modes import ALONE, NAMES, mode_of, offline_percentage
-from bench.enforcement_pairs import PAIRS
-from bench.enforcement_report import write_report
-from enforce.policy import vocabulary
+from bench.enforcement.modes import ALONE, NAMES, mode_of, offline_percentage
+from bench.enforcement.pairs import PAIRS
+from bench.enforcement.report import write_report
+from enforce.policy import model
 
 LATENCIES = tuple(n / 1000 for n in range(1, 1001))  # 1 ms to 1 s
 ALONE_PHASE = Phase(LATENCIES, online_sm_ratio=0.3, offline_sm_ratio=0.0, online_busy_ratio=0.5)
@@ -79,10 +79,10 @@ def test_a_phase_twice_as_slow_has_ratios_of_two() -> None:
     assert found["requests"] == 1000
 
 
-def test_what_is_left_is_sm_time_under_mps_and_time_without() -> None:
+def test_all_modes_are_divided_by_the_same_time() -> None:
     busy = Phase(LATENCIES, 0.3, 0.3)
-    found = [row_of("short", mode_of(mode), busy, BASELINE)["offline_left_over_ratio"] for mode in ("mps", "timeslice")]
-    assert found == pytest.approx([0.3 / 0.6 / 0.7, 0.3 / 0.6 / 0.5], abs=1e-3)
+    found = [row_of("short", mode_of(mode), busy, BASELINE)["offline_left_over_ratio"] for mode in NAMES]
+    assert found == pytest.approx([0.3 / 0.6 / 0.5] * len(NAMES), abs=1e-3)
 
 
 def test_alone_is_one_and_nothing_offline_ran() -> None:
@@ -108,7 +108,7 @@ def test_no_pair_may_be_far_off_its_target() -> None:
 
 @pytest.mark.parametrize(("target", "least"), [("1.1", 0.6), ("1.5", 0.8), ("3", 0.95)])
 def test_the_median_pair_has_to_give_offline_work_enough(target: str, least: float) -> None:
-    text = f"headroom@{target}: offline work gets ≥ {least:g} of what is left (median of the pairs)"
+    text = f"headroom@{target}: offline work gets ≥ {least:g} of the time left (median of the pairs)"
     mode = f"headroom@{target}"
     enough = [row("a", mode, 1.0, 0.0), row("b", mode, 1.0, least), row("c", mode, 1.0, 2.0)]
     assert verdicts(enough)[text] is True
@@ -124,14 +124,14 @@ def test_ours_has_to_beat_the_published_law_in_every_pair_that_has_both() -> Non
     assert verdicts(both[:1])[text] is None
 
 
-def test_where_the_published_law_is_not_beaten_it_is_said_what_either_leaves_to_offline_work() -> None:
+def test_where_the_published_law_is_not_beaten_the_page_states_what_either_leaves_to_offline_work() -> None:
     rows = [
         row("a", "headroom@1.1", 1.1, 0.9),
         row("a", "tgs", 1.05, 0.1),
         row("b", "headroom@1.1", 1.0),
         row("b", "tgs", 4.0),
     ]
-    assert marks(rows)[-1].found == "1 of 2; not a: 1.10 at 0.90 of what is left to 1.05 at 0.10 of what is left"
+    assert marks(rows)[-1].found == "1 of 2; not a: 1.10 at 0.90 of the time left to 1.05 at 0.10 of the time left"
 
 
 def test_modes_are_those_that_were_promised() -> None:
@@ -159,12 +159,12 @@ def test_the_offline_percentage_is_one_that_mps_takes(online_sm_ratio: float) ->
 
 @pytest.mark.parametrize("law", ["headroom", "tgs"])
 def test_the_agent_takes_the_policies_that_the_bench_writes(tmp_path: Any, law: str) -> None:
-    for signal in set(SIGNALS) & set(vocabulary.SIGNALS):
+    for signal in set(SIGNALS) & set(model.SIGNALS):
         write_policy(tmp_path / "policy.yaml", Promise(law, signal, 8000, 2.5e6, 8.0).text("/bench"))
         assert refusal(tmp_path / "policy.yaml") == ""
 
 
-def test_a_policy_that_is_refused_says_why_in_one_line_without_the_files_name(tmp_path: Any) -> None:
+def test_a_policy_that_is_refused_gives_the_reason_in_one_line_without_the_files_name(tmp_path: Any) -> None:
     write_policy(tmp_path / "policy.yaml", Promise("magic", "gpu_wait", 0, 2.5e6, 8.0).text("/bench"))
     reason = refusal(tmp_path / "policy.yaml")
     assert "magic" in reason

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.convergence_plot import rolling_p99
-from bench.reaction_times import LEAST_REQUESTS, gate_reactions_ns, rank, tightened_at_ns, violated_at_ns
+from bench.enforcement.convergence_plot import rolling_p99
+from bench.latency.reaction_times import LEAST_REQUESTS, gate_reactions_ns, rank, tightened_at_ns, violated_at_ns
 
 MS = 1_000_000
 
@@ -52,7 +52,7 @@ def test_a_rank_is_a_value_that_was_there() -> None:
     assert rank([1.0], 0.99) == 1.0
 
 
-def test_a_rolling_p99_forgets_after_a_second_and_says_nothing_about_too_few() -> None:
+def test_a_rolling_p99_forgets_after_a_second_and_is_unknown_for_too_few() -> None:
     values = [(n / 100, 1.0) for n in range(100)] + [(1.0 + n / 100, 5.0) for n in range(100)]
     found = {round(at, 1): value for at, value in rolling_p99(values, 3.5)}
     assert found[0.5] == 1.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scenarios import KINDS, Scenario, Tenant, scenario
-from bench.scenarios_load import LONGEST_US, MOST_LAUNCHES_PER_SECOND
+from bench.attribution.scenarios import KINDS, Scenario, Tenant, scenario
+from bench.attribution.scenarios_load import LONGEST_US, MOST_LAUNCHES_PER_SECOND
 
 SEEDS = st.integers(0, 2**64)
 ANY = st.builds(scenario, st.sampled_from(list(KINDS)), SEEDS)
@@ -20,7 +20,7 @@ def option(tenant: Tenant, name: str, default: str = "0") -> str:
 
 
 def launches_per_second(tenant: Tenant) -> float:
-    """What it asks for when nobody is in its way."""
+    """What it asks for when no other process is in its way."""
     launches = int(option(tenant, "--kernels"))
     if tenant.program == "online":
         return float(option(tenant, "--rate")) * (1 if "--graph" in tenant.arguments else launches)
@@ -56,7 +56,7 @@ def test_two_cores_can_simulate_it(one: Scenario) -> None:
 
 
 @given(SEEDS, st.sampled_from([2, 4, 8]))
-def test_under_mps_everybody_has_a_percentage(seed: int, count: int) -> None:
+def test_under_mps_every_tenant_has_a_percentage(seed: int, count: int) -> None:
     one = scenario(f"mps-{count}", seed)
     assert one.mps
     assert len(one.tenants) == count

@@ -7,18 +7,19 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gpu import bundle
+from conformance import bundle
+from tools.shipping.closure import closure, requirements
 
-ROOT = Path(__file__).parents[2]
-OURS = {"agent", "enforce", "bench", "gpu", "sim"}
+ROOT = Path(__file__).parents[3]
+OURS = {"agent", "enforce", "gpuwarden", "bench", "conformance", "tools", "sim"}
 OF_THE_MACHINE = {"cuda", "cupy", "jax", "numpy", "torch", "triton"}  # where they are not, items skip what needs them
 ONLY_IN_THE_CHECKOUT = {"bundle.py"}  # which makes the bundle
 
@@ -33,38 +34,25 @@ def imported(path: Path) -> Iterator[str]:
             yield (node.module or "").split(".")[0]
 
 
-def brought() -> set[str]:
-    """Names of the distributions that are required, and what those require."""
-    found: set[str] = set()
-    wanted = [Requirement(text) for text in bundle.requirements()]
-    while wanted:
-        one = wanted.pop()
-        name = canonicalize_name(one.name)
-        if name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found.add(name)
-            wanted += [Requirement(text) for text in distribution(name).requires or []]
-    return found
-
-
-@pytest.mark.parametrize("folder", ["agent", "enforce", "gpu"])
+@pytest.mark.parametrize("folder", ["agent", "enforce", "gpuwarden", "conformance"])
 def test_every_package_that_is_imported_is_brought(folder: str) -> None:
     files = [path for path in sorted((ROOT / folder).rglob("*.py")) if path.name not in ONLY_IN_THE_CHECKOUT]
     names = {name for path in files for name in imported(path)}
-    beside = {path.stem for path in (ROOT / "gpu/programs").glob("*.py")}  # programs find what lies beside them
+    beside = {path.stem for path in (ROOT / "conformance/programs").glob("*.py")}  # programs find what lies beside them
     third = names - OURS - OF_THE_MACHINE - beside - sys.stdlib_module_names - {"_typeshed"}
-    distributions, there = packages_distributions(), brought()
+    distributions, there = packages_distributions(), set(closure(requirements()))
     missing = {name for name in third if not {canonicalize_name(d) for d in distributions.get(name, [])} & there}
     assert not missing
 
 
 def test_frameworks_programs_import_nothing_of_ours() -> None:
     """Their interpreter has no package of the bundle."""
-    for path in sorted((ROOT / "gpu/programs").glob("*.py")):
+    for path in sorted((ROOT / "conformance/programs").glob("*.py")):
         assert not set(imported(path)) & OURS, path
 
 
 def test_run_is_a_script_that_bash_understands() -> None:
-    run = ROOT / "gpu/run"
+    run = ROOT / "conformance/run"
     subprocess.run(["bash", "-n", run], check=True)
     assert run.stat().st_mode & 0o111
 
@@ -99,5 +87,8 @@ def test_the_product_in_the_bundle_knows_its_version(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() in (ROOT / "pyproject.toml").read_text()
-    assert (tmp_path / "agent/page/page.css").is_file()
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["agent"]
+    files = [path.relative_to(ROOT) for pattern in data for path in (ROOT / "agent").glob(pattern)]
+    assert len(files) >= 2
+    assert not [path for path in files if not (tmp_path / path).is_file()]
     assert not (tmp_path / "bench/results").exists()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""docs/on-a-real-gpu.md: what was seen is shown with where and when, what was not is said to be unknown."""
+"""docs/on-a-real-gpu.md: what was seen is shown with where and when, what was not is shown as unknown."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpu import items
-from gpu.here import Here
-from gpu.items import Item
-from gpu.page import (
+from conformance import checks
+from conformance.checks import Item
+from conformance.host import Host
+from conformance.report.docs_page import (
     BEGIN,
     PAGE,
     QUESTIONS,
@@ -30,10 +30,10 @@ from gpu.page import (
     seen,
     tables,
 )
-from gpu.row import Row, Verdict
+from conformance.report.model import Row, Verdict
 
 
-def nothing(here: Here) -> Iterator[Row]:
+def nothing(host: Host) -> Iterator[Row]:
     raise NotImplementedError
 
 
@@ -59,7 +59,9 @@ def hit(figure: float, verdict: Verdict = Verdict.MEASURED, what: str = "ns per 
 
 
 def test_the_page_is_what_items_and_reports_make_of_it() -> None:
-    assert PAGE.read_text() == page(PAGE.read_text(), all_items(), kept()), "run: python -m gpu.page"
+    assert PAGE.read_text() == page(PAGE.read_text(), all_items(), kept()), (
+        "run: python -m conformance.report.docs_page"
+    )
 
 
 def test_the_page_names_every_row_that_an_item_can_yield() -> None:
@@ -72,7 +74,7 @@ def test_every_question_is_settled_by_a_row_that_there_is() -> None:
     assert not [one for one in QUESTIONS if (one.item, one.what) not in known]
 
 
-def test_what_was_not_seen_is_said_to_be_unknown() -> None:
+def test_what_was_not_seen_is_shown_as_unknown() -> None:
     text = tables([ITEM], [])
     assert f"| ns per hit | | | | {UNMEASURED} |" in text
     assert f"| {{symbol}} is probed | | | | {UNMEASURED} |" in text
@@ -103,7 +105,7 @@ def test_the_newest_of_a_gpu_counts_and_one_that_was_skipped_hides_none() -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"source": "simulated"}, "simulated"),
         ({"rows": [{**asdict(hit(1.0)), "source": "simulated"}]}, "simulated"),
@@ -114,8 +116,8 @@ def test_the_newest_of_a_gpu_counts_and_one_that_was_skipped_hides_none() -> Non
         ({"rows": 3}, "no report"),
     ],
 )
-def test_only_a_run_on_a_real_gpu_is_a_source(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ReportError, match=said):
+def test_only_a_run_on_a_real_gpu_is_a_source(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ReportError, match=message):
         seen(report(hit(1.0), **changes), "report.json")
 
 
@@ -125,7 +127,7 @@ def test_of_a_run_that_was_cut_off_the_rows_that_are_there_count() -> None:
 
 
 def test_two_reports_of_one_day_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu.page.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("conformance.report.docs_page.RESULTS", tmp_path / "results")
     given = tmp_path / "report.json"
     for date in ("2026-11-22T18:42:45+00:00", "2026-11-22T19:00:00+00:00"):
         given.write_text(json.dumps(report(hit(1.0), date=date)))
@@ -152,4 +154,4 @@ def test_a_page_without_its_marker_is_left_alone() -> None:
 
 
 def test_rows_of_an_item_are_found_by_its_patterns_alone() -> None:
-    assert items.lists(ITEM.what[1], "cuLaunchKernel is probed")
+    assert checks.lists(ITEM.what[1], "cuLaunchKernel is probed")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu.items.enforcement import SECONDS
-from gpu.pairs import ALL
-from gpu.programs import offline_torch, online_torch
+from conformance.checks.enforcement.item import SECONDS
+from conformance.checks.enforcement.pairs import ALL
+from conformance.programs import offline_torch, online_torch
 
 
 def test_quantiles_are_those_of_requests_that_there_were() -> None:
@@ -64,7 +64,7 @@ def test_a_product_is_sized_by_the_third_root(took_s: float, size: int) -> None:
     assert offline_torch.fitting(8192, took_s, 0.007) == size
 
 
-def test_a_program_that_works_stops_at_a_step_when_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_that_works_stops_at_a_step_on_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bytes_to_come = [offline_torch.NOTHING, offline_torch.NOTHING, b"p"]
     monkeypatch.setattr(offline_torch, "asked", lambda: bytes_to_come.pop(0))
     steps: list[int] = []

@@ -14,17 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from gpu import items
-from gpu.__main__ import LIMIT_SECONDS, main, names, parser
-from gpu.driver import LAST, allotted
-from gpu.here import Here
-from gpu.report import Report, summary
-from gpu.row import Row, Verdict, failed, row_from, skipped
-from gpu.table import lines, measured, shower, shown
+from conformance import checks
+from conformance.__main__ import LIMIT_SECONDS, main, names, parser
+from conformance.host import Host
+from conformance.report.model import Row, Verdict, failed, row_from, skipped
+from conformance.report.table import lines, measured, shower, shown
+from conformance.report.writer import Report, summary
+from conformance.runner import LAST, allotted
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HIT = Row(item="probes", what="a hit", verdict=Verdict.MEASURED, figure=310.25, unit="ns", baseline=300, note="Mean.")
-FREE_OF_PACKAGES = ("__init__", "__main__", "row", "here", "offspring", "attempt", "driver", "report", "table", "item")
+FREE_OF_PACKAGES = (
+    *("__init__", "__main__", "host", "isolation", "process_tree", "runner"),
+    *("report/model", "report/table", "report/writer"),
+)
+WAITING = ("tools/__init__.py", "tools/harness/__init__.py", "tools/harness/wait.py")
 
 
 def test_a_row_is_a_line_of_json_and_comes_back() -> None:
@@ -103,7 +107,7 @@ def test_a_terminal_that_is_wide_enough_gets_a_table(
         assert word in text
 
 
-def test_a_report_says_in_each_row_whether_it_is_real(tmp_path: Path) -> None:
+def test_each_row_of_a_report_shows_whether_it_is_real(tmp_path: Path) -> None:
     report = Report(simulated=True, quick=True)
     report.rows += [HIT, Row(item="machine", what="GPU", verdict=Verdict.MEASURED, figure="Simulated H200")]
     written = json.loads(report.write(tmp_path).read_text())
@@ -119,7 +123,7 @@ def test_the_summary_counts_verdicts() -> None:
 
 def test_items_are_run_in_their_order() -> None:
     assert names("leftovers, machine") == ("machine", "leftovers")
-    assert parser().parse_args([]).only == items.ORDER
+    assert parser().parse_args([]).only == checks.ORDER
 
 
 def test_where_it_was_is_looked_at_whatever_else_is() -> None:
@@ -127,7 +131,7 @@ def test_where_it_was_is_looked_at_whatever_else_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--only", "machine,typo"], "no item typo; there are machine, exports"),
         (["--only", ","], "no item named"),
@@ -136,11 +140,13 @@ def test_where_it_was_is_looked_at_whatever_else_is() -> None:
         (["--limit-seconds", "-1"], "'-1' is no number"),
     ],
 )
-def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_explained(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +156,7 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, capsys: pytes
 
 
 def test_all_items_together_stay_within_a_run() -> None:
-    everything = [items.item(name) for name in items.ORDER]
+    everything = [checks.item(name) for name in checks.ORDER]
     assert sum(item.least_seconds for item in everything) <= LIMIT_SECONDS
     for item in everything:
         assert item.least_seconds <= item.seconds
@@ -159,18 +165,18 @@ def test_all_items_together_stay_within_a_run() -> None:
 
 
 def test_an_item_that_sets_no_least_time_can_do_with_most_of_it() -> None:
-    exports = items.item("exports")
+    exports = checks.item("exports")
     assert exports.least_seconds == pytest.approx(0.7 * exports.seconds)
-    assert items.item(LAST).least_seconds == items.item(LAST).seconds
+    assert checks.item(LAST).least_seconds == checks.item(LAST).seconds
 
 
-def none(here: Here) -> Iterator[Row]:
+def none(host: Host) -> Iterator[Row]:
     raise NotImplementedError
 
 
 def times(hangs: str = "", cleaning: float = 0.0) -> dict[str, float | None]:
     """What each item gets where all take all that they get, and one takes so much more to be ended."""
-    everything, now = [items.item(name) for name in items.ORDER], 0.0
+    everything, now = [checks.item(name) for name in checks.ORDER], 0.0
     given: dict[str, float | None] = {}
     for number, item in enumerate(everything):
         after = sum(one.least_seconds for one in everything[number + 1 :])
@@ -184,38 +190,39 @@ def test_items_that_take_all_they_get_leave_every_later_one_what_is_kept_for_it(
     assert sum(seconds or 0.0 for seconds in given.values()) <= LIMIT_SECONDS
     for name, seconds in given.items():
         assert seconds is not None
-        assert seconds >= items.item(name).least_seconds
+        assert seconds >= checks.item(name).least_seconds
 
 
-@pytest.mark.parametrize("hangs", items.ORDER)
+@pytest.mark.parametrize("hangs", checks.ORDER)
 def test_no_item_is_left_out_because_one_before_it_took_long_to_be_ended(hangs: str) -> None:
     assert None not in times(hangs, cleaning=8.0).values()
 
 
 @pytest.mark.parametrize(("left", "given"), [(500.0, 200.0), (120.0, 120.0), (35.0, 35.0), (34.0, None), (-3.0, None)])
 def test_an_item_gets_what_is_left_and_no_less_than_it_needs(left: float, given: float | None) -> None:
-    assert allotted(items.Item("enforcement", "", 200.0, ("a",), none, 50.0), left) == given
+    assert allotted(checks.Item("enforcement", "", 200.0, ("a",), none, 50.0), left) == given
 
 
 def test_the_last_item_is_looked_at_however_late_it_is() -> None:
-    assert allotted(items.Item(LAST, "", 10.0, ("a",), none, 10.0), -100.0) == 10.0
+    assert allotted(checks.Item(LAST, "", 10.0, ("a",), none, 10.0), -100.0) == 10.0
 
 
 def test_braces_in_a_line_stand_for_names_and_nothing_else_does() -> None:
-    assert items.lists("{symbol}: pointer (is) the export", "cuMemAlloc_v2: pointer (is) the export")
-    assert not items.lists("{symbol}: pointer", "cuMemAlloc_v2: another")
-    assert not items.lists("a.c", "abc")
+    assert checks.lists("{symbol}: pointer (is) the export", "cuMemAlloc_v2: pointer (is) the export")
+    assert not checks.lists("{symbol}: pointer", "cuMemAlloc_v2: another")
+    assert not checks.lists("a.c", "abc")
 
 
 def test_an_item_that_does_not_exist_is_no_module_of_ours() -> None:
     with pytest.raises(KeyError):
-        items.item("os")
+        checks.item("os")
 
 
-@pytest.mark.parametrize("name", FREE_OF_PACKAGES)
-def test_the_driver_needs_nothing_but_the_standard_library_to_begin(name: str) -> None:
-    """Wherever Python is, it runs and says what is missing."""
-    tree = ast.parse((ROOT / "gpu" / f"{name}.py").read_text())
+@pytest.mark.parametrize("path", [*(f"conformance/{name}.py" for name in FREE_OF_PACKAGES), *WAITING])
+def test_the_driver_needs_nothing_but_the_standard_library_to_begin(path: str) -> None:
+    """Wherever Python is, it runs, and names what is missing. How it waits is in another package, as free of others."""
+    tree = ast.parse((ROOT / path).read_text())
     imported = [a.name for node in tree.body if isinstance(node, ast.Import) for a in node.names]
     imported += [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
-    assert {one.split(".")[0] for one in imported} <= {*sys.stdlib_module_names, "gpu"}
+    others = {one for one in imported if one != "tools.harness.wait"}
+    assert {one.split(".")[0] for one in others} <= {*sys.stdlib_module_names, "conformance"}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""gpu/programs/torch_steps.py without PyTorch: what it makes of a trace, and how it talks."""
+"""conformance/programs/torch_steps.py without PyTorch: what it makes of a trace, and how it talks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpu.programs import torch_steps
+from conformance.programs import torch_steps
 
 # As Kineto writes them (PyTorch 2.11), shortened.
 KERNEL = {
@@ -61,13 +61,13 @@ EVENTS: list[dict[str, Any]] = [
 
 
 def test_a_trace_is_summed_up() -> None:
-    told = torch_steps.totals(EVENTS, 132)
-    assert told["kernels"] == 3
-    assert told["kernel_seconds"] == pytest.approx(550e-6)
-    assert told["busy_seconds"] == pytest.approx(450e-6), "where two overlap, the time counts once"
-    assert told["sm_seconds"] == pytest.approx((200 + 300 / 4 + 50) * 1e-6), "a small grid is not the whole device"
-    assert told["to_device_bytes"] == 64
-    assert told["from_device_bytes"] == 4
+    sums = torch_steps.totals(EVENTS, 132)
+    assert sums["kernels"] == 3
+    assert sums["kernel_seconds"] == pytest.approx(550e-6)
+    assert sums["busy_seconds"] == pytest.approx(450e-6), "where two overlap, the time counts once"
+    assert sums["sm_seconds"] == pytest.approx((200 + 300 / 4 + 50) * 1e-6), "a small grid is not the whole device"
+    assert sums["to_device_bytes"] == 64
+    assert sums["from_device_bytes"] == 4
 
 
 def test_intervals_that_touch_overlap_or_hold_others_count_once() -> None:
@@ -133,7 +133,7 @@ Talk = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
-    """Everything that the program says to these words."""
+    """Everything that the program answers to these words."""
 
     def talk(words: str, torch: Any) -> list[dict[str, Any]]:
         monkeypatch.setitem(sys.modules, "torch", torch)
@@ -147,25 +147,25 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_it_opens_runs_and_profiles_on_demand(talk: Talk) -> None:
-    said = talk("open\nrun 0.01\nprofile 0.01\nend\nrun 9\n", pytorch())
-    events = [one["event"] for one in said]
+    answers = talk("open\nrun 0.01\nprofile 0.01\nend\nrun 9\n", pytorch())
+    events = [one["event"] for one in answers]
     assert events[:3] == ["imported", "profiled", "opened"]
     assert events[-2:] == ["ran", "profiled"]
     assert set(events[3:-2]) == {"progress"}
-    progress = [one for one in said if one["event"] == "progress"]
+    progress = [one for one in answers if one["event"] == "progress"]
     assert progress[0]["steps"] == 0
-    assert progress[-1]["steps"] == said[-2]["steps"] > 0
+    assert progress[-1]["steps"] == answers[-2]["steps"] > 0
     assert progress[-1]["at_ns"] > progress[0]["at_ns"]
-    assert said[-1]["kernels"] == 3
-    assert said[-1]["steps"] > 0
-    assert said[-1]["reserved_bytes"] == 2048
+    assert answers[-1]["kernels"] == 3
+    assert answers[-1]["steps"] > 0
+    assert answers[-1]["reserved_bytes"] == 2048
 
 
-def test_it_ends_when_nobody_talks_to_it_any_more(talk: Talk) -> None:
+def test_it_ends_when_its_input_is_closed(talk: Talk) -> None:
     assert [one["event"] for one in talk("", pytorch())] == ["imported"]
 
 
-def test_it_does_not_ask_the_driver_before_it_is_told_to(talk: Talk) -> None:
+def test_it_does_not_ask_the_driver_before_the_command_to(talk: Talk) -> None:
     torch = pytorch(has_gpu=False)
     torch.cuda = None
     assert [one["event"] for one in talk("end\n", torch)] == ["imported"]

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu.spin import Pace, Workload, WorkloadError, busy_ratio, pause_us, seconds_per_kernel, steps, tuned
+from conformance.clients.workload import (
+    Pace,
+    Workload,
+    WorkloadError,
+    busy_ratio,
+    pause_us,
+    seconds_per_kernel,
+    steps,
+    tuned,
+)
 
 SECOND = 10**9
 
@@ -49,12 +58,12 @@ def test_a_workload_without_a_kernel_has_no_pace() -> None:
 
 def test_the_pause_makes_the_kernels_their_part_of_the_time() -> None:
     pace = Pace(20, 1.1)
-    pause = pause_us(pace, 5, 1000, duty=0.25)
+    pause = pause_us(pace, 5, 1000, duty_cycle=0.25)
     assert 5500 / (5500 + pause) == pytest.approx(0.25)
-    assert pause_us(pace, 5, 1000, duty=1.0) == 0
+    assert pause_us(pace, 5, 1000, duty_cycle=1.0) == 0
 
 
-def test_kernels_in_steps_are_as_long_as_the_pace_says() -> None:
+def test_kernels_in_steps_are_as_long_as_the_pace_gives() -> None:
     words = steps(Pace(17, 1.02), kernels=5, kernel_us=1000, blocks=66, host_us=15000.4)
     assert words[words.index("--iterations-per-us") + 1] == "17"
     assert words[words.index("--blocks") + 1] == "66"
@@ -73,7 +82,7 @@ def test_progress_is_read_with_the_time_of_each_line(tmp_path: Path) -> None:
         assert found.kernels[0][0] > 0
 
 
-def test_a_workload_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_workload_that_fails_prints_the_reason(tmp_path: Path) -> None:
     with (
         workload("echo cuInit failed >&2; exit 1", tmp_path) as found,
         pytest.raises(WorkloadError, match="cuInit failed"),

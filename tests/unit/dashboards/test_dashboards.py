@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What can be said of dashboards and rules without a Prometheus: tests/e2e asks one."""
+"""What can be checked of dashboards and rules without a Prometheus: tests/e2e asks one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from agent.exporters.catalog import CATALOG
+from agent.exporters.prometheus.catalog import CATALOG
 from dashboards.container import CONTAINER
 from dashboards.generated import FOLDER, PAGES, RULES, files
 
@@ -53,7 +53,7 @@ def expressions(uid: str) -> Iterator[str]:
 
 
 def test_the_committed_files_are_the_generated_ones() -> None:
-    """`make dashboards` writes them anew."""
+    """`make dashboards` rewrites them."""
     committed = [*FOLDER.glob("grafana/*"), *FOLDER.glob("kubernetes/rules.yaml")]
     assert {str(path.relative_to(FOLDER)): path.read_text() for path in committed} == files()
 
@@ -66,18 +66,18 @@ def test_a_committed_dashboard_is_what_the_types_say_it_may_be(uid: str) -> None
 
 
 @pages
-def test_no_expression_asks_for_a_series_that_nobody_makes(uid: str) -> None:
+def test_no_expression_asks_for_a_series_without_an_exporter(uid: str) -> None:
     known = {metric.name for metric in CATALOG} | RECORDS.keys()
     assert {name for expr in expressions(uid) for name in OURS.findall(expr)} <= known
 
 
-def test_no_rule_asks_for_a_series_that_nobody_makes() -> None:
+def test_no_rule_asks_for_a_series_without_an_exporter() -> None:
     known = {metric.name for metric in CATALOG} | RECORDS.keys()
     assert {name for rule in EVERY_RULE for name in OURS.findall(rule["expr"])} <= known
 
 
 @pages
-def test_every_panel_says_what_it_shows_in_which_unit(uid: str) -> None:
+def test_every_panel_states_what_it_shows_in_which_unit(uid: str) -> None:
     for panel in panels(uid):
         assert panel["title"]
         assert panel["description"].endswith(".")
@@ -141,7 +141,7 @@ def test_every_choice_is_used_and_nothing_else_is(uid: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_says_whom_to_tell_what_is_wrong_and_what_to_do(name: str) -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_description(name: str) -> None:
     rule = ALERTS[name]
     assert name.startswith("GPUWarden")
     assert rule["labels"]["severity"] in ("critical", "warning")

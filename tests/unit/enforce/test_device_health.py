@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The health of devices: worse at once, better slowly, and never by what nobody knows."""
+"""The health of devices: worse at once, better slowly, and never by what is unknown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import Device, DeviceReading, DeviceUuid, Snapshot
-from enforce.health import ORDER, Condition, HealthState, HealthView, limit, step, view, worst
+from agent.core.model import Device, DeviceReading, DeviceUuid, Snapshot
+from agent.nvml.xid import XIDS, XidSeverity, severity_of
+from enforce.device_health import (
+    ORDER,
+    Condition,
+    HealthState,
+    HealthView,
+    SysMonitor,
+    limit,
+    published,
+    step,
+    view,
+    worst,
+)
 from enforce.model import Share
 from enforce.policy.load import parse
 from enforce.policy.model import DEFAULT_HEALTH, Bounds, HealthRule, Policy
-from enforce.sysmonitor import SysMonitor, published
-from enforce.xids import XIDS, Reach, reach_of
 
 SECOND = 10**9
 DEVICE = Device(0, DeviceUuid("GPU-1"), "NVIDIA H200", "00:01", 132, 100)
@@ -76,7 +86,7 @@ def test_a_device_may_have_to_be_watched_for_a_while_first() -> None:
         (xids(x999=1), "XID 999"),
     ],
 )
-def test_beyond_a_bound_a_device_is_unhealthy_at_once_and_says_why(reading: DeviceReading, reason: str) -> None:
+def test_beyond_a_bound_a_device_is_unhealthy_at_once_with_the_reason(reading: DeviceReading, reason: str) -> None:
     state = play(FINE, reading)[-1]
     assert (state.condition, state.reason) == (Condition.UNHEALTHY, reason)
 
@@ -135,7 +145,7 @@ def test_a_broken_device_is_disabled_until_it_has_been_clean_for_long(bad: Devic
     assert conditions(states)[-1] is Condition.HEALTHY
 
 
-def test_one_reading_that_failed_makes_nobody_leave_and_a_device_that_stays_lost_is_disabled() -> None:
+def test_one_failed_reading_evicts_nothing_and_a_device_that_stays_lost_is_disabled() -> None:
     blink = play(FINE, LOST, *[FINE] * 20)
     assert not any(view(state).must_leave for state in blink)
     assert (blink[1].condition, blink[1].reason) == (Condition.UNHEALTHY, "the GPU does not answer")
@@ -145,9 +155,9 @@ def test_one_reading_that_failed_makes_nobody_leave_and_a_device_that_stays_lost
     assert Condition.DISABLED not in conditions(play(FULLER, FULLER, LOST))
 
 
-def test_a_fatal_xid_that_is_told_of_a_lost_device_is_not_met_again_when_it_answers() -> None:
-    told = replace(LOST, xid_counts={79: 1})
-    states = play(FINE, told, *[xids(x79=1)] * 120)
+def test_a_fatal_xid_of_a_lost_device_does_not_count_again_when_it_answers() -> None:
+    struck_while_lost = replace(LOST, xid_counts={79: 1})
+    states = play(FINE, struck_while_lost, *[xids(x79=1)] * 120)
     assert states[1].condition is Condition.DISABLED
     assert states[-1].condition is Condition.HEALTHY
 
@@ -211,7 +221,7 @@ def test_health_only_ever_lowers_a_share_and_never_below_the_floor(
         assert limited.ratio == FLOOR
 
 
-def test_a_device_nobody_judged_limits_nothing() -> None:
+def test_a_device_without_a_health_limits_nothing() -> None:
     share = Share(0.7, 1, "slack")
     assert limit(share, None, None, FLOOR) == share
     assert worst([]) is None
@@ -255,7 +265,7 @@ def test_a_snapshot_that_is_the_latest_for_long_is_one_look_at_the_devices() -> 
         assert health.must_leave is (at_ns > 0)
 
 
-def test_what_is_published_says_since_when_and_until_when_at_least() -> None:
+def test_the_published_health_has_its_age_and_the_rest_of_its_hold_off() -> None:
     monitor = SysMonitor()
     views = monitor.look(Snapshot(0, 0, 0, (xids(x63=1),)), policy())
     (health,) = published(views, 10 * SECOND).values()
@@ -263,6 +273,6 @@ def test_what_is_published_says_since_when_and_until_when_at_least() -> None:
 
 
 def test_the_table_of_xids_knows_the_fatal_ones_from_the_programs_own() -> None:
-    assert {xid for xid in XIDS if reach_of(xid) is Reach.FATAL} >= {48, 64, 79, 95, 119}
-    assert {xid for xid in XIDS if reach_of(xid) is Reach.APPLICATION} >= {13, 31, 43, 45, 94}
-    assert reach_of(12345) is Reach.DEVICE
+    assert {xid for xid in XIDS if severity_of(xid) is XidSeverity.FATAL} >= {48, 64, 79, 95, 119}
+    assert {xid for xid in XIDS if severity_of(xid) is XidSeverity.APPLICATION} >= {13, 31, 43, 45, 94}
+    assert severity_of(12345) is XidSeverity.DEVICE

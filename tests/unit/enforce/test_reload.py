@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,16 +16,15 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from agent.errors import SetupError
-from agent.pipeline import Pipeline
-from agent.procfs import Procfs
-from enforce.explain.history import History
-from enforce.policy.file import PolicyFile
+from agent.core.errors import SetupError
+from agent.node.procfs import Procfs
+from agent.pipeline import EnforcementReport, Pipeline
+from enforce.audit.history import History
+from enforce.device_health import SysMonitor
 from enforce.policy.load import parse
 from enforce.policy.model import Policy
-from enforce.reloading import Asked, Outcome, Reloading
-from enforce.start import Enforcement
-from enforce.sysmonitor import SysMonitor
+from enforce.reload import PolicyReloader, ReloadOutcome, ReloadRequests, policy_file
+from enforce.service import EnforcementService, EnforcementSettings
 
 RIGHT = """\
 version: 1
@@ -77,10 +75,10 @@ class Place:
         self.path.chmod(0o600)
 
     @contextmanager
-    def agent(self) -> Iterator[Reloading]:
-        file = PolicyFile(self.path)
+    def agent(self) -> Iterator[PolicyReloader]:
+        file = policy_file(self.path)
         policy = file.load() if file.exists() else None
-        with Reloading(file, policy, self.pipeline, self.enforced.start) as reloading:
+        with PolicyReloader(file, policy, self.pipeline, self.enforced.start) as reloading:
             yield reloading
         assert self.enforced.running == 0
 
@@ -127,7 +125,7 @@ def test_a_changed_file_is_taken_once_it_has_settled(place: Place, change: Calla
         assert place.enforced.targets_ms == [50]
         change(place.path, OTHER)
         agent.look()
-        assert place.enforced.targets_ms == [50], "somebody may still be writing"
+        assert place.enforced.targets_ms == [50], "it may still be being written"
         for _ in range(3):
             agent.look()
         assert place.enforced.targets_ms == [50, 60]
@@ -145,47 +143,47 @@ def test_a_file_that_is_written_bit_by_bit_is_read_when_it_is_whole(place: Place
             agent.look()
         place.path.write_text(OTHER)
         agent.look()
-        assert (place.enforced.targets_ms, place.pipeline.policy_error) == ([50], None)
+        assert (place.enforced.targets_ms, place.pipeline.policy.error) == ([50], None)
         agent.look()
         assert place.enforced.targets_ms == [50, 60]
 
 
-def test_a_wrong_file_changes_nothing_and_is_told_once_with_its_lines(
+def test_a_wrong_file_changes_nothing_and_is_logged_once_with_its_lines(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with place.agent() as agent:
-        read_at = place.pipeline.policy_wall_ns
+        read_at = place.pipeline.policy.wall_ns
         edit(place.path, WRONG)
         for _ in range(5):
             agent.look()
-        (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-        assert said.startswith("policy not reloaded, the old one stays in force: ")
+        (logged,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert logged.startswith("policy not reloaded, the old one stays in force: ")
         for place_of_it in (f"{place.path}:5: ", f"{place.path}:8: "):
-            assert place_of_it in said
-            assert place_of_it in (place.pipeline.policy_error or "")
+            assert place_of_it in logged
+            assert place_of_it in (place.pipeline.policy.error or "")
         assert (place.enforced.targets_ms, place.enforced.running) == ([50], 1)
-        assert place.pipeline.policy_wall_ns == read_at
+        assert place.pipeline.policy.wall_ns == read_at
         rename_over(place.path, OTHER)
         agent.look()
         agent.look()
-        assert place.pipeline.policy_error is None
-        assert (place.pipeline.policy_wall_ns or 0) > (read_at or 0)
+        assert place.pipeline.policy.error is None
+        assert (place.pipeline.policy.wall_ns or 0) > (read_at or 0)
 
 
-def test_a_deleted_file_keeps_the_old_policy_and_that_is_said(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_file_keeps_the_old_policy_and_is_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     with place.agent() as agent:
         place.path.unlink()
         for _ in range(3):
             agent.look()
         assert place.enforced.running == 1
-        assert "No such file" in (place.pipeline.policy_error or "")
+        assert "No such file" in (place.pipeline.policy.error or "")
         assert sum("the old one stays in force" in record.getMessage() for record in caplog.records) == 1
         agent.reload()
         assert place.enforced.running == 1
         place.write(RIGHT)
         agent.look()
         agent.look()
-        assert (place.enforced.targets_ms, place.pipeline.policy_error) == ([50], None)
+        assert (place.enforced.targets_ms, place.pipeline.policy.error) == ([50], None)
 
 
 def test_others_permission_to_write_it_is_a_wrong_file_and_chmod_cures_that(place: Place) -> None:
@@ -193,14 +191,14 @@ def test_others_permission_to_write_it_is_a_wrong_file_and_chmod_cures_that(plac
         place.path.chmod(0o666)
         agent.look()
         agent.look()
-        assert "can be written by everybody" in (place.pipeline.policy_error or "")
+        assert "can be written by everybody" in (place.pipeline.policy.error or "")
         place.path.chmod(0o600)
         agent.look()
         agent.look()
-        assert place.pipeline.policy_error is None
+        assert place.pipeline.policy.error is None
 
 
-def test_a_file_that_says_the_same_disturbs_nobody_and_a_reload_that_is_asked_for_begins_anew(place: Place) -> None:
+def test_a_file_with_the_same_policy_changes_nothing_and_a_requested_reload_restarts_enforcement(place: Place) -> None:
     with place.agent() as agent:
         edit(place.path, RIGHT + "# a comment\n")
         agent.look()
@@ -219,33 +217,33 @@ def test_a_policy_that_appears_later_is_taken(place: Place) -> None:
         for _ in range(3):
             agent.look()
         agent.reload()
-        assert (place.pipeline.policy_error, place.pipeline.policy_wall_ns) == (None, None)
+        assert (place.pipeline.policy.error, place.pipeline.policy.wall_ns) == (None, None)
         place.write(WRONG)
         agent.look()
         agent.look()
-        assert place.pipeline.policy_error is not None
+        assert place.pipeline.policy.error is not None
         place.write(OTHER)
         agent.look()
         agent.look()
         assert place.enforced.targets_ms == [60]
-        assert place.pipeline.policy_error is None
+        assert place.pipeline.policy.error is None
 
 
-def test_what_cannot_be_enforced_is_said_and_tried_again(place: Place) -> None:
+def test_a_policy_that_cannot_be_enforced_is_reported_and_retried(place: Place) -> None:
     with place.agent() as agent:
         place.enforced.refusal = SetupError("another agent enforces here: stop it first")
         edit(place.path, OTHER)
         agent.look()
         agent.look()
         assert place.enforced.running == 0
-        assert place.pipeline.policy_error == "nothing is enforced now: another agent enforces here: stop it first"
-        assert place.pipeline.policy_wall_ns is None
+        assert place.pipeline.policy.error == "nothing is enforced now: another agent enforces here: stop it first"
+        assert place.pipeline.policy.wall_ns is None
         place.enforced.refusal = None
         os.utime(place.path)
         agent.look()
         agent.look()
         assert place.enforced.targets_ms == [50, 60]
-        assert place.pipeline.policy_error is None
+        assert place.pipeline.policy.error is None
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -263,44 +261,44 @@ def test_a_file_that_no_parser_expects_is_a_wrong_file(place: Place) -> None:
     with place.agent() as agent:
         edit(place.path, 'version: "\\U00110000"\n')
         agent.reload()
-        assert "is not YAML" in (place.pipeline.policy_error or "")
+        assert "is not YAML" in (place.pipeline.policy.error or "")
         assert place.enforced.running == 1
 
 
-def test_a_fault_while_a_file_is_read_ends_nothing_and_is_told_once(
+def test_a_bug_while_a_file_is_read_ends_nothing_and_is_logged_once(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place.agent() as agent:
-        monkeypatch.setattr("enforce.policy.file.examine", raising(RuntimeError("a fault of ours")))
+        monkeypatch.setattr("enforce.reload.check_file", raising(RuntimeError("a fault of ours")))
         edit(place.path, OTHER)
         for _ in range(4):
             agent.look()
-        assert place.pipeline.policy_error == "RuntimeError('a fault of ours')"
+        assert place.pipeline.policy.error == "RuntimeError('a fault of ours')"
         assert len(errors_in(caplog)) == 1
         assert place.enforced.running == 1
 
 
-def test_a_file_that_cannot_be_read_now_is_tried_again_and_that_is_told_once(
+def test_a_file_that_cannot_be_read_now_is_retried_and_that_is_logged_once(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place.agent() as agent:
         edit(place.path, OTHER)
         with monkeypatch.context() as out_of_descriptors:
             error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            out_of_descriptors.setattr("enforce.policy.load._read", raising(error))
+            out_of_descriptors.setattr("agent.config.trusted_file.read", raising(error))
             for _ in range(5):
                 agent.look()
-        (said,) = errors_in(caplog)
-        assert "Too many open files" in said
-        assert said.endswith(place.pipeline.policy_error or "?")
+        (logged,) = errors_in(caplog)
+        assert "Too many open files" in logged
+        assert logged.endswith(place.pipeline.policy.error or "?")
         agent.look()
-        assert (place.enforced.targets_ms, place.pipeline.policy_error) == ([50, 60], None)
+        assert (place.enforced.targets_ms, place.pipeline.policy.error) == ([50, 60], None)
         agent.look()
         agent.look()
         assert place.enforced.targets_ms == [50, 60]
 
 
-def test_who_asks_for_a_reload_is_told_each_time_why_it_was_refused(
+def test_each_requested_reload_is_answered_with_why_it_was_refused(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with place.agent() as agent:
@@ -310,7 +308,7 @@ def test_who_asks_for_a_reload_is_told_each_time_why_it_was_refused(
         assert len(errors_in(caplog)) == 2
 
 
-def test_who_asks_for_a_reload_is_told_what_came_of_it(place: Place) -> None:
+def test_a_requested_reload_is_answered_with_its_outcome(place: Place) -> None:
     with place.agent() as agent:
         right = agent.reload()
         assert (right.exit_code, right.text.splitlines()[0]) == (
@@ -322,7 +320,7 @@ def test_who_asks_for_a_reload_is_told_what_came_of_it(place: Place) -> None:
         assert wrong.exit_code == 2
         assert [line.split(":")[1] for line in wrong.text.splitlines() if "error:" in line] == ["5", "8"]
         assert "    8 |     match: {contaner: training}" in wrong.text.splitlines()
-        assert wrong.text.endswith("\nthe policy was not taken: the old one stays in force")
+        assert wrong.text.endswith("\nthe policy was not reloaded: the old one stays in force")
         place.write(RIGHT)
         place.enforced.refusal = SetupError("another agent enforces here: stop it first")
         refused = agent.reload()
@@ -334,26 +332,26 @@ def test_who_asks_for_a_reload_is_told_what_came_of_it(place: Place) -> None:
         assert (gone.exit_code, gone.text) == (3, f"there is no policy at {place.path}: observing only")
 
 
-def test_all_who_wait_for_a_reload_are_told_and_who_comes_meanwhile_waits_for_the_next(place: Place) -> None:
+def test_all_waiting_requests_are_answered_and_one_that_comes_meanwhile_waits_for_the_next_reload(place: Place) -> None:
     woken: list[None] = []
-    asked = Asked(lambda: woken.append(None))
-    told: list[str] = []
-    for who in "ab":
-        asked.order("", lambda line, who=who: told.append(who + line))  # type: ignore[misc]
+    asked = ReloadRequests(lambda: woken.append(None))
+    answers: list[tuple[str, ReloadOutcome]] = []
+    for name in "ab":
+        asked.order(lambda outcome, name=name: answers.append((name, outcome)))  # type: ignore[misc]
     with place.agent() as agent:
 
-        def slowly() -> Outcome:
-            asked.order("", lambda line: told.append("c" + line))
+        def slowly() -> ReloadOutcome:
+            asked.order(lambda outcome: answers.append(("c", outcome)))
             return agent.reload()
 
         asked.carry_out(slowly)
-        assert [line[0] for line in told] == ["a", "b"]
-        assert {json.loads(line[1:])["exit_code"] for line in told} == {0}
+        assert [name for name, _ in answers] == ["a", "b"]
+        assert {outcome.exit_code for _, outcome in answers} == {0}
         asked.carry_out(agent.reload)
-        assert [line[0] for line in told] == ["a", "b", "c"]
+        assert [name for name, _ in answers] == ["a", "b", "c"]
         assert len(woken) == 3
-        asked.carry_out(agent.reload)  # a signal, with nobody to tell
-        assert len(told) == 3
+        asked.carry_out(agent.reload)  # a signal, with no request to answer
+        assert len(answers) == 3
 
 
 @pytest.mark.parametrize("at_end", [False, True])
@@ -363,22 +361,27 @@ def test_a_fault_in_the_middle_of_a_reload_ends_no_agent_and_leaves_nothing_in_f
     with place.agent() as agent:
         fault = KeyError("a fault of ours")
         place.enforced.refusal, place.enforced.fault_at_end = (None, fault) if at_end else (fault, None)
-        place.pipeline.enforcing = True
+        place.pipeline.publish(EnforcementReport(enforcing=True))
         agent.reload()
-        assert place.pipeline.policy_error == "nothing is enforced now: KeyError('a fault of ours')"
-        assert (agent.policy, place.pipeline.policy_wall_ns, place.pipeline.enforcing) == (None, None, False)
+        assert place.pipeline.policy.error == "nothing is enforced now: KeyError('a fault of ours')"
+        assert (agent.policy, place.pipeline.policy.wall_ns, place.pipeline.enforcement.enforcing) == (
+            None,
+            None,
+            False,
+        )
         assert place.enforced.running == 0
         assert caplog.records[-1].exc_info is not None
         place.enforced.refusal = place.enforced.fault_at_end = None
         agent.reload()
         assert place.enforced.targets_ms == [50, 50]
-        assert place.pipeline.policy_error is None
+        assert place.pipeline.policy.error is None
 
 
 def test_a_start_that_fails_leaves_no_policy_in_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history, observer = History(), cast(Any, SimpleNamespace(proc=Procfs()))
-    monkeypatch.setattr("enforce.start.signals", raising(RuntimeError("no signals")))
+    monkeypatch.setattr("enforce.service.signals", raising(RuntimeError("no signals")))
     policy = parse(RIGHT.replace("version: 1\n", "version: 1\nenforce: true\n"), "p")
-    with pytest.raises(RuntimeError), Enforcement(policy, observer, tmp_path, "", history, SysMonitor()):
+    settings = EnforcementSettings(tmp_path, "", history, SysMonitor())
+    with pytest.raises(RuntimeError), EnforcementService(policy, observer, settings):
         pass
     assert (history.has_policy, history.enforcing) == (False, False)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import Container, ContainerKey, ContainerUsage, Snapshot
-from enforce.check import check, findings
-from enforce.pages import unresolved
-from enforce.policy.load import examine, parse
+from agent.core.model import Container, ContainerKey, ContainerUsage, Snapshot
+from enforce.policy.findings import findings
+from enforce.policy.load import check_file, parse
+from gpuwarden.check import check, unresolved, with_live
 
 ONLINE = (
     "online:\n  - {name: chat, match: {pod: a}, slo: {signal: gpu_wait, quantile: 0.99, target: 50ms, window: 10s}}\n"
@@ -38,7 +38,7 @@ def test_a_right_policy_is_one_line_and_exit_code_0(tmp_path: Path) -> None:
     assert run(tmp_path, text) == (0, ["p.yaml: ok: 1 online rule, 2 offline rules, enforcing"])
 
 
-def test_a_policy_that_does_not_enforce_says_so(tmp_path: Path) -> None:
+def test_a_policy_that_does_not_enforce_is_reported_as_such(tmp_path: Path) -> None:
     _, lines = run(tmp_path, "version: 1\n" + OFFLINE)
     assert lines == ["p.yaml: ok: 0 online rules, 2 offline rules, deciding and logging only (enforce: false)"]
 
@@ -50,7 +50,7 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("enforce: true\n" + OFFLINE, "no online rule"),
         ("enforce: true\n", "there is nothing to slow"),
@@ -58,10 +58,10 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         (ONLINE.replace("50ms", "10s") + OFFLINE, "no longer than slo.target"),
         (ONLINE.replace("0.99", "0.999") + OFFLINE, "write min_samples: 1000"),
         (ONLINE.replace("0.99", "0.99999999") + OFFLINE, "is the slowest; write a lower quantile"),
-        (ONLINE.replace("50ms", "1us") + OFFLINE, "cannot tell 1us from less"),
+        (ONLINE.replace("50ms", "1us") + OFFLINE, "cannot resolve 1us"),
         (
             ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("10s", "1s") + OFFLINE,
-            "looked at once a second",
+            "scraped once a second",
         ),
         (ONLINE + OFFLINE + "protect: [{pod: a}]\n", "protect matches all that this rule matches"),
         (OFFLINE + 'protect: [{pod: "[b]"}, {pod: "?"}]\n', "protect matches all that this rule matches"),
@@ -75,12 +75,12 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_is_rarely_meant_is_a_warning_and_fails_nothing(tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_rarely_meant_is_a_warning_and_fails_nothing(tmp_path: Path, text: str, expected: str) -> None:
     code, lines = run(tmp_path, "version: 1\n" + text)
     assert code == 0
     warnings = [line for line in lines if re.match(r"p\.yaml:[0-9]+:[0-9]+: warning: .+; .+", line)]
     assert len(lines) == 1 + 3 * len(warnings)
-    assert any(says in line for line in warnings), lines
+    assert any(expected in line for line in warnings), lines
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_a_policy_that_others_can_write_is_a_warning_that_the_agent_will_refuse_
     assert "the agent will refuse this file" in lines[1]
 
 
-def test_who_can_write_it_is_told_of_the_file_that_was_read(tmp_path: Path) -> None:
+def test_write_access_is_reported_of_the_file_that_was_read(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("version: 1\n" + ONLINE + OFFLINE)
     path.chmod(0o666)
-    judged = examine(path)
+    checked = check_file(path)
     path.unlink()
-    assert ["the agent will refuse this file" in finding.text for finding in findings(judged, None)] == [True]
+    assert ["the agent will refuse this file" in finding.text for finding in findings(checked)] == [True]
 
 
 @pytest.mark.parametrize("text", ["version: 1\n", "version: 2\n"])
@@ -125,9 +125,9 @@ def test_a_files_name_may_be_any_bytes_and_steers_no_terminal(tmp_path: Path, te
     path.write_text(text)
     out = TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True)
     check(path, False, None, out)
-    said = out.buffer.getvalue().decode() if isinstance(out.buffer, BytesIO) else ""
-    assert said.startswith(f"{tmp_path}/p\\xff\\x1b[31m.yaml:")
-    assert "\x1b" not in said
+    output = out.buffer.getvalue().decode() if isinstance(out.buffer, BytesIO) else ""
+    assert output.startswith(f"{tmp_path}/p\\xff\\x1b[31m.yaml:")
+    assert "\x1b" not in output
 
 
 def test_a_mistake_shows_its_line_with_carets_under_the_place_and_what_to_write(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_of_an_endless_line_only_what_is_round_the_place_is_shown(tmp_path: Path
     assert lines[1][lines[2].index("^") : lines[2].rindex("^") + 1] == "pdo"
 
 
-def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+def test_a_key_in_the_wrong_section_is_reported_with_the_right_one(tmp_path: Path) -> None:
     text = OFFLINE.replace("{name: t,", "{name: t, floor: 3%,")
     _, lines = run(tmp_path, "version: 1\n" + text)
-    assert "the key floor is unknown; write it below limits" in lines[0]
+    assert "offline[0].floor: unknown key; write it below limits" in lines[0]
 
 
 def test_a_file_that_cannot_be_read_is_a_mistake_without_an_excerpt(tmp_path: Path) -> None:
@@ -172,16 +172,16 @@ def test_a_file_that_cannot_be_read_is_a_mistake_without_an_excerpt(tmp_path: Pa
 
 def test_json_tells_programs_the_same(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "version: 1\nenfroce: true\n", as_json=True)
-    said = json.loads("\n".join(lines))
-    assert (code, said["ok"], said["summary"]) == (2, False, None)
-    [one] = said["findings"]
+    report = json.loads("\n".join(lines))
+    assert (code, report["ok"], report["summary"]) == (2, False, None)
+    [one] = report["findings"]
     assert (one["severity"], one["line"], one["column"], one["width"]) == ("error", 2, 1, 7)
     assert one["excerpt"] == "enfroce: true"
     assert "did you mean enforce?" in one["text"]
     code, lines = run(tmp_path, "version: 1\n" + ONLINE, as_json=True)
-    said = json.loads("\n".join(lines))
-    assert (code, said["ok"]) == (0, True)
-    assert [(one["severity"], one["line"]) for one in said["findings"]] == [("warning", 2)]
+    report = json.loads("\n".join(lines))
+    assert (code, report["ok"]) == (0, True)
+    assert [(one["severity"], one["line"]) for one in report["findings"]] == [("warning", 2)]
 
 
 def test_there_is_colour_on_a_terminal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,25 +214,25 @@ def pod(name: str, namespace: str = "serving") -> Container:
 def against(tmp_path: Path, text: str, snapshot: Snapshot) -> list[str]:
     path = tmp_path / "p.yaml"
     path.write_text("version: 1\n" + text)
-    return [finding.text for finding in findings(examine(path), snapshot)]
+    return [finding.text for finding in with_live(check_file(path), snapshot)]
 
 
 def test_live_names_the_rules_that_nothing_fits_that_runs_now(tmp_path: Path) -> None:
     found = against(tmp_path, ONLINE + OFFLINE, live(pod("a"), pod("b")))
-    assert [text.partition(";")[0] for text in found] == ["u: fits none of the 2 containers that use a GPU now"]
+    assert [text.partition(";")[0] for text in found] == ["u: matches none of the 2 containers with a GPU now"]
 
 
 def test_live_names_the_containers_that_two_rules_claim(tmp_path: Path) -> None:
     text = ONLINE.replace("pod: a", 'pod: "a-*"') + OFFLINE.replace("pod: b", 'pod: "*-0"').replace("c}", "a-1}")
     found = against(tmp_path, text, live(pod("a-0"), pod("a-1"), pod("b-0")))
-    assert sum("a-0 is claimed by chat and t, and left alone" in text for text in found) == 1
+    assert sum("a-0 is matched by chat and t, and left alone" in text for text in found) == 1
 
 
 PAGE = "\n".join(f'x_bucket{{le="{le}"}} {n}' for n, le in enumerate(("0.01", "0.1", "1", "+Inf"))) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("target", "page", "says"),
+    ("target", "page", "expected"),
     [
         ("100ms", PAGE, None),
         ("50ms", PAGE, "next buckets end at 10ms or 100ms"),
@@ -243,7 +243,7 @@ PAGE = "\n".join(f'x_bucket{{le="{le}"}} {n}' for n, le in enumerate(("0.01", "0
         ("2s", PAGE + 'x_bucket{le="1e305"} 3\n', "last finite bucket ends at 1s"),
     ],
 )
-def test_live_says_what_the_page_of_metrics_cannot_tell(target: str, page: str, says: str | None) -> None:
+def test_live_reports_what_the_page_of_metrics_lacks(target: str, page: str, expected: str | None) -> None:
     text = ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("50ms", target)
     found = list(unresolved(parse("version: 1\n" + text, "p"), lambda url: page))
-    assert (says is None and not found) or (says is not None and says in found[0].text)
+    assert (expected is None and not found) or (expected is not None and expected in found[0].text)

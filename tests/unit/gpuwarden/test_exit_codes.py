@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from agent.errors import EXIT_CODES, WardenError
-from agent.main import gputop, main
+from agent.core.errors import EXIT_CODES, WardenError
+from gpuwarden.main import gputop, main
 
 
 def errors(kind: type[WardenError]) -> Iterator[type[WardenError]]:
@@ -54,5 +54,5 @@ def test_a_plan_takes_no_time_that_makes_no_sense(seconds: str, capsys: pytest.C
 
 
 def test_the_documented_table_is_this_one() -> None:
-    documented = (Path(__file__).parents[2] / "docs/running.md").read_text()
+    documented = (Path(__file__).parents[3] / "docs/running.md").read_text()
     assert documented.endswith("".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES))

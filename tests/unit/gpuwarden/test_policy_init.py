@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import PolicyError, SetupError
-from agent.model import (
+from agent.core.errors import PolicyError, SetupError
+from agent.core.model import (
     HOST,
     Container,
     ContainerKey,
@@ -26,13 +26,12 @@ from agent.model import (
     Snapshot,
     Usage,
 )
-from enforce.check import findings
-from enforce.init.arguments import add_arguments
-from enforce.init.command import Here, init
-from enforce.init.draft import Draft, left, text
-from enforce.init.proposal import match_of, proposals
-from enforce.policy.load import examine, judge, load
-from enforce.policy.model import Facts, HttpSource
+from enforce.policy.load import check_file, check_text, load
+from enforce.policy.model import ContainerFacts, HttpSource
+from gpuwarden.check import with_live
+from gpuwarden.policy_init.command import Environment, add_arguments, init
+from gpuwarden.policy_init.draft import Draft, left_alone, text
+from gpuwarden.policy_init.proposal import match_of, proposals
 
 ONE = Usage(DeviceUuid("GPU-1"), 0.31, None, 12 << 30, None, None, None)
 
@@ -62,15 +61,15 @@ def running(*containers: Container, command: str = "python") -> Snapshot:
 
 def run(file: str | Path, *flags: str, live: Snapshot | None = None, answers: Iterable[str] | None = None) -> str:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, Path("/none/policy.yaml"))
+    add_arguments(parser)
     options = parser.parse_args(["init", *flags, str(file)])
     out = StringIO()
-    told = iter(answers or ())
+    typed = iter(answers or ())
 
     def ask(question: str) -> str:
         out.write(f"{question}\n")
         try:
-            return next(told)
+            return next(typed)
         except StopIteration:
             raise EOFError from None
 
@@ -78,7 +77,7 @@ def run(file: str | Path, *flags: str, live: Snapshot | None = None, answers: It
         assert live is not None
         return live
 
-    assert init(options, Here(None if answers is None else ask, out, now, lambda: live)) in (0, 2)
+    assert init(options, Environment(None if answers is None else ask, out, now, lambda: live)) in (0, 2)
     return out.getvalue()
 
 
@@ -109,7 +108,7 @@ def test_a_container_is_guessed_by_its_words_and_named_by_what_outlives_it(
 def test_what_a_user_started_is_not_named_as_if_it_were_the_systems() -> None:
     cgroup = "/user.slice/user-1000.slice/user@1000.service/app.slice/nightly-training.service"
     [one] = proposals(running(Container(ContainerKey("u"), "nightly-training.service", "systemd", cgroup=cgroup)))
-    assert (one.match, one.why) == (None, "somebody's login")
+    assert (one.match, one.why) == (None, "a login session")
 
 
 def test_replicas_are_one_proposal_and_online_ones_come_first() -> None:
@@ -129,25 +128,25 @@ def test_without_a_terminal_the_proposals_are_written_and_check_accepts_them(tmp
     assert "#   host, 31%" in written
     assert f"gpuwarden check --live {path}" in written
     assert "ok: 1 online rule, 1 offline rule, deciding and logging only" in out
-    assert not findings(examine(path), running(pod("chat-0", "serving"), docker("train-1")))
+    assert not with_live(check_file(path), running(pod("chat-0", "serving"), docker("train-1")))
 
 
-def test_a_server_that_counts_its_own_latencies_is_told_so(tmp_path: Path) -> None:
+def test_a_server_that_counts_its_own_latencies_is_pointed_out(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     run(path, live=running(pod("llm-0", image="vllm/vllm-openai:v0.8")))
-    assert "  # vLLM counts its own latencies: docs/examples/vllm.yaml\n" in path.read_text()
+    assert "  # vLLM exports its own latencies: docs/examples/vllm.yaml\n" in path.read_text()
 
 
 def test_a_policy_that_is_there_is_never_written_over_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("mine\n")
-    with pytest.raises(SetupError, match="is there already"):
+    with pytest.raises(SetupError, match="exists: give another FILE"):
         run(path, "--online", "chat")
     assert path.read_text() == "mine\n"
     run(path, "--online", "chat", "--force")
     assert load(path).online
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(SetupError, match="is there already"):
+    with pytest.raises(SetupError, match="exists: give another FILE"):
         run(tmp_path / "link", "--online", "chat")
 
 
@@ -165,7 +164,7 @@ def test_flags_say_it_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (["--online", "chat", "--slo", "50"], "is a duration without a unit"),
         (["--online", "chat", "--signal", "htpp"], "did you mean http?"),
@@ -174,14 +173,14 @@ def test_flags_say_it_all(tmp_path: Path) -> None:
         (["--online", "chat", "--slo", "1ms}, enforce: {a"], "is not a duration"),
     ],
 )
-def test_flags_that_make_no_right_policy_are_told_as_check_tells_it(
-    tmp_path: Path, flags: list[str], says: str
+def test_flags_that_make_no_valid_policy_are_reported_as_check_reports_it(
+    tmp_path: Path, flags: list[str], expected: str
 ) -> None:
-    assert says in run(tmp_path / "p.yaml", *flags)
+    assert expected in run(tmp_path / "p.yaml", *flags)
     assert not (tmp_path / "p.yaml").exists()
 
 
-def test_a_match_that_is_none_is_told_how_to_write_it(tmp_path: Path) -> None:
+def test_an_invalid_match_is_reported_with_the_right_form(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"KEY being one of namespace, pod"):
         run(tmp_path / "p.yaml", "--online", "nmespace=x")
 
@@ -208,7 +207,7 @@ def test_what_another_signal_than_the_chosen_one_has_is_not_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "expected"),
     [
         (["--quantile", "99"], "--quantile: 99 "),
         (["--slo", "50"], "--slo: 50 is a duration without a unit"),
@@ -216,12 +215,12 @@ def test_what_another_signal_than_the_chosen_one_has_is_not_written(tmp_path: Pa
         (["--signal", "http", "--unit", "h"], "--unit: 'h' is unknown"),
     ],
 )
-def test_a_flag_that_is_wrong_is_told_before_anything_is_asked(tmp_path: Path, flags: list[str], says: str) -> None:
-    with pytest.raises(PolicyError, match=says):
+def test_a_wrong_flag_is_reported_before_anything_is_asked(tmp_path: Path, flags: list[str], expected: str) -> None:
+    with pytest.raises(PolicyError, match=expected):
         run(tmp_path / "p.yaml", *flags, live=running(docker("x")), answers=[])
 
 
-def test_whoever_a_pattern_of_somebody_else_fits_is_not_said_to_be_left_alone(tmp_path: Path) -> None:
+def test_a_container_that_another_rules_pattern_fits_is_not_reported_as_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     live = running(docker("train-1"), docker("train-node"), docker("x"))
     out = run(path, live=live, answers=["offline", "leave", "leave"])
@@ -232,34 +231,34 @@ def test_whoever_a_pattern_of_somebody_else_fits_is_not_said_to_be_left_alone(tm
     assert out.count("warning: train-node") == 1
 
 
-def test_whoever_two_rules_dispute_is_told_and_left_alone(tmp_path: Path) -> None:
+def test_a_container_that_two_rules_match_is_reported_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     live = running(docker("train-1"), docker("train-node"))
     out = run(path, live=live, answers=["offline", "online", "", ""])
     listed = path.read_text().partition("# Left alone")[2]
-    assert "(claimed by train-node and train: left alone)" in listed
+    assert "(matched by train-node and train: left alone)" in listed
     assert "train-1" not in listed
-    assert "warning: train-node is claimed by train-node and train, and left alone" in out
+    assert "warning: train-node is matched by train-node and train, and left alone" in out
 
 
-def test_a_wide_flag_is_said_to_leave_nobody_alone_whom_it_fits(tmp_path: Path) -> None:
+def test_a_wide_flag_warns_of_no_container_that_was_to_be_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     live = running(pod("a-0"), pod("b-0"), pod("c-0", "y"), Container(HOST, "host", "host"))
     out = run(path, "--online", "x/*", "--offline", "namespace=x,pod=b-*", "--slo", "20ms", live=live)
     listed = path.read_text().partition("# Left alone")[2]
     assert [name for name in ("x/a-0", "x/b-0", "y/c-0", "host") if name in listed] == ["x/b-0", "y/c-0", "host"]
-    assert "claimed by rule and b, and left alone" in out
+    assert "matched by rule and b, and left alone" in out
     assert "was to be left alone" not in out
 
 
-def test_whoever_hangs_up_gets_no_file(tmp_path: Path) -> None:
+def test_a_closed_input_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="nothing was written"):
         run(tmp_path / "p.yaml", live=running(docker("x")), answers=[])
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_dash_prints_it() -> None:
-    assert judge(run("-", "--online", "chat"), "p").policy
+    assert check_text(run("-", "--online", "chat"), "p").value
 
 
 def test_a_name_that_makes_no_pattern_is_left_alone_and_the_rest_is_written(tmp_path: Path) -> None:
@@ -283,11 +282,11 @@ def test_whatever_runs_the_result_is_right_and_each_rule_fits_whom_it_was_made_f
 ) -> None:
     found = proposals(running(*containers, command=command))
     drafts = [Draft(one.name, one.match) for one in found if one.match is not None]
-    policy = judge(text([], drafts, command) + left(one.why for one in found), "p").accepted()
+    policy = check_text(text([], drafts, command) + left_alone(one.why for one in found), "p").accepted()
     assert len(policy.offline) == len(drafts)
     for container in containers:
         if match_of(container) is not None:
-            assert any(rule.match.fits(Facts(container), every_process=True) for rule in policy.offline)
+            assert any(rule.match.fits(ContainerFacts(container), every_process=True) for rule in policy.offline)
 
 
 def test_a_files_name_steers_no_terminal(tmp_path: Path) -> None:

@@ -10,19 +10,19 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from agent.containers import ContainerIndex
 from agent.containers.identity import POD_UID
-from agent.procfs import Procfs
-from bench import cgroups
-from bench.containers import Container, ContainerError, Mount, sweep
+from agent.node.procfs import Procfs
+from tools.harness import cgroups
+from tools.harness.containers import Container, ContainerError, Mount, sweep
+from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="runc with real cgroups needs root")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 PROC = Procfs()
 UID = "8dbc5577-d0e2-4706-8787-57d52c03ddf2"
 SLEEP = ["sleep", "1000"]
@@ -66,10 +66,8 @@ def test_a_container_is_found_from_the_host(state: Path, name: str, cgroup: str,
 
 def command_after_exec(tgid: int) -> str:
     """runc returns while its process becomes ours; for a moment that has no command line."""
-    deadline = time.monotonic() + 20
-    while (command := PROC.command(tgid)) != "sleep 1000" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return command
+    until(lambda: PROC.command(tgid) == "sleep 1000", lambda: f"`sleep 1000`, not `{PROC.command(tgid)}`")
+    return PROC.command(tgid)
 
 
 def test_without_a_runtimes_path_it_is_plain_runc(state: Path, name: str) -> None:
@@ -161,7 +159,7 @@ def test_what_a_killed_run_left_is_swept(state: Path, name: str, tmp_path: Path)
     script = f"""
         import os, signal
         from pathlib import Path
-        from bench.containers import Container
+        from tools.harness.containers import Container
         image, state = Path({str(tmp_path / "image")!r}), Path({str(state)!r})
         Container.start({name!r}, {SLEEP!r}, overlay_lower=image, state=state)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -178,8 +176,8 @@ def test_nothing_is_left_when_the_caller_is_interrupted(state: Path, name: str) 
     script = f"""
         import signal
         from pathlib import Path
-        from bench.containers import Container
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
+        from tools.harness.containers import Container
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent of the test run may ignore it
         with Container.start({name!r}, {SLEEP!r}, state=Path({str(state)!r})):
             print("up", flush=True)
             signal.pause()

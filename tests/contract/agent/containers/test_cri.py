@@ -10,18 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.containers import ContainerIndex
-from agent.containers.containerd import Containerd
-from agent.containers.cri import Cri
+from agent.containers.cri import Containerd, Cri
 from agent.containers.identity import POD_UID, identify
 from agent.containers.naming import Naming
-from agent.containers.sources import Socket
-from agent.errors import SourceError
-from agent.model import Container
-from agent.procfs import Procfs
-from tests.contract.daemons import wait_until
-from tests.contract.kubelet import IMAGE, Kubelet, Pod, running_kubelet
+from agent.containers.runtimes import Socket
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.errors import SourceError
+from agent.core.model import Container
+from agent.node.procfs import Procfs
+from tests.support.kubelet import IMAGE, Kubelet, Pod, running_kubelet
+from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="containerd with real cgroups needs root")
 
@@ -53,7 +52,7 @@ def test_a_pods_container_gets_the_names_that_kubernetes_gave_it(kubelet: Kubele
     assert (before.runtime, before.name, before.pod) == ("containerd", full_id[:12], None)
     with Naming([Socket("cri", str(kubelet.socket))], 10 * NS_PER_SECOND) as naming:
         assert naming.named(before) is before
-        wait_until(lambda: naming.named(before) is not before)
+        until(lambda: naming.named(before) is not before, "a name")
         it = naming.named(before)
         assert (it.name, it.pod, it.namespace, it.image) == ("server", "chat-0", "serving", IMAGE)
         assert (it.labels["app"], it.labels[POD_UID]) == ("chat", before.labels[POD_UID])
@@ -72,15 +71,15 @@ def test_a_container_that_ended_still_has_its_names(kubelet: Kubelet, pod: Pod) 
     assert (names.name, names.pod) == ("batch", "chat-0")
 
 
-def test_nobody_by_that_id_is_unknown(kubelet: Kubelet) -> None:
+def test_an_unknown_id_has_no_names(kubelet: Kubelet) -> None:
     stranger = identify(f"/docker/{secrets.token_hex(32)}")
     assert Cri(str(kubelet.socket)).look_up(stranger, soon()) is None
     assert Containerd(str(kubelet.socket)).look_up(stranger, soon()) is None
 
 
-def test_part_of_an_id_is_nobodys_name(kubelet: Kubelet, pod: Pod) -> None:
+def test_part_of_an_id_names_no_container(kubelet: Kubelet, pod: Pod) -> None:
     it = by_cgroup(kubelet, kubelet.run(pod, "other"))
-    with pytest.raises(SourceError, match="told about another"):
+    with pytest.raises(SourceError, match="the answer is about another"):
         Cri(str(kubelet.socket)).look_up(Container(it.key, "part", "containerd", it.id[:40]), soon())
 
 
@@ -93,11 +92,11 @@ def test_a_container_that_containerd_runs_without_kubernetes_gets_its_names(kube
         it = identify(cgroup)
         sockets = [Socket(kind, str(kubelet.socket)) for kind in ("cri", "containerd")]
         with Naming(sockets, 10 * NS_PER_SECOND) as naming:
-            wait_until(lambda: naming.named(it) is not it)
+            until(lambda: naming.named(it) is not it, "a name")
             named = naming.named(it)
         assert (named.name, named.image, named.labels["team"]) == ("trainer", IMAGE, "vision")
         assert (named.pod, named.namespace, named.labels.get("io.kubernetes.pod.name")) == (None, None, None)
     finally:
         kubelet.ctr("default", "task", "kill", "-s", "KILL", full_id)
-        wait_until(lambda: "STOPPED" in kubelet.ctr("default", "task", "list"))
+        until(lambda: "STOPPED" in kubelet.ctr("default", "task", "list"), "the task to be stopped")
         kubelet.ctr("default", "container", "delete", full_id)

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from agent.clock import NS_PER_SECOND
 from agent.containers import ContainerIndex
 from agent.containers.naming import Naming
-from agent.containers.sources import Socket
-from agent.procfs import Procfs
-from tests.contract.daemons import dockerd, swept, wait_until
-from tests.contract.image import write_image
+from agent.containers.runtimes import Socket
+from agent.core.clock import NS_PER_SECOND
+from agent.node.procfs import Procfs
+from tests.support.daemons import dockerd, swept
+from tools.harness.busybox_image import write_image
+from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="dockerd needs root")
 IMAGE = "localhost/test:1"
@@ -44,10 +45,10 @@ class Docker(http.client.HTTPConnection):
         kind = "application/x-tar" if isinstance(body, bytes) else "application/json"
         self.request(method, target, data, {"Content-Type": kind})
         with self.getresponse() as response:
-            said = response.read()
+            answer = response.read()
         self.close()
-        assert response.status < 300, said
-        return json.loads(said) if said and kind == "application/json" else None
+        assert response.status < 300, answer
+        return json.loads(answer) if answer and kind == "application/json" else None
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_a_container_gets_the_name_that_docker_gave_it(path: Path, container: st
     before = ContainerIndex().container_of(Procfs().process_id(tgid))
     assert (before.runtime, before.id, before.name) == ("docker", container, container[:12])
     with Naming([Socket("docker", str(path))], 10 * NS_PER_SECOND) as naming:
-        wait_until(lambda: naming.named(before) is not before)
+        until(lambda: naming.named(before) is not before, "a name")
         it = naming.named(before)
         assert (it.name, it.image, it.pod) == ("shop-ranking-1", IMAGE, None)
         assert dict(it.labels) == COMPOSE

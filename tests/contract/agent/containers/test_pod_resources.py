@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import NS_PER_SECOND
-from agent.containers.holdings import Holder
 from agent.containers.identity import identify
+from agent.containers.kubelet import Holder
 from agent.containers.naming import Naming
-from agent.containers.sources import KUBELET, Socket
-from tests.contract.daemons import wait_until
-from tests.contract.pretenders import Clock, serving
+from agent.containers.runtimes import KUBELET, Socket
+from agent.core.clock import NS_PER_SECOND
+from tests.support.clocks import AheadClock
+from tests.support.pretenders import serving
+from tools.harness.wait import until
 
 LONG_NS = 3600 * NS_PER_SECOND
 GPU = "GPU-0a1b2c3d-0000-4000-8000-000000000001"
@@ -53,13 +54,13 @@ SAID = (
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-def test_who_holds_a_device_is_known_though_it_runs_nothing(tmp_path: Path, version: str) -> None:
+def test_the_holder_of_a_device_is_known_though_it_runs_nothing(tmp_path: Path, version: str) -> None:
     with (
         serving(tmp_path / "s", {f"/{version}.PodResourcesLister/List": lambda _: SAID}),
         Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS) as naming,
     ):
-        wait_until(lambda: naming.held() is not None)
-        assert naming.held() == {
+        until(lambda: naming.holders() is not None, "the kubelet's answer")
+        assert naming.holders() == {
             GPU: (
                 Holder("research", "idle", "lab", "nvidia.com/gpu.shared", replicas=2),
                 Holder("serving", "chat-0", "server", "nvidia.com/gpu"),
@@ -71,37 +72,37 @@ def test_who_holds_a_device_is_known_though_it_runs_nothing(tmp_path: Path, vers
 
 def test_without_a_kubelet_nothing_is_known(tmp_path: Path) -> None:
     with Naming([Socket(KUBELET, str(tmp_path / "s"))]) as naming:
-        assert naming.held() is None
+        assert naming.holders() is None
 
 
-def test_a_kubelet_with_no_pods_says_that_nothing_is_held(tmp_path: Path) -> None:
+def test_a_kubelet_with_no_pods_reports_that_nothing_is_held(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "s", {"/v1.PodResourcesLister/List": lambda _: b""}),
         Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS) as naming,
     ):
-        wait_until(lambda: naming.held() is not None)
-        assert naming.held() == {}
+        until(lambda: naming.holders() is not None, "the kubelet's answer")
+        assert naming.holders() == {}
 
 
 def test_a_kubelet_that_went_away_is_believed_for_two_minutes(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = AheadClock()
     with ExitStack() as kubelet, Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS, clock) as naming:
         kubelet.enter_context(serving(tmp_path / "s", {"/v1.PodResourcesLister/List": lambda _: SAID}))
         clock.ahead_ns += 60 * NS_PER_SECOND
         naming.named(identify("/docker/" + "a" * 64))  # something to do: it looks at the clock
-        wait_until(lambda: naming.held() is not None)
+        until(lambda: naming.holders() is not None, "the kubelet's answer")
         kubelet.close()
-        clock.ahead_ns += 60 * NS_PER_SECOND
-        assert naming.held() is not None
-        clock.ahead_ns += 61 * NS_PER_SECOND
-        assert naming.held() is None
+        clock.ahead_ns += 50 * NS_PER_SECOND  # it may have answered before the first jump already: 110 s ago
+        assert naming.holders() is not None
+        clock.ahead_ns += 71 * NS_PER_SECOND
+        assert naming.holders() is None
 
 
-@pytest.mark.parametrize("said", [b"\xff\xff\xff", field(1, b"\xff" * 10), field(1, field(1, b"\xff\xfe"))])
-def test_garbage_is_an_error(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize("answer", [b"\xff\xff\xff", field(1, b"\xff" * 10), field(1, field(1, b"\xff\xfe"))])
+def test_garbage_is_an_error(tmp_path: Path, answer: bytes) -> None:
     with (
-        serving(tmp_path / "s", {"/v1.PodResourcesLister/List": lambda _: said}),
+        serving(tmp_path / "s", {"/v1.PodResourcesLister/List": lambda _: answer}),
         Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS) as naming,
     ):
-        wait_until(lambda: naming.counts() == {(KUBELET, "error"): 1})
-        assert naming.held() is None
+        until(lambda: naming.counts() == {(KUBELET, "error"): 1}, "a counted error")
+        assert naming.holders() is None

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.clock import NS_PER_SECOND
 from agent.containers import ContainerIndex
 from agent.containers.naming import Naming
-from agent.containers.sources import Socket
-from agent.model import Container
-from agent.procfs import Procfs
-from tests.contract.daemons import Podman, emptied, swept, wait_until
-from tests.contract.image import write_image
+from agent.containers.runtimes import Socket
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import Container
+from agent.node.procfs import Procfs
+from tests.support.daemons import Podman, emptied, swept
+from tools.harness.busybox_image import write_image
+from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="podman with real cgroups needs root")
 IMAGE = "localhost/test:1"
@@ -45,7 +46,7 @@ def ran(podman: Podman, *arguments: str) -> Container:
 def test_a_container_gets_the_name_that_podman_gave_it(podman: Podman) -> None:
     before = ran(podman, "--name", "trainer", "--label", "team=vision")
     with podman.service() as path, Naming([Socket("podman", str(path))], 10 * NS_PER_SECOND) as naming:
-        wait_until(lambda: naming.named(before) is not before)
+        until(lambda: naming.named(before) is not before, "a name")
         it = naming.named(before)
     assert (it.name, it.image, it.pod) == ("trainer", IMAGE, None)
     assert dict(it.labels) == {"org.opencontainers.image.title": "test", "team": "vision"}
@@ -55,7 +56,7 @@ def test_a_container_gets_the_name_that_podman_gave_it(podman: Podman) -> None:
 def test_a_plain_container_cannot_pass_itself_off_as_a_pods(podman: Podman) -> None:
     before = ran(podman, "--label", "io.kubernetes.pod.namespace=serving", "--label", "io.kubernetes.pod.name=chat-0")
     with podman.service() as path, Naming([Socket("podman", str(path))], 10 * NS_PER_SECOND) as naming:
-        wait_until(lambda: naming.named(before) is not before)
+        until(lambda: naming.named(before) is not before, "a name")
         it = naming.named(before)
     assert (it.pod, it.namespace) == (None, None)
     assert not any(label.startswith("io.kubernetes.") for label in it.labels)

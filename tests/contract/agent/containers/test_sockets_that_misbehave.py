@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A runtime's socket that is missing, hangs or lies: nobody waits for it or believes it, and it is tried again."""
+"""A runtime's socket that is missing, hangs or lies: no caller waits for it or believes it, and it is tried again."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ import pytest
 from cri_api.v1 import api_pb2 as v1
 from cri_api.v1alpha2 import api_pb2 as v1alpha2
 
-from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.containers.cri import Cri
 from agent.containers.identity import identify
 from agent.containers.naming import Naming
-from agent.containers.sources import KINDS, KUBELET, Socket
-from agent.errors import SourceError
-from agent.model import Container
-from tests.contract.daemons import wait_until
-from tests.contract.pretenders import Clock, Methods, dripping, endlessly, hang, listening, ok, saying, serving
+from agent.containers.runtimes import KINDS, KUBELET, Socket
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.core.errors import SourceError
+from agent.core.model import Container
+from tests.support.clocks import AheadClock
+from tests.support.pretenders import Methods, answering, dripping, endlessly, hang, listening, ok, serving
+from tools.harness.wait import until
 
 SHORT_NS = NS_PER_SECOND // 5
 LONG_NS = 3600 * NS_PER_SECOND
@@ -49,7 +50,7 @@ def outcome_of(kind: str, path: Path, limit_ns: int = SHORT_NS) -> dict[tuple[st
     it = docker_container()
     with Naming([Socket(kind, str(path))], limit_ns) as naming:
         assert naming.named(it) is it
-        wait_until(lambda: bool(naming.counts()))
+        until(lambda: bool(naming.counts()), "a counted question")
         assert naming.named(it) is it
         return dict(naming.counts())
 
@@ -65,22 +66,22 @@ def test_a_service_that_is_closed_ends_its_thread_even_while_a_socket_hangs(tmp_
     with listening(tmp_path / "s", hang) as met:
         with Naming([Socket(kind, str(tmp_path / "s"))], LONG_NS) as naming:
             naming.named(docker_container())
-            wait_until(lambda: bool(met))
-        assert not naming._thread.is_alive()
+            until(lambda: bool(met), "a connection")
+        assert not naming._worker.alive
 
 
 def test_a_kubelet_that_hangs_holds_up_neither_names_nor_the_end(tmp_path: Path) -> None:
     with listening(tmp_path / "s", hang) as met:
         with Naming([Socket(KUBELET, str(tmp_path / "s"))], LONG_NS) as naming:
-            wait_until(lambda: bool(met))
-            assert naming.held() is None
-        assert not naming._thread.is_alive()
+            until(lambda: bool(met), "a connection")
+            assert naming.holders() is None
+        assert not naming._worker.alive
 
 
 @KINDS_OF_SOCKETS
-@pytest.mark.parametrize("said", [b"", b"garbage\r\n\r\n", secrets.token_bytes(5000), b"\0" * 5000])
-def test_garbage_is_an_error(tmp_path: Path, kind: str, said: bytes) -> None:
-    with listening(tmp_path / "s", saying(said)):
+@pytest.mark.parametrize("response", [b"", b"garbage\r\n\r\n", secrets.token_bytes(5000), b"\0" * 5000])
+def test_garbage_is_an_error(tmp_path: Path, kind: str, response: bytes) -> None:
+    with listening(tmp_path / "s", answering(response)):
         assert outcome_of(kind, tmp_path / "s", LONG_NS) == {(kind, "error"): 1}
 
 
@@ -88,12 +89,12 @@ def test_garbage_is_an_error(tmp_path: Path, kind: str, said: bytes) -> None:
     "body", [b"{", b"[]", b"null", b"17", b'"text"', b"[" * 200_000, b'{"Id": 7}', b"{}", b"\xff\xfe", b'{"Config": 3}']
 )
 def test_an_answer_that_is_no_container_is_an_error(tmp_path: Path, body: bytes) -> None:
-    with listening(tmp_path / "s", saying(ok(body))):
+    with listening(tmp_path / "s", answering(ok(body))):
         assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
 
 
 def test_another_containers_answer_is_not_believed(tmp_path: Path) -> None:
-    with listening(tmp_path / "s", saying(inspected(docker_container().id))):
+    with listening(tmp_path / "s", answering(inspected(docker_container().id))):
         assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
 
 
@@ -110,10 +111,10 @@ def test_endless_headers_are_cut_off(tmp_path: Path) -> None:
         assert outcome_of("docker", tmp_path / "s", LONG_NS) == {("docker", "error"): 1}
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n", b"x"])
-def test_an_answer_that_drips_is_a_timeout(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize("response", [b"HTTP/1.1 200 OK\r\n", b"x"])
+def test_an_answer_that_drips_is_a_timeout(tmp_path: Path, response: bytes) -> None:
     over = threading.Event()
-    with listening(tmp_path / "s", dripping(said, over)):
+    with listening(tmp_path / "s", dripping(response, over)):
         assert outcome_of("docker", tmp_path / "s") == {("docker", "timeout"): 1}
         over.set()
 
@@ -123,19 +124,19 @@ def test_a_file_that_is_no_socket_is_not_asked(tmp_path: Path) -> None:
     assert not Socket("docker", str(tmp_path / "s")).present()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to another user")
 def test_a_socket_of_another_user_is_not_asked(tmp_path: Path) -> None:
     it = docker_container()
-    with listening(tmp_path / "s", saying(inspected(it.id))) as met:
+    with listening(tmp_path / "s", answering(inspected(it.id))) as met:
         os.chown(tmp_path / "s", 1000, 1000)
         with Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
             naming.named(it)
-            wait_until(lambda: not naming._waiting)
+            until(lambda: not naming._waiting, "all questions to be answered")
             assert naming.named(it) is it
         assert not met
 
 
-def test_a_socket_that_nobody_listens_on_is_an_error(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_an_error(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
     for kind in KINDS:
@@ -144,50 +145,53 @@ def test_a_socket_that_nobody_listens_on_is_an_error(tmp_path: Path) -> None:
 
 @KINDS_OF_SOCKETS
 def test_a_socket_that_fails_is_left_alone_for_a_while(tmp_path: Path, kind: str) -> None:
-    clock = Clock()
-    with listening(tmp_path / "s", saying(b"")), Naming([Socket(kind, str(tmp_path / "s"))], LONG_NS, clock) as naming:
+    clock = AheadClock()
+    with (
+        listening(tmp_path / "s", answering(b"")),
+        Naming([Socket(kind, str(tmp_path / "s"))], LONG_NS, clock) as naming,
+    ):
         first = docker_container()
         naming.named(first)
-        wait_until(lambda: naming.counts() == {(kind, "error"): 1})
+        until(lambda: naming.counts() == {(kind, "error"): 1}, "a counted error")
         for _ in range(100):
             naming.named(docker_container())
-        wait_until(lambda: not naming._waiting)
+        until(lambda: not naming._waiting, "all questions to be answered")
         clock.ahead_ns += MINUTE_NS
         naming.named(first)
-        wait_until(lambda: naming.counts() == {(kind, "error"): 2})
+        until(lambda: naming.counts() == {(kind, "error"): 2}, "a counted error")
 
 
 def test_what_a_broken_socket_kept_from_us_is_asked_for_again_every_ten_seconds(tmp_path: Path) -> None:
-    clock, it = Clock(), docker_container()
+    clock, it = AheadClock(), docker_container()
     path = tmp_path / "s"
-    with listening(path, saying(b"")), Naming([Socket("docker", str(path))], LONG_NS, clock) as naming:
+    with listening(path, answering(b"")), Naming([Socket("docker", str(path))], LONG_NS, clock) as naming:
         for times in range(1, 5):
             naming.named(it)
-            wait_until(lambda times=times: naming.counts() == {("docker", "error"): times})  # type: ignore[misc]
-            wait_until(lambda: not naming._waiting)
+            until(lambda times=times: naming.counts() == {("docker", "error"): times}, "a counted error")  # type: ignore[misc]
+            until(lambda: not naming._waiting, "all questions to be answered")
             clock.ahead_ns += 10 * NS_PER_SECOND
 
 
 def test_what_a_broken_socket_kept_from_us_is_learnt_when_it_works_again(tmp_path: Path) -> None:
-    clock, it = Clock(), docker_container()
+    clock, it = AheadClock(), docker_container()
     with Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS, clock) as naming:
-        with listening(tmp_path / "s", saying(b"")):
+        with listening(tmp_path / "s", answering(b"")):
             naming.named(it)
-            wait_until(lambda: naming.counts() == {("docker", "error"): 1})
+            until(lambda: naming.counts() == {("docker", "error"): 1}, "a counted error")
         clock.ahead_ns += MINUTE_NS
-        with listening(tmp_path / "s", saying(inspected(it.id))):
-            wait_until(lambda: naming.named(it) is not it)
+        with listening(tmp_path / "s", answering(inspected(it.id))):
+            until(lambda: naming.named(it) is not it, "a name")
         assert naming.named(it).name == "web"
 
 
 def test_a_socket_that_appears_later_is_found(tmp_path: Path) -> None:
-    clock, it = Clock(), docker_container()
+    clock, it = AheadClock(), docker_container()
     with Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS, clock) as naming:
         naming.named(it)
-        wait_until(lambda: not naming._waiting)
+        until(lambda: not naming._waiting, "all questions to be answered")
         clock.ahead_ns += MINUTE_NS
-        with listening(tmp_path / "s", saying(inspected(it.id))):
-            wait_until(lambda: naming.named(it) is not it)
+        with listening(tmp_path / "s", answering(inspected(it.id))):
+            until(lambda: naming.named(it) is not it, "a name")
 
 
 def test_a_socket_is_asked_one_thing_at_a_time(tmp_path: Path) -> None:
@@ -206,7 +210,7 @@ def test_a_socket_is_asked_one_thing_at_a_time(tmp_path: Path) -> None:
 
     containers = [docker_container() for _ in range(50)]
     with listening(tmp_path / "s", watch), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
-        wait_until(lambda: all(naming.named(it) is not it for it in containers))
+        until(lambda: all(naming.named(it) is not it for it in containers), "a name")
     assert at_once == [1] * 50
 
 
@@ -214,9 +218,12 @@ def test_docker_under_kubernetes_tells_of_pods(tmp_path: Path) -> None:
     it = identify(f"/kubepods/pod8dbc5577-d0e2-4706-8787-57d52c03ddf2/{secrets.token_hex(32)}")
     labels = {"container.name": "server", "pod.name": "chat-0", "pod.namespace": "serving"}
     config = {"Image": "nginx", "Labels": {f"io.kubernetes.{key}": value for key, value in labels.items()}}
-    said = inspected(it.id, Name="/k8s_server_chat-0_serving_8dbc5577_0", Config=config)
-    with listening(tmp_path / "s", saying(said)), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
-        wait_until(lambda: naming.named(it) is not it)
+    response = inspected(it.id, Name="/k8s_server_chat-0_serving_8dbc5577_0", Config=config)
+    with (
+        listening(tmp_path / "s", answering(response)),
+        Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming,
+    ):
+        until(lambda: naming.named(it) is not it, "a name")
         named = naming.named(it)
     assert (named.name, named.pod, named.namespace) == ("server", "chat-0", "serving")
 
@@ -224,9 +231,12 @@ def test_docker_under_kubernetes_tells_of_pods(tmp_path: Path) -> None:
 def test_a_container_of_many_and_long_labels_is_kept_within_bounds(tmp_path: Path) -> None:
     it = docker_container()
     labels = {f"label-{number:05}": "long" * 500 for number in range(400)} | {"\x1b[2J": "\u202e", "x" * 999: ""}
-    said = inspected(it.id, Name="/" + "n" * 5000, Config={"Image": "i" * 5000, "Labels": labels})
-    with listening(tmp_path / "s", saying(said)), Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming:
-        wait_until(lambda: naming.named(it) is not it)
+    response = inspected(it.id, Name="/" + "n" * 5000, Config={"Image": "i" * 5000, "Labels": labels})
+    with (
+        listening(tmp_path / "s", answering(response)),
+        Naming([Socket("docker", str(tmp_path / "s"))], LONG_NS) as naming,
+    ):
+        until(lambda: naming.named(it) is not it, "a name")
         named = naming.named(it)
     assert len(named.name) <= 253
     assert named.image is not None
@@ -236,17 +246,17 @@ def test_a_container_of_many_and_long_labels_is_kept_within_bounds(tmp_path: Pat
     assert sum(len(key) + len(value) for key, value in named.labels.items()) <= 16_384
 
 
-def always(said: bytes) -> Callable[[bytes], bytes]:
-    return lambda _: said
+def always(response: bytes) -> Callable[[bytes], bytes]:
+    return lambda _: response
 
 
 def cri_methods(version: str, container: bytes, pod: bytes, status: bytes) -> Methods:
     methods = {"ListContainers": container, "ListPodSandbox": pod, "ContainerStatus": status}
-    return {f"/{version}.RuntimeService/{name}": always(said) for name, said in methods.items()}
+    return {f"/{version}.RuntimeService/{name}": always(response) for name, response in methods.items()}
 
 
 def cri_answers(api: Any, container_id: str, pod_id: str = "pod1") -> tuple[bytes, bytes, bytes]:
-    """What a sound server says to ListContainers, ListPodSandbox and ContainerStatus."""
+    """What a sound server answers to ListContainers, ListPodSandbox and ContainerStatus."""
     metadata = api.ContainerMetadata(name="server")
     container = api.Container(id=container_id, pod_sandbox_id="pod1", metadata=metadata)
     pod = api.PodSandbox(id=pod_id, metadata=api.PodSandboxMetadata(name="chat-0", namespace="serving"))
@@ -265,24 +275,24 @@ def test_both_versions_of_cri_are_understood(tmp_path: Path, version: str, api: 
     it = docker_container()
     methods = cri_methods(version, *cri_answers(api, it.id))
     with serving(tmp_path / "s", methods), Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS) as naming:
-        wait_until(lambda: naming.named(it) is not it)
+        until(lambda: naming.named(it) is not it, "a name")
         named = naming.named(it)
     assert (named.name, named.pod, named.namespace, named.image) == ("server", "chat-0", "serving", "nginx:1")
 
 
 def test_a_runtime_that_was_restarted_is_found_again(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = AheadClock()
     with Naming([Socket("cri", str(tmp_path / "s"))], LONG_NS, clock) as naming:
         for _ in range(3):
             it = docker_container()
             with serving(tmp_path / "s", cri_methods("runtime.v1", *cri_answers(v1, it.id))):
                 naming.named(it)
-                wait_until(lambda: not naming._waiting)
+                until(lambda: not naming._waiting, "all questions to be answered")
                 clock.ahead_ns += MINUTE_NS  # the connection to the one before may have been the first to be tried
-                wait_until(lambda it=it: naming.named(it) is not it)  # type: ignore[misc]
+                until(lambda it=it: naming.named(it) is not it, "a name")  # type: ignore[misc]
 
 
-def test_a_server_without_cri_knows_nobody(tmp_path: Path) -> None:
+def test_a_server_without_cri_knows_no_container(tmp_path: Path) -> None:
     with serving(tmp_path / "s", {}):
         assert outcome_of("cri", tmp_path / "s", LONG_NS) == {("cri", "unknown"): 1}
         assert outcome_of("containerd", tmp_path / "s", LONG_NS) == {("containerd", "unknown"): 1}
@@ -292,11 +302,11 @@ STRANGER = cri_answers(v1, "b" * 64)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [STRANGER, (b"\xff\xff\xff", b"", b"")],
 )
-def test_a_cri_server_that_lies_is_not_believed(tmp_path: Path, said: tuple[bytes, bytes, bytes]) -> None:
-    with serving(tmp_path / "s", cri_methods("runtime.v1", *said)):
+def test_a_cri_server_that_lies_is_not_believed(tmp_path: Path, response: tuple[bytes, bytes, bytes]) -> None:
+    with serving(tmp_path / "s", cri_methods("runtime.v1", *response)):
         assert outcome_of("cri", tmp_path / "s", LONG_NS) == {("cri", "error"): 1}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.exporters import prometheus
-from tests.unit.snapshots import rich_snapshot
+from agent.exporters.prometheus import collector
+from tests.support.snapshots import rich_snapshot
 
 
 @pytest.fixture
@@ -21,16 +21,16 @@ def promtool() -> Path:
     return Path(found)
 
 
-def test_promtool_has_nothing_to_say(promtool: Path) -> None:
-    text = prometheus.render(rich_snapshot())
+def test_promtool_finds_nothing(promtool: Path) -> None:
+    text = collector.render(rich_snapshot())
     checked = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_promtool_would_say_something(promtool: Path) -> None:
-    text = prometheus.render(rich_snapshot()).replace("model_name=", "modelName=")
+def test_promtool_finds_a_mistake_that_is_there(promtool: Path) -> None:
+    text = collector.render(rich_snapshot()).replace("model_name=", "modelName=")
     checked = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
     )

@@ -21,16 +21,17 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from agent import web
-from agent.exporters import prometheus
-from agent.exporters.families import Row
-from agent.health import Health
-from agent.web import Server
-from agent.webconfig import file
-from agent.webconfig.file import WebConfigFile
-from agent.webconfig.guard import REASONS, Guard
-from tests.contract.certificates import LONG_AGO, Authority, Certificate, openssl
-from tests.unit.snapshots import rich_snapshot
+from agent.config import validation
+from agent.exporters.liveness import Health
+from agent.exporters.prometheus import collector
+from agent.exporters.prometheus.families import Row
+from agent.exporters.web import config
+from agent.exporters.web.auth import REASONS, Guard
+from agent.exporters.web.config import WebConfigFile
+from tests.support.certificates import LONG_AGO, Authority, Certificate, openssl
+from tests.support.serving import TcpServer
+from tests.support.snapshots import rich_snapshot
+from tools.harness.wait import until
 
 HASH = bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()
 SUITES = ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
@@ -71,13 +72,13 @@ class Port:
     """What is served under a web configuration, which the test may change."""
 
     papers: Papers
-    server: Server
+    server: TcpServer
     guard: Guard
     path: Path
     file: WebConfigFile | None = None
 
     def open(self, text: str) -> None:
-        """Everything anew, but for the port."""
+        """Everything is replaced but for the port."""
         self.write(text)
         self.file = WebConfigFile(self.path)
         self.guard.terms = self.file.terms
@@ -121,10 +122,7 @@ class Port:
 
     def has_refused(self, reason: str) -> None:
         """One client. It knows before it is counted."""
-        deadline = time.monotonic() + 10
-        while self.refused(reason) != 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: self.refused(reason) == 1, f"a client that is refused for {reason}")
 
     def subject(self) -> str:
         """Of the certificate that the server shows."""
@@ -144,16 +142,16 @@ Opened = Callable[[str], Port]
 def port(papers: Papers) -> Iterator[Port]:
     guard = Guard()
     made: list[Port] = []
-    metrics = prometheus.application(rich_snapshot, also=lambda: made[0].rows())
+    metrics = collector.application(rich_snapshot, also=lambda: made[0].rows())
     probes = Health(rich_snapshot, lambda: None, 1, lambda: rich_snapshot().at_ns).routes()
-    with web.serve("127.0.0.1", 0, {"/metrics": metrics}, probes, guard) as server:
+    with TcpServer({"/metrics": metrics}, probes, guard) as server:
         made.append(Port(papers, server, guard, papers.folder / "web.yml"))
         yield made[0]
 
 
 @pytest.fixture
 def opened(port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    monkeypatch.setattr(file, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(validation, "SETTLED_SECONDS", 0.0)
     port.path = tmp_path / "web.yml"
 
     def open_with(text: str) -> Port:
@@ -174,8 +172,8 @@ def s_client(port: Port, *options: str) -> str:
     done = subprocess.run(
         ["openssl", "s_client", *where, "-brief", *options], input=b"", capture_output=True, timeout=20, check=False
     )
-    said = done.stderr.decode()
-    return said if done.returncode == 0 else ""
+    message = done.stderr.decode()
+    return message if done.returncode == 0 else ""
 
 
 def test_it_is_served_by_tls_and_taken_leave_of_properly(opened: Opened, papers: Papers) -> None:
@@ -190,8 +188,8 @@ def test_it_is_served_by_tls_and_taken_leave_of_properly(opened: Opened, papers:
         port.client().wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False) as secured,
     ):
         secured.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        said = b"".join(iter(lambda: secured.recv(4096), b""))  # raises where the end is not said
-    assert said.endswith(b"ok\n")
+        answer = b"".join(iter(lambda: secured.recv(4096), b""))  # raises where the end is not announced
+    assert answer.endswith(b"ok\n")
 
 
 def test_curl_is_content(opened: Opened, papers: Papers) -> None:
@@ -241,13 +239,13 @@ def test_paths_are_relative_to_the_files_folder(
     assert opened("tls_server_config: {cert_file: c.pem, key_file: k.pem}\n").ask()[0] == 200
 
 
-@pytest.mark.parametrize("who", ["nobody", "stranger", "expired", "client"])
-def test_only_a_certificate_of_the_authority_that_is_valid_comes_in(opened: Opened, papers: Papers, who: str) -> None:
+@pytest.mark.parametrize("holder", ["nobody", "stranger", "expired", "client"])
+def test_only_a_valid_certificate_of_the_authority_is_admitted(opened: Opened, papers: Papers, holder: str) -> None:
     port = opened(
         tls(papers.server, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(papers.ours.cert))
     )
-    context = port.client(None if who == "nobody" else getattr(papers, who))
-    if who == "client":
+    context = port.client(None if holder == "nobody" else getattr(papers, holder))
+    if holder == "client":
         assert port.ask(context=context)[0] == 200
         assert port.refused("certificate") == 0
         return
@@ -256,14 +254,14 @@ def test_only_a_certificate_of_the_authority_that_is_valid_comes_in(opened: Open
 
 
 @pytest.mark.parametrize(
-    ("who", "comes_in"), [("nobody", True), ("stranger", False), ("expired", False), ("client", True)]
+    ("holder", "admitted"), [("nobody", True), ("stranger", False), ("expired", False), ("client", True)]
 )
 def test_a_certificate_that_is_looked_at_if_given_must_be_valid(
-    opened: Opened, papers: Papers, who: str, comes_in: bool
+    opened: Opened, papers: Papers, holder: str, admitted: bool
 ) -> None:
     port = opened(tls(papers.server, client_auth_type="VerifyClientCertIfGiven", client_ca_file=str(papers.ours.cert)))
-    context = port.client(None if who == "nobody" else getattr(papers, who))
-    if comes_in:
+    context = port.client(None if holder == "nobody" else getattr(papers, holder))
+    if admitted:
         assert port.ask(context=context)[0] == 200
         return
     port.turns_away(context)
@@ -273,11 +271,11 @@ def test_a_certificate_that_is_looked_at_if_given_must_be_valid(
 def test_no_certificate_is_asked_for_unless_that_is_written(opened: Opened, papers: Papers) -> None:
     port = opened(tls(papers.server, client_auth_type="NoClientCert"))
     assert port.ask(context=port.client(papers.stranger))[0] == 200
-    assert not port.guard.terms().ask_who
+    assert not port.guard.terms().is_restricted
 
 
 @pytest.mark.parametrize(
-    ("allowed", "comes_in"),
+    ("allowed", "admitted"),
     [
         ("scraper.example", True),
         ("10.0.0.7", True),
@@ -290,11 +288,13 @@ def test_no_certificate_is_asked_for_unless_that_is_written(opened: Opened, pape
         ("client", False),  # the common name is no alternative one
     ],
 )
-def test_only_who_has_one_of_the_names_comes_in(opened: Opened, papers: Papers, allowed: str, comes_in: bool) -> None:
+def test_only_a_client_with_one_of_the_names_is_admitted(
+    opened: Opened, papers: Papers, allowed: str, admitted: bool
+) -> None:
     asked = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(papers.ours.cert)}
     port = opened(tls(papers.server, **asked, client_allowed_sans=["nobody.example", allowed]))
     context = port.client(papers.client)
-    if comes_in:
+    if admitted:
         assert port.ask(context=context)[0] == 200
         return
     port.turns_away(context)
@@ -350,7 +350,7 @@ def test_the_curve_is_kept_to(
         ("alice:sesame", 200, None),
     ],
 )
-def test_who_has_no_right_password_sees_nothing_but_whether_it_lives(
+def test_a_client_without_a_right_password_sees_nothing_but_liveness(
     opened: Opened, papers: Papers, login: str | None, status: int, reason: str | None
 ) -> None:
     port = opened(tls(papers.server) + f"basic_auth_users: {{alice: '{HASH}'}}\n")
@@ -377,11 +377,11 @@ def test_headers_are_of_each_answer_that_has_not_its_own(opened: Opened, papers:
         assert (found["strict-transport-security"], found["x-frame-options"]) == ("max-age=9", "deny")
 
 
-def test_who_does_not_shake_hands_holds_up_nobody_and_is_cut_off(
+def test_a_client_that_does_not_shake_hands_holds_up_no_other_and_is_cut_off(
     opened: Opened, papers: Papers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "PATIENCE_SECONDS", 1.0)
     port = opened(tls(papers.server))
+    monkeypatch.setattr(port.server.listener, "deadline_seconds", 1.0)
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port.server.port), timeout=10))
@@ -424,7 +424,7 @@ def test_a_changed_certificate_is_shown_without_a_restart_and_a_broken_one_never
     assert b"gpuwarden_web_config_reload_success 1.0" in port.ask()[2]
 
 
-def test_who_was_let_in_is_looked_at_anew_when_the_authority_changes(
+def test_an_admitted_client_is_checked_again_when_the_authority_changes(
     opened: Opened, papers: Papers, tmp_path: Path
 ) -> None:
     authority = tmp_path / "ca.pem"
@@ -439,7 +439,7 @@ def test_who_was_let_in_is_looked_at_anew_when_the_authority_changes(
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "says"),
+    ("name", "line", "expected"),
     [
         ("mismatch", 3, "is not the key of the certificate"),
         ("locked", 3, "is locked with a passphrase"),
@@ -449,7 +449,7 @@ def test_who_was_let_in_is_looked_at_anew_when_the_authority_changes(
     ],
 )
 def test_files_that_are_not_what_they_are_to_be_are_named(
-    papers: Papers, tmp_path: Path, name: str, line: int, says: str
+    papers: Papers, tmp_path: Path, name: str, line: int, expected: str
 ) -> None:
     cert, key, authority = papers.server.cert, papers.server.key, papers.ours.cert
     rubbish = tmp_path / "rubbish"
@@ -473,5 +473,5 @@ def test_files_that_are_not_what_they_are_to_be_are_named(
         f"  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {authority}\n"
     )
     path.chmod(0o600)
-    (problem,) = file.examine(path).problems
-    assert (problem.place.line, says in problem.text) == (line, True), problem
+    (problem,) = config.check_file(path).problems
+    assert (problem.place.line, expected in problem.text) == (line, True), problem

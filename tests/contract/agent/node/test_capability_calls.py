@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Each call that agent/capabilities.py names, with its capability alone and without it: the kernel's own word.
+"""Each call that agent/node/preflight.py names, with its capability alone and without it: the kernel's own word.
 
-What loads programs and attaches probes is in tests/e2e/test_capabilities.py.
+What loads programs and attaches probes is in tests/e2e/packaging/test_capabilities.py.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.capabilities import CAPABILITIES
-from tests.contract.groups import group
+from agent.node.preflight import CAPABILITIES
+from tests.support.groups import group
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give rights away")
 
 OPEN_MAPPED = """\
 import sys
-from agent.procfs import Procfs
+from agent.node.procfs import Procfs
 
 process = Procfs().process_id(int(sys.argv[1]))
 [file] = [*Procfs().mapped(process.tgid, "program".__eq__)]
@@ -35,17 +35,17 @@ Procfs().open_mapped(process, file)
 """
 OPEN_ROOT = """\
 import sys
-from agent.procfs import Procfs
+from agent.node.procfs import Procfs
 
 Procfs().open_inside(Procfs().process_id(int(sys.argv[1])), "/etc/passwd")
 """
-READ_ENVIRON = "import sys; from agent.procfs import Procfs; Procfs().environ(int(sys.argv[1]), ['HOME'])"
+READ_ENVIRON = "import sys; from agent.node.procfs import Procfs; Procfs().environ(int(sys.argv[1]), ['HOME'])"
 RESUME = "import os, signal, sys; signal.pidfd_send_signal(os.pidfd_open(int(sys.argv[1])), signal.SIGCONT)"
 HURRY = "import os; os.setpriority(os.PRIO_PROCESS, 0, -20)"
 MARK = """\
 import os, sys
-from enforce.freezer import Cgroup, Place
-with Cgroup(Place.of(2, sys.argv[1])) as cgroup:
+from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
+with Cgroup(FreezerCgroup.of(2, sys.argv[1])) as cgroup:
     assert cgroup.claim() and cgroup.marked()
     cgroup.unmark()
 """
@@ -71,7 +71,7 @@ def works(names: Sequence[str], program: str, *arguments: str) -> bool:
 
 @contextmanager
 def other(folder: Path, uid: int) -> Iterator[Other]:
-    """Its own program is the file. In a session of its own: in ours everybody may resume it."""
+    """Its own program is the file. In a session of its own: in ours every process may resume it."""
     mapped = folder / "program"
     shutil.copy("/usr/bin/sleep", mapped)
     process = subprocess.Popen([mapped, "3600"], user=uid, group=uid, extra_groups=[], start_new_session=True)
@@ -140,5 +140,5 @@ def test_sys_admin_marks_a_cgroup() -> None:
 
 
 def test_every_capability_is_tried_somewhere() -> None:
-    tried = Path(__file__).read_text() + (ROOT / "tests/e2e/test_capabilities.py").read_text()
+    tried = Path(__file__).read_text() + (ROOT / "tests/e2e/packaging/test_capabilities.py").read_text()
     assert all(one.name in tried for one in CAPABILITIES)

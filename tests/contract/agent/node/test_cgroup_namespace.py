@@ -14,27 +14,27 @@ from pathlib import Path
 
 import pytest
 
-from agent import cgroup_namespace
-from bench import cgroups
+from agent.node import cgroups as cgroup_namespace
+from tools.harness import cgroups
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="cgroups and namespaces need root")
-# In the cgroup that it is told; what is seen before and after, by the thread itself and by one that it starts.
+# Prints what the thread sees before and after joining, and what a thread that it starts then sees.
 INSIDE = """
 import json, os, sys, threading
 from pathlib import Path
-from agent.cgroup_namespace import join_the_nodes
-from agent.containers.residents import hierarchies
+from agent.node.cgroups import hierarchies, join_node_namespace, parse_mounts
 def seen():
-    return [Path("/proc/thread-self/cgroup").read_text(), hierarchies(Path("/proc/thread-self/mountinfo").read_text())]
+    mounts = parse_mounts(Path("/proc/thread-self/mountinfo").read_text())
+    return [Path("/proc/thread-self/cgroup").read_text(), [hierarchy.point for hierarchy in hierarchies(mounts)]]
 def later():
-    told.append(seen())
-told = [seen()]
-joined = join_the_nodes()
-told.append(seen())
+    views.append(seen())
+views = [seen()]
+joined = join_node_namespace()
+views.append(seen())
 thread = threading.Thread(target=later)
 thread.start()
 thread.join()
-print(json.dumps([joined, *told]))
+print(json.dumps([joined, *views]))
 """
 
 
@@ -74,16 +74,16 @@ def test_out_of_a_namespace_of_its_own_the_agent_sees_what_the_node_sees(group: 
 
 def test_where_it_sees_what_the_node_sees_nothing_is_done() -> None:
     before = os.readlink("/proc/thread-self/ns/cgroup")
-    assert cgroup_namespace.join_the_nodes()
+    assert cgroup_namespace.join_node_namespace()
     assert os.readlink("/proc/thread-self/ns/cgroup") == before
 
 
-def test_who_may_not_join_is_told_what_is_lost(
+def test_a_process_that_may_not_join_logs_what_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    ours = tmp_path / "cgroup"
-    ours.symlink_to("cgroup:[1]")
-    monkeypatch.setattr(cgroup_namespace, "_OURS", str(ours))
-    monkeypatch.setattr(cgroup_namespace, "_of_the_node", lambda: str(tmp_path / "gone"))
-    assert not cgroup_namespace.join_the_nodes()
+    own = tmp_path / "cgroup"
+    own.symlink_to("cgroup:[1]")
+    monkeypatch.setattr(cgroup_namespace, "_OWN", str(own))
+    monkeypatch.setattr(cgroup_namespace, "_node_namespace", lambda: str(tmp_path / "gone"))
+    assert not cgroup_namespace.join_node_namespace()
     assert "nothing is frozen" in caplog.text

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from agent import foreign
-from agent.elf import exported_functions
-from agent.errors import GoneError, ProbeError, SetupError
-from agent.libraries import FileId, Layer, opened, real_file
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from agent.proctext import MappedFile
-from tests.contract.jail import Jail, Opens, jailed, mounted
+from agent.core.errors import GoneError, ProbeError, SetupError
+from agent.core.model import ProcessId
+from agent.node import container_files
+from agent.node.elf import exported_functions
+from agent.node.proc_parse import MappedFile
+from agent.node.procfs import Procfs
+from agent.probes.libraries import FileId, Layer, opened, real_file
+from tests.support.processes import Jail, Opens, jailed, mounted
 
 PROC = Procfs()
 LIBRARY = "/lib/libcuda.so.1"
@@ -132,10 +132,10 @@ def test_the_word_of_opens_is_right(jail: Jail) -> None:
         assert opens.any()
 
 
-def test_a_file_that_somebody_has_a_lease_on_is_not_waited_for(jail: Jail) -> None:
+def test_a_file_with_a_lease_of_another_process_is_not_waited_for(jail: Jail) -> None:
     path = jail.root / LIBRARY[1:]
     path.touch()
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the holder is told that somebody came
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the holder learns of another open
     try:
         with open(path, "w") as held:
             fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -154,19 +154,19 @@ def test_another_process_under_the_same_pid_is_not_looked_into(jail: Jail) -> No
 def test_what_was_found_is_what_is_opened_whatever_has_its_name_by_then(
     jail: Jail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, look = jail.root / "lib" / "real.so", foreign._file_system
+    path, look = jail.root / "lib" / "real.so", container_files._file_system
 
     def replaced(descriptor: int) -> int:
         path.unlink()
         os.mkfifo(path)
         return look(descriptor)
 
-    monkeypatch.setattr(foreign, "_file_system", replaced)
+    monkeypatch.setattr(container_files, "_file_system", replaced)
     assert read(jail, "/lib/real.so") == "inside"
 
 
 def test_a_folder_on_the_way_that_keeps_being_moved_costs_a_few_tries(jail: Jail) -> None:
-    """The kernel gives up (EAGAIN) where `..` and a rename meet; whoever renames all day gains nothing."""
+    """The kernel gives up (EAGAIN) where `..` and a rename meet; a program that renames all day gains nothing."""
     (jail.root / "a" / "b").mkdir(parents=True)
     (jail.root / "a" / "real.so").write_text("inside")
     ending = threading.Event()
@@ -188,10 +188,10 @@ def test_a_folder_on_the_way_that_keeps_being_moved_costs_a_few_tries(jail: Jail
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
-def test_where_openat2_is_refused_nothing_is_opened_and_the_reason_is_said(
+def test_where_openat2_is_refused_nothing_is_opened_and_the_reason_is_reported(
     jail: Jail, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(foreign, "_openat2", lambda *_: (-1, code))
+    monkeypatch.setattr(container_files, "_openat2", lambda *_: (-1, code))
     with pytest.raises(SetupError, match=r"allow openat2\(2\) in the seccomp profile"):
         PROC.open_inside(jail.process, "/lib/real.so")
 
@@ -200,7 +200,7 @@ def test_a_file_that_is_not_for_us_is_no_matter_of_openat2(jail: Jail, monkeypat
     def refuse(_folder: int, path: bytes, _how: object) -> tuple[int, int]:
         return (os.dup(0), 0) if path == b"/" else (-1, errno.EPERM)
 
-    monkeypatch.setattr(foreign, "_openat2", refuse)
+    monkeypatch.setattr(container_files, "_openat2", refuse)
     with pytest.raises(SetupError, match="not allowed to read"):
         PROC.open_inside(jail.process, "/lib/real.so")
 
@@ -226,7 +226,7 @@ def test_of_a_dev_with_any_number_of_entries_nothing_is_believed(jail: Jail, mon
     (jail.root / "dev").mkdir()
     (jail.root / "dev" / "nvidia3").touch()
     assert PROC.gpu_minors(jail.process) == frozenset({3})
-    monkeypatch.setattr("agent.procfs._MOST_DEVICES", 40)
+    monkeypatch.setattr("agent.node.procfs._MOST_DEVICES", 40)
     for number in range(40):
         (jail.root / "dev" / f"nvidia{number}x").touch()
     assert PROC.gpu_minors(jail.process) is None
@@ -243,8 +243,8 @@ def test_a_sparse_file_without_an_end_is_no_library(jail: Jail) -> None:
     path = jail.root / LIBRARY[1:]
     path.write_bytes(b"\x7fELF\x02\x01\x01")
     os.truncate(path, 1 << 40)
-    with opened(PROC, jail.process, LIBRARY) as (descriptor, _, _), pytest.raises(ProbeError, match="larger than any"):
-        exported_functions(descriptor, "cu")
+    with opened(PROC, jail.process, LIBRARY) as file, pytest.raises(ProbeError, match="larger than any"):
+        exported_functions(file.descriptor, "cu")
 
 
 def test_a_file_that_grows_while_it_is_read_ends(jail: Jail) -> None:
@@ -260,10 +260,10 @@ def test_a_file_that_grows_while_it_is_read_ends(jail: Jail) -> None:
     growing = threading.Thread(target=grow)
     growing.start()
     try:
-        with opened(PROC, jail.process, LIBRARY) as (descriptor, _, _):
+        with opened(PROC, jail.process, LIBRARY) as library:
             for _ in range(20):
                 with suppress(ProbeError):
-                    exported_functions(descriptor, "cu")
+                    exported_functions(library.descriptor, "cu")
     finally:
         ending.set()
         growing.join()
@@ -309,18 +309,19 @@ def test_an_overlay_of_a_user_namespace_is_not_taken_for_the_file_that_its_text_
     node.mkdir()
     (node / "libcuda.so.1").write_text("the node's")
     facts = os.stat(node / "libcuda.so.1")
+    seconds, rest_ns = divmod(facts.st_mtime_ns, 10**9)  # a float would not hold it
     script = (
         f"mount -t tmpfs none {node} && mkdir {tmp_path}/up {tmp_path}/work {tmp_path}/merged && "
-        f"printf 'a forgery.' >{node}/libcuda.so.1 && touch -d @{facts.st_mtime_ns / 1e9:.9f} {node}/libcuda.so.1 && "
+        f"printf 'a forgery.' >{node}/libcuda.so.1 && touch -d @{seconds}.{rest_ns:09} {node}/libcuda.so.1 && "
         f"mount -t overlay none {tmp_path}/merged -o lowerdir={node}:{tmp_path}/up && echo ready && exec cat"
     )
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        said = process.stdout.readline()
-        if said != b"ready\n":
+        line = process.stdout.readline()
+        if line != b"ready\n":
             pytest.skip("no overlay in user namespaces here")
-        with opened(PROC, PROC.process_id(process.pid), f"{tmp_path}/merged/libcuda.so.1") as (_, theirs, file):
-            assert theirs.st_size == facts.st_size
-            assert file != FileId(facts.st_dev, facts.st_ino)
+        with opened(PROC, PROC.process_id(process.pid), f"{tmp_path}/merged/libcuda.so.1") as theirs:
+            assert theirs.version == (facts.st_size, facts.st_mtime_ns)
+            assert theirs.file != FileId(facts.st_dev, facts.st_ino)
         process.kill()

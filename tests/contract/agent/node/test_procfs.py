@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.errors import GoneError
-from agent.procfs import Procfs
+from agent.core.errors import GoneError
+from agent.node.procfs import Procfs
 
 PROC = Procfs()
 
@@ -57,7 +57,7 @@ def test_a_process_whose_first_thread_ended_is_alive() -> None:
     assert alive
 
 
-def test_the_c_library_is_found_with_the_device_and_inode_that_stat_says() -> None:
+def test_the_c_library_is_found_with_the_device_and_inode_of_stat() -> None:
     (libc,) = PROC.mapped(os.getpid(), lambda name: name.startswith("libc.so"))
     facts = os.stat(libc.path)
     assert (libc.inode, libc.deleted) == (facts.st_ino, False)

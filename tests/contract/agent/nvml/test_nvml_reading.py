@@ -8,15 +8,18 @@ import ctypes
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.model import DeviceReading
-from agent.nvml import Nvml
+from agent.core.model import DeviceReading
+from agent.nvml.client import Nvml
+from tests.support.clocks import AheadClock
+from tests.support.nvml.reading import read_until, readings
+from tools.harness.wait import until
 
-BUILD = Path(__file__).parents[2] / "sim/build"
+BUILD = Path(__file__).parents[4] / "sim/build"
 GIB = 1 << 30
 GPUS = 2
 DEADLINE_SECONDS = 30
@@ -68,23 +71,13 @@ def simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simul
     simulator.stop()
 
 
-class Clock:
-    """Real time, with jumps ahead, so that no test waits for the pause between two attempts."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def __call__(self) -> int:
-        return time.monotonic_ns() + self.ahead_ns
+@pytest.fixture
+def clock() -> AheadClock:
+    return AheadClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def nvml(simulator: Simulator, clock: Clock) -> Iterator[Nvml]:
+def nvml(simulator: Simulator, clock: AheadClock) -> Iterator[Nvml]:
     with Nvml(monotonic_ns=clock) as nvml:
         yield nvml
 
@@ -95,18 +88,6 @@ def busy(simulator: Simulator) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-
-
-def tick(nvml: Nvml) -> list[DeviceReading]:
-    return [nvml.read(device) for device in nvml.devices()]
-
-
-def until(nvml: Nvml, condition: Callable[[list[DeviceReading]], bool]) -> list[DeviceReading]:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition(readings := tick(nvml)):
-        assert time.monotonic() < deadline, (readings, nvml.errors, nvml.problem)
-        time.sleep(0.02)
-    return readings
 
 
 def test_devices_are_described(nvml: Nvml) -> None:
@@ -120,7 +101,7 @@ def test_devices_are_described(nvml: Nvml) -> None:
 
 
 def test_an_idle_device_is_measured_as_idle(nvml: Nvml) -> None:
-    first, _ = until(nvml, lambda readings: readings[0].sm_activity_ratio is not None)
+    first, _ = read_until(nvml, lambda readings: readings[0].sm_activity_ratio is not None)
     assert (first.sm_activity_ratio, first.sm_activity_source) == (0.0, "gpm")
     assert (first.pcie_tx_bytes_per_second, first.pcie_rx_bytes_per_second) == (0.0, 0.0)
     assert first.memory_used_bytes == 0
@@ -132,7 +113,7 @@ def test_an_idle_device_is_measured_as_idle(nvml: Nvml) -> None:
 
 
 def test_a_working_process_shows_in_every_figure_of_its_device_only(nvml: Nvml, busy: subprocess.Popen[bytes]) -> None:
-    first, second = until(
+    first, second = read_until(
         nvml, lambda r: (r[0].sm_activity_ratio or 0) > 0.5 and (r[0].pcie_rx_bytes_per_second or 0) > 0
     )
     assert first.sm_activity_ratio is not None
@@ -145,55 +126,52 @@ def test_a_working_process_shows_in_every_figure_of_its_device_only(nvml: Nvml, 
     assert first.memory_used_bytes >= used
     assert second.sm_activity_ratio == 0
     assert nvml.processes(second.device) == []
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not (shares := nvml.process_utilization(first.device)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    shares = until(lambda: nvml.process_utilization(first.device), "a process utilization", step_seconds=0.05)
     assert list(shares) == [busy.pid]
     assert 0 < shares[busy.pid] <= 1
 
 
 def test_a_process_that_ends_leaves_the_list(nvml: Nvml, busy: subprocess.Popen[bytes]) -> None:
-    until(nvml, lambda readings: bool(nvml.processes(readings[0].device)))
+    read_until(nvml, lambda readings: bool(nvml.processes(readings[0].device)))
     busy.kill()
-    until(nvml, lambda readings: not nvml.processes(readings[0].device))
-    until(nvml, lambda readings: readings[0].memory_used_bytes == 0)
+    read_until(nvml, lambda readings: not nvml.processes(readings[0].device))
+    read_until(nvml, lambda readings: readings[0].memory_used_bytes == 0)
 
 
 def test_a_lost_gpu_hides_only_itself_and_comes_back(simulator: Simulator, nvml: Nvml) -> None:
-    until(nvml, lambda readings: readings[0].sm_activity_ratio is not None)
+    read_until(nvml, lambda readings: readings[0].sm_activity_ratio is not None)
     simulator.fault("lose", "0")
-    first, second = tick(nvml)
+    first, second = readings(nvml)
     assert first == DeviceReading(first.device, lost=True)
     assert not second.lost
     assert second.memory_used_bytes == 0
     simulator.fault("restore", "0")
-    until(nvml, lambda readings: not readings[0].lost and readings[0].sm_activity_ratio is not None)
+    read_until(nvml, lambda readings: not readings[0].lost and readings[0].sm_activity_ratio is not None)
     assert any(error.endswith(":gpu_is_lost") for error in nvml.errors)
 
 
-def test_an_unloaded_driver_is_survived(simulator: Simulator, nvml: Nvml, clock: Clock) -> None:
+def test_an_unloaded_driver_is_survived(simulator: Simulator, nvml: Nvml, clock: AheadClock) -> None:
     before = nvml.devices()
     simulator.stop()
-    assert [reading.lost for reading in tick(nvml)] == [True] * GPUS
+    assert [reading.lost for reading in readings(nvml)] == [True] * GPUS
     assert nvml.problem
     clock.ahead_ns += 10**10
-    tick(nvml)
+    readings(nvml)
     assert "modprobe" in (nvml.problem or "")
     simulator.start()
     clock.ahead_ns += 10**10
-    readings = until(nvml, lambda readings: all(reading.sm_activity_ratio is not None for reading in readings))
-    assert tuple(reading.device for reading in readings) == before
+    found = read_until(nvml, lambda readings: all(reading.sm_activity_ratio is not None for reading in readings))
+    assert tuple(reading.device for reading in found) == before
     assert not nvml.problem
 
 
 def test_xids_are_counted_by_device(simulator: Simulator, nvml: Nvml) -> None:
-    tick(nvml)
+    readings(nvml)
     for _ in range(2):
         simulator.fault("xid", "1", "31")
     simulator.fault("xid", "1", "79")
-    _, second = until(nvml, lambda readings: sum(readings[1].xid_counts.values()) == 3)
-    first, second = tick(nvml)
+    _, second = read_until(nvml, lambda readings: sum(readings[1].xid_counts.values()) == 3)
+    first, second = readings(nvml)
     assert first.xid_counts == {}
     assert second.xid_counts == {31: 2, 79: 1}
     assert abs(second.xid_last_seen_wall_ns[79] - time.time_ns()) < 60 * 10**9
@@ -203,17 +181,17 @@ def test_without_gpm_and_counters_the_other_sources_serve(simulator: Simulator, 
     for function in ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlDeviceGetFieldValues"):
         simulator.fault("unsupported", function)
     with Nvml() as nvml:
-        (first, _) = until(nvml, lambda r: (r[0].sm_activity_ratio or 0) > 0.5)
+        (first, _) = read_until(nvml, lambda r: (r[0].sm_activity_ratio or 0) > 0.5)
         assert first.sm_activity_source == "utilization"
-        until(nvml, lambda r: r[0].pcie_rx_bytes_per_second is not None)
+        read_until(nvml, lambda r: r[0].pcie_rx_bytes_per_second is not None)
         assert nvml.errors["nvmlDeviceGetFieldValues:not_supported"] == GPUS
 
 
 def test_an_unsupported_figure_is_unknown_and_costs_nothing_else(simulator: Simulator) -> None:
     simulator.fault("unsupported", "nvmlDeviceGetPowerUsage")
     with Nvml() as nvml:
-        first, _ = tick(nvml)
-        tick(nvml)
+        first, _ = readings(nvml)
+        readings(nvml)
     assert first.power_watts is None
     assert first.temperature_celsius
     assert nvml.errors["nvmlDeviceGetPowerUsage:not_supported"] == GPUS

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import pytest
 
-from agent.errors import SetupError
-from agent.stacks.aside import Bcc
+from agent.core.errors import SetupError
+from agent.stacks.symbolizer import Bcc
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's rights")
 
@@ -68,7 +68,7 @@ def test_names_come_back_whatever_is_in_them(bcc: Making) -> None:
         ("import time; time.sleep(1000)", "took longer than 2 s"),
         ("import os; os._exit(1)", "it ended"),
         ("import os; os.kill(os.getpid(), 11)", "it ended"),
-        ("import os; os.write(1, b'nonsense\\n')", "nonsense"),
+        ("import os; os.write(1, b'nonsense\\n')", "not JSON"),
         ("import os; os.write(1, b'x' * 200000)", "no end"),
     ],
 )
@@ -86,7 +86,7 @@ TAKEN_OVER = """
 import ctypes, fcntl, json, os, resource, socket, subprocess
 libc = ctypes.CDLL(None, use_errno=True)
 bpf, queue, queue_to_thread = (321, 129, 297) if os.uname().machine == 'x86_64' else (280, 138, 240)
-me, siginfo = os.getpid(), ctypes.create_string_buffer(128)  # what it may not do even to itself it may do to nobody
+me, siginfo = os.getpid(), ctypes.create_string_buffer(128)  # what it may not do even to itself it may do to no process
 owner = (ctypes.c_int * 2)(1, me)  # F_OWNER_PID
 acts = {
     'write the memory of another process': lambda: open('/proc/%d/mem' % self.tgid, 'r+b', buffering=0),
@@ -134,7 +134,7 @@ def test_one_that_is_taken_over_can_read_files_and_do_nothing(bcc: Making, tmp_p
     secret.chmod(0o600)
     bcc(TAKEN_OVER.strip(), before=f"secret, target = {str(secret)!r}, {str(target)!r}")
     with closing(Bcc()) as names:
-        said = names.name(os.getpid(), 1)
-        assert said is not None, names.trouble
-        assert json.loads(said) == [[], True]
+        answer = names.name(os.getpid(), 1)
+        assert answer is not None, names.trouble
+        assert json.loads(answer) == [[], True]
     assert not target.exists()

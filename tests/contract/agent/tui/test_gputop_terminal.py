@@ -11,22 +11,23 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import gputop
+from bench.latency import gputop
+from tools.harness.wait import until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import argparse, dataclasses, sys, time
-from agent.tui import arguments, top
-from tests.unit.snapshots import rich_snapshot
+from gpuwarden.top import run
+from gpuwarden.top import add_arguments
+from tests.support.snapshots import rich_snapshot
 parser = argparse.ArgumentParser()
-arguments.add_arguments(parser)
-sys.exit(top.run(parser.parse_args(), lambda: dataclasses.replace(rich_snapshot(), at_ns=time.monotonic_ns())))
+add_arguments(parser)
+sys.exit(run(parser.parse_args(), lambda: dataclasses.replace(rich_snapshot(), at_ns=time.monotonic_ns())))
 """
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 ENVIRONMENT = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
@@ -47,16 +48,15 @@ class Terminal:
         self.seen = b""
 
     def until(self, text: bytes) -> None:
-        deadline = time.monotonic() + 30
-        while text not in self.seen:
-            assert time.monotonic() < deadline, self.seen
-            self._read(0.1)
+        """Reads what the program writes, until this is in it."""
+        until(
+            lambda: text in self.seen or (self._read(0.1) and text in self.seen),
+            lambda: f"{text!r} on the terminal: {self.seen!r}",
+        )
 
     def end(self) -> int:
-        deadline = time.monotonic() + 30
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline
-            self._read(0.05)
+        """Reads what the program writes until it ends; its exit status."""
+        until(lambda: not self._read(0.05) and self.process.poll() is not None, "the program's end")
         while self._read(0.2):
             pass
         return self.process.returncode

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`lock` and `swap` on real processes of a simulated GPU: done, refused, undone from the ledger alone whoever dies."""
+"""`lock` and `swap` on real processes of a simulated GPU: done, refused, undone from the ledger whatever dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,63 +21,26 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.model import Container, ContainerKey, ProcessId
-from agent.procfs import Procfs
-from bench.cgroups import hierarchies
-from bench.node import BUILD, Node, simulated_node
-from enforce.actuators.lock import Lock
-from enforce.actuators.swap import Swap
-from enforce.checkpoint.acting import Checkpoints
-from enforce.checkpoint.answer import Kind
-from enforce.checkpoint.driver import State
-from enforce.checkpoint.helper import ask
-from enforce.checkpoint.library import DriverLibrary
-from enforce.checkpoint.undoing import CheckpointError
-from enforce.ledger import Ledger, read
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.checkpoint.driver import AnswerKind, State
+from enforce.actuators.checkpoint.helper import DriverLibrary, ask
+from enforce.actuators.checkpoint.rungs import Checkpoints, Lock, Swap
+from enforce.actuators.checkpoint.undo import CheckpointError
+from enforce.actuators.executor import RungExecutor, Wanted
+from enforce.actuators.undo import MadeBy, acts_where, keep_releasing, release_all
+from enforce.ledger.entries import UndoOutcome
+from enforce.ledger.ledger import Ledger, read
 from enforce.model import Subject
-from enforce.outcome import Outcome
-from enforce.release import keep_releasing, release_all
-from enforce.rungs import Rungs, Wanted
-from enforce.undoing import STOPS
+from tests.support.programs.checkpoint_agent import KEY, LIBCUDA, subject_of
+from tools.harness.cgroups import hierarchies
+from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.wait import until
 
 GIB = 1 << 30
 DEADLINE_SECONDS = 60.0
-LIBCUDA = str(BUILD / "lib" / "libcuda.so.1")
 SHORT = ["--kernels", "20", "--kernel-us", "200", "--blocks", "66"]
 LONG = ["--kernels", "1", "--kernel-us", "300000", "--blocks", "66"]
-KEY = ContainerKey("docker:abc")
-_AGENT = """
-import sys
-from pathlib import Path
-from tests.contract import test_checkpoint_actuators as test
-test.act_as_agent(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
-"""
-
-
-def until(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not (result := holds()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-    return result
-
-
-def subject_of(*tgids: int) -> Subject:
-    processes = tuple(Procfs().process_id(tgid) for tgid in tgids)
-    return Subject(Container(KEY, "training", "docker"), processes, frozenset(), rule=None)  # type: ignore[arg-type]
-
-
-def act_as_agent(name: str, path: Path, tgid: int) -> None:
-    """What the agent does when it climbs a rung; it says how far it is."""
-    ledger, subject = Ledger(path), subject_of(tgid)
-    checkpoints = Checkpoints(ledger, DriverLibrary((LIBCUDA,)))
-    rung = Lock(checkpoints) if name == "lock" else Swap(checkpoints)
-    for entry in rung.intents(subject):
-        ledger.intend(entry)
-    print("intended", flush=True)
-    rung.apply(subject)
-    print("applied", flush=True)
-    sys.stdin.read()
 
 
 @dataclass(frozen=True)
@@ -93,7 +56,7 @@ class Stage:
         process = self.node.start("offline", ["--seconds", "0", *arguments])
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
-        until(lambda: self.launches(process.pid))
+        until(lambda: self.launches(process.pid), "the first launch")
         return process.pid
 
     def launches(self, tgid: int) -> int:
@@ -101,7 +64,7 @@ class Stage:
 
     def goes_on(self, tgid: int) -> None:
         before = self.launches(tgid)
-        until(lambda: self.launches(tgid) > before + 2)
+        until(lambda: self.launches(tgid) > before + 2, "more launches")
 
     def used_bytes(self) -> int:
         return int(self.node.status()[0]["memory_used"])
@@ -118,7 +81,7 @@ class Stage:
     def swap(self, subject: Subject) -> None:
         self.climb(Swap(self.checkpoints), subject)
 
-    def release(self) -> list[Outcome]:
+    def release(self) -> list[UndoOutcome]:
         return [one.outcome for one in release_all(self.path)]
 
 
@@ -126,7 +89,7 @@ class Stage:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     with simulated_node(tmp_path / "gpu", {"memory": "8GiB"}) as node:
         for name, value in node.environment.items():
-            if name != "LD_LIBRARY_PATH":  # the helper is told the library's path
+            if name != "LD_LIBRARY_PATH":  # the helper gets the library's path
                 monkeypatch.setenv(name, value)
         path = tmp_path / "ledger.jsonl"
         ledger = Ledger(path)
@@ -146,7 +109,7 @@ def test_a_locked_container_launches_nothing_and_goes_on_when_released(stage: St
     time.sleep(0.2)
     assert [stage.launches(tgid) for tgid in tgids] == before
     assert len(read(stage.path)) == 2
-    assert stage.release() == [Outcome.RESUMED] * 2
+    assert stage.release() == [UndoOutcome.RESUMED] * 2
     assert read(stage.path) == []
     for tgid in tgids:
         stage.goes_on(tgid)
@@ -173,13 +136,13 @@ def test_a_swapped_container_leaves_the_device_to_others_and_comes_back(stage: S
     assert listed() == set()
     assert stage.used_bytes() == 0
     other = stage.offline(*SHORT, "--memory", str(5 * GIB))
-    assert stage.release() == [Outcome.FAILED]  # no room
+    assert stage.release() == [UndoOutcome.FAILED]  # no room
     assert len(read(stage.path)) == 1
     assert state_of(tgid) is State.CHECKPOINTED
     stage.goes_on(other)
     os.kill(other, signal.SIGKILL)
-    until(lambda: stage.used_bytes() == 0)
-    assert stage.release() == [Outcome.RESUMED]
+    until(lambda: stage.used_bytes() == 0, "all GPU memory to be free")
+    assert stage.release() == [UndoOutcome.RESUMED]
     assert read(stage.path) == []
     assert listed() == {tgid}
     stage.goes_on(tgid)
@@ -188,9 +151,9 @@ def test_a_swapped_container_leaves_the_device_to_others_and_comes_back(stage: S
 def test_a_lock_outlives_the_guardian_while_the_agent_lives(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     stage.lock(subject_of(tgid))
-    assert release_all(stage.path, acts=STOPS) == []
+    assert release_all(stage.path, acts=acts_where(MadeBy.KERNEL)) == []
     assert state_of(tgid) is State.LOCKED
-    assert stage.release() == [Outcome.RESUMED]
+    assert stage.release() == [UndoOutcome.RESUMED]
 
 
 def test_what_has_no_room_is_tried_again_until_there_is(stage: Stage) -> None:
@@ -206,31 +169,31 @@ def test_what_has_no_room_is_tried_again_until_there_is(stage: Stage) -> None:
     stage.goes_on(tgid)
 
 
-def test_what_a_later_agent_intends_anew_is_not_undone_by_an_earlier_ones_guardian(stage: Stage) -> None:
+def test_what_a_later_agent_intends_again_is_not_undone_by_an_earlier_ones_guardian(stage: Stage) -> None:
     tgid = stage.offline(*SHORT, "--memory", str(5 * GIB))
     stage.swap(subject_of(tgid))
     other = stage.offline(*SHORT, "--memory", str(5 * GIB))
     [released] = release_all(stage.path)
     stage.swap(subject_of(tgid))  # it is ours already, and wanted again
     os.kill(other, signal.SIGKILL)
-    until(lambda: stage.used_bytes() == 0)
+    until(lambda: stage.used_bytes() == 0, "all GPU memory to be free")
     assert keep_releasing(stage.path, [released], limit_seconds=DEADLINE_SECONDS, every_seconds=0.1) == []
     assert state_of(tgid) is State.CHECKPOINTED
-    assert stage.release() == [Outcome.RESUMED]
+    assert stage.release() == [UndoOutcome.RESUMED]
 
 
-def want(rungs: Rungs, wanted: Wanted, name: str) -> bool:
+def want(rungs: RungExecutor, wanted: Wanted, name: str) -> bool:
     rungs.want(wanted)
     return name in rungs.in_force(KEY)
 
 
 def test_the_rungs_climb_to_swap_and_back(stage: Stage) -> None:
     tgid = stage.offline(*SHORT, "--memory", str(GIB))
-    rungs = Rungs({"swap": Swap(stage.checkpoints)}, stage.ledger)
+    rungs = RungExecutor({"swap": Swap(stage.checkpoints)}, stage.ledger)
     wanted = {KEY: (subject_of(tgid), frozenset({"swap"}))}
-    until(lambda: want(rungs, wanted, "swap"))
+    until(lambda: want(rungs, wanted, "swap"), "the rung in force")
     assert state_of(tgid) is State.CHECKPOINTED
-    until(lambda: not want(rungs, {}, "swap"))
+    until(lambda: not want(rungs, {}, "swap"), "the rung undone")
     assert state_of(tgid) is State.RUNNING
     rungs.release_all()
     assert read(stage.path) == []
@@ -242,33 +205,33 @@ def test_swap_takes_over_what_lock_holds_already(stage: Stage) -> None:
     stage.lock(subject_of(tgid))
     stage.swap(subject_of(tgid))
     assert state_of(tgid) is State.CHECKPOINTED
-    assert set(stage.release()) <= {Outcome.RESUMED, Outcome.RUNNING}
+    assert set(stage.release()) <= {UndoOutcome.RESUMED, UndoOutcome.RUNNING}
     assert read(stage.path) == []
     stage.goes_on(tgid)
 
 
-def test_what_somebody_else_has_locked_is_left_alone(stage: Stage) -> None:
+def test_what_another_program_has_locked_is_left_alone(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     process = Procfs().process_id(tgid)
-    assert ask("lock", process, LIBCUDA).kind is Kind.DONE
+    assert ask("lock", process, LIBCUDA).kind is AnswerKind.DONE
     for rung in (Lock(stage.checkpoints), Swap(stage.checkpoints)):
-        with pytest.raises(CheckpointError, match="by somebody else"):
+        with pytest.raises(CheckpointError, match="by another program"):
             rung.intents(subject_of(tgid))
-    assert ask("swap-out", process, LIBCUDA).kind is Kind.FOREIGN
+    assert ask("swap-out", process, LIBCUDA).kind is AnswerKind.FOREIGN
     assert stage.release() == []
     assert state_of(tgid) is State.LOCKED
-    assert ask("unlock", process, LIBCUDA).kind is Kind.DONE
+    assert ask("unlock", process, LIBCUDA).kind is AnswerKind.DONE
 
 
-def test_a_lock_that_somebody_else_takes_in_between_is_not_undone(stage: Stage) -> None:
+def test_a_lock_that_another_program_takes_in_between_is_not_undone(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     rung, subject = Lock(stage.checkpoints), subject_of(tgid)
     for entry in rung.intents(subject):
         stage.ledger.intend(entry)
-    assert ask("lock", subject.processes[0], LIBCUDA).kind is Kind.DONE
-    with pytest.raises(CheckpointError, match="by somebody else"):
+    assert ask("lock", subject.processes[0], LIBCUDA).kind is AnswerKind.DONE
+    with pytest.raises(CheckpointError, match="by another program"):
         rung.apply(subject)
-    assert stage.release() == [Outcome.RUNNING]
+    assert stage.release() == [UndoOutcome.RUNNING]
     assert state_of(tgid) is State.LOCKED
 
 
@@ -280,19 +243,19 @@ def test_an_mps_client_is_refused_and_remembered(stage: Stage) -> None:
         obstacle = Swap(stage.checkpoints).obstacle(subject_of(tgid))
         assert obstacle is not None
         assert "MPS client" in obstacle
-        assert stage.release() == [Outcome.RUNNING]
+        assert stage.release() == [UndoOutcome.RUNNING]
         stage.goes_on(tgid)
 
 
 def test_a_stopped_process_is_refused_and_stays_as_it_was(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     os.kill(tgid, signal.SIGSTOP)
-    until(lambda: Procfs().stat(tgid).state == "T")
+    until(lambda: Procfs().stat(tgid).state == "T", "the process to be stopped")
     with pytest.raises(CheckpointError, match="it is stopped"):
         stage.lock(subject_of(tgid))
-    assert stage.release() == [Outcome.FAILED]  # nor can it be asked whether there is something to undo
+    assert stage.release() == [UndoOutcome.FAILED]  # nor can it be asked whether there is something to undo
     os.kill(tgid, signal.SIGCONT)
-    assert stage.release() == [Outcome.RUNNING]
+    assert stage.release() == [UndoOutcome.RUNNING]
     assert Procfs().stat(tgid).state != "T"
     stage.goes_on(tgid)
 
@@ -309,7 +272,7 @@ def test_a_process_that_runs_only_for_moments_can_be_locked(stage: Stage) -> Non
         pacing.wait()
         os.kill(tgid, signal.SIGCONT)
     assert state_of(tgid) is State.LOCKED
-    assert stage.release() == [Outcome.RESUMED]
+    assert stage.release() == [UndoOutcome.RESUMED]
     stage.goes_on(tgid)
 
 
@@ -329,16 +292,16 @@ def test_a_frozen_container_is_an_obstacle(stage: Stage) -> None:
     try:
         (cgroup / "cgroup.procs").write_text(str(tgid))
         (cgroup / file).write_text(frozen)
-        obstacle = until(lambda: Lock(stage.checkpoints).obstacle(subject_of(tgid)))
+        obstacle = until(lambda: Lock(stage.checkpoints).obstacle(subject_of(tgid)), "an obstacle")
         assert "frozen" in obstacle
         (cgroup / file).write_text(thawed)
-        until(lambda: Lock(stage.checkpoints).obstacle(subject_of(tgid)) is None)
+        until(lambda: Lock(stage.checkpoints).obstacle(subject_of(tgid)) is None, "no obstacle")
         stage.lock(subject_of(tgid))
-        assert stage.release() == [Outcome.RESUMED]
+        assert stage.release() == [UndoOutcome.RESUMED]
     finally:
         (cgroup / file).write_text(thawed)
         os.kill(tgid, signal.SIGKILL)
-        until(lambda: not (cgroup / "cgroup.procs").read_text().strip())
+        until(lambda: not (cgroup / "cgroup.procs").read_text().strip(), "the cgroup to be empty")
         cgroup.rmdir()
 
 
@@ -350,7 +313,7 @@ def test_a_driver_without_the_calls_is_an_obstacle(stage: Stage, tmp_path: Path)
     for rung in (Lock(checkpoints), Swap(checkpoints)):
         assert "driver R570 or newer is needed" in (rung.obstacle(subject_of(tgid)) or "")
     answer = ask("lock", Procfs().process_id(tgid), str(old))
-    assert answer.kind is Kind.NO_DRIVER
+    assert answer.kind is AnswerKind.NO_DRIVER
     assert "driver R570 or newer is needed" in (answer.error or "")
 
 
@@ -371,7 +334,7 @@ def test_another_process_under_the_same_pid_is_never_touched(stage: Stage) -> No
     tgid = stage.offline(*SHORT)
     stranger = ProcessId(tgid, Procfs().process_id(tgid).start_ticks + 1)
     for act in ("lock", "swap-out", "release"):
-        assert ask(act, stranger, LIBCUDA).kind is Kind.GONE
+        assert ask(act, stranger, LIBCUDA).kind is AnswerKind.GONE
     assert state_of(tgid) is State.RUNNING
 
 
@@ -379,8 +342,8 @@ def test_a_process_that_dies_while_it_is_locked_closes_its_entry(stage: Stage) -
     tgid = stage.offline(*SHORT)
     stage.swap(subject_of(tgid))
     os.kill(tgid, signal.SIGKILL)
-    until(lambda: Procfs().stat(tgid).dead)
-    assert stage.release() == [Outcome.GONE]
+    until(lambda: Procfs().stat(tgid).dead, "the process to be dead")
+    assert stage.release() == [UndoOutcome.GONE]
     assert read(stage.path) == []
 
 
@@ -388,13 +351,13 @@ def test_a_program_without_cuda_has_nothing_to_undo(stage: Stage) -> None:
     assert Lock(stage.checkpoints).intents(subject_of(os.getpid())) == []
 
 
-def test_a_checkpoint_that_fails_is_said_and_stays_in_the_ledger(stage: Stage) -> None:
+def test_a_checkpoint_that_fails_is_reported_and_stays_in_the_ledger(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     stage.node.fault("checkpoint-fails", str(tgid))
     with pytest.raises(CheckpointError):
         stage.swap(subject_of(tgid))
     [released] = release_all(stage.path)
-    assert released.outcome is Outcome.FAILED
+    assert released.outcome is UndoOutcome.FAILED
     assert "only ending it is left" in (released.error or "")
 
 
@@ -406,7 +369,7 @@ def helpers_of(tgid: int, act: str) -> list[int]:
             words = Path("/proc", name, "cmdline").read_bytes().split(b"\0") if name.isdecimal() else []
         except OSError:
             continue
-        if b"enforce.checkpoint" in words and act.encode() in words and str(tgid).encode() in words:
+        if b"enforce.actuators.checkpoint" in words and act.encode() in words and str(tgid).encode() in words:
             found.append(int(name))
     return found
 
@@ -436,18 +399,20 @@ def has_driver(tgid: int) -> bool:
 def test_whenever_the_agent_is_killed_the_ledger_is_enough(stage: Stage, name: str, act: str, when: str) -> None:
     tgid = stage.offline(*LONG, "--memory", str(GIB))
     agent = subprocess.Popen(
-        [sys.executable, "-c", _AGENT, name, str(stage.path), str(tgid)],
+        [sys.executable, "-m", "tests.support.programs.checkpoint_agent", name, str(stage.path), str(tgid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,  # a line that is there is not hidden from select
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[4],
     )
     assert agent.stdin
     assert agent.stdout
     assert agent.stdout.readline() == b"intended\n"
     if when.startswith("helping"):
-        said = agent.stdout.fileno()  # on a machine that stalls it may be over before we look
-        until(lambda: helpers_at_work(tgid, act) or select.select([said], [], [], 0)[0])
+        output = agent.stdout.fileno()  # on a machine that stalls it may be over before we look
+        until(
+            lambda: helpers_at_work(tgid, act) or select.select([output], [], [], 0)[0], "the helper at work, or done"
+        )
         agent.kill()
         for helper in helpers_at_work(tgid, act) if "too" in when else []:
             with suppress(ProcessLookupError):
@@ -465,16 +430,25 @@ def test_whenever_the_agent_is_killed_the_ledger_is_enough(stage: Stage, name: s
     stage.goes_on(tgid)
 
 
-def test_the_command_says_what_it_did_as_json(stage: Stage) -> None:
+def test_the_command_prints_what_it_did_as_json(stage: Stage) -> None:
     tgid = stage.offline(*SHORT)
     ticks = Procfs().process_id(tgid).start_ticks
 
     def run(act: str) -> dict[str, str]:
-        command = [sys.executable, "-m", "enforce.checkpoint", act, "--pid", str(tgid), "--start-ticks", str(ticks)]
+        command = [
+            sys.executable,
+            "-m",
+            "enforce.actuators.checkpoint",
+            act,
+            "--pid",
+            str(tgid),
+            "--start-ticks",
+            str(ticks),
+        ]
         done = subprocess.run([*command, "--library", LIBCUDA], capture_output=True, text=True, timeout=60, check=False)
-        said: dict[str, str] = json.loads(done.stdout)
-        assert (done.returncode == 0) == (said["kind"] == "done"), done.stderr
-        return said
+        answer: dict[str, str] = json.loads(done.stdout)
+        assert (done.returncode == 0) == (answer["kind"] == "done"), done.stderr
+        return answer
 
     assert run("state") == {"kind": "done", "before": "running", "after": "running"}
     assert run("swap-out") == {"kind": "done", "before": "running", "after": "checkpointed"}

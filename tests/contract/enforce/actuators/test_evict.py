@@ -12,25 +12,20 @@ from contextlib import suppress
 
 import pytest
 
-from agent.errors import WardenError
-from agent.model import Container, ContainerKey, DeviceUuid, ProcessId
-from agent.procfs import Procfs
+from agent.core.errors import WardenError
+from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId
+from agent.node.procfs import Procfs
 from enforce.actuators.evict import Evict, EvictError
+from enforce.actuators.ladder import UnfinishedError
 from enforce.model import Subject
 from enforce.policy.model import Limits, Match, OfflineRule
-from enforce.rungs import UnfinishedError
-from tests.contract.groups import process_of, until
+from tests.support.clocks import SetClock
+from tests.support.groups import process_of
+from tools.harness.wait import until
 
 GRACE_NS = 30_000_000_000
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
 CIVIL = "import signal; print('ready', flush=True); signal.pause()"
-
-
-class Clock:
-    now = 1_000_000_000_000
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Mps:
@@ -50,8 +45,8 @@ class Mps:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SetClock:
+    return SetClock(1_000_000_000_000)
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def mps() -> Mps:
 
 
 @pytest.fixture
-def evict(clock: Clock, mps: Mps) -> Evict:
+def evict(clock: SetClock, mps: Mps) -> Evict:
     return Evict(Procfs(), mps, clock)
 
 
@@ -89,31 +84,33 @@ def subject(*processes: ProcessId) -> Subject:
     return Subject(Container(ContainerKey("c"), "training", "runc"), processes, frozenset[DeviceUuid](), rule)
 
 
-def test_who_is_asked_ends_and_nobody_is_killed(evict: Evict, start: Callable[[str], subprocess.Popen[str]]) -> None:
+def test_a_process_that_is_asked_ends_and_none_is_killed(
+    evict: Evict, start: Callable[[str], subprocess.Popen[str]]
+) -> None:
     program = start(CIVIL)
-    who = subject(process_of(program.pid))
+    target = subject(process_of(program.pid))
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
+        evict.apply(target)
     assert program.wait(timeout=30) == -signal.SIGTERM
-    evict.apply(who)
+    evict.apply(target)
     assert (evict.asked_to_end, evict.killed) == (1, 0)
 
 
-def test_who_does_not_listen_is_killed_after_the_grace_and_not_before(
-    evict: Evict, clock: Clock, start: Callable[[str], subprocess.Popen[str]]
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_and_not_before(
+    evict: Evict, clock: SetClock, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     program = start(DEAF)
-    who = subject(process_of(program.pid))
+    target = subject(process_of(program.pid))
     for _ in range(3):
         with pytest.raises(UnfinishedError):
-            evict.apply(who)
-        clock.now += GRACE_NS // 3
+            evict.apply(target)
+        clock.now_ns += GRACE_NS // 3
     assert program.poll() is None
     assert evict.asked_to_end == 1
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
+        evict.apply(target)
     assert program.wait(timeout=30) == -signal.SIGKILL
-    evict.apply(who)
+    evict.apply(target)
     assert evict.killed == 1
 
 
@@ -121,47 +118,47 @@ def test_a_stopped_process_is_made_to_run_so_that_it_can_end(
     evict: Evict, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     program = start(CIVIL)
-    who = subject(process_of(program.pid))
+    target = subject(process_of(program.pid))
     program.send_signal(signal.SIGSTOP)
     until(lambda: Procfs().stat(program.pid).state == "T", "the stop")
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
+        evict.apply(target)
     assert program.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_an_mps_client_loses_the_device_and_is_asked_but_never_killed(
-    evict: Evict, clock: Clock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
+    evict: Evict, clock: SetClock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     program = start(DEAF)
-    who = subject(process_of(program.pid))
-    mps.clients = set(who.processes)
+    target = subject(process_of(program.pid))
+    mps.clients = set(target.processes)
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
-    assert mps.terminated == list(who.processes)
+        evict.apply(target)
+    assert mps.terminated == list(target.processes)
     for _ in range(5):
-        clock.now += GRACE_NS
+        clock.now_ns += GRACE_NS
         with pytest.raises(EvictError, match=f"process {program.pid} does not end and is not killed"):
-            evict.apply(who)
+            evict.apply(target)
     assert program.poll() is None
     assert (evict.asked_to_end, evict.killed) == (1, 0)
 
 
-def test_where_nobody_knows_whether_it_is_an_mps_client_it_is_not_killed(
-    evict: Evict, clock: Clock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
+def test_where_it_is_unknown_whether_it_is_an_mps_client_it_is_not_killed(
+    evict: Evict, clock: SetClock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     program = start(DEAF)
     mps.error = WardenError("the daemon does not answer")
-    who = subject(process_of(program.pid))
+    target = subject(process_of(program.pid))
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
-    clock.now += GRACE_NS
+        evict.apply(target)
+    clock.now_ns += GRACE_NS
     with pytest.raises(EvictError, match="the daemon does not answer"):
-        evict.apply(who)
+        evict.apply(target)
     assert program.poll() is None
 
 
 def test_a_pid_that_is_another_processes_now_is_left_alone(
-    evict: Evict, clock: Clock, start: Callable[[str], subprocess.Popen[str]]
+    evict: Evict, clock: SetClock, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     program = start(CIVIL)
     now = process_of(program.pid)
@@ -170,15 +167,15 @@ def test_a_pid_that_is_another_processes_now_is_left_alone(
     assert evict.asked_to_end == 0
 
 
-def test_who_was_asked_long_ago_is_asked_again_before_it_is_killed(
-    evict: Evict, clock: Clock, start: Callable[[str], subprocess.Popen[str]]
+def test_a_process_that_was_asked_long_ago_is_asked_again_before_it_is_killed(
+    evict: Evict, clock: SetClock, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     program = start(DEAF)
-    who = subject(process_of(program.pid))
+    target = subject(process_of(program.pid))
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
-    clock.now += 100 * GRACE_NS  # in between nobody wanted it out any more
+        evict.apply(target)
+    clock.now_ns += 100 * GRACE_NS  # in between it was no longer wanted out
     with pytest.raises(UnfinishedError):
-        evict.apply(who)
+        evict.apply(target)
     assert program.poll() is None
     assert (evict.asked_to_end, evict.killed) == (2, 0)

@@ -14,20 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.procfs import Procfs
-from enforce.actuators.freeze import Freeze
-from enforce.duty import Duty, ForeignWriterError
-from enforce.entries import Entry
-from enforce.freezable import NotFreezableError
-from enforce.freezer import Cgroup, Mark, Place
-from enforce.ledger import Ledger, read
+from agent.node.procfs import Procfs
+from enforce.actuators.executor import RungExecutor
+from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup, Mark, NotFreezableError
+from enforce.actuators.freezer.rung import ForeignWriterError, Freeze, FreezeCycle
+from enforce.actuators.undo import BackgroundUndo, acts_where, release_all, undo_all
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
+from enforce.ledger.ledger import Ledger, read
 from enforce.model import Subject
-from enforce.outcome import Outcome
 from enforce.policy.model import Limits
-from enforce.release import release_all, undo_all
-from enforce.rungs import Rungs
-from enforce.undoer import QUICK, Undoer
-from tests.contract.groups import Group, group, process_of, spins, ticks, until
+from tests.support.groups import Group, group, process_of, spins, ticks
+from tools.harness.wait import until
 
 
 @pytest.fixture(params=[2, 1], ids=["v2", "v1"])
@@ -49,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def state_of(box: Group) -> Cgroup:
-    return Cgroup(Place.of(box.version, str(box.folder)))
+    return Cgroup(FreezerCgroup.of(box.version, str(box.folder)))
 
 
 def is_frozen(box: Group) -> bool:
@@ -66,8 +63,8 @@ def by_hand(box: Group, frozen: bool) -> None:
     until(lambda: is_frozen(box) == frozen, "the other program's act")
 
 
-def act(freeze: Freeze, subject: Subject, path: Path) -> Entry:
-    """As `enforce.rungs` does it: the entry, then the act."""
+def act(freeze: Freeze, subject: Subject, path: Path) -> LedgerEntry:
+    """As `enforce.actuators.executor` does it: the entry, then the act."""
     assert freeze.obstacle(subject) is None
     (entry,) = freeze.intents(subject)
     Ledger(path).intend(entry)
@@ -76,7 +73,7 @@ def act(freeze: Freeze, subject: Subject, path: Path) -> Entry:
 
 
 def is_applied(freeze: Freeze, subject: Subject, steady: bool = True) -> bool:
-    """As `enforce.rungs` does now and then; False when the machine was too slow for it."""
+    """As `enforce.actuators.executor` does now and then; False when the machine was too slow for it."""
     freeze.allow({subject.container.key: steady})
     freeze.intents(subject)
     with suppress(NotFreezableError):
@@ -93,7 +90,7 @@ def stands_still(box: Group, freeze: Freeze, tgid: int) -> bool:
     return is_frozen(box) and ticks(tgid) == before
 
 
-def outcomes(path: Path) -> list[Outcome]:
+def outcomes(path: Path) -> list[UndoOutcome]:
     return [one.outcome for one in release_all(path)]
 
 
@@ -103,7 +100,7 @@ def test_what_is_frozen_uses_no_cpu_and_what_is_released_does(box: Group, freeze
     act(freeze, box.subject(tgid), path)
     until(lambda: stands_still(box, freeze, tgid), "it to stand still")
     freeze.allow({})
-    assert outcomes(path) in ([Outcome.RESUMED], [Outcome.RUNNING])
+    assert outcomes(path) in ([UndoOutcome.RESUMED], [UndoOutcome.RUNNING])
     until(lambda: spins(tgid), "the spinner to spin again")
     assert read(path) == []
     with state_of(box) as cgroup:
@@ -118,7 +115,7 @@ def test_whatever_lies_below_it_is_frozen_too_and_what_joins_it(box: Group, free
     until(lambda: stands_still(box, freeze, late), "what joined it to stand still")
 
 
-def test_the_ledger_alone_thaws_it_after_everybody_is_gone(box: Group, path: Path) -> None:
+def test_the_ledger_alone_thaws_it_after_agent_and_guardian_are_gone(box: Group, path: Path) -> None:
     tgid = box.spinner()
     actor = os.fork()
     if actor == 0:
@@ -129,7 +126,7 @@ def test_the_ledger_alone_thaws_it_after_everybody_is_gone(box: Group, path: Pat
             os._exit(1)
     assert os.WIFSIGNALED(os.waitpid(actor, 0)[1])
     assert is_frozen(box)
-    assert outcomes(path) == [Outcome.RESUMED]
+    assert outcomes(path) == [UndoOutcome.RESUMED]
     until(lambda: spins(tgid), "the spinner to spin again")
     assert outcomes(path) == []
 
@@ -155,7 +152,7 @@ def test_it_takes_turns_so_that_the_floor_is_kept(box: Group, freeze: Freeze, pa
     until(worked, "work in the thawed turns")
 
 
-def test_it_is_thawed_when_the_deciding_thread_says_nothing_any_more(box: Group, freeze: Freeze, path: Path) -> None:
+def test_it_is_thawed_when_the_deciding_thread_is_silent(box: Group, freeze: Freeze, path: Path) -> None:
     tgid = box.spinner()
     act(freeze, box.subject(tgid), path)
     until(lambda: not is_frozen(box), "the lease to run out")
@@ -163,36 +160,36 @@ def test_it_is_thawed_when_the_deciding_thread_says_nothing_any_more(box: Group,
     until(lambda: is_applied(freeze, box.subject(tgid)) and is_frozen(box), "to be frozen again")
 
 
-def test_a_guardian_that_undoes_it_ends_the_turns_and_is_not_taken_for_a_stranger(
+def test_a_guardian_that_undoes_it_ends_the_cycle_and_is_not_taken_for_another_writer(
     box: Group, freeze: Freeze, path: Path
 ) -> None:
     tgid = box.spinner()
     subject = box.subject(tgid, limits=Limits(None, 0.05, 30_000_000, None))
     act(freeze, subject, path)
     for _ in range(20):
-        assert next(one.outcome for one in undo_all(path)) in (Outcome.RESUMED, Outcome.RUNNING)
+        assert next(one.outcome for one in undo_all(path)) in (UndoOutcome.RESUMED, UndoOutcome.RUNNING)
         until(lambda: not is_frozen(box), "the undoing")
         until(lambda: is_applied(freeze, subject, steady=False) and is_frozen(box), "to be frozen again")
     assert freeze.foreign_writes == 0
 
 
-def test_what_somebody_else_has_frozen_is_never_ours_and_never_thawed(box: Group, freeze: Freeze, path: Path) -> None:
+def test_what_another_writer_has_frozen_is_never_ours_and_never_thawed(box: Group, freeze: Freeze, path: Path) -> None:
     tgid = box.spinner()
     subject = box.subject(tgid)
     freeze.allow({box.key: True})
     by_hand(box, frozen=True)
-    assert freeze.obstacle(subject) == "somebody else has frozen it: left alone"
+    assert freeze.obstacle(subject) == "another writer has frozen it: left alone"
     (entry,) = freeze.intents(subject)  # it was frozen after we looked
     Ledger(path).intend(entry)
     freeze.allow({box.key: True})
     with pytest.raises(ForeignWriterError):
         freeze.apply(subject)
-    assert outcomes(path) == [Outcome.RUNNING]
+    assert outcomes(path) == [UndoOutcome.RUNNING]
     assert is_frozen(box)
     assert freeze.foreign_writes == 1
 
 
-def test_what_somebody_else_thaws_is_reported_and_not_frozen_again(box: Group, freeze: Freeze, path: Path) -> None:
+def test_what_another_writer_thaws_is_reported_and_not_frozen_again(box: Group, freeze: Freeze, path: Path) -> None:
     tgid = box.spinner()
     subject = box.subject(tgid)
     act(freeze, subject, path)
@@ -203,14 +200,14 @@ def test_what_somebody_else_thaws_is_reported_and_not_frozen_again(box: Group, f
         return freeze.foreign_writes == 1
 
     until(reported, "the foreign writer to be noticed")
-    with pytest.raises(ForeignWriterError, match="somebody else has thawed it"):
+    with pytest.raises(ForeignWriterError, match="another writer has thawed it"):
         freeze.apply(subject)
     assert "thawed" in (freeze.obstacle(subject) or "")
-    assert outcomes(path) == [Outcome.RUNNING]
+    assert outcomes(path) == [UndoOutcome.RUNNING]
     assert not is_frozen(box)
 
 
-def test_a_cgroup_that_was_made_anew_under_the_same_name_is_not_thawed(box: Group, freeze: Freeze, path: Path) -> None:
+def test_a_cgroup_that_was_recreated_under_the_same_name_is_not_thawed(box: Group, freeze: Freeze, path: Path) -> None:
     act(freeze, box.subject(box.spinner()), path)
     freeze.close()
     box.end()
@@ -218,21 +215,21 @@ def test_a_cgroup_that_was_made_anew_under_the_same_name_is_not_thawed(box: Grou
     box.started.clear()
     box.spinner()
     by_hand(box, frozen=True)
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     assert is_frozen(box)
 
 
 def test_a_cgroup_that_is_gone_is_done(box: Group, freeze: Freeze, path: Path) -> None:
     act(freeze, box.subject(box.spinner()), path)
     box.end()
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     assert read(path) == []
     box.folder.mkdir()
 
 
 def test_frozen_and_stopped_both_are_undone(box: Group, freeze: Freeze, path: Path) -> None:
     tgid = box.spinner()
-    Ledger(path).intend(Entry.of("pace", process_of(tgid), box.key, time.time_ns()))
+    Ledger(path).intend(LedgerEntry.of("pace", process_of(tgid), box.key, time.time_ns()))
     os.kill(tgid, signal.SIGSTOP)
     act(freeze, box.subject(tgid), path)
     freeze.close()
@@ -276,7 +273,7 @@ def test_a_program_that_others_depend_on_is_left_alone(box: Group, freeze: Freez
 def test_through_the_rungs_it_is_frozen_and_thawed(box: Group, freeze: Freeze, path: Path) -> None:
     tgid = box.spinner()
     subject = box.subject(tgid)
-    rungs = Rungs({"freeze": freeze}, Ledger(path))
+    rungs = RungExecutor({"freeze": freeze}, Ledger(path))
 
     def wanting(rung: str | None, then: Callable[[], bool]) -> Callable[[], bool]:
         def again() -> bool:
@@ -299,55 +296,55 @@ def test_through_the_rungs_it_is_frozen_and_thawed(box: Group, freeze: Freeze, p
     assert read(path) == []
 
 
-def test_a_mark_alone_says_that_it_is_ours_to_thaw(box: Group, path: Path) -> None:
+def test_a_mark_alone_shows_that_it_is_ours_to_thaw(box: Group, path: Path) -> None:
     """A crash between the mark and the freezer, and one in the middle of the undoing."""
     tgid = box.spinner()
-    place = Place.of(box.version, str(box.folder))
+    place = FreezerCgroup.of(box.version, str(box.folder))
     for mark in Mark:
-        Ledger(path).intend(Entry.at("freeze", str(place), box.key, 1))
+        Ledger(path).intend(LedgerEntry.at("freeze", str(place), box.key, 1))
         with Cgroup(place) as cgroup:
             cgroup.mark(mark)
-        assert outcomes(path) == [Outcome.RUNNING]
-        Ledger(path).intend(Entry.at("freeze", str(place), box.key, 2))
+        assert outcomes(path) == [UndoOutcome.RUNNING]
+        Ledger(path).intend(LedgerEntry.at("freeze", str(place), box.key, 2))
         with Cgroup(place) as cgroup:
             cgroup.mark(mark)
             cgroup.freeze()
-        assert outcomes(path) == [Outcome.RESUMED]
+        assert outcomes(path) == [UndoOutcome.RESUMED]
     until(lambda: spins(tgid), "the spinner to spin again")
 
 
 def test_beside_an_agent_that_hangs_it_is_undone_and_its_entry_stays(box: Group, freeze: Freeze, path: Path) -> None:
     act(freeze, box.subject(box.spinner()), path)
-    undoer = Undoer(path, time.monotonic_ns, QUICK)
-    undoer.start_if_due()
-    undoer.wait()
+    background_undo = BackgroundUndo(path, time.monotonic_ns, acts_where(quick=True))
+    background_undo.start_if_due()
+    background_undo.wait()
     until(lambda: not is_frozen(box), "the undoing")
     assert [entry.act for entry in read(path)] == ["freeze"]
 
 
 def test_undone_just_before_it_is_frozen_it_runs_on(box: Group, path: Path) -> None:
     tgid = box.spinner()
-    place = Place.of(box.version, str(box.folder))
-    Ledger(path).intend(Entry.at("freeze", str(place), box.key, 1))
+    place = FreezerCgroup.of(box.version, str(box.folder))
+    Ledger(path).intend(LedgerEntry.at("freeze", str(place), box.key, 1))
 
     class Raced(Cgroup):
         undoing = True
 
         def freeze(self) -> None:
             if self.undoing:
-                assert [one.outcome for one in undo_all(path)] == [Outcome.RUNNING]
+                assert [one.outcome for one in undo_all(path)] == [UndoOutcome.RUNNING]
             super().freeze()
 
     with Raced(place) as cgroup:
-        duty = Duty(cgroup, frozen_ns=10, thawed_ns=10)
+        cycle = FreezeCycle(cgroup, frozen_ns=10, thawed_ns=10)
         with pytest.raises(NotFreezableError):
-            duty.start(0)
+            cycle.start(0)
         assert not cgroup.is_asked()
         cgroup.undoing = False
-        duty.start(0)
-        assert duty.turn(10, allowed=True, steady=False)
+        cycle.start(0)
+        assert cycle.step(10, allowed=True, steady=False)
         cgroup.undoing = True
-        assert not duty.turn(20, allowed=True, steady=False)
+        assert not cycle.step(20, allowed=True, steady=False)
         assert not cgroup.is_asked()
         assert cgroup.marked() is None
         cgroup.mark(Mark.UNDOING)

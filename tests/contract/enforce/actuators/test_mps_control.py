@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import GoneError, SetupError
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from bench.node import Node, simulated_node
-from enforce.mps.channel import Channel
-from enforce.mps.clients import AllClients, find_client, is_mps_client, terminate_client
-from enforce.mps.control import connect
-from enforce.mps.daemons import daemons, reaches
-from enforce.mps.model import Control, Daemon, MpsError, MpsTimeoutError, Scope, Setting
-from enforce.mps.protocol3 import Protocol3
-from enforce.mps.survey import take
-from tests.contract.jail import jailed, mounted
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.mps.channel import Channel
+from enforce.actuators.mps.clients import AllClients, find_client, is_mps_client, terminate_client
+from enforce.actuators.mps.daemons import daemons, reaches
+from enforce.actuators.mps.model import Daemon, MpsControl, MpsError, MpsSetting, MpsTimeoutError, Scope
+from enforce.actuators.mps.protocol3 import Protocol3, connect
+from enforce.actuators.mps.survey import survey
+from tests.support.processes import jailed, mounted
+from tools.harness.node import Node, simulated_node
+from tools.harness.wait import until
 
 PROC = Procfs()
 PATIENCE_SECONDS = 60.0
@@ -54,7 +53,7 @@ def daemon_of(node: Node) -> Daemon:
 
 
 @pytest.fixture
-def control(mps: Node) -> Control:
+def control(mps: Node) -> MpsControl:
     return connect(daemon_of(mps), PATIENCE_SECONDS)
 
 
@@ -72,7 +71,7 @@ def test_a_daemon_is_found_with_its_pipes_and_the_program_that_speaks_to_it(mps:
     assert daemon.process == PROC.process_id(int(pid))
 
 
-def test_its_language_is_found_by_trying(control: Control) -> None:
+def test_its_language_is_found_by_trying(control: MpsControl) -> None:
     assert control.protocol == 2
     (server,) = control.servers()
     assert server.status == "ACTIVE"
@@ -100,44 +99,41 @@ def test_a_client_can_be_ended_without_a_signal(mps: Node) -> None:
         terminate_client(found, PROC)
 
 
-def test_evicting_is_told_whether_it_was_a_client(mps: Node) -> None:
+def test_evicting_learns_whether_it_was_a_client(mps: Node) -> None:
     client = client_of(mps)
     assert AllClients(PROC).terminate(PROC.process_id(client.pid))
     assert client.wait(timeout=60) > 0
     assert not AllClients(PROC).terminate(PROC.process_id(os.getpid()))
 
 
-def test_devices_are_known_by_uuid(control: Control, mps: Node) -> None:
+def test_devices_are_known_by_uuid(control: MpsControl, mps: Node) -> None:
     assert control.devices() == {device["uuid"]: index for index, device in enumerate(mps.status())}
 
 
 @pytest.mark.parametrize(("what", "value"), [("percentage", "35"), ("memory", "512M"), ("priority", "1")])
-def test_what_is_set_is_read_back(control: Control, what: str, value: str) -> None:
+def test_what_is_set_is_read_back(control: MpsControl, what: str, value: str) -> None:
     (scope,) = control.scopes()
     for setting in control.settings(scope, (0, 1))[what]:
         control.put(setting, value)
         assert control.get(setting) == value
 
 
-def test_a_refused_value_is_an_error_with_what_the_daemon_said(control: Control) -> None:
+def test_a_refused_value_is_an_error_with_the_daemons_answer(control: MpsControl) -> None:
     (scope,) = control.scopes()
     with pytest.raises(MpsError, match="Invalid active thread percentage: 0"):
-        control.put(Setting("percentage", scope), "0")
+        control.put(MpsSetting("percentage", scope), "0")
     with pytest.raises(MpsError, match="Server 1 not found"):
-        control.get(Setting("percentage", Scope("1")))
+        control.get(MpsSetting("percentage", Scope("1")))
 
 
-def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: Control) -> None:
+def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: MpsControl) -> None:
     os.kill(control.daemon.process.tgid, signal.SIGKILL)
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while PROC.is_alive(control.daemon.process):
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    until(lambda: not PROC.is_alive(control.daemon.process), "the daemon's end")
     with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
         control.clients()
 
 
-def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: Node, control: Control) -> None:
+def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: Node, control: MpsControl) -> None:
     client = client_of(mps)
     first, second = control.devices()
     assert control.device_clients() == {first: (client.pid,), second: ()}
@@ -148,7 +144,7 @@ def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: No
 
 
 def fake(folder: Path, script: str, pipes: Path | None = None) -> Daemon:
-    """A command program that does what the script says."""
+    """A command program that runs the script."""
     program = folder / "nvidia-cuda-mps-control"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -158,7 +154,7 @@ def fake(folder: Path, script: str, pipes: Path | None = None) -> Daemon:
 def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program_ended(tmp_path: Path) -> None:
     daemon = fake(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 1000")
     with pytest.raises(MpsTimeoutError, match="did not answer in 2 s"):
-        connect(daemon, patience_seconds=2)
+        connect(daemon, timeout_seconds=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -166,13 +162,13 @@ def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program
 @pytest.mark.parametrize("name", ["--force", "-f", "../../other", "a b", "x" * 200, "\x1b[2J"])
 def test_a_name_that_a_daemon_gives_is_never_an_option_or_a_path(tmp_path: Path, name: str) -> None:
     script = THIRD.replace("training,1000", f"{name},1000")
-    with pytest.raises(MpsError, match="something is called"):
+    with pytest.raises(MpsError, match="is no name of a server or namespace"):
         Protocol3(Channel(fake(tmp_path, script), PATIENCE_SECONDS)).servers()
 
 
 @pytest.mark.parametrize("answer", ["1" * 5000, "\u00b2", "\u0663", "-1", "0", "4294967296"])
 def test_a_number_that_is_none_makes_no_sense(tmp_path: Path, answer: str) -> None:
-    with pytest.raises(MpsError, match="makes no sense"):
+    with pytest.raises(MpsError, match="is malformed"):
         connect(fake(tmp_path, f"echo {answer}"), PATIENCE_SECONDS)
 
 
@@ -190,13 +186,13 @@ def test_what_lies_in_a_daemons_directory_leads_its_program_to_no_other_file(tmp
         (eval "$act") 2>/dev/null && echo "$act"
     done
     echo x >mine && rm mine && echo "its own directory is open to it" """
-    said = Channel(fake(tmp_path, script, pipes), PATIENCE_SECONDS).ask().text
-    assert said == "its own directory is open to it\n"
+    answer = Channel(fake(tmp_path, script, pipes), PATIENCE_SECONDS).ask().text
+    assert answer == "its own directory is open to it\n"
     assert [path.name for path in outside.iterdir()] == ["precious"]
     assert (outside / "precious").read_text() == "as it was"
 
 
-def test_who_asks_a_daemon_is_confined_for_that_alone(tmp_path: Path) -> None:
+def test_the_process_that_asks_a_daemon_is_confined_for_that_alone(tmp_path: Path) -> None:
     Channel(fake(tmp_path, "true"), PATIENCE_SECONDS).ask()
     (tmp_path / "outside").write_text("still written")
 
@@ -252,7 +248,7 @@ def test_of_any_number_of_processes_that_call_themselves_daemons_a_few_are_asked
 
 
 def test_that_there_are_too_many_to_ask_is_not_taken_for_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, "true")  # nobody has a client
+    fake(tmp_path, "true")  # it has no client
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     me = PROC.process_id(os.getpid())
     with ExitStack() as stack:
@@ -270,9 +266,9 @@ def test_where_two_claim_a_pipe_neither_is_believed_and_nothing_is_set(mps: Node
     client = client_of(mps)
     process = PROC.process_id(client.pid)
     with pretender(mps.folder / "mps"):
-        with pytest.raises(MpsError, match="several processes say that they are the MPS control daemon at"):
+        with pytest.raises(MpsError, match="several processes claim to be the MPS control daemon at"):
             AllClients(PROC).terminate(process)
-        (place,) = (one for one in take(PROC, (process,), 0).places if one.daemon.contested)
+        (place,) = (one for one in survey(PROC, (process,), 0).endpoints if one.daemon.contested)
         assert place.control is None
         assert "MPS is left alone" in (place.error or "")
     assert find_client(process, PROC, PATIENCE_SECONDS) is not None
@@ -301,7 +297,7 @@ def test_a_daemon_whose_directory_may_not_be_looked_at_keeps_no_other_from_being
         return look(self, process, path)
 
     monkeypatch.setattr(Procfs, "look_inside", refusing)
-    monkeypatch.setattr("enforce.mps.daemons.same_mounts", lambda *_: False)  # as in containers
+    monkeypatch.setattr("enforce.actuators.mps.daemons.same_mounts", lambda *_: False)  # as in containers
     with pretender(closed):
         assert not daemon_of(mps).contested
         assert find_client(PROC.process_id(client.pid), PROC, PATIENCE_SECONDS) is not None
@@ -310,7 +306,7 @@ def test_a_daemon_whose_directory_may_not_be_looked_at_keeps_no_other_from_being
             find_client(PROC.process_id(tenant.pid), PROC, PATIENCE_SECONDS)
 
 
-def test_a_daemon_that_nobody_here_can_speak_to_is_not_taken_for_none(
+def test_a_daemon_that_no_program_here_can_speak_to_is_not_overlooked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -330,6 +326,8 @@ def pretender(directory: Path | str, user: int | None = None) -> Iterator[subpro
     environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(directory)}
     words = ["nvidia-cuda-mps-control", "-f", "-c", "read word"]  # of a shell -f is an option too
     with subprocess.Popen(words, executable="/bin/sh", env=environment, stdin=-1, user=user) as process:
+        # Popen returns as exec closes its pipe, a moment before the new arguments and environment can be read.
+        until(lambda: b"MPS_PIPE" in Path(f"/proc/{process.pid}/environ").read_bytes(), "the pretender's environment")
         yield process
         process.kill()
 
@@ -340,7 +338,7 @@ def test_an_answer_without_end_is_given_up(tmp_path: Path) -> None:
 
 
 def test_nonsense_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="makes no sense"):
+    with pytest.raises(MpsError, match="is malformed"):
         connect(fake(tmp_path, "echo one two three"), PATIENCE_SECONDS)
 
 
@@ -376,7 +374,7 @@ def test_the_third_language_is_spoken_where_the_second_is_not_known(tmp_path: Pa
     (percentage,) = control.settings(low, ())["percentage"]
     control.put(percentage, "30")
     assert control.get(percentage) == "30"
-    assert control.get(Setting("memory", low)) == "4096M"
+    assert control.get(MpsSetting("memory", low)) == "4096M"
     control.terminate(control.clients()[1])
     with pytest.raises(MpsError, match="failed: client terminate 51023"):
         control.terminate(control.clients()[0])

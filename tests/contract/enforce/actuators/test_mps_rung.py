@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The rung `mps` against a real control daemon: later clients are limited, and nobody else; everything is put back."""
+"""The rung `mps` against a real control daemon: only later clients are limited; everything is put back."""
 
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.errors import GoneError
-from agent.members import Member
-from agent.model import (
+from agent.containers.gpu_processes import GpuProcess
+from agent.core.errors import GoneError
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
@@ -26,19 +25,20 @@ from agent.model import (
     Snapshot,
     Usage,
 )
-from agent.procfs import Procfs
-from bench.node import Node, simulated_node
-from enforce.actuators.mps import Mps
-from enforce.ledger import Ledger, read
+from agent.node.procfs import Procfs
+from enforce.actuators.executor import RungExecutor
+from enforce.actuators.mps.restore import restore
+from enforce.actuators.mps.rung import Mps
+from enforce.actuators.mps.survey import MpsSurvey
+from enforce.actuators.undo import release_all
+from enforce.ledger.entries import UndoOutcome
+from enforce.ledger.ledger import Ledger, read
 from enforce.model import Subject
-from enforce.mps.restoring import restore
-from enforce.mps.survey import Survey
-from enforce.outcome import Outcome
 from enforce.policy.load import parse
 from enforce.policy.model import OfflineRule, Policy
-from enforce.release import release_all
-from enforce.roster import Seat, seats
-from enforce.rungs import Rungs
+from enforce.workloads import Workload, workloads_of
+from tools.harness.node import Node, simulated_node
+from tools.harness.wait import until
 
 PROC = Procfs()
 PATIENCE_SECONDS = 60.0
@@ -58,10 +58,10 @@ class Stage:
         self.node, self.ledger_path = node, folder / "ledger.jsonl"
         self.policy: Policy = parse(POLICY, "p")
         self.device = DeviceUuid(str(node.status()[0]["uuid"]))
-        self.members: list[Member] = []
-        self.mps = Mps(PROC, Survey(PROC, each_ns=50_000_000))
+        self.members: list[GpuProcess] = []
+        self.mps = Mps(PROC, MpsSurvey(PROC, each_ns=50_000_000))
         self.ledger = Ledger(self.ledger_path)
-        self.rungs = Rungs({"mps": self.mps}, self.ledger)
+        self.rungs = RungExecutor({"mps": self.mps}, self.ledger)
         self.now_ns = 0
 
     def start(self, name: str, *arguments: str, mps: bool = True) -> subprocess.Popen[str]:
@@ -81,10 +81,10 @@ class Stage:
     def join(self, name: str, tgid: int) -> None:
         container = Container(ContainerKey(name), name, "docker")
         process = Process(PROC.process_id(tgid), name, "root", container.key)
-        self.members.append(Member(process, container, (self.device,)))
+        self.members.append(GpuProcess(process, container, (self.device,)))
 
-    def seats(self) -> dict[ContainerKey, Seat]:
-        return seats(self.policy, self.members, Snapshot(0, 0, 0))
+    def workloads_of(self) -> dict[ContainerKey, Workload]:
+        return workloads_of(self.policy, self.members, Snapshot(0, 0, 0))
 
     def look(self, online_ratio: float = 0.6) -> None:
         """As each decision does."""
@@ -93,21 +93,25 @@ class Stage:
         usage = Usage(self.device, online_ratio, Provenance.MEASURED, None, None, None, None)
         reading = DeviceReading(Device(0, self.device, "GPU", "00:01", 132, 80 << 30))
         rows = (ContainerUsage(container, (usage,), ()),)
-        self.mps.look(self.seats(), Snapshot(self.now_ns, 0, 0, (reading,), rows))
+        self.mps.look(self.workloads_of(), Snapshot(self.now_ns, 0, 0, (reading,), rows))
 
     def subject(self, name: str = "offline") -> Subject:
-        seat = self.seats()[ContainerKey(name)]
+        seat = self.workloads_of()[ContainerKey(name)]
         rule = seat.classification.rule
         assert isinstance(rule, OfflineRule)
         processes = tuple(member.process.id for member in seat.members)
         return Subject(seat.container, processes, frozenset({self.device}), rule)
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        ends = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < ends
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Looks at the MPS servers, as each decision does, until the condition holds."""
+
+        def met() -> bool:
+            if condition():
+                return True
             self.look()
-            time.sleep(0.01)
+            return False
+
+        until(met, what)
 
     def want(self, *names: str) -> None:
         """Until the rungs are where they are wanted."""
@@ -119,17 +123,17 @@ class Stage:
             self.rungs.want(wanted)
             return self.rungs.in_force(key) == frozenset(names)
 
-        self.until(there)
+        self.until(there, f"the rungs {names} in force")
 
-    def said(self, command: str) -> str:
+    def answer(self, command: str) -> str:
         (server,) = self.node.mps_control("get_server_list").stdout.split()
         return self.node.mps_control(command.replace("SERVER", server)).stdout.strip()
 
     def limits(self) -> tuple[str, str, str]:
         return (
-            self.said("get_active_thread_percentage SERVER"),
-            self.said("get_device_pinned_mem_limit SERVER 0"),
-            self.said("get_default_client_priority"),
+            self.answer("get_active_thread_percentage SERVER"),
+            self.answer("get_device_pinned_mem_limit SERVER 0"),
+            self.answer("get_default_client_priority"),
         )
 
 
@@ -150,7 +154,7 @@ def test_later_clients_get_what_the_online_side_leaves_and_release_puts_everythi
         stage.look(online_ratio=0.6)
     stage.want("mps")
     assert stage.limits() == ("40.0", "2048M", "1")
-    assert stage.said("get_default_active_thread_percentage") == "100.0"
+    assert stage.answer("get_default_active_thread_percentage") == "100.0"
     (entry,) = read(stage.ledger_path)
     assert entry.act == "mps"
     stage.want()
@@ -165,7 +169,7 @@ def test_a_crash_leaves_in_the_ledger_all_that_undoing_needs(stage: Stage) -> No
         stage.look()
     stage.want("mps")
     (released,) = release_all(stage.ledger_path)
-    assert released.outcome is Outcome.RESTORED
+    assert released.outcome is UndoOutcome.RESTORED
     assert stage.limits() == ("100.0", "81920M", "0")
     assert read(stage.ledger_path) == []
 
@@ -181,27 +185,27 @@ def test_that_a_false_daemon_has_ended_undoes_nothing_while_its_pipe_is_served(s
         false = PROC.process_id(ended.pid)
     with pytest.raises(GoneError):  # nothing is known of another pipe
         restore(replace(entry, process=false, place=entry.place.replace('"pipe":[', '"pipe":[1')), PROC)
-    assert restore(replace(entry, process=false), PROC) is Outcome.RESTORED
+    assert restore(replace(entry, process=false), PROC) is UndoOutcome.RESTORED
     assert stage.limits() == ("100.0", "81920M", "0")
 
 
-def test_what_somebody_else_set_meanwhile_stays(stage: Stage) -> None:
+def test_what_another_writer_set_meanwhile_stays(stage: Stage) -> None:
     stage.start("online")
     stage.start("offline")
     for _ in range(20):
         stage.look()
     stage.want("mps")
-    stage.said("set_active_thread_percentage SERVER 70")
-    stage.until(lambda: stage.mps.losses()["mps:foreign"] == 1)
+    stage.answer("set_active_thread_percentage SERVER 70")
+    stage.until(lambda: stage.mps.losses()["mps:foreign"] == 1, "a foreign setting")
     (released,) = release_all(stage.ledger_path)
-    assert released.outcome is Outcome.FOREIGN
+    assert released.outcome is UndoOutcome.FOREIGN
     assert stage.limits() == ("70.0", "81920M", "0")
 
 
 def test_limits_that_are_as_strict_already_are_left_as_they_are(stage: Stage) -> None:
     stage.start("online", mps=False)
     stage.start("offline")
-    stage.said("set_active_thread_percentage SERVER 20")
+    stage.answer("set_active_thread_percentage SERVER 20")
     for _ in range(20):
         stage.look()
     stage.want("mps")
@@ -212,7 +216,7 @@ def test_limits_that_are_as_strict_already_are_left_as_they_are(stage: Stage) ->
 
 def obstacle(stage: Stage, name: str = "offline") -> str:
     """Once MPS has been looked at."""
-    stage.until(lambda: "not been looked at" not in (stage.mps.obstacle(stage.subject(name)) or ""))
+    stage.until(lambda: "not been surveyed" not in (stage.mps.obstacle(stage.subject(name)) or ""), "a look")
     return stage.mps.obstacle(stage.subject(name)) or ""
 
 
@@ -230,7 +234,7 @@ def test_limits_are_put_back_when_an_online_process_comes(stage: Stage) -> None:
     stage.want("mps")
     assert stage.limits()[2] == "1"
     stage.join("online", stage.idle().pid)
-    stage.until(lambda: stage.limits() == ("100.0", "81920M", "0"))
+    stage.until(lambda: stage.limits() == ("100.0", "81920M", "0"), "the limits of before")
     assert stage.mps.losses()["mps:caught"] == 0
 
 
@@ -241,7 +245,7 @@ def test_an_online_client_that_was_caught_is_reported(stage: Stage) -> None:
         stage.look()
     stage.want("mps")
     stage.start("online")
-    stage.until(lambda: stage.mps.losses()["mps:caught"] == 1)
+    stage.until(lambda: stage.mps.losses()["mps:caught"] == 1, "a caught client")
 
 
 def test_a_container_that_does_not_go_through_mps_is_an_obstacle(stage: Stage) -> None:
@@ -258,7 +262,7 @@ def test_one_daemon_is_limited_for_one_container_at_a_time(stage: Stage) -> None
     stage.want("mps")
     assert "limited for offline already" in obstacle(stage, "offline-2")
     stage.want()
-    stage.until(lambda: stage.mps.obstacle(stage.subject("offline-2")) is None)
+    stage.until(lambda: stage.mps.obstacle(stage.subject("offline-2")) is None, "no obstacle")
 
 
 def test_an_offline_rule_without_the_rung_is_a_bystander_too(stage: Stage) -> None:

@@ -8,23 +8,23 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.errors import SetupError
-from agent.procfs import Procfs
-from enforce.owner import FILE, Owner, enforcing_elsewhere
+from agent.core.errors import SetupError
+from agent.node.procfs import Procfs
+from enforce.ledger.run_lock import FILE, RunDirLock, enforcing_elsewhere
+from tools.harness.wait import until
 
 PROC = Procfs()
 OWNING = """
 import subprocess, sys, pathlib
-from agent.procfs import Procfs
-from enforce.owner import Owner
-owner = Owner.take(pathlib.Path(sys.argv[1]), Procfs())
+from agent.node.procfs import Procfs
+from enforce.ledger.run_lock import RunDirLock
+owner = RunDirLock.take(pathlib.Path(sys.argv[1]), Procfs())
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(owner.fd,)) if sys.argv[2] == "guarded" else None
 print(child.pid if child else 0, flush=True)
 sys.stdin.read()
@@ -50,7 +50,7 @@ def kept_by_a_guardian(run_dir: Path) -> Iterator[Callable[[], None]]:
     """The agent is dead, its guardian is not done yet; what is given ends the guardian."""
     read, write = os.pipe()
     os.set_inheritable(read, True)
-    owner = Owner.take(run_dir, PROC)
+    owner = RunDirLock.take(run_dir, PROC)
     dead = subprocess.Popen(["true"])
     dead.wait()
     (run_dir / FILE).write_text(json.dumps({"tgid": dead.pid, "start_ticks": 1}))
@@ -70,63 +70,60 @@ def kept_by_a_guardian(run_dir: Path) -> Iterator[Callable[[], None]]:
             guardian.wait(timeout=60)
 
 
-def test_while_an_agent_enforces_a_second_one_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
+def test_while_an_agent_enforces_a_second_one_is_refused_and_the_message_has_the_remedy(tmp_path: Path) -> None:
     with owning(tmp_path, "alone") as (agent, _):
         with pytest.raises(SetupError, match=f"process {agent.pid}.* already enforces .* stop it first"):
-            Owner.take(tmp_path, PROC)
+            RunDirLock.take(tmp_path, PROC)
         assert enforcing_elsewhere(tmp_path, PROC) == agent.pid
         agent.kill()
         agent.wait(timeout=60)
         assert enforcing_elsewhere(tmp_path, PROC) is None
-        Owner.take(tmp_path, PROC).close()
+        RunDirLock.take(tmp_path, PROC).close()
 
 
 def test_two_run_directories_have_an_owner_each(tmp_path: Path) -> None:
     with owning(tmp_path / "one", "alone"):
-        Owner.take(tmp_path / "two", PROC).close()
+        RunDirLock.take(tmp_path / "two", PROC).close()
 
 
 def test_looking_takes_nothing_away(tmp_path: Path) -> None:
     assert enforcing_elsewhere(tmp_path, PROC) is None
     assert not (tmp_path / FILE).exists()
-    owner = Owner.take(tmp_path, PROC)
+    owner = RunDirLock.take(tmp_path, PROC)
     assert enforcing_elsewhere(tmp_path, PROC) is None  # it is ourselves
     with pytest.raises(SetupError):
-        Owner.take(tmp_path, PROC, patience_seconds=0)
+        RunDirLock.take(tmp_path, PROC, timeout_seconds=0)
     owner.close()
-    Owner.take(tmp_path, PROC).close()
+    RunDirLock.take(tmp_path, PROC).close()
 
 
 def test_a_dead_agents_guardian_is_waited_for(tmp_path: Path) -> None:
     with kept_by_a_guardian(tmp_path) as end:
         assert enforcing_elsewhere(tmp_path, PROC) is None
-        with pytest.raises(SetupError, match=r"hanging `enforce\.guardian`"):
-            Owner.take(tmp_path, PROC, patience_seconds=0.05)
+        with pytest.raises(SetupError, match=r"hanging `enforce\.recovery\.guardian`"):
+            RunDirLock.take(tmp_path, PROC, timeout_seconds=0.05)
         end()
-        Owner.take(tmp_path, PROC, patience_seconds=60).close()
+        RunDirLock.take(tmp_path, PROC, timeout_seconds=60).close()
 
 
 def test_the_guardian_of_a_killed_agent_keeps_the_directory_until_it_ends(tmp_path: Path) -> None:
     with owning(tmp_path, "guarded") as (agent, guardian):
         try:
             os.kill(guardian, 19)
-            deadline = time.monotonic() + 60
-            while PROC.stat(guardian).state != "T":
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: PROC.stat(guardian).state == "T", "the guardian to be stopped")
             agent.kill()
             agent.wait(timeout=60)
             with pytest.raises(SetupError, match="guardian"):
-                Owner.take(tmp_path, PROC, patience_seconds=0)
+                RunDirLock.take(tmp_path, PROC, timeout_seconds=0)
         finally:
             os.kill(guardian, 9)
-        Owner.take(tmp_path, PROC, patience_seconds=60).close()
+        RunDirLock.take(tmp_path, PROC, timeout_seconds=60).close()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "nonsense", '{"tgid": "x", "start_ticks": 1}', "\xff" * 300])
 def test_whatever_is_in_the_file_only_the_lock_counts(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    Owner.take(tmp_path, PROC).close()
+    RunDirLock.take(tmp_path, PROC).close()
 
 
 def test_a_run_directory_that_others_write_is_refused_with_the_cure(tmp_path: Path) -> None:
@@ -134,14 +131,14 @@ def test_a_run_directory_that_others_write_is_refused_with_the_cure(tmp_path: Pa
     run_dir.mkdir()
     run_dir.chmod(0o777)
     with pytest.raises(SetupError, match=f"chmod go-w {run_dir}, or choose another --run-dir"):
-        Owner.take(run_dir, PROC)
+        RunDirLock.take(run_dir, PROC)
     run_dir.chmod(0o755)
-    Owner.take(run_dir, PROC).close()
+    RunDirLock.take(run_dir, PROC).close()
 
 
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / FILE).symlink_to(tmp_path / "victim")
     with pytest.raises(SetupError, match="cannot lock"):
-        Owner.take(tmp_path, PROC)
+        RunDirLock.take(tmp_path, PROC)
     assert (tmp_path / "victim").read_text() == "precious"

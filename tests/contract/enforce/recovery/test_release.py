@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Release, on real processes: what the ledger names and is stopped runs again, and nobody else is touched."""
+"""Release, on real processes: what the ledger names and is stopped runs again, and no other process is touched."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import ContainerKey, ProcessId
-from agent.procfs import Procfs
-from enforce.entries import Entry
-from enforce.ledger import Ledger, LedgerError, read
-from enforce.outcome import Outcome
-from enforce.release import release_all
-from enforce.resuming import resume
-from enforce.undoing import UNDO
+from agent.core.model import ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.launch.resume import resume
+from enforce.actuators.undo import UNDO, release_all
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
+from enforce.ledger.ledger import Ledger, LedgerError, read
+from tools.harness.wait import until
 
 DEADLINE_SECONDS = 10.0
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
@@ -35,12 +34,12 @@ PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
 @dataclass(frozen=True)
 class Child:
-    """A process that writes one byte when it is told to continue."""
+    """A process that writes one byte when it gets SIGCONT."""
 
     process: ProcessId
     continued: int  # the reading end
 
-    def is_told_to_continue(self, within_seconds: float) -> bool:
+    def was_continued(self, within_seconds: float) -> bool:
         ready, _, _ = select.select([self.continued], [], [], within_seconds)
         return bool(ready) and os.read(self.continued, 1) == b"c"
 
@@ -50,18 +49,11 @@ class Child:
 
     def stop(self) -> None:
         os.kill(self.process.tgid, signal.SIGSTOP)
-        until(lambda: self.states() == {"T"})
+        until(lambda: self.states() == {"T"}, "all threads to be stopped")
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
-
-
-def live(told: int, ready: int, threads: int) -> None:
-    signal.signal(signal.SIGCONT, lambda *_: os.write(told, b"c"))
+def live(reported: int, ready: int, threads: int) -> None:
+    signal.signal(signal.SIGCONT, lambda *_: os.write(reported, b"c"))
     for _ in range(threads - 1):
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     os.write(ready, b"r")
@@ -74,15 +66,15 @@ def spawn() -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
 
     def fork(threads: int = 1) -> Child:
-        continued, told = os.pipe()
+        continued, reported = os.pipe()
         started, ready = os.pipe()
         tgid = os.fork()
         if tgid == 0:
             try:
-                live(told, ready, threads)
+                live(reported, ready, threads)
             finally:
                 os._exit(1)
-        os.close(told)
+        os.close(reported)
         os.close(ready)
         assert os.read(started, 1) == b"r"
         os.close(started)
@@ -103,13 +95,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger"
 
 
-def intend(path: Path, process: ProcessId, act: str = "pace") -> Entry:
-    entry = Entry.of(act, process, ContainerKey("docker:abc"), time.time_ns())
+def intend(path: Path, process: ProcessId, act: str = "pace") -> LedgerEntry:
+    entry = LedgerEntry.of(act, process, ContainerKey("docker:abc"), time.time_ns())
     Ledger(path).intend(entry)
     return entry
 
 
-def outcomes(path: Path, proc_root: str = "/proc") -> list[Outcome]:
+def outcomes(path: Path, proc_root: str = "/proc") -> list[UndoOutcome]:
     return [one.outcome for one in release_all(path, proc_root)]
 
 
@@ -119,9 +111,9 @@ def test_a_stopped_process_of_the_ledger_runs_again_and_its_entry_is_closed(
     child = spawn()
     intend(path, child.process)
     child.stop()
-    assert outcomes(path) == [Outcome.RESUMED]
-    assert child.is_told_to_continue(DEADLINE_SECONDS)
-    until(lambda: child.states() == {"S"})
+    assert outcomes(path) == [UndoOutcome.RESUMED]
+    assert child.was_continued(DEADLINE_SECONDS)
+    until(lambda: child.states() == {"S"}, "the process to run")
     assert read(path) == Ledger(path).outstanding() == []
     assert release_all(path) == []
 
@@ -130,18 +122,18 @@ def test_a_stopped_process_with_many_threads_runs_again(path: Path, spawn: Calla
     child = spawn(threads=5)
     intend(path, child.process)
     child.stop()
-    assert outcomes(path) == [Outcome.RESUMED]
-    until(lambda: "T" not in child.states())
+    assert outcomes(path) == [UndoOutcome.RESUMED]
+    until(lambda: "T" not in child.states(), "the process to run")
 
 
 def test_a_running_process_is_not_signalled_and_its_entry_is_closed(path: Path, spawn: Callable[..., Child]) -> None:
     child = spawn()
     intend(path, child.process)
-    assert outcomes(path) == [Outcome.RUNNING]
+    assert outcomes(path) == [UndoOutcome.RUNNING]
     child.stop()
     os.kill(child.process.tgid, signal.SIGCONT)
-    assert child.is_told_to_continue(DEADLINE_SECONDS)  # ours, just now …
-    assert not child.is_told_to_continue(0)  # … and none from release, which would have come before it
+    assert child.was_continued(DEADLINE_SECONDS)  # ours, just now …
+    assert not child.was_continued(0)  # … and none from release, which would have come before it
     assert read(path) == []
 
 
@@ -149,29 +141,29 @@ def test_a_recycled_pid_is_not_touched(path: Path, spawn: Callable[..., Child]) 
     child = spawn()
     intend(path, replace(child.process, start_ticks=child.process.start_ticks - 1))
     child.stop()
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     assert child.states() == {"T"}
     assert read(path) == []
 
 
-def test_a_process_stopped_by_somebody_else_that_is_not_in_the_ledger_is_not_touched(
+def test_a_process_that_another_program_stopped_and_that_is_not_in_the_ledger_is_not_touched(
     path: Path, spawn: Callable[..., Child]
 ) -> None:
     ours, theirs = spawn(), spawn()
     intend(path, ours.process)
     ours.stop()
     theirs.stop()
-    assert outcomes(path) == [Outcome.RESUMED]
-    until(lambda: ours.states() == {"S"})
+    assert outcomes(path) == [UndoOutcome.RESUMED]
+    until(lambda: ours.states() == {"S"}, "our process to run")
     assert theirs.states() == {"T"}
 
 
 def test_an_entry_of_another_boot_is_of_another_process(path: Path, spawn: Callable[..., Child]) -> None:
     child = spawn()
-    entry = Entry.of("pace", child.process, ContainerKey("c"), 0)
+    entry = LedgerEntry.of("pace", child.process, ContainerKey("c"), 0)
     Ledger(path).intend(replace(entry, boot="00000000-0000-0000-0000-000000000000"))
     child.stop()
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     assert child.states() == {"T"}
 
 
@@ -181,18 +173,18 @@ def test_start_times_of_32_bits_as_the_probes_have_them_are_the_same_process(
     child = spawn()
     intend(path, replace(child.process, start_ticks=child.process.start_ticks + (1 << 32)))
     child.stop()
-    assert outcomes(path) == [Outcome.RESUMED]
+    assert outcomes(path) == [UndoOutcome.RESUMED]
 
 
 def test_a_process_that_ended_is_gone_before_and_after_it_is_reaped(path: Path, spawn: Callable[..., Child]) -> None:
     child = spawn()
     os.kill(child.process.tgid, signal.SIGKILL)
-    until(lambda: child.states() == {"Z"})
+    until(lambda: child.states() == {"Z"}, "the process to be dead")
     intend(path, child.process)
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     intend(path, child.process)
     os.waitpid(child.process.tgid, 0)
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     assert read(path) == []
 
 
@@ -202,7 +194,7 @@ def test_a_pid_that_is_a_threads_now_is_not_touched(path: Path) -> None:
     thread.start()
     assert thread.native_id is not None
     intend(path, ProcessId(thread.native_id, 1))
-    assert outcomes(path) == [Outcome.GONE]
+    assert outcomes(path) == [UndoOutcome.GONE]
     finish.set()
     thread.join()
 
@@ -217,14 +209,14 @@ def test_a_traced_process_is_left_alone_and_its_entry_stays(path: Path, spawn: C
     os.waitpid(child.process.tgid, os.WUNTRACED)
     entry = intend(path, child.process)
     assert child.states() == {"t"}
-    assert outcomes(path) == [Outcome.TRACED]
+    assert outcomes(path) == [UndoOutcome.TRACED]
     assert child.states() == {"t"}
     assert [one.id for one in read(path)] == [entry.id]
     assert libc.ptrace(PTRACE_DETACH, child.process.tgid, None, None) == 0
-    assert not child.is_told_to_continue(0)
+    assert not child.was_continued(0)
 
 
-def test_a_process_whose_stop_is_still_pending_is_told_to_run(
+def test_a_process_whose_stop_is_still_pending_is_resumed(
     path: Path, tmp_path: Path, spawn: Callable[..., Child]
 ) -> None:
     """A stop that is not yet delivered cannot be held still, so /proc is a copy with the bit set."""
@@ -237,11 +229,11 @@ def test_a_process_whose_stop_is_still_pending_is_told_to_run(
     text = Path(f"/proc/{tgid}/status").read_text()
     (task / "status").write_text(text.replace("ShdPnd:\t0000000000000000", "ShdPnd:\t0000000000040000"))
     intend(path, child.process)
-    assert outcomes(path, str(tmp_path / "proc")) == [Outcome.RESUMED]
-    assert child.is_told_to_continue(DEADLINE_SECONDS)
+    assert outcomes(path, str(tmp_path / "proc")) == [UndoOutcome.RESUMED]
+    assert child.was_continued(DEADLINE_SECONDS)
 
 
-def test_a_ledger_that_cannot_be_written_does_not_keep_anybody_stopped(path: Path, spawn: Callable[..., Child]) -> None:
+def test_a_ledger_that_cannot_be_written_keeps_no_process_stopped(path: Path, spawn: Callable[..., Child]) -> None:
     child = spawn()
     entry = intend(path, child.process)
     child.stop()
@@ -250,27 +242,27 @@ def test_a_ledger_that_cannot_be_written_does_not_keep_anybody_stopped(path: Pat
     try:
         with pytest.raises(LedgerError):
             Ledger(path).done(entry.id)
-        assert outcomes(path) == [Outcome.RESUMED]
+        assert outcomes(path) == [UndoOutcome.RESUMED]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert child.is_told_to_continue(DEADLINE_SECONDS)
-    assert outcomes(path) == [Outcome.RUNNING]
+    assert child.was_continued(DEADLINE_SECONDS)
+    assert outcomes(path) == [UndoOutcome.RUNNING]
 
 
-def test_an_act_that_was_done_anew_while_it_was_undone_keeps_its_entry(
+def test_an_act_that_was_repeated_while_it_was_undone_keeps_its_entry(
     path: Path, spawn: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = spawn()
-    first, second = (Entry.of("pace", child.process, ContainerKey("c"), wall_ns) for wall_ns in (1, 2))
+    first, second = (LedgerEntry.of("pace", child.process, ContainerKey("c"), wall_ns) for wall_ns in (1, 2))
     ledger = Ledger(path)
     ledger.intend(first)
 
-    def undo(entry: Entry, procfs: Procfs) -> Outcome:
+    def undo(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
         ledger.intend(second)
         return resume(entry, procfs)
 
-    monkeypatch.setitem(UNDO, "pace", undo)
-    assert outcomes(path) == [Outcome.RUNNING]
+    monkeypatch.setitem(UNDO, "pace", replace(UNDO["pace"], undo=undo))
+    assert outcomes(path) == [UndoOutcome.RUNNING]
     assert [entry.wall_ns for entry in read(path)] == [2]
 
 
@@ -282,17 +274,17 @@ def test_what_is_undone_quickly_is_closed_before_what_takes_long(
     intend(path, child.process, "pace")
     seen: list[str] = []
 
-    def undo(_entry: Entry, _procfs: Procfs) -> Outcome:
+    def undo(_entry: LedgerEntry, _procfs: Procfs) -> UndoOutcome:
         seen.extend(entry.act for entry in read(path))
-        return Outcome.RESTORED
+        return UndoOutcome.RESTORED
 
-    monkeypatch.setitem(UNDO, "swap", undo)
-    assert outcomes(path) == [Outcome.RUNNING, Outcome.RESTORED]
+    monkeypatch.setitem(UNDO, "swap", replace(UNDO["swap"], undo=undo))
+    assert outcomes(path) == [UndoOutcome.RUNNING, UndoOutcome.RESTORED]
     assert seen == ["swap"]
     assert read(path) == []
 
 
-def test_a_ledger_that_is_not_there_or_is_rubbish_releases_nobody(path: Path) -> None:
+def test_a_ledger_that_is_not_there_or_is_rubbish_releases_nothing(path: Path) -> None:
     assert release_all(path) == []
     assert not path.exists()
     path.write_bytes(os.urandom(4096))
@@ -308,13 +300,13 @@ def test_a_process_killed_in_the_middle_of_acting_leaves_a_ledger_that_undoes_it
         try:
             ledger = Ledger(path)
             for child in children:
-                ledger.intend(Entry.of("pace", child.process, ContainerKey("c"), 0))
+                ledger.intend(LedgerEntry.of("pace", child.process, ContainerKey("c"), 0))
                 os.kill(child.process.tgid, signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)
     _, status = os.waitpid(actor, 0)
     assert os.WIFSIGNALED(status), sys.exc_info()
-    until(lambda: all(child.states() == {"T"} for child in children))
-    assert outcomes(path) == [Outcome.RESUMED] * 3
-    until(lambda: all(child.states() == {"S"} for child in children))
+    until(lambda: all(child.states() == {"T"} for child in children), "all processes to be stopped")
+    assert outcomes(path) == [UndoOutcome.RESUMED] * 3
+    until(lambda: all(child.states() == {"S"} for child in children), "all processes to run")

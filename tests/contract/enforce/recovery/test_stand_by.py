@@ -9,18 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.model import ContainerKey
-from agent.procfs import Procfs
-from enforce.entries import Entry
-from enforce.ledger import Ledger, read
-from enforce.owner import Owner
-from enforce.stand_by import StandBy
+from agent.core.model import ContainerKey
+from agent.node.procfs import Procfs
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger, read
+from enforce.ledger.run_lock import RunDirLock
+from enforce.recovery.standby import StandBy
+from tools.harness.wait import until
 
 PROC = Procfs()
 CONTAINER = ContainerKey("docker:" + "a" * 64)
@@ -28,19 +29,12 @@ CONTAINER = ContainerKey("docker:" + "a" * 64)
 
 @pytest.fixture
 def stopped() -> Iterator[int]:
-    """The pid of a process that somebody stopped."""
+    """The pid of a process that another program stopped."""
     with subprocess.Popen(["sleep", "3600"]) as process:
         process.send_signal(signal.SIGSTOP)
-        until(lambda: is_stopped(process.pid))
+        until(lambda: is_stopped(process.pid), "the process to be stopped")
         yield process.pid
         process.kill()
-
-
-def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def is_stopped(tgid: int) -> bool:
@@ -50,12 +44,12 @@ def is_stopped(tgid: int) -> bool:
 def note(run_dir: Path, tgid: int) -> None:
     """What an agent writes before it acts."""
     with closing(Ledger(run_dir / "ledger.jsonl")) as ledger:
-        ledger.intend(Entry.of("pace", PROC.process_id(tgid), CONTAINER, 0))
+        ledger.intend(LedgerEntry.of("pace", PROC.process_id(tgid), CONTAINER, 0))
 
 
 @contextmanager
 def standing_by(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "agent", "release", "--stand-by", "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "gpuwarden", "release", "--stand-by", "--run-dir", str(run_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr
@@ -66,7 +60,7 @@ def standing_by(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_nothing_is_undone_while_an_agent_enforces_and_everything_once_it_is_gone(tmp_path: Path, stopped: int) -> None:
-    owner = Owner.take(tmp_path, PROC)
+    owner = RunDirLock.take(tmp_path, PROC)
     note(tmp_path, stopped)
     stand_by = StandBy(tmp_path)
     assert not stand_by.look()
@@ -75,40 +69,40 @@ def test_nothing_is_undone_while_an_agent_enforces_and_everything_once_it_is_gon
     assert stand_by.look()
     assert not is_stopped(stopped)
     assert read(tmp_path / "ledger.jsonl") == []
-    Owner.take(tmp_path, PROC, patience_seconds=0).close()
+    RunDirLock.take(tmp_path, PROC, timeout_seconds=0).close()
 
 
 def test_a_second_agent_is_stood_by_as_the_first_one(tmp_path: Path, stopped: int) -> None:
     stand_by = StandBy(tmp_path)
     assert stand_by.look()
     for _ in range(2):
-        owner = Owner.take(tmp_path, PROC, patience_seconds=0)
+        owner = RunDirLock.take(tmp_path, PROC, timeout_seconds=0)
         note(tmp_path, stopped)
         os.kill(stopped, signal.SIGSTOP)
-        until(lambda: is_stopped(stopped))
+        until(lambda: is_stopped(stopped), "the process to be stopped")
         owner.close()
         assert stand_by.look()
         assert not is_stopped(stopped)
 
 
-def test_what_cannot_be_undone_is_told_once_a_second_and_keeps_nothing_else(
+def test_what_cannot_be_undone_is_reported_once_a_second_and_keeps_nothing_else(
     tmp_path: Path, stopped: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 100.0
     note(tmp_path, stopped)
     with closing(Ledger(tmp_path / "ledger.jsonl")) as ledger:
-        ledger.intend(Entry.at("an act of a later version", "/somewhere", CONTAINER, 0))
+        ledger.intend(LedgerEntry.at("an act of a later version", "/somewhere", CONTAINER, 0))
     stand_by = StandBy(tmp_path, clock=lambda: now)
     assert not stand_by.look()
     assert not is_stopped(stopped)
-    told = len(caplog.records)
+    reported = len(caplog.records)
     assert "released 1 of their acts" in caplog.text
     assert "use the newer one" in caplog.text
     assert not stand_by.look()
-    assert len(caplog.records) == told
+    assert len(caplog.records) == reported
     now += 1.0
     assert not stand_by.look()
-    assert len(caplog.records) > told
+    assert len(caplog.records) > reported
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
@@ -134,40 +128,40 @@ def test_a_ledger_that_is_not_to_be_trusted_is_not_taken_for_an_empty_one(
     assert release(tmp_path).returncode == 0
     assert not is_stopped(stopped)
     path.unlink()
-    assert release(tmp_path).returncode == 0  # nobody has ever enforced here
+    assert release(tmp_path).returncode == 0  # no agent has ever enforced here
 
 
 def release(run_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agent", "release", "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "gpuwarden", "release", "--run-dir", str(run_dir)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_ledger_that_says_nothing_new_is_not_read_again(tmp_path: Path, stopped: int) -> None:
+def test_a_ledger_without_anything_new_is_not_read_again(tmp_path: Path, stopped: int) -> None:
     note(tmp_path, stopped)
     stand_by = StandBy(tmp_path)
     assert stand_by.look()
-    os.kill(stopped, signal.SIGSTOP)  # by somebody else
-    until(lambda: is_stopped(stopped))
+    os.kill(stopped, signal.SIGSTOP)  # by another program
+    until(lambda: is_stopped(stopped), "the process to be stopped")
     assert stand_by.look()
     assert is_stopped(stopped)
 
 
-def test_the_command_releases_within_a_tenth_of_a_second_and_ends_when_told(tmp_path: Path, stopped: int) -> None:
-    owner = Owner.take(tmp_path, PROC)
+def test_the_command_releases_within_a_tenth_of_a_second_and_ends_on_a_signal(tmp_path: Path, stopped: int) -> None:
+    owner = RunDirLock.take(tmp_path, PROC)
     note(tmp_path, stopped)
     with standing_by(tmp_path) as process:
         assert is_stopped(stopped)
         began = time.monotonic()
         owner.close()
-        until(lambda: not is_stopped(stopped))
+        until(lambda: not is_stopped(stopped), "the process to run")
         print(f"released after {(time.monotonic() - began) * 1e3:.1f} ms")
         assert time.monotonic() - began < 0.1
         process.terminate()
         assert process.wait(timeout=20) == 0
 
 
-def test_told_to_end_it_waits_for_the_agent_that_is_ending_too(tmp_path: Path, stopped: int) -> None:
-    owner = Owner.take(tmp_path, PROC)
+def test_on_sigterm_it_waits_for_the_agent_that_is_ending_too(tmp_path: Path, stopped: int) -> None:
+    owner = RunDirLock.take(tmp_path, PROC)
     note(tmp_path, stopped)
     with standing_by(tmp_path) as process:
         process.terminate()
@@ -180,7 +174,7 @@ def test_told_to_end_it_waits_for_the_agent_that_is_ending_too(tmp_path: Path, s
 
 
 def test_a_second_signal_ends_it_at_once_and_is_a_failure(tmp_path: Path, stopped: int) -> None:
-    owner = Owner.take(tmp_path, PROC)
+    owner = RunDirLock.take(tmp_path, PROC)
     note(tmp_path, stopped)
     with standing_by(tmp_path) as process:
         process.terminate()

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import monotonic_ns
+from agent.core.clock import monotonic_ns
+from agent.node.http_client import Failure, FetchError, fetch
 from enforce.policy.model import PrometheusSource
-from enforce.signals.fetch import Failure, FetchError, fetch
 from enforce.signals.scraper import Scraper
+from tools.harness.wait import until
 
 S = 1_000_000_000
 PATIENCE_SECONDS = 30.0
@@ -98,7 +99,7 @@ def test_a_page_is_read() -> None:
         assert fetch(url, monotonic_ns() + 20 * S) == PAGE.decode()
 
 
-def test_the_request_says_where_to_and_nothing_else_of_ours() -> None:
+def test_the_request_contains_its_host_and_nothing_else_of_ours() -> None:
     seen: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:
@@ -111,7 +112,7 @@ def test_the_request_says_where_to_and_nothing_else_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("serve", "expected", "says"),
+    ("serve", "expected", "message"),
     [
         (saying(b"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n"), Failure.STATUS, "not followed"),
         (saying(b"HTTP/1.0 500 Oh\r\n\r\n" + PAGE), Failure.STATUS, "status 500"),
@@ -124,11 +125,11 @@ def test_the_request_says_where_to_and_nothing_else_of_ours() -> None:
         (endless, Failure.TOO_LARGE, "MiB"),
     ],
 )
-def test_whatever_a_server_does_there_is_a_reason(serve: Serve, expected: Failure, says: str) -> None:
+def test_whatever_a_server_does_there_is_a_reason(serve: Serve, expected: Failure, message: str) -> None:
     with serving(serve) as url:
         failed = failure(url)
         assert failed.failure is expected
-        assert says in str(failed)
+        assert message in str(failed)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +140,13 @@ def test_a_server_that_takes_its_time_is_left_when_time_is_up(serve: Serve) -> N
         assert failure(url, S // 5).failure in (Failure.TIMEOUT, Failure.MALFORMED)  # 100 lines of headers: enough
 
 
-def test_a_server_that_says_nothing_is_left_when_time_is_up() -> None:
+def test_a_silent_server_is_left_when_time_is_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         assert failure(url, S // 10).failure is Failure.TIMEOUT
 
 
-def test_where_nobody_listens_is_unreachable() -> None:
+def test_a_port_without_a_listener_is_unreachable() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         assert failure(f"http://127.0.0.1:{bound.getsockname()[1]}/").failure is Failure.UNREACHABLE
@@ -153,7 +154,7 @@ def test_where_nobody_listens_is_unreachable() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For localhost, by nobody in particular."""
+    """For localhost, self-signed."""
     path = tmp_path / "server.pem"
     options = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=localhost"]
     options += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(path), "-out", str(tmp_path / "cert.pem")]
@@ -196,10 +197,7 @@ def test_a_page_that_breaks_the_reader_does_not_end_the_scraping() -> None:
 
     source = PrometheusSource("http://h/m", "m")
     with closing(Scraper(source.url, read, each_ns=S // 100)) as scraper:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (latest := scraper.latest(source, monotonic_ns())) is None or not latest.series:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: (latest := scraper.latest(source, monotonic_ns())) and latest.series, "a page with the metric")
         assert scraper.failures == {(source, Failure.MALFORMED): 1}
 
 

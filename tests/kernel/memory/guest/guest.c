@@ -121,7 +121,7 @@ static int ask(char command)
 	return answer();
 }
 
-/* ---- loading, as agent/probes.py does ---- */
+/* ---- loading, as agent/probes/libcuda.py does ---- */
 
 static int quiet(enum libbpf_print_level level, const char *format, va_list arguments)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Two calls of a driver, for a guest that has no GPU, not even a simulated one: it counts who came in. */
+/* Two calls of a driver, for a guest that has no GPU, not even a simulated one: it counts the calls. */
 #include "guest.h"
 
 struct arrivals *arrivals;

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from agent.delivery import LaunchTimes, delivered_ns
-from agent.model import ProcessId
-from agent.samples import Delivered
-from tests.unit.deliveries import delivery
+from agent.attribution.durations import LaunchTimes, delivered_ns
+from agent.collectors.samples import Delivered
+from agent.core.model import ProcessId
+from tests.support.kernel_records import delivery
 
 A = ProcessId(10, 1)
 
@@ -37,13 +37,13 @@ def test_a_process_that_never_waited_has_no_duration() -> None:
     assert LaunchTimes().per_launch_ns(A) is None
 
 
-def test_what_is_told_of_a_process_counts_until_it_waits() -> None:
+def test_an_assumed_launch_time_is_used_until_the_process_waits() -> None:
     times = LaunchTimes()
-    times.tell({A: 70.0})
+    times.assume({A: 70.0})
     assert times.per_launch_ns(A) == 70
     assert times.processes() == {A}
     times.observe(delivery(launches=10, elapsed_ns=1_000))
-    times.tell({A: 70.0})
+    times.assume({A: 70.0})
     assert times.per_launch_ns(A) == 100
     times.forget(A)
     assert times.per_launch_ns(A) is None
@@ -85,7 +85,7 @@ def test_what_ran_while_requests_did_before_the_wait_does_not_make_an_estimate_s
     assert learned(CLEAR, *[run_already] * 100) == 100
 
 
-def test_the_same_holds_for_a_process_that_nobody_stopped() -> None:
+def test_the_same_holds_for_a_process_that_was_not_stopped() -> None:
     alone = delivery(launches=10, elapsed_ns=1_000)
     assert learned(alone, *[delivery(launches=10, elapsed_ns=5_000, elapsed_busy_ns=4_500)] * 100) == 100
     assert learned(alone, *[delivery(launches=10, elapsed_ns=9_000, elapsed_busy_ns=4_000)] * 100) == 500

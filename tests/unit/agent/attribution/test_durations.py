@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.function_times import OTHER, FunctionTimes
-from tests.unit.deliveries import A, delivery
+from agent.attribution.durations import OTHER, FunctionTimes
+from tests.support.kernel_records import A, delivery
 
 
-def test_functions_whose_mix_varies_are_told_apart() -> None:
+def test_functions_whose_mix_varies_are_distinguished() -> None:
     rng, times = random.Random(1), FunctionTimes()
     for _ in range(400):
         short, long = rng.randrange(1, 50), rng.randrange(1, 10)
@@ -43,12 +43,12 @@ def test_launches_beyond_those_that_are_listed_share_a_duration() -> None:
     times = FunctionTimes()
     for _ in range(50):
         times.observe(A, delivery((1, 10), launches=40, elapsed_ns=10 * 1_000 + 30 * 5_000))
-    told = (times.per_launch_ns(A, 1) or 0) * 10 + (times.per_launch_ns(A, OTHER) or 0) * 30
-    assert told == pytest.approx(160_000, rel=0.01)
+    estimated = (times.per_launch_ns(A, 1) or 0) * 10 + (times.per_launch_ns(A, OTHER) or 0) * 30
+    assert estimated == pytest.approx(160_000, rel=0.01)
     assert times.per_launch_ns(A, 99) == times.per_launch_ns(A, OTHER)
 
 
-def test_nothing_is_known_of_who_never_waited_or_is_forgotten() -> None:
+def test_nothing_is_known_of_a_process_that_never_waited_or_was_dropped() -> None:
     times = FunctionTimes()
     assert times.per_launch_ns(A, 1) is None
     assert times.spread(A) is None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.least_squares import Row, Unknown, solve
+from agent.attribution.nnls import Row, Unknown, solve
 
 
 def test_what_the_rows_determine_is_found_whatever_was_believed() -> None:
@@ -29,13 +29,13 @@ def test_what_they_do_not_determine_is_split_as_it_was_believed() -> None:
     assert values[0] - values[1] == pytest.approx(2, rel=0.01)
 
 
-def test_who_is_surer_moves_less() -> None:
+def test_an_unknown_with_a_narrower_prior_moves_less() -> None:
     values, sigmas = solve([Unknown(1.0, 0.01), Unknown(1.0, 1.0)], [Row((1.0, 1.0), 3.0, 1e6)])
     assert values == pytest.approx([1, 2], abs=0.01)
     assert sigmas[0] < 0.02
 
 
-def test_an_unknown_of_which_nothing_tells_keeps_its_prior_and_is_infinitely_unsure() -> None:
+def test_an_unknown_without_observations_keeps_its_prior_with_an_infinite_deviation() -> None:
     values, sigmas = solve([Unknown(4.0, None), Unknown(1.0, 0.5)], [Row((0.0, 1.0), 1.0, 1.0)])
     assert values[0] == 4
     assert math.isinf(sigmas[0])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.occupancy import sm_fraction
+from agent.attribution.contention import sm_fraction
 
 
 @pytest.mark.parametrize(

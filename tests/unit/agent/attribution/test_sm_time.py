@@ -9,33 +9,33 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.function_times import FunctionTimes
-from agent.model import ProcessId
-from agent.samples import Delivered
-from agent.sm_time import Estimate, SmTime
-from agent.sm_work import Tick
-from agent.tally import Launched
-from tests.unit.deliveries import A
+from agent.attribution.counters import FunctionLaunches
+from agent.attribution.durations import FunctionTimes
+from agent.attribution.process_work import Tick
+from agent.attribution.sm_time import Estimate, SmTime
+from agent.collectors.samples import Delivered
+from agent.core.model import ProcessId
+from tests.support.kernel_records import A
 
 B, C = ProcessId(11, 1), ProcessId(12, 1)
 SECOND = 1_000_000_000
 FULL = 132  # blocks: one on every SM
 
 
-def launched(count: int, blocks: int = FULL) -> Launched:
-    return Launched(count, count, count * blocks, 1024)
+def launched(count: int, blocks: int = FULL) -> FunctionLaunches:
+    return FunctionLaunches(count, count, count * blocks, 1024)
 
 
 def tick(
     activity: float | None,
-    work: Mapping[ProcessId, Mapping[int, Launched]],
+    work: Mapping[ProcessId, Mapping[int, FunctionLaunches]],
     busy: Mapping[ProcessId, float] | None = None,
     limits: Mapping[ProcessId, float] | None = None,
     *,
     programs: Mapping[ProcessId, str] | None = None,
     deliveries: Sequence[Delivered] = (),
 ) -> Tick:
-    told = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
+    busy_ns = {process: ratio * SECOND for process, ratio in (busy or {}).items()}
     return Tick(
         interval_ns=SECOND,
         counted_ns=SECOND,
@@ -43,7 +43,7 @@ def tick(
         is_share_of_sms=True,
         sm_count=132,
         work=work,
-        busy_ns=told,
+        busy_ns=busy_ns,
         sm_limits=limits or {},
         programs=programs or {},
         deliveries=deliveries,
@@ -60,7 +60,7 @@ def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
     return sm_ns / SECOND
 
 
-def test_waits_tell_how_long_functions_take() -> None:
+def test_durations_of_functions_are_learned_from_waits() -> None:
     times = FunctionTimes()
     for _ in range(20):
         times.observe(A, waited(A, 10, 10_000_000))
@@ -91,12 +91,12 @@ def test_kernels_of_a_graph_that_differ_keep_busy_what_each_does() -> None:
     times = FunctionTimes()
     for _ in range(20):
         times.observe(A, waited(A, 1, 1_000_000))
-    graph = Launched(100, 200, 100 * (1 + 3 * FULL), 2048, waves=400, wave_sms=100 * (1 + 3 * FULL))
+    graph = FunctionLaunches(100, 200, 100 * (1 + 3 * FULL), 2048, waves=400, wave_sms=100 * (1 + 3 * FULL))
     estimates = SmTime(times).observe(tick(None, {A: {1: graph}}))
     assert ratio(estimates, A) == pytest.approx(0.1 * (1 + 3 * FULL) / (4 * FULL), rel=0.02)
 
 
-def test_nvml_says_what_waits_under_contention_cannot() -> None:
+def test_nvml_corrects_waits_under_contention() -> None:
     times = FunctionTimes()
     for _ in range(20):
         times.observe(A, waited(A, 10, 40_000_000))  # four times as long as by itself
@@ -109,7 +109,7 @@ def test_nvml_says_what_waits_under_contention_cannot() -> None:
     assert ratio(estimates, B) == pytest.approx(0.70, abs=0.02)
 
 
-def test_who_never_waits_is_found_by_what_the_others_leave() -> None:
+def test_a_process_that_never_waits_gets_what_the_others_leave() -> None:
     rng, times = random.Random(3), FunctionTimes()
     for _ in range(20):
         times.observe(A, waited(A, 10, 5_000_000))
@@ -133,7 +133,7 @@ def test_durations_that_drift_are_followed() -> None:
     assert ratio(estimates, A) == pytest.approx(a * each / SECOND, rel=0.1)
 
 
-def test_side_by_side_what_everybody_seems_to_do_is_cut_to_what_there_was() -> None:
+def test_side_by_side_what_processes_seem_to_do_is_cut_to_what_there_was() -> None:
     times = FunctionTimes()
     for _ in range(20):
         times.observe(A, waited(A, 10, 20_000_000))
@@ -144,19 +144,19 @@ def test_side_by_side_what_everybody_seems_to_do_is_cut_to_what_there_was() -> N
     assert ratio(estimates, A) + ratio(estimates, B) == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_error_says_who_is_doubtful() -> None:
+def test_the_error_is_larger_for_the_less_certain_process() -> None:
     times = FunctionTimes()
     for _ in range(20):
         times.observe(A, waited(A, 10, 10_000_000))
     device = SmTime(times)
-    for _ in range(10):  # always the same mix: nothing tells B's functions apart
+    for _ in range(10):  # always the same mix: nothing distinguishes B's functions
         estimates = device.observe(tick(0.5, {A: {1: launched(200)}, B: {1: launched(10), 2: launched(10)}}))
     a, b = estimates[A].error_ns, estimates[B].error_ns
     assert a is not None
     assert b is None or b > a
 
 
-def test_without_any_reading_the_waits_alone_decide_and_nothing_is_known_of_who_has_none() -> None:
+def test_without_any_reading_only_waits_count_and_a_process_without_any_is_unknown() -> None:
     times = FunctionTimes()
     times.observe(A, waited(A, 10, 10_000_000))
     device = SmTime(times)
@@ -172,7 +172,7 @@ def test_the_forgotten_leave_nothing() -> None:
     assert device.gpu_ns(A, 1) is None
 
 
-def test_who_takes_turns_is_not_taken_for_side_by_side() -> None:
+def test_processes_that_take_turns_are_not_taken_for_side_by_side() -> None:
     times = FunctionTimes()
     device = SmTime(times)
     for _ in range(10):  # together a little more than there was: the time that switching takes
@@ -196,7 +196,7 @@ def test_a_new_process_has_the_durations_of_those_that_ran_its_program_before() 
     assert 0.1 <= ratio(estimates, ProcessId(200, 1)) < 0.16  # near the lower edge, far below the mean
 
 
-def test_who_waits_for_others_in_turn_is_not_taken_to_have_worked_all_that_time() -> None:
+def test_a_process_that_waits_its_turn_is_not_taken_to_have_worked_all_that_time() -> None:
     times = FunctionTimes()
     device = SmTime(times)
     for process in (A, B):  # each always has work, so each has half of the device; no wait was ever undisturbed

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import Work, attribute, split_activity, without_instances
-from agent.model import Device, DeviceReading, DeviceUuid, ProcessId
+from agent.attribution.split import Work, attribute, split_activity, without_instances
+from agent.core.model import Device, DeviceReading, DeviceUuid, ProcessId
 
 DEVICE = Device(0, DeviceUuid("GPU-1"), "GPU", "0000:01:00.0", 132, 80 << 30)
 SECOND = 1_000_000_000
@@ -88,15 +88,15 @@ def test_estimates_are_scaled_to_what_the_device_measured() -> None:
     assert shares[process(3)] == pytest.approx(0.6)
 
 
-def test_activity_that_nobody_explains_stays_unattributed() -> None:
+def test_activity_that_no_process_explains_stays_unattributed() -> None:
     assert split_activity(0.9, {process(2): 0.2}) == {process(2): 0.2}
 
 
-def test_nothing_is_scaled_up_while_somebody_is_unknown() -> None:
+def test_nothing_is_scaled_up_while_a_process_is_unknown() -> None:
     assert split_activity(0.9, {process(2): 0.6, process(3): None}) == {process(2): 0.6, process(3): None}
 
 
-def test_what_a_process_did_that_nobody_knows_is_not_the_others() -> None:
+def test_what_an_unknown_process_did_is_not_attributed_to_the_others() -> None:
     reading = DeviceReading(DEVICE, sm_activity_ratio=0.8)
     known = Work(process(2), 10, 0.5 * SECOND, 0, 0, 0)
     alone = attribute(reading, [known], SECOND)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.clock import NS_PER_SECOND, monotonic_ns
 from agent.collectors.launches import Launches
-from agent.layout import LaunchKey, LaunchValue
-from agent.samples import LaunchCount
+from agent.collectors.samples import LaunchCount
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
+from agent.probes.abi import LaunchKey, LaunchValue
 
 
 class Counts:

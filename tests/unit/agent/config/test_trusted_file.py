@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from agent.errors import TrustError
-from agent.trusted import exposed, read_trusted
+from agent.config.trusted_file import exposed, read_trusted
+from agent.core.errors import TrustError
 
 
 @pytest.mark.parametrize(
-    ("user", "mode", "says"),
+    ("user", "mode", "expected"),
     [
         (0, 0o644, None),
         (0, 0o400, None),
@@ -26,9 +26,9 @@ from agent.trusted import exposed, read_trusted
         (os.geteuid() + 1, 0o600, "chown it to root"),
     ],
 )
-def test_only_root_or_ourselves_may_be_able_to_write_it(user: int, mode: int, says: str | None) -> None:
+def test_only_root_or_ourselves_may_be_able_to_write_it(user: int, mode: int, expected: str | None) -> None:
     why = exposed("/", cast(Any, SimpleNamespace(st_uid=user, st_mode=0o100000 | mode)))
-    assert why is says or (why is not None and says is not None and says in why)
+    assert why is expected or (why is not None and expected is not None and expected in why)
 
 
 def test_what_is_not_trusted_is_named_with_the_cure(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from agent.containers import ContainerIndex
-from agent.errors import SetupError
-from agent.members import Members, Told
-from agent.model import HOST, Container, Device, DeviceUuid, ProcessId, Snapshot
-from agent.procfs import Procfs
+from agent.containers.gpu_processes import GpuProcessRegistry, ProcessEvent
+from agent.core.errors import SetupError
+from agent.core.model import HOST, Container, Device, DeviceUuid, ProcessId, Snapshot
+from agent.node.procfs import Procfs
 from enforce.policy.load import load
-from enforce.roster import seats
+from enforce.workloads import workloads_of
 
 A = "3f29c1a7" * 8
 DEVICES = [Device(index, DeviceUuid(f"GPU-{index}"), "simulated", f"0000:0{index}:00.0", 1, 1) for index in range(2)]
@@ -23,7 +23,7 @@ NAMED = {"name": "server", "pod": "chat-0", "namespace": "serving", "image": "vl
 
 
 class Runtime:
-    """A runtime that says who containers are from a moment on."""
+    """A runtime that names its containers from a moment on."""
 
     def __init__(self) -> None:
         self.names: dict[str, Container] = {}
@@ -45,9 +45,9 @@ def proc(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def members(proc: Path, runtime: Runtime) -> Members:
+def members(proc: Path, runtime: Runtime) -> GpuProcessRegistry:
     procfs = Procfs(str(proc))
-    return Members(ContainerIndex(procfs), lambda: DEVICES, procfs, runtime.named)
+    return GpuProcessRegistry(ContainerIndex(procfs), lambda: DEVICES, procfs, runtime.named)
 
 
 def runs(proc: Path, tgid: int, cgroup: str) -> ProcessId:
@@ -63,7 +63,9 @@ def runs(proc: Path, tgid: int, cgroup: str) -> ProcessId:
     return Procfs(str(proc)).process_id(tgid)
 
 
-def test_a_name_that_arrives_is_taken_up_by_the_next_refresh(proc: Path, members: Members, runtime: Runtime) -> None:
+def test_a_name_that_arrives_is_taken_up_by_the_next_refresh(
+    proc: Path, members: GpuProcessRegistry, runtime: Runtime
+) -> None:
     first, second = runs(proc, 10, f"/docker/{A}"), runs(proc, 11, f"/docker/{A}")
     before = members.see(first)
     assert before
@@ -78,7 +80,7 @@ def test_a_name_that_arrives_is_taken_up_by_the_next_refresh(proc: Path, members
     assert known.process == before.process
 
 
-def test_a_refresh_without_news_changes_nothing(proc: Path, members: Members, runtime: Runtime) -> None:
+def test_a_refresh_without_news_changes_nothing(proc: Path, members: GpuProcessRegistry, runtime: Runtime) -> None:
     members.see(runs(proc, 10, f"/docker/{A}"))
     picture = members.all()
     members.refresh()
@@ -90,7 +92,7 @@ def test_a_refresh_without_news_changes_nothing(proc: Path, members: Members, ru
     "match", ["namespace: serving", 'pod: "chat-*"', 'image: "vllm:*"', "labels: {app: chat}", "container: server"]
 )
 def test_a_rule_about_names_matches_from_when_they_are_known(
-    tmp_path: Path, proc: Path, members: Members, runtime: Runtime, match: str
+    tmp_path: Path, proc: Path, members: GpuProcessRegistry, runtime: Runtime, match: str
 ) -> None:
     (tmp_path / "policy.yaml").write_text(
         f"version: 1\noffline:\n  - {{name: training, match: {{{match}}}, law: headroom}}\n"
@@ -100,11 +102,11 @@ def test_a_rule_about_names_matches_from_when_they_are_known(
     member = members.see(runs(proc, 10, f"/kubepods/burstable/pod8dbc5577-d0e2-4706-8787-57d52c03ddf2/{A}"))
     assert member
     key = member.container.key
-    assert seats(policy, members.all(), snapshot)[key].classification.rule is None
+    assert workloads_of(policy, members.all(), snapshot)[key].classification.rule is None
     runtime.names[key] = dataclasses.replace(member.container, **NAMED)  # type: ignore[arg-type]
-    assert seats(policy, members.all(), snapshot)[key].classification.rule is None
+    assert workloads_of(policy, members.all(), snapshot)[key].classification.rule is None
     members.refresh()
-    seat = seats(policy, members.all(), snapshot)[key]
+    seat = workloads_of(policy, members.all(), snapshot)[key]
     assert seat.classification.rule is not None
     assert seat.container.pod == "chat-0"
 
@@ -112,13 +114,13 @@ def test_a_rule_about_names_matches_from_when_they_are_known(
 GONE = ProcessId(77, 7700)
 
 
-def told(*paths: str) -> Told:
-    return Told(GONE, "train\x1b[2J", 0, paths)
+def event(*paths: str) -> ProcessEvent:
+    return ProcessEvent(GONE, "train\x1b[2J", 0, paths)
 
 
-def test_a_process_that_is_gone_is_believed_to_have_been_what_the_kernel_saw(members: Members) -> None:
+def test_a_process_that_is_gone_is_believed_to_have_been_what_the_kernel_saw(members: GpuProcessRegistry) -> None:
     assert members.see(GONE) is None
-    member = members.see(GONE, told("/", f"/docker/{A}"))
+    member = members.see(GONE, event("/", f"/docker/{A}"))
     assert member
     assert (member.container.runtime, member.container.id) == ("docker", A)
     assert (member.process.command, member.process.user) == ("[train\\x1b[2J]", "root")
@@ -126,30 +128,30 @@ def test_a_process_that_is_gone_is_believed_to_have_been_what_the_kernel_saw(mem
     assert members.get(GONE) is members.see(GONE) is member
 
 
-def test_what_proc_says_goes_before_what_the_kernel_told(proc: Path, members: Members) -> None:
+def test_what_proc_shows_goes_before_what_the_kernel_reported(proc: Path, members: GpuProcessRegistry) -> None:
     process = runs(proc, 10, f"/docker/{A}")
-    member = members.see(process, Told(process, "other", 1, ("/system.slice/ssh.service",)))
+    member = members.see(process, ProcessEvent(process, "other", 1, ("/system.slice/ssh.service",)))
     assert member
     assert (member.container.runtime, member.process.command) == ("docker", "python3 train.py")
     assert member.visible == ("GPU-1",)
 
 
-def test_another_process_under_the_same_pid_lends_it_nothing(proc: Path, members: Members) -> None:
+def test_another_process_under_the_same_pid_lends_it_nothing(proc: Path, members: GpuProcessRegistry) -> None:
     runs(proc, GONE.tgid, f"/docker/{A}")
     later = ProcessId(GONE.tgid, GONE.start_ticks - 1)
-    member = members.see(later, Told(later, "train", 0, ("/system.slice/ssh.service",)))
+    member = members.see(later, ProcessEvent(later, "train", 0, ("/system.slice/ssh.service",)))
     assert member
     assert (member.container.name, member.process.command) == ("ssh.service", "[train]")
 
 
-def test_a_gone_process_of_no_cgroup_is_the_hosts(members: Members) -> None:
-    member = members.see(GONE, told())
+def test_a_gone_process_of_no_cgroup_is_the_hosts(members: GpuProcessRegistry) -> None:
+    member = members.see(GONE, event())
     assert member
     assert member.container.key == HOST
 
 
 def test_a_process_that_may_not_be_read_is_counted_and_hides_no_other(
-    proc: Path, members: Members, monkeypatch: pytest.MonkeyPatch
+    proc: Path, members: GpuProcessRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> dict[str, str]:
         raise SetupError("not allowed to read environ of process 10: run as root")

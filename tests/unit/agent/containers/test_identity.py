@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.containers import identify, parse_cgroup
-from agent.containers.cgroup import told_path
-from agent.containers.identity import POD_UID
-from agent.model import HOST
+from agent.containers.identity import POD_UID, reported_path
+from agent.core.model import HOST
 
 A = "3f29c1a7" * 8
 B = "b07de5d0" * 8
@@ -177,17 +176,17 @@ def test_a_limit_in_one_controller_makes_no_container() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_the_kernel_told_means_the_same(path: str) -> None:
-    assert told_path([path, "/"]) == parse_cgroup(f"0::{path}\n")
-    assert told_path(["/", path]) == parse_cgroup(f"0::{path}\n")
+def test_what_the_kernel_reported_means_the_same(path: str) -> None:
+    assert reported_path([path, "/"]) == parse_cgroup(f"0::{path}\n")
+    assert reported_path(["/", path]) == parse_cgroup(f"0::{path}\n")
     unit = "/system.slice/containerd.service"
-    assert told_path([unit, path]) == parse_cgroup(v1(path) + f"0::{unit}\n")
+    assert reported_path([unit, path]) == parse_cgroup(v1(path) + f"0::{unit}\n")
 
 
-def test_where_the_kernel_told_of_no_container_the_v2_path_wins() -> None:
-    assert told_path(["/system.slice/ssh.service", "/limits/1"]) == "/system.slice/ssh.service"
-    assert told_path(["/", "/system.slice/ssh.service"]) == "/system.slice/ssh.service"
-    assert told_path(["/"]) == told_path([]) == "/"
+def test_where_the_kernel_reported_no_container_the_v2_path_wins() -> None:
+    assert reported_path(["/system.slice/ssh.service", "/limits/1"]) == "/system.slice/ssh.service"
+    assert reported_path(["/", "/system.slice/ssh.service"]) == "/system.slice/ssh.service"
+    assert reported_path(["/"]) == reported_path([]) == "/"
 
 
 def test_paths_from_another_namespace_or_of_a_removed_cgroup_are_understood() -> None:
@@ -229,7 +228,7 @@ def test_a_container_is_the_same_seen_from_its_own_cgroup(path: str) -> None:
 
 @given(st.sampled_from(PATHS), st.sampled_from(["", "/init.scope", "/system.slice/x.service", "/user", "/0"]))
 def test_what_a_container_makes_of_its_own_cgroup_changes_nothing(path: str, below: str) -> None:
-    if identify(path).id == "online":  # nothing but a cgroup: no name says where it ends
+    if identify(path).id == "online":  # nothing but a cgroup: no name shows where it ends
         return
     assert identify(path + below) == identify(path)
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.containers.cgroup import parse_cgroup
-from agent.containers.identity import identify
-from agent.containers.residents import Residents, hierarchies
-from agent.model import Container
-from agent.procfs import Procfs
+from agent.containers.identity import identify, parse_cgroup
+from agent.containers.index import Residents
+from agent.core.model import Container
+from agent.node.procfs import Procfs
 
 OURS, INNER = "a" * 64, "b" * 64
 PATH = f"/docker/{OURS}"
@@ -61,21 +60,11 @@ def test_a_container_that_is_gone_has_none(tmp_path: Path) -> None:
     assert machine(tmp_path, {11: PATH}).of(container("/docker/" + "c" * 64)) == set()
 
 
-def test_whole_hierarchies_count_and_v2_comes_first() -> None:
-    text = (
-        "30 20 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
-        "31 20 0:27 /docker/x /somewhere rw - cgroup2 cgroup2 rw\n"
-        "32 20 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
-        "33 20 0:29 / /proc rw - proc proc rw\n"
-    )
-    assert hierarchies(text) == ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"]
-
-
 def test_of_any_number_of_cgroups_no_more_are_listed_than_are_looked_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Side by side, which a listing by whole directories would all hold."""
-    monkeypatch.setattr("agent.containers.residents._MOST_FOLDERS", 20)
+    monkeypatch.setattr("agent.containers.index._MOST_FOLDERS", 20)
     residents = machine(tmp_path, {tgid: f"{PATH}/worker{tgid}" for tgid in range(100, 400)} | {11: PATH})
     listed, scandir = 0, os.scandir
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What is remembered about names, for how long, and how much of it."""
+"""What is cached about names, for how long, and how much of it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.clock import NS_PER_SECOND
-from agent.containers.answers import Names, applied, bounded
-from agent.containers.asking import Asked, Outcome
-from agent.containers.breaker import Breaker
-from agent.containers.identity import POD_UID, identify
-from agent.containers.naming import Naming
-from agent.containers.remembered import Remembered
-from agent.containers.sources import BUILTIN, KINDS, KUBELET, Socket, sockets
-from agent.errors import SourceError, SourceTimeoutError, UsageError
-from agent.model import Container
+from agent.containers.identity import POD_UID, Names, applied, bounded, identify
+from agent.containers.naming import NameCache, Naming
+from agent.containers.runtimes import BUILTIN, KINDS, KUBELET, Breaker, LookupOutcome, Socket, SocketClient, sockets
+from agent.core.clock import NS_PER_SECOND
+from agent.core.errors import SourceError, SourceTimeoutError, UsageError
+from agent.core.model import Container
 
 A = "3f29c1a7" * 8
 UID = "8dbc5577-d0e2-4706-8787-57d52c03ddf2"
@@ -31,47 +27,47 @@ def other(number: int) -> Container:
     return identify(f"/docker/{number:064x}")
 
 
-def test_a_container_that_nobody_knows_is_asked_for_ever_more_rarely() -> None:
-    remembered, now = Remembered(), 0
+def test_a_container_that_no_runtime_knows_is_looked_up_ever_more_rarely() -> None:
+    cache, now = NameCache(), 0
     waits = []
     for _ in range(8):
-        assert remembered.due(IT, now)
-        remembered.miss(IT, now, everybody_asked=True)
+        assert cache.due(IT, now)
+        cache.miss(IT, now, all_answered=True)
         before = now
-        while not remembered.due(IT, now):
+        while not cache.due(IT, now):
             now += NS_PER_SECOND
         waits.append((now - before) // NS_PER_SECOND)
     assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def test_when_not_everybody_could_be_asked_it_is_asked_for_again_soon() -> None:
-    remembered = Remembered()
+def test_when_a_runtime_did_not_answer_it_is_looked_up_again_soon() -> None:
+    cache = NameCache()
     for now in (0, 100 * NS_PER_SECOND, 200 * NS_PER_SECOND):
-        remembered.miss(IT, now, everybody_asked=False)
-        assert not remembered.due(IT, now + 10 * NS_PER_SECOND - 1)
-        assert remembered.due(IT, now + 10 * NS_PER_SECOND)
+        cache.miss(IT, now, all_answered=False)
+        assert not cache.due(IT, now + 10 * NS_PER_SECOND - 1)
+        assert cache.due(IT, now + 10 * NS_PER_SECOND)
 
 
 def test_a_name_that_was_learnt_is_given_as_the_same_object() -> None:
-    remembered = Remembered()
-    remembered.miss(IT, 0, everybody_asked=True)
-    remembered.learn(IT, Names("web", image="nginx"))
-    named = remembered.named(IT)
+    cache = NameCache()
+    cache.miss(IT, 0, all_answered=True)
+    cache.learn(IT, Names("web", image="nginx"))
+    named = cache.named(IT)
     assert named
     assert (named.name, named.image, named.key, named.id, named.cgroup) == ("web", "nginx", IT.key, A, IT.cgroup)
-    assert remembered.named(IT) is remembered.named(named) is named
+    assert cache.named(IT) is cache.named(named) is named
 
 
-def test_what_is_remembered_is_bounded_and_what_is_in_use_stays() -> None:
-    remembered = Remembered(most=10)
-    remembered.learn(IT, Names("web"))
+def test_what_is_cached_is_bounded_and_what_is_in_use_stays() -> None:
+    cache = NameCache(most=10)
+    cache.learn(IT, Names("web"))
     for number in range(100):
-        remembered.learn(other(number), Names("other"))
-        remembered.miss(other(1000 + number), 0, everybody_asked=True)
-        assert remembered.named(IT)
-    assert len(remembered) == 20
-    assert remembered.named(other(0)) is None
-    assert remembered.due(other(1000), 0)
+        cache.learn(other(number), Names("other"))
+        cache.miss(other(1000 + number), 0, all_answered=True)
+        assert cache.named(IT)
+    assert len(cache) == 20
+    assert cache.named(other(0)) is None
+    assert cache.due(other(1000), 0)
 
 
 def test_a_socket_is_left_alone_ever_longer_and_forgiven_at_once() -> None:
@@ -102,34 +98,34 @@ class Nothing:
 @pytest.mark.parametrize(
     ("complaint", "outcome"),
     [
-        (SourceTimeoutError("late"), Outcome.TIMEOUT),
-        (SourceError("broken"), Outcome.ERROR),
-        (ZeroDivisionError("nobody thought of it"), Outcome.ERROR),
+        (SourceTimeoutError("late"), LookupOutcome.TIMEOUT),
+        (SourceError("broken"), LookupOutcome.ERROR),
+        (ZeroDivisionError("unexpected"), LookupOutcome.ERROR),
     ],
 )
 def test_every_question_ends_in_an_outcome_that_is_counted(
-    tmp_path: Path, complaint: Exception, outcome: Outcome
+    tmp_path: Path, complaint: Exception, outcome: LookupOutcome
 ) -> None:
     def fail(source: Nothing, deadline_ns: int) -> Names:
         raise complaint
 
     now = 0
     with socket.socket(socket.AF_UNIX) as server:
-        asked = Asked(Socket("docker", str(tmp_path / "s")), Nothing, NS_PER_SECOND, lambda: now)
-        assert asked.ask(fail) == (Outcome.ABSENT, None)
+        client = SocketClient(Socket("docker", str(tmp_path / "s")), Nothing, NS_PER_SECOND, lambda: now)
+        assert client.query(fail) == (LookupOutcome.ABSENT, None)
         server.bind(str(tmp_path / "s"))
-        assert asked.ask(fail) == (outcome, None)
-        assert asked.ask(fail) == (Outcome.HELD_BACK, None)
+        assert client.query(fail) == (outcome, None)
+        assert client.query(fail) == (LookupOutcome.HELD_BACK, None)
         now = NS_PER_SECOND
-        assert asked.ask(lambda source, deadline_ns: Names("web")) == (Outcome.FOUND, Names("web"))
-        assert asked.ask(lambda source, deadline_ns: None) == (Outcome.UNKNOWN, None)
-    assert {key: count for key, count in asked.counts().items() if count} == {
+        assert client.query(lambda source, deadline_ns: Names("web")) == (LookupOutcome.FOUND, Names("web"))
+        assert client.query(lambda source, deadline_ns: None) == (LookupOutcome.UNKNOWN, None)
+    assert {key: count for key, count in client.counts().items() if count} == {
         outcome: 1,
-        Outcome.FOUND: 1,
-        Outcome.UNKNOWN: 1,
+        LookupOutcome.FOUND: 1,
+        LookupOutcome.UNKNOWN: 1,
     }
-    asked.close()
-    assert asked.ask(lambda source, deadline_ns: Names("web")) == (Outcome.ERROR, None)
+    client.close()
+    assert client.query(lambda source, deadline_ns: Names("web")) == (LookupOutcome.ERROR, None)
 
 
 def test_the_cgroup_has_the_last_word_on_the_pod() -> None:
@@ -165,8 +161,19 @@ def test_only_what_a_runtime_gave_an_id_is_asked_for() -> None:
     assert not naming._waiting
 
 
-def test_no_more_questions_wait_than_can_be_remembered() -> None:
-    naming = Naming([Socket("docker", "/nowhere")])  # not entered: nobody answers
+def test_a_step_looks_up_one_container_and_returns_when_the_next_step_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Naming, "_look_up", lambda *_: (Names("web"), True))
+    naming = Naming([], clock=lambda: 0)  # not entered: no thread runs
+    naming.named(IT)
+    naming.named(other(1))
+    assert naming._step() == 0.0
+    assert [naming.named(IT).name, naming.named(other(1)).name] == ["web", other(1).name]
+    assert naming._step() == 30.0
+    assert naming.named(other(1)).name == "web"
+
+
+def test_no_more_questions_wait_than_can_be_cached() -> None:
+    naming = Naming([Socket("docker", "/nowhere")])  # not entered: no thread runs
     for number in range(5000):
         naming.named(other(number))
         naming.named(other(number))
@@ -183,6 +190,6 @@ def test_extra_sockets_are_asked_before_the_usual_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cri", "cri=", "cri=run/x.sock", "rkt=/run/rkt.sock", "/run/docker.sock"])
-def test_an_extra_socket_that_is_written_wrongly_says_how_to_write_it(text: str) -> None:
+def test_an_extra_socket_that_is_written_wrongly_is_refused_with_the_right_form(text: str) -> None:
     with pytest.raises(UsageError, match="KIND=/PATH/TO/SOCKET, KIND being one of docker, podman, cri"):
         sockets([text])

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model import Device, DeviceUuid
-from agent.ordinals import bus_place, device_of, visible_devices
+from agent.core.device_ordinals import bus_place, device_of, visible_devices
+from agent.core.model import Device, DeviceUuid
 
 
 def gpu(index: int, name: str = "H200", minor: int | None = None) -> Device:

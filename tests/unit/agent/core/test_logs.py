@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import PolicyError, SetupError
-from agent.logs import JsonLines, TextLines
-from agent.names import printable
+from agent.core.errors import PolicyError, SetupError
+from agent.core.logs import JsonLines, TextLines
+from agent.core.text import printable
 
 NASTY = "\x1b[31mevil\u202egnp.exe\udcff"
 CHILD = """
 import logging, os
-from agent import logs
+from agent.core import logs
 status = os.fstat(2)
 if {journal}:
     os.environ["JOURNAL_STREAM"] = f"{{status.st_dev}}:{{status.st_ino}}"

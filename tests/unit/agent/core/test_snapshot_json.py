@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent import schema_reference
-from agent.errors import SetupError
-from agent.model import CollectorHealth, Snapshot
-from agent.schema import VERSION, SchemaError, dumps, from_json, loads, to_json
+from agent.core.errors import SetupError
+from agent.core.model import CollectorHealth, Snapshot
+from agent.core.snapshot_json import VERSION, SchemaError, dumps, from_json, loads, to_json
 from agent.tui.recording import opened
-from tests.unit.snapshots import rich_snapshot
+from tests.support.snapshots import rich_snapshot
+from tools.manual import snapshot_reference
 
 
 def made_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -94,7 +94,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda d: d.update(version=VERSION + 1), "version"),
         (lambda d: d.pop("version"), "version"),
@@ -107,13 +107,13 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda d: d["containers"][0]["usage"][0].update(sm_ratio=[]), r"usage\[0\]\.sm_ratio: expected a number"),
     ],
 )
-def test_a_wrong_document_is_refused_with_the_place(change: Callable[[dict[str, Any]], object], says: str) -> None:
-    with pytest.raises(SchemaError, match=says):
+def test_a_wrong_document_is_refused_with_the_place(change: Callable[[dict[str, Any]], object], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
         from_json(broken(change))
 
 
 def test_the_committed_reference_is_the_generated_one() -> None:
-    assert (Path(__file__).parents[2] / "docs/snapshot.md").read_text() == schema_reference.reference()
+    assert (Path(__file__).parents[4] / "docs/snapshot.md").read_text() == snapshot_reference.reference()
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from agent.health import START_NS, Health
-from agent.model import ProbeStatus, Snapshot
-from tests.unit.snapshots import rich_snapshot
+from agent.core.model import ProbeStatus, Snapshot
+from agent.exporters.liveness import START_NS, Health
+from tests.support.snapshots import rich_snapshot
 
 S = 1_000_000_000
 NO_PROBES = replace(rich_snapshot(), probes=())
@@ -39,7 +39,7 @@ def test_an_agent_that_starts_is_alive_for_a_while_and_not_ready() -> None:
     agent = Agent()
     agent.now += START_NS
     assert agent.health.not_alive() is None
-    assert agent.health.not_ready() == "the first tick is not over"
+    assert agent.health.not_ready() == "the first tick is not complete"
     agent.now += S
     assert agent.health.not_alive() == "no tick was completed in the 61 s since the start"
 

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a service manager reads on its socket, played by a socket of ours; and that nobody ever waits for it."""
+"""What a service manager reads on its socket, played by a socket of ours; and that the agent never waits for it."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from agent.model import Snapshot
-from agent.notify import Notifier
-from tests.unit.snapshots import rich_snapshot
+from agent.core.model import Snapshot
+from agent.exporters.liveness import Notifier
+from tests.support.snapshots import rich_snapshot
 
 PING = "WATCHDOG=1"
 SECOND_NS = 1_000_000_000
@@ -30,8 +30,8 @@ class Manager:
     address: str
     made: list[Notifier] = field(default_factory=list)
 
-    def notifier(self, watchdog_us: int = 30_000_000) -> Notifier:
-        self.made.append(Notifier(self.address, watchdog_us))
+    def notifier(self, watchdog_us: int = 30_000_000, decided_ns: Callable[[], int | None] = lambda: None) -> Notifier:
+        self.made.append(Notifier(self.address, watchdog_us, decided_ns))
         return self.made[-1]
 
     def heard(self) -> list[list[str]]:
@@ -83,7 +83,7 @@ def test_a_reload_that_fails_is_over_too(manager: Manager) -> None:
     assert manager.heard()[-1] == ["READY=1"]
 
 
-def test_each_complete_tick_is_a_ping_and_what_is_done_is_said_once(manager: Manager, tick: Snapshot) -> None:
+def test_each_complete_tick_is_a_ping_and_the_status_is_sent_once(manager: Manager, tick: Snapshot) -> None:
     notifier = manager.notifier()
     for _ in range(3):
         notifier.tick(tick)
@@ -97,23 +97,23 @@ def test_each_complete_tick_is_a_ping_and_what_is_done_is_said_once(manager: Man
 def test_a_decision_that_hangs_starves_the_watchdog_and_one_that_is_completed_feeds_it(
     manager: Manager, tick: Snapshot
 ) -> None:
-    notifier, decided = manager.notifier(), [7]
-    notifier.decided_ns = lambda: decided[0]
+    decided: list[int | None] = [7]
+    notifier = manager.notifier(decided_ns=lambda: decided[0])
     notifier.tick(tick)
     assert manager.pings() == 1
     for _ in range(3):
         notifier.tick(tick)
     assert manager.pings() == 0
-    decided[0] += 1
+    decided[0] = 8
     notifier.tick(tick)
     assert manager.pings() == 1
-    notifier.decided_ns = lambda: None  # no policy any more: ticks are all there is
+    decided[0] = None  # no policy any more: ticks are all there is
     notifier.tick(tick)
     notifier.tick(tick)
     assert manager.pings() == 2
 
 
-def test_without_a_watchdog_nobody_is_pinged(manager: Manager, tick: Snapshot) -> None:
+def test_without_a_watchdog_there_are_no_pings(manager: Manager, tick: Snapshot) -> None:
     manager.notifier(watchdog_us=0).tick(tick)
     [message] = manager.heard()
     assert PING not in message
@@ -128,7 +128,7 @@ def test_an_agent_that_ticks_rarely_asks_for_more_patience(
     assert manager.heard() == [["READY=1", *asked]]
 
 
-def test_a_manager_that_does_not_read_holds_nobody_up_and_hears_later_what_it_missed(
+def test_a_manager_that_does_not_read_blocks_nothing_and_gets_later_what_it_missed(
     manager: Manager, tick: Snapshot
 ) -> None:
     notifier = manager.notifier()
@@ -143,7 +143,7 @@ def test_a_manager_that_does_not_read_holds_nobody_up_and_hears_later_what_it_mi
     assert manager.heard() == [["READY=1", PING]]
 
 
-def test_a_manager_that_is_gone_holds_nobody_up(manager: Manager, tick: Snapshot) -> None:
+def test_a_manager_that_is_gone_blocks_nothing(manager: Manager, tick: Snapshot) -> None:
     notifier = manager.notifier()
     manager.listening.close()
     for _ in range(100):
@@ -153,7 +153,7 @@ def test_a_manager_that_is_gone_holds_nobody_up(manager: Manager, tick: Snapshot
 
 
 @pytest.mark.parametrize("address", ["", "vsock:2:1234", "relative", "@"])
-def test_where_nobody_listens_nothing_is_said_and_nothing_fails(address: str, tick: Snapshot) -> None:
+def test_without_a_listener_nothing_is_sent_and_nothing_fails(address: str, tick: Snapshot) -> None:
     with closing(Notifier(address, 1)) as notifier:
         notifier.ready(SECOND_NS)
         with notifier.reloading():
@@ -162,11 +162,11 @@ def test_where_nobody_listens_nothing_is_said_and_nothing_fails(address: str, ti
         assert (notifier.failures == 0) == (address != "@")
 
 
-def test_what_the_manager_said_to_the_agent_it_did_not_say_to_its_children() -> None:
+def test_the_managers_variables_are_for_the_agent_and_not_for_its_children() -> None:
     mine = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "5000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
-    with closing(Notifier.of(mine)) as notifier:
+    with closing(Notifier.of(mine, lambda: None)) as notifier:
         assert mine == {"HOME": "/"}
         assert notifier._watchdog_us == 5_000_000
     another = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "5000000", "WATCHDOG_PID": "1"}
-    with closing(Notifier.of(another)) as notifier:
+    with closing(Notifier.of(another, lambda: None)) as notifier:
         assert notifier._watchdog_us == 0

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.capabilities import ANY_KERNEL, CAPABILITIES, SINCE_6_6, held, line, missing, refusal
-from agent.errors import SetupError
-from agent.preflight import require_probes
+from agent.core.errors import SetupError
+from agent.node.preflight import ANY_KERNEL, CAPABILITIES, SINCE_6_6, held, line, missing, refusal, require_probes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 OLD, NEW = (6, 1), (6, 6)
 NAMES = sorted({one.name for one in CAPABILITIES})
 kernels = st.sampled_from([(5, 15), OLD, NEW, (6, 18)])
@@ -44,9 +43,9 @@ def test_since_linux_6_6_only_freezing_is_lost_without_sys_admin_and_each_of_the
 
 def test_before_linux_6_6_nothing_works_without_sys_admin_which_is_all_that_is_asked_for() -> None:
     assert lost(SINCE_6_6, OLD) == {"CAP_SYS_ADMIN"}
-    said = refusal(missing(SINCE_6_6, OLD))
-    assert said is not None
-    assert said.startswith("CAP_SYS_ADMIN is missing, for perf_event_open(2)")
+    message = refusal(missing(SINCE_6_6, OLD))
+    assert message is not None
+    assert message.startswith("CAP_SYS_ADMIN is missing, for perf_event_open(2)")
 
 
 def test_a_limit_for_nice_stands_in_for_sys_nice() -> None:
@@ -75,9 +74,9 @@ def test_it_ends_where_something_is_required_and_names_that(names: set[str], ker
 
 def test_each_line_names_the_capability_the_call_the_loss_and_the_cure() -> None:
     for one in CAPABILITIES:
-        said = line(one)
-        assert "\n" not in said
-        assert all(part in said for part in (one.name, one.call, one.lost, "sudo", "docs/capabilities.md"))
+        message = line(one)
+        assert "\n" not in message
+        assert all(part in message for part in (one.name, one.call, one.lost, "sudo", "docs/capabilities.md"))
 
 
 def as_process(folder: Path, mask: int, uid_map: str = "0 0 4294967295") -> Path:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the kernel does with a function's first instruction. tests/kernel/test_entries.py asks a kernel the same."""
+"""What the kernel does with a function's first instruction. test_entries.py in tests/kernel asks a kernel the same."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.doctor import beginnings
-from agent.entries import Entry, entries, entry
+from agent.node.instructions import EntryInstruction, entries, entry
+from gpuwarden.doctor import cost_lines
 
 OLD, NEW = (5, 15), (6, 18)
 EMULATED = {
@@ -57,7 +57,7 @@ REFUSED = {
 LONG_NOPS = {"nopl (%rax)": "0f 1f 00", "nopl 0(%rax,%rax,1)": "0f 1f 44 00 00", "nopw": "66 0f 1f 44 00 00"}
 
 
-def of(code: str, kernel: tuple[int, int] = NEW, machine: str = "x86_64") -> Entry | None:
+def of(code: str, kernel: tuple[int, int] = NEW, machine: str = "x86_64") -> EntryInstruction | None:
     return entry(bytes.fromhex(code), kernel, machine)
 
 
@@ -66,12 +66,16 @@ def of(code: str, kernel: tuple[int, int] = NEW, machine: str = "x86_64") -> Ent
     ("name", "code", "expected"),
     [
         (name, code, expected)
-        for expected, table in ((Entry.EMULATED, EMULATED), (Entry.SINGLE_STEPPED, STEPPED), (Entry.REFUSED, REFUSED))
+        for expected, table in (
+            (EntryInstruction.EMULATED, EMULATED),
+            (EntryInstruction.SINGLE_STEPPED, STEPPED),
+            (EntryInstruction.REFUSED, REFUSED),
+        )
         for name, code in table.items()
     ],
 )
 def test_an_instruction_is_emulated_stepped_or_refused(
-    name: str, code: str, expected: Entry, kernel: tuple[int, int]
+    name: str, code: str, expected: EntryInstruction, kernel: tuple[int, int]
 ) -> None:
     assert of(code, kernel) is expected, name
     assert of(f"{code} 48 89 f8 c3", kernel) is expected, "what follows it makes no difference"
@@ -79,11 +83,11 @@ def test_an_instruction_is_emulated_stepped_or_refused(
 
 @pytest.mark.parametrize("code", LONG_NOPS.values(), ids=LONG_NOPS)
 def test_long_nops_are_emulated_since_linux_6_18(code: str) -> None:
-    assert of(code, NEW) is Entry.EMULATED
-    assert of(code, (6, 17)) is Entry.SINGLE_STEPPED
+    assert of(code, NEW) is EntryInstruction.EMULATED
+    assert of(code, (6, 17)) is EntryInstruction.SINGLE_STEPPED
 
 
-def test_nothing_is_said_of_other_machines_vector_instructions_and_no_instruction() -> None:
+def test_vector_instructions_of_other_machines_and_no_instruction_are_unknown() -> None:
     assert of("55", machine="aarch64") is None
     assert of("c5 f8 77") is None
     assert of("") is None
@@ -98,20 +102,20 @@ def test_functions_are_looked_up_in_their_file(tmp_path: Path) -> None:
     if found["push"] is None:
         pytest.skip("not an x86-64 machine")
     assert found == {
-        "push": Entry.EMULATED,
-        "trap": Entry.REFUSED,
-        "move": Entry.SINGLE_STEPPED,
-        "last": Entry.SINGLE_STEPPED,
+        "push": EntryInstruction.EMULATED,
+        "trap": EntryInstruction.REFUSED,
+        "move": EntryInstruction.SINGLE_STEPPED,
+        "last": EntryInstruction.SINGLE_STEPPED,
         "beyond": None,
     }
 
 
 def test_the_doctor_names_functions_that_are_dear_and_those_that_are_not_seen() -> None:
-    e, s, r = Entry.EMULATED, Entry.SINGLE_STEPPED, Entry.REFUSED
-    (line,) = beginnings({"a": e, "b": e})
+    e, s, r = EntryInstruction.EMULATED, EntryInstruction.SINGLE_STEPPED, EntryInstruction.REFUSED
+    (line,) = cost_lines({"a": e, "b": e})
     assert "2 of 2 begin" in line
-    first, second, third = beginnings({"a": e, "b": s, "c": s, "d": r})
+    first, second, third = cost_lines({"a": e, "b": s, "c": s, "d": r})
     assert "1 of 4 begin" in first
-    assert second.endswith("first instruction is stepped: b, c")
+    assert second.endswith("first instruction is single-stepped: b, c")
     assert third.endswith("not seen: d")
-    assert not list(beginnings({}))
+    assert not list(cost_lines({}))

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.containers import ContainerIndex
-from agent.errors import GoneError, SetupError
-from agent.model import HOST, ProcessId
-from agent.names import printable
-from agent.procfs import Procfs
-from agent.proctext import parse_command, parse_environ, parse_maps, parse_stat, parse_status_uid
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import HOST, ProcessId
+from agent.core.text import printable
+from agent.node.proc_parse import parse_command, parse_environ, parse_maps, parse_stat, parse_status_uid
+from agent.node.procfs import Procfs
 
 DOCKER = "3f29c1a7" * 8
 
@@ -146,7 +146,7 @@ def test_a_reused_pid_is_another_process(fixture_proc: Path) -> None:
 
 
 @pytest.mark.parametrize("read", ["stat", "process_id", "command", "user", "cgroup"])
-def test_reading_a_process_that_is_gone_says_so(fixture_proc: Path, read: str) -> None:
+def test_reading_a_process_that_is_gone_raises_its_own_error(fixture_proc: Path, read: str) -> None:
     with pytest.raises(GoneError):
         getattr(Procfs(str(fixture_proc)), read)(4711)
 

@@ -4,53 +4,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 import pytest
 
-from agent.errors import SetupError
-from agent.model import DeviceReading
-from agent.nvml import Nvml
+from agent.core.errors import SetupError
+from agent.core.model import DeviceReading
+from agent.nvml.client import Nvml
 from agent.nvml.gpm import MIB
 from agent.nvml.pcie import counter_delta
-from tests.unit.fake_nvml import FakeGpu, FakeNvml
-
-SECOND = 1_000_000_000
-
-
-@dataclass
-class Clock:
-    ns: int = 1_000 * SECOND
-
-    def __call__(self) -> int:
-        return self.ns
-
-    @property
-    def us(self) -> int:
-        return self.ns // 1000
-
-
-def session(*gpus: FakeGpu) -> tuple[Nvml, FakeNvml, Clock]:
-    api, clock = FakeNvml(*gpus), Clock()
-    nvml = Nvml(api, monotonic_ns=clock, wall_ns=clock)
-    nvml.open()
-    return nvml, api, clock
-
-
-def tick(nvml: Nvml, clock: Clock, seconds: float = 1.0) -> list[DeviceReading]:
-    clock.ns += int(seconds * SECOND)
-    return [nvml.read(device) for device in nvml.devices()]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+from tests.support.nvml.fake import FakeGpu, FakeNvml, session, tick
+from tools.harness.wait import until
 
 
 def test_a_device_is_described_once_with_its_sm_count() -> None:
@@ -108,7 +73,7 @@ def test_without_gpm_the_activity_is_the_mean_of_the_ticks_utilization_samples()
     nvml, api, clock = session(gpu)
     (reading,) = tick(nvml, clock)
     assert (reading.sm_activity_ratio, reading.sm_activity_source) == (0.4, "utilization")
-    gpu.samples = [(clock.us - 1, 99), (clock.us + 10, 20), (clock.us + 20, 40)]
+    gpu.samples = [(clock.now_us - 1, 99), (clock.now_us + 10, 20), (clock.now_us + 20, 40)]
     (reading,) = tick(nvml, clock)
     assert reading.sm_activity_ratio == pytest.approx(0.3)
     assert api.calls["nvmlGpmSampleGet"] == 0
@@ -247,7 +212,7 @@ def test_throughput_is_measured_off_the_tick_where_there_is_nothing_cheaper() ->
     nvml, api, clock = session(gpu)
     (reading,) = tick(nvml, clock)
     assert reading.pcie_tx_bytes_per_second is None
-    eventually(lambda: tick(nvml, clock)[0].pcie_tx_bytes_per_second == 100_000)
+    until(lambda: tick(nvml, clock)[0].pcie_tx_bytes_per_second == 100_000, "a throughput")
     assert tick(nvml, clock)[0].pcie_rx_bytes_per_second == 200_000
     assert api.calls["nvmlDeviceGetFieldValues"] == 1
     nvml.close()
@@ -262,7 +227,7 @@ def test_processes_of_all_three_lists_are_merged_and_none_is_there_twice() -> No
 def test_utilization_samples_that_cannot_be_true_are_left_out() -> None:
     gpu = FakeGpu("GPU-a", compute=[(1, 0), (2, 0)])
     nvml, _, clock = session(gpu)
-    now = clock.us
+    now = clock.now_us
     gpu.process_samples = [(1, now, 30), (1, now - 10, 50), (2, now, 101), (3, now, 10), (2, now - 2_000_000, 9)]
     assert nvml.process_utilization(nvml.devices()[0]) == {1: pytest.approx(0.4)}
     assert nvml.errors["nvmlDeviceGetProcessesUtilizationInfo:implausible_sample"] == 2
@@ -272,22 +237,22 @@ def test_the_last_sample_seen_is_kept_per_device() -> None:
     first, second = FakeGpu("GPU-a", compute=[(1, 0)]), FakeGpu("GPU-b", compute=[(1, 0)])
     nvml, api, clock = session(first, second)
     one, two = nvml.devices()
-    first.process_samples = [(1, clock.us + 500, 30)]
-    second.process_samples = [(1, clock.us - 500, 60)]
+    first.process_samples = [(1, clock.now_us + 500, 30)]
+    second.process_samples = [(1, clock.now_us - 500, 60)]
     assert nvml.process_utilization(one) == {1: 0.3}
     assert nvml.process_utilization(two) == {1: 0.6}
     api.asked_since.clear()
     assert nvml.process_utilization(one) == {}
     assert nvml.process_utilization(two) == {}
-    assert api.asked_since == [clock.us + 500, clock.us - 500]
+    assert api.asked_since == [clock.now_us + 500, clock.now_us - 500]
 
 
 def test_a_timestamp_from_the_future_does_not_silence_the_device() -> None:
     gpu = FakeGpu("GPU-a", compute=[(1, 0)])
     nvml, _, clock = session(gpu)
-    gpu.process_samples = [(1, clock.us * 2, 30)]
+    gpu.process_samples = [(1, clock.now_us * 2, 30)]
     assert nvml.process_utilization(nvml.devices()[0]) == {}
-    gpu.process_samples = [(1, clock.us, 30)]
+    gpu.process_samples = [(1, clock.now_us, 30)]
     assert nvml.process_utilization(nvml.devices()[0]) == {1: 0.3}
 
 
@@ -295,7 +260,7 @@ def test_the_old_utilization_call_serves_drivers_that_lack_the_new_one() -> None
     gpu = FakeGpu("GPU-a", compute=[(1, 0)])
     nvml, api, clock = session(gpu)
     api.refuse["nvmlDeviceGetProcessesUtilizationInfo"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-    gpu.process_samples = [(1, clock.us, 30)]
+    gpu.process_samples = [(1, clock.now_us, 30)]
     assert nvml.process_utilization(nvml.devices()[0]) == {1: 0.3}
     assert api.calls["nvmlDeviceGetProcessUtilization"] == 1
 
@@ -306,7 +271,7 @@ def test_xids_are_counted_per_device_and_outlive_a_reload() -> None:
     tick(nvml, clock)
     api.xids = [(first, 31), (first, 31), (second, 79)]
     tick(nvml, clock)
-    seen = clock.ns
+    seen = clock.now_ns
     api.initialised = False
     tick(nvml, clock, 6)
     api.xids = [(first, 43)]
@@ -344,7 +309,7 @@ def test_closing_gives_every_sample_back() -> None:
         (pynvml.NVML_ERROR_UNKNOWN, "nvidia-smi"),
     ],
 )
-def test_a_start_that_fails_says_in_one_line_what_to_do(code: int, cure: str) -> None:
+def test_a_start_that_fails_is_reported_in_one_line_with_the_remedy(code: int, cure: str) -> None:
     api = FakeNvml()
     api.refuse["nvmlInit"] = code
     with pytest.raises(SetupError, match=cure) as caught:

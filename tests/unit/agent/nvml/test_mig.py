@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import DeviceReading
-from agent.nvml import Nvml
-from tests.unit.fake_nvml import MIB, FakeGpu, FakeInstance, FakeNvml
-from tests.unit.test_nvml import SECOND, Clock, session, tick
+from agent.core.model import DeviceReading
+from agent.nvml.client import Nvml
+from tests.support.clocks import SetClock
+from tests.support.nvml.fake import MIB, SECOND, FakeGpu, FakeInstance, FakeNvml, session, tick
 
 WALK = "nvmlDeviceGetMigDeviceHandleByIndex"
 
@@ -131,7 +131,7 @@ def test_what_mig_mode_did_not_support_is_asked_again_after_it() -> None:
     del api.refuse["nvmlDeviceGetProcessesUtilizationInfo"]
     gpu.mig = False
     (reading,) = tick(nvml, clock)
-    gpu.compute, gpu.process_samples = [(1, 0)], [(1, clock.us, 30)]
+    gpu.compute, gpu.process_samples = [(1, 0)], [(1, clock.now_us, 30)]
     assert nvml.process_utilization(reading.device) == {1: 0.3}
 
 
@@ -147,7 +147,7 @@ def test_an_instance_that_is_gone_gives_its_samples_back() -> None:
     assert len(api.samples) == 0
 
 
-def test_an_instance_that_is_gone_is_no_reason_to_start_anew() -> None:
+def test_an_instance_that_is_gone_is_no_reason_to_restart() -> None:
     gpu = split(FakeInstance("MIG-1"))
     nvml, api, clock = session(gpu)
     tick(nvml, clock)
@@ -238,7 +238,7 @@ EVENTS = st.lists(
 )
 
 
-def happen(api: FakeNvml, gpu: FakeGpu, clock: Clock, kind: str, value: Any) -> None:
+def happen(api: FakeNvml, gpu: FakeGpu, clock: SetClock, kind: str, value: Any) -> None:
     if kind == "layout":
         gpu.instances = [FakeInstance(f"MIG-{number}", number=number) for number in value]
     elif kind == "mode":
@@ -253,7 +253,7 @@ def happen(api: FakeNvml, gpu: FakeGpu, clock: Clock, kind: str, value: Any) -> 
     elif kind == "allow":
         api.refuse.clear()
     else:
-        clock.ns += int(value * SECOND)
+        clock.now_ns += int(value * SECOND)
 
 
 @given(EVENTS)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from agent.libbpf import BpfObject, Link
+from agent.probes.libbpf import BpfObject, Link
 
 
 class Attached(BpfObject):

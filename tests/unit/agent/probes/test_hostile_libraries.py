@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A file that calls itself libcuda may be anybody's: it costs little and hides no other."""
+"""A file that calls itself libcuda may be any user's: it costs little and hides no other."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.discovery import Discovery
-from agent.elf import Bounded, exported_functions
-from agent.errors import ProbeError, SetupError
-from agent.functions import function_offset
-from agent.model import ProcessId
-from agent.procfs import Procfs
-from agent.returns import returns
-from agent.symbols import unknown_versions
+from agent.core.errors import ProbeError, SetupError
+from agent.core.model import ProcessId
+from agent.node.elf import Bounded, exported_functions
+from agent.node.elf_functions import function_offset
+from agent.node.instructions import returns
+from agent.node.procfs import Procfs
+from agent.probes.discovery import Discovery
+from agent.probes.symbols import unknown_versions
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # as in <elf.h>: Elf64_Ehdr, Elf64_Shdr, Elf64_Phdr
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -136,7 +136,7 @@ CRAFTED: dict[str, Made] = {
     "its section names are in no section": Made(header={"shstrndx": 65_000}),
     "its section names are its symbols": Made(header={"shstrndx": 1}),
     "65,534 segments": Made(header={"phnum": 65_534}),
-    "as many segments as the first section says": Made(header={"phnum": 0xFFFF, "info": 1 << 31}),
+    "as many segments as the first section states": Made(header={"phnum": 0xFFFF, "info": 1 << 31}),
     "segments beyond the end": Made(header={"phoff": HUGE}),
     "segments one upon the other": Made(segments=((0, 0x1000, 0x1000), (0x40, 0x1000, 0x1000), (0, 0x0800, 0x1000))),
     "a segment larger than the file": Made(value=0x1000 + (1 << 40), segments=((0, 0x1000, HUGE - 0x1000),)),
@@ -206,7 +206,7 @@ def overlapping(path: Path, symbols: int = 100_000, letter: bytes = b"\xff") -> 
 def test_a_library_that_takes_long_to_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Made(value=0x1010).write(tmp_path / "libcuda.so.1")
     clock = count(step=170_000_000)
-    monkeypatch.setattr("agent.elf.time.thread_time_ns", lambda: next(clock))
+    monkeypatch.setattr("agent.node.elf.time.thread_time_ns", lambda: next(clock))
     with pytest.raises(ProbeError, match="500 ms were not enough"):
         exported_functions(str(path), "cu")
     assert next(clock) == 4 * 170_000_000  # asked as often as it reads
@@ -238,7 +238,7 @@ def test_whatever_bytes_of_a_real_library_are_changed_it_is_read_or_refused(
 
 
 def _telling(whole: bytearray) -> list[tuple[int, int]]:
-    """Where headers, sections, symbols and their names are: what is changed elsewhere nobody reads."""
+    """Where headers, sections, symbols and their names are: what is changed elsewhere is never read."""
     elf = ELFFile(io.BytesIO(whole))
     wanted = (elf.get_section_by_name(name) for name in (".dynsym", ".dynstr", ".eh_frame_hdr"))
     inside = [(section["sh_offset"], section["sh_size"]) for section in wanted if section is not None]
@@ -269,12 +269,12 @@ def test_a_library_that_is_cut_while_it_is_read_is_an_error_and_no_signal(
         assert exported_functions(str(path), "cu") == {}
 
 
-def test_names_that_look_like_newer_calls_are_told_up_to_a_bound() -> None:
+def test_names_that_look_like_newer_calls_are_reported_up_to_a_bound() -> None:
     assert len(unknown_versions([f"cuMemAlloc_v{number}" for number in range(100, 100_000)])) == 64
 
 
 class Attaching:
-    """Refuses one process's library, in a way that nobody thought of."""
+    """Refuses one process's library, in an unforeseen way."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -300,7 +300,7 @@ def _runs(proc: Path, tgid: int, libraries: int = 1) -> ProcessId:
 
 
 def test_a_library_that_cannot_be_attached_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.discovery.host_libraries", lambda extra: [])
+    monkeypatch.setattr("agent.probes.discovery.host_libraries", lambda extra: [])
     attaching = Attaching()
     _runs(tmp_path, 10)
     _runs(tmp_path, 11)
@@ -311,7 +311,7 @@ def test_a_library_that_cannot_be_attached_hides_no_other(tmp_path: Path, monkey
 def test_one_process_cannot_have_any_number_of_libraries_attached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.discovery.host_libraries", lambda extra: [])
+    monkeypatch.setattr("agent.probes.discovery.host_libraries", lambda extra: [])
     attaching = Attaching()
     _runs(tmp_path, 11, libraries=1000)
     Discovery(attaching, Procfs(str(tmp_path))).look()  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def test_one_process_cannot_have_any_number_of_libraries_attached(
 
 
 def test_files_that_this_agent_may_not_open_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.discovery.host_libraries", lambda extra: [])
+    monkeypatch.setattr("agent.probes.discovery.host_libraries", lambda extra: [])
     attaching = Attaching()
     attaching.refusal = SetupError("openat2 is refused here")
     _runs(tmp_path, 10)
@@ -336,8 +336,8 @@ class Slow(Attaching):
         super().__init__()
         self.files: list[tuple[int, str]] = []
         self.now_ns = 0
-        monkeypatch.setattr("agent.discovery.host_libraries", lambda extra: [])
-        monkeypatch.setattr("agent.discovery.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("agent.probes.discovery.host_libraries", lambda extra: [])
+        monkeypatch.setattr("agent.probes.discovery.monotonic_ns", lambda: self.now_ns)
 
     def ensure(self, path: str, process: ProcessId) -> Any:
         self.files.append((process.tgid, path))

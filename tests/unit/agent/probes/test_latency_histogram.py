@@ -10,8 +10,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforce.histogram import middle_ns, quantile_ns, slower
-from tests.unit.latencies import bucket_of
+from agent.probes.latency_histogram import middle_ns, quantile_ns, slower
+from tests.support.kernel_records import bucket_of
 
 
 @given(st.integers(1 << 10, (1 << 40) - 1))

@@ -7,19 +7,19 @@ The kernel's side is not there: what is attached is only counted.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent import probes as module
-from agent.errors import ProbeError
-from agent.libraries import FileId
-from agent.model import HOST, ContainerKey, ProcessId
-from agent.probes import AttachedLibrary, Probes
-from agent.procfs import Procfs
+from agent.core.errors import ProbeError
+from agent.core.model import HOST, ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from agent.probes import libcuda as module
+from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
+from agent.probes.libraries import FileId, OpenFile
 
 
 class Kernel:
@@ -27,6 +27,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.watches = 0
+        self._numbers = count(1)  # inotify gives none out twice
 
     def attach(self, program: str) -> None:
         """Nothing."""
@@ -34,8 +35,8 @@ class Kernel:
     def attach_uprobes(self, *_: object, **__: object) -> list[object]:
         return []
 
-    def detach_all(self, links: list[object]) -> None:
-        assert not links
+    def detach_all(self, links: Iterable[object]) -> None:
+        assert not list(links)
 
     def map(self, *_: object) -> Kernel:
         return self
@@ -45,7 +46,7 @@ class Kernel:
 
     def watch(self, _descriptor: int, _path: str) -> int:
         self.watches += 1
-        return self.watches
+        return next(self._numbers)
 
     def forget(self, _watch: int) -> None:
         self.watches -= 1
@@ -57,14 +58,14 @@ class Kernel:
 class Table:
     """The probes, shown files of containers: `show(container, file)`; odd files cannot be read."""
 
-    def __init__(self, probes: Probes, kernel: Kernel) -> None:
+    def __init__(self, probes: LibcudaProbes, kernel: Kernel) -> None:
         self.probes, self.kernel = probes, kernel
         self.reads = 0
 
     def show(self, container: int | None, number: int) -> AttachedLibrary:
         process = ProcessId(container, 1) if container is not None else None
-        facts = os.stat_result((0o100644, number, 1, 1, 0, 0, 4096, 0, 0, 0))
-        return self.probes._ensure(f"/opt/{number}/libcuda.so.1", 0, FileId(1, number), facts, process)
+        file = OpenFile(0, f"/opt/{number}/libcuda.so.1", FileId(1, number), (4096, 0))
+        return self.probes._ensure(file, process)
 
     def read(self, *_: object) -> dict[str, int]:
         self.reads += 1
@@ -80,11 +81,11 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     kernel: Any = Kernel()
     monkeypatch.setattr(module, "_load", lambda *_: kernel)
     monkeypatch.setattr(module, "_can_deny", lambda _: False)
-    monkeypatch.setattr("agent.layout.check", lambda _: None)
+    monkeypatch.setattr("agent.probes.abi.check", lambda _: None)
     monkeypatch.setattr(module, "_MOST_LIBRARIES", 100)
-    with Probes(Path("none.bpf.o"), Procfs()) as probes:
-        probes.changes.close()
-        probes.changes = kernel
+    with LibcudaProbes(Path("none.bpf.o"), Procfs()) as probes:
+        probes._files.changes.close()
+        probes._files.changes = kernel
         owners: Any = Owners()
         probes._owners = owners
         yield Table(probes, kernel)
@@ -114,7 +115,7 @@ def test_a_container_with_any_number_of_libraries_leaves_places_for_others(table
     assert table.probes.refused == 1000 - 32
     assert "more than 32 copies of libcuda in docker:1" in results[-1].failed["*"]
     assert not table.show(2, 2000).unreadable
-    assert not table.show(2, 5).unreadable, "one that is probed already is everybody's"
+    assert not table.show(2, 5).unreadable, "one that is probed already is probed for every process"
 
 
 @pytest.mark.usefixtures("readable")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import ContainerKey, Snapshot
-from agent.tui.cells import ASCII, GPU_THRESHOLDS, UTF8
-from agent.tui.devices import device_lines
-from agent.tui.fresh import fresh
-from agent.tui.graphs import graph
+from agent.core.model import ContainerKey, Snapshot
+from agent.core.text import ASCII, UTF8
+from agent.tui.cells import GPU_THRESHOLDS, graph
+from agent.tui.header import device_lines
 from agent.tui.history import History, Series
+from agent.tui.plain import fresh
 from agent.tui.recording import opened, recorded
-from tests.unit.snapshots import GPU_0, GPU_1, rich_snapshot
+from tests.support.snapshots import GPU_0, GPU_1, rich_snapshot
 
 SECOND = 1_000_000_000
 

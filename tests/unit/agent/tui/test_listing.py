@@ -10,34 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SetupError
-from agent.model import (
+from agent.core.errors import SetupError
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
     DeviceReading,
     DeviceUuid,
-    Enforcement,
+    EnforcementStatus,
     FunctionUsage,
     Process,
     ProcessId,
     ProcessUsage,
     Snapshot,
 )
-from agent.page.content import page as status_page
-from agent.page.ring import Ring
-from agent.tui import palette
-from agent.tui.cells import ASCII, UTF8, Glyphs, label
-from agent.tui.entries import View, entries
-from agent.tui.frame import Frame
-from agent.tui.history import History
-from agent.tui.look import Listed, Look
-from agent.tui.narrowing import narrowed
-from agent.tui.order import BUSIEST, Line, Order, arranged, found
-from agent.tui.page import container_page
-from agent.tui.throttle import slack, state
-from agent.tui.told import Seen, seen
-from tests.unit.snapshots import GPU_0, GPU_1, container, rich_snapshot, usage
+from agent.core.text import ASCII, UTF8, Glyphs, label, state
+from agent.exporters.status_page.content import page as status_page
+from agent.exporters.status_page.history import Ring
+from agent.tui import cells as palette
+from agent.tui.container_page import container_page
+from agent.tui.history import History, ObservedChange, observed_changes
+from agent.tui.listing import BUSIEST, Line, Order, View, arranged, entries, found
+from agent.tui.screen import Frame
+from agent.tui.view import ListOptions, ListTable, narrowed
+from tests.support.snapshots import GPU_0, GPU_1, container, rich_snapshot, usage
 
 MIG_0, MIG_2 = (DeviceUuid(f"MIG-0000000{n}-aaaa-bbbb-cccc-dddddddddddd") for n in (0, 2))
 
@@ -88,26 +84,26 @@ def test_figures_begin_with_the_largest_and_names_with_a_unless_reversed() -> No
 @pytest.mark.parametrize("reverse", [False, True])
 def test_every_column_can_be_sorted_by_and_what_is_unattributed_stays_last(view: View, reverse: bool) -> None:
     snapshot = rich_snapshot()
-    for column in Listed.of(snapshot, Look(view), 300, UTF8).columns:
+    for column in ListTable.of(snapshot, ListOptions(view), 300, UTF8).columns:
         lines = arranged(entries(snapshot, view), Order(column.key, reverse))
         assert len(lines) == len(arranged(entries(snapshot, view), BUSIEST))
         assert lines[-1].entry.key[0] in ("rest", "gpu")
 
 
 def test_the_column_beside_is_one_that_is_shown() -> None:
-    shown = Listed.of(few(), Look(), 80, UTF8).columns
-    look = Look().sorted_beside(1, shown)
+    shown = ListTable.of(few(), ListOptions(), 80, UTF8).columns
+    look = ListOptions().sorted_beside(1, shown)
     assert look.order == Order("memory")
     assert look.sorted_beside(-1, shown).order == BUSIEST
     assert look.reversed().order == Order("memory", True)
-    assert Look(order=Order("gone")).sorted_beside(-1, shown).order.column == shown[-1].key
+    assert ListOptions(order=Order("gone")).sorted_beside(-1, shown).order.column == shown[-1].key
 
 
 def test_a_view_keeps_the_order_that_it_shares_and_a_tree_begins_with_containers() -> None:
-    look = Look(order=Order("memory", True))
-    assert look.seen(View.GPU).order == look.order
-    assert look.seen(View.PROCESS).order == BUSIEST
-    assert look.seen(View.PROCESS).branched() == Look(View.CONTAINER, tree=True)
+    look = ListOptions(order=Order("memory", True))
+    assert look.of_view(View.GPU).order == look.order
+    assert look.of_view(View.PROCESS).order == BUSIEST
+    assert look.of_view(View.PROCESS).branched() == ListOptions(View.CONTAINER, tree=True)
     assert look.branched().tree
     assert not look.branched().branched().tree
 
@@ -136,7 +132,7 @@ def test_a_search_goes_round_in_a_circle() -> None:
 
 
 def test_hidden_columns_are_not_shown() -> None:
-    shown = Listed.of(few(), Look(hidden=frozenset({"sm", "state"})), 120, UTF8)
+    shown = ListTable.of(few(), ListOptions(hidden=frozenset({"sm", "state"})), 120, UTF8)
     assert {"sm", "state"}.isdisjoint(column.key for column in shown.columns)
 
 
@@ -159,37 +155,32 @@ def test_only_one_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "enforcing", "expected"),
+    ("status", "enforcing", "expected"),
     [
-        (Enforcement("online"), True, None),
-        (Enforcement("offline", share_ratio=1.0, paused_ratio=0.0), True, "free"),
-        (Enforcement("offline", share_ratio=0.4, paused_ratio=0.0), True, "paced"),
-        (Enforcement("offline", share_ratio=1.0, paused_ratio=0.36), True, "paused 36%"),
-        (Enforcement("offline", share_ratio=0.4, rungs=("freeze", "swap")), True, "swapped"),
-        (Enforcement("offline", share_ratio=0.4, rungs=("freeze",)), False, "free"),
+        (EnforcementStatus("online"), True, None),
+        (EnforcementStatus("offline", share_ratio=1.0, paused_ratio=0.0), True, "free"),
+        (EnforcementStatus("offline", share_ratio=0.4, paused_ratio=0.0), True, "paced"),
+        (EnforcementStatus("offline", share_ratio=1.0, paused_ratio=0.36), True, "paused 36%"),
+        (EnforcementStatus("offline", share_ratio=0.4, rungs=("freeze", "swap")), True, "swapped"),
+        (EnforcementStatus("offline", share_ratio=0.4, rungs=("freeze",)), False, "free"),
     ],
 )
-def test_the_state_is_one_word(said: Enforcement, enforcing: bool, expected: str | None) -> None:
-    assert state(said, enforcing) == expected
-
-
-def test_slack_is_what_is_left_of_the_target() -> None:
-    assert slack(Enforcement("online", latency_seconds=0.06, target_seconds=0.05)) == pytest.approx(-0.2)
-    assert slack(Enforcement("online", target_seconds=0.05)) is None
+def test_the_state_is_one_word(status: EnforcementStatus, enforcing: bool, expected: str | None) -> None:
+    assert state(status, enforcing) == expected
 
 
 def page(snapshot: Snapshot, key: str, glyphs: Glyphs = UTF8, width: int = 120) -> list[str]:
     history = History()
     history.add(snapshot)
-    told = [Seen(snapshot.containers[0].container.name, (("why", "because"),))]
-    return [line.plain for line in container_page(snapshot, ContainerKey(key), history, told, (width, 40), glyphs)]
+    changes = [ObservedChange(snapshot.containers[0].container.name, (("why", "because"),))]
+    return [line.plain for line in container_page(snapshot, ContainerKey(key), history, changes, (width, 40), glyphs)]
 
 
 def test_the_page_of_a_container_has_all_there_is_to_say() -> None:
     text = "\n".join(page(rich_snapshot(), "c2"))
     for part in ("trainer", "paused 35%: slack 75 %", "share 62.0%", "gemm", "plain", "25.0Gi", "because"):
         assert part in text
-    assert "freeze could not be done: somebody else has frozen it" in text
+    assert "freeze could not be done: another writer has frozen it" in text
     assert "the promise is kept, slack +75%" in "\n".join(page(rich_snapshot(), "c1"))
     assert page(rich_snapshot(), "c9") == ["The container has gone."]
 
@@ -197,7 +188,7 @@ def test_the_page_of_a_container_has_all_there_is_to_say() -> None:
 @pytest.mark.parametrize("width", range(1, 11))
 @pytest.mark.parametrize("view", list(View))
 def test_a_terminal_of_a_few_columns_is_drawn(width: int, view: View) -> None:
-    listed = Listed.of(rich_snapshot(), Look(view, tree=True), width, UTF8)
+    listed = ListTable.of(rich_snapshot(), ListOptions(view, tree=True), width, UTF8)
     assert all(listed.drawn(index).plain for index in range(len(listed.lines)))
     history = History()
     history.add(rich_snapshot())
@@ -225,9 +216,9 @@ def split() -> Snapshot:
     )
 
 
-def test_mig_instances_are_told_apart_wherever_a_device_is_named() -> None:
+def test_mig_instances_are_distinguished_wherever_a_device_is_named() -> None:
     def cells(view: View, first: str) -> list[str]:
-        listed = Listed.of(split(), Look(view), 200, UTF8)
+        listed = ListTable.of(split(), ListOptions(view), 200, UTF8)
         drawn = [listed.drawn(index).plain for index in range(len(listed.lines))]
         return next(line for line in drawn if line.lstrip().startswith(first)).split()
 
@@ -263,12 +254,15 @@ def test_devices_are_sorted_by_as_they_are_listed() -> None:
 def test_decisions_are_seen_where_reason_or_rungs_change() -> None:
     history, snapshot = History(), rich_snapshot()
     key = ContainerKey("c2")
-    said = snapshot.enforcement[key]
+    status = snapshot.enforcement[key]
     for second, reason in enumerate(("a", "a", "b")):
-        now = {key: replace(said, reason=reason)}
+        now = {key: replace(status, reason=reason)}
         history.add(replace(snapshot, at_ns=second * 1_000_000_000, enforcement=now))
-    assert [one.head.partition("  ")[2] for one in seen(history, key)] == ["share 62%: b", "share 62%: a"]
-    assert seen(history, key)[0].rows == (("by", "mps"), ("but", "freeze: somebody else has frozen it: left alone"))
+    assert [one.head.partition("  ")[2] for one in observed_changes(history, key)] == ["share 62%: b", "share 62%: a"]
+    assert observed_changes(history, key)[0].rows == (
+        ("by", "mps"),
+        ("but", "freeze: another writer has frozen it: left alone"),
+    )
 
 
 def hostile(name: str) -> Snapshot:
@@ -276,7 +270,7 @@ def hostile(name: str) -> Snapshot:
     owner = Container(ContainerKey("x"), name, name, pod=name, namespace=name, image=name)
     process = ProcessUsage(Process(ProcessId(7, 7), name, name, owner.key), (usage(GPU_0, 0.5, 1),))
     kernel = FunctionUsage(name, GPU_0, 1.0, 0.1, 0.001)
-    said = Enforcement("offline", name, reason=name, troubles={name: name}, share_ratio=0.5)
+    status = EnforcementStatus("offline", name, reason=name, troubles={name: name}, share_ratio=0.5)
     used = ContainerUsage(
         owner, (replace(usage(GPU_0, 0.5, 1), memory_by_kind={name: 1}),), (process.process.id,), (kernel,)
     )
@@ -284,14 +278,14 @@ def hostile(name: str) -> Snapshot:
         rich_snapshot(),
         containers=(used,),
         processes=(process,),
-        enforcement={owner.key: said, container("y", "y").key: said},
+        enforcement={owner.key: status, container("y", "y").key: status},
     )
 
 
 @given(st.text(st.characters(), max_size=30), st.sampled_from([UTF8, ASCII]), st.sampled_from(list(View)))
 def test_no_name_moves_a_cursor_or_colours_a_screen(name: str, glyphs: Glyphs, view: View) -> None:
     snapshot = hostile("\x1b[2J\x1b]0;x\x07" + name)
-    listed = Listed.of(snapshot, Look(view, tree=True), 160, glyphs)
+    listed = ListTable.of(snapshot, ListOptions(view, tree=True), 160, glyphs)
     lines = [listed.drawn(index).plain for index in range(len(listed.lines))]
     lines += page(snapshot, "x", glyphs)
     frame = Frame(160, 40, glyphs, failure=name)

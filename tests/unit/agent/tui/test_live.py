@@ -14,19 +14,18 @@ import pytest
 from textual.message_pump import MessagePump
 from textual.pilot import Pilot
 
-from agent.errors import SetupError
-from agent.model import ContainerKey, Snapshot
-from agent.schema import dumps
-from agent.tui import live
-from agent.tui.app import Setting, Top
-from agent.tui.cells import UTF8
-from agent.tui.entries import View
-from agent.tui.feed import Failed, Playing, Took
-from agent.tui.look import Look
-from agent.tui.order import Order
+from agent.core.errors import SetupError
+from agent.core.model import ContainerKey, Snapshot
+from agent.core.snapshot_json import dumps
+from agent.core.text import UTF8
+from agent.tui.history import DecisionBlock, ObservedChange
+from agent.tui.listing import Order, View
+from agent.tui.live import run as live
+from agent.tui.live.app import Setting, Top
+from agent.tui.live.feed import Failed, ReplayFeed, SnapshotReceived
 from agent.tui.recording import opened, recorded
-from agent.tui.told import Seen, Told
-from tests.unit.snapshots import rich_snapshot
+from agent.tui.view import ListOptions
+from tests.support.snapshots import rich_snapshot
 
 SECOND = 1_000_000_000
 Act = Callable[[Pilot[None], Top], Awaitable[None]]
@@ -39,7 +38,7 @@ class Standing:
         self.played: list[bool] = []
 
     def start(self, top: MessagePump) -> None:
-        top.post_message(Took(rich_snapshot()))
+        top.post_message(SnapshotReceived(rich_snapshot()))
 
     def seek(self, step: int) -> None:
         pass
@@ -49,7 +48,10 @@ class Standing:
 
 
 def drive(
-    act: Act, size: tuple[int, int] = (120, 40), setting: Setting | None = None, feed: Standing | Playing | None = None
+    act: Act,
+    size: tuple[int, int] = (120, 40),
+    setting: Setting | None = None,
+    feed: Standing | ReplayFeed | None = None,
 ) -> Top:
     """Runs it, and acts once the first snapshot is on the screen."""
     top = Top(setting or Setting(View.CONTAINER, UTF8), feed or Standing())
@@ -96,12 +98,12 @@ def test_keys_change_the_view_the_tree_and_the_order() -> None:
         await pilot.press("1", "t")
         assert "└─ 100 vllm serve" in text(top)
         await pilot.press("full_stop")
-        assert top.look.order == Order("memory")
+        assert top.list_options.order == Order("memory")
         assert "MEM▼" in text(top)
         await pilot.press("slash")
         assert "MEM▲" in text(top)
         await pilot.press("comma", "comma")
-        assert top.look.order == Order("gpu")
+        assert top.list_options.order == Order("gpu")
 
     drive(act)
 
@@ -112,14 +114,14 @@ def test_a_filter_leaves_what_matches_and_escape_shows_everything_again() -> Non
         assert "twin" not in text(top)
         assert "trainer" in text(top)
         await pilot.press("enter", "t")
-        assert top.look.tree, "keys are keys again"
+        assert top.list_options.tree, "keys are keys again"
         assert "filter: trai" in text(top)
         await pilot.press("escape")
         assert "twin" in text(top)
         await pilot.press("backslash", "x", "escape")
-        assert top.look.wanted == ""
+        assert top.list_options.wanted == ""
         await pilot.press("backslash", *"trai", "enter", "f3", "x", "escape")
-        assert top.look.wanted == "trai", "a search takes only its own word back"
+        assert top.list_options.wanted == "trai", "a search takes only its own word back"
 
     drive(act)
 
@@ -159,7 +161,7 @@ def test_a_paused_display_stands_still_while_the_history_goes_on() -> None:
         before = shown(top)
         idle = [replace(reading, sm_activity_ratio=0.0) for reading in rich_snapshot().devices]
         later = replace(rich_snapshot(), at_ns=9 * SECOND, containers=(), devices=tuple(idle))
-        top.post_message(Took(later))
+        top.post_message(SnapshotReceived(later))
         await pilot.pause()
         top.draw()
         await pilot.pause()
@@ -179,15 +181,15 @@ def test_columns_are_chosen() -> None:
         await pilot.press("c", "down", "space")
         assert "[ ] CLASS" in text(top)
         await pilot.press("escape")
-        assert top.look.hidden == {"role"}
+        assert top.list_options.hidden == {"role"}
         assert "CLASS" not in text(top)
 
     drive(act)
 
 
 def test_enter_opens_a_container_and_escape_goes_back() -> None:
-    def tell(key: ContainerKey) -> Sequence[Told]:
-        return [Seen(f"decided for {key}", (("why", "a good reason"),))]
+    def tell(key: ContainerKey) -> Sequence[DecisionBlock]:
+        return [ObservedChange(f"decided for {key}", (("why", "a good reason"),))]
 
     async def act(pilot: Pilot[None], top: Top) -> None:
         await pilot.press("f3", *"trainer", "enter", "enter")
@@ -196,17 +198,17 @@ def test_enter_opens_a_container_and_escape_goes_back() -> None:
         assert "a good reason" in text(top)
         assert "decided for c2" in text(top)
         assert "gemm" in text(top)
-        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND, containers=())))
+        top.post_message(SnapshotReceived(replace(rich_snapshot(), at_ns=9 * SECOND, containers=())))
         await pilot.pause()
         assert "The container has gone." in text(top)
         await pilot.press("escape")
         assert "CONTAINER" in text(top)
 
-    drive(act, setting=Setting(View.CONTAINER, UTF8, tell=tell))
+    drive(act, setting=Setting(View.CONTAINER, UTF8, ask_decisions=tell))
 
 
-def test_an_agent_that_cannot_be_asked_for_decisions_is_said_to_be_one() -> None:
-    def tell(_: ContainerKey) -> Sequence[Told]:
+def test_an_agent_that_cannot_be_asked_for_decisions_is_reported_as_one() -> None:
+    def tell(_: ContainerKey) -> Sequence[DecisionBlock]:
         raise SetupError("the agent does not answer")
 
     async def act(pilot: Pilot[None], top: Top) -> None:
@@ -215,7 +217,7 @@ def test_an_agent_that_cannot_be_asked_for_decisions_is_said_to_be_one() -> None
         await pilot.pause()
         assert "the agent does not answer" in text(top)
 
-    drive(act, setting=Setting(View.CONTAINER, UTF8, tell=tell))
+    drive(act, setting=Setting(View.CONTAINER, UTF8, ask_decisions=tell))
 
 
 def test_help_lists_the_keys() -> None:
@@ -230,12 +232,12 @@ def test_help_lists_the_keys() -> None:
     drive(act, (80, 24))
 
 
-def test_a_failure_is_told_until_the_next_snapshot() -> None:
+def test_a_failure_is_shown_until_the_next_snapshot() -> None:
     async def act(pilot: Pilot[None], top: Top) -> None:
         top.post_message(Failed("the agent has\x1b[31m stopped"))
         await pilot.pause()
         assert r"the agent has\x1b[31m stopped" in text(top)
-        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND)))
+        top.post_message(SnapshotReceived(replace(rich_snapshot(), at_ns=9 * SECOND)))
         await pilot.pause()
         assert "stopped" not in text(top)
 
@@ -244,9 +246,11 @@ def test_a_failure_is_told_until_the_next_snapshot() -> None:
 
 def test_what_was_logged_stays_at_the_foot() -> None:
     async def act(pilot: Pilot[None], top: Top) -> None:
-        live._Told(top).emit(logging.makeLogRecord({"name": "gputop", "msg": "recording has ended", "created": 0}))
+        live._FootHandler(top).emit(
+            logging.makeLogRecord({"name": "gputop", "msg": "recording has ended", "created": 0})
+        )
         await pilot.pause()
-        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND)))
+        top.post_message(SnapshotReceived(replace(rich_snapshot(), at_ns=9 * SECOND)))
         await pilot.pause()
         assert ":00 gputop: recording has ended" in text(top)
 
@@ -257,9 +261,9 @@ def test_the_lists_keys_do_nothing_while_something_is_over_it() -> None:
     async def act(pilot: Pilot[None], top: Top) -> None:
         await pilot.press("f3", *"trainer", "enter", "enter", "enter", "t", "2", "backslash")
         assert len(top.screen_stack) == 2
-        assert top.look == Look()
+        assert top.list_options == ListOptions()
         await pilot.press("escape", "t")
-        assert top.look == Look(tree=True)
+        assert top.list_options == ListOptions(tree=True)
 
     drive(act)
 
@@ -268,7 +272,7 @@ def test_a_page_that_has_become_shorter_is_scrolled_back() -> None:
     async def act(pilot: Pilot[None], top: Top) -> None:
         await pilot.press("f3", *"trainer", "enter", "enter", "pagedown", "pagedown")
         assert "SM" not in shown(top)[0]
-        top.post_message(Took(replace(rich_snapshot(), at_ns=9 * SECOND, containers=())))
+        top.post_message(SnapshotReceived(replace(rich_snapshot(), at_ns=9 * SECOND, containers=())))
         await pilot.pause()
         assert "The container has gone." in text(top)
 
@@ -348,7 +352,7 @@ def test_a_replay_plays_stands_still_and_is_sought(tmp_path: Path) -> None:
         assert "PAUSED" not in text(top)
 
     with opened(file) as recording:
-        playing = Playing(recording, lambda snapshot: snapshot, 3600.0)
+        playing = ReplayFeed(recording, lambda snapshot: snapshot, 3600.0)
         drive(act, setting=Setting(View.CONTAINER, UTF8, replaying=True), feed=playing)
 
 
@@ -376,5 +380,5 @@ def test_seeking_reads_each_tick_once_and_goes_past_one_that_cannot_be_read(tmp_
         assert read == [39]
 
     with opened(file) as recording:
-        playing = Playing(recording, narrow, 3600.0)
+        playing = ReplayFeed(recording, narrow, 3600.0)
         drive(act, setting=Setting(View.CONTAINER, UTF8, replaying=True), feed=playing)

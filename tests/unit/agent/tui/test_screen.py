@@ -19,17 +19,20 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from agent import endpoint, main, observer
-from agent.errors import SetupError, UsageError
-from agent.model import ContainerUsage, Enforcement, Provenance, Snapshot
-from agent.schema import loads
-from agent.tui import View, live, plain, render, top
-from agent.tui.arguments import add_arguments
-from agent.tui.cells import ASCII, GPU_THRESHOLDS, UTF8, bar, colour, count, percent, size
+from agent import observer
+from agent.core.errors import SetupError, UsageError
+from agent.core.model import ContainerUsage, EnforcementStatus, Provenance, Snapshot
+from agent.core.snapshot_json import loads
+from agent.core.text import ASCII, UTF8, count, percent, size
+from agent.tui import View, plain, render
+from agent.tui.cells import GPU_THRESHOLDS, bar, colour
 from agent.tui.columns import Column, fit
-from agent.tui.fresh import Stopped, fresh
+from agent.tui.live import run as live
+from agent.tui.plain import Stopped, fresh
 from agent.tui.recording import EndOfRecording, opened, played, recorded
-from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
+from gpuwarden import main, top
+from gpuwarden.top import add_arguments
+from tests.support.snapshots import GPU_0, container, rich_snapshot, usage
 
 WIDTHS = (80, 81, 95, 96, 97, 120, 129, 130, 160, 200)
 
@@ -111,9 +114,10 @@ def test_a_missed_target_is_red_and_a_kept_one_green() -> None:
     def styled(latency: float) -> str:
         console = Console(file=io.StringIO(), width=160, force_terminal=True, color_system="standard")
         key = container("c1", "chat").key
-        said = {key: Enforcement("online", latency_seconds=latency, latency_quantile=0.99, target_seconds=0.05)}
+        slack = 1 - latency / 0.05
+        statuses = {key: EnforcementStatus("online", "chat", latency, 0.99, 0.05, slack_ratio=slack)}
         with console.capture() as capture:
-            console.print(render(replace(rich_snapshot(), enforcement=said)))
+            console.print(render(replace(rich_snapshot(), enforcement=statuses)))
         return capture.get()
 
     assert "\x1b[31m60/50ms" in styled(0.06).replace(" ", "")
@@ -126,11 +130,11 @@ def test_the_quantile_heads_the_latencies_only_where_they_have_one_in_common() -
     assert "p99/TARGET" in "".join(drawn(snapshot))
     keys = list(snapshot.enforcement)
     mixed = {
-        keys[0]: Enforcement("online", latency_quantile=0.5),
-        keys[1]: Enforcement("online", latency_quantile=0.999),
+        keys[0]: EnforcementStatus("online", latency_quantile=0.5),
+        keys[1]: EnforcementStatus("online", latency_quantile=0.999),
     }
     assert "LAT/TARGET" in "".join(drawn(replace(snapshot, enforcement=mixed)))
-    tail = {keys[0]: Enforcement("online", latency_quantile=0.999)}
+    tail = {keys[0]: EnforcementStatus("online", latency_quantile=0.999)}
     assert "p99.9/TARGET" in "".join(drawn(replace(snapshot, enforcement=tail)))
 
 
@@ -142,7 +146,7 @@ def test_the_footer_tells_of_losses_failures_and_xids() -> None:
     assert "probes: 1 of 42 failed" in text
 
 
-def test_an_empty_snapshot_says_what_there_is_not() -> None:
+def test_an_empty_snapshot_shows_what_is_absent() -> None:
     empty = Snapshot(0, 0, 0)
     assert "no container uses a GPU" in "".join(drawn(empty))
     assert "no GPU found" in "".join(drawn(empty, View.GPU))
@@ -303,7 +307,7 @@ def test_a_broken_recording_names_its_line(tmp_path: Path) -> None:
         played(recording)()
 
 
-def test_a_recording_of_nothing_is_said_to_be_one(tmp_path: Path) -> None:
+def test_an_empty_recording_is_reported_as_one(tmp_path: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     file.write_text("\n")
     with pytest.raises(SetupError, match="holds no snapshot"), opened(file):
@@ -401,17 +405,17 @@ def test_closed_streams_are_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_gpu_that_is_not_there_has_nothing_to_do_with_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "fetch", lambda _: None)
+    monkeypatch.setattr(top, "fetch", lambda _: None)
     monkeypatch.setattr(observer, "Observer", lambda _: nullcontext(SimpleNamespace(snapshot=rich_snapshot)))
     with pytest.raises(SetupError, match=r"^--only 9: there is no such GPU"):
-        main._gputop(main.parsers()[1].parse_args(["--once", "-o", "9"]))
+        top.act(main.parsers()[1].parse_args(["--once", "-o", "9"]))
 
 
-def test_without_an_agent_enforcement_is_said_to_be_off() -> None:
+def test_without_an_agent_enforcement_is_shown_as_off() -> None:
     assert "no agent: enforcement is off" in drawn(replace(rich_snapshot(), enforcing=False), alone=True)[0]
 
 
-def test_a_policy_that_was_refused_is_said_to_be() -> None:
+def test_a_policy_that_was_refused_is_shown_as_refused() -> None:
     assert "policy refused" not in "".join(drawn(replace(rich_snapshot(), policy_error=None)))
     refused = replace(rich_snapshot(), policy_error="line 3: no such key\nline 4: no unit")
     assert "policy refused, what was in force stays: line 3: no such key (and 1 more)" in "\n".join(drawn(refused))
@@ -433,7 +437,7 @@ def test_the_next_snapshot_is_not_asked_for_before_it_is_due() -> None:
     assert asked == [pytest.approx(1.1), pytest.approx(1.5)]
 
 
-def test_whoever_waits_can_be_stopped() -> None:
+def test_a_wait_can_be_interrupted() -> None:
     with pytest.raises(Stopped):
         fresh(lambda: None, 1.0, now=lambda: 0.0, wait=lambda _: True)()
 
@@ -448,7 +452,7 @@ def test_a_tick_that_took_longer_than_the_interval_is_followed_at_once(monkeypat
     assert waited == [0.0]
 
 
-def test_a_container_that_stands_still_is_said_to() -> None:
-    key = next(key for key, said in rich_snapshot().enforcement.items() if said.role == "offline")
-    said = replace(rich_snapshot().enforcement[key], rungs=("freeze", "mps"))
-    assert "frozen" in "".join(drawn(replace(rich_snapshot(), enforcement={key: said}), width=160))
+def test_a_frozen_container_is_shown_as_frozen() -> None:
+    key = next(key for key, status in rich_snapshot().enforcement.items() if status.role == "offline")
+    status = replace(rich_snapshot().enforcement[key], rungs=("freeze", "mps"))
+    assert "frozen" in "".join(drawn(replace(rich_snapshot(), enforcement={key: status}), width=160))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import (
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
@@ -25,19 +25,18 @@ from agent.model import (
     Totals,
     Usage,
 )
-from bench.attribution_nvml import Listing
-from bench.attribution_recording import Life, Recording
-from gpu import items
-from gpu.attribution import rows
-from gpu.attribution.pytorch import PyTorch, compared, source
-from gpu.attribution.recorder import Snapshots
-from gpu.attribution.scene import Played, on_a_grid, usage_of
-from gpu.attribution.stage import Cgroups
-from gpu.attribution.tenants import Did, Tenant, did, request_ends
-from gpu.here import Unavailable
-from gpu.items import attribution
-from gpu.row import Row, Verdict
-from gpu.spin import Pace, Workload
+from bench.attribution.nvml import Listing
+from bench.attribution.recording import Life, Recording
+from conformance import checks
+from conformance.checks.attribution import item, rows
+from conformance.checks.attribution.pytorch import PyTorch, compared, source
+from conformance.checks.attribution.recorder import Snapshots
+from conformance.checks.attribution.scene import SceneResult, on_a_grid, usage_of
+from conformance.checks.attribution.stage import Cgroups
+from conformance.checks.attribution.tenants import Tenant, TenantWork, did, request_ends
+from conformance.clients.workload import Pace, Workload
+from conformance.host import Unavailable
+from conformance.report.model import Row, Verdict
 
 SECOND = 10**9
 GPU = DeviceUuid("GPU-0")
@@ -55,7 +54,7 @@ def a_workload(*progress: tuple[int, int]) -> Workload:
 def by_what(found: Sequence[Row]) -> dict[str, Row]:
     made = {row.what: row for row in found}
     assert len(made) == len(found), "`what` is unique"
-    assert not [what for what in made if not any(items.lists(pattern, what) for pattern in attribution.WHAT)]
+    assert not [what for what in made if not any(checks.lists(pattern, what) for pattern in item.WHAT)]
     return made
 
 
@@ -106,8 +105,8 @@ def snapshot(at: float, **of: Usage) -> Snapshot:
     return Snapshot(round(at * SECOND), round(at * SECOND), SECOND, devices, tuple(containers))
 
 
-def a_played(agents: Mapping[str, float], **other: object) -> Played:
-    """Two tenants for ten seconds: truly steady has 0.3 of the device and caller 0.2; `agents`: what it says."""
+def a_played(agents: Mapping[str, float], **other: object) -> SceneResult:
+    """Two tenants for ten seconds: truly steady has 0.3 of the device and caller 0.2; `agents`: what it reports."""
     lives = [Life("steady", "s", 1, 0), Life("caller", "c", 2, 0)]
     snapshots = [
         snapshot(at, s=usage(agents["steady"] * at, memory=1500), c=usage(agents["caller"] * at, memory=300))
@@ -117,9 +116,9 @@ def a_played(agents: Mapping[str, float], **other: object) -> Played:
     grown = {1: [(0, 0.0), (20 * SECOND, 6.0 * SECOND)], 2: [(0, 0.0), (20 * SECOND, 4.0 * SECOND)]}
     truth = on_a_grid(grown, SECOND, 11 * SECOND)
     recording = Recording(lives, snapshots, truth, listings, SECOND, 11 * SECOND)
-    done = {"steady": Did(2000, 2400, 0, []), "caller": Did(20, 0, 16, [])}
+    done = {"steady": TenantWork(2000, 2400, 0, []), "caller": TenantWork(20, 0, 16, [])}
     return replace(
-        Played("three", [STEADY, CALLER], done, recording, usage_of(recording), 12 * SECOND),
+        SceneResult("three", [STEADY, CALLER], done, recording, usage_of(recording), 12 * SECOND),
         **other,  # type: ignore[arg-type]
     )
 
@@ -163,8 +162,8 @@ def test_memory_against_what_was_allocated() -> None:
 
 def test_launches_and_bytes_against_the_programs_own_count() -> None:
     one = a_played({"steady": 0.3, "caller": 0.2})
-    told = {"steady": usage(1.0, launches=1990, rx=2400), "caller": usage(1.0, launches=20, tx=8)}
-    found = by_what(list(rows.of_totals(one, told)))
+    reported = {"steady": usage(1.0, launches=1990, rx=2400), "caller": usage(1.0, launches=20, tx=8)}
+    found = by_what(list(rows.of_totals(one, reported)))
     missed = found["three: launches of steady that the agent missed"]
     assert (missed.verdict, missed.figure) == (Verdict.DIFFERS, 10)
     assert found["three: launches of caller that the agent missed"].verdict == Verdict.OK
@@ -172,7 +171,7 @@ def test_launches_and_bytes_against_the_programs_own_count() -> None:
     assert found["three: bytes that caller copied from the device, agent ÷ own"].figure == 0.5
 
 
-def test_a_container_that_the_agent_does_not_know_is_said_so() -> None:
+def test_a_container_that_the_agent_does_not_know_is_reported() -> None:
     found = by_what(list(rows.of_totals(a_played({"steady": 0.3, "caller": 0.2}), {})))
     assert {row.verdict for row in found.values()} == {Verdict.SKIPPED}
 
@@ -233,7 +232,7 @@ def talking(text: str) -> PyTorch:
     return found
 
 
-def test_what_pytorch_says_is_waited_for() -> None:
+def test_what_pytorch_prints_is_waited_for() -> None:
     found = talking('a warning\n{"event": "progress", "steps": 1}\n{"event": "ran", "steps": 2}\n')
     ran, before = found.until("ran", 1.0)
     assert ran["steps"] == 2
@@ -247,7 +246,7 @@ def test_pytorch_without_a_gpu_is_skipped_and_not_broken() -> None:
         talking('{"event": "no GPU"}\n').until("opened", 1.0, "PyTorch finds none")
 
 
-def test_pytorch_that_says_nothing_is_not_waited_for_for_ever() -> None:
+def test_pytorch_that_prints_nothing_is_not_waited_for_for_ever() -> None:
     with pytest.raises(RuntimeError, match="no opened"):
         PyTorch(None).until("opened", 0.01)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpu.constants import CONSTANTS, read
-from gpu.items.calibration import CASES, MEAN, P99, STALLS, WHAT
-from gpu.recorded import Recorded, text_of
-from gpu.sides import Program
+from conformance.checks.calibration import CASES, MEAN, P99, STALLS, WHAT
+from conformance.checks.enforcement.constants import CONSTANTS, read
+from conformance.clients.online import Program
+from conformance.report.baseline import Recorded, text_of
 
 
 def report(**changed: Any) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def test_every_figure_has_a_baseline_and_no_other_has() -> None:
 
 
 def test_a_queue_without_an_end_has_no_length() -> None:
-    said = {constant.key: 5 for constant in CONSTANTS} | {"queue_depth": 0}
-    assert {constant.key: figure for constant, figure in read(said)}["queue_depth"] is None
+    answer = {constant.key: 5 for constant in CONSTANTS} | {"queue_depth": 0}
+    assert {constant.key: figure for constant, figure in read(answer)}["queue_depth"] is None
 
 
 def test_the_loop_is_measured_in_the_shape_that_is_launched() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpu.checkpointing.refusals import asked, refused
-from gpu.clients import Client, SilenceError
-from gpu.row import Verdict
-from gpu.working.driver import CudaError
-from gpu.working.holder import Holder
+from conformance.checks.checkpoint.refusals import asked, refused
+from conformance.clients.driver import CudaError
+from conformance.clients.holder import Holder
+from conformance.clients.launcher import Client, SilenceError
+from conformance.report.model import Verdict
 
 MIB = 1 << 20
 

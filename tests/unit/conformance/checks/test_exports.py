@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu.items import lists
-from gpu.items.exports import WHAT, Given, bases, linked_row, pointer_rows, symbol_rows
-from gpu.programs.addresses import Places
-from gpu.row import Row, Verdict
+from conformance.checks import lists
+from conformance.checks.exports import WHAT, ProcAddress, bases, linked_row, pointer_rows, symbol_rows
+from conformance.programs.addresses import Places
+from conformance.report.model import Row, Verdict
 
 EXPORTS = {
     "cuLaunchKernel": 0x100,
@@ -21,11 +21,11 @@ EXPORTS = {
 }
 PROBED = ["cuLaunchKernel", "cuLaunchKernel_ptsz", "cuMemAlloc", "cuMemAlloc_v2", "cuGraphLaunch"]
 GIVEN = [
-    Given("cuLaunchKernel", "default", 4000, 0x100),
-    Given("cuLaunchKernel", "legacy", 4000, 0x100),
-    Given("cuLaunchKernel", "per-thread", 4000, 0x200),
-    Given("cuMemAlloc", "default", 2000, 0x300),
-    Given("cuMemAlloc", "default", 3020, 0x400),
+    ProcAddress("cuLaunchKernel", "default", 4000, 0x100),
+    ProcAddress("cuLaunchKernel", "legacy", 4000, 0x100),
+    ProcAddress("cuLaunchKernel", "per-thread", 4000, 0x200),
+    ProcAddress("cuMemAlloc", "default", 2000, 0x300),
+    ProcAddress("cuMemAlloc", "default", 3020, 0x400),
 ]
 
 
@@ -36,7 +36,7 @@ def by_what(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
-def pointers(*more: Given) -> dict[str, Row]:
+def pointers(*more: ProcAddress) -> dict[str, Row]:
     return by_what(list(pointer_rows(EXPORTS, PROBED, [*GIVEN, *more], 13000)))
 
 
@@ -64,7 +64,8 @@ def test_addresses_that_are_probed_exports_are_all_that_was_expected() -> None:
 
 def test_an_inner_address_is_a_row_of_its_own() -> None:
     rows = pointers(
-        Given("cuLaunchKernel", "default", 12000, 0x108), Given("cuLaunchKernel", "legacy", 12000, "/lib/other.so")
+        ProcAddress("cuLaunchKernel", "default", 12000, 0x108),
+        ProcAddress("cuLaunchKernel", "legacy", 12000, "/lib/other.so"),
     )
     row = rows["cuLaunchKernel: cuGetProcAddress gives no export"]
     assert row.verdict is Verdict.DIFFERS
@@ -74,8 +75,8 @@ def test_an_inner_address_is_a_row_of_its_own() -> None:
         assert (rows[what].verdict, rows[what].figure, rows[what].baseline) == (Verdict.DIFFERS, 5, 7)
 
 
-def test_an_export_that_nobody_probes_is_a_row_of_its_own() -> None:
-    rows = pointers(Given("cuMemAlloc", "default", 13000, 0x500))
+def test_an_export_without_a_probe_is_a_row_of_its_own() -> None:
+    rows = pointers(ProcAddress("cuMemAlloc", "default", 13000, 0x500))
     row = rows["cuMemAlloc: cuGetProcAddress gives an unprobed export"]
     assert (row.verdict, row.figure) == (Verdict.DIFFERS, "cuMemAlloc_v9")
     assert rows["cuGetProcAddress gives exported functions"].verdict is Verdict.OK
@@ -85,7 +86,7 @@ def test_an_export_that_nobody_probes_is_a_row_of_its_own() -> None:
 def test_a_per_thread_stream_that_gets_the_legacy_function_is_seen() -> None:
     what = "per-thread default streams: cuGetProcAddress gives the functions with _ptsz or _ptds"
     assert pointers()[what].verdict is Verdict.OK
-    row = pointers(Given("cuLaunchKernel", "per-thread", 13000, 0x100))[what]
+    row = pointers(ProcAddress("cuLaunchKernel", "per-thread", 13000, 0x100))[what]
     assert (row.verdict, row.note) == (Verdict.DIFFERS, "others: cuLaunchKernel")
 
 
@@ -101,7 +102,7 @@ def test_a_name_that_is_linked_elsewhere_is_named() -> None:
     assert row.note == "elsewhere: cuLaunchKernel, cuInit"
 
 
-def test_an_address_is_told_as_its_place_in_the_library_whatever_the_inode_beside_it(tmp_path: Path) -> None:
+def test_an_address_is_reported_as_its_place_in_the_library_whatever_the_inode_beside_it(tmp_path: Path) -> None:
     library, other = tmp_path / "libcuda.so.1", tmp_path / "libother.so"
     for path in (library, other):
         path.touch()

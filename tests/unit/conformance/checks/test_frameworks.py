@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What is made of the functions that a framework called, and of what it says that it did."""
+"""What is made of the functions that a framework called, and of what it reports that it did."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from typing import cast
 
 import pytest
 
-from agent.symbols import SYMBOLS
-from gpu.conversation import Conversation, NoAnswerError
-from gpu.here import Here
-from gpu.hits import KINDS, Hits, between, counted, graph_changes, kind_of, places, recounts, unprobed
-from gpu.items import lists
-from gpu.items.frameworks import (
+from agent.probes.symbols import SYMBOLS
+from conformance.checks import lists
+from conformance.checks.frameworks import (
     WHAT,
     Framework,
     _begin,
@@ -31,17 +28,30 @@ from gpu.items.frameworks import (
     phase_rows,
     workload_made,
 )
-from gpu.row import Row, Verdict
+from conformance.checks.probes.hits import (
+    KINDS,
+    Hits,
+    between,
+    counted,
+    graph_changes,
+    kind_of,
+    places,
+    recounts,
+    unprobed,
+)
+from conformance.clients.json_client import JsonClient, NoAnswerError
+from conformance.host import Host
+from conformance.report.model import Row, Verdict
 
-PROGRAMS = Path(__file__).parents[2] / "gpu" / "programs"
+PROGRAMS = Path(__file__).parents[4] / "conformance" / "programs"
 
 
 def by_what(rows: Iterator[Row]) -> dict[str, Row]:
     return {row.what: row for row in rows}
 
 
-def here(folder: Path) -> Here:
-    return Here(
+def host(folder: Path) -> Host:
+    return Host(
         simulated=True,
         quick=True,
         folder=folder,
@@ -102,7 +112,7 @@ def test_hits_are_summed_by_kind() -> None:
     assert sum(found.values()) == 12
 
 
-def test_what_may_matter_and_has_no_probe_is_told_from_what_does_not_matter() -> None:
+def test_what_may_matter_and_has_no_probe_is_distinguished_from_what_does_not_matter() -> None:
     hits = {
         "cuLaunchKernel": 1,
         "cuGraphAddMemAllocNode": 2,
@@ -139,7 +149,9 @@ def test_what_may_matter_and_has_no_probe_is_told_from_what_does_not_matter() ->
         ("cuGraphLaunch", False, False),
     ],
 )
-def test_what_changes_a_graph_is_told_from_what_is_not_counted(name: str, changes: bool, another_number: bool) -> None:
+def test_what_changes_a_graph_is_distinguished_from_what_is_not_counted(
+    name: str, changes: bool, another_number: bool
+) -> None:
     assert unprobed({name: 1}) == {}
     assert (graph_changes({name: 1}) == {name: 1}) is changes
     assert recounts(name) is another_number
@@ -175,7 +187,7 @@ def test_a_launch_function_without_a_probe_is_a_difference() -> None:
     assert rows["it: launch functions called"].figure == "none"
 
 
-def test_a_graph_that_changes_after_it_was_counted_is_told() -> None:
+def test_a_graph_that_changes_after_it_was_counted_is_reported() -> None:
     what = "it: functions called that change what a graph was counted to hold"
     launched = {"cuGraphLaunch": 5}
     assert what not in by_what(phase_rows("it", {"cuLaunchKernel": 5}, {"launches": 5}))
@@ -200,7 +212,7 @@ def test_what_a_workload_did_is_worked_out_of_its_summary() -> None:
 
 def test_a_phase_is_judged_by_what_the_profiler_saw(tmp_path: Path, program: Path) -> None:
     hits = Readings([{"cuInit": 1}, {"cuInit": 1, "cuLaunchKernel": 7}])
-    with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
+    with JsonClient(host(tmp_path), "it", [sys.executable, str(program)]) as talk:
         greeting = talk.hear_json(30)
         assert greeting["about"] == {"version": "1"}
         rows = by_what(_of_phase("it", ("kernels", "kernels, profiled"), talk, cast(Hits, hits)))
@@ -210,18 +222,16 @@ def test_a_phase_is_judged_by_what_the_profiler_saw(tmp_path: Path, program: Pat
 
 def test_a_profiler_that_sees_nothing_leaves_the_programs_own_count(tmp_path: Path, program: Path) -> None:
     hits = Readings([{}, {"cuLaunchKernel": 5}])
-    with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
+    with JsonClient(host(tmp_path), "it", [sys.executable, str(program)]) as talk:
         talk.hear_json(30)
         rows = by_what(_of_phase("it", ("kernels", "unseen"), talk, cast(Hits, hits)))
     row = rows["it: launches counted per launch made"]
     assert row.note == "5 counted, 5 made; CUPTI saw nothing"
 
 
-def test_without_a_profiler_launches_of_which_nobody_knows_the_number_are_skipped(
-    tmp_path: Path, program: Path
-) -> None:
+def test_without_a_profiler_launches_of_unknown_number_are_skipped(tmp_path: Path, program: Path) -> None:
     hits = Readings([{}, {"cuLaunchKernel": 5}])
-    with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
+    with JsonClient(host(tmp_path), "it", [sys.executable, str(program)]) as talk:
         talk.hear_json(30)
         rows = by_what(_of_phase("it", ("unseen", "unseen"), talk, cast(Hits, hits)))
     row = rows["it: launches counted per launch made"]
@@ -239,7 +249,7 @@ def test_without_a_profiler_launches_of_which_nobody_knows_the_number_are_skippe
 def test_a_framework_that_lacks_its_compiler_is_skipped(tmp_path: Path, words: str, verdict: Verdict) -> None:
     (framework,) = [one for one in frameworks() if one.name == "Triton"]
     command = [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
-    with Conversation(here(tmp_path), "it", command) as talk:
+    with JsonClient(host(tmp_path), "it", command) as talk:
         row = _ready(framework, talk, time.monotonic() + 30)
     assert isinstance(row, Row)
     assert (row.what, row.verdict) == ("Triton", verdict)
@@ -247,57 +257,57 @@ def test_a_framework_that_lacks_its_compiler_is_skipped(tmp_path: Path, words: s
 
 
 def test_what_frameworks_compile_stays_in_the_items_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu.items.frameworks.PROGRAMS", tmp_path)
+    monkeypatch.setattr("conformance.checks.frameworks.PROGRAMS", tmp_path)
     (tmp_path / "it.py").write_text(
         "import json, os\n"
         "print(json.dumps({name: value for name, value in os.environ.items() if name.endswith('_CACHE_DIR')}))\n"
     )
     with ExitStack() as stack:
-        talk = _begin(here(tmp_path), Framework("It", "json", ("it.py",), {}, {}), stack)
-        assert isinstance(talk, Conversation)
-        told = talk.hear_json(30)
-    assert {name: Path(told[name]).parent for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")} == {
+        talk = _begin(host(tmp_path), Framework("It", "json", ("it.py",), {}, {}), stack)
+        assert isinstance(talk, JsonClient)
+        answer = talk.hear_json(30)
+    assert {name: Path(answer[name]).parent for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")} == {
         "TRITON_CACHE_DIR": tmp_path,
         "CUPY_CACHE_DIR": tmp_path,
     }
 
 
 def test_a_phase_that_breaks_is_a_failed_row_and_the_program_goes_on(tmp_path: Path, program: Path) -> None:
-    with Conversation(here(tmp_path), "it", [sys.executable, str(program)]) as talk:
+    with JsonClient(host(tmp_path), "it", [sys.executable, str(program)]) as talk:
         talk.hear_json(30)
         (row,) = _of_phase("it", ("broken",), talk, cast(Hits, Readings([{}, {}])))
         assert (row.verdict, row.note) == (Verdict.FAILED, "ValueError: no such thing")
         assert talk.ask("kernels", 30) == {"did": {"launches": 5}}
 
 
-def test_a_program_that_ends_says_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_ends_is_reported_with_its_last_line(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('libcudnn is missing', file=sys.stderr)"]
-    with Conversation(here(tmp_path), "it", command) as talk, pytest.raises(NoAnswerError, match="libcudnn is missing"):
+    with JsonClient(host(tmp_path), "it", command) as talk, pytest.raises(NoAnswerError, match="libcudnn is missing"):
         talk.hear_json(30)
 
 
-def test_a_program_that_says_nothing_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_program_that_prints_nothing_is_not_waited_for(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with Conversation(here(tmp_path), "it", command) as talk, pytest.raises(NoAnswerError, match="nothing within"):
+    with JsonClient(host(tmp_path), "it", command) as talk, pytest.raises(NoAnswerError, match="nothing within"):
         talk.ask("kernels", 0.2)
 
 
-def test_what_is_no_json_is_said(tmp_path: Path) -> None:
+def test_what_is_no_json_is_reported(tmp_path: Path) -> None:
     with (
-        Conversation(here(tmp_path), "it", ["echo", "hello"]) as talk,
+        JsonClient(host(tmp_path), "it", ["echo", "hello"]) as talk,
         pytest.raises(NoAnswerError, match="no JSON: hello"),
     ):
         talk.hear_json(30)
 
 
-def test_every_row_is_one_that_the_item_says_it_has(tmp_path: Path) -> None:
+def test_every_row_is_one_that_the_item_declares(tmp_path: Path) -> None:
     made = dict.fromkeys(KINDS, 1)
     seen = {"cuLaunchKernel": 1, "cuMemAlloc_v2": 1, "cuGraphExecNodeSetParams": 1}
     for row in phase_rows("PyTorch, eager", seen, made):
         assert any(lists(pattern, row.what) for pattern in WHAT if pattern != "{framework}"), row.what
 
 
-def test_a_process_with_another_driver_library_is_told_from_one_with_this(tmp_path: Path) -> None:
+def test_a_process_with_another_driver_library_is_distinguished_from_one_with_this(tmp_path: Path) -> None:
     mapped, another = tmp_path / "libcuda.so.1", tmp_path / "libcuda.so.2"
     for path in (mapped, another):
         path.write_bytes(bytes(4096))
@@ -306,7 +316,7 @@ def test_a_process_with_another_driver_library_is_told_from_one_with_this(tmp_pa
         "held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE); "
         "print('{}', flush=True); input()"
     )
-    with Conversation(here(tmp_path), "it", [sys.executable, "-c", program, str(mapped)]) as talk:
+    with JsonClient(host(tmp_path), "it", [sys.executable, "-c", program, str(mapped)]) as talk:
         talk.hear_json(30)
         assert other_libcuda(talk.process.pid, mapped) == ""
         assert other_libcuda(talk.process.pid, another) == str(mapped)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How a daemon of a run's own is asked, and what is said of the product's channel to it."""
+"""How a daemon of a run's own is asked, and what is reported of the product's channel to it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.model import ProcessId
-from enforce.mps.control import speak
-from enforce.mps.model import Daemon, MpsError, MpsTimeoutError
-from gpu.here import Here
-from gpu.mps import plain
-from gpu.mps.language import confined
-from gpu.row import Verdict
+from agent.core.model import ProcessId
+from conformance.checks.mps import plain
+from conformance.checks.mps.language import confined
+from conformance.host import Host
+from conformance.report.model import Verdict
+from enforce.actuators.mps.model import Daemon, MpsError, MpsTimeoutError
+from enforce.actuators.mps.protocol3 import connect_over
 
 ANSWERS = """\
 import os, sys
@@ -37,23 +37,23 @@ def channel(folder: Path, script: str) -> plain.Plain:
     program = folder / "control"
     program.write_text(f"#!{sys.executable}\n{script}")
     program.chmod(0o755)
-    here = Here(True, True, folder, None, None, folder, folder, "not here", sys.executable, {})
+    host = Host(True, True, folder, None, None, folder, folder, "not here", sys.executable, {})
     daemon = Daemon(ProcessId(1, 1), "/pipes", str(program))
-    return plain.Plain(daemon, here=here, extra={"CUDA_MPS_PIPE_DIRECTORY": "/pipes"})
+    return plain.Plain(daemon, host=host, extra={"CUDA_MPS_PIPE_DIRECTORY": "/pipes"})
 
 
-def test_the_product_reads_what_the_daemons_own_program_says(tmp_path: Path) -> None:
-    control = speak(channel(tmp_path, ANSWERS))
+def test_the_product_reads_what_the_daemons_own_program_prints(tmp_path: Path) -> None:
+    control = connect_over(channel(tmp_path, ANSWERS))
     assert [(server.tgid, server.status) for server in control.servers()] == [(4711, "ACTIVE")]
 
 
 def test_a_refusal_is_none_of_the_answers(tmp_path: Path) -> None:
     answer = channel(tmp_path, ANSWERS).ask(given="get_something\n")
-    assert (answer.fine, answer.text) == (False, "Unknown command\n")
+    assert (answer.succeeded, answer.text) == (False, "Unknown command\n")
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(plain, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(MpsTimeoutError):
         channel(tmp_path, "import time; time.sleep(600)").ask(given="get_server_list\n")
 
@@ -73,7 +73,7 @@ def refusing(words: str) -> Callable[[], object]:
         (refusing("Cannot find MPS control daemon process"), Verdict.DIFFERS),
     ],
 )
-def test_a_kernel_without_landlock_is_told_from_a_channel_that_does_not_work(
+def test_a_kernel_without_landlock_is_distinguished_from_a_channel_that_does_not_work(
     ask: Callable[[], object], verdict: Verdict
 ) -> None:
     assert confined(ask).verdict is verdict

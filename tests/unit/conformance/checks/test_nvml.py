@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The item `nvml`: rows out of what NVML said, also where it says little, or something else than the simulated GPU."""
+"""The item `nvml`: rows out of NVML's answers, also where it answers little, or otherwise than the simulated GPU."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from agent.model import Device, DeviceReading, DeviceUuid
-from gpu import items
-from gpu.items import nvml
-from gpu.nvml import pcie, rows_of_costs, rows_of_lists, rows_of_samples, samples
-from gpu.nvml.binding import Gpu, Refused, asked
-from gpu.nvml.cost import Cost, Timed
-from gpu.nvml.lists import Listed, bytes_of, lists_of
-from gpu.nvml.pcie import FROM_DEVICE, TO_DEVICE, Copied, Counter, _watched
-from gpu.nvml.samples import DEVICE, NEW, OLD, Sample, Samples
-from gpu.nvml.watching import Seen
-from gpu.row import Row, Verdict
+from agent.core.model import Device, DeviceReading, DeviceUuid
+from conformance import checks
+from conformance.checks.nvml import item, pcie, samples
+from conformance.checks.nvml import rows as rows_of_costs
+from conformance.checks.nvml import rows as rows_of_lists
+from conformance.checks.nvml import rows as rows_of_samples
+from conformance.checks.nvml.binding import Gpu, Refused, asked
+from conformance.checks.nvml.cost import Cost, TimedBinding
+from conformance.checks.nvml.lists import Listed, bytes_of, lists_of
+from conformance.checks.nvml.pcie import FROM_DEVICE, TO_DEVICE, CopyRates, FieldReadings, _watched
+from conformance.checks.nvml.samples import DEVICE, NEW, OLD, Sample, Samples
+from conformance.checks.nvml.watching import Observation
+from conformance.report.model import Row, Verdict
 
 MIB = 1 << 20
 READY_US = 1_000_000_000
@@ -56,8 +58,8 @@ def of_load(pid: int, percent: int) -> dict[str, Samples]:
     }
 
 
-def seen(**other: Any) -> Seen:
-    made = Seen(
+def seen(**other: Any) -> Observation:
+    made = Observation(
         pids={"busy": PID},
         busy={"busy": 0.5},
         samples=of_load(PID, 50),
@@ -73,7 +75,7 @@ def seen(**other: Any) -> Seen:
     return replace(made, **other)
 
 
-def under_mps(**other: Any) -> Seen:
+def under_mps(**other: Any) -> Observation:
     return seen(
         pids={"a": PID, "b": OTHER},
         busy={"a": 0.25, "b": 0.75},
@@ -86,7 +88,7 @@ def under_mps(**other: Any) -> Seen:
 def by_what(rows: Sequence[Row]) -> dict[str, Row]:
     found = {row.what: row for row in rows}
     assert len(found) == len(rows), "`what` is unique"
-    missing = [what for what in found if not any(items.lists(pattern, what) for pattern in nvml.WHAT)]
+    missing = [what for what in found if not any(checks.lists(pattern, what) for pattern in item.WHAT)]
     assert not missing
     return found
 
@@ -101,7 +103,7 @@ def test_a_load_whose_share_nvml_tells_is_ok() -> None:
     assert rows["smUtil of a load of 50 %, new call"].figure == 0.5
 
 
-def test_a_sample_from_before_the_load_says_nothing_of_it() -> None:
+def test_a_sample_from_before_the_load_is_ignored() -> None:
     early = {**of_load(PID, 50), NEW: sampled(NEW, (0.4, PID, 5), (1.4, PID, 50))}
     rows = by_what(list(rows_of_samples.of_a_duty(seen(samples=early), 50)))
     assert rows["smUtil of a load of 50 %, new call"].figure == 0.5
@@ -208,18 +210,18 @@ def test_a_server_that_is_credited() -> None:
     assert rows["MPS: smUtil of the client a"].verdict == Verdict.SKIPPED
 
 
-def test_nobody_is_credited_or_taken_for_a_client() -> None:
+def test_no_other_process_is_credited_or_taken_for_a_client() -> None:
     nothing = {call: sampled(call) for call in (OLD, NEW, DEVICE)}
     made = replace(under_mps(samples=nothing), listed=(), mps_clients=frozenset())
     rows = by_what(list(rows_of_lists.of_mps(made, 256 * MIB)))
-    assert rows["MPS: smUtil goes to"].figure == "nobody"
+    assert rows["MPS: smUtil goes to"].figure == "none"
     assert rows["MPS: smUtil goes to"].verdict == Verdict.DIFFERS
     assert rows["MPS: clients that the agent takes for such"].verdict == Verdict.DIFFERS
 
 
-def copies(direction: str, **other: Any) -> Copied:
-    with_it, against_it = Counter((1, 6, 12), 64, 1e-9), Counter((7, 7, 8), 64, 1e-9)
-    made = Copied(direction, 10e9, with_it, against_it, 11e9, 11e9)
+def copies(direction: str, **other: Any) -> CopyRates:
+    with_it, against_it = FieldReadings((1, 6, 12), 64, 1e-9), FieldReadings((7, 7, 8), 64, 1e-9)
+    made = CopyRates(direction, 10e9, with_it, against_it, 11e9, 11e9)
     return replace(made, **other)
 
 
@@ -250,13 +252,13 @@ def test_the_two_directions_have_fields_of_their_own() -> None:
     ],
 )
 def test_what_goes_up_and_down_is_not_cumulative(values: tuple[int, ...], bits: int, verdict: Verdict) -> None:
-    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, field=Counter(values, bits, 1.0)))))
+    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, field=FieldReadings(values, bits, 1.0)))))
     assert rows["PCIe to the device: field 198 is cumulative"].verdict is verdict
 
 
 def test_a_narrow_counter_that_wraps_many_times_in_a_second_tells_the_true_rate() -> None:
     values = tuple(look * 10**9 % (1 << 32) for look in range(51))
-    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, true=50e9, field=Counter(values, 64, 1.0)))))
+    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, true=50e9, field=FieldReadings(values, 64, 1.0)))))
     ratio = rows["PCIe to the device: field 198 ÷ copied"]
     assert (ratio.verdict, ratio.figure) == (Verdict.OK, 1.0)
     assert rows["PCIe to the device: field 198 is cumulative"].note.endswith(
@@ -265,7 +267,7 @@ def test_a_narrow_counter_that_wraps_many_times_in_a_second_tells_the_true_rate(
 
 
 def test_a_counter_that_was_reset_has_no_rate() -> None:
-    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, field=Counter((9, 8), 64, 1.0)))))
+    rows = by_what(list(rows_of_costs.of_copies(copies(TO_DEVICE, field=FieldReadings((9, 8), 64, 1.0)))))
     assert rows["PCIe to the device: field 198 ÷ copied"].verdict is Verdict.SKIPPED
 
 
@@ -273,17 +275,17 @@ def test_both_fields_are_looked_at_until_the_time_is_over(monkeypatch: pytest.Mo
     clock = [100.0]
     times = SimpleNamespace(monotonic=lambda: clock[-1], sleep=lambda seconds: clock.append(clock[-1] + seconds))
     monkeypatch.setattr(pcie, "time", times)
-    told = iter([(10, 1), (20, 3), (30, 5)])
+    readings = iter([(10, 1), (20, 3), (30, 5)])
     kinds = {"NVML_VALUE_TYPE_UNSIGNED_INT": 1, "NVML_VALUE_TYPE_UNSIGNED_LONG_LONG": 3}
 
     def fields(*_: Any) -> list[Any]:
-        tx, rx = next(told)
+        tx, rx = next(readings)
         wide = SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=tx))
         return [wide, SimpleNamespace(nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=rx))]
 
     tx, rx = _watched(a_gpu(nvmlDeviceGetFieldValues=fields, **kinds), 0.03)
-    assert isinstance(tx, Counter)
-    assert isinstance(rx, Counter)
+    assert isinstance(tx, FieldReadings)
+    assert isinstance(rx, FieldReadings)
     assert (tx.values, tx.bits, rx.values, rx.bits) == ((10, 20, 30), 64, (1, 3, 5), 32)
     assert tx.seconds == pytest.approx(0.04)
 
@@ -318,7 +320,7 @@ def test_a_refused_call_of_the_agents_is_named() -> None:
 
 
 def test_every_call_is_timed_and_everything_else_is_handed_through() -> None:
-    timed = Timed(SimpleNamespace(nvmlDeviceGetCount=lambda: 3, NVML_SUCCESS=0))
+    timed = TimedBinding(SimpleNamespace(nvmlDeviceGetCount=lambda: 3, NVML_SUCCESS=0))
     assert timed.nvmlDeviceGetCount() == 3
     assert timed.NVML_SUCCESS == 0
     assert [len(of) for of in timed.durations_ns.values()] == [1]
@@ -339,7 +341,7 @@ def test_nothing_new_is_no_refusal() -> None:
         assert found.looks == 1
 
 
-def test_a_sample_is_counted_once_however_often_it_is_told() -> None:
+def test_a_sample_is_counted_once_however_often_it_is_reported() -> None:
     one = SimpleNamespace(timeStamp=5_000_000, pid=PID, smUtil=40)
     too_much = SimpleNamespace(timeStamp=6_000_000, pid=PID, smUtil=4_000_000)
     found = Samples(NEW, 1_000_000)

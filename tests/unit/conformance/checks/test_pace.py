@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How fast a device's loop is: measured when its clocks are up and it is idle, and told to those that are not alone."""
+"""How fast a device's loop is: measured when its clocks are up and it is idle, and shared with other clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gpu.clients import Client
-from gpu.look import ROOT
-from gpu.mps import limits
-from gpu.row import Verdict
-from gpu.working import driver, steps
+from conformance.checks.mps import limits
+from conformance.clients import driver, steps
+from conformance.clients.launcher import Client
+from conformance.machine_state import ROOT
+from conformance.report.model import Verdict
 
 MS = 1_000_000
 PACE = ("--iterations-per-us", "21")

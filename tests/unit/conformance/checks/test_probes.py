@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu.items.probes import WHAT, launch_rows
-from gpu.machine_code import FUNCTIONS, LOOP, write
-from gpu.row import Row, Verdict
+from conformance.checks.probes.item import WHAT, launch_rows
+from conformance.checks.probes.machine_code import FUNCTIONS, LOOP, write
+from conformance.report.model import Row, Verdict
 
 RATES = {
     "bare": [500_000.0, 400_000.0, 1_000_000.0],
@@ -55,7 +55,7 @@ def test_launches_that_the_gpu_holds_back_tell_nothing_of_a_probe() -> None:
     assert found[1_600.0][what].note == ""
 
 
-def test_functions_lie_where_it_is_said(tmp_path: Path) -> None:
+def test_functions_lie_where_the_report_puts_them(tmp_path: Path) -> None:
     places = write(tmp_path / "code")
     text = (tmp_path / "code").read_bytes()
     for name, code in {"loop": LOOP, **FUNCTIONS}.items():

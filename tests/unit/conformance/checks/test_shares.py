@@ -6,11 +6,21 @@ from __future__ import annotations
 
 import pytest
 
-from bench.enforcement_modes import mode_of
-from gpu.phases import Phase
-from gpu.row import Verdict
-from gpu.shares import LEFT, MEASURES, OFFLINE, P50, P99, Alone, figures, p99_lower, within
-from gpu.throughput import per_second, read_points, since
+from bench.enforcement.modes import mode_of
+from conformance.checks.enforcement.phases import Phase
+from conformance.checks.enforcement.shares import (
+    LEFT,
+    MEASURES,
+    OFFLINE,
+    P50,
+    P99,
+    AloneFigures,
+    figures,
+    p99_lower,
+    within,
+)
+from conformance.checks.enforcement.throughput import per_second, read_points, since
+from conformance.report.model import Verdict
 
 SECOND = 1_000_000_000
 
@@ -19,7 +29,7 @@ def phase(*latencies_s: float, busy: float = 0.5, steps: float | None = None, ov
     return Phase(latencies_s, latencies_s, busy, steps, None, overrun)
 
 
-ALONE = Alone(phase(0.002, 0.002, 0.004), steps_per_second=100.0)
+ALONE = AloneFigures(phase(0.002, 0.002, 0.004), steps_per_second=100.0)
 
 
 def test_a_step_counts_by_how_much_of_its_time_lies_in_the_span() -> None:
@@ -76,7 +86,7 @@ def test_only_our_own_law_promises_anything(name: str, p99_s: float, steps: floa
     assert (found[P99].verdict, found[LEFT].verdict) == (p99, left)
 
 
-def test_a_service_that_fell_behind_is_said_to_have() -> None:
+def test_a_service_that_fell_behind_is_reported() -> None:
     found = {one.measure: one for one in figures(mode_of("mps"), phase(0.1, steps=1.0, overrun=True), ALONE)}
     assert "lower bound" in found[P99].note
 

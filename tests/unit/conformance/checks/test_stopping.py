@@ -11,16 +11,14 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from gpu import clients
-from gpu.here import Unavailable
-from gpu.items import item
-from gpu.mps.endings import gap_ms
-from gpu.parts import part
-from gpu.programs import torch_training
-from gpu.row import Row, Verdict
-from gpu.stopping import training
-from gpu.stopping.timeline import Hold, Timeline, latencies_ms, median, p90
-from gpu.working import driver, holder
+from conformance.checks import item
+from conformance.checks.mps.endings import gap_ms
+from conformance.checks.stopping import training
+from conformance.checks.stopping.timeline import Hold, Timeline, latencies_ms, median, p90
+from conformance.clients import driver, holder, launcher
+from conformance.host import Unavailable
+from conformance.programs import torch_training
+from conformance.report.model import Row, Verdict, part
 
 MS = 1_000_000
 HOLD = Hold(asked_ns=100 * MS, still_ns=101 * MS, released_ns=200 * MS, running_ns=201 * MS)
@@ -80,13 +78,13 @@ def test_a_record_without_ends_is_an_empty_timeline() -> None:
 
 
 def test_requests_are_read_from_the_log_without_its_cut_off_end() -> None:
-    found = clients.requests("0.001000000 0.000500000 0.000400000\n0.002000000 0.0003", 1000)
-    assert found == [clients.Request(1_001_000, 1_501_000, 400_000)]
+    found = launcher.requests("0.001000000 0.000500000 0.000400000\n0.002000000 0.0003", 1000)
+    assert found == [launcher.Request(1_001_000, 1_501_000, 400_000)]
     assert (found[0].latency_ns, found[0].begun_ns) == (500_000, 1_101_000)
 
 
 def test_latencies_are_those_of_the_requests_that_arrived_in_between() -> None:
-    found = [clients.Request(at * MS, (at + at // 10) * MS, MS) for at in (10, 20, 30)]
+    found = [launcher.Request(at * MS, (at + at // 10) * MS, MS) for at in (10, 20, 30)]
     assert latencies_ms(found, 20 * MS, 30 * MS) == [2.0]
 
 
@@ -121,7 +119,7 @@ def test_what_a_part_cannot_have_is_skipped_and_what_came_before_stays() -> None
     assert found[1].note == "no such thing"
 
 
-def test_a_part_that_breaks_fails_once_and_says_how() -> None:
+def test_a_part_that_breaks_fails_once_with_the_reason() -> None:
     def rows() -> Iterator[Row]:
         yield row("a")
         raise ValueError("of five")

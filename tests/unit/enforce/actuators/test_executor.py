@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Rungs: the ledger first, one thing at a time, undone as after a crash, and told when it cannot be done."""
+"""Rungs: the ledger first, one thing at a time, undone as after a crash, and reported when it cannot be done."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from agent.errors import WardenError
-from agent.model import Container, ContainerKey, ProcessId
-from agent.procfs import Procfs
-from enforce import undoing
-from enforce.entries import Entry
-from enforce.ledger import Ledger, read
+from agent.core.errors import WardenError
+from agent.core.model import Container, ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.executor import AGAIN_NS, RETRY_NS, UNFINISHED_NS, RungExecutor, Wanted
+from enforce.actuators.ladder import UnfinishedError
+from enforce.actuators.undo import UNDO, ActUndo, MadeBy
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
+from enforce.ledger.ledger import Ledger, read
 from enforce.model import Subject
-from enforce.outcome import Outcome
-from enforce.rungs import AGAIN_NS, RETRY_NS, UNFINISHED_NS, Rungs, UnfinishedError, Wanted
+from tests.support.clocks import SetClock
+from tools.harness.wait import until
 
 KEY = ContainerKey("docker:abc")
 SUBJECT: Any = Subject(Container(KEY, "training", "docker"), (), frozenset(), rule=None)  # type: ignore[arg-type]
@@ -29,7 +31,7 @@ DEADLINE_SECONDS = 30.0
 
 
 class Chalk:
-    """A rung that leaves a mark; what it does is what the test says."""
+    """A rung that leaves a mark; what it does is what the test sets."""
 
     name = "chalk"
 
@@ -40,13 +42,13 @@ class Chalk:
         self.applied = 0
         self.obstacle_now: str | None = None
         self.error: Exception | None = None
-        self.outcome = Outcome.RESUMED
+        self.outcome = UndoOutcome.RESUMED
 
     def obstacle(self, subject: Subject) -> str | None:
         return self.obstacle_now
 
-    def intents(self, subject: Subject) -> Sequence[Entry]:
-        return [Entry.at(self.name, "/board", subject.container.key, 0)]
+    def intents(self, subject: Subject) -> Sequence[LedgerEntry]:
+        return [LedgerEntry.at(self.name, "/board", subject.container.key, 0)]
 
     def apply(self, subject: Subject) -> None:
         self.applied += 1
@@ -54,16 +56,9 @@ class Chalk:
         if self.error:
             raise self.error
 
-    def undo(self, entry: Entry, _proc: Procfs) -> Outcome:
+    def undo(self, entry: LedgerEntry, _proc: Procfs) -> UndoOutcome:
         self.undone.append(entry.id)
         return self.outcome
-
-
-class Clock:
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @pytest.fixture
@@ -74,91 +69,86 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def chalk(path: Path, monkeypatch: pytest.MonkeyPatch) -> Chalk:
     chalk = Chalk(path)
-    monkeypatch.setitem(undoing.UNDO, chalk.name, chalk.undo)
+    monkeypatch.setitem(UNDO, chalk.name, ActUndo(chalk.undo, MadeBy.AGENT, quick=True))
     return chalk
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SetClock:
+    return SetClock()
 
 
 @pytest.fixture
-def rungs(path: Path, chalk: Chalk, clock: Clock) -> Iterator[Rungs]:
-    rungs = Rungs({"chalk": chalk}, Ledger(path), clock)
+def rungs(path: Path, chalk: Chalk, clock: SetClock) -> Iterator[RungExecutor]:
+    rungs = RungExecutor({"chalk": chalk}, Ledger(path), clock)
     yield rungs
     rungs.release_all()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.002)
-
-
-def until_wanting(rungs: Rungs, wanted: Wanted, condition: Callable[[], bool]) -> None:
-    """As the deciding loop does: says again and again what it wants."""
+def until_wanting(rungs: RungExecutor, wanted: Wanted, condition: Callable[[], bool]) -> None:
+    """As the deciding loop does: submits again and again what it wants."""
 
     def wants() -> bool:
         rungs.want(wanted)
         return condition()
 
-    until(wants)
+    until(wants, "the condition, while this is wanted")
 
 
 WANTED: Wanted = {KEY: (SUBJECT, frozenset({"chalk"}))}
 
 
 def test_the_entry_is_in_the_ledger_before_the_act_and_leaves_it_after_the_undoing(
-    rungs: Rungs, chalk: Chalk, path: Path
+    rungs: RungExecutor, chalk: Chalk, path: Path
 ) -> None:
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
     assert chalk.applied_with == ["chalk:/board"]
     until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
     assert chalk.undone == ["chalk:/board"]
     assert read(path) == []
 
 
-def test_what_cannot_be_done_here_is_said_and_tried_again_later(rungs: Rungs, chalk: Chalk, clock: Clock) -> None:
+def test_what_cannot_be_done_here_is_reported_and_retried_later(
+    rungs: RungExecutor, chalk: Chalk, clock: SetClock
+) -> None:
     chalk.obstacle_now = "the board is wet"
     rungs.want(WANTED)
-    until(lambda: dict(rungs.troubles(KEY)) == {"chalk": "the board is wet"})
+    until(lambda: dict(rungs.troubles(KEY)) == {"chalk": "the board is wet"}, "a trouble")
     chalk.obstacle_now = None
     rungs.want(WANTED)
     assert not rungs.in_force(KEY)
-    clock.now = RETRY_NS
+    clock.now_ns = RETRY_NS
     until_wanting(rungs, WANTED, lambda: rungs.in_force(KEY) == {"chalk"})
     assert not rungs.troubles(KEY)
 
 
-def test_half_of_an_act_is_undone(rungs: Rungs, chalk: Chalk, path: Path) -> None:
+def test_half_of_an_act_is_undone(rungs: RungExecutor, chalk: Chalk, path: Path) -> None:
     chalk.error = WardenError("the chalk broke")
     rungs.want(WANTED)
-    until(lambda: "chalk" in rungs.troubles(KEY) and bool(chalk.undone))
-    until(lambda: not rungs.in_force(KEY))
+    until(lambda: "chalk" in rungs.troubles(KEY) and bool(chalk.undone), "an attempt undone")
+    until(lambda: not rungs.in_force(KEY), "the rung undone")
     assert read(path) == []
 
 
 def test_what_cannot_be_undone_stays_in_force_and_in_the_ledger(
-    rungs: Rungs, chalk: Chalk, path: Path, clock: Clock
+    rungs: RungExecutor, chalk: Chalk, path: Path, clock: SetClock
 ) -> None:
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
-    chalk.outcome = Outcome.FAILED
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
+    chalk.outcome = UndoOutcome.FAILED
     until_wanting(rungs, {}, lambda: bool(chalk.undone))
-    until(lambda: "chalk" in rungs.troubles(KEY))
+    until(lambda: "chalk" in rungs.troubles(KEY), "a trouble")
     assert rungs.in_force(KEY) == {"chalk"}
     assert [entry.id for entry in read(path)] == ["chalk:/board"]
-    chalk.outcome = Outcome.RESUMED
-    clock.now = RETRY_NS
+    chalk.outcome = UndoOutcome.RESUMED
+    clock.now_ns = RETRY_NS
     until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
 
 
-def test_the_end_undoes_everything(rungs: Rungs, chalk: Chalk, path: Path) -> None:
+def test_the_end_undoes_everything(rungs: RungExecutor, chalk: Chalk, path: Path) -> None:
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
     rungs.release_all()
     assert chalk.undone == ["chalk:/board"]
     assert read(path) == []
@@ -166,62 +156,66 @@ def test_the_end_undoes_everything(rungs: Rungs, chalk: Chalk, path: Path) -> No
 
 
 def test_what_is_in_force_is_applied_again_now_and_then_with_the_same_entry(
-    rungs: Rungs, chalk: Chalk, path: Path, clock: Clock
+    rungs: RungExecutor, chalk: Chalk, path: Path, clock: SetClock
 ) -> None:
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
     size = path.stat().st_size
-    until_wanting(rungs, WANTED, lambda: not rungs._held[KEY].busy)
+    until_wanting(rungs, WANTED, lambda: not rungs._containers[KEY].busy)
     assert chalk.applied == 1
-    clock.now = AGAIN_NS
+    clock.now_ns = AGAIN_NS
     until_wanting(rungs, WANTED, lambda: chalk.applied == 2)
     assert path.stat().st_size == size
-    Ledger(path).done("chalk:/board")  # somebody released everything
-    until_wanting(rungs, WANTED, lambda: not rungs._held[KEY].busy)
-    clock.now = 2 * AGAIN_NS
+    Ledger(path).done("chalk:/board")  # another process released everything
+    until_wanting(rungs, WANTED, lambda: not rungs._containers[KEY].busy)
+    clock.now_ns = 2 * AGAIN_NS
     until_wanting(rungs, WANTED, lambda: chalk.applied == 3)
     assert chalk.applied_with == ["chalk:/board"]
 
 
-def test_other_processes_have_it_applied_again_at_once(rungs: Rungs, chalk: Chalk) -> None:
+def test_other_processes_have_it_applied_again_at_once(rungs: RungExecutor, chalk: Chalk) -> None:
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
     more: Wanted = {KEY: (replace(SUBJECT, processes=(ProcessId(7, 7),)), frozenset({"chalk"}))}
     until_wanting(rungs, more, lambda: chalk.applied == 2)
 
 
-def test_what_is_not_finished_is_no_trouble_and_is_gone_on_with_soon(rungs: Rungs, chalk: Chalk, clock: Clock) -> None:
+def test_what_is_not_finished_is_no_trouble_and_is_gone_on_with_soon(
+    rungs: RungExecutor, chalk: Chalk, clock: SetClock
+) -> None:
     chalk.error = UnfinishedError("half of the board is white")
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
     assert not rungs.troubles(KEY)
-    clock.now = UNFINISHED_NS
+    clock.now_ns = UNFINISHED_NS
     until_wanting(rungs, WANTED, lambda: chalk.applied == 2)
     assert not chalk.undone
 
 
-def test_what_fails_when_it_is_applied_again_is_undone(rungs: Rungs, chalk: Chalk, path: Path, clock: Clock) -> None:
+def test_what_fails_when_it_is_applied_again_is_undone(
+    rungs: RungExecutor, chalk: Chalk, path: Path, clock: SetClock
+) -> None:
     rungs.want(WANTED)
-    until(lambda: rungs.in_force(KEY) == {"chalk"})
-    chalk.error = WardenError("somebody else has wiped it")
-    clock.now = AGAIN_NS
+    until(lambda: rungs.in_force(KEY) == {"chalk"}, "the rung in force")
+    chalk.error = WardenError("another writer has wiped it")
+    clock.now_ns = AGAIN_NS
     until_wanting(rungs, WANTED, lambda: not rungs.in_force(KEY))
-    assert dict(rungs.troubles(KEY)) == {"chalk": "somebody else has wiped it"}
+    assert dict(rungs.troubles(KEY)) == {"chalk": "another writer has wiped it"}
     assert chalk.undone == ["chalk:/board"]
-    until(lambda: read(path) == [])
+    until(lambda: read(path) == [], "an empty ledger")
 
 
-def test_what_an_earlier_agent_left_is_undone_unless_it_is_wanted(path: Path, chalk: Chalk, clock: Clock) -> None:
-    Ledger(path).intend(Entry.at("chalk", "/board", KEY, 0))
-    Ledger(path).intend(Entry.at("another act", "/board", KEY, 0))
-    chalk.outcome = Outcome.FAILED
-    rungs = Rungs({"chalk": chalk}, Ledger(path), clock)
+def test_what_an_earlier_agent_left_is_undone_unless_it_is_wanted(path: Path, chalk: Chalk, clock: SetClock) -> None:
+    Ledger(path).intend(LedgerEntry.at("chalk", "/board", KEY, 0))
+    Ledger(path).intend(LedgerEntry.at("another act", "/board", KEY, 0))
+    chalk.outcome = UndoOutcome.FAILED
+    rungs = RungExecutor({"chalk": chalk}, Ledger(path), clock)
     assert rungs.in_force(KEY) == {"chalk"}
     rungs.want(WANTED)
     assert not chalk.undone
     until_wanting(rungs, {}, lambda: "chalk" in rungs.troubles(KEY))
-    chalk.outcome = Outcome.RESUMED
-    clock.now = RETRY_NS
+    chalk.outcome = UndoOutcome.RESUMED
+    clock.now_ns = RETRY_NS
     until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
     assert [entry.act for entry in read(path)] == ["another act"]
     rungs.release_all()
@@ -235,14 +229,14 @@ def test_after_a_long_descent_only_what_is_wanted_by_then_is_climbed_and_on_whom
     sponge = Chalk(path)
     sponge.name = "sponge"
 
-    def wipe(_entry: Entry, _proc: Procfs) -> Outcome:
+    def wipe(_entry: LedgerEntry, _proc: Procfs) -> UndoOutcome:
         begun.set()
         assert wiped.wait(DEADLINE_SECONDS)
-        return Outcome.RESUMED
+        return UndoOutcome.RESUMED
 
-    monkeypatch.setitem(undoing.UNDO, "sponge", wipe)
+    monkeypatch.setitem(UNDO, "sponge", ActUndo(wipe, MadeBy.AGENT, quick=True))
     monkeypatch.setattr(chalk, "apply", subjects.append)
-    rungs = Rungs({"chalk": chalk, "sponge": sponge}, Ledger(path))
+    rungs = RungExecutor({"chalk": chalk, "sponge": sponge}, Ledger(path))
     until_wanting(rungs, {KEY: (SUBJECT, frozenset({"sponge"}))}, lambda: rungs.in_force(KEY) == {"sponge"})
     until_wanting(rungs, WANTED, begun.is_set)
     later = replace(SUBJECT, processes=(ProcessId(7, 7),))
@@ -255,3 +249,19 @@ def test_after_a_long_descent_only_what_is_wanted_by_then_is_climbed_and_on_whom
     rungs.release_all()
     assert [subject.processes for subject in subjects] == [later.processes for _ in subjects]
     assert bool(subjects) == bool(still)
+
+
+def test_a_container_is_released_once_a_thread_can_be_made_again(
+    path: Path, chalk: Chalk, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger(path).intend(LedgerEntry.at("chalk", "/board", KEY, 0))
+    rungs = RungExecutor({"chalk": chalk}, Ledger(path), clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        rungs.want({})
+        rungs.want({})
+    assert rungs.failures == 1
+    clock.now_ns = AGAIN_NS
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
+    rungs.release_all()
+    assert chalk.undone == ["chalk:/board"]

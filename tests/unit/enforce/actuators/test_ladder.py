@@ -9,13 +9,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforce.ladder import (
+from enforce.actuators.ladder import (
     CLIMB_AFTER_NS,
     EVICT_AFTER_NS,
     HOLD_NS,
     MOST_HOLD_NS,
     STEPS,
-    Footing,
+    LadderState,
     advance,
     merged,
     strongest,
@@ -29,30 +29,30 @@ WISHES = st.lists(st.dictionaries(st.sampled_from([*STEPS, "mps", "deny"]), st.t
 
 def play(
     ladder: list[str], moments: list[tuple[bool, int]], unable: frozenset[str] = frozenset()
-) -> list[tuple[int, bool, Footing]]:
+) -> list[tuple[int, bool, LadderState]]:
     """(when, exhausted, where it stands after this decision)."""
-    footing, now, told = Footing(), 0, []
+    state, now, states = LadderState(), 0, []
     for exhausted, count in moments:
         for _ in range(count):
             now += STEP_NS
-            footing = advance(footing, ladder, exhausted, lambda step: step not in unable, now)
-            told.append((now, exhausted, footing))
-    return told
+            state = advance(state, ladder, exhausted, lambda step: step not in unable, now)
+            states.append((now, exhausted, state))
+    return states
 
 
-def height(footing: Footing) -> int:
-    return 0 if footing.step is None else STEPS.index(footing.step) + 1
+def height(state: LadderState) -> int:
+    return 0 if state.step is None else STEPS.index(state.step) + 1
 
 
 @given(LADDERS, MOMENTS, st.frozensets(st.sampled_from(STEPS)))
 def test_never_a_step_that_the_rule_does_not_list_or_that_cannot_be_done(
     ladder: list[str], moments: list[tuple[bool, int]], unable: frozenset[str]
 ) -> None:
-    before = Footing()
-    for _, _, footing in play(ladder, moments, unable):
-        assert footing.step is None or footing.step in ladder
-        assert height(footing) <= height(before) or footing.step not in unable
-        before = footing
+    before = LadderState()
+    for _, _, state in play(ladder, moments, unable):
+        assert state.step is None or state.step in ladder
+        assert height(state) <= height(before) or state.step not in unable
+        before = state
 
 
 @given(LADDERS, MOMENTS)
@@ -68,7 +68,7 @@ def test_up_only_in_bad_moments_and_down_only_in_good_ones(ladder: list[str], mo
 def test_at_most_one_step_in_its_time(ladder: list[str], moments: list[tuple[bool, int]]) -> None:
     last_ns = 0
     steps: list[str | None] = [None, *(step for step in STEPS if step in ladder)]
-    for (_, _, before), (now, exhausted, after) in pairwise([(0, False, Footing()), *play(ladder, moments)]):
+    for (_, _, before), (now, exhausted, after) in pairwise([(0, False, LadderState()), *play(ladder, moments)]):
         if before.step == after.step:
             continue
         assert now - last_ns >= (CLIMB_AFTER_NS if exhausted else before.hold_ns)
@@ -79,13 +79,13 @@ def test_at_most_one_step_in_its_time(ladder: list[str], moments: list[tuple[boo
 
 @given(LADDERS, MOMENTS)
 def test_lasting_slack_leads_down_to_the_ground(ladder: list[str], moments: list[tuple[bool, int]]) -> None:
-    told = play(ladder, moments)
-    now, footing = (told[-1][0], told[-1][2]) if told else (0, Footing())
+    states = play(ladder, moments)
+    now, state = (states[-1][0], states[-1][2]) if states else (0, LadderState())
     end = now + (len(STEPS) + 1) * (MOST_HOLD_NS + STEP_NS)
-    while now < end and footing.step is not None:
+    while now < end and state.step is not None:
         now += STEP_NS * 50
-        footing = advance(footing, ladder, False, lambda _: True, now)
-    assert footing.step is None
+        state = advance(state, ladder, False, lambda _: True, now)
+    assert state.step is None
 
 
 def test_a_short_miss_leads_nowhere() -> None:
@@ -94,35 +94,35 @@ def test_a_short_miss_leads_nowhere() -> None:
 
 
 def test_each_relapse_doubles_the_hold_up_to_a_bound() -> None:
-    footing, now, holds = Footing(), 0, []
+    state, now, holds = LadderState(), 0, []
     for _ in range(10):
-        while footing.step is None:
+        while state.step is None:
             now += STEP_NS
-            footing = advance(footing, ["freeze"], True, lambda _: True, now)
-        holds.append(footing.hold_ns)
-        while footing.step is not None:
+            state = advance(state, ["freeze"], True, lambda _: True, now)
+        holds.append(state.hold_ns)
+        while state.step is not None:
             now += STEP_NS
-            footing = advance(footing, ["freeze"], False, lambda _: True, now)
+            state = advance(state, ["freeze"], False, lambda _: True, now)
     assert holds[:3] == [HOLD_NS, 2 * HOLD_NS, 4 * HOLD_NS]
     assert holds[-1] == MOST_HOLD_NS
 
 
 def test_a_relapse_after_a_long_calm_is_none() -> None:
-    footing = Footing(hold_ns=8 * HOLD_NS, came_down_ns=0)
+    state = LadderState(hold_ns=8 * HOLD_NS, came_down_ns=0)
     now = MOST_HOLD_NS + 1
-    footing = advance(footing, ["freeze"], True, lambda _: True, now)
-    footing = advance(footing, ["freeze"], True, lambda _: True, now + CLIMB_AFTER_NS)
-    assert (footing.step, footing.hold_ns) == ("freeze", HOLD_NS)
+    state = advance(state, ["freeze"], True, lambda _: True, now)
+    state = advance(state, ["freeze"], True, lambda _: True, now + CLIMB_AFTER_NS)
+    assert (state.step, state.hold_ns) == ("freeze", HOLD_NS)
 
 
 def test_eviction_waits_longer_than_everything_that_can_be_taken_back() -> None:
-    told = play(["freeze", "evict"], [(True, 1000)])
-    at = {step: next(now for now, _, footing in told if footing.step == step) for step in ("freeze", "evict")}
+    states = play(["freeze", "evict"], [(True, 1000)])
+    at = {step: next(now for now, _, state in states if state.step == step) for step in ("freeze", "evict")}
     assert at["evict"] - at["freeze"] >= EVICT_AFTER_NS
 
 
 def test_what_cannot_be_done_is_passed_over() -> None:
-    steps = {footing.step for _, _, footing in play(["freeze", "lock"], [(True, 200)], frozenset({"freeze"}))}
+    steps = {state.step for _, _, state in play(["freeze", "lock"], [(True, 200)], frozenset({"freeze"}))}
     assert steps == {None, "lock"}
 
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforce.decisions import MOST_CONTAINERS, MOST_WAITING_LINES, Decision, DecisionLog, to_line
+from enforce.audit.decision_log import MOST_CONTAINERS, MOST_WAITING_LINES, DecisionLog, DecisionRecord, to_line
 
 NS = 1_000_000_000
-BASE = Decision(
+BASE = DecisionRecord(
     wall_ns=1_800_000_000 * NS,
     container="docker:abc",
     device="GPU-1",
@@ -36,11 +36,11 @@ BASE = Decision(
 )
 
 
-def after(seconds: float, **changed: Any) -> Decision:
+def after(seconds: float, **changed: Any) -> DecisionRecord:
     return replace(BASE, wall_ns=BASE.wall_ns + int(seconds * NS), **changed)
 
 
-def lines(path: Path, *decisions: Decision) -> list[dict[str, Any]]:
+def lines(path: Path, *decisions: DecisionRecord) -> list[dict[str, Any]]:
     log = DecisionLog(str(path))
     for decision in decisions:
         log.write(decision)
@@ -86,12 +86,12 @@ def test_other_figures_behind_the_same_decision_are_no_line_but_are_counted(path
     assert [line["repeated"] for line in found] == [0, 5]
 
 
-def test_a_slow_drift_is_told_once_it_adds_up(path: Path) -> None:
+def test_a_slow_drift_is_logged_once_it_adds_up(path: Path) -> None:
     drift = [after(n / 10, share_after=0.35 + n * 0.001) for n in range(1, 11)]
     assert [line["repeated"] for line in lines(path, BASE, *drift)] == [0, 4, 4]
 
 
-def test_an_unchanged_decision_is_told_each_ten_seconds(path: Path) -> None:
+def test_an_unchanged_decision_is_logged_each_ten_seconds(path: Path) -> None:
     found = lines(path, BASE, *(after(n) for n in range(1, 31)))
     assert [(line["wall_ns"] - BASE.wall_ns) // NS for line in found] == [0, 10, 20, 30]
     assert [line["repeated"] for line in found] == [0, 9, 9, 9]
@@ -101,7 +101,7 @@ def test_a_clock_that_is_set_back_does_not_silence_the_log(path: Path) -> None:
     assert len(lines(path, BASE, after(-3600))) == 2
 
 
-def test_each_container_on_each_device_is_told_apart(path: Path) -> None:
+def test_each_container_on_each_device_has_its_own_last_line(path: Path) -> None:
     assert len(lines(path, BASE, after(0.1, container="docker:xyz"), after(0.2, device="GPU-2"), after(0.3))) == 3
 
 
@@ -118,8 +118,8 @@ def test_a_file_never_grows_beyond_its_bound_and_has_one_predecessor(path: Path)
     assert log.errors == log.dropped == 0
 
 
-def test_a_file_that_somebody_else_moves_away_is_begun_anew(path: Path) -> None:
-    from enforce.sinks import RotatedFile
+def test_a_file_that_another_program_moves_away_is_reopened(path: Path) -> None:
+    from enforce.audit.decision_log import RotatedFile
 
     sink = RotatedFile(str(path), 1000)
     sink.write(b"one\n")
@@ -151,7 +151,7 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
 
 
 def test_a_reader_that_does_not_read_never_holds_up_the_loop(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # opening it blocks the writing thread until somebody reads, and nobody does
+    os.mkfifo(tmp_path / "pipe")  # opening it blocks the writing thread until it is read, which it is not
     log = DecisionLog(str(tmp_path / "pipe"))
     for number in range(MOST_WAITING_LINES + 100):
         log.write(after(0, container=f"c{number}"))
@@ -159,7 +159,7 @@ def test_a_reader_that_does_not_read_never_holds_up_the_loop(tmp_path: Path) -> 
     log.close(within_seconds=0.01)
 
 
-def test_a_line_that_was_dropped_counts_as_not_told(tmp_path: Path) -> None:
+def test_a_line_that_was_dropped_counts_as_not_logged(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     log = DecisionLog(str(tmp_path / "pipe"))
     for number in range(MOST_WAITING_LINES + 10):
@@ -188,7 +188,7 @@ def test_what_is_remembered_is_bounded_by_containers() -> None:
     for number in range(MOST_CONTAINERS + 50):
         log.write(after(0, container=f"c{number}"))
     log.close()
-    assert len(log._told) <= MOST_CONTAINERS
+    assert len(log._last) <= MOST_CONTAINERS
 
 
 @given(st.text(), st.text(), st.none() | st.floats(), st.floats())

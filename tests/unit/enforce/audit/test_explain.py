@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Why a container was slowed: an hour is remembered, within bounds, and told so that people understand it."""
+"""Why a container was slowed: an hour is kept, within bounds, and shown in plain words."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SetupError, WardenError
-from agent.schema import decode
-from enforce.decisions import Decision, to_line
-from enforce.effects import Effect
-from enforce.explain import text
-from enforce.explain.choice import choose
-from enforce.explain.command import answer, show
-from enforce.explain.history import MOST_CONTAINERS, History
-from enforce.explain.logfile import read
-from enforce.explain.model import Brought, Explanation, Interval, Story, Who
-from enforce.explain.track import GAP_NS, KEPT_NS, MOST_INTERVALS, Track, thinned
-from enforce.explainer import effect_line
+from agent.core.errors import SetupError, WardenError
+from agent.core.snapshot_json import decode
+from enforce.audit import text
+from enforce.audit.decision_log import DecisionRecord, to_line
+from enforce.audit.history import MOST_CONTAINERS, History
+from enforce.audit.intervals import GAP_NS, KEPT_NS, MOST_INTERVALS, Track, thinned
+from enforce.audit.log_reader import read
+from enforce.audit.model import ContainerHistory, ContainerInfo, DecisionEffect, Explanation, OfflineInterval, choose
+from enforce.audit.recorder import EffectRecord, effect_line
 from enforce.model import Reading
 from enforce.policy.load import parse
 from enforce.policy.model import OnlineRule
-from tests.unit.told import BASE, CHAT, NS, OFFSET, TRAIN, at
+from gpuwarden.explain import answer, show
+from tests.support.decisions import BASE, CHAT, NS, OFFSET, TRAIN, at
 
 
-def history_of(*decisions: Decision, now_seconds: float) -> History:
+def history_of(*decisions: DecisionRecord, now_seconds: float) -> History:
     history = History(now=lambda: (int(now_seconds * NS), OFFSET))
     for decision in decisions:
-        history.see([TRAIN, CHAT], decision.wall_ns - OFFSET)
-        history.decided(decision, decision.wall_ns - OFFSET)
+        history.update_containers([TRAIN, CHAT], decision.wall_ns - OFFSET)
+        history.record_decision(decision, decision.wall_ns - OFFSET)
     return history
 
 
-def story_of(history: History, key: str = TRAIN.key) -> Story:
+def story_of(history: History, key: str = TRAIN.key) -> ContainerHistory:
     story = history.explain(key).story
     assert story is not None
     return story
@@ -72,7 +70,7 @@ def test_what_it_was_stopped_belongs_to_the_interval_in_which_it_was_stopped() -
     assert [(one.pauses, one.paused_seconds) for one in found] == [(0, 0.0), (2, 0.5), (0, 0.0)]
 
 
-def test_the_time_without_decisions_belongs_to_nobody() -> None:
+def test_time_without_decisions_is_in_no_interval() -> None:
     first, second = story_of(history_of(at(0), at(1), at(60), at(61), now_seconds=61)).intervals
     assert (first.until_ns, second.since_ns) == (OFFSET + NS, OFFSET + 60 * NS)
 
@@ -84,19 +82,19 @@ def test_what_is_older_than_an_hour_is_forgotten() -> None:
 
 def test_what_a_decision_brought_is_found_with_the_decision() -> None:
     history = history_of(at(0), at(1), at(2, reason="cut"), at(3, reason="cut"), now_seconds=3)
-    history.brought(TRAIN.key, Brought(2 * NS, NS, 58e6, 43e6, -0.16, 0.14))
-    history.brought("docker:gone", Brought(2 * NS, NS, None, None, None, None))
+    history.record_effect(TRAIN.key, DecisionEffect(2 * NS, NS, 58e6, 43e6, -0.16, 0.14))
+    history.record_effect("docker:gone", DecisionEffect(2 * NS, NS, None, None, None, None))
     first, second = story_of(history).intervals
     assert first.brought is None
     assert second.brought is not None
     assert (second.brought.decided_ns, second.brought.latency_ns) == (OFFSET + 2 * NS, 43e6)
 
 
-def test_an_online_container_sees_how_its_promise_was_kept_and_who_was_slowed_for_it() -> None:
+def test_an_online_container_has_how_its_slo_was_kept_and_what_was_slowed_for_it() -> None:
     history = history_of(at(0, share_after=0.5), at(1, share_after=0.4), at(2), now_seconds=2)
     for seconds, latency in ((0, 40e6), (1, 60e6), (2, None)):
         reading = None if latency is None else Reading(seconds * NS, 0.99, latency, 100, None, None, 0)
-        history.promised(CHAT.key, online_rule(), reading, seconds * NS)
+        history.record_reading(CHAT.key, online_rule(), reading, seconds * NS)
     story = story_of(history, CHAT.key)
     assert [(one.kept_seconds, one.missed_seconds, one.unknown_seconds) for one in story.kept] == [
         (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0),
@@ -124,8 +122,10 @@ def test_merging_neither_loses_nor_invents_time(steps: list[tuple[float, str, bo
             watched[before] += int(seconds * NS) / NS
         before = acted
         paused += share * seconds if acted else 0.0
-        history.decided(replace(BASE, reason=reason, acted=acted, share_after=share, paused_seconds=paused), now)
-    track: Track[Interval] = history._offline.get(TRAIN.key, Track())
+        history.record_decision(
+            replace(BASE, reason=reason, acted=acted, share_after=share, paused_seconds=paused), now
+        )
+    track: Track[OfflineInterval] = history._offline.get(TRAIN.key, Track())
     lengths = dict.fromkeys((True, False), 0.0)
     for one in track.intervals:
         lengths[one.acted] += (one.until_ns - one.since_ns) / NS
@@ -156,46 +156,46 @@ def test_a_hundred_containers_whose_every_decision_is_another_one_take_a_few_meg
         for n in range(120):
             for container in range(100):
                 decision = at(n, container=f"docker:{container}", reason=f"{'abcdefgh'[n % 8]}", share_after=n % 7 / 7)
-                history.decided(decision, n * NS)
+                history.record_decision(decision, n * NS)
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert size < 8 << 20
 
 
-def test_no_more_containers_are_remembered_than_there_is_room_for_and_that_is_said() -> None:
+def test_no_more_containers_are_kept_than_there_is_room_for_and_that_is_counted() -> None:
     history = History()
     for n in range(MOST_CONTAINERS + 10):
-        history.decided(at(0, container=f"docker:{n}"), 0)
+        history.record_decision(at(0, container=f"docker:{n}"), 0)
     assert len(history._offline) == MOST_CONTAINERS
     assert history.explain().forgotten == {"containers": 10}
 
 
 def test_a_container_that_is_gone_is_remembered_for_as_long_as_there_is_something_to_say() -> None:
     history = history_of(at(0), at(1), now_seconds=10)
-    history.see([CHAT], 10 * NS)
-    assert {who.key for who in history.explain().containers} == {TRAIN.key, CHAT.key}
-    history.see([CHAT], KEPT_NS + 10 * NS)
-    assert {who.key for who in history.explain().containers} == {CHAT.key}
+    history.update_containers([CHAT], 10 * NS)
+    assert {info.key for info in history.explain().containers} == {TRAIN.key, CHAT.key}
+    history.update_containers([CHAT], KEPT_NS + 10 * NS)
+    assert {info.key for info in history.explain().containers} == {CHAT.key}
     assert history.explain(TRAIN.key).story is None
 
 
-def test_whoever_looks_at_everybody_lets_decisions_through_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_about_all_containers_lets_decisions_through_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(TRAIN, key="docker:bbbb2222", name="other")
     history = History(now=lambda: (2 * NS, OFFSET))
-    history.see((TRAIN, other, CHAT), 0)
-    for who in (TRAIN, other):
-        history.decided(at(0, container=who.key), 0)
+    history.update_containers((TRAIN, other, CHAT), 0)
+    for info in (TRAIN, other):
+        history.record_decision(at(0, container=info.key), 0)
 
-    def while_deciding(intervals: list[Interval], now_ns: int, most: int) -> list[Interval]:
-        deciding = threading.Thread(target=history.decided, args=(at(1, container=other.key, law="fixed"), NS))
+    def while_deciding(intervals: list[OfflineInterval], now_ns: int, most: int) -> list[OfflineInterval]:
+        deciding = threading.Thread(target=history.record_decision, args=(at(1, container=other.key, law="fixed"), NS))
         deciding.start()
         deciding.join(timeout=10)
-        assert not deciding.is_alive(), "it waits until everybody is copied and thinned"
+        assert not deciding.is_alive(), "it waits until all containers are copied and thinned"
         return thinned(intervals, now_ns, most)
 
-    monkeypatch.setattr("enforce.explain.history.thinned", while_deciding)
-    assert {(who.name, one.law) for who, one in history.outlines(6)} == {
+    monkeypatch.setattr("enforce.audit.history.thinned", while_deciding)
+    assert {(info.name, one.law) for info, one in history.recent_intervals(6)} == {
         ("train", "headroom"),
         ("other", "headroom"),
         ("other", "fixed"),
@@ -204,11 +204,12 @@ def test_whoever_looks_at_everybody_lets_decisions_through_meanwhile(monkeypatch
 
 def test_the_answer_is_one_line_that_reads_back_as_what_it_was() -> None:
     history = history_of(at(0, troubles={"freeze": "no cgroup\nv2"}), at(1, reason="cut"), now_seconds=1)
-    history.brought(TRAIN.key, Brought(0, NS, None, 43e6, None, 0.14))
+    history.record_effect(TRAIN.key, DecisionEffect(0, NS, None, 43e6, None, 0.14))
     line = answer(history, TRAIN.key)
     assert "\n" not in line
     assert decode(Explanation, json.loads(line), "it") == history.explain(TRAIN.key)
-    assert decode(Explanation, json.loads(answer(history, "docker:none")), "it").story is None
+    with pytest.raises(WardenError, match="nothing is known about docker:none"):
+        answer(history, "docker:none")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_a_container_is_found_by_each_of_its_names(wanted: str) -> None:
 
 @pytest.mark.parametrize("wanted", ["aaa", "train-", "other/train-0", "", "c"])
 def test_an_unknown_name_lists_what_there_is(wanted: str) -> None:
-    with pytest.raises(WardenError, match="something to say about") as error:
+    with pytest.raises(WardenError, match="these containers are known") as error:
         choose(wanted, [CHAT, TRAIN])
     assert "docker:aaaa1111" in str(error.value)
     assert "docker:cccc2222" in str(error.value)
@@ -249,12 +250,12 @@ def shown(history: History, key: str = TRAIN.key, **of: Any) -> str:
     return out.getvalue()
 
 
-def test_the_story_says_when_how_much_for_whom_by_what_why_and_what_it_brought() -> None:
+def test_the_text_has_when_how_much_for_what_container_by_which_rungs_why_and_the_effect() -> None:
     cut = at(1, reason="target missed by 16%: smaller share", share_after=0.35, latency_ns=58e6)
     end = at(61, reason="slack 20%: larger share", share_after=0.4, pauses=12, paused_seconds=15.0)
     steps = [replace(cut, wall_ns=OFFSET + n * NS) for n in range(1, 61, 10)]
     history = history_of(at(0), *steps, end, now_seconds=61)
-    history.brought(TRAIN.key, Brought(11 * NS, 10 * NS, 58e6, 43e6, -0.16, 0.14))
+    history.record_effect(TRAIN.key, DecisionEffect(11 * NS, 10 * NS, 58e6, 43e6, -0.16, 0.14))
     blocks = text.blocks(story_of(history), UTC)
     assert blocks[1] == text.Block(
         "08:00:01–08:01:01 (60 s)  share 35 %, queue up to 2 ms, stopped 25 %",
@@ -265,10 +266,10 @@ def test_the_story_says_when_how_much_for_whom_by_what_why_and_what_it_brought()
             ("then", "10 s after the last step: p99 58 ms → 43 ms, slack -16 % → 14 %"),
         ),
     )
-    said = shown(history)
-    assert said.startswith("batch/train-0: train (offline, rule training)\n")
-    assert "stopped 12 times" in said
-    assert max(len(line) for line in said.split("\n")) <= 80
+    shown_text = shown(history)
+    assert shown_text.startswith("batch/train-0: train (offline, rule training)\n")
+    assert "stopped 12 times" in shown_text
+    assert max(len(line) for line in shown_text.split("\n")) <= 80
 
 
 def test_a_terminal_without_utf_8_gets_ascii() -> None:
@@ -280,15 +281,15 @@ def test_a_terminal_without_utf_8_gets_ascii() -> None:
     assert "gr\\xf6\\xdfer to kleiner" in out.read()
 
 
-def test_a_policy_that_does_not_enforce_is_said_to_have_watched_only() -> None:
+def test_a_policy_that_does_not_enforce_only_watched() -> None:
     history = history_of(at(0, acted=False, rungs=()), at(1, acted=False, rungs=()), now_seconds=1)
     assert "only watched" in shown(history)
     assert "`enforce: false`" in shown(history)
 
 
-def test_a_container_without_a_rule_hears_that_it_is_never_slowed() -> None:
+def test_a_container_without_a_rule_is_never_slowed() -> None:
     history = History(now=lambda: (NS, OFFSET))
-    history.see([Who("host", "host", role="unmatched", reason="no rule matches")], 0)
+    history.update_containers([ContainerInfo("host", "host", role="unmatched", reason="no rule matches")], 0)
     assert "it is never slowed: no rule matches" in shown(history, "host")
 
 
@@ -306,8 +307,8 @@ def test_durations_are_short(seconds: float, words: str) -> None:
 
 @given(st.lists(st.none() | st.floats(0, 1e12), min_size=1, max_size=2))
 def test_what_is_unknown_is_never_written_as_a_figure(values: list[float | None]) -> None:
-    said = text.milliseconds(*values)
-    assert (said == "unknown") is all(value is None for value in values)
+    shown_text = text.milliseconds(*values)
+    assert (shown_text == "unknown") is all(value is None for value in values)
 
 
 def log_of(folder: Path, *lines: bytes, name: str = "decisions.jsonl") -> Path:
@@ -316,8 +317,8 @@ def log_of(folder: Path, *lines: bytes, name: str = "decisions.jsonl") -> Path:
     return path
 
 
-def effect(decision: Decision, **changed: Any) -> bytes:
-    what = Effect(
+def effect(decision: DecisionRecord, **changed: Any) -> bytes:
+    what = EffectRecord(
         wall_ns=decision.wall_ns + 10 * NS,
         container=decision.container,
         device="GPU-1",
@@ -335,13 +336,13 @@ def effect(decision: Decision, **changed: Any) -> bytes:
     return effect_line(replace(what, **changed))
 
 
-def test_a_decision_log_tells_the_same_story_as_the_agent(tmp_path: Path) -> None:
+def test_a_decision_log_gives_the_same_history_as_the_agent(tmp_path: Path) -> None:
     steps = [at(0), at(5, reason="cut", latency_ns=58e6, slack_ratio=-0.16), at(10, pauses=3, paused_seconds=1.5)]
     log_of(tmp_path, to_line(steps[0], 0), name="decisions.jsonl.1")
     path = log_of(tmp_path, *(to_line(one, 0) for one in steps[1:]), effect(steps[1]))
     history, bad = read(path, OFFSET + 60 * NS)
     live = history_of(*steps, now_seconds=60)
-    live.brought(TRAIN.key, Brought(5 * NS, 10 * NS, 58e6, 43e6, -0.16, 0.14))
+    live.record_effect(TRAIN.key, DecisionEffect(5 * NS, 10 * NS, 58e6, 43e6, -0.16, 0.14))
     assert bad == 0
     assert history.explain().since_wall_ns == OFFSET
     assert story_of(history).intervals == story_of(live).intervals
@@ -377,14 +378,14 @@ def test_a_line_with_wrong_values_is_read_or_counted_and_hinders_no_other(
     assert shown(history)
 
 
-def test_what_the_last_line_of_a_log_says_holds_on_for_a_while(tmp_path: Path) -> None:
+def test_the_last_line_of_a_log_stays_in_force_for_a_while(tmp_path: Path) -> None:
     path = log_of(tmp_path, to_line(at(0), 0))
     for seconds, length in ((8, 8 * NS), (3000, 0)):
         (only,) = story_of(read(path, OFFSET + seconds * NS)[0]).intervals
         assert only.until_ns - only.since_ns == length
 
 
-def test_a_log_that_is_not_there_says_what_to_name(tmp_path: Path) -> None:
+def test_a_missing_log_is_an_error_that_names_the_file_to_pass(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="run --decisions"):
         read(tmp_path / "none", OFFSET)
     with pytest.raises(SetupError, match="run --decisions"):

@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
-from enforce.explain.history import History
-from enforce.explain.recent import MOST, MOST_EACH, recent
-from enforce.memory.told import MemoryDecision
-from tests.unit.told import CHAT, NS, OFFSET, TRAIN, at
+from enforce.audit.history import History
+from enforce.audit.text import MOST, MOST_EACH, recent
+from enforce.memory.accounts import MemoryDecision
+from tests.support.decisions import CHAT, NS, OFFSET, TRAIN, at
 
 
 def history(decisions: int) -> History:
     """Ten decisions a second that change their reason each time."""
     made = History(now=lambda: ((decisions + 1) * NS // 10, OFFSET))
     for number in range(decisions):
-        made.see([TRAIN, CHAT], number * NS // 10)
+        made.update_containers([TRAIN, CHAT], number * NS // 10)
         reason = "slack 40%: waiting to grow" if number % 2 else "target missed by 5%: shorter queue"
-        made.decided(at(number / 10, reason=reason, share_after=0.5), number * NS // 10)
+        made.record_decision(at(number / 10, reason=reason, share_after=0.5), number * NS // 10)
     return made
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the deciding thread says at each decision, and what it finds one SLO window later."""
+"""What is recorded at each decision, and its effect one SLO window later."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.model import Container, ContainerKey, DeviceUuid
-from enforce.decide import Decided, Verdict
-from enforce.decisions import DecisionLog
-from enforce.effects import MOST_WAITING, Effects
-from enforce.explain import text
-from enforce.explain.history import History
-from enforce.explain.plan_table import cells, notes, show
-from enforce.explainer import Explainer
+from agent.core.model import Container, ContainerKey, DeviceUuid
+from enforce.audit import text
+from enforce.audit.decision_log import DecisionLog
+from enforce.audit.history import History
+from enforce.audit.recorder import MOST_WAITING, DecisionRecorder, Effects
+from enforce.audit.status import ContainerFigures, Paused, statuses
+from enforce.controller.decision import DecisionInputs, Decisions, ShareDecision
 from enforce.model import OnlineOn, Reading, Share
-from enforce.plan import Planned, document
 from enforce.policy.load import parse
 from enforce.policy.model import Classification, Role
-from enforce.report import Paused, report
-from enforce.roster import Seat
-from tests.unit.told import BASE, NS, at
+from enforce.workloads import Workload
+from gpuwarden.plan import Planned, cells, document, notes, show
+from tests.support.decisions import BASE, NS, at
 
 POLICY = parse(
     """
@@ -37,9 +35,9 @@ offline: [{name: training, match: {container: train}, law: headroom, ladder: [ga
 GPU = DeviceUuid("GPU-1")
 CHAT = Container(ContainerKey("docker:chat"), "chat", "docker")
 TRAIN = Container(ContainerKey("docker:train"), "train", "docker", pod="train-0", namespace="batch")
-SEATS = {
-    CHAT.key: Seat(CHAT, Classification(Role.ONLINE, POLICY.online[0], "rule chat"), (), frozenset({GPU})),
-    TRAIN.key: Seat(TRAIN, Classification(Role.OFFLINE, POLICY.offline[0], "rule training"), (), frozenset({GPU})),
+WORKLOADS = {
+    CHAT.key: Workload(CHAT, Classification(Role.ONLINE, POLICY.online[0], "rule chat"), (), frozenset({GPU})),
+    TRAIN.key: Workload(TRAIN, Classification(Role.OFFLINE, POLICY.offline[0], "rule training"), (), frozenset({GPU})),
 }
 
 
@@ -47,37 +45,39 @@ def reading(latency_ns: float | None) -> Reading:
     return Reading(0, 0.99, latency_ns, 120, None, None, 0)
 
 
-def decided(latency_ns: float, share: float, queued_ns: int, reason: str) -> Decided:
+def decided(latency_ns: float, share: float, queued_ns: int, reason: str) -> Decisions:
     ruler = OnlineOn(CHAT.key, GPU, POLICY.online[0].slo, reading(latency_ns))
     share_ = Share(share, queued_ns, reason)
-    return Decided((Verdict(SEATS[TRAIN.key], POLICY.offline[0], ruler, share_, None),), {})
+    return Decisions((ShareDecision(WORKLOADS[TRAIN.key], POLICY.offline[0], ruler, share_, None),), {})
 
 
-class Told:
-    """An explainer, and the lines that it has written when it ends."""
+class Recorded:
+    """A recorder, and the lines that it has written when it is closed."""
 
     def __init__(self, folder: Path, **of: Any) -> None:
         self.path = folder / "decisions"
         self.log = DecisionLog(str(self.path))
         self.history = History(now=lambda: (11 * NS, 0))  # the machine may have been up for more than an hour
-        self.explainer = Explainer(self.log, self.history, acts=True, **of)
+        self.recorder = DecisionRecorder(self.log, self.history, acts=True, **of)
 
     def at(self, seconds: float, latency_ns: float, share: float, queued_ns: int, reason: str, stopped: float) -> None:
         paused = {TRAIN.key: Paused(int(stopped), stopped, None)}
         readings = {CHAT.key: reading(latency_ns)}
         now_ns = int(seconds * NS)
-        self.explainer.tell(SEATS, decided(latency_ns, share, queued_ns, reason), readings, paused, now_ns)
+        self.recorder.record(WORKLOADS, decided(latency_ns, share, queued_ns, reason), readings, paused, now_ns)
 
     def lines(self) -> list[dict[str, Any]]:
         self.log.close()
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
-def test_a_decision_says_what_was_before_who_for_and_by_what(tmp_path: Path) -> None:
-    told = Told(tmp_path, in_force=lambda _key: frozenset({"freeze"}), troubles=lambda _key: {"evict": "no grace"})
-    told.at(0, 40e6, 1.0, 2_000_000, "slack 20%: waiting to grow", 0.0)
-    told.at(0.1, 58e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 0.0)
-    first, second = told.lines()
+def test_a_decision_has_what_was_before_its_ruler_and_its_rungs(tmp_path: Path) -> None:
+    recorded = Recorded(
+        tmp_path, in_force=lambda _key: frozenset({"freeze"}), troubles=lambda _key: {"evict": "no grace"}
+    )
+    recorded.at(0, 40e6, 1.0, 2_000_000, "slack 20%: waiting to grow", 0.0)
+    recorded.at(0.1, 58e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 0.0)
+    first, second = recorded.lines()
     assert (first["kind"], first["share_before"], first["max_queued_before_ns"]) == ("decision", None, None)
     assert (second["share_before"], second["share_after"]) == (1.0, 0.7)
     assert (second["max_queued_before_ns"], second["max_queued_ns"]) == (2_000_000, 1_000_000)
@@ -87,41 +87,41 @@ def test_a_decision_says_what_was_before_who_for_and_by_what(tmp_path: Path) -> 
     assert second["troubles"] == {"evict": "no grace"}
 
 
-def test_one_window_later_a_line_says_what_the_decision_brought(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.at(0, 58e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 1.0)
-    told.at(9.9, 50e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 3.0)
-    told.at(10.0, 43e6, 0.8, 1_000_000, "slack 14%: larger share", 3.5)
-    lines = told.lines()
+def test_one_window_later_a_line_has_the_effect_of_the_decision(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    recorded.at(0, 58e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 1.0)
+    recorded.at(9.9, 50e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 3.0)
+    recorded.at(10.0, 43e6, 0.8, 1_000_000, "slack 14%: larger share", 3.5)
+    lines = recorded.lines()
     (effect,) = [line for line in lines if line["kind"] == "effect"]
     decision = lines[0]
     assert (effect["container"], effect["decision_wall_ns"]) == (decision["container"], decision["wall_ns"])
     assert (effect["latency_ns"], effect["slack_ratio"], effect["samples"]) == (43e6, 0.14, 120)
     assert (effect["window_ns"], effect["share"], effect["paused_ratio"]) == (10 * NS, 0.8, 0.25)
-    story = told.history.explain(TRAIN.key).story
+    story = recorded.history.explain(TRAIN.key).story
     assert story is not None
     brought = story.intervals[0].brought
     assert brought is not None
     assert (brought.latency_before_ns, brought.latency_ns) == (58e6, 43e6)
 
 
-def test_when_everybody_has_gone_meanwhile_the_effect_is_unknown_and_not_zero(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    told.at(0, 58e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 1.0)
-    told.explainer.tell({}, Decided((), {}), {}, {}, 11 * NS)
-    effect = told.lines()[-1]
+def test_when_all_containers_are_gone_meanwhile_the_effect_is_unknown_and_not_zero(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    recorded.at(0, 58e6, 0.7, 1_000_000, "target missed by 16%: smaller share", 1.0)
+    recorded.recorder.record({}, Decisions((), {}), {}, {}, 11 * NS)
+    effect = recorded.lines()[-1]
     assert effect["kind"] == "effect"
     assert effect["latency_ns"] is effect["slack_ratio"] is effect["share"] is effect["paused_ratio"] is None
 
 
-def test_what_is_done_for_nobodys_latency_is_told_too(tmp_path: Path) -> None:
+def test_what_is_done_for_another_cause_than_latency_is_logged_too(tmp_path: Path) -> None:
     why = ["memory: 41 GiB of 40 GiB: held at its next allocation"]
-    told = Told(tmp_path, in_force=lambda _key: frozenset({"hold"}), also=lambda _key: why)
-    told.explainer.tell(SEATS, Decided((), {}), {}, {}, 0)
-    told.explainer.tell(SEATS, Decided((), {}), {}, {}, NS)
-    (line,) = told.lines()
+    recorded = Recorded(tmp_path, in_force=lambda _key: frozenset({"hold"}), reasons=lambda _key: why)
+    recorded.recorder.record(WORKLOADS, Decisions((), {}), {}, {}, 0)
+    recorded.recorder.record(WORKLOADS, Decisions((), {}), {}, {}, NS)
+    (line,) = recorded.lines()
     assert (line["container"], line["ruler"], line["rungs"], line["reason"]) == (TRAIN.key, "", ["hold"], why[0])
-    story = told.history.explain(TRAIN.key).story
+    story = recorded.history.explain(TRAIN.key).story
     assert story is not None
     (block,) = text.blocks(story, None)
     assert ("by", "hold; rule training, law headroom") in block.rows
@@ -129,28 +129,30 @@ def test_what_is_done_for_nobodys_latency_is_told_too(tmp_path: Path) -> None:
 
 
 def test_other_reasons_stand_beside_the_laws(tmp_path: Path) -> None:
-    told = Told(tmp_path, also=lambda _key: ("GPU-1 is unhealthy: no new work",))
-    told.at(0, 40e6, 1.0, 2_000_000, "slack 20%: waiting to grow", 0.0)
-    (line,) = told.lines()
+    recorded = Recorded(tmp_path, reasons=lambda _key: ("GPU-1 is unhealthy: no new work",))
+    recorded.at(0, 40e6, 1.0, 2_000_000, "slack 20%: waiting to grow", 0.0)
+    (line,) = recorded.lines()
     assert line["reason"] == "slack 20%: waiting to grow; GPU-1 is unhealthy: no new work"
 
 
 def test_effects_that_wait_are_bounded_and_what_found_no_room_is_counted() -> None:
     effects = Effects()
     for n in range(MOST_WAITING + 5):
-        effects.expect(replace(BASE, container=f"docker:{n}"), 10 * NS, n)
+        effects.expect(replace(BASE, container=f"docker:{n}"), POLICY.online[0].slo, n)
     assert effects.skipped == 5
     assert len(effects.due(10 * NS + MOST_WAITING)) == MOST_WAITING
     assert effects.due(1 << 62) == []
 
 
 def test_a_plan_is_a_line_for_people_with_what_stands_in_the_way_and_one_for_programs() -> None:
-    verdicts = decided(58e6, 0.35, 1_000_000, "target missed by 16%: smaller share")
-    stances = report(SEATS, {CHAT.key: reading(58e6)}, verdicts, {key: Paused(0, 0.0, None) for key in SEATS}, {})
+    decisions = decided(58e6, 0.35, 1_000_000, "target missed by 16%: smaller share")
+    inputs = DecisionInputs(WORKLOADS, {CHAT.key: reading(58e6)}, {})
+    figures = ContainerFigures({key: Paused(0, 0.0, None) for key in WORKLOADS})
+    found = statuses(inputs, decisions, figures)
     rungs = {"gate": None, "pace": None, "freeze": "its cgroup holds other processes"}
     decision = at(0, latency_ns=58e6, slack_ratio=-0.16, share_after=0.35, max_queued_ns=1_000_000)
-    train = Planned(TRAIN.key, "train", stances[TRAIN.key], decision, rungs)
-    chat = Planned(CHAT.key, "chat", stances[CHAT.key], None, {})
+    train = Planned(TRAIN.key, "train", found[TRAIN.key], decision, rungs)
+    chat = Planned(CHAT.key, "chat", found[CHAT.key], None, {})
     assert cells(train) == ("train", "offline", "training", "server", "58 ms / 50 ms", "-16 %", "35 %", "1 ms")
     assert cells(chat) == ("chat", "online", "chat", "–", "58 ms / 50 ms", "-16 %", "–", "–")
     assert notes(train) == [

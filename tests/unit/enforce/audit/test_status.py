@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""How long a container was stopped: the mean over its processes, whoever of them comes, ends or is counted anew."""
+"""How long a container was stopped: the mean over its processes, even as they start, end or are counted again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.layout import Pace, ProcessKey, Resume
-from agent.members import Member
-from agent.model import Container, ContainerKey, Process, ProcessId
-from enforce.policy.model import Classification, Role
-from enforce.report import Paused, PauseMeter
-from enforce.roster import Seat
+from agent.containers.gpu_processes import GpuProcess
+from agent.core.model import Container, ContainerKey, Process, ProcessId
+from agent.probes.abi import Pace, ProcessKey, Resume
+from enforce.audit.status import ContainerFigures, Paused, PauseMeter, statuses
+from enforce.controller.decision import NO_DECISIONS, DecisionInputs
+from enforce.model import Reading
+from enforce.policy.matching import Match
+from enforce.policy.model import Classification, OnlineRule, Role, Slo
+from enforce.workloads import Workload
 
 SECOND_NS = 1_000_000_000
 STEP_NS = SECOND_NS // 10  # as often as is decided
@@ -51,13 +54,13 @@ class Training:
                 pace, resume = self._records(tgid)
                 pace.pauses += 1
                 resume.paused_ns += round(ratio * STEP_NS)
-            said = self.read(*ratios)
-        return said
+            paused = self.read(*ratios)
+        return paused
 
     def read(self, *tgids: int) -> Paused:
-        members = tuple(Member(Process(ProcessId(tgid, 1), "x", "u", KEY), CONTAINER, ()) for tgid in tgids)
-        seat = Seat(CONTAINER, Classification(Role.OFFLINE, None), members, frozenset())
-        return self.meter.read({KEY: seat}, self.now_ns)[KEY]
+        members = tuple(GpuProcess(Process(ProcessId(tgid, 1), "x", "u", KEY), CONTAINER, ()) for tgid in tgids)
+        workload = Workload(CONTAINER, Classification(Role.OFFLINE, None), members, frozenset())
+        return self.meter.read({KEY: workload}, self.now_ns)[KEY]
 
     def stop(self, tgid: int) -> None:
         """It stays stopped."""
@@ -74,20 +77,20 @@ def training() -> Training:
 
 
 def test_one_process_that_is_stopped_for_a_part_of_the_time(training: Training) -> None:
-    said = training.step({1: 0.15}, seconds=2)
-    assert (said.pauses, said.seconds, said.ratio) == pytest.approx((20, 0.3, 0.15))
+    paused = training.step({1: 0.15}, seconds=2)
+    assert (paused.pauses, paused.seconds, paused.ratio) == pytest.approx((20, 0.3, 0.15))
 
 
 def test_eight_ranks_that_are_each_stopped_for_a_part_of_the_time_are_stopped_for_that_part(training: Training) -> None:
-    said = training.step(dict.fromkeys(range(1, 9), 0.15), seconds=2)
-    assert (said.pauses, said.seconds, said.ratio) == pytest.approx((160, 0.3, 0.15))
+    paused = training.step(dict.fromkeys(range(1, 9), 0.15), seconds=2)
+    assert (paused.pauses, paused.seconds, paused.ratio) == pytest.approx((160, 0.3, 0.15))
 
 
 def test_one_of_two_that_stays_stopped_is_half_of_the_container(training: Training) -> None:
     training.step({1: 0.0, 2: 0.0})
     training.stop(1)
-    said = training.step({1: 0.0, 2: 0.0}, seconds=2)
-    assert (said.seconds, said.ratio) == pytest.approx((1.0, 0.5))
+    paused = training.step({1: 0.0, 2: 0.0}, seconds=2)
+    assert (paused.seconds, paused.ratio) == pytest.approx((1.0, 0.5))
 
 
 def test_when_one_ends_the_time_is_the_others(training: Training) -> None:
@@ -113,11 +116,11 @@ def test_a_container_without_a_process_was_stopped_for_what_it_was_stopped_befor
     assert training.read() == Paused(before.pauses, before.seconds, 0.0)
 
 
-def test_nothing_goes_down_when_somebody_else_ends_a_stop_or_a_record_is_lost(training: Training) -> None:
+def test_nothing_decreases_when_another_process_ends_a_stop_or_a_record_is_lost(training: Training) -> None:
     training.step({1: 0.5}, seconds=1)
     training.stop(1)
     stopped = training.step({1: 0.0}, seconds=1)
-    training.stop(1)  # anew, with nothing booked for the stop before
+    training.stop(1)  # again, with nothing charged for the stop before
     resumed = training.step({1: 0.0})
     assert (stopped.seconds, resumed.seconds) == pytest.approx((1.5, 1.5))
     training.paces.of.clear()
@@ -125,3 +128,15 @@ def test_nothing_goes_down_when_somebody_else_ends_a_stop_or_a_record_is_lost(tr
     lost = training.read(1)
     assert (lost.pauses, lost.seconds) == (resumed.pauses, resumed.seconds)
     assert training.step({1: 0.5}).seconds == pytest.approx(1.55)
+
+
+@pytest.mark.parametrize(("latency_ns", "slack"), [(40e6, 0.2), (60e6, -0.2), (None, None)])
+def test_the_status_carries_the_slack_of_the_latency_that_it_shows(
+    latency_ns: float | None, slack: float | None
+) -> None:
+    rule = OnlineRule("chat", Match(), Slo("gpu_wait", 0.99, 50_000_000, 10 * SECOND_NS, 20))
+    workload = Workload(CONTAINER, Classification(Role.ONLINE, rule), (), frozenset())
+    readings: dict[ContainerKey, Reading | None] = {KEY: Reading(0, 0.99, latency_ns, 100, None, None, 0)}
+    inputs = DecisionInputs({KEY: workload}, readings, {})
+    status = statuses(inputs, NO_DECISIONS, ContainerFigures({KEY: Paused(0, 0.0, None)}))[KEY]
+    assert status.slack_ratio == (None if slack is None else pytest.approx(slack))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One decision for many tenants: who rules, who is held, and how the share is split."""
+"""One decision for many containers: which one rules, which are held, and how the share is split."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.members import Member
-from agent.model import Container, ContainerKey, DeviceUuid, Process, ProcessId
-from enforce.decide import Decided, Seen, decide
-from enforce.demand import Counters, Demand
+from agent.containers.gpu_processes import GpuProcess
+from agent.core.model import Container, ContainerKey, DeviceUuid, Process, ProcessId
+from enforce.controller.decision import DecisionInputs, Decisions, decide
+from enforce.controller.inputs import Counters, Demand
 from enforce.model import FULL, Level, Reading
 from enforce.policy.matching import Match
 from enforce.policy.model import Classification, Limits, OfflineRule, OnlineRule, Role, Slo, Tuning
-from enforce.roster import Seat
+from enforce.workloads import Workload
 
 MS = 1_000_000
 TUNING = Tuning(100 * MS, 20 * MS, MS // 5, 2000 * MS, 5000 * MS)
@@ -32,7 +32,7 @@ SLOTS = {GPU_0: 0, GPU_1: 1}
 class Stage:
     """Containers on devices, and what is read of them."""
 
-    seats: dict[ContainerKey, Seat]
+    workloads: dict[ContainerKey, Workload]
     readings: dict[ContainerKey, Reading | None]
     wanted: dict[ProcessId, float]
     launching: dict[ProcessId, frozenset[DeviceUuid]]
@@ -43,8 +43,8 @@ class Stage:
         ids = [ProcessId(self.next_tgid + number, 1) for number in range(processes)]
         self.next_tgid += processes
         container = Container(key, name, "docker")
-        members = tuple(Member(Process(one, "python", "root", key), container, (GPU_0, GPU_1)) for one in ids)
-        self.seats[key] = Seat(container, Classification(role, rule), members, frozenset(devices))
+        members = tuple(GpuProcess(Process(one, "python", "root", key), container, (GPU_0, GPU_1)) for one in ids)
+        self.workloads[key] = Workload(container, Classification(role, rule), members, frozenset(devices))
         return ids
 
     def online(self, name: str, devices: set[DeviceUuid], latency_ns: float | None, target_ns: int = 10 * MS) -> None:
@@ -55,8 +55,8 @@ class Stage:
     def offline(self, name: str, devices: set[DeviceUuid], processes: int = 1, **changed: Any) -> list[ProcessId]:
         return self.put(name, Role.OFFLINE, replace(FIXED, name=name, **changed), devices, processes)
 
-    def decide(self) -> Decided:
-        seen = Seen(self.seats, self.readings, SLOTS, wanted=self.wanted, launching=self.launching)
+    def decide(self) -> Decisions:
+        seen = DecisionInputs(self.workloads, self.readings, SLOTS, wanted=self.wanted, launching=self.launching)
         return decide(seen, {}, TUNING, 0)
 
     def levels(self) -> dict[ProcessId, Level]:
@@ -73,8 +73,8 @@ def test_the_online_container_with_the_least_slack_rules_its_device(stage: Stage
     stage.online("tight", {GPU_0}, 9 * MS)
     stage.online("elsewhere", {GPU_1}, 30 * MS)
     stage.offline("batch", {GPU_0})
-    (verdict,) = stage.decide().verdicts
-    assert verdict.ruler.container == "tight"
+    (decision,) = stage.decide().shares
+    assert decision.ruler.container == "tight"
 
 
 def test_an_offline_container_alone_on_its_device_is_not_held(stage: Stage) -> None:
@@ -88,8 +88,8 @@ def test_a_container_on_several_devices_is_held_for_the_strictest_of_them(stage:
     stage.online("tight", {GPU_1}, 9 * MS)
     (spanning,) = stage.offline("spanning", {GPU_0, GPU_1})
     (alone,) = stage.offline("beside", {GPU_1})
-    (verdict, _) = stage.decide().verdicts
-    assert verdict.ruler.container == "tight"
+    (decision, _) = stage.decide().shares
+    assert decision.ruler.container == "tight"
     assert stage.levels()[spanning].share_ratio == pytest.approx(stage.levels()[alone].share_ratio) == 0.4
 
 
@@ -133,7 +133,7 @@ def test_the_floor_is_the_containers_and_its_processes_share_it(stage: Stage) ->
     assert sum(level.floor_ratio for level in levels) == pytest.approx(0.05)
 
 
-def test_nobody_is_told_less_than_the_floor(stage: Stage) -> None:
+def test_no_container_gets_less_than_the_floor(stage: Stage) -> None:
     stage.online("chat", {GPU_0}, 2 * MS)
     tgids = [stage.offline(f"batch-{n}", {GPU_0})[0] for n in range(40)]
     assert {stage.levels()[one].share_ratio for one in tgids} == {0.05}
@@ -177,7 +177,7 @@ def test_a_process_that_is_stopped_wants_everything_and_one_that_is_not_what_it_
     assert demand.wanted([stopped, free, new]) == pytest.approx({stopped: 1.0, free: 0.35})
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_a_process_that_is_gone_is_dropped() -> None:
     demand, gone = Demand(), ProcessId(1, 1)
     for now in (0, 100 * MS):
         demand.observe(now, {gone: Counters(now, 0)})

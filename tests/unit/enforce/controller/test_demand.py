@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.model import ContainerUsage, FunctionUsage, ProcessId, Snapshot
-from enforce import pictured
-from tests.unit.snapshots import GPU_0, container, rich_snapshot
+from agent.core.model import ContainerUsage, FunctionUsage, ProcessId, Snapshot
+from enforce.controller import inputs
+from tests.support.snapshots import GPU_0, container, rich_snapshot
 
 PROCESSES = (ProcessId(10, 1), ProcessId(11, 1))
 
@@ -25,7 +25,7 @@ def of(*functions: FunctionUsage) -> Snapshot:
 
 
 def test_each_process_of_a_container_has_the_mean_of_its_functions_by_how_often_they_are_launched() -> None:
-    found = pictured.launch_ns(of(function(300.0, 1e-4), function(100.0, 5e-4), function(0.0, None)))
+    found = inputs.launch_ns(of(function(300.0, 1e-4), function(100.0, 5e-4), function(0.0, None)))
     assert found == {process: pytest.approx(200_000) for process in PROCESSES}
 
 
@@ -40,5 +40,5 @@ def test_each_process_of_a_container_has_the_mean_of_its_functions_by_how_often_
     ],
     ids=["nothing", "launched nothing", "one is unknown", "one is a graph", "nothing yet by NVML"],
 )
-def test_where_a_duration_is_not_known_nothing_is_told(functions: tuple[FunctionUsage, ...]) -> None:
-    assert pictured.launch_ns(of(*functions)) == {}
+def test_without_a_known_duration_there_is_no_estimate(functions: tuple[FunctionUsage, ...]) -> None:
+    assert inputs.launch_ns(of(*functions)) == {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Limits keep every promise whatever is allocated within them; acts are the fewest, on offline containers, and late."""
+"""Limits keep every reserve whatever is allocated within them; acts are the fewest, on offline containers, and late."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import ContainerKey, DeviceUuid, ProcessId
-from enforce.memory.accounts import Claim, Holding, Overhead, Tenant, View
-from enforce.memory.planner import EASE, EVICT, PATIENCE_NS, RESTORE_NS, SHUN_NS, SWAP, Plan, State, plan, victims
+from agent.core.model import ContainerKey, DeviceUuid, ProcessId
+from enforce.memory.accounts import DeviceMemory, MemoryClaim, MemoryView, Overhead, Tenant
+from enforce.memory.planner import (
+    EASE,
+    EVICT,
+    LASTING_NS,
+    RESTORE_NS,
+    SHUN_NS,
+    SWAP,
+    MemoryPlanState,
+    Plan,
+    plan,
+    victims,
+)
 
 GIB, SECOND_NS = 1 << 30, 1_000_000_000
 GPU, OTHER = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
@@ -28,24 +39,24 @@ def tenant(
     quota: int | None = None,
     **more: object,
 ) -> Tenant:
-    holding = Holding(nvml, live if live is not None else nvml or 0)
+    holding = DeviceMemory(nvml, live if live is not None else nvml or 0)
     made = Tenant(ContainerKey(name), quota, 1.0, 100, {GPU: holding}, (SWAP, EVICT), 30 * SECOND_NS)
     made = replace(made, processes=frozenset({ProcessId(7, 100)}))
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def view(*tenants: Tenant, free: int | None = 10 * GIB, reserve: int = 0, held: int = 0, at: int = 1) -> View:
-    claims = (Claim("chat", reserve, CHAT, {GPU: held}),) if reserve else ()
-    return View(at, {GPU: free}, claims, tenants)
+def view(*tenants: Tenant, free: int | None = 10 * GIB, reserve: int = 0, held: int = 0, at: int = 1) -> MemoryView:
+    claims = (MemoryClaim("chat", reserve, CHAT, {GPU: held}),) if reserve else ()
+    return MemoryView(at, {GPU: free}, claims, tenants)
 
 
-def run(state: State, seen: View, seconds: float) -> tuple[State, Plan]:
+def run(state: MemoryPlanState, seen: MemoryView, seconds: float) -> tuple[MemoryPlanState, Plan]:
     return plan(state, replace(seen, at_ns=int(seconds * SECOND_NS)), int(seconds * SECOND_NS))
 
 
-def lasting(seen: View, seconds: int = 4, state: State | None = None) -> tuple[State, Plan]:
+def lasting(seen: MemoryView, seconds: int = 4, state: MemoryPlanState | None = None) -> tuple[MemoryPlanState, Plan]:
     """The same picture for a while."""
-    state, planned = run(state or State(), seen, 0)
+    state, planned = run(state or MemoryPlanState(), seen, 0)
     for second in range(1, seconds + 1):
         state, planned = run(state, seen, second)
     return state, planned
@@ -76,7 +87,7 @@ def test_whatever_is_allocated_within_the_limits_the_online_room_stays(
     them: tuple[Tenant, ...], free: int, reserve: int, held: int
 ) -> None:
     seen = view(*them, free=free, reserve=reserve, held=held)
-    _, planned = run(State(), seen, 1)
+    _, planned = run(MemoryPlanState(), seen, 1)
     live = sum(one.on(GPU).live_bytes for one in them)
     if reserve:
         taken = max(0, planned.limits[None, GPU] - live)  # by all of them, at most
@@ -88,7 +99,7 @@ def test_whatever_is_allocated_within_the_limits_the_online_room_stays(
 
 @given(tenants())
 def test_a_container_within_its_limit_is_within_its_quota_contexts_included(them: tuple[Tenant, ...]) -> None:
-    _, planned = run(State(), view(*them), 1)
+    _, planned = run(MemoryPlanState(), view(*them), 1)
     for one in them:
         if one.quota_bytes is None:
             assert (one.container, GPU) not in planned.limits
@@ -102,14 +113,14 @@ def test_a_container_within_its_limit_is_within_its_quota_contexts_included(them
 def test_only_offline_containers_are_acted_on_and_only_by_what_their_ladder_can_do(
     them: tuple[Tenant, ...], free: int, reserve: int, seconds: int
 ) -> None:
-    state = State()
+    state = MemoryPlanState()
     for second in range(seconds):
         state, planned = run(state, view(*them, free=free, reserve=reserve), second)
         for container, act in planned.acts.items():
             one = next(one for one in them if one.container == container)
             assert act.rung in one.rungs
-        if second * SECOND_NS < PATIENCE_NS:
-            assert not planned.acts  # what does not last is nobody's fault
+        if second * SECOND_NS < LASTING_NS:
+            assert not planned.acts  # a lack that does not last is no reason to act
 
 
 @given(tenants(), BYTES)
@@ -149,7 +160,7 @@ def test_room_that_an_online_container_already_has_is_not_kept_a_second_time() -
 
 def test_before_its_container_runs_a_reserve_is_kept_on_every_device() -> None:
     other = DeviceUuid("GPU-1")
-    seen = View(1, {GPU: 10 * GIB, other: GIB}, (Claim("chat", 4 * GIB, None, {}),), (tenant(),))
+    seen = MemoryView(1, {GPU: 10 * GIB, other: GIB}, (MemoryClaim("chat", 4 * GIB, None, {}),), (tenant(),))
     assert (seen.room(GPU), seen.room(other)) == (6 * GIB, -3 * GIB)
 
 
@@ -163,7 +174,7 @@ def test_what_was_swapped_out_comes_back_once_there_has_been_room_for_a_while_an
     room = view(tenant(nvml=0), free=5 * GIB + int(10 * GIB * EASE) + 1, reserve=5 * GIB)
     state, planned = run(state, room, 20)
     assert planned.acts
-    state, planned = run(state, gone, 21)  # it went again: the time starts anew
+    state, planned = run(state, gone, 21)  # it went again: the time restarts
     state, planned = run(state, room, 22)
     state, planned = run(state, room, 22 + RESTORE_NS / SECOND_NS - 1)
     assert planned.acts
@@ -210,16 +221,16 @@ def test_where_nothing_is_known_of_a_device_nothing_is_limited_for_its_sake() ->
 def test_overhead_is_the_least_of_the_last_ticks_and_of_pools_the_least_ever() -> None:
     overhead = Overhead()
     for extra in (3, 1, 5):
-        overhead = overhead.after(Holding(100 + extra, 100))
+        overhead = overhead.after(DeviceMemory(100 + extra, 100))
     assert overhead.bytes == 1
     for _ in range(3):
-        overhead = overhead.after(Holding(104, 100))
+        overhead = overhead.after(DeviceMemory(104, 100))
     assert overhead.bytes == 4
     pooled: Mapping[bool, int] = {True: 2, False: 60}
     for has_pool, expected in pooled.items():
-        overhead = Overhead().after(Holding(102, 100, has_pool))
+        overhead = Overhead().after(DeviceMemory(102, 100, has_pool))
         for _ in range(5):
-            overhead = overhead.after(Holding(160, 100, has_pool))
+            overhead = overhead.after(DeviceMemory(160, 100, has_pool))
         assert overhead.bytes == expected
 
 
@@ -242,7 +253,7 @@ def test_where_nothing_but_a_swap_is_allowed_a_failed_one_is_tried_again_only_af
     state, planned = run(state, view(tenant(rungs=()), free=GIB, reserve=5 * GIB), 4.1)
     assert not planned.acts
     for second in range(5, 4 + SHUN_NS // SECOND_NS):
-        state, planned = run(state, short, second)  # nobody remembers the failure but the planner
+        state, planned = run(state, short, second)  # only the planner remembers the failure
         assert not planned.acts
     for second in range(4 + SHUN_NS // SECOND_NS, 9 + SHUN_NS // SECOND_NS):
         state, planned = run(state, short, second)
@@ -267,7 +278,7 @@ def test_an_eviction_ends_with_the_processes_that_it_was_about() -> None:
     state, planned = run(state, view(restarted), 6)  # NVML's figure is the old one's still
     assert not planned.acts
     for second in range(7, 20):
-        state, planned = run(state, view(replace(restarted, holdings={GPU: Holding(GIB, GIB)})), second)
+        state, planned = run(state, view(replace(restarted, holdings={GPU: DeviceMemory(GIB, GIB)})), second)
         assert not planned.acts
     _, planned = lasting(view(restarted), state=state)
     assert planned.acts[TRAINING].processes == {new}  # it did it again
@@ -278,23 +289,23 @@ def test_what_comes_back_together_fits_together_on_every_device(
     sizes: list[tuple[int, int]], room: int, other_room: int
 ) -> None:
     them = [
-        tenant(f"t{number}", rungs=(SWAP,), holdings={GPU: Holding(a * GIB, 0), OTHER: Holding(b * GIB, 0)})
+        tenant(f"t{number}", rungs=(SWAP,), holdings={GPU: DeviceMemory(a * GIB, 0), OTHER: DeviceMemory(b * GIB, 0)})
         for number, (a, b) in enumerate(sizes)
     ]
 
-    def seen(free: int, other: int, held: list[Tenant]) -> View:
-        claim = Claim("chat", 200 * GIB, CHAT, {GPU: 0, OTHER: 0})
-        return View(1, {GPU: 200 * GIB + free, OTHER: 200 * GIB + other}, (claim,), tuple(held))
+    def seen(free: int, other: int, held: list[Tenant]) -> MemoryView:
+        claim = MemoryClaim("chat", 200 * GIB, CHAT, {GPU: 0, OTHER: 0})
+        return MemoryView(1, {GPU: 200 * GIB + free, OTHER: 200 * GIB + other}, (claim,), tuple(held))
 
     state, before = lasting(seen(-190 * GIB, -190 * GIB, them))
-    gone = [replace(one, holdings={GPU: Holding(0, 0), OTHER: Holding(0, 0)}) for one in them]
+    gone = [replace(one, holdings={GPU: DeviceMemory(0, 0), OTHER: DeviceMemory(0, 0)}) for one in them]
     after = before
     for second in range(5, 12):
         state, after = run(state, seen(room, other_room, gone), second)
     back = [act for key, act in before.acts.items() if key not in after.acts]
     for device, free in ((GPU, room), (OTHER, other_room)):
         assert sum(act.held_bytes.get(device, 0) for act in back) <= free
-    if len(before.acts) == 1 and not back:  # nor is anybody kept out without a reason
+    if len(before.acts) == 1 and not back:  # nor is any container kept out without a reason
         (act,) = before.acts.values()
         frees = {GPU: room, OTHER: other_room}
         assert any(held * EASE > frees[device] for device, held in act.held_bytes.items())
@@ -310,9 +321,9 @@ def test_what_is_only_planned_counts_as_done_so_that_no_other_is_named_for_the_s
 
 
 def test_one_that_holds_memory_on_two_devices_counts_on_both() -> None:
-    wide = tenant("a", holdings={GPU: Holding(10 * GIB, 0), OTHER: Holding(10 * GIB, 0)})
-    beside = tenant("b", holdings={OTHER: Holding(10 * GIB, 0)})
-    claim = Claim("chat", 5 * GIB, CHAT, {GPU: 0, OTHER: 0})
-    seen = View(1, {GPU: GIB, OTHER: GIB}, (claim,), (wide, beside))
+    wide = tenant("a", holdings={GPU: DeviceMemory(10 * GIB, 0), OTHER: DeviceMemory(10 * GIB, 0)})
+    beside = tenant("b", holdings={OTHER: DeviceMemory(10 * GIB, 0)})
+    claim = MemoryClaim("chat", 5 * GIB, CHAT, {GPU: 0, OTHER: 0})
+    seen = MemoryView(1, {GPU: GIB, OTHER: GIB}, (claim,), (wide, beside))
     _, planned = lasting(seen)
     assert set(planned.acts) == {"a"}

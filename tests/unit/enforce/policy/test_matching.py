@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Who is online, offline, protected or none of them, and who is left alone when rules disagree."""
+"""Which containers are online, offline, protected or none of them, and which are left alone when rules disagree."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import HOST, Container, ContainerKey
+from agent.core.model import HOST, Container, ContainerKey
 from enforce.policy.load import parse
-from enforce.policy.model import Facts, Match, Policy, ProcessFacts, Role
+from enforce.policy.model import ContainerFacts, Match, Policy, ProcessFacts, Role
 
 POD = Container(
     key=ContainerKey("k"),
@@ -43,7 +43,7 @@ def one(match: str) -> Policy:
 
 
 def role(rules: Policy, container: Container = POD, *processes: tuple[str | None, str | None]) -> Role:
-    return rules.classify(Facts(container, tuple(ProcessFacts(*process) for process in processes))).role
+    return rules.classify(ContainerFacts(container, tuple(ProcessFacts(*process) for process in processes))).role
 
 
 def test_a_short_id_is_no_name() -> None:
@@ -138,13 +138,13 @@ def test_protect_beats_every_rule() -> None:
 
 
 def test_a_container_that_is_online_and_offline_is_left_alone_and_reported() -> None:
-    found = policy("{pod: none2}", "{namespace: batch}").classify(Facts(POD))
+    found = policy("{pod: none2}", "{namespace: batch}").classify(ContainerFacts(POD))
     assert (found.role, found.rule, found.conflict) == (Role.UNMATCHED, None, ("chat", "other"))
     assert "chat and other" in found.reason
 
 
 def test_a_container_with_two_offline_rules_is_left_alone_and_reported() -> None:
-    found = policy("{namespace: batch}").classify(Facts(POD))
+    found = policy("{namespace: batch}").classify(ContainerFacts(POD))
     assert (found.role, found.rule, found.conflict) == (Role.UNMATCHED, None, ("training", "other"))
 
 
@@ -153,7 +153,7 @@ def test_of_two_online_rules_the_first_holds_and_the_clash_is_reported() -> None
         f"  - {{name: {name}, match: {match}, {SLO}}}\n"
         for name, match in (("a", "{pod: t*}"), ("b", "{namespace: b*}"))
     )
-    found = parse("version: 1\n" + online, "p").classify(Facts(POD))
+    found = parse("version: 1\n" + online, "p").classify(ContainerFacts(POD))
     assert found.role is Role.ONLINE
     assert found.rule is not None
     assert (found.rule.name, found.conflict) == ("a", ("a", "b"))
@@ -176,7 +176,7 @@ def test_only_what_one_offline_rule_alone_names_is_ever_offline(
         offline=(replace(base.offline[0], match=offline), replace(base.offline[1], match=other)),
         protect=(protect,),
     )
-    claims = [match.fits(Facts(pod), every_process=True) for match in (online, offline, other, protect)]
+    claims = [match.fits(ContainerFacts(pod), every_process=True) for match in (online, offline, other, protect)]
     alone = claims in ([False, True, False, False], [False, False, True, False])
     assert (role(merged, pod) is Role.OFFLINE) == alone
 
@@ -185,7 +185,7 @@ MANAGER = "/user.slice/user-1000.slice/user@1000.service"
 
 
 @pytest.mark.parametrize("below", ["app.slice/ssh.service", "ssh.service", f"ssh.service/docker-{'a' * 64}.scope"])
-def test_whoever_logs_in_claims_no_unit_of_the_systems(below: str) -> None:
+def test_a_user_session_claims_no_unit_of_the_systems(below: str) -> None:
     runtime = "docker" if "docker" in below else "systemd"
     it = Container(ContainerKey("u"), below.rpartition("/")[2], runtime, cgroup=f"{MANAGER}/{below}")
     for unit in ("ssh.service", "app.slice", "docker-*"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a wrong policy is told: every mistake, at its line, with what to write instead."""
+"""What is reported of a wrong policy: every mistake, at its line, with what to write instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import PolicyError
+from agent.core.errors import PolicyError
 from enforce.policy.load import load, parse
 
 GOOD = """\
@@ -54,7 +54,7 @@ def test_every_message_names_file_line_and_what_to_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "says"),
+    ("old", "new", "line", "expected"),
     [
         ("enforce: true", "enfroce: true", 2, "did you mean enforce?"),
         ("enforce: true", "enforce: yes", 2, "write true or false"),
@@ -124,15 +124,15 @@ def test_every_message_names_file_line_and_what_to_write() -> None:
         ("    match: {namespace: batch}", "    law: headroom", 8, "has no match"),
     ],
 )
-def test_a_mistake_is_told_at_its_line(old: str, new: str, line: int, says: str) -> None:
+def test_a_mistake_is_reported_at_its_line(old: str, new: str, line: int, expected: str) -> None:
     assert old in GOOD
     message = only(GOOD.replace(old, new))
     assert message.startswith(f"p.yaml:{line}: ")
-    assert says in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected"),
     [
         ("law: head", "write one of: headroom, fixed"),
         ("law: fixed", "write share: 30%"),
@@ -162,15 +162,15 @@ def test_a_mistake_is_told_at_its_line(old: str, new: str, line: int, says: str)
         ("ladder: [[pace]]", "is unknown"),
     ],
 )
-def test_a_mistake_in_an_offline_rule_is_told_at_its_line(line: str, says: str) -> None:
+def test_a_mistake_in_an_offline_rule_is_reported_at_its_line(line: str, expected: str) -> None:
     keys = line[1:-1].split(", ", 2) if line.startswith("{") else [line]
     message = only(GOOD + "".join(f"    {key}\n" for key in keys))
     assert re.match(r"p\.yaml:1[0-2]: |p\.yaml:8: ", message)
-    assert says in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "line", "expected"),
     [
         ("", 1, "is empty"),
         ("# nothing but this\n", 1, "is empty"),
@@ -196,10 +196,10 @@ def test_a_mistake_in_an_offline_rule_is_told_at_its_line(line: str, says: str) 
         ("version: 1\n# \u2028# line ends to PyYAML, not to an editor \x85\nenforce: 1\n", 3, "true or false"),
     ],
 )
-def test_what_is_not_the_yaml_of_a_policy_is_told_at_its_line(text: str, line: int, says: str) -> None:
+def test_what_is_not_the_yaml_of_a_policy_is_reported_at_its_line(text: str, line: int, expected: str) -> None:
     message = mistakes(text)[0]
     assert message.startswith(f"p.yaml:{line}: "), message
-    assert says in message
+    assert expected in message
 
 
 def test_each_line_that_is_indented_with_a_tab_is_named() -> None:
@@ -222,7 +222,7 @@ def test_more_values_than_a_policy_can_need_are_refused() -> None:
     assert "too many values" in only("version: 1\nprotect: [" + "a," * 30_000 + "]")
 
 
-def test_the_same_mistake_is_not_told_twice_for_a_misspelt_required_key() -> None:
+def test_the_same_mistake_is_not_reported_twice_for_a_misspelt_required_key() -> None:
     assert "did you mean quantile?" in only(GOOD.replace("quantile", "quantil"))
 
 
@@ -233,7 +233,7 @@ def test_what_a_message_quotes_stays_on_one_line_and_short() -> None:
     assert len(message) < 200
 
 
-def test_a_file_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"none\.yaml:1: cannot be read \(No such file or directory\)"):
         load(tmp_path / "none.yaml")
 
@@ -252,19 +252,19 @@ def test_a_file_larger_than_1_mib_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "p.yaml")
 
 
-def test_a_file_that_is_not_utf8_is_told_at_the_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_reported_at_the_line(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_bytes(b"version: 1\n# caf\xe9\n")
     with pytest.raises(PolicyError, match=r"p\.yaml:2: is not UTF-8"):
         load(tmp_path / "p.yaml")
 
 
-@pytest.mark.parametrize(("mode", "who"), [(0o664, "its group"), (0o646, "everybody")])
-def test_the_agent_refuses_a_policy_that_others_can_write(tmp_path: Path, mode: int, who: str) -> None:
+@pytest.mark.parametrize(("mode", "writers"), [(0o664, "its group"), (0o646, "everybody")])
+def test_the_agent_refuses_a_policy_that_others_can_write(tmp_path: Path, mode: int, writers: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(GOOD)
     path.chmod(mode)
     assert load(path).enforce
-    with pytest.raises(PolicyError, match=f"can be written by {who}"):
+    with pytest.raises(PolicyError, match=f"can be written by {writers}"):
         load(path, strict_permissions=True)
     path.chmod(0o644)
     assert load(path, strict_permissions=True).enforce
@@ -272,8 +272,8 @@ def test_the_agent_refuses_a_policy_that_others_can_write(tmp_path: Path, mode: 
 
 @pytest.mark.parametrize("text", ['"\\U00110000"', '"\\UFFFFFFFF"', '"\\U7FFFFFFF"'])
 def test_a_character_that_there_is_not_is_a_mistake_at_its_line(text: str) -> None:
-    said = only(GOOD.replace("batch", text))
-    assert re.fullmatch(r"p\.yaml:9: is not YAML \(.+\); write characters themselves.+", said)
+    only_message = only(GOOD.replace("batch", text))
+    assert re.fullmatch(r"p\.yaml:9: is not YAML \(.+\); write characters themselves.+", only_message)
 
 
 def test_a_version_of_yaml_that_is_beyond_counting_is_a_mistake() -> None:

@@ -9,17 +9,17 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model import Container, ContainerKey
-from enforce.policy.model import Facts, Match
-from enforce.policy.overlap import covers
+from agent.core.model import Container, ContainerKey
+from enforce.policy.matching import covers
+from enforce.policy.model import ContainerFacts, Match
 
 CHARACTERS = "ab*[]!"
 NAMES = ["".join(name) for length in (1, 2, 3) for name in product(CHARACTERS, repeat=length)]
 PATTERNS = st.lists(st.text(CHARACTERS + "?-", min_size=1, max_size=4), min_size=1, max_size=2).map(tuple)
 
 
-def pod(name: str) -> Facts:
-    return Facts(Container(ContainerKey("k"), "n", "containerd", pod=name))
+def pod(name: str) -> ContainerFacts:
+    return ContainerFacts(Container(ContainerKey("k"), "n", "containerd", pod=name))
 
 
 @settings(max_examples=300, deadline=None)

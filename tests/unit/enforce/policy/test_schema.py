@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
-from agent.errors import PolicyError
-from agent.yaml_source import read
-from enforce.policy import json_schema, vocabulary
+from agent.config.yaml_source import read
+from agent.core.errors import PolicyError
+from enforce.policy import json_schema, model
 from enforce.policy.load import parse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SCHEMA = Draft7Validator(json_schema.document())
 
 DURATIONS = st.builds("{}{}".format, st.integers(1, 900), st.sampled_from(["ms"]))
@@ -33,7 +33,7 @@ OF_SIGNAL: dict[str, Any] = {
     "http": st.fixed_dictionaries({"port": st.integers(1, 65535)}, optional={"path": st.just("/v1/")}),
     "prometheus": st.fixed_dictionaries(
         {"url": st.just("http://a:1/metrics"), "metric": st.just("vllm:x_seconds")},
-        optional={"labels": LABELS, "unit": st.sampled_from(sorted(vocabulary.UNITS_NS))},
+        optional={"labels": LABELS, "unit": st.sampled_from(sorted(model.UNITS_NS))},
     ),
     "uprobe": st.fixed_dictionaries(
         {"binary": st.just("/b"), "symbol": st.just("f")}, optional={"nothrow": st.booleans()}
@@ -53,7 +53,7 @@ HEALTH = st.fixed_dictionaries({}, optional={"devices": PATTERNS, "patience": DU
 @st.composite
 def slos(draw: st.DrawFn) -> dict[str, Any]:
     """A promise, with what its signal needs."""
-    signal = draw(st.sampled_from(vocabulary.SIGNALS))
+    signal = draw(st.sampled_from(model.SIGNALS))
     common = {"signal": signal, "quantile": draw(INSIDE), "target": draw(DURATIONS), "window": "10s"}
     return {**common, **draw(OF_SIGNAL[signal]), **draw(st.sampled_from([{}, {"min_samples": 50}]))}
 
@@ -61,8 +61,8 @@ def slos(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def offline(draw: st.DrawFn) -> dict[str, Any]:
     """An offline rule without its name and match."""
-    law = draw(st.sampled_from(vocabulary.LAWS))
-    rungs = st.lists(st.sampled_from(vocabulary.RUNGS), min_size=1, max_size=3)
+    law = draw(st.sampled_from(model.LAWS))
+    rungs = st.lists(st.sampled_from(model.RUNGS), min_size=1, max_size=3)
     optional = draw(st.fixed_dictionaries({}, optional={"limits": LIMITS, "ladder": rungs, "weight": st.just(2.5)}))
     return {"law": law, **({"share": draw(INSIDE)} if law == "fixed" else {}), **_floor(law, optional)}
 

@@ -12,19 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import PolicyError
-from enforce.policy import schema, units, vocabulary
+from agent.core.errors import PolicyError
+from enforce.policy import model, quantities, schema
 from enforce.policy.load import parse
-from enforce.policy.model import (
-    HttpSource,
-    Limits,
-    Match,
-    OfflineRule,
-    PrometheusSource,
-    Slo,
-    Tuning,
-    UprobeSource,
-)
+from enforce.policy.model import HttpSource, Limits, Match, OfflineRule, PrometheusSource, Slo, Tuning, UprobeSource
 
 DESIGN = """\
 version: 1
@@ -65,7 +56,7 @@ def test_defaults_are_those_of_the_reference() -> None:
     assert not policy.enforce
 
 
-def test_a_policy_of_a_version_alone_is_right_and_touches_nobody() -> None:
+def test_a_policy_of_a_version_alone_is_valid_and_matches_no_container() -> None:
     policy = parse("version: 1\n", "p")
     assert (policy.enforce, policy.online, policy.offline, policy.protect) == (False, (), (), ())
 
@@ -99,41 +90,41 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake() -> None:
     ],
 )
 def test_durations_are_exact(text: str, duration_ns: int) -> None:
-    assert units.parse_duration_ns(text) == duration_ns
+    assert quantities.parse_duration_ns(text) == duration_ns
 
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"), [("40GiB", 40 << 30), ("512MiB", 512 << 20), ("10GB", 10**10), ("1TiB", 1 << 40)]
 )
 def test_sizes_are_exact(text: str, size_bytes: int) -> None:
-    assert units.parse_size_bytes(text) == size_bytes
+    assert quantities.parse_size_bytes(text) == size_bytes
 
 
 @pytest.mark.parametrize(
     "text", ["", "ms", "5", "5 5ms", "5ms ", "٥ms", "1e3ms", "0x5ms", "0.5ns", "5d", "--5ms", "5\nms", "1,5s"]
 )
 def test_what_is_not_a_duration_is_refused(text: str) -> None:
-    with pytest.raises(units.UnitError):
-        units.parse_duration_ns(text)
+    with pytest.raises(quantities.UnitError):
+        quantities.parse_duration_ns(text)
 
 
 @pytest.mark.parametrize(
     ("value", "ratio"), [("5%", 0.05), (0.05, 0.05), (1, 1.0), (0, 0.0), ("100%", 1.0), ("12.5%", 0.125)]
 )
 def test_ratios_are_percentages_or_numbers(value: object, ratio: float) -> None:
-    assert units.parse_ratio(value) == pytest.approx(ratio, abs=1e-15)
+    assert quantities.parse_ratio(value) == pytest.approx(ratio, abs=1e-15)
 
 
 @given(st.integers(min_value=0, max_value=10**15))
 def test_a_duration_and_a_size_survive_being_written_and_read(number: int) -> None:
-    assert units.parse_duration_ns(units.format_duration(number)) == number
-    assert units.parse_size_bytes(units.format_size(number)) == number
+    assert quantities.parse_duration_ns(quantities.format_duration(number)) == number
+    assert quantities.parse_size_bytes(quantities.format_size(number)) == number
 
 
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.none(), st.lists(st.integers())))
 def test_a_quantity_is_read_or_refused_and_never_crashes(value: object) -> None:
-    for parse_value in (units.parse_duration_ns, units.parse_size_bytes, units.parse_ratio):
-        with contextlib.suppress(units.UnitError):
+    for parse_value in (quantities.parse_duration_ns, quantities.parse_size_bytes, quantities.parse_ratio):
+        with contextlib.suppress(quantities.UnitError):
             assert math.isfinite(parse_value(value))
 
 
@@ -192,7 +183,7 @@ def test_what_a_signal_needs_beyond_its_name_is_kept(text: str, source: object) 
 
 
 def test_every_key_of_a_signal_exists_and_belongs_to_that_signal_alone() -> None:
-    keys = [key for signal in vocabulary.SIGNALS for key in vocabulary.SIGNAL_KEYS[signal]]
+    keys = [key for signal in model.SIGNALS for key in model.SIGNAL_KEYS[signal]]
     assert len(keys) == len(set(keys))
     assert set(keys) < schema.SloSection.model_fields.keys()
-    assert all(set(vocabulary.NEEDED_KEYS[one]) <= set(vocabulary.SIGNAL_KEYS[one]) for one in vocabulary.SIGNALS)
+    assert all(set(model.NEEDED_KEYS[one]) <= set(model.SIGNAL_KEYS[one]) for one in model.SIGNALS)

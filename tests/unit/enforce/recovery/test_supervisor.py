@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from agent.model import ContainerKey, ProcessId
-from enforce import supervisor
-from enforce.entries import Entry
-from enforce.ledger import Ledger, read
+from agent.core.model import ContainerKey, ProcessId
+from enforce.actuators.undo import UndoResult
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger, read
 from enforce.policy.load import parse
-from enforce.supervisor import Supervisor
+from enforce.recovery import supervisor
+from enforce.recovery.supervisor import Supervisor
 
 
 class Probes:
-    """With a control that nobody else sees."""
+    """With a control block of its own."""
 
     def __init__(self) -> None:
         self.control = SimpleNamespace(agent_tgid=0, heartbeat_ns=0, lease_until_ns=0)
@@ -93,13 +94,29 @@ def test_after_a_guardians_death_the_entries_stay_as_the_rules_do(
     gone = ProcessId(2**22 + 7, 1)  # no process ever has this pid
     ledger = Ledger(path)
     for act in ("pace", "hold"):
-        ledger.intend(Entry.of(act, gone, ContainerKey("c"), 0))
+        ledger.intend(LedgerEntry.of(act, gone, ContainerKey("c"), 0))
     started = guardians(monkeypatch, Guardian(ends=True), Guardian(ends=False))
     it.start()
     assert started.wait(60)
     assert {entry.act for entry in read(path)} == {"pace", "hold"}
     it.stop()
     assert read(path) == []
+
+
+def test_a_failure_while_undoing_does_not_end_the_watch(it: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [MemoryError(), RuntimeError("broken")]
+
+    def undo_all(*_args: object, **_more: object) -> list[UndoResult]:
+        if failures:
+            raise failures.pop()
+        return []
+
+    monkeypatch.setattr(supervisor, "undo_all", undo_all)
+    started = guardians(monkeypatch, Guardian(ends=True), Guardian(ends=False))
+    it.start()
+    assert started.wait(60)
+    it.stop()
+    assert it.restarts == 1
 
 
 def test_no_guardian_is_started_after_the_end(it: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:

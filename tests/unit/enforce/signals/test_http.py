@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The signal `http` turns a container's histogram into readings, and asks for it anew each time."""
+"""The signal `http` turns a container's histogram into readings, and asks for it again each time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from agent.http.watching import Wish
-from agent.layout import LATENCY_BUCKETS
-from agent.model import Container, ContainerKey, ContainerUsage, Snapshot
-from enforce.histogram import middle_ns
+from agent.core.model import Container, ContainerKey, ContainerUsage, Snapshot
+from agent.probes.abi import LATENCY_BUCKETS
+from agent.probes.latency_histogram import middle_ns
 from enforce.policy.model import HttpSource, Slo
 from enforce.signals.http import Http
-from enforce.signals.requests import Requests
+from enforce.signals.http_probe import WatchedPort
+from enforce.signals.latency_window import Requests
 
 S = 1_000_000_000
 CHAT = Container(ContainerKey("docker:chat"), "chat", "docker", cgroup="/docker/chat")
@@ -22,23 +22,29 @@ SLO = Slo("http", 0.5, 50_000_000, 10 * S, 20, HttpSource(8000, "/v1/"))
 
 @dataclass
 class Pretended:
-    """Counts what it is told."""
+    """Counts what a test sets, under `number`."""
 
     counted: tuple[int, bytes] | None = None
-    wishes: list[tuple[Wish, int]] = field(default_factory=list)
+    watched: list[tuple[Container, WatchedPort, int]] = field(default_factory=list)
     forgotten: list[ContainerKey] = field(default_factory=list)
+    problem: str | None = None
+    foreign: int = 0
 
-    def want(self, wish: Wish, now_ns: int) -> None:
-        self.wishes.append((wish, now_ns))
+    def watch(self, container: Container, source: WatchedPort, now_ns: int) -> int | None:
+        self.watched.append((container, source, now_ns))
+        return self.counted[0] if self.counted else None
 
     def forget(self, container: ContainerKey) -> None:
         self.forgotten.append(container)
 
     def trouble(self, container: ContainerKey) -> str | None:
-        return f"nobody looks at {container}"
+        return self.problem
 
-    def buckets(self, container: ContainerKey) -> tuple[int, bytes] | None:
-        return self.counted if container == CHAT.key else None
+    def buckets(self, number: int) -> bytes | None:
+        return self.counted[1] if self.counted and self.counted[0] == number else None
+
+    def tallies(self) -> dict[str, int]:
+        return {"foreign": self.foreign}
 
 
 def histogram(**buckets: int) -> bytes:
@@ -46,69 +52,74 @@ def histogram(**buckets: int) -> bytes:
     return b"".join(buckets.get(f"b{bucket}", 0).to_bytes(4, "little") for bucket in range(LATENCY_BUCKETS))
 
 
-def test_it_wishes_for_the_port_and_path_at_every_reading() -> None:
-    watching = Pretended()
-    signal = Http(watching, Requests(), [SLO])
+def test_it_asks_for_the_port_and_path_at_every_reading() -> None:
+    counter = Pretended()
+    signal = Http(counter, Requests(), [SLO])
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 7) is None
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 8) is None
-    assert watching.wishes == [(Wish(CHAT, 8000, "/v1/"), 7), (Wish(CHAT, 8000, "/v1/"), 8)]
+    assert counter.watched == [(CHAT, WatchedPort(8000, "/v1/"), 7), (CHAT, WatchedPort(8000, "/v1/"), 8)]
 
 
-def test_a_promise_that_the_policy_file_does_not_make_is_the_pods_own_whatever_it_says() -> None:
-    watching = Pretended()
-    signal = Http(watching, Requests(), [SLO])
+def test_an_objective_that_is_not_in_the_policy_file_is_the_pods_own_even_if_it_equals_one() -> None:
+    counter = Pretended()
+    signal = Http(counter, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, replace(SLO), 7)
     signal.read(SNAPSHOT, CHAT.key, SLO, 8)
-    assert [wish.annotated for wish, _ in watching.wishes] == [True, False]
+    assert [port.annotated for _, port, _ in counter.watched] == [True, False]
 
 
 def test_requests_since_it_was_watched_are_a_reading() -> None:
-    watching = Pretended()
-    signal = Http(watching, Requests(), [SLO])
+    counter = Pretended()
+    signal = Http(counter, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
-    watching.counted = (1, histogram(b100=30))
+    counter.counted = (1, histogram(b100=30))
     reading = signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S)
     assert reading is not None
     assert (reading.samples, reading.latency_ns) == (30, middle_ns(100))
 
 
-def test_a_place_that_begins_anew_adds_to_what_was_there() -> None:
-    watching = Pretended((1, histogram()))
-    signal = Http(watching, Requests(), [SLO])
+def test_a_place_that_restarts_from_zero_adds_to_what_was_there() -> None:
+    counter = Pretended((1, histogram()))
+    signal = Http(counter, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
-    watching.counted = (1, histogram(b100=30))
+    counter.counted = (1, histogram(b100=30))
     signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S)
-    watching.counted = (2, histogram(b100=40))
+    counter.counted = (2, histogram(b100=40))
     reading = signal.read(SNAPSHOT, CHAT.key, SLO, 3 * S)
     assert reading is not None
     assert reading.samples == 70
 
 
 def test_silence_is_no_reading_once_the_window_is_over() -> None:
-    watching = Pretended((1, histogram()))
-    signal = Http(watching, Requests(), [SLO])
+    counter = Pretended((1, histogram()))
+    signal = Http(counter, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
-    watching.counted = (1, histogram(b100=30))
+    counter.counted = (1, histogram(b100=30))
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 2 * S) is not None
-    watching.counted = None
+    counter.counted = None
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 3 * S) is not None
     assert signal.read(SNAPSHOT, CHAT.key, SLO, 30 * S) is None
 
 
-def test_a_container_that_no_snapshot_has_shown_is_not_wished_for() -> None:
-    watching = Pretended()
-    assert Http(watching, Requests(), [SLO]).read(SNAPSHOT, ContainerKey("docker:other"), SLO, S) is None
-    assert not watching.wishes
+def test_a_container_that_no_snapshot_has_shown_is_not_asked_for() -> None:
+    counter = Pretended()
+    assert Http(counter, Requests(), [SLO]).read(SNAPSHOT, ContainerKey("docker:other"), SLO, S) is None
+    assert not counter.watched
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:
-    watching = Pretended((1, histogram(b100=30)))
-    signal = Http(watching, Requests(), [SLO])
+    counter = Pretended((1, histogram(b100=30)))
+    signal = Http(counter, Requests(), [SLO])
     signal.read(SNAPSHOT, CHAT.key, SLO, S)
     signal.forget([CHAT.key])
-    assert watching.forgotten == [CHAT.key]
+    assert counter.forgotten == [CHAT.key]
     assert signal.read(Snapshot(0, 0, S), CHAT.key, SLO, 2 * S) is None
 
 
-def test_it_says_what_keeps_the_probes_from_counting() -> None:
-    assert Http(Pretended(), Requests(), [SLO]).trouble(CHAT.key) == "nobody looks at docker:chat"
+def test_what_keeps_the_probes_from_counting_is_reported() -> None:
+    assert Http(Pretended(problem="not loaded"), Requests(), [SLO]).trouble(CHAT.key) == "not loaded"
+
+
+def test_connections_that_are_not_http_1_are_a_trouble_of_their_own() -> None:
+    assert Http(Pretended(), Requests(), [SLO]).trouble(CHAT.key) is None
+    assert "3 connections spoke something else" in (Http(Pretended(foreign=3), Requests(), []).trouble(CHAT.key) or "")

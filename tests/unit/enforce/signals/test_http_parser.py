@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.http_bytes import Connection, build
+from tests.support.programs.http_bytes import Connection, build
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> Exchange:
-    """Any request, and any answer that says where it ends."""
+    """Any request, and any answer that states where it ends."""
     method = draw(st.sampled_from([b"GET", b"POST", b"HEAD", b"OPTIONS", b"M-SEARCH"]))
     target = draw(st.sampled_from([b"/", b"*", b"/a?b=c%20d" * 20, b"http://host/path"]))
     blank = draw(st.sampled_from([b"", b"\r\n"]))
@@ -193,7 +193,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_protocol_is_told_by_its_first_bytes(library: c.CDLL, data: bytes) -> None:
+def test_a_foreign_protocol_is_recognised_by_its_first_bytes(library: c.CDLL, data: bytes) -> None:
     connection = Connection(library)
     connection.read(data)
     connection.write(data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What was in the last while, out of counters that only grow, whatever becomes of whoever counts."""
+"""What was in the last while, out of counters that only grow, whatever becomes of the processes that count."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model import ContainerKey
+from agent.core.model import ContainerKey
 from enforce.policy.model import Slo
-from enforce.signals.requests import Counted, Requests
-from enforce.signals.sliding import Sliding
-from enforce.signals.window import Window, Windows
-from tests.unit.latencies import Recorded
+from enforce.signals.latency_window import Counted, Requests, Sliding, Window, Windows
+from tests.support.kernel_records import Recorded
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -27,7 +25,7 @@ latencies = st.lists(st.integers(1 << 10, 1 << 36), max_size=30)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), latencies, st.booleans()), min_size=1, max_size=60), st.floats(0.5, 0.99))
-def test_a_quantile_is_within_three_percent_of_the_window_whoever_comes_and_goes(
+def test_a_quantile_is_within_three_percent_of_the_window_whichever_processes_come_and_go(
     ticks: list[tuple[int, list[int], bool]], quantile: float
 ) -> None:
     slo = Slo("gpu_wait", quantile, 50 * MS, 2 * S, 1)
@@ -106,7 +104,7 @@ def test_a_process_that_is_out_of_sight_for_a_while_is_not_counted_twice() -> No
     assert reading.samples == 30
 
 
-def test_a_window_that_hears_no_more_says_nothing_once_it_has_passed() -> None:
+def test_a_window_without_new_counts_is_unknown_once_it_has_passed() -> None:
     window, one = Window(10 * S), Recorded()
     window.take({"one": one.buckets}, 0)
     one.add([10 * MS] * 30)
@@ -127,7 +125,7 @@ def test_few_requests_say_something_about_neither_the_window_nor_the_last_second
     assert window.reading(SLO, TICK) is None
 
 
-def test_the_last_second_is_told_apart_from_the_window() -> None:
+def test_the_last_second_is_distinguished_from_the_window() -> None:
     window, one = Window(10 * S), Recorded()
     window.take({"one": one.buckets}, 0)
     one.add([10 * MS] * 100)
@@ -169,7 +167,7 @@ def test_requests_and_those_over_the_target_only_ever_grow() -> None:
     requests, (first, second) = Requests(), (Recorded(), Recorded())
     windows, chat = Windows(requests), ContainerKey("chat")
     windows.read(chat, {"p": None}, SLO, 0)
-    assert requests.of(chat) is None  # nobody could look yet
+    assert requests.of(chat) is None  # no reading was possible yet
     windows.read(chat, {"p": first.buckets}, SLO, 0)
     assert requests.of(chat) == Counted(0, 0)
     first.add([10 * MS] * 5 + [80 * MS] * 2)

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.model import Container, ContainerKey, DeviceUuid, Snapshot
-from enforce.decide import Decided, Verdict
+from agent.core.model import Container, ContainerKey, DeviceUuid, Snapshot
+from enforce.controller.decision import Decisions, ShareDecision
+from enforce.loop import with_troubles
 from enforce.model import OnlineOn, Reading, Share
 from enforce.policy.load import parse
-from enforce.policy.model import Facts, OfflineRule, OnlineRule, PrometheusSource, Slo, UprobeSource
-from enforce.roster import Seat
-from enforce.signalling import by_rule, with_troubles
+from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, PrometheusSource, Slo, UprobeSource
+from enforce.signals.registry import by_rule
+from enforce.workloads import Workload
 
 POLICY = parse(
     """\
@@ -62,14 +63,14 @@ def reason_with(why: str | None, reading: Reading | None) -> str:
     assert isinstance(online, OnlineRule)
     assert isinstance(offline, OfflineRule)
     container = Container(ContainerKey("runc:z"), "z", "runc")
-    seat = Seat(container, POLICY.classify(Facts(container)), (), frozenset())
+    workload = Workload(container, POLICY.classify(ContainerFacts(container)), (), frozenset())
     ruler = OnlineOn(CHAT, DeviceUuid("GPU-0"), online.slo, reading)
-    verdict = Verdict(seat, offline, ruler, Share(1.0, 1, "no reading: holding"), None)
-    (told,) = with_troubles(Decided((verdict,), {}), {"prometheus": Mute(why)}).verdicts
-    return told.share.reason
+    undecided = ShareDecision(workload, offline, ruler, Share(1.0, 1, "no reading: holding"), None)
+    (decision,) = with_troubles(Decisions((undecided,), {}), {"prometheus": Mute(why)}).shares
+    return decision.share.reason
 
 
-def test_a_decision_without_a_reading_says_why_there_is_none() -> None:
+def test_a_decision_without_a_reading_has_the_reason_why_there_is_none() -> None:
     assert reason_with("h was not answered in time", None) == (
         "no reading: holding (signal prometheus: h was not answered in time)"
     )

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent.model import ContainerKey
+from agent.core.model import ContainerKey
+from agent.node.http_client import Failure, FetchError
 from enforce.policy.model import PrometheusSource, Slo
-from enforce.signals.exposition import Cumulative, grown, histograms, quantile, slower
-from enforce.signals.fetch import Failure, FetchError
+from enforce.signals.latency_window import Requests
 from enforce.signals.prometheus import History
-from enforce.signals.requests import Requests
-from enforce.signals.scraper import Scrape
+from enforce.signals.scraper import Cumulative, Scrape, grown, histograms, quantile, slower
 
 S = 1_000_000_000
 INF = math.inf
@@ -109,7 +108,7 @@ def test_whatever_stands_there_is_series_or_a_refusal(text: str, labels: str) ->
     assert all(0 <= count <= 2**53 for series in found.values() for count in series.values())
 
 
-def test_what_grew_is_told_by_the_bucket_that_it_fell_in() -> None:
+def test_what_grew_is_counted_in_the_bucket_that_it_fell_in() -> None:
     before, after = {0.1: 5.0, 1.0: 9.0, INF: 9.0}, {0.1: 7.0, 1.0: 14.0, INF: 15.0}
     assert grown(after, before) == {0.1: 2, 1.0: 3, INF: 1}
 
@@ -178,7 +177,7 @@ def test_more_are_slow_than_the_promise_allows_just_where_its_quantile_is_over_t
     assert (slower(counts, (0.1, 0.2, 0.4, INF), target) > (1 - wanted) * sum(counts.values())) is (latency > target)
 
 
-def test_a_histogram_with_no_end_but_infinity_says_nothing() -> None:
+def test_a_histogram_with_no_bound_but_infinity_gives_no_reading() -> None:
     assert quantile({INF: 10}, (INF,), 0.5) is None
 
 
@@ -186,7 +185,7 @@ def page(at_s: float, *counts: float, labels: tuple[tuple[str, str], ...] = ()) 
     return Scrape(int(at_s * S), {labels: dict(zip((0.1, 0.2, INF), counts, strict=True))})
 
 
-def test_what_a_page_shows_first_is_of_nobody_knows_when() -> None:
+def test_what_a_page_shows_first_is_of_unknown_age() -> None:
     history = History(SLO, S)
     assert history.read(page(1, 50, 100, 100), S) is None
     assert history.read(page(2, 50, 110, 110), 2 * S) is None  # ten are too few
@@ -204,7 +203,7 @@ def test_a_page_is_counted_once_however_often_it_is_read() -> None:
     assert [reading.samples for reading in readings if reading] == [25] * 5
 
 
-def test_what_a_page_added_is_told_once_and_nothing_of_one_that_could_not_be_read() -> None:
+def test_what_a_page_added_is_counted_once_and_nothing_of_one_that_could_not_be_read() -> None:
     history = History(SLO, S)  # the target is 0.25 s
     added, slow = [], []
     for at, scrape in enumerate([page(1, 5, 5, 5), page(2, 6, 8, 11), Scrape(3 * S, {}, "gone"), page(4, 6, 8, 12)], 1):
@@ -229,7 +228,7 @@ def test_series_that_come_later_or_come_back_add_up() -> None:
     assert reading.samples == 10 + 15 + 1
 
 
-def test_after_pages_were_missing_for_longer_than_the_window_it_begins_anew() -> None:
+def test_after_pages_were_missing_for_longer_than_the_window_it_restarts() -> None:
     history = History(SLO, S)
     history.read(page(1, 0, 0, 0), S)
     assert history.read(page(2, 50, 50, 50), 2 * S) is not None

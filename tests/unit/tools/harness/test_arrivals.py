@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SetupError
-from bench.arrivals import fitted, following, phase_arrivals, poisson, read_trace, write_trace
-from bench.enforcement_pairs import PAIRS, TRACE
+from agent.core.errors import SetupError
+from bench.enforcement.pairs import PAIRS, TRACE
+from tools.harness.arrivals import fitted, following, phase_arrivals, poisson, read_trace, write_trace
 
 
 def trace(folder: Path, text: str) -> Path:

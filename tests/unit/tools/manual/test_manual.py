@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import EXIT_CODES
-from manual import roff
-from manual.__main__ import PACKAGING, described, files
-from manual.arguments import commands
-from manual.pages import pages
+from agent.core.errors import EXIT_CODES
+from tools.manual import roff
+from tools.manual.__main__ import PACKAGING, described, files
+from tools.manual.arguments import commands
+from tools.manual.pages import pages
 
 FILES = files()
 
@@ -69,5 +69,5 @@ def test_no_text_is_taken_for_roff(text: str) -> None:
 
 def test_the_exit_codes_are_those_of_the_one_table() -> None:
     for page in pages(parser(), parser()).values():
-        said = " ".join(page[page.index('.SH "EXIT STATUS"') :].replace(r"\-", "-").split())
-        assert all(rf"\fB{code}\fR {meaning}" in said for code, meaning in EXIT_CODES)
+        section = " ".join(page[page.index('.SH "EXIT STATUS"') :].replace(r"\-", "-").split())
+        assert all(rf"\fB{code}\fR {meaning}" in section for code, meaning in EXIT_CODES)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import SetupError
+from agent.core.errors import SetupError
 from enforce.policy.load import load
 from sim.demo.shapes import write_policy
-from sim.demo.status_page import TARGET_SECONDS, picture
+from tools.manual.page_screenshots import TARGET_SECONDS, picture
 
 
 def test_an_old_picture_is_not_taken_for_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

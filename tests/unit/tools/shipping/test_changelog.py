@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""CHANGELOG.md keeps its form, and what is made of it says the same."""
+"""CHANGELOG.md keeps its form, and what is made of it has the same content."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipping import announcement
-from shipping.changelog import ChangelogError, newest_date, of_version, read
-from shipping.version import ROOT, Version, build_time
+from tools.shipping import announcement
+from tools.shipping.changelog import ChangelogError, newest_date, of_version, read
+from tools.shipping.version import ROOT, Version, build_time
 
 NOBODY = "Nobody <nobody@example.org>"
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -47,7 +47,7 @@ def versions() -> st.SearchStrategy[str]:
     return st.builds("{}.{}.{}{}".format, number, number, number, stage)
 
 
-def test_the_changelog_is_of_the_form_and_says_something_of_the_version_that_is_built() -> None:
+def test_the_changelog_is_of_the_form_and_has_an_entry_for_the_version_that_is_built() -> None:
     releases = read((ROOT / "CHANGELOG.md").read_text())
     somewhere_it_is_tomorrow = timedelta(days=1)
     assert newest_date(releases) <= (datetime.now(UTC) + somewhere_it_is_tomorrow).date()
@@ -66,7 +66,7 @@ def test_releases_are_read_with_their_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("# Changelog", "# Changes", "line 1"),
         ("## [Unreleased]", "## Unreleased", "line 5: write"),
@@ -79,7 +79,7 @@ def test_releases_are_read_with_their_changes() -> None:
         ("## [0.2.0rc1]", "## [0.2.0]", "the newest comes first"),
         ("2026-01-15", "2026-02-15", "the newest comes first"),
         ("### Fixed", "### Bugs", "line 13: 'Bugs' is no kind"),
-        ("### Fixed\n", "", "say what kind of change"),
+        ("### Fixed\n", "", "give the kind of change first"),
         ("- Another.", "### Fixed\n- Another.", "has Fixed already"),
         ("- Old.\n", "", "nothing is under Security"),
         ("### Security\n- Old.\n", "", "without a change"),
@@ -87,9 +87,9 @@ def test_releases_are_read_with_their_changes() -> None:
         ("- A thing", "* A thing", "line 8: an entry"),
     ],
 )
-def test_what_is_not_of_the_form_is_refused_with_its_line(old: str, new: str, said: str) -> None:
+def test_what_is_not_of_the_form_is_refused_with_its_line(old: str, new: str, message: str) -> None:
     assert GOOD.count(old) == 1
-    with pytest.raises(ChangelogError, match=r"(?s)" + said.replace("[", r"\[")):
+    with pytest.raises(ChangelogError, match=r"(?s)" + message.replace("[", r"\[")):
         read(GOOD.replace(old, new))
 
 
@@ -102,7 +102,7 @@ def test_debians_changelog_has_the_package_on_top_and_what_was_released_before()
     )
 
 
-def test_a_version_that_is_not_released_yet_is_what_is_unreleased_and_says_so() -> None:
+def test_a_version_that_is_not_released_yet_is_what_is_unreleased_and_is_marked_so() -> None:
     assert announcement.debian(read(GOOD), "0.3.0", NOBODY, NOW).startswith(
         "gpuwarden (0.3.0) UNRELEASED; urgency=medium\n\n  * Added:\n    - A thing that takes two lines.\n\n"
         " -- Nobody <nobody@example.org>  Wed, 04 Mar 2026 05:06:07 +0000\n\ngpuwarden (0.2.0) "
@@ -114,9 +114,9 @@ def test_notes_are_the_entries_of_the_version() -> None:
     assert announcement.notes(of_version(read(GOOD), "0.3.0")) == "### Added\n\n- A thing that\n  takes two lines.\n"
 
 
-def test_a_version_that_nothing_is_said_of_is_refused() -> None:
+def test_a_version_without_an_entry_is_refused() -> None:
     silent = read(GOOD.replace("### Added\n- A thing that\n  takes two lines.\n", ""))
-    with pytest.raises(ChangelogError, match=r"nothing is said of 0\.3\.0"):
+    with pytest.raises(ChangelogError, match=r"0\.3\.0 has no entry"):
         of_version(silent, "0.3.0")
 
 

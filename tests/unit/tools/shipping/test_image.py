@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.capabilities import ANY_KERNEL
-from shipping.image import base, layout
-from shipping.image.check import faults_of
+from agent.node.preflight import ANY_KERNEL
+from tools.shipping.image import base, layout
+from tools.shipping.image.check import faults_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 CONTAINERFILE = (ROOT / "packaging/container/Containerfile").read_text()
 PAGE = ROOT / "docs/image.md"
 ARGUMENTS = {
@@ -64,11 +64,11 @@ def test_the_same_files_give_the_same_digest_whenever_and_by_whomever_they_were_
     assert written([one], tmp_path / "third") != written([other], tmp_path / "fourth")
 
 
-def test_a_layout_is_whole_and_says_what_the_containerfile_says(tmp_path: Path) -> None:
+def test_a_layout_is_whole_and_matches_the_containerfile(tmp_path: Path) -> None:
     digest = written([tree(tmp_path / "tree")], tmp_path / "image")
-    faults, told = faults_of(tmp_path / "image")
+    faults, output = faults_of(tmp_path / "image")
     assert faults == []
-    assert told.startswith(digest)
+    assert output.startswith(digest)
     image = json.loads((tmp_path / "image/index.json").read_text())["manifests"][0]
     manifest = json.loads((tmp_path / "image/blobs" / image["digest"].replace(":", "/")).read_text())
     config = json.loads((tmp_path / "image/blobs" / manifest["config"]["digest"].replace(":", "/")).read_text())
@@ -83,7 +83,7 @@ def test_a_layout_is_whole_and_says_what_the_containerfile_says(tmp_path: Path) 
 
 
 def damaged(act: Callable[[Path], object], tmp_path: Path) -> list[str]:
-    """What is said of a tree that something was done to."""
+    """What is reported of a tree that something was done to."""
     act(folder := tree(tmp_path / "tree"))
     written([folder], tmp_path / "image")
     return faults_of(tmp_path / "image")[0]
@@ -141,7 +141,7 @@ def test_a_command_that_needs_a_shell_is_refused() -> None:
         layout.configuration("FROM scratch\nENTRYPOINT gpuwarden run", {})
 
 
-def test_only_the_last_stage_counts_and_a_label_without_a_value_says_nothing() -> None:
+def test_only_the_last_stage_counts_and_a_label_without_a_value_is_ignored() -> None:
     text = 'FROM a AS b\nENV X=1\nFROM scratch\nARG V=2\nLABEL a="${V} x" \\\n  b="${W}"\nENV Y=3\n'
     assert layout.configuration(text, {"W": ""}) == {"Labels": {"a": "2 x"}, "Env": ["Y=3"]}
 
@@ -151,7 +151,7 @@ def test_the_label_has_the_capabilities_that_the_agent_needs() -> None:
     assert {f"CAP_{name}" for name in labels["io.gpuwarden.capabilities"].split(",")} == set(ANY_KERNEL)
 
 
-def test_what_the_page_says_to_run_has_these_capabilities_and_no_more() -> None:
+def test_the_command_on_the_page_has_these_capabilities_and_no_more() -> None:
     commands = re.findall(
         r"^```sh\n((?:sudo )?(?:docker|podman|nerdctl) run .*?)^```", PAGE.read_text(), re.DOTALL | re.M
     )

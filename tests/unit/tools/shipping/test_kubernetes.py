@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What can be said of packaging/kubernetes without helm and kubectl: `make kubernetes-check` has both."""
+"""What can be checked of packaging/kubernetes without helm and kubectl: `make kubernetes-check` has both."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from agent import endpoint
-from agent.capabilities import ANY_KERNEL
-from agent.containers.sources import BUILTIN, KUBELET
-from agent.main import DEFAULT_POLICY, DEFAULT_RUN_DIR, parsers
-from agent.usage.tables import DEFAULT_FILE
+from agent.containers.runtimes import BUILTIN, KUBELET
+from agent.exporters.api.client import PATH
+from agent.exporters.usage.store import DEFAULT_FILE
+from agent.node.preflight import ANY_KERNEL
 from enforce.policy.load import load, parse
-from enforce.stand_by import ENDING_SECONDS
+from enforce.recovery.standby import ENDING_SECONDS
+from gpuwarden.main import parsers
+from gpuwarden.options import DEFAULT_POLICY, DEFAULT_RUN_DIR
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
+
 PLACE = ROOT / "packaging/kubernetes"
+
 CHART = PLACE / "chart"
+
 MIB = {"Mi": 1, "Gi": 1024}
 
 
@@ -38,11 +42,17 @@ def objects(path: Path) -> dict[str, dict[str, Any]]:
 
 
 BASE = objects(PLACE / "base/gpuwarden.yaml")
+
 POD = BASE["DaemonSet"]["spec"]["template"]["spec"]
+
 AGENT, STAND_BY = POD["containers"]
+
 BOTH = pytest.mark.parametrize("container", [AGENT, STAND_BY], ids=["agent", "stand-by"])
+
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+
 SCHEMA = Draft7Validator(json.loads((CHART / "values.schema.json").read_text()))
+
 PROPERTIES = json.loads((CHART / "values.schema.json").read_text())["properties"]
 
 
@@ -63,7 +73,7 @@ def version() -> str:
 
 @pytest.mark.parametrize("path", ["base/gpuwarden.yaml", "monitoring/podmonitor.yaml"])
 def test_what_is_committed_is_rendered_from_the_chart_as_it_is(path: str) -> None:
-    """`make kubernetes` renders it anew."""
+    """`make kubernetes` renders it again."""
     sources = subprocess.run([PLACE / "sources.sh"], capture_output=True, text=True, check=True, timeout=60).stdout
     assert f"Sources: {sources}" in (PLACE / path).read_text()
 
@@ -150,7 +160,7 @@ def test_what_the_agent_reads_and_writes_on_the_node_is_mounted_where_it_looks()
     for own in (DEFAULT_RUN_DIR, DEFAULT_FILE.parent):
         assert mounts[str(own)]["hostPath"] == {"path": str(own), "type": "DirectoryOrCreate"}
         assert not mounts[str(own)].get("readOnly")
-    assert endpoint.PATH.parent == DEFAULT_RUN_DIR
+    assert PATH.parent == DEFAULT_RUN_DIR
     assert mounts["/sys/fs/cgroup"]["hostPath"]["path"] == "/sys/fs/cgroup"
     for path in [socket.path for socket in BUILTIN if socket.kind == KUBELET or "/run/containerd/" in socket.path]:
         assert mounts[str(Path(path).parent)]["readOnly"]
@@ -164,7 +174,7 @@ def test_the_policy_is_mounted_as_a_directory_so_that_changes_arrive() -> None:
     assert DEFAULT_POLICY.name in BASE["ConfigMap"]["data"]
 
 
-def test_whoever_stands_by_reaches_all_that_the_agent_may_have_to_undo() -> None:
+def test_the_stand_by_reaches_all_that_the_agent_may_have_to_undo() -> None:
     mounts = mounted(STAND_BY)
     assert mounts[str(DEFAULT_RUN_DIR)] == mounted(AGENT)[str(DEFAULT_RUN_DIR)]
     assert mounts["/sys/fs/cgroup"] == mounted(AGENT)["/sys/fs/cgroup"]
@@ -178,7 +188,7 @@ def test_by_default_nothing_is_slowed_and_the_example_slows() -> None:
 
 
 def test_the_memory_that_is_asked_for_is_more_than_was_measured() -> None:
-    (measured,) = re.findall(r"agent \d+–(\d+) MiB", (ROOT / "README.md").read_text())
+    (measured,) = re.findall(r"agent \d+–(\d+) MiB", (ROOT / "docs/measured.md").read_text())
     kernel_mebibytes = 32  # the most that the tables take, and they are the container's
     asked = mebibytes(AGENT["resources"]["requests"]["memory"])
     assert asked > int(measured) + kernel_mebibytes
@@ -207,8 +217,8 @@ def test_the_example_is_for_any_cluster() -> None:
 
 def test_each_runtime_has_its_socket_and_its_kubelet() -> None:
     helpers = (CHART / "templates/_helpers.tpl").read_text()
-    (sockets,) = re.findall(r'define "gpuwarden.runtime" -}}\n(.*?)\n{{- end', helpers, re.DOTALL)
-    assert set(yaml.safe_load(sockets)) == set(PROPERTIES["runtime"]["enum"])
+    (routes,) = re.findall(r'define "gpuwarden.runtime" -}}\n(.*?)\n{{- end', helpers, re.DOTALL)
+    assert set(yaml.safe_load(routes)) == set(PROPERTIES["runtime"]["enum"])
     (others,) = re.findall(r"\$others := dict (.*?) }}", helpers)
     words = [word.strip('"') for word in others.split()]
     directories = dict(zip(words[::2], words[1::2], strict=True))

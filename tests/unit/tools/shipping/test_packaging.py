@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What packages install beside the program: said once, right, and the same everywhere."""
+"""What packages install beside the program: stated once, right, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.main import DEFAULT_POLICY
 from enforce.policy.load import parse
+from gpuwarden.options import DEFAULT_POLICY
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 POLICY = ROOT / "packaging/policy.yaml"
 SCRIPTS = sorted(path for path in (ROOT / "packaging/deb").iterdir() if path.suffix in (".prerm", ".postrm"))
 
@@ -55,7 +55,7 @@ class Machine:
     root: Path
 
     def run(self, script: str, *arguments: str) -> str:
-        """What it said; it has to end well."""
+        """What it printed; it has to succeed."""
         text = (ROOT / "packaging/deb" / script).read_text()
         text = re.sub(r"(?<![\w.])/(?=(?:etc|run|var)/)", f"{self.root}/", text)
         done = subprocess.run(
@@ -131,10 +131,10 @@ def test_before_files_change_the_agent_is_stopped_and_what_is_in_force_undone(ma
 
 
 @pytest.mark.parametrize(("action", "goes_on"), [("remove", "by hand"), ("upgrade", "'gpuwarden release', or the ag")])
-def test_what_cannot_be_undone_hinders_nobody_and_is_told(machine: Machine, action: str, goes_on: str) -> None:
+def test_what_cannot_be_undone_blocks_no_action_and_is_reported(machine: Machine, action: str, goes_on: str) -> None:
     (machine.root / "run/gpuwarden/ledger.jsonl").touch()
     machine.program("gpuwarden", "exit 1")
-    told = machine.run("gpuwarden.prerm", action)
-    assert "not everything could be released" in told
-    assert "kill -CONT PID" in told
-    assert [goes_on in told, "next start, tries again" in told] == [True, action == "upgrade"]
+    output = machine.run("gpuwarden.prerm", action)
+    assert "not everything could be released" in output
+    assert "kill -CONT PID" in output
+    assert [goes_on in output, "next start, tries again" in output] == [True, action == "upgrade"]

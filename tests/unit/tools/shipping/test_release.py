@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shipping.version import ROOT
+from tools.shipping.version import ROOT
 
 
 def git(folder: Path, *words: str) -> None:
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def repository(tmp_path: Path) -> Path:
     """A clean one, whose version has a dated entry; what is built is not in it."""
     folder = tmp_path / "repository"
     built = shutil.ignore_patterns("__pycache__", "image")
-    for name in ("packaging", "shipping"):
+    for name in ("packaging", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=built)
     (folder / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
     (folder / "CHANGELOG.md").write_text(
@@ -36,8 +36,8 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def said(repository: Path, *options: str) -> str:
-    """What it says of why it built nothing."""
+def refusal(repository: Path, *options: str) -> str:
+    """What it prints of why it built nothing."""
     done = subprocess.run([repository / "packaging/release.sh", *options], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert not list((repository / "build").glob("release/*"))
@@ -45,17 +45,17 @@ def said(repository: Path, *options: str) -> str:
 
 
 def test_a_tree_that_is_not_clean_is_not_released(repository: Path) -> None:
-    assert "not clean" not in said(repository)  # it fails later: there is no environment to build in
+    assert "not clean" not in refusal(repository)  # it fails later: there is no environment to build in
     (repository / "new").touch()
-    assert "release: the tree is not clean" in said(repository)
+    assert "release: the tree is not clean" in refusal(repository)
 
 
 def test_a_version_without_a_dated_entry_is_not_released(repository: Path) -> None:
     (repository / "pyproject.toml").write_text('[project]\nversion = "1.2.4"\n')
     git(repository, "commit", "-qam", "next")
-    assert "release: write the entry of 1.2.4, or say --snapshot" in said(repository)
+    assert "release: write the entry of 1.2.4, or give --snapshot" in refusal(repository)
 
 
 def test_not_even_a_snapshot_is_built_where_the_changelog_is_not_of_its_form(repository: Path) -> None:
     (repository / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
-    assert "CHANGELOG.md: line 3: write" in said(repository, "--snapshot")
+    assert "CHANGELOG.md: line 3: write" in refusal(repository, "--snapshot")

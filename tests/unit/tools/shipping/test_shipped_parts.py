@@ -4,20 +4,23 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sysconfig
+from importlib.metadata import PackageNotFoundError, PathDistribution
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
 
-from shipping import dpkg, licences
-from shipping.allowed import is_allowed
-from shipping.distributions import KNOWN, closure, distributions, known
-from shipping.sbom import SbomError, sbom
-from shipping.version import ROOT
+from tools.shipping import dpkg, licences
+from tools.shipping.allowed import is_allowed
+from tools.shipping.closure import closure, copy, requirements
+from tools.shipping.distributions import KNOWN, Distribution, distributions, known
+from tools.shipping.sbom import SbomError, sbom
+from tools.shipping.version import ROOT
 
 SITE = "usr/lib/gpuwarden/lib/python3.11/site-packages"
 STATUS = """\
@@ -95,7 +98,7 @@ def test_the_list_of_parts_has_hashes(tree: Path) -> None:
         assert part(document, name)["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(content).hexdigest()}]
 
 
-def test_the_list_of_parts_says_what_needs_what(tree: Path) -> None:
+def test_the_list_of_parts_states_what_needs_what(tree: Path) -> None:
     needs = {one["ref"]: one.get("dependsOn", []) for one in json.loads(sbom(tree))["dependencies"]}
     assert needs["pkg:generic/gpuwarden@1.2.3"] == ["bpf:gpuwarden.bpf.o", "pkg:pypi/lean-on@2.0"]
     assert needs["pkg:pypi/lean-on@2.0"] == ["pkg:pypi/iscy@3"]
@@ -204,28 +207,57 @@ def test_what_is_no_licence_expression_is_refused(text: str) -> None:
         is_allowed(text)
 
 
+def test_what_is_required_is_copied_as_it_was_published_and_refused_where_it_was_changed(tmp_path: Path) -> None:
+    info = tmp_path / "site/thing-1.0.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site/thing.py").write_text("x = 1\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).rstrip(b"=").decode()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+    (info / "RECORD").write_text(f"thing.py,sha256={digest},6\n../../bin/thing,,\nthing-1.0.dist-info/METADATA,,\n")
+    copy(PathDistribution(info), tmp_path / "copy")
+    files = {
+        path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*") if path.is_file()
+    }
+    assert files == {"thing.py", "thing-1.0.dist-info/METADATA"}
+    (tmp_path / "site/thing.py").write_text("x = 2\n")
+    with pytest.raises(ValueError, match=r"thing\.py is not as it was published"):
+        copy(PathDistribution(info), tmp_path / "copy")
+
+
+def test_a_requirement_that_is_not_installed_in_that_version_is_named() -> None:
+    with pytest.raises(PackageNotFoundError, match=r"pyyaml>=999 \(installed: "):
+        closure(["pyyaml>=999"])
+    assert "pyyaml" in closure(['pyyaml; python_version > "3"'])
+    assert not closure(['pyyaml; python_version < "3"'])
+
+
+def shipped() -> list[Distribution]:
+    """What gpuwarden requires, as it is installed here."""
+    names = closure(requirements())
+    return [one for one in distributions(Path(sysconfig.get_paths()["purelib"])) if one.name in names]
+
+
 def test_each_dependency_that_is_installed_here_has_a_text_and_a_licence_that_goes_with_ours() -> None:
-    here = closure(distributions(Path(sysconfig.get_paths()["purelib"])), "gpuwarden")
-    assert len(here) > 10
+    assert len(shipped()) > 10
     gathered = licences.Gathered()
-    for one in here:
-        if one.name != "gpuwarden":
-            licences.distribution(gathered, one)
+    for one in shipped():
+        licences.distribution(gathered, one)
     assert gathered.mistakes == []
 
 
 def test_what_is_compiled_into_our_dependencies_may_be_shipped_too() -> None:
-    here = distributions(Path(sysconfig.get_paths()["purelib"]))
-    for one in closure(here, "gpuwarden"):
+    for one in shipped():
         for path in (one.folder / "sboms").glob("*.json"):
             for component in json.loads(path.read_text()).get("components", []):
-                for said in component.get("licenses", []):
-                    assert "expression" not in said or is_allowed(said["expression"]), (one.name, component["name"])
+                for license_entry in component.get("licenses", []):
+                    assert "expression" not in license_entry or is_allowed(license_entry["expression"]), (
+                        one.name,
+                        component["name"],
+                    )
 
 
 def test_what_was_looked_up_is_about_what_is_shipped_and_its_texts_are_there() -> None:
-    here = {one.name for one in closure(distributions(Path(sysconfig.get_paths()["purelib"])), "gpuwarden")}
-    assert set(known()) <= here, "no longer a dependency: remove it from known.toml"
+    assert set(known()) <= {one.name for one in shipped()}, "no longer a dependency: remove it from known.toml"
     texts = {entry["text"] for entry in known().values() if "text" in entry} | {"libbpf.txt", KNOWN.name}
     assert texts == {path.name for path in KNOWN.parent.iterdir()}
 

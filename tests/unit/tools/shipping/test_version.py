@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The version stands in one place; everything else that says it derives it."""
+"""The version stands in one place; everything else that has it derives it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.main import main
-from shipping.version import ROOT, project_version
+from gpuwarden.main import main
+from tools.shipping.version import ROOT, project_version
 
 # Where it stands, where it is history, and what is made of it and compared by a test.
 MAY_SAY_IT = ("pyproject.toml", "CHANGELOG.md", "packaging/man/", "packaging/kubernetes/")
 
 
-def places(root: Path, said: str) -> list[str]:
+def places(root: Path, wanted: str) -> list[str]:
     """FILE:LINE of each text below the folder that has the version in it."""
     listed = subprocess.check_output(["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"], text=True)
-    pattern = re.compile(rf"(?<![\w.-]){re.escape(said)}(?![\w-]|\.\d)")
+    pattern = re.compile(rf"(?<![\w.-]){re.escape(wanted)}(?![\w-]|\.\d)")
     found = []
     for name in filter(None, listed.split("\0")):
         path = root / name
@@ -30,11 +30,11 @@ def places(root: Path, said: str) -> list[str]:
     return found
 
 
-def test_no_other_file_says_the_version() -> None:
+def test_no_other_file_contains_the_version() -> None:
     assert [place for place in places(ROOT, project_version()) if not place.startswith(MAY_SAY_IT)] == []
 
 
-def test_a_file_that_says_the_version_is_found(tmp_path: Path) -> None:
+def test_a_file_that_contains_the_version_is_found(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "chart.yaml").write_text("name: x\nversion: 1.2.3\n")
     (tmp_path / "notes.md").write_text("11.2.3 1.2.34 1.2.3.4 x-1.2.3\nfrom 1.2.3.\n")
@@ -48,5 +48,5 @@ def test_the_installed_agent_and_its_version_option_say_it(capsys: pytest.Captur
     assert capsys.readouterr().out == f"gpuwarden {project_version()}\n"
 
 
-def test_what_packages_ask_says_it() -> None:
+def test_what_packages_ask_prints_it() -> None:
     assert subprocess.check_output([ROOT / "packaging/version.sh"], text=True) == f"{project_version()}\n"

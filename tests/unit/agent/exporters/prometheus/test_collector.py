@@ -12,14 +12,15 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent import web
-from agent.exporters import prometheus, reference
-from agent.exporters.catalog import CATALOG
-from agent.exporters.labels import container_labels
-from agent.model import Container, ContainerKey, ContainerUsage, Snapshot, Totals
-from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
+from agent.core.model import Container, ContainerKey, ContainerUsage, Snapshot, Totals
+from agent.exporters.prometheus import collector
+from agent.exporters.prometheus.catalog import CATALOG
+from agent.exporters.prometheus.families import container_labels
+from tests.support.serving import TcpServer
+from tests.support.snapshots import GPU_0, container, rich_snapshot, usage
+from tools.manual import metrics_reference
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[5]
 GOLDEN = ROOT / "tests/fixtures/metrics.prom"
 
 OF_THE_PORT = {
@@ -31,7 +32,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def series(snapshot: Snapshot | None) -> Series:
-    families = text_string_to_metric_families(prometheus.render(snapshot))
+    families = text_string_to_metric_families(collector.render(snapshot))
     samples = [sample for family in families for sample in family.samples]
     found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
     assert len(found) == len(samples), "a series is there twice"
@@ -44,10 +45,10 @@ def values(snapshot: Snapshot, name: str, **labels: str) -> list[float]:
     ]
 
 
-def test_a_scrape_is_what_the_golden_file_says() -> None:
-    """GOLDEN=write pytest … writes it anew."""
+def test_a_scrape_equals_the_golden_file() -> None:
+    """GOLDEN=write pytest … rewrites it."""
     text = (
-        "\n".join(line for line in prometheus.render(rich_snapshot()).splitlines() if "build_info{" not in line) + "\n"
+        "\n".join(line for line in collector.render(rich_snapshot()).splitlines() if "build_info{" not in line) + "\n"
     )
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.write_text(text)
@@ -61,7 +62,7 @@ def test_every_metric_is_in_the_catalogue_and_the_rich_snapshot_has_each() -> No
 
 
 def test_the_committed_reference_is_the_generated_one() -> None:
-    assert (ROOT / "docs/metrics.md").read_text() == reference.reference()
+    assert (ROOT / "docs/metrics.md").read_text() == metrics_reference.reference()
 
 
 def test_before_the_first_snapshot_there_is_only_the_build() -> None:
@@ -85,7 +86,7 @@ def test_a_counter_stays_while_its_rate_is_unknown_for_a_tick() -> None:
     assert values(snapshot, "gpuwarden_container_sm_ratio") == []
 
 
-def test_containers_with_the_same_labels_are_told_apart_by_their_id() -> None:
+def test_containers_with_the_same_labels_are_distinguished_by_their_id() -> None:
     found = [dict(at) for name, at in series(rich_snapshot()) if name == "gpuwarden_container_memory_bytes"]
     assert sorted(at["id"] for at in found if at["container"] == "twin") == ["c30000000000", "d40000000000"]
     assert {at["id"] for at in found if at["container"] != "twin"} == {""}
@@ -103,7 +104,7 @@ def test_a_library_seen_through_two_containers_is_one_series_without_a_pid() -> 
     assert values(
         snapshot, "gpuwarden_probe_symbols", library="/usr/lib/libcuda.so.1", role="launch", state="attached"
     ) == [83]
-    assert "/proc/" not in prometheus.render(snapshot)
+    assert "/proc/" not in collector.render(snapshot)
 
 
 def test_series_are_bounded_by_containers_and_devices_and_do_not_pile_up() -> None:
@@ -117,7 +118,7 @@ def test_series_are_bounded_by_containers_and_devices_and_do_not_pile_up() -> No
         return replace(base, containers=used, enforcement={}, ended=())
 
     newest: Snapshot = base
-    made = prometheus.registry(lambda: newest)
+    made = collector.registry(lambda: newest)
     counts = []
     for generation in range(5):
         newest = churned(generation)
@@ -140,29 +141,29 @@ def test_a_container_that_ended_has_its_counters_and_no_gauges() -> None:
     }
 
 
-def test_whoever_keeps_what_ended_is_told_what_was_scraped() -> None:
-    told: list[Snapshot] = []
-    with web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(rich_snapshot, told.append)}) as server:
+def test_each_scraped_snapshot_is_reported_to_the_keeper_of_ended_containers() -> None:
+    reported: list[Snapshot] = []
+    with TcpServer({"/metrics": collector.application(rich_snapshot, reported.append)}) as server:
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5).read()
-    assert [snapshot.ended for snapshot in told] == [rich_snapshot().ended]
+    assert [snapshot.ended for snapshot in reported] == [rich_snapshot().ended]
 
 
 def test_a_name_that_is_no_utf8_does_not_void_the_scrape() -> None:
     used = ContainerUsage(container("c1", 'bad\udcff"name\\\n'), (usage(GPU_0, 0.5, 1),), ())
     snapshot = replace(rich_snapshot(), containers=(used,), enforcement={})
     assert values(snapshot, "gpuwarden_container_sm_ratio") == [0.5]
-    prometheus.render(snapshot).encode()
+    collector.render(snapshot).encode()
 
 
 def test_metrics_are_served_on_loopback() -> None:
     with (
-        web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(rich_snapshot)}) as server,
+        TcpServer({"/metrics": collector.application(rich_snapshot)}) as server,
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer,
     ):
         assert b"gpuwarden_container_sm_ratio" in answer.read()
 
 
-def test_a_name_cannot_steer_the_terminal_of_whoever_reads_the_scrape() -> None:
-    text = prometheus.render(rich_snapshot())
+def test_a_name_cannot_steer_the_terminal_in_which_a_scrape_is_read() -> None:
+    text = collector.render(rich_snapshot())
     assert all(line.isprintable() for line in text.splitlines())
     assert r"\\x1b[31mevil" in text

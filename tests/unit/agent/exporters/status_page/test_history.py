@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the status page remembers: five minutes, a point a second, of whoever is there now."""
+"""What the status page remembers: five minutes, a point a second, of the containers there now."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.clock import NS_PER_SECOND
-from agent.model import ContainerUsage, DeviceUuid, Enforcement, Snapshot
-from agent.page.graph import HEIGHT, WIDTH, graph
-from agent.page.ring import SECONDS, Measure, Ring, Series
-from tests.unit.snapshots import GPU_0, container, rich_snapshot, usage
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ContainerUsage, DeviceUuid, EnforcementStatus, Snapshot
+from agent.exporters.status_page.history import HEIGHT, SECONDS, WIDTH, GraphMetric, Ring, Series, graph
+from tests.support.snapshots import GPU_0, container, rich_snapshot, usage
 
-TRAINER = Series(Measure.SM, "c2", GPU_0)
+TRAINER = Series(GraphMetric.SM, "c2", GPU_0)
 STEP = re.compile(r"(M?)(\d+(?:\.\d)?) (\d+(?:\.\d)?)|h0")
 
 
@@ -67,7 +66,7 @@ def test_a_container_that_is_gone_is_forgotten_and_memory_does_not_grow_with_tho
     ring = Ring()
     for second in range(1, 200):
         ring.note(at(second, 0.5, *(f"job-{second}-{number}" for number in range(20))))
-    assert ring.points(Series(Measure.SM, "job-1-0", GPU_0)) == []
+    assert ring.points(Series(GraphMetric.SM, "job-1-0", GPU_0)) == []
     assert len(ring._values) < 20 + 2 * len(rich_snapshot().devices) + 1
 
 
@@ -76,16 +75,16 @@ def test_a_device_that_is_gone_is_forgotten_and_those_that_ever_were_take_no_mem
     for second in range(1, 200):
         passing = replace(one, device=replace(one.device, uuid=DeviceUuid(f"MIG-{second}")))
         ring.note(replace(at(second), devices=(one, passing)))
-    assert ring.points(Series(Measure.SM, device="MIG-1")) == []
-    assert len(ring.points(Series(Measure.SM, device=GPU_0))) == 199
+    assert ring.points(Series(GraphMetric.SM, device="MIG-1")) == []
+    assert len(ring.points(Series(GraphMetric.SM, device=GPU_0))) == 199
     assert {series.device for series in ring._values} == {"", GPU_0, "MIG-199"}
 
 
 def test_a_reloaded_policy_leaves_a_gap_in_the_latency_and_not_an_empty_graph() -> None:
-    ring, latency = Ring(), Series(Measure.LATENCY, "c2")
-    said = {"c2": Enforcement("online", "chat", 0.004, 0.99, 0.050)}
+    ring, latency = Ring(), Series(GraphMetric.LATENCY, "c2")
+    statuses = {"c2": EnforcementStatus("online", "chat", 0.004, 0.99, 0.050)}
     for second in range(1, 4):
-        ring.note(replace(at(second), enforcement={} if second == 2 else said))  # type: ignore[arg-type]
+        ring.note(replace(at(second), enforcement={} if second == 2 else statuses))  # type: ignore[arg-type]
     assert [math.isnan(value) for _, value in ring.points(latency)] == [False, True, False]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The usage ledger's sums, whatever comes, goes, comes back, fails or restarts; and what the report says of them."""
+"""The usage ledger's sums, whatever comes, goes, comes back, fails or restarts; and what the report states of them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.errors import UsageError
-from agent.model import Container, ContainerUsage, DeviceReading, Snapshot, Totals, Unattributed, Usage
-from agent.usage.amounts import Amounts, Kind
-from agent.usage.ledger import Ledger
-from agent.usage.meter import Meter
-from agent.usage.periods import period
-from agent.usage.reading import By, Report, read
-from agent.usage.report import add_arguments, report
-from agent.usage.store import Store
-from tests.unit.snapshots import GPU_0, GPU_1, NASTY, container, device
+from agent.core.errors import UsageError
+from agent.core.model import Container, ContainerUsage, DeviceReading, Snapshot, Totals, Unattributed, Usage
+from agent.exporters.usage.amounts import AmountKind, Amounts, period
+from agent.exporters.usage.query import By, Report, read
+from agent.exporters.usage.recorder import Meter, UsageRecorder
+from agent.exporters.usage.store import Store
+from gpuwarden.report import add_arguments, report
+from tests.support.snapshots import GPU_0, GPU_1, NASTY, container, device
 
 NOW = datetime(2026, 11, 21, 10, 20, tzinfo=UTC)
 HOUR = int(datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp())
@@ -77,7 +75,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def written(path: Path, *ticks: Snapshot) -> None:
-    with Ledger(path, days=36_500, flush_seconds=3600) as ledger:
+    with UsageRecorder(path, days=36_500, flush_seconds=3600) as ledger:
         for one in ticks:
             ledger.record(one)
 
@@ -86,12 +84,12 @@ def container_sums(meter: Meter, *ticks: Snapshot) -> Counter[str]:
     launches: Counter[str] = Counter()
     for one in ticks:
         for booking, amounts in meter.read(one):
-            if booking.kind is Kind.CONTAINER:
+            if booking.kind is AmountKind.CONTAINER:
                 launches[booking.owner] += amounts.launches
     return launches
 
 
-def test_a_total_counts_from_zero_then_by_its_growth_and_anew_once_it_fell() -> None:
+def test_a_total_counts_from_zero_then_by_its_growth_and_from_zero_again_once_it_fell() -> None:
     ticks = [tick(used(WEB, Totals(launches=n))) for n in (5, 9, 9, 2, 3)]
     assert container_sums(Meter(), *ticks) == {"web": 9 + 3}
 
@@ -123,8 +121,8 @@ def test_an_ended_container_that_lives_again_while_it_is_kept_goes_on() -> None:
     assert container_sums(Meter(), *ticks) == {"web": 11}
 
 
-def test_the_meter_forgets_the_longest_absent_first_and_says_so() -> None:
-    meter = Meter(most=8)
+def test_the_meter_drops_the_longest_absent_first_and_reports_it() -> None:
+    meter = Meter(max_totals=8)
     for n in range(100):
         container_sums(meter, tick(used(container(f"c{n}", "c"), Totals(launches=1))))
     assert meter.forgotten > 80
@@ -152,7 +150,7 @@ def test_what_a_failing_write_was_to_hold_is_written_later_and_once(
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    with Ledger(path, flush_seconds=3600, days=36_500) as ledger:
+    with UsageRecorder(path, flush_seconds=3600, days=36_500) as ledger:
         ledger.record(tick(used(WEB, Totals(launches=5))))
         with monkeypatch.context() as broken:
             broken.setattr(Store, "add", full)
@@ -168,7 +166,7 @@ def test_what_a_failing_write_was_to_hold_is_written_later_and_once(
 
 
 def test_what_waits_for_a_write_is_bounded_and_the_rest_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Ledger(path, flush_seconds=3600, days=36_500, most_waiting=10) as ledger:
+    with UsageRecorder(path, flush_seconds=3600, days=36_500, max_waiting=10) as ledger:
         ledger.record(tick(*(used(container(f"c{n}", "c"), Totals(launches=1)) for n in range(25))))
         assert ledger.losses()["usage:dropped_amounts"] == 15
     assert everything(path).total.launches == 10
@@ -177,7 +175,7 @@ def test_what_waits_for_a_write_is_bounded_and_the_rest_is_counted(path: Path, m
 def test_old_hours_go_and_then_the_oldest_until_the_rows_fit(path: Path) -> None:
     hours = [HOUR + 3600 * n for n in range(5)]
     written(path, *[tick(used(WEB, Totals(launches=n + 1)), at=hour) for n, hour in enumerate(hours)])
-    store = Store(path, most_rows=2)
+    store = Store(path, max_rows=2)
     assert store.prune(hours[1]) == 2
     store.close()
     left = everything(path, By.HOUR)
@@ -189,8 +187,8 @@ def test_old_hours_go_and_then_the_oldest_until_the_rows_fit(path: Path) -> None
     store.close()
 
 
-def test_a_file_moved_away_is_begun_anew(path: Path) -> None:
-    with Ledger(path, flush_seconds=3600, days=36_500) as ledger:
+def test_a_file_that_was_moved_away_is_created_again(path: Path) -> None:
+    with UsageRecorder(path, flush_seconds=3600, days=36_500) as ledger:
         ledger.record(tick(used(WEB, Totals(launches=5))))
         ledger.flush()
         path.rename(path.with_suffix(".old"))
@@ -218,23 +216,23 @@ def _totals(sums: Amounts) -> Totals:
 
 
 class Truth:
-    """An agent's books as they should be, and its snapshots."""
+    """An agent's totals as they should be, and its snapshots."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, str, int], Amounts] = {}
-        self.books: dict[tuple[str, str], Amounts] = {}
+        self.totals: dict[tuple[str, str], Amounts] = {}
         self.rest = 0
 
     def step(self, hour: int, lives: Sequence[tuple[Container, str, tuple[int, int, int, int], bool]]) -> Snapshot:
-        """The next snapshot. A second life can be told from the first where it has less of something."""
+        """The next snapshot. A second life can be distinguished from the first where it has less of something."""
         memory: dict[tuple[str, str], int] = {}
         owners = {str(one.key): one for one in (WEB, JOB, UNIT)}
-        for owner, on, (tx, launches, rx, gib), anew in lives:
+        for owner, on, (tx, launches, rx, gib), restarted in lives:
             key = (str(owner.key), on)
             more = Amounts(launches / 64, 0.0, tx, rx, launches)
-            if anew and launches < self.books.get(key, Amounts()).launches:
-                del self.books[key]
-            self.books.setdefault(key, Amounts()).add(more)
+            if restarted and launches < self.totals.get(key, Amounts()).launches:
+                del self.totals[key]
+            self.totals.setdefault(key, Amounts()).add(more)
             memory[key] = gib * GIB
             self.sums.setdefault((*key, hour), Amounts()).add(more)
         for key, held in memory.items():
@@ -242,12 +240,12 @@ class Truth:
         self.rest += len(lives)
         self.sums.setdefault(("", GPU_0, hour), Amounts()).add(Amounts(launches=len(lives)))
         containers = tuple(
-            used(owners[key], _totals(sums), memory.get((key, on)), on) for (key, on), sums in self.books.items()
+            used(owners[key], _totals(sums), memory.get((key, on)), on) for (key, on), sums in self.totals.items()
         )
         return tick(*containers, at=hour, rest=Totals(launches=self.rest))
 
     def restart(self) -> None:
-        self.books.clear()
+        self.totals.clear()
         self.rest = 0
 
 
@@ -260,12 +258,12 @@ def test_the_ledger_adds_up_to_what_was_used_however_it_is_grouped(
     hour = HOUR
     with TemporaryDirectory() as folder:
         path = Path(folder) / "usage.sqlite"
-        ledger = Ledger(path, flush_seconds=3600, days=36_500).__enter__()
+        ledger = UsageRecorder(path, flush_seconds=3600, days=36_500).__enter__()
         for act, hours, lives in steps:
             hour += 3600 * hours
             if act == "restart":
                 ledger.__exit__()
-                ledger = Ledger(path, flush_seconds=3600, days=36_500).__enter__()
+                ledger = UsageRecorder(path, flush_seconds=3600, days=36_500).__enter__()
                 truth.restart()
             elif act == "flush":
                 ledger.flush()
@@ -325,7 +323,7 @@ def test_what_was_not_asked_for_is_not_in_the_report(path: Path) -> None:
     assert json.loads(run(path, "--since", "1h", "--json"))["total"]["launches"] == 2
     before = json.loads(run(path, "--since", "start", "--until", "2026-11-21T09:00+00:00", "--json"))
     assert before["total"]["launches"] == 1
-    assert "no use was booked" in run(path, "--since", "3w", "--until", "2w")
+    assert "no use was recorded" in run(path, "--since", "3w", "--until", "2w")
 
 
 @pytest.mark.parametrize(

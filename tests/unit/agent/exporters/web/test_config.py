@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.errors import WebConfigError
-from agent.main import main
-from agent.webconfig import file
-from agent.webconfig.check import check
-from agent.webconfig.file import Judged, WebConfigFile, examine
-from agent.webconfig.schema import HEADERS, WebSection
+from agent.config import trusted_file, validation
+from agent.config.validation import Checked
+from agent.core.errors import WebConfigError
+from agent.exporters.web.auth import AccessRules
+from agent.exporters.web.config import WebConfigFile, check_file
+from agent.exporters.web.schema import HEADERS, WebSection
+from gpuwarden.check import check_web_config
+from gpuwarden.main import main
 
 HASH = "$2b$04$abcdefghijklmnopqrstuuJKiIQS8r1AI4tJZ5vpm8wbkoKFvnQWq"
 USERS = f"basic_auth_users: {{alice: '{HASH}'}}\n"
@@ -28,15 +30,15 @@ KEY_BLOCK = "-----BEGIN PRIVATE KEY-----\\nVERYSECRET\\n-----END PRIVATE KEY----
 MINE = {"cert_file": "c.pem", "key_file": "k.pem"}
 
 
-def judged(tmp_path: Path, text: str) -> Judged:
+def checked(tmp_path: Path, text: str) -> Checked[AccessRules]:
     path = tmp_path / "web.yml"
     path.write_text(text)
     path.chmod(0o600)
-    return examine(path)
+    return check_file(path)
 
 
-def said(tmp_path: Path, text: str) -> list[tuple[int, str]]:
-    return [(problem.place.line, problem.text) for problem in judged(tmp_path, text).problems]
+def mistakes(tmp_path: Path, text: str) -> list[tuple[int, str]]:
+    return [(problem.place.line, problem.text) for problem in checked(tmp_path, text).problems]
 
 
 def tls(**keys: object) -> str:
@@ -45,10 +47,10 @@ def tls(**keys: object) -> str:
 
 def test_passwords_and_headers_need_no_tls(tmp_path: Path) -> None:
     text = USERS + "http_server_config:\n  http2: false\n  headers: {X-Frame-Options: deny, X-XSS-Protection: ''}\n"
-    terms = judged(tmp_path, text).accepted()
+    terms = checked(tmp_path, text).accepted()
     assert terms.context is None
     assert terms.passwords is not None
-    assert terms.ask_who
+    assert terms.is_restricted
     assert terms.headers == (("X-Frame-Options", "deny"),), "what is blank is not set"
     assert str(terms) == "no TLS, 1 user"
 
@@ -56,12 +58,12 @@ def test_passwords_and_headers_need_no_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HEADERS)
 def test_each_header_of_the_format_can_be_set(tmp_path: Path, name: str) -> None:
     value = (HEADERS[name] or ("max-age=5",))[0]
-    terms = judged(tmp_path, f"http_server_config: {{headers: {{{name}: {value}}}}}\n").accepted()
+    terms = checked(tmp_path, f"http_server_config: {{headers: {{{name}: {value}}}}}\n").accepted()
     assert terms.headers == ((name, value),)
 
 
 @pytest.mark.parametrize(
-    ("keys", "key", "says"),
+    ("keys", "key", "expected"),
     [
         ({"client_auth_type": "RequestClientCert"}, "client_auth_type", "write RequireAndVerifyClientCert"),
         ({"client_auth_type": "RequireAnyClientCert"}, "client_auth_type", "lets in any certificate"),
@@ -106,17 +108,19 @@ def test_each_header_of_the_format_can_be_set(tmp_path: Path, name: str) -> None
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_line_and_what_to_write(
-    tmp_path: Path, keys: dict[str, object], key: str, says: str
+    tmp_path: Path, keys: dict[str, object], key: str, expected: str
 ) -> None:
     text = "http_server_config: {http2: false}\n" + tls(**MINE, **keys)
     line = next(number for number, one in enumerate(text.split("\n"), 1) if one.startswith(f"  {key}:"))
-    found = [text for at, text in said(tmp_path, text) if at == line and text.startswith(f"tls_server_config.{key}")]
+    found = [
+        text for at, text in mistakes(tmp_path, text) if at == line and text.startswith(f"tls_server_config.{key}")
+    ]
     assert len(found) == 1
-    assert says in found[0]
+    assert expected in found[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "line", "expected"),
     [
         ("", 1, "the file is empty; write tls_server_config"),
         ("# nothing\n", 1, "the file is empty"),
@@ -132,28 +136,28 @@ def test_what_cannot_be_done_is_refused_with_its_line_and_what_to_write(
         ("http_server_config:\n  headers:\n    X-Frame-Options: allow\n", 3, "write deny or sameorigin"),
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\r\\nb: c"\n', 3, "on one line"),
         ("http_server_config:\n  headers:\n    X-XSS-Protection: ä\n", 3, "in ASCII"),
-        ("rate_limit:\n  interval: 1s\n  burst: 3\n", 1, "is not done here"),
+        ("rate_limit:\n  interval: 1s\n  burst: 3\n", 1, "is not supported"),
         ("basic_auth_users:\n", 1, "has no value"),
         ("basic_auth_users: {}\n", 1, "has no value"),
         ("basic_auth_users:\n  alice: sesame\n", 2, "basic_auth_users.alice has no bcrypt hash; write what `htpasswd"),
         (f"basic_auth_users:\n  alice: '{HASH[:-1]}'\n", 2, "has no bcrypt hash"),
         (f"basic_auth_users:\n  alice: '{HASH.replace('$04', '$31')}'\n", 2, "of cost 31"),
         (f"basic_auth_users:\n  'a:b': '{HASH}'\n", 2, "without a colon"),
-        (f"basic_auth_users:\n  '': '{HASH}'\n", 2, "no name that can be sent"),
+        (f"basic_auth_users:\n  '': '{HASH}'\n", 2, "not a name that a client can send"),
         ("basic_auth_users:\n  alice:\n", 2, "is not text"),
         (f"{USERS}{USERS}", 2, "is here twice"),
     ],
 )
-def test_each_mistake_has_its_line_and_what_to_write(tmp_path: Path, text: str, line: int, says: str) -> None:
-    found = said(tmp_path, text)
-    assert [at for at, text in found if says in text] == [line], found
+def test_each_mistake_has_its_line_and_what_to_write(tmp_path: Path, text: str, line: int, expected: str) -> None:
+    found = mistakes(tmp_path, text)
+    assert [at for at, text in found if expected in text] == [line], found
 
 
-def test_all_mistakes_are_told_at_once_in_file_order(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_in_file_order(tmp_path: Path) -> None:
     text = "basic_auth_users: {a: b}\nhttp_server_config: {http2: 1}\nrate_limit: {}\ntls_server_config: {cert: 3}\n"
-    assert [line for line, _ in said(tmp_path, text)] == [2, 3, 4]
+    assert [line for line, _ in mistakes(tmp_path, text)] == [2, 3, 4]
     text = "basic_auth_users: {a: b}\nhttp_server_config: {headers: {A: b}}\ntls_server_config: {cert_file: none}\n"
-    assert [line for line, _ in said(tmp_path, text)] == [1, 2, 3, 3]
+    assert [line for line, _ in mistakes(tmp_path, text)] == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +175,12 @@ def test_all_mistakes_are_told_at_once_in_file_order(tmp_path: Path) -> None:
     ],
 )
 def test_what_may_be_a_secret_is_never_repeated(tmp_path: Path, text: str) -> None:
-    found = said(tmp_path, text)
+    found = mistakes(tmp_path, text)
     assert found
     assert not any("VERYSECRET" in text for _, text in found)
     for as_json in (False, True):
         out = StringIO()
-        assert check(tmp_path / "web.yml", as_json, out) == 2
+        assert check_web_config(tmp_path / "web.yml", as_json, out) == 2
         assert "VERYSECRET" not in out.getvalue()
 
 
@@ -196,18 +200,18 @@ def test_what_may_be_a_secret_is_never_repeated(tmp_path: Path, text: str) -> No
 def test_whatever_is_written_is_taken_or_refused_and_never_a_fault(
     tmp_path_factory: pytest.TempPathFactory, data: object
 ) -> None:
-    found = judged(tmp_path_factory.getbasetemp(), json.dumps(data))
-    assert (found.terms is None) is bool(found.problems)
+    found = checked(tmp_path_factory.getbasetemp(), json.dumps(data))
+    assert (found.value is None) is bool(found.problems)
     assert all("; " in problem.text or problem.text.endswith("?") for problem in found.problems), found.problems
 
 
-@pytest.mark.parametrize(("mode", "says"), [(0o620, "by its group"), (0o602, "by everybody")])
-def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, says: str) -> None:
+@pytest.mark.parametrize(("mode", "expected"), [(0o620, "by its group"), (0o602, "by everybody")])
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, expected: str) -> None:
     path = tmp_path / "web.yml"
     path.write_text(USERS)
     path.chmod(mode)
-    (problem,) = examine(path).problems
-    assert says in problem.text
+    (problem,) = check_file(path).problems
+    assert expected in problem.text
     assert "chmod go-w" in problem.text
 
 
@@ -216,7 +220,7 @@ def test_a_key_that_others_can_write_is_refused_and_named_where_the_file_names_i
         (tmp_path / name).write_text("x")
     (tmp_path / "k.pem").chmod(0o606)
     (tmp_path / "c.pem").chmod(0o600)
-    found = said(tmp_path, "\n" + tls(**MINE))
+    found = mistakes(tmp_path, "\n" + tls(**MINE))
     assert [(line, "chmod go-w" in text) for line, text in found] == [(4, True)]
 
 
@@ -226,15 +230,15 @@ def test_what_is_no_file_or_endless_is_refused(tmp_path: Path) -> None:
     (tmp_path / "large").chmod(0o600)
     (tmp_path / "bytes").write_bytes(b"a: \xff\n")
     (tmp_path / "bytes").chmod(0o600)
-    for name, says in (
+    for name, expected in (
         ("pipe", "not a regular file"),
-        ("large", "larger than 1024 KiB"),
+        ("large", "larger than 1 MiB"),
         ("bytes", "not UTF-8"),
         ("none", "cannot be read (No such file"),
         ("with\0nul", "cannot be read"),
     ):
-        (problem,) = examine(tmp_path / name).problems
-        assert says in problem.text
+        (problem,) = check_file(tmp_path / name).problems
+        assert expected in problem.text
 
 
 class Changing:
@@ -242,7 +246,7 @@ class Changing:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = tmp_path / "web.yml"
-        monkeypatch.setattr(file, "SETTLED_SECONDS", 0.0)
+        monkeypatch.setattr(validation, "SETTLED_SECONDS", 0.0)
         self.write(USERS)
         self.file = WebConfigFile(self.path)
 
@@ -271,13 +275,13 @@ def test_a_changed_file_is_taken_and_the_same_one_is_read_once(
 ) -> None:
     first = changing.file.terms()
     with monkeypatch.context() as reading:
-        reading.setattr(file, "examine", None)  # whoever reads it fails
+        reading.setattr(trusted_file, "read", None)  # any reading fails
         assert changing.file.terms() is first
     changing.write(TWO)
     assert changing.users() == 2
 
 
-def test_a_broken_file_changes_nothing_and_that_is_said_once(
+def test_a_broken_file_changes_nothing_and_is_reported_once(
     changing: Changing, caplog: pytest.LogCaptureFixture
 ) -> None:
     for broken in ("", "tls_server_config: {min_version: TLS10}\n", None):
@@ -296,8 +300,8 @@ def test_a_broken_file_changes_nothing_and_that_is_said_once(
     assert (changing.users(), changing.success()) == (2, 1)
 
 
-def test_a_file_that_somebody_may_still_be_writing_waits(changing: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "SETTLED_SECONDS", 1.0)
+def test_a_file_that_may_still_be_written_waits(changing: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "SETTLED_SECONDS", 1.0)
     changing.write(TWO)
     now = changing.path.stat().st_ctime
     for after, users in ((0.1, 1), (0.9, 1), (1.1, 2)):
@@ -306,7 +310,7 @@ def test_a_file_that_somebody_may_still_be_writing_waits(changing: Changing, mon
 
 
 def test_a_clock_that_was_set_back_keeps_no_file_waiting(changing: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "SETTLED_SECONDS", 1.0)
+    monkeypatch.setattr(validation, "SETTLED_SECONDS", 1.0)
     changing.write(TWO)
     now = changing.path.stat().st_ctime
     monkeypatch.setattr(time, "time", lambda: now - 3600)
@@ -320,7 +324,7 @@ def test_a_file_that_cannot_be_read_now_is_tried_again(changing: Changing, monke
         def fails(*_: object) -> bytes:
             raise OSError(24, "Too many open files")
 
-        out_of_descriptors.setattr(file, "read_trusted", fails)
+        out_of_descriptors.setattr(trusted_file, "read", fails)
         assert (changing.users(), changing.success()) == (1, 0)
     assert (changing.users(), changing.success()) == (2, 1)
 
@@ -336,11 +340,14 @@ def test_a_wrong_file_at_the_start_is_an_error_with_every_mistake(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
-    [(USERS, 0, "web.yml: ok: no TLS, 1 user\n"), ("x: 1\n", 2, "web.yml:1:1: error: x is no key of it; write one of")],
+    ("text", "code", "expected"),
+    [
+        (USERS, 0, "web.yml: ok: no TLS, 1 user\n"),
+        ("x: 1\n", 2, "web.yml:1:1: error: x: unknown key; write one of"),
+    ],
 )
-def test_check_says_what_the_agent_would(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, says: str
+def test_check_reports_what_the_agent_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, expected: str
 ) -> None:
     path = tmp_path / "web.yml"
     path.write_text(text)
@@ -348,7 +355,7 @@ def test_check_says_what_the_agent_would(
     with pytest.raises(SystemExit) as ended:
         main(["check", "--web-config", str(path)])
     assert ended.value.code == code
-    assert says in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 def test_check_looks_at_one_thing_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

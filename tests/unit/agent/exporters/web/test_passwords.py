@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Passwords of the web configuration: who comes in, what it costs, and what whoever tries them cannot do."""
+"""Passwords of the web configuration: which users are admitted, what a check costs, and what guessing cannot do."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.webconfig import passwords
-from agent.webconfig.passwords import Passwords, Verdict
+from agent.exporters.web import auth
+from agent.exporters.web.auth import AccessDecision, Passwords
 
 
 def hashed(password: bytes, cost: int = 4) -> str:
@@ -31,61 +31,61 @@ def basic(user: str, password: str) -> str:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The hashes that passwords are compared with from now on."""
     seen: list[bytes] = []
-    compare = passwords._fits
+    compare = auth._matches
 
     def counted(password: bytes, one: bytes) -> bool:
         seen.append(one)
         return compare(password, one)
 
-    monkeypatch.setattr(passwords, "_fits", counted)
+    monkeypatch.setattr(auth, "_matches", counted)
     return seen
 
 
 def test_the_right_one_comes_in_and_no_other() -> None:
     known = Passwords({"alice": SESAME})
-    assert known.verdict(basic("alice", "öpen sesame")) is Verdict.RIGHT
+    assert known.verdict(basic("alice", "öpen sesame")) is AccessDecision.RIGHT
     for user, password in (("alice", "open sesame"), ("alice", ""), ("bob", "öpen sesame"), ("", ""), ("ALICE", "x")):
-        assert known.verdict(basic(user, password)) is Verdict.WRONG
-    assert known.verdict(None) is Verdict.NONE
+        assert known.verdict(basic(user, password)) is AccessDecision.WRONG
+    assert known.verdict(None) is AccessDecision.NONE
 
 
 @pytest.mark.parametrize("prefix", ["$2a$", "$2b$", "$2y$"])
 def test_hashes_of_htpasswd_and_of_others_are_taken(prefix: str) -> None:
     known = Passwords({"alice": SESAME.replace("$2b$", prefix)})
-    assert known.verdict(basic("alice", "öpen sesame")) is Verdict.RIGHT
+    assert known.verdict(basic("alice", "öpen sesame")) is AccessDecision.RIGHT
 
 
 @pytest.mark.parametrize(
     "header", ["", "Basic", "Basic ", "Basic !!!", "Bearer abc", "Basic YWxpY2U=", "Basic " + "A" * 4000, "basic\x00"]
 )
 def test_what_is_no_basic_authentication_is_wrong(header: str) -> None:
-    assert Passwords({"alice": SESAME}).verdict(header) is Verdict.WRONG
+    assert Passwords({"alice": SESAME}).verdict(header) is AccessDecision.WRONG
 
 
 @settings(max_examples=30)
 @given(st.binary(max_size=100))
 def test_no_bytes_are_a_fault(raw: bytes) -> None:
     known = Passwords({"alice": SESAME})
-    known._next_look = 0.0
+    known._next_check = 0.0
     verdict = known.verdict("Basic " + base64.b64encode(b"alice:" + raw).decode())
-    assert verdict is (Verdict.RIGHT if raw == "öpen sesame".encode() else Verdict.WRONG)
+    assert verdict is (AccessDecision.RIGHT if raw == "öpen sesame".encode() else AccessDecision.WRONG)
 
 
 def test_what_bcrypt_would_cut_off_counts() -> None:
     known = Passwords({"alice": hashed(b"x" * 72)})
-    assert known.verdict(basic("alice", "x" * 72)) is Verdict.RIGHT
-    assert known.verdict(basic("alice", "x" * 73)) is Verdict.WRONG
-    assert known.verdict(basic("alice", "x" * 71 + "\0")) is Verdict.WRONG
+    assert known.verdict(basic("alice", "x" * 72)) is AccessDecision.RIGHT
+    assert known.verdict(basic("alice", "x" * 73)) is AccessDecision.WRONG
+    assert known.verdict(basic("alice", "x" * 71 + "\0")) is AccessDecision.WRONG
 
 
 def test_a_scrape_whose_password_was_right_before_costs_no_bcrypt(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, known = looks(monkeypatch), Passwords({"alice": SESAME})
     for _ in range(5):
-        assert known.verdict(basic("alice", "öpen sesame")) is Verdict.RIGHT
+        assert known.verdict(basic("alice", "öpen sesame")) is AccessDecision.RIGHT
     assert len(seen) == 1
-    assert known.verdict(basic("alice", "wrong")) is Verdict.WRONG
-    assert known.verdict(basic("alice", "öpen sesame")) is Verdict.RIGHT
-    assert len(seen) == 2, "who was right before stays known"
+    assert known.verdict(basic("alice", "wrong")) is AccessDecision.WRONG
+    assert known.verdict(basic("alice", "öpen sesame")) is AccessDecision.RIGHT
+    assert len(seen) == 2, "a user that was right before stays known"
     assert b"sesame" not in b"".join(known._known.values())
 
 
@@ -97,10 +97,10 @@ def test_what_is_remembered_is_bounded_by_users() -> None:
     assert list(known._known) == [b"bob"]
 
 
-def test_a_name_that_nobody_has_costs_a_bcrypt_of_a_cost_that_users_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_user_costs_a_bcrypt_of_a_cost_that_users_have(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, known = looks(monkeypatch), Passwords({"alice": hashed(b"a", 4), "bob": hashed(b"b", 5)})
     for number in range(24):
-        assert known.verdict(basic(f"nobody{number}", "x")) is Verdict.WRONG
+        assert known.verdict(basic(f"nobody{number}", "x")) is AccessDecision.WRONG
     assert {one[4:6] for one in seen} == {b"04", b"05"}
     assert len(seen) == 24
     known.verdict(basic("nobody0", "y"))
@@ -108,9 +108,9 @@ def test_a_name_that_nobody_has_costs_a_bcrypt_of_a_cost_that_users_have(monkeyp
     assert all(len(one) == 60 for one in seen)
 
 
-def test_whoever_tries_passwords_takes_a_quarter_of_a_core_and_those_who_are_known_come_in_meanwhile() -> None:
+def test_guessing_passwords_takes_a_quarter_of_a_core_and_known_users_are_admitted_meanwhile() -> None:
     known = Passwords({"alice": hashed(b"right", 6)})
-    assert known.verdict(basic("alice", "right")) is Verdict.RIGHT
+    assert known.verdict(basic("alice", "right")) is AccessDecision.RIGHT
     ends = time.monotonic() + 1.5
     tried = [0] * 8
 
@@ -126,7 +126,7 @@ def test_whoever_tries_passwords_takes_a_quarter_of_a_core_and_those_who_are_kno
     slowest = 0.0
     while time.monotonic() < ends:
         asked = time.monotonic()
-        assert known.verdict(basic("alice", "right")) is Verdict.RIGHT
+        assert known.verdict(basic("alice", "right")) is AccessDecision.RIGHT
         slowest = max(slowest, time.monotonic() - asked)
         time.sleep(0.05)
     for thread in threads:
@@ -136,9 +136,9 @@ def test_whoever_tries_passwords_takes_a_quarter_of_a_core_and_those_who_are_kno
     assert slowest < 0.5
 
 
-def test_nobody_waits_for_long_to_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passwords, "WAIT_SECONDS", 0.05)
+def test_no_request_waits_for_long_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "WAIT_SECONDS", 0.05)
     known = Passwords({"alice": SESAME})
-    with known._looking:
-        assert known.verdict(basic("alice", "öpen sesame")) is Verdict.BUSY
-    assert known.verdict(basic("alice", "öpen sesame")) is Verdict.RIGHT
+    with known._checking:
+        assert known.verdict(basic("alice", "öpen sesame")) is AccessDecision.BUSY
+    assert known.verdict(basic("alice", "öpen sesame")) is AccessDecision.RIGHT

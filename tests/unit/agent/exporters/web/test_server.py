@@ -15,24 +15,21 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from functools import partialmethod
-from socketserver import TCPServer
 from typing import NoReturn
 
 import pytest
 
-from agent import web
-from agent.errors import SetupError
-from agent.exporters import prometheus
-from agent.health import Health
-from agent.main import _warn_of_everybody as warn_of_everybody
-from agent.page import html, site
-from agent.page.ring import Ring
-from agent.page.site import Site
-from agent.webconfig.guard import Guard
-from agent.webconfig.passwords import Passwords
-from agent.webconfig.terms import Terms
-from tests.unit.snapshots import rich_snapshot
+from agent.core.errors import SetupError
+from agent.exporters.liveness import Health
+from agent.exporters.prometheus import collector
+from agent.exporters.status_page import routes as site
+from agent.exporters.status_page.history import Ring
+from agent.exporters.status_page.routes import Site
+from agent.exporters.web import server as web
+from agent.exporters.web.auth import AccessRules, Guard, Passwords
+from gpuwarden.run import _warn_of_open_access as warn_of_open_access
+from tests.support.serving import TcpServer
+from tests.support.snapshots import rich_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def port() -> Iterator[int]:
     ring = Ring()
     ring.note(rich_snapshot())
     site = Site(rich_snapshot, ring, list)
-    with web.serve("127.0.0.1", 0, {"/metrics": prometheus.application(rich_snapshot), **site.routes()}) as server:
+    with TcpServer({"/metrics": collector.application(rich_snapshot), **site.routes()}) as server:
         yield server.port
 
 
@@ -55,7 +52,7 @@ def is_cut_off(connection: socket.socket) -> bool:
 
 
 def seconds_until_cut_off(dripping: socket.socket) -> float:
-    """Of a client that says a letter now and then, and never all of its request."""
+    """Of a client that sends a byte now and then, and never all of its request."""
     began = time.monotonic()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         for letter in itertools.islice(itertools.cycle(b"GET / HTTP/1.1\r\nHost: "), 200):
@@ -89,6 +86,14 @@ def test_there_is_nothing_else(port: int, path: str) -> None:
     assert ask(port, path)[0] == 404
 
 
+@pytest.mark.parametrize("sent", [b"/\xc3\xa9", b"/%C3%A9", b"/%c3\xa9"])
+def test_a_page_gets_the_bytes_of_its_path_percent_encoded_or_not(sent: bytes) -> None:
+    page = site.Site(rich_snapshot, Ring(), list).routes()["/status.json"]
+    with TcpServer({"/\u00c3\u00a9": page}) as server, closing(connected(server.port)) as connection:  # as WSGI has it
+        connection.sendall(b"GET " + sent + b" HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.0 200"
+
+
 def test_the_metrics_are_where_they_were(port: int) -> None:
     _, headers, body = ask(port, "/metrics")
     assert headers["content-type"].startswith("text/plain; version=")
@@ -105,17 +110,19 @@ def test_no_other_origin_may_read_frame_or_guess_it(port: int, path: str) -> Non
     assert "set-cookie" not in headers
 
 
-def test_the_page_and_its_refreshment_say_the_same(port: int) -> None:
+def test_the_page_is_the_same_for_every_reader_and_its_figures_are_json(port: int) -> None:
     _, headers, body = ask(port, "/")
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
-    said = json.loads(ask(port, "/status.json")[2])
-    for table in said["tables"]:
-        assert f"<h2>{table['title']}</h2>" in body.decode()
-    assert said["box"] in body.decode()
+    assert body == site.PAGE.document.encode()
+    figures = json.loads(ask(port, "/status.json")[2])
+    assert [table["title"] for table in figures["tables"]] == [
+        *("Devices", "Latency promises", "Containers", "Recent decisions")
+    ]
+    assert figures["box"] == "0 0 120 24"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:9837", "[::1]:9837", "10.1.2.3", "localhost:80", "LOCALHOST"])
-def test_whoever_asks_by_address_or_as_localhost_is_answered(port: int, host: str) -> None:
+def test_a_request_by_address_or_for_localhost_is_answered(port: int, host: str) -> None:
     assert ask(port, "/", host=host)[0] == 200
 
 
@@ -133,49 +140,49 @@ def test_a_name_that_was_made_to_point_here_is_refused(port: int, host: str) -> 
     assert ask(port, "/metrics", host=host)[0] == 200, "scrapers use whatever name they have"
 
 
-def test_a_taken_port_is_one_line_that_says_what_to_do() -> None:
+def test_a_taken_port_is_reported_in_one_line_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=f"127.0.0.1:{port}.*choose another") as caught:
-            web.serve("127.0.0.1", port, {})
+            TcpServer({}, port=port)
     assert "\n" not in str(caught.value)
 
 
 def test_the_port_is_free_again_after_closing() -> None:
-    server = web.serve("127.0.0.1", 0, {})
+    server = TcpServer({})
     server.close()
-    web.serve("127.0.0.1", server.port, {}).close()
+    TcpServer({}, port=server.port).close()
 
 
 def test_closing_does_not_wait_until_the_server_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web._Listener, "serve_forever", partialmethod(TCPServer.serve_forever, poll_interval=60))
-    server = web.serve("127.0.0.1", 0, {})
+    monkeypatch.setattr(web, "_CHECK_SECONDS", 60)
+    server = TcpServer({})
     assert ask(server.port, "/")[0] == 404
-    began = time.monotonic()
-    server.close()
-    assert time.monotonic() - began < 30
+    with connected(server.port):
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 30
 
 
-def test_the_page_is_drawn_once_for_all_who_ask_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_are_computed_once_for_all_simultaneous_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site, "FRESH_SECONDS", 60.0)
     drawings = map(str, itertools.count())
-    monkeypatch.setattr(html, "document", lambda _: next(drawings))
     monkeypatch.setattr(site, "_document", lambda _: next(drawings))
-    with web.serve("127.0.0.1", 0, Site(rich_snapshot, Ring(), list).routes()) as server:
-        answers = [ask(server.port, path)[2] for path in 3 * ("/", "/status.json")]
-    assert answers == 3 * [b"0", b"1"]
+    with TcpServer(Site(rich_snapshot, Ring(), list).routes()) as server:
+        answers = [ask(server.port, "/status.json")[2] for _ in range(3)]
+    assert answers == 3 * [b"0"]
 
 
 def test_silent_and_dripping_clients_take_few_threads_and_no_more_than_their_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(web, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(web, "TCP_SECONDS", 0.5)
     others = threading.active_count()
-    with web.serve("127.0.0.1", 0, {}) as server, ExitStack() as stack:
+    with TcpServer({}) as server, ExitStack() as stack:
         silent = [stack.enter_context(connected(server.port)) for _ in range(100)]
         dripping = stack.enter_context(connected(server.port))
-        assert is_cut_off(silent[0]), "it made room for those who came later"
-        assert threading.active_count() <= others + 1 + web.MOST_THREADS
+        assert is_cut_off(silent[0]), "it made room for later clients"
+        assert threading.active_count() <= others + 1 + web.MAX_THREADS
         assert seconds_until_cut_off(dripping) < 5
         assert all(is_cut_off(one) for one in silent)
         while threading.active_count() > others + 1:
@@ -184,26 +191,26 @@ def test_silent_and_dripping_clients_take_few_threads_and_no_more_than_their_tim
 
 
 @pytest.mark.parametrize("addresses", [1, 4, 50])
-def test_whoever_asks_is_answered_however_many_are_silent(addresses: int) -> None:
-    with web.serve("127.0.0.1", 0, {}) as server, ExitStack() as stack:
-        for number in range(2 * web.MOST_CLIENTS):
+def test_a_client_is_answered_however_many_others_are_silent(addresses: int) -> None:
+    with TcpServer({}) as server, ExitStack() as stack:
+        for number in range(2 * web.MAX_CLIENTS):
             stack.enter_context(connected(server.port, f"127.0.1.{number % addresses + 1}"))
         for source in ("127.0.0.1", "127.0.1.1"):
             assert ask(server.port, "/", source=source)[0] == 404
 
 
-def test_whoever_reads_no_answers_shuts_out_nobody_but_itself() -> None:
+def test_a_client_that_reads_no_answers_shuts_out_only_itself() -> None:
     answering, over = threading.Semaphore(0), threading.Event()
 
     def endless(_environ: object, _start: object) -> list[bytes]:
         answering.release()
         over.wait(60)
-        raise OSError("nobody is there any more")
+        raise OSError("the client is gone")
 
-    with web.serve("127.0.0.1", 0, {"/endless": endless}) as server, ExitStack() as stack:
+    with TcpServer({"/endless": endless}) as server, ExitStack() as stack:
         stack.callback(over.set)
-        for address in range(1, web.MOST_CLIENTS // web.MOST_OF_ONE + 1):
-            for _ in range(web.MOST_OF_ONE):
+        for address in range(1, web.MAX_CLIENTS // web.MAX_OF_ONE_ADDRESS + 1):
+            for _ in range(web.MAX_OF_ONE_ADDRESS):
                 reader = stack.enter_context(connected(server.port, f"127.0.1.{address}"))
                 reader.sendall(b"GET /endless HTTP/1.1\r\n\r\n")
                 assert answering.acquire(timeout=10)
@@ -221,8 +228,8 @@ def test_without_descriptors_it_does_not_spin(monkeypatch: pytest.MonkeyPatch) -
             enough.set()
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(TCPServer, "get_request", accept)
-    with web.serve("127.0.0.1", 0, {}) as server, connected(server.port):
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with TcpServer({}) as server, connected(server.port):
         assert enough.wait(10)
     assert tried[4] - tried[0] >= 4 * 0.01
 
@@ -235,19 +242,19 @@ def test_the_resolver_is_not_asked_for_our_name(monkeypatch: pytest.MonkeyPatch)
         return name, [], []
 
     monkeypatch.setattr(socket, "gethostbyaddr", slowly)
-    web.serve("127.0.0.1", 0, {}).close()
+    TcpServer({}).close()
     assert not asked
 
 
 @pytest.mark.parametrize(("address", "host"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
 def test_its_url_can_be_asked(address: str, host: str) -> None:
-    with web.serve(address, 0, {"/metrics": prometheus.application(rich_snapshot)}) as server:
+    with TcpServer({"/metrics": collector.application(rich_snapshot)}, address=address) as server:
         assert server.url == f"http://{host}:{server.port}"
         with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
             assert answer.status == 200
 
 
-def test_a_client_that_leaves_in_the_middle_costs_nobody_anything(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_leaves_in_the_middle_costs_nothing(port: int, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_connection(("127.0.0.1", port)) as rude:
         rude.sendall(b"GET /status.json HTTP/1.1\r\nHost: localh")
     assert ask(port, "/")[0] == 200
@@ -257,28 +264,28 @@ def test_a_client_that_leaves_in_the_middle_costs_nobody_anything(port: int, cap
 @pytest.mark.parametrize(
     ("address", "terms", "warns"),
     [
-        ("127.0.0.1", Terms(), False),
-        ("::1", Terms(), False),
-        ("0.0.0.0", Terms(), True),
-        ("::", Terms(), True),
-        ("0.0.0.0", Terms(passwords=Passwords({"alice": "$2b$04$" + "." * 53})), False),
+        ("127.0.0.1", AccessRules(), False),
+        ("::1", AccessRules(), False),
+        ("0.0.0.0", AccessRules(), True),
+        ("::", AccessRules(), True),
+        ("0.0.0.0", AccessRules(passwords=Passwords({"alice": "$2b$04$" + "." * 53})), False),
     ],
 )
-def test_a_port_for_everybody_is_warned_of(
-    address: str, terms: Terms, warns: bool, caplog: pytest.LogCaptureFixture
+def test_a_port_that_is_open_to_all_is_warned_of(
+    address: str, terms: AccessRules, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with web.serve(address, 0, {}, guard=Guard(lambda: terms)) as server:
-        warn_of_everybody(server)
-    assert [record.getMessage().startswith(f"{server.url} is served to whoever") for record in caplog.records] == [
+    with TcpServer({}, guard=Guard(lambda: terms), address=address) as server:
+        warn_of_open_access(server.listener)
+    assert [record.getMessage().startswith(f"{server.url} is served to every client") for record in caplog.records] == [
         True
     ] * warns
 
 
-def test_whoever_may_not_see_the_pages_may_ask_whether_it_lives() -> None:
-    routes = {"/metrics": prometheus.application(rich_snapshot)}
+def test_a_client_that_may_not_see_the_pages_may_still_ask_for_liveness() -> None:
+    routes = {"/metrics": collector.application(rich_snapshot)}
     alive = Health(rich_snapshot, lambda: None, 1, lambda: rich_snapshot().at_ns).routes()
-    guard = Guard(lambda: Terms(passwords=Passwords({"alice": "$2b$04$" + "." * 53})))
-    with web.serve("127.0.0.1", 0, routes, alive, guard) as server:
+    guard = Guard(lambda: AccessRules(passwords=Passwords({"alice": "$2b$04$" + "." * 53})))
+    with TcpServer(routes, alive, guard) as server:
         for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 401), ("/", 401), ("/%6Civez", 200)):
             for method in ("GET", "HEAD"):
                 assert ask(server.port, path, method)[0] == status

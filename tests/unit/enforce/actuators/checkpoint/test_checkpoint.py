@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Locking, saving and releasing over a driver that may refuse any call: nobody stays locked, nobody else's is taken."""
+"""Locking, saving and releasing over a driver that may refuse any call: none stays locked, no foreign lock is taken."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import GoneError, SetupError
-from agent.model import Container, ContainerKey, ProcessId
-from agent.procfs import Procfs
-from enforce.checkpoint import acting, transitions, undoing
-from enforce.checkpoint import driver as codes
-from enforce.checkpoint.acting import Checkpoints
-from enforce.checkpoint.answer import Answer, Kind, parse_answer
-from enforce.checkpoint.driver import CallError, State
-from enforce.checkpoint.library import DriverLibrary
-from enforce.checkpoint.room import room_bytes
-from enforce.checkpoint.running import check_identity, what_holds
-from enforce.entries import Entry
-from enforce.ledger import Ledger
+from agent.core.errors import GoneError, SetupError
+from agent.core.model import Container, ContainerKey, ProcessId
+from agent.node.pidfd import check_identity
+from agent.node.procfs import Procfs
+from enforce.actuators.checkpoint import driver as codes
+from enforce.actuators.checkpoint import rungs, transitions, undo
+from enforce.actuators.checkpoint.driver import AnswerKind, CallError, HelperAnswer, State, parse_answer
+from enforce.actuators.checkpoint.helper import DriverLibrary
+from enforce.actuators.checkpoint.rungs import Checkpoints, room_bytes
+from enforce.actuators.checkpoint.transitions import reason_not_running
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
+from enforce.ledger.ledger import Ledger
 from enforce.model import Subject
-from enforce.outcome import Outcome
+from tests.support.clocks import SleepClock
 
 TGID = 4321
 _WANTED = {
@@ -34,8 +35,8 @@ _WANTED = {
     "Unlock": (State.LOCKED, State.RUNNING),
 }
 answers = st.builds(
-    Answer,
-    st.sampled_from(Kind),
+    HelperAnswer,
+    st.sampled_from(AnswerKind),
     st.none() | st.sampled_from(State),
     st.none() | st.sampled_from(State),
     st.none() | st.text(min_size=1),
@@ -80,33 +81,20 @@ class FakeDriver:
         self.now = after
 
 
-class Clock:
-    """Time passes by sleeping only."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_a_lock_and_a_swap_go_one_way() -> None:
     driver = FakeDriver()
-    assert transitions.lock(driver, TGID, 100) == Answer(Kind.DONE, State.RUNNING, State.LOCKED)
+    assert transitions.lock(driver, TGID, 100) == HelperAnswer(AnswerKind.DONE, State.RUNNING, State.LOCKED)
     driver = FakeDriver()
-    assert transitions.swap_out(driver, TGID, 100) == Answer(Kind.DONE, State.RUNNING, State.CHECKPOINTED)
-    assert transitions.swap_in(driver, TGID) == Answer(Kind.DONE, State.CHECKPOINTED, State.LOCKED)
-    assert transitions.unlock(driver, TGID) == Answer(Kind.DONE, State.LOCKED, State.RUNNING)
+    assert transitions.swap_out(driver, TGID, 100) == HelperAnswer(AnswerKind.DONE, State.RUNNING, State.CHECKPOINTED)
+    assert transitions.swap_in(driver, TGID) == HelperAnswer(AnswerKind.DONE, State.CHECKPOINTED, State.LOCKED)
+    assert transitions.unlock(driver, TGID) == HelperAnswer(AnswerKind.DONE, State.LOCKED, State.RUNNING)
 
 
 @pytest.mark.parametrize("now", [State.LOCKED, State.CHECKPOINTED, State.FAILED])
-def test_what_is_not_running_is_somebody_elses(now: State) -> None:
+def test_what_is_not_running_is_locked_by_another_program(now: State) -> None:
     driver = FakeDriver(now)
-    assert transitions.lock(driver, TGID, 100).kind is Kind.FOREIGN
-    assert transitions.swap_out(driver, TGID, 100).kind is Kind.FOREIGN
+    assert transitions.lock(driver, TGID, 100).kind is AnswerKind.FOREIGN
+    assert transitions.swap_out(driver, TGID, 100).kind is AnswerKind.FOREIGN
     assert driver.calls == []
 
 
@@ -114,94 +102,110 @@ def test_a_lock_that_is_ours_is_saved_where_it_is() -> None:
     driver = FakeDriver(State.LOCKED)
     assert transitions.swap_out(driver, TGID, 100, ours=True).after is State.CHECKPOINTED
     assert driver.calls == ["Checkpoint"]
-    assert transitions.swap_out(driver, TGID, 100, ours=True).kind is Kind.DONE  # and again
+    assert transitions.swap_out(driver, TGID, 100, ours=True).kind is AnswerKind.DONE  # and again
     assert driver.calls == ["Checkpoint"]
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(codes.NOT_SUPPORTED, Kind.UNSUPPORTED), (codes.OUT_OF_MEMORY, Kind.NO_ROOM), (999, Kind.FAILED)],
+    [
+        (codes.NOT_SUPPORTED, AnswerKind.UNSUPPORTED),
+        (codes.OUT_OF_MEMORY, AnswerKind.NO_ROOM),
+        (999, AnswerKind.FAILED),
+    ],
 )
-def test_what_can_be_locked_but_not_saved_is_unlocked_again(code: int, kind: Kind) -> None:
+def test_what_can_be_locked_but_not_saved_is_unlocked_again(code: int, kind: AnswerKind) -> None:
     driver = FakeDriver(refusals={"Checkpoint": [code]})
     assert transitions.swap_out(driver, TGID, 100).kind is kind
     assert driver.now is State.RUNNING
 
 
-def test_a_lock_that_does_not_come_in_time_says_so() -> None:
+def test_a_lock_that_does_not_come_in_time_is_reported() -> None:
     driver = FakeDriver(refusals={"Lock": [codes.NOT_READY]})
     answer = transitions.lock(driver, TGID, 100)
-    assert answer.kind is Kind.BUSY
+    assert answer.kind is AnswerKind.BUSY
     assert "CUDA_ERROR_NOT_READY" in (answer.error or "")
 
 
 @given(st.sampled_from([State.RUNNING, State.LOCKED, State.CHECKPOINTED]))
 def test_release_ends_at_running_from_whatever_state(now: State) -> None:
     driver = FakeDriver(now)
-    assert transitions.release(driver, TGID) == Answer(Kind.DONE, now, State.RUNNING)
+    assert transitions.release(driver, TGID) == HelperAnswer(AnswerKind.DONE, now, State.RUNNING)
     assert driver.now is State.RUNNING
 
 
 @given(st.sampled_from(State), st.dictionaries(st.sampled_from(["Restore", "Unlock"]), st.lists(st.integers(1, 999))))
-def test_release_says_done_only_when_it_runs(now: State, refusals: dict[str, list[int]]) -> None:
+def test_release_reports_done_only_when_the_process_runs(now: State, refusals: dict[str, list[int]]) -> None:
     driver = FakeDriver(now, refusals)
     answer = transitions.release(driver, TGID)
-    assert (answer.kind is Kind.DONE) == (driver.now is State.RUNNING)
+    assert (answer.kind is AnswerKind.DONE) == (driver.now is State.RUNNING)
 
 
 def test_a_checkpoint_that_ends_under_the_hands_of_release_is_restored() -> None:
     driver = FakeDriver(State.LOCKED, {"Unlock": [codes.ILLEGAL_STATE]})
     driver.becomes = [State.LOCKED, State.CHECKPOINTED]
-    assert transitions.release(driver, TGID).kind is Kind.DONE
+    assert transitions.release(driver, TGID).kind is AnswerKind.DONE
     assert driver.calls == ["Unlock", "Restore", "Unlock"]
 
 
 def test_a_lock_that_comes_late_is_waited_for_and_undone() -> None:
-    clock, driver = Clock(), FakeDriver()
+    clock, driver = SleepClock(), FakeDriver()
     driver.becomes = [State.RUNNING, State.RUNNING, State.LOCKED]
     answer = transitions.release(driver, TGID, 1.0, clock, clock.sleep)
-    assert answer == Answer(Kind.DONE, State.LOCKED, State.RUNNING)
+    assert answer == HelperAnswer(AnswerKind.DONE, State.LOCKED, State.RUNNING)
     assert driver.calls == ["Unlock"]
     assert 0 < clock.now < 1.0
 
 
 def test_what_stays_running_is_watched_no_longer_than_it_has_to() -> None:
-    clock = Clock()
+    clock = SleepClock()
     assert transitions.release(FakeDriver(), TGID, 0.5, clock, clock.sleep).before is State.RUNNING
     assert 0.5 <= clock.now < 0.6
 
 
 @given(answers)
-def test_what_the_helper_says_is_understood(answer: Answer) -> None:
+def test_the_helpers_answer_is_understood(answer: HelperAnswer) -> None:
     assert parse_answer(answer.to_line()) == answer
 
 
 @given(st.text() | st.sampled_from(["[]", "{}", "3", '{"kind": "done", "before": "up"}', '{"kind": 1}']))
-def test_a_helper_that_says_anything_else_has_failed(line: str) -> None:
-    assert parse_answer(line).kind in (Kind.FAILED,)
+def test_a_helper_that_prints_anything_else_has_failed(line: str) -> None:
+    assert parse_answer(line).kind in (AnswerKind.FAILED,)
 
 
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
-        (Answer(Kind.DONE, State.LOCKED, State.RUNNING), Outcome.RESUMED),
-        (Answer(Kind.DONE, State.RUNNING, State.RUNNING), Outcome.RUNNING),
-        (Answer(Kind.GONE), Outcome.GONE),
-        (Answer(Kind.NO_CUDA), Outcome.RUNNING),
+        (HelperAnswer(AnswerKind.DONE, State.LOCKED, State.RUNNING), UndoOutcome.RESUMED),
+        (HelperAnswer(AnswerKind.DONE, State.RUNNING, State.RUNNING), UndoOutcome.RUNNING),
+        (HelperAnswer(AnswerKind.GONE), UndoOutcome.GONE),
+        (HelperAnswer(AnswerKind.NO_CUDA), UndoOutcome.RUNNING),
     ],
 )
 def test_what_release_found_closes_the_entry(
-    answer: Answer, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    answer: HelperAnswer, outcome: UndoOutcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(undoing, "ask", lambda *_: answer)
-    assert undoing.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path))) is outcome
+    monkeypatch.setattr(undo, "ask", lambda *_: answer)
+    assert undo.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path))) is outcome
 
 
-@pytest.mark.parametrize("kind", [Kind.NO_ROOM, Kind.STOPPED, Kind.BUSY, Kind.TIMEOUT, Kind.NO_DRIVER, Kind.FAILED])
-def test_what_is_not_released_stays_in_the_ledger(kind: Kind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(undoing, "ask", lambda *_: Answer(kind))
-    with pytest.raises(undoing.CheckpointError):
-        undoing.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path)))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AnswerKind.NO_ROOM,
+        AnswerKind.STOPPED,
+        AnswerKind.BUSY,
+        AnswerKind.TIMEOUT,
+        AnswerKind.NO_DRIVER,
+        AnswerKind.FAILED,
+    ],
+)
+def test_what_is_not_released_stays_in_the_ledger(
+    kind: AnswerKind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(undo, "ask", lambda *_: HelperAnswer(kind))
+    with pytest.raises(undo.CheckpointError):
+        undo.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path)))
 
 
 def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
@@ -223,14 +227,14 @@ def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> Non
         ("R", "0::/elsewhere\n", "a/cgroup.events", "frozen 1\n", None),
     ],
 )
-def test_what_holds_a_process_is_told(
+def test_the_reason_why_a_process_does_not_run_is_reported(
     state: str, cgroup: str, file: str, text: str, held: str | None, tmp_path: Path
 ) -> None:
     proc_with(tmp_path / "proc", state, cgroup)
     place = tmp_path / "cgroup" / file
     place.parent.mkdir(parents=True)
     place.write_text(text)
-    assert what_holds(TGID, Procfs(str(tmp_path / "proc")), tmp_path / "cgroup") == held
+    assert reason_not_running(TGID, Procfs(str(tmp_path / "proc")), tmp_path / "cgroup") == held
 
 
 @pytest.mark.parametrize(
@@ -262,7 +266,7 @@ def test_the_room_is_the_least_that_the_host_and_the_cgroups_leave(
     assert room_bytes("/a/b", tmp_path / "cgroup", tmp_path / "meminfo") == room
 
 
-def test_a_room_that_nobody_tells_is_unknown(tmp_path: Path) -> None:
+def test_a_room_that_is_not_reported_is_unknown(tmp_path: Path) -> None:
     assert room_bytes("/a", tmp_path, tmp_path / "meminfo") is None
 
 
@@ -275,8 +279,8 @@ def proc_with(root: Path, state: str = "S", cgroup: str = "0::/\n") -> ProcessId
     return ProcessId(TGID, 777)
 
 
-def entry_of(process: ProcessId) -> Entry:
-    return Entry.of("swap", process, ContainerKey("docker:abc"), 0, "/usr/lib/libcuda.so.1")
+def entry_of(process: ProcessId) -> LedgerEntry:
+    return LedgerEntry.of("swap", process, ContainerKey("docker:abc"), 0, "/usr/lib/libcuda.so.1")
 
 
 class Present(DriverLibrary):
@@ -286,16 +290,16 @@ class Present(DriverLibrary):
         return "/usr/lib64/libcuda.so.1"
 
 
-def test_our_own_freeze_is_no_obstacle_and_anybody_elses_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting, "what_holds", lambda *_: "its cgroup is frozen")
+def test_our_own_freeze_is_no_obstacle_and_another_writers_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rungs, "reason_not_running", lambda *_: "its cgroup is frozen")
     key = ContainerKey("c:training")
     subject = Subject(Container(key, "training", "runc"), (ProcessId(TGID, 1),), frozenset(), None)  # type: ignore[arg-type]
     ledger = Ledger(tmp_path / "ledger")
     checkpoints = Checkpoints(ledger, Present())
-    other = Entry.at("freeze", "v2:1:/other", ContainerKey("c:other"), 1)
+    other = LedgerEntry.at("freeze", "v2:1:/other", ContainerKey("c:other"), 1)
     ledger.intend(other)
     assert checkpoints.obstacle(subject) == f"process {TGID}: its cgroup is frozen"
-    ours = Entry.at("freeze", "v2:2:/training", key, 1)
+    ours = LedgerEntry.at("freeze", "v2:2:/training", key, 1)
     ledger.intend(ours)
     assert checkpoints.obstacle(subject) is None
     ledger.done(ours.id)
@@ -326,3 +330,8 @@ def test_that_there_is_no_driver_is_believed_for_a_minute(tmp_path: Path) -> Non
         with pytest.raises(SetupError, match=str(broken)):
             library.path()
     assert looked == [0, 60 * 10**9]
+
+
+def test_a_helper_starts_without_what_finds_driver_libraries() -> None:
+    program = "import sys, enforce.actuators.checkpoint.__main__; sys.exit('agent.probes.discovery' in sys.modules)"
+    assert subprocess.run([sys.executable, "-I", "-c", program], check=False).returncode == 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Turns of one cgroup while somebody else undoes it: in whatever order the two act, nobody stays frozen for ever."""
+"""The cycle of one cgroup while another process undoes it: in whatever order both act, it does not stay frozen."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from agent.errors import WardenError
-from enforce.duty import Duty, ForeignWriterError
-from enforce.freezable import NotFreezableError
-from enforce.freezer import Mark
-from enforce.thawing import let_run
+from agent.core.errors import WardenError
+from agent.core.model import Container, ContainerKey
+from agent.node.procfs import Procfs
+from enforce.actuators.freezer.cgroup import FreezerCgroup, Mark, NotFreezableError, let_run
+from enforce.actuators.freezer.rung import ForeignWriterError, Freeze, FreezeCycle, _ActiveCycle
+from enforce.model import Subject
 
 DEADLINE_SECONDS = 30.0
-MOST_TURNING, MOST_UNDOING = 5, 6  # steps that each takes at most
+MOST_STEPPING, MOST_UNDOING = 5, 6  # steps that each takes at most
 
 
 class KilledError(Exception):
@@ -28,13 +29,13 @@ class KilledError(Exception):
 
 
 class Scripted:
-    """A cgroup in memory. `order` says which thread takes the next step; who is not named waits for its end."""
+    """A cgroup in memory. `order` lists which thread takes the next step; one that is not named waits for its end."""
 
     def __init__(self) -> None:
         self.asked = False
         self.written: Mark | None = None
         self.order: list[str] = []
-        self.left: int | None = None  # steps until whoever takes them dies
+        self.left: int | None = None  # writes until the thread that makes them dies
         self._steps = threading.Condition()
 
     def is_asked(self) -> bool:
@@ -88,8 +89,8 @@ class Scripted:
             self._steps.notify_all()
 
 
-def both(cgroup: Scripted, order: list[str], turning: Callable[[], object]) -> list[WardenError]:
-    """A turn and an undoing at once, step by step in that order; what they raised."""
+def both(cgroup: Scripted, order: list[str], stepping: Callable[[], object]) -> list[WardenError]:
+    """A step and an undoing at once, write by write in that order; what they raised."""
     raised: list[WardenError] = []
 
     def acting(act: Callable[[], object]) -> None:
@@ -102,7 +103,7 @@ def both(cgroup: Scripted, order: list[str], turning: Callable[[], object]) -> l
 
     undoing: Any = cgroup
     cgroup.order = order
-    acts = {"turning": turning, "undoing": lambda: let_run(undoing)}
+    acts = {"stepping": stepping, "undoing": lambda: let_run(undoing)}
     threads = [threading.Thread(target=acting, args=(act,), name=name) for name, act in acts.items()]
     for thread in threads:
         thread.start()
@@ -112,76 +113,76 @@ def both(cgroup: Scripted, order: list[str], turning: Callable[[], object]) -> l
 
 
 def orders() -> Iterator[list[str]]:
-    steps = MOST_TURNING + MOST_UNDOING
-    for turning in itertools.combinations(range(steps), MOST_TURNING):
-        yield ["turning" if step in turning else "undoing" for step in range(steps)]
+    steps = MOST_STEPPING + MOST_UNDOING
+    for stepping in itertools.combinations(range(steps), MOST_STEPPING):
+        yield ["stepping" if step in stepping else "undoing" for step in range(steps)]
 
 
-def started(cgroup: Any) -> Duty:
-    duty = Duty(cgroup, frozen_ns=10, thawed_ns=10)
-    duty.start(0)
-    return duty
+def started(cgroup: Any) -> FreezeCycle:
+    cycle = FreezeCycle(cgroup, frozen_ns=10, thawed_ns=10)
+    cycle.start(0)
+    return cycle
 
 
-def first(cgroup: Any, stale: Mark | None) -> tuple[Duty, Callable[[], object]]:
+def first(cgroup: Any, stale: Mark | None) -> tuple[FreezeCycle, Callable[[], object]]:
     cgroup.written = stale
-    duty = Duty(cgroup, frozen_ns=10, thawed_ns=10)
-    return duty, lambda: duty.start(0)
+    cycle = FreezeCycle(cgroup, frozen_ns=10, thawed_ns=10)
+    return cycle, lambda: cycle.start(0)
 
 
-def freezing(cgroup: Any) -> tuple[Duty, Callable[[], object]]:
-    duty = started(cgroup)
-    assert duty.turn(10, allowed=True, steady=False)
+def freezing(cgroup: Any) -> tuple[FreezeCycle, Callable[[], object]]:
+    cycle = started(cgroup)
+    assert cycle.step(10, allowed=True, steady=False)
     assert not cgroup.asked
-    return duty, lambda: duty.turn(20, allowed=True, steady=False)
+    return cycle, lambda: cycle.step(20, allowed=True, steady=False)
 
 
-def thawing(cgroup: Any) -> tuple[Duty, Callable[[], object]]:
-    duty = started(cgroup)
-    return duty, lambda: duty.turn(10, allowed=True, steady=False)
+def thawing(cgroup: Any) -> tuple[FreezeCycle, Callable[[], object]]:
+    cycle = started(cgroup)
+    return cycle, lambda: cycle.step(10, allowed=True, steady=False)
 
 
-SCENES: dict[str, Callable[[Any], tuple[Duty, Callable[[], object]]]] = {
-    "the first turn": lambda cgroup: first(cgroup, None),
-    "the first turn with a mark left over": lambda cgroup: first(cgroup, Mark.OURS),
-    "a turn that freezes": freezing,
-    "a turn that thaws": thawing,
+STEPS: dict[str, Callable[[Any], tuple[FreezeCycle, Callable[[], object]]]] = {
+    "the first step": lambda cgroup: first(cgroup, None),
+    "the first step with a mark left over": lambda cgroup: first(cgroup, Mark.OURS),
+    "a step that freezes": freezing,
+    "a step that thaws": thawing,
 }
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_whoever_undoes_it_between_any_two_steps_of_a_turn_leaves_nobody_frozen_without_our_mark(scene: str) -> None:
+@pytest.mark.parametrize("step_kind", STEPS)
+def test_undone_between_any_two_writes_of_a_step_it_is_not_left_frozen_without_our_mark(step_kind: str) -> None:
     for order in orders():
         cgroup = Scripted()
-        duty, turning = SCENES[scene](cgroup)
-        raised = both(cgroup, order, turning)
+        cycle, stepping = STEPS[step_kind](cgroup)
+        raised = both(cgroup, order, stepping)
         assert not any(isinstance(error, ForeignWriterError) for error in raised), order
-        assert not cgroup.asked or (cgroup.written is Mark.OURS and duty.frozen), order
+        assert not cgroup.asked or (cgroup.written is Mark.OURS and cycle.frozen), order
         if cgroup.asked:
-            assert duty.turn(11, allowed=True, steady=True), order
+            assert cycle.step(11, allowed=True, steady=True), order
 
 
-def test_whoever_dies_after_any_step_of_a_turn_has_it_thawed_from_the_ledger() -> None:
-    for begin, steps in itertools.product(SCENES.values(), range(MOST_TURNING)):
+def test_an_agent_that_dies_after_any_write_of_a_step_has_it_thawed_from_the_ledger() -> None:
+    for begin, steps in itertools.product(STEPS.values(), range(MOST_STEPPING)):
         cgroup: Any = Scripted()
-        _, turning = begin(cgroup)
+        _, stepping = begin(cgroup)
         cgroup.left = steps
         with suppress(KilledError):
-            turning()
+            stepping()
         cgroup.left = None
         let_run(cgroup)
         assert (cgroup.asked, cgroup.written) == (False, None)
 
 
-def test_while_somebody_undoes_it_no_turns_begin() -> None:
+def test_while_a_freeze_is_being_undone_no_cycle_begins() -> None:
     cgroup = Scripted()
     _, begin = first(cgroup, Mark.UNDOING)
-    with pytest.raises(NotFreezableError, match="undone by somebody else"):
+    with pytest.raises(NotFreezableError, match="being undone from the ledger"):
         begin()
     assert (cgroup.asked, cgroup.written) == (False, Mark.UNDOING)
 
 
-def test_what_was_undone_before_its_mark_could_be_read_is_thawed_by_the_next_turn() -> None:
+def test_what_was_undone_before_its_mark_could_be_read_is_thawed_by_the_next_step() -> None:
     class Unreadable(Scripted):
         def freeze(self) -> None:
             let_run(cgroup)
@@ -193,18 +194,66 @@ def test_what_was_undone_before_its_mark_could_be_read_is_thawed_by_the_next_tur
         raise OSError(errno.EIO, "input/output error")
 
     cgroup: Any = Unreadable()
-    duty = Duty(cgroup, frozen_ns=10, thawed_ns=10)
+    cycle = FreezeCycle(cgroup, frozen_ns=10, thawed_ns=10)
     with pytest.raises(OSError, match="input/output"):
-        duty.start(0)
+        cycle.start(0)
     assert cgroup.asked
-    assert not duty.turn(21, allowed=True, steady=True)
+    assert not cycle.step(21, allowed=True, steady=True)
     assert not cgroup.asked
 
 
-def test_what_somebody_else_freezes_after_it_was_undone_is_theirs() -> None:
+def test_what_another_writer_freezes_after_it_was_undone_is_theirs() -> None:
     cgroup: Any = Scripted()
-    duty = started(cgroup)
+    cycle = started(cgroup)
     let_run(cgroup)
     cgroup.freeze()
-    assert not duty.turn(5, allowed=True, steady=True)
+    assert not cycle.step(5, allowed=True, steady=True)
     assert cgroup.asked
+
+
+KEY, OTHER = ContainerKey("docker:abc"), ContainerKey("docker:def")
+PLACE = FreezerCgroup(2, 1, "/not/there")
+
+
+@pytest.fixture
+def freeze() -> Freeze:
+    return Freeze(Procfs(), lambda _: ())
+
+
+def test_a_container_is_not_frozen_when_no_thread_can_be_started_to_thaw_it(
+    freeze: Freeze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    subject = Subject(Container(KEY, "training", "docker"), (), frozenset(), rule=None)  # type: ignore[arg-type]
+    freeze.allow({KEY: True})
+    freeze._places[KEY] = PLACE
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(NotFreezableError, match="can't start new thread"):
+        freeze.apply(subject)  # it would raise GoneError if it went on to the cgroup
+    freeze.close()
+
+
+def test_a_step_that_fails_unexpectedly_leaves_no_container_frozen(freeze: Freeze) -> None:
+    class Broken(Scripted):
+        def marked(self) -> Mark | None:
+            raise RuntimeError("broken")
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Closable(Scripted):
+        def close(self) -> None:
+            self.closed = True
+
+    broken: Any = Broken()
+    healthy: Any = Closable()
+    freeze._cycles[KEY] = _ActiveCycle(PLACE, FreezeCycle(broken, frozen_ns=10, thawed_ns=10))
+    freeze._cycles[OTHER] = _ActiveCycle(PLACE, started(healthy))
+    freeze.allow({KEY: True, OTHER: True})
+    with pytest.raises(RuntimeError, match="broken"):
+        freeze._step_all()
+    assert (healthy.asked, healthy.closed, broken.closed) == (False, True, True)
+    assert not freeze._cycles
+    freeze.close()

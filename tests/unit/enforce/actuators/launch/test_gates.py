@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.layout import SLOTS, Gate
-from agent.model import DeviceUuid
-from enforce.gates import GateReader, busiest
+from agent.core.model import DeviceUuid
+from agent.probes.abi import SLOTS, Gate
+from enforce.actuators.launch.pace import GateReader, busiest
 
 MS = 1_000_000
 STEP = 100 * MS

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.errors import SetupError
-from agent.model import ContainerKey, ProcessId
-from agent.procfs import Procfs
-from enforce.entries import Entry
-from enforce.holds import Holds
-from enforce.ledger import Ledger
+from agent.core.errors import SetupError
+from agent.core.model import ContainerKey, ProcessId
+from agent.node.procfs import Procfs
+from enforce.actuators.launch.ledgered_rules import LaunchRules
+from enforce.actuators.launch.levels import LevelChange
+from enforce.ledger.entries import LedgerEntry
+from enforce.ledger.ledger import Ledger
 from enforce.model import FULL, Level, Target
-from enforce.planner import Change
+from tests.support.clocks import SetClock
 
 SECOND = 1_000_000_000
 PROCESS = ProcessId(7, 1)
@@ -46,27 +47,18 @@ class Unreadable(Procfs):
         raise SetupError(f"stat of process {tgid} cannot be read now")
 
 
-class Clock:
-    """CLOCK_MONOTONIC."""
-
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
 def outstanding(ledger: Ledger) -> list[str]:
     return [entry.id for entry in ledger.outstanding()]
 
 
-def test_an_entry_that_somebody_else_closed_comes_back_while_the_rule_is_in_force(tmp_path: Path) -> None:
-    ledger, clock = Ledger(tmp_path / "ledger"), Clock()
-    holds = Holds(Rules(), ledger, Procfs(str(tmp_path)), clock)
-    holds.perform([Change(TARGET, FULL, PACED)])
-    entry = Entry.of("pace", PROCESS, TARGET.container, 0)
+def test_an_entry_that_another_writer_closed_comes_back_while_the_rule_is_in_force(tmp_path: Path) -> None:
+    ledger, clock = Ledger(tmp_path / "ledger"), SetClock()
+    holds = LaunchRules(Rules(), ledger, Procfs(str(tmp_path)), clock)
+    holds.perform([LevelChange(TARGET, FULL, PACED)])
+    entry = LedgerEntry.of("pace", PROCESS, TARGET.container, 0)
     assert outstanding(ledger) == [entry.id]
     ledger.done(entry.id)
-    clock.now += 5 * SECOND
+    clock.now_ns += 5 * SECOND
     holds.perform([])
     assert outstanding(ledger) == [entry.id]
 
@@ -74,23 +66,23 @@ def test_an_entry_that_somebody_else_closed_comes_back_while_the_rule_is_in_forc
 def test_an_entry_that_is_there_is_not_written_again_and_one_that_is_released_does_not_come_back(
     tmp_path: Path,
 ) -> None:
-    ledger, clock = Ledger(tmp_path / "ledger"), Clock()
-    holds = Holds(Rules(), ledger, Procfs(str(tmp_path)), clock)
-    holds.perform([Change(TARGET, FULL, PACED)])
+    ledger, clock = Ledger(tmp_path / "ledger"), SetClock()
+    holds = LaunchRules(Rules(), ledger, Procfs(str(tmp_path)), clock)
+    holds.perform([LevelChange(TARGET, FULL, PACED)])
     size = (tmp_path / "ledger").stat().st_size
-    clock.now += 5 * SECOND
-    holds.perform([Change(TARGET, PACED, Level(pace=True, share_ratio=0.25))])
+    clock.now_ns += 5 * SECOND
+    holds.perform([LevelChange(TARGET, PACED, Level(pace=True, share_ratio=0.25))])
     assert (tmp_path / "ledger").stat().st_size == size
     holds.release_all()
-    clock.now += 5 * SECOND
+    clock.now_ns += 5 * SECOND
     holds.perform([])
     assert outstanding(ledger) == []
 
 
 def test_the_entry_of_a_process_that_cannot_be_read_stays(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
-    holds = Holds(Rules(), ledger, Unreadable())
-    holds.perform([Change(TARGET, FULL, PACED)])
+    holds = LaunchRules(Rules(), ledger, Unreadable())
+    holds.perform([LevelChange(TARGET, FULL, PACED)])
     holds.release_all()
     holds.perform([])
     assert len(outstanding(ledger)) == 1

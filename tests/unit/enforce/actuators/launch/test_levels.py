@@ -7,9 +7,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.layout import SLOTS
-from agent.model import DeviceUuid
-from enforce.slots import assign
+from agent.core.model import DeviceUuid
+from agent.probes.abi import SLOTS
+from enforce.actuators.launch.levels import assign
 
 nodes = st.lists(st.lists(st.integers(0, 40), unique=True, max_size=24), max_size=12)
 

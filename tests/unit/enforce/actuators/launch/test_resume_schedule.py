@@ -10,8 +10,19 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.layout import PAUSE_GATE, PAUSE_QUEUE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOTS, Gate, Pause, ProcessKey, Rule
-from enforce.resumer import LOW_WATER_RATIO, Resumer, drain_ns
+from agent.probes.abi import (
+    PAUSE_GATE,
+    PAUSE_QUEUE,
+    RULE_GATE,
+    RULE_PACE,
+    RULE_SOFT,
+    SLOTS,
+    Gate,
+    Pause,
+    ProcessKey,
+    Rule,
+)
+from enforce.actuators.launch.resume import LOW_WATER_RATIO, ResumeSchedule, drain_ns
 
 MS = 1_000_000
 HOLD = 20 * MS
@@ -40,8 +51,8 @@ def pause(
     )
 
 
-def resumer() -> Resumer:
-    return Resumer([Gate() for _ in range(SLOTS)], HOLD, 200_000)
+def resumer() -> ResumeSchedule:
+    return ResumeSchedule([Gate() for _ in range(SLOTS)], HOLD, 200_000)
 
 
 def test_a_process_stopped_for_its_queue_runs_when_enough_has_drained() -> None:
@@ -58,7 +69,7 @@ def test_a_smaller_share_drains_more_slowly() -> None:
 
 
 def test_the_kernel_side_knows_to_what_a_queue_drains() -> None:
-    source = (Path(__file__).parents[2] / "bpf" / "pace.bpf.c").read_text()
+    source = (Path(__file__).parents[5] / "bpf" / "pace.bpf.c").read_text()
     (percent,) = re.findall(r"^#define LOW_WATER_PERCENT (\d+)$", source, re.MULTILINE)
     assert int(percent) == LOW_WATER_RATIO * 100
 
@@ -83,13 +94,13 @@ def test_an_online_side_that_went_silent_does_not_hold_the_gate() -> None:
     assert len(it.due(1000 * MS + HOLD + 2 * MS)) == 1
 
 
-def closed_gate() -> Resumer:
+def closed_gate() -> ResumeSchedule:
     it = resumer()
     it.gates[0].open, it.gates[0].in_wait, it.gates[0].last_online_ns = 1, 1, 1000 * MS
     return it
 
 
-def test_nobody_is_stopped_longer_than_the_longest_pause_and_gets_a_little_pass_then() -> None:
+def test_no_process_is_stopped_longer_than_the_longest_pause_and_it_gets_a_little_pass_then() -> None:
     it = closed_gate()
     it.add(pause(1000 * MS, reason=PAUSE_GATE))
     assert it.due(1199 * MS) == []
@@ -97,7 +108,7 @@ def test_nobody_is_stopped_longer_than_the_longest_pause_and_gets_a_little_pass_
     assert 0 < due.pass_ns + KERNEL <= MS
 
 
-def test_who_had_more_than_the_floor_before_waits_the_longest_pause() -> None:
+def test_a_process_that_had_more_than_the_floor_before_waits_the_longest_pause() -> None:
     it = closed_gate()
     it.add(pause(1000 * MS, reason=PAUSE_GATE))
     it.stops.clear()
@@ -159,7 +170,7 @@ def test_behind_a_soft_gate_a_full_queue_drains_only_between_requests() -> None:
     assert len(it.due(1005 * MS + drains)) == 1
 
 
-def test_who_was_stopped_at_a_soft_gate_waits_for_what_may_follow_the_last_request() -> None:
+def test_a_process_stopped_at_a_soft_gate_waits_for_what_may_follow_the_last_request() -> None:
     it = closed_gate()
     stop = pause(1000 * MS, reason=PAUSE_GATE)
     stop.rule.flags = RULE_PACE | RULE_GATE | RULE_SOFT
@@ -170,7 +181,7 @@ def test_who_was_stopped_at_a_soft_gate_waits_for_what_may_follow_the_last_reque
     assert len(it.due(1005 * MS + it.open_delay_ns)) == 1
 
 
-def after_requests_that_ran_for(busy_ms: int) -> Resumer:
+def after_requests_that_ran_for(busy_ms: int) -> ResumeSchedule:
     """Of each 10 ms of the last 100; the last one ended at 1100 ms, and a process waits for that."""
     it = resumer()
     gate = it.gates[0]
@@ -226,7 +237,7 @@ def test_stops_that_follow_each_other_closely_last_no_longer_than_one(gaps: list
     assert stop.latest_ns <= (began + 200) * MS
 
 
-def test_who_could_not_be_resumed_is_due_again() -> None:
+def test_a_process_that_could_not_be_resumed_is_due_again() -> None:
     it = closed_gate()
     it.add(pause(1000 * MS, reason=PAUSE_GATE))
     (due,) = it.due(1200 * MS)
@@ -237,7 +248,7 @@ def test_who_could_not_be_resumed_is_due_again() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 10**8)), max_size=40))
-def test_everybody_is_resumed_in_the_end(stops: list[tuple[int, bool, int]]) -> None:
+def test_every_process_is_resumed_in_the_end(stops: list[tuple[int, bool, int]]) -> None:
     it = resumer()
     for tgid, gated, queued in stops:
         it.add(pause(MS, reason=PAUSE_GATE if gated else PAUSE_QUEUE, queued=queued, tgid=tgid + 2))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Faults of MPS servers: offline clients are asked first, and a server never ends under somebody who may be well."""
+"""Faults of MPS servers: offline clients are asked first, and a server never ends while a client may be well."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.members import Member
-from agent.model import (
+from agent.containers.gpu_processes import GpuProcess
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
@@ -24,63 +24,62 @@ from agent.model import (
     Snapshot,
     Usage,
 )
-from agent.procfs import Procfs
-from enforce.mishaps import GRACE_NS, Party, Scene, Trouble, is_lost, respond
-from enforce.mps.faults import Faults
-from enforce.mps.model import Client, Daemon, Server
-from enforce.mps.survey import Picture, Place, Survey
+from agent.node.procfs import Procfs
+from enforce.actuators.mps.faults import GRACE_NS, ClientState, FaultMonitor, FaultRecord, ServerState, is_lost, respond
+from enforce.actuators.mps.model import Daemon, MpsClient, MpsServer
+from enforce.actuators.mps.survey import MpsEndpoint, MpsState, MpsSurvey
 from enforce.policy.load import parse
-from enforce.roster import Seat, seats
+from enforce.workloads import Workload, workloads_of
 
 GPU_0, GPU_1 = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
 BATCH = ContainerKey("batch")
-parties = st.builds(
-    Party,
+clients = st.builds(
+    ClientState,
     st.integers(1, 5),
     st.none() | st.sampled_from([BATCH, ContainerKey("chat")]),
     st.booleans(),
     st.none() | st.frozensets(st.sampled_from([GPU_0, GPU_1])),
 )
-groups = st.lists(parties, max_size=4).map(tuple)
-scenes = st.builds(Scene, st.booleans(), st.frozensets(st.sampled_from([GPU_0, GPU_1])), groups, groups)
+groups = st.lists(clients, max_size=4).map(tuple)
+servers = st.builds(ServerState, st.booleans(), st.frozensets(st.sampled_from([GPU_0, GPU_1])), groups, groups)
 
 
-@given(st.lists(st.tuples(scenes, st.integers(0, 2 * GRACE_NS)), max_size=20))
-def test_a_server_never_ends_under_somebody_who_is_not_known_to_be_lost(steps: list[tuple[Scene, int]]) -> None:
-    trouble: Trouble | None = None
+@given(st.lists(st.tuples(servers, st.integers(0, 2 * GRACE_NS)), max_size=20))
+def test_a_server_never_ends_while_a_client_is_not_known_to_be_lost(steps: list[tuple[ServerState, int]]) -> None:
+    record: FaultRecord | None = None
     now = 0
-    for scene, pause_ns in steps:
+    for server, pause_ns in steps:
         now += pause_ns
-        before = trouble
-        trouble, response = respond(trouble, scene, now)
+        before = record
+        record, response = respond(record, server, now)
         if response.end_server:
-            assert scene.faulted
-            assert all(is_lost(party, scene.broken) for party in scene.endangered)
+            assert server.faulted
+            assert all(is_lost(client, server.broken) for client in server.endangered)
             assert before is not None
             assert now - before.since_ns >= GRACE_NS
-            assert not before.was_ended
+            assert not before.server_ended
         for container in response.stop:
-            assert any(party.container == container and party.may_stop for party in scene.clients)
-        if not scene.faulted:
-            assert trouble is None
+            assert any(client.container == container and client.may_stop for client in server.clients)
+        if not server.faulted:
+            assert record is None
             assert not response.stop
 
 
 def test_offline_clients_are_asked_first_and_the_server_ends_once_after_the_grace() -> None:
-    client = Party(1, BATCH, True, frozenset({GPU_0}))
-    scene = Scene(True, frozenset({GPU_0}), (client,), (client,))
-    trouble, response = respond(None, scene, 0)
+    client = ClientState(1, BATCH, True, frozenset({GPU_0}))
+    server = ServerState(True, frozenset({GPU_0}), (client,), (client,))
+    record, response = respond(None, server, 0)
     assert set(response.stop) == {BATCH}
     assert not response.end_server
-    trouble, response = respond(trouble, scene, GRACE_NS)
+    record, response = respond(record, server, GRACE_NS)
     assert response.end_server
-    assert not respond(trouble, scene, 3 * GRACE_NS)[1].end_server
+    assert not respond(record, server, 3 * GRACE_NS)[1].end_server
 
 
-def test_who_is_on_another_device_keeps_the_server_alive() -> None:
-    online = Party(2, ContainerKey("chat"), False, frozenset({GPU_0, GPU_1}))
-    scene = Scene(True, frozenset({GPU_0}), (), (online,))
-    response = respond(Trouble(0), scene, 10 * GRACE_NS)[1]
+def test_a_client_on_another_device_keeps_the_server_alive() -> None:
+    online = ClientState(2, ContainerKey("chat"), False, frozenset({GPU_0, GPU_1}))
+    server = ServerState(True, frozenset({GPU_0}), (), (online,))
+    response = respond(FaultRecord(0), server, 10 * GRACE_NS)[1]
     assert not response.end_server
     assert "process 2 may still be well" in response.reason
 
@@ -90,7 +89,7 @@ version: 1
 online: [{name: chat, match: {container: chat}, slo: {signal: gpu_wait, quantile: 0.9, target: 5ms, window: 1s}}]
 offline: [{name: batch, match: {container: batch}, ladder: [pace, evict]}]
 """
-BATCH_CLIENT, CHAT_CLIENT = Client(10, "7"), Client(20, "7")
+BATCH_CLIENT, CHAT_CLIENT = MpsClient(10, "7"), MpsClient(20, "7")
 DAEMON = Daemon(ProcessId(5, 1), "/run/mps", "nvidia-cuda-mps-control")
 
 
@@ -102,10 +101,10 @@ class Control:
     ended: list[str] = field(default_factory=list)
     protocol: int = 2
 
-    def servers(self) -> tuple[Server, ...]:
-        return (Server("7", 7, "FAULT" if self.faulted else "ACTIVE"),)
+    def servers(self) -> tuple[MpsServer, ...]:
+        return (MpsServer("7", 7, "FAULT" if self.faulted else "ACTIVE"),)
 
-    def shut_down(self, server: Server) -> None:
+    def shut_down(self, server: MpsServer) -> None:
         self.ended.append(server.name)
 
 
@@ -113,8 +112,8 @@ class Stage:
     """Two containers, two devices, and a daemon; `watch` is one look."""
 
     def __init__(self) -> None:
-        self.survey = Survey(Procfs("/nonexistent"))
-        self.faults = Faults(self.survey)
+        self.survey = MpsSurvey(Procfs("/nonexistent"))
+        self.faults = FaultMonitor(self.survey)
         self.control = Control()
         self.readings = {uuid: DeviceReading(Device(0, uuid, "GPU", "0", 1, 1)) for uuid in (GPU_0, GPU_1)}
         self.on: dict[DeviceUuid, tuple[int, ...]] = {GPU_0: (10, 20)}
@@ -125,12 +124,12 @@ class Stage:
     def xid(self, device: DeviceUuid, xid: int) -> None:
         self.readings[device] = replace(self.readings[device], xid_counts={xid: 1})
 
-    def seats(self) -> dict[ContainerKey, Seat]:
+    def workloads_of(self) -> dict[ContainerKey, Workload]:
         members = []
         for name, tgid in (("batch", 10), ("chat", 20)):
             container = Container(ContainerKey(name), name, "docker")
-            members.append(Member(Process(ProcessId(tgid, 1), name, "root", container.key), container, ()))
-        return seats(parse(POLICY, "p"), members, Snapshot(0, 0, 0))
+            members.append(GpuProcess(Process(ProcessId(tgid, 1), name, "root", container.key), container, ()))
+        return workloads_of(parse(POLICY, "p"), members, Snapshot(0, 0, 0))
 
     def rows(self) -> tuple[ContainerUsage, ...]:
         usage = Usage(GPU_0, None, None, None, None, None, 100.0)
@@ -143,11 +142,11 @@ class Stage:
 
     def watch(self, seconds: int) -> Mapping[ContainerKey, str]:
         self.at_ns += seconds * 10**9
-        here = self.seats()
-        self.survey.picture = Picture(1 << 62)  # so new that nobody looks for himself
+        here = self.workloads_of()
+        self.survey.state = MpsState(1 << 62)  # so new that no survey begins
         self.faults.look(here, self.snapshot())
         connected = ((ProcessId(10, 1), BATCH_CLIENT), (ProcessId(20, 1), CHAT_CLIENT))
-        place = Place(
+        place = MpsEndpoint(
             DAEMON,
             None,
             cast(Any, self.control),
@@ -157,7 +156,7 @@ class Stage:
             device_clients=tuple(self.on.items()),
             connected=connected,
         )
-        self.faults.watch(Picture(self.at_ns, (place,)))
+        self.faults.watch(MpsState(self.at_ns, (place,)))
         return self.faults.wanted
 
 
@@ -191,7 +190,7 @@ def test_an_online_client_on_another_device_keeps_the_server() -> None:
     assert stage.control.ended == []
 
 
-def test_where_two_devices_met_errors_nobody_knows_which_the_fault_is_about() -> None:
+def test_where_two_devices_met_errors_it_is_unknown_which_the_fault_is_about() -> None:
     stage = Stage()
     stage.xid(GPU_0, 31)
     stage.xid(GPU_1, 31)
@@ -203,7 +202,7 @@ def test_where_two_devices_met_errors_nobody_knows_which_the_fault_is_about() ->
 def test_an_xid_from_before_the_first_look_is_not_what_a_fault_is_about() -> None:
     stage = Stage()
     stage.xid(GPU_1, 31)
-    stage.faults = Faults(stage.survey)  # as for another policy
+    stage.faults = FaultMonitor(stage.survey)  # as for another policy
     stage.faults.look({}, stage.snapshot())
     stage.xid(GPU_0, 31)
     stage.watch(1)
@@ -224,7 +223,7 @@ def test_a_server_that_came_back_meanwhile_is_not_ended() -> None:
     stage = Stage()
     stage.xid(GPU_0, 31)
     stage.watch(1)
-    asked = iter([(Server("7", 7, "FAULT"),), (Server("7", 7, "ACTIVE"),)])
+    asked = iter([(MpsServer("7", 7, "FAULT"),), (MpsServer("7", 7, "ACTIVE"),)])
     stage.control.servers = lambda: next(asked)  # type: ignore[method-assign]
     stage.watch(40)
     assert stage.control.ended == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What the online side leaves over, who would be limited, and what is written down to be undone. Made-up daemons."""
+"""What the online side leaves over, which clients to limit, and what is recorded to be undone. Made-up daemons."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.members import Member
-from agent.model import (
+from agent.containers.gpu_processes import GpuProcess
+from agent.core.model import (
     Container,
     ContainerKey,
     ContainerUsage,
@@ -24,22 +24,19 @@ from agent.model import (
     Snapshot,
     Usage,
 )
-from agent.procfs import Procfs
-from enforce.activity import LEAST_SAMPLES, OnlineActivity
-from enforce.actuators.mps import Mps
-from enforce.entries import LONGEST_LINE_BYTES, Entry, intend_line
+from agent.node.procfs import Procfs
+from enforce.actuators.mps.daemons import is_daemon
+from enforce.actuators.mps.limits import MIN_SAMPLES, OnlineActivity, percent, quota
+from enforce.actuators.mps.model import Daemon, MpsClient, MpsError, MpsServer, MpsSetting, Scope
+from enforce.actuators.mps.protocol2 import mebibytes
+from enforce.actuators.mps.restore import LimitChange, from_place, put_back, to_place
+from enforce.actuators.mps.rung import Mps
+from enforce.actuators.mps.survey import MpsEndpoint, MpsState, MpsSurvey, obstacle_to_limits
+from enforce.ledger.entries import MAX_LINE_BYTES, LedgerEntry, UndoOutcome, intend_line
 from enforce.model import Subject
-from enforce.mps.daemons import is_daemon
-from enforce.mps.limits import percent, quota
-from enforce.mps.model import Client, Daemon, MpsError, Scope, Server, Setting
-from enforce.mps.protocol2 import mebibytes
-from enforce.mps.restoring import Change, from_place, put_back, to_place
-from enforce.mps.standing import obstacle
-from enforce.mps.survey import Picture, Place, Survey
-from enforce.outcome import Outcome
 from enforce.policy.load import parse
 from enforce.policy.model import OfflineRule
-from enforce.roster import Seat, seats
+from enforce.workloads import Workload, workloads_of
 
 GPU = DeviceUuid("GPU-0")
 POLICY = """
@@ -53,13 +50,13 @@ ONE, TWO = Scope("7"), Scope("8")
 TGIDS = {"batch": 10, "batch-2": 11, "chat": 20}
 
 
-def seats_of(*names: str, policy: str = POLICY) -> dict[ContainerKey, Seat]:
+def seats_of(*names: str, policy: str = POLICY) -> dict[ContainerKey, Workload]:
     members = []
     for name in names:
         container = Container(ContainerKey(name), name, "docker")
         process = Process(ProcessId(TGIDS[name], 1), name, "root", container.key)
-        members.append(Member(process, container, (GPU,)))
-    return seats(parse(policy, "p"), members, Snapshot(0, 0, 0))
+        members.append(GpuProcess(process, container, (GPU,)))
+    return workloads_of(parse(policy, "p"), members, Snapshot(0, 0, 0))
 
 
 def subject() -> Subject:
@@ -80,7 +77,7 @@ def activity(*ratios: float | None) -> OnlineActivity:
     return learned
 
 
-@given(st.lists(st.floats(0, 2), min_size=LEAST_SAMPLES, max_size=100))
+@given(st.lists(st.floats(0, 2), min_size=MIN_SAMPLES, max_size=100))
 def test_no_more_is_given_than_the_online_side_leaves_at_its_busiest_but_one_in_twenty(ratios: list[float]) -> None:
     left = activity(*ratios).left_over_percent(GPU)
     assert left is not None
@@ -90,7 +87,7 @@ def test_no_more_is_given_than_the_online_side_leaves_at_its_busiest_but_one_in_
 
 
 def test_with_too_few_or_unknown_figures_nothing_is_known() -> None:
-    assert activity(*[0.5] * (LEAST_SAMPLES - 1)).left_over_percent(GPU) is None
+    assert activity(*[0.5] * (MIN_SAMPLES - 1)).left_over_percent(GPU) is None
     assert activity(*[None] * 50).left_over_percent(GPU) is None
     assert percent(subject(), activity()) is None
 
@@ -104,12 +101,12 @@ def test_the_percentage_is_the_rest_and_never_less_than_the_floor(busy: float, w
     assert percent(subject(), activity(*[busy] * 20)) == wanted
 
 
-def place(connected: dict[int, Client], reached: dict[int, frozenset[Scope]], protocol: int = 2) -> Place:
+def place(connected: dict[int, MpsClient], reached: dict[int, frozenset[Scope]], protocol: int = 2) -> MpsEndpoint:
     @dataclass
     class Speaks:
         protocol: int
 
-    return Place(
+    return MpsEndpoint(
         DAEMON,
         None,
         cast(Any, Speaks(protocol)),
@@ -122,26 +119,26 @@ EVERYWHERE = frozenset({ONE})
 
 
 def test_a_quota_is_the_largest_of_those_whom_it_reaches_and_none_where_one_has_none() -> None:
-    everybody = place({}, {10: EVERYWHERE, 11: EVERYWHERE})
-    assert quota(ONE, everybody, seats_of("batch", "batch-2")) == "2048M"
+    all_reach = place({}, {10: EVERYWHERE, 11: EVERYWHERE})
+    assert quota(ONE, all_reach, seats_of("batch", "batch-2")) == "2048M"
     without = POLICY.replace("memory: 2GiB, ", "")
-    assert quota(ONE, everybody, seats_of("batch", "batch-2", policy=without)) is None
-    assert quota(TWO, everybody, seats_of("batch")) is None
+    assert quota(ONE, all_reach, seats_of("batch", "batch-2", policy=without)) is None
+    assert quota(TWO, all_reach, seats_of("batch")) is None
 
 
-def why_not(found: Place, *names: str) -> str | None:
-    return obstacle(subject(), Picture(0, (found,)), seats_of("batch", *names))
+def why_not(found: MpsEndpoint, *names: str) -> str | None:
+    return obstacle_to_limits(subject(), MpsState(0, (found,)), seats_of("batch", *names))
 
 
-def test_a_connected_online_client_is_in_nobodys_way_and_one_that_could_connect_is() -> None:
-    mine, reached = {10: Client(10, "7")}, {10: EVERYWHERE, 20: EVERYWHERE}
-    assert why_not(place({**mine, 20: Client(20, "7")}, reached), "chat") is None
+def test_a_connected_online_client_is_no_obstacle_and_one_that_could_connect_is() -> None:
+    mine, reached = {10: MpsClient(10, "7")}, {10: EVERYWHERE, 20: EVERYWHERE}
+    assert why_not(place({**mine, 20: MpsClient(20, "7")}, reached), "chat") is None
     assert "chat reaches the MPS daemon" in (why_not(place(mine, reached), "chat") or "")
     assert why_not(place(mine, {10: EVERYWHERE, 20: frozenset()}), "chat") is None
 
 
-def test_in_a_namespace_nobody_else_may_be_connected_or_not() -> None:
-    mine, reached = {10: Client(10, "7"), 20: Client(20, "7")}, {10: EVERYWHERE, 20: EVERYWHERE}
+def test_in_a_namespace_no_other_container_may_be_connected_or_not() -> None:
+    mine, reached = {10: MpsClient(10, "7"), 20: MpsClient(20, "7")}, {10: EVERYWHERE, 20: EVERYWHERE}
     assert "chat is in the same MPS namespace" in (why_not(place(mine, reached, protocol=3), "chat") or "")
     assert why_not(place(mine, {10: EVERYWHERE, 20: frozenset({TWO})}, protocol=3), "chat") is None
 
@@ -149,41 +146,41 @@ def test_in_a_namespace_nobody_else_may_be_connected_or_not() -> None:
 def test_of_several_users_servers_it_must_be_known_which_one_its_clients_go_to() -> None:
     both = frozenset({ONE, TWO})
     assert "several users' MPS servers (7, 8)" in (why_not(place({}, {10: both})) or "")
-    assert why_not(place({10: Client(10, "8")}, {10: both})) is None
+    assert why_not(place({10: MpsClient(10, "8")}, {10: both})) is None
 
 
-def test_without_a_daemon_or_with_one_that_does_not_answer_it_is_said_what_to_do() -> None:
-    assert "no MPS control daemon runs here" in (obstacle(subject(), Picture(0), {}) or "")
-    hung = Place(DAEMON, "the MPS control daemon at /run/mps did not answer in 2 s: restart it")
-    assert "did not answer" in (obstacle(subject(), Picture(0, (hung,)), {}) or "")
+def test_without_a_daemon_or_with_one_that_does_not_answer_the_message_has_the_remedy() -> None:
+    assert "no MPS control daemon runs here" in (obstacle_to_limits(subject(), MpsState(0), {}) or "")
+    hung = MpsEndpoint(DAEMON, "the MPS control daemon at /run/mps did not answer in 2 s: restart it")
+    assert "did not answer" in (obstacle_to_limits(subject(), MpsState(0, (hung,)), {}) or "")
 
 
 @dataclass
 class Control:
     """One server's limits in a dictionary."""
 
-    values: dict[Setting, str] = field(default_factory=dict)
+    values: dict[MpsSetting, str] = field(default_factory=dict)
     protocol: int = 2
     daemon: Daemon = DAEMON
 
-    def servers(self) -> tuple[Server, ...]:
-        return (Server("7", 7, "ACTIVE"),)
+    def servers(self) -> tuple[MpsServer, ...]:
+        return (MpsServer("7", 7, "ACTIVE"),)
 
     def scopes(self) -> tuple[Scope, ...]:
         return (ONE,)
 
-    def get(self, setting: Setting) -> str:
+    def get(self, setting: MpsSetting) -> str:
         return self.values[setting]
 
-    def put(self, setting: Setting, value: str) -> None:
+    def put(self, setting: MpsSetting, value: str) -> None:
         self.values[setting] = value
 
-    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[Setting, ...]]:
+    def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[MpsSetting, ...]]:
         return {"percentage": (PERCENT,), "memory": (MEMORY,), "priority": (PRIORITY,)}
 
 
-PERCENT, MEMORY = Setting("percentage", ONE), Setting("memory", ONE, 0)
-PRIORITY = Setting("priority", Scope(""))
+PERCENT, MEMORY = MpsSetting("percentage", ONE), MpsSetting("memory", ONE, 0)
+PRIORITY = MpsSetting("priority", Scope(""))
 FREE = {PERCENT: "100", MEMORY: "81920M", PRIORITY: "0"}
 
 
@@ -192,16 +189,16 @@ class Stage:
 
     def __init__(self) -> None:
         self.control = Control(dict(FREE))
-        self.survey = Survey(Procfs("/nonexistent"))
+        self.survey = MpsSurvey(Procfs("/nonexistent"))
         self.rung = Mps(Procfs("/nonexistent"), self.survey)
-        where = place({10: Client(10, "7")}, {10: EVERYWHERE})
+        where = place({10: MpsClient(10, "7")}, {10: EVERYWHERE})
         self.place = replace(where, control=cast(Any, self.control), ordinals=((GPU, 0),))
         self.seconds = 0
 
     def look(self, online_ratio: float = 0.6, seconds: int = 1) -> None:
         for _ in range(seconds):
             self.seconds += 1
-            self.survey.picture = Picture(1 << 62, (self.place,))  # so new that nobody looks for himself
+            self.survey.state = MpsState(1 << 62, (self.place,))  # so new that no survey begins
             usage = Usage(GPU, online_ratio, None, None, None, None, None)
             row = ContainerUsage(Container(ContainerKey("chat"), "chat", "docker"), (usage,), ())
             reading = DeviceReading(Device(0, GPU, "GPU", "0", 1, 80 << 30))
@@ -210,15 +207,15 @@ class Stage:
                 ContainerKey("chat"): replace(seats_of("chat")[ContainerKey("chat")], members=()),
             }
             self.rung.look(here, Snapshot(self.seconds * 10**9, 0, 0, (reading,), (row,)))
-            self.rung.watch(self.survey.picture)
+            self.rung.watch(self.survey.state)
 
-    def apply(self) -> list[Entry]:
+    def apply(self) -> list[LedgerEntry]:
         """What goes to the ledger, and then what is done."""
         entries = list(self.rung.intents(subject()))
         self.rung.apply(subject())
         return entries
 
-    def put_back(self, *entries: Entry) -> None:
+    def put_back(self, *entries: LedgerEntry) -> None:
         for entry in entries:
             for change in from_place(entry.place)[0]:
                 put_back(cast(Any, self.control), change)
@@ -226,7 +223,7 @@ class Stage:
 
 def test_nothing_is_set_before_it_is_known_what_the_online_side_uses() -> None:
     stage = Stage()
-    stage.look(seconds=LEAST_SAMPLES - 1)
+    stage.look(seconds=MIN_SAMPLES - 1)
     assert "not known yet" in (stage.rung.obstacle(subject()) or "")
     with pytest.raises(MpsError, match="not known yet"):
         stage.apply()
@@ -248,7 +245,7 @@ def test_limits_are_set_once_and_the_entry_names_everything_that_is_to_be_put_ba
     assert stage.control.values == FREE
 
 
-def test_what_was_put_back_is_set_anew_as_an_act_of_its_own() -> None:
+def test_what_was_put_back_is_set_again_as_an_act_of_its_own() -> None:
     stage = Stage()
     stage.look(seconds=20)
     (first,) = stage.apply()
@@ -260,14 +257,14 @@ def test_what_was_put_back_is_set_anew_as_an_act_of_its_own() -> None:
     assert stage.control.values == FREE
 
 
-def test_where_somebody_else_sets_limits_too_no_more_are_set_until_the_daemon_is_another() -> None:
+def test_where_another_writer_sets_limits_no_more_are_set_until_the_daemon_is_another() -> None:
     stage = Stage()
     stage.look(seconds=20)
     (entry,) = stage.apply()
     stage.control.values[PERCENT] = "70"
     stage.look()
-    assert "somebody else" in (stage.rung.obstacle(subject()) or "")
-    with pytest.raises(MpsError, match="somebody else"):
+    assert "another writer" in (stage.rung.obstacle(subject()) or "")
+    with pytest.raises(MpsError, match="another writer"):
         stage.apply()
     stage.put_back(entry)
     assert stage.control.values == {**FREE, PERCENT: "70"}
@@ -279,38 +276,41 @@ def test_where_somebody_else_sets_limits_too_no_more_are_set_until_the_daemon_is
 @pytest.mark.parametrize(
     ("now", "outcome", "after"),
     [
-        ("40", Outcome.RESTORED, "100"),
-        ("100", Outcome.RUNNING, "100"),
-        ("70", Outcome.FOREIGN, "70"),
+        ("40", UndoOutcome.RESTORED, "100"),
+        ("100", UndoOutcome.RUNNING, "100"),
+        ("70", UndoOutcome.FOREIGN, "70"),
     ],
 )
-def test_only_what_is_still_ours_is_put_back(now: str, outcome: Outcome, after: str) -> None:
+def test_only_what_is_still_ours_is_put_back(now: str, outcome: UndoOutcome, after: str) -> None:
     control = Control({PERCENT: now})
-    assert put_back(cast(Any, control), Change(PERCENT, "100", "40", "100")) is outcome
+    assert put_back(cast(Any, control), LimitChange(PERCENT, "100", "40", "100")) is outcome
     assert control.values[PERCENT] == after
     assert outcome.closed
 
 
 def test_the_limits_of_a_server_that_ended_went_with_it() -> None:
-    assert put_back(cast(Any, Control()), Change(Setting("percentage", TWO), "100", "40", "100")) is Outcome.GONE
+    assert (
+        put_back(cast(Any, Control()), LimitChange(MpsSetting("percentage", TWO), "100", "40", "100"))
+        is UndoOutcome.GONE
+    )
 
 
 def test_a_default_is_put_back_on_the_servers_too_that_took_it_over() -> None:
-    default = Setting("percentage", Scope(""))
+    default = MpsSetting("percentage", Scope(""))
     control = Control({default: "40", PERCENT: "40"})
-    put_back(cast(Any, control), Change(default, "100", "40", "100"))
+    put_back(cast(Any, control), LimitChange(default, "100", "40", "100"))
     assert set(control.values.values()) == {"100"}
 
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", max_size=64)
 settings = st.builds(
-    Setting,
+    MpsSetting,
     st.sampled_from(["percentage", "memory", "priority"]),
     st.builds(Scope, names, names),
     st.none() | st.integers(0, 15),
 )
 values = st.sampled_from(["", "0", "1", "40", "37.5", "512M"])
-changes = st.lists(st.builds(Change, settings, values, values, values), max_size=18).map(tuple)
+changes = st.lists(st.builds(LimitChange, settings, values, values, values), max_size=18).map(tuple)
 
 
 pipes = st.none() | st.tuples(st.integers(0, 2**32), st.integers(0, 2**64))
@@ -318,12 +318,12 @@ pipes = st.none() | st.tuples(st.integers(0, 2**32), st.integers(0, 2**64))
 
 @given(changes, pipes)
 def test_what_was_set_is_read_back_from_the_ledger_and_fits_in_a_line(
-    written: tuple[Change, ...], pipe: tuple[int, int] | None
+    written: tuple[LimitChange, ...], pipe: tuple[int, int] | None
 ) -> None:
     place_text = to_place(written, pipe)
     assert from_place(place_text) == (written, pipe)
-    entry = Entry.of("mps", DAEMON.process, ContainerKey("x" * 100), 1, place_text)
-    assert len(intend_line(entry)) <= LONGEST_LINE_BYTES
+    entry = LedgerEntry.of("mps", DAEMON.process, ContainerKey("x" * 100), 1, place_text)
+    assert len(intend_line(entry)) <= MAX_LINE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_ledger_entry_of_another_kind_is_no_limit(place_text: str) -> None:
         ("", False),
     ],
 )
-def test_a_daemon_is_told_from_a_program_that_gives_one_a_command(line: str, found: bool) -> None:
+def test_a_daemon_is_distinguished_from_a_program_that_gives_one_a_command(line: str, found: bool) -> None:
     assert is_daemon(line.split()) is found
 
 

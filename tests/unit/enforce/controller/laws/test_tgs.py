@@ -7,8 +7,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model import ContainerKey, DeviceUuid
-from enforce.laws.tgs import INITIAL_LIMIT, RATE_NS, SAMPLES, UNLIMITED, WARM_SAMPLES, State, Tgs
+from agent.core.model import ContainerKey, DeviceUuid
+from enforce.controller.laws.tgs import INITIAL_LIMIT, RATE_NS, SAMPLES, UNLIMITED, WARM_SAMPLES, State, Tgs
 from enforce.model import OnlineOn
 from enforce.policy.model import Slo
 
@@ -72,7 +72,7 @@ def test_in_avoidance_the_limit_creeps_up_and_falls_by_a_part() -> None:
     assert down.limit == up.limit - max(0.08 * up.limit, 1000)
 
 
-def test_a_much_disturbed_production_begins_anew_with_a_tenth() -> None:
+def test_a_much_disturbed_production_restarts_with_a_tenth() -> None:
     (avoiding,) = play([ALONE * 0.95], controlled())
     (state,) = play([ALONE * 0.9], avoiding)
     assert state.slow_start
