@@ -26,7 +26,6 @@ from dashboards.panels import (
 HERE = 'instance=~"$instance", namespace=~"$namespace", pod=~"$pod", container=~"$container"'
 ON_DEVICE = "{{who}} on {{instance}} GPU {{gpu}}{{part}}"
 ON_NODE = "{{who}} on {{instance}}"
-
 NAMES = ("instance", "namespace", "pod", "container")  # a table of containers has a column for each
 ROW = "&".join(f"var-{name}=${{__data.fields.{name}:percentencode}}" for name in NAMES)
 OPENS = ("container", f"/d/gpuwarden-container?${{datasource:queryparam}}&{ROW}")
@@ -103,7 +102,7 @@ CONTAINER = Page(
                 ),
                 graph(
                     "How far off that may be",
-                    "±, as a share of the GPU; 0 where it is measured, not worked out.",
+                    "±, as a share of the GPU; 0 where it is measured, not estimated.",
                     RATIO,
                     use("sm_error_ratio"),
                 ),

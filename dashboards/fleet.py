@@ -6,20 +6,7 @@ from __future__ import annotations
 
 from dashboards.container import NAMES, OPENS
 from dashboards.pages import Choice, Page, Row
-from dashboards.panels import (
-    BAD,
-    BYTES,
-    COUNT,
-    RATIO,
-    SECONDS,
-    WARN,
-    WATTS,
-    Column,
-    Query,
-    graph,
-    number,
-    rows,
-)
+from dashboards.panels import BAD, BYTES, COUNT, RATIO, SECONDS, WARN, WATTS, Column, Query, graph, number, rows
 
 HERE = 'instance=~"$instance"'
 MISSED = f"gpuwarden_container_slo_latency_seconds{{{HERE}}} > gpuwarden_container_slo_target_seconds{{{HERE}}}"

@@ -31,7 +31,6 @@ HERE = 'instance=~"$instance", namespace=~"$namespace", container=~"$container"'
 WHO = "{{who}} on {{instance}}"
 SPANS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 BURNS = ((1.0, WARN), (6.0, BAD))
-
 LATENCY = f"gpuwarden_container_slo_latency_seconds{{{HERE}}}"
 TARGET = f"gpuwarden_container_slo_target_seconds{{{HERE}}}"
 QUANTILE = f"gpuwarden_container_slo_quantile_ratio{{{HERE}}}"
