@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# `make help` says what there is. Everything that is not a file of the repository lands in .venv/, bpf/build/, sim/build/, build/.
+# `make help` lists the targets. Whatever is built or installed goes to .venv/, bpf/build/, sim/build/, build/.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,12 +16,12 @@ MACHINE := $(shell uname -m)
 BPF_ARCH_x86_64 := x86
 BPF_ARCH_aarch64 := arm64
 BPF_OBJECTS := $(addprefix bpf/build/,gpuwarden.bpf.o http.bpf.o stacks.bpf.o uprobe.bpf.o deny.bpf.o)
-MEASURING_OBJECTS := $(addprefix build/bpf/,empty.bpf.o hits.bpf.o) # of bench/ and gpu/: no part of the product
+MEASURING_OBJECTS := $(addprefix build/bpf/,empty.bpf.o hits.bpf.o) # of bench/ and conformance/; not shipped
 BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(arch)/%) $(MEASURING_OBJECTS:build/bpf/%=build/bpf/$(arch)/%))
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo test lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -42,10 +42,14 @@ setup: | packages ## install what is missing and build: afterwards .venv/bin has
 demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARGS="--json FILE --seconds N"
 	@$(BIN)/gpuwarden demo $(ARGS)
 
-test: setup packages-test ## all tests that need no real GPU; ARGS="tests/unit -k word"
+test: setup packages-test ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
 	@$(BIN)/pytest $(ARGS)
 
-lint: $(VENV) packages-test bpf-check ## ruff, the import contracts, the layout of Python and C, and BPF for each architecture
+coverage: setup packages-test ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
+	@mkdir -p build/coverage
+	@$(BIN)/pytest --cov $(ARGS)
+
+lint: $(VENV) packages-test bpf-check ## ruff, the import contracts, the format of Python and C, and BPF for each architecture
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo --no-cache
@@ -54,14 +58,14 @@ lint: $(VENV) packages-test bpf-check ## ruff, the import contracts, the layout 
 type: $(VENV) ## mypy --strict
 	@$(BIN)/mypy
 
-fmt: $(VENV) packages-test ## lay out Python and C files and mend what ruff can mend
+fmt: $(VENV) packages-test ## format Python and C files and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 	@clang-format -i $(C_FILES)
 
 bpf: $(BPF_OBJECTS) $(MEASURING_OBJECTS) ## compile the BPF programs
 
-bpf-check: $(BPF_CHECKED) ## compile them for every architecture that is supported, whichever this machine is
+bpf-check: $(BPF_CHECKED) ## compile them for every supported architecture
 
 sim: | packages ## compile the simulated GPU and its workloads
 	@$(MAKE) --no-print-directory -C sim
@@ -77,48 +81,48 @@ bench-calibration: setup ## the simulated GPU's contention against published fig
 
 bench-convergence: setup ## pictures of latency, queue and share over time, in bench/results; installs matplotlib into .venv
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
-	@$(BIN)/python -m bench.convergence $(ARGS)
+	@$(BIN)/python -m bench.enforcement.convergence $(ARGS)
 
 bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
 
-gpu-bundle: setup ## a folder that checks all this on a machine with a real GPU and without network: build/gpu-bundle; ARGS="--python 3.11"
-	@$(BIN)/python -m gpu.bundle $(ARGS)
+gpu-bundle: setup ## build/gpu-bundle: the conformance checks for a machine with a real GPU and without network; ARGS="--python 3.11"
+	@$(BIN)/python -m conformance.bundle $(ARGS)
 
-gpu-test: setup ## check all this on this machine's own GPU; ARGS="--out DIR --only A,B"; GPUWARDEN_GPU_PYTHON=a Python with PyTorch
-	@$(BIN)/python -m gpu $(ARGS)
+gpu-test: setup ## run the conformance checks on this machine's GPU; ARGS="--out DIR --only A,B"; GPUWARDEN_GPU_PYTHON=a Python with PyTorch
+	@$(BIN)/python -m conformance $(ARGS)
 
 docs: $(VENV) ## generate the reference pages, man pages and completions (CI fails where they are stale)
-	@$(BIN)/python -m enforce.policy.reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
+	@$(BIN)/python -m tools.manual.policy_reference >docs/.policy.md && mv docs/.policy.md docs/policy.md
 	@$(BIN)/python -m enforce.policy.json_schema >docs/.policy.json && mv docs/.policy.json docs/policy.schema.json
-	@$(BIN)/python -m agent.exporters.reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
-	@$(BIN)/python -m agent.schema_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
-	@$(BIN)/python -m manual
-	@$(BIN)/python -m gpu.page
+	@$(BIN)/python -m tools.manual.metrics_reference >docs/.metrics.md && mv docs/.metrics.md docs/metrics.md
+	@$(BIN)/python -m tools.manual.snapshot_reference >docs/.snapshot.md && mv docs/.snapshot.md docs/snapshot.md
+	@$(BIN)/python -m tools.manual
+	@$(BIN)/python -m conformance.report.docs_page
 
 site: $(VENV) ## build docs/ as a web site in site/; installs mkdocs into .venv
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 screenshots: $(VENV) ## draw gputop for docs/images, from a recording of the demo
-	@$(BIN)/python -m sim.demo.screenshots docs/images
+	@$(BIN)/python -m tools.manual.screenshots docs/images
 
 deb: setup packages-deb ## build the Debian packages in build/deb
 	@packaging/deb/build.sh build/deb
 
-deb-life: setup packages-deb ## their whole life in a fresh Debian: install, demo, upgrade, remove, purge, and what is left; a line per step
+deb-life: setup packages-deb ## try them in a fresh Debian: install, demo, upgrade, remove, purge, and what is left; a line per step
 	@packaging/deb/life.sh build/deb-life
 
-dashboards: $(VENV) ## generate what Grafana and the Prometheus operator read, in dashboards/ (CI fails where it is stale)
+dashboards: $(VENV) ## generate Grafana's dashboards and the Prometheus rules in dashboards/ (CI fails where they are stale)
 	@$(BIN)/python -m dashboards
 
 image: setup ## build the container image without an engine: an OCI layout in build/image; PINNED=FILE takes those packages
 	@packaging/container/build.sh
 
-image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line for each step
+image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line per step
 	@packaging/container/life.sh $(ARGS)
 
-release: setup ## build what is released, in build/release (CONTRIBUTING.md); ARGS=--snapshot for what is no release yet
+release: setup ## build the files of a release in build/release (CONTRIBUTING.md); ARGS=--snapshot without a dated version
 	@packaging/release.sh $(ARGS)
 
 release-check: setup packages-test ## build it twice, compare the sums, and try the wheel in a fresh environment
@@ -127,22 +131,22 @@ release-check: setup packages-test ## build it twice, compare the sums, and try 
 kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the chart (CI fails where they are stale)
 	@packaging/kubernetes/render.sh
 
-kubernetes-check: $(VENV) ## what helm, kubectl and the schemas of several versions say of the chart and the base; fetches them into build/
-	@PYTHONPATH=$$(packaging/kubernetes/tools.sh schemas) $(BIN)/python -m shipping.kubernetes.check
+kubernetes-check: $(VENV) ## validate the chart and the base with helm, kubectl and the schemas of several versions; fetches them into build/
+	@PYTHONPATH=$$(packaging/kubernetes/tools.sh schemas) $(BIN)/python -m tools.shipping.kubernetes.check
 
-kubernetes-life: setup packages-test ## the chart's whole life on a real Kubernetes, which is built first, with what `make image` made; ARGS="IMAGE [CACHE]"
+kubernetes-life: setup packages-test ## try the chart on a real Kubernetes, which is built first, with the image of `make image`; ARGS="IMAGE [CACHE]"
 	@packaging/kubernetes/trial/life.sh $(or $(ARGS),build/image)
 
-screenshots-page: setup packages-test ## take the pictures of the status page in docs/images
-	@$(BIN)/python -m sim.demo.status_page
+screenshots-page: setup packages-test ## take screenshots of the status page for docs/images
+	@$(BIN)/python -m tools.manual.page_screenshots
 
 clean: ## remove everything that was built or installed here
-	rm -rf .venv bpf/build sim/build build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv bpf/build sim/build build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info sim/*.egg-info
 
-$(VENV): pyproject.toml | packages
+$(VENV): pyproject.toml sim/pyproject.toml | packages
 	@echo "setup: installing GPU Warden and its Python packages into .venv"
 	@test -x $(BIN)/pip || python3 -m venv .venv
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]' --editable ./sim
 	@touch $@
 
 $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
@@ -152,7 +156,7 @@ $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
 	@llvm-strip -g $@.partial
 	@mv $@.partial $@
 
-vpath %.bpf.c bench gpu
+vpath %.bpf.c bench/latency conformance/checks/probes
 
 $(MEASURING_OBJECTS): build/bpf/%.bpf.o: %.bpf.c | packages
 	@echo "bpf: $@"

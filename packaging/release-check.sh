@@ -16,4 +16,4 @@ if ! diff "$first" build/release/SHA256SUMS; then
 	exit 1
 fi
 echo "release-check: $(wc -l <"$first") files, the same bytes twice"
-GPUWARDEN_WHEEL=$(echo "$PWD"/build/release/*.whl) .venv/bin/pytest tests/e2e/test_the_wheel.py -q
+GPUWARDEN_WHEEL=$(echo "$PWD"/build/release/*.whl) .venv/bin/pytest tests/e2e/packaging/test_the_wheel.py -q

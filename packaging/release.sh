@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# release.sh [--snapshot]: builds what is released, in build/release: .deb packages, wheel, sdist, image, list of parts,
+# release.sh [--snapshot]: builds the files of a release in build/release: .deb packages, wheel, sdist, image, list of parts,
 # licence texts, notes, SHA256SUMS. The same commit gives the same bytes (`make release-check` builds twice).
-# Only a clean tree whose version has a dated entry in CHANGELOG.md is released; --snapshot builds anything, to look at.
+# Only a clean tree whose version has a dated entry in CHANGELOG.md is released; --snapshot builds any tree, for a trial.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,10 +28,10 @@ export SOURCE_DATE_EPOCH PYTHONHASHSEED=0 LC_ALL=C.UTF-8 TZ=UTC
 umask 022
 
 check_state() {
-	python3 packaging/changelog.py --check || die "mend CHANGELOG.md first"
+	python3 -m tools.shipping.announcement --check || die "fix CHANGELOG.md first"
 	[ -z "$snapshot" ] || return 0
-	[ -z "$(git status --porcelain)" ] || die "the tree is not clean: commit what is to be released, or say --snapshot"
-	python3 packaging/changelog.py --released || die "write the entry of $version, or say --snapshot"
+	[ -z "$(git status --porcelain)" ] || die "the tree is not clean: commit what is to be released, or give --snapshot"
+	python3 -m tools.shipping.announcement --released || die "write the entry of $version, or give --snapshot"
 }
 
 # What is committed (for a snapshot: what lies here), and nothing that was built.
@@ -45,7 +45,7 @@ lay_out_source() { # $1: where
 	sed 's|^\./|include |' <<<"$files" >"$1/MANIFEST.in" # the sdist has all of it
 }
 
-# setuptools puts the time of building, and who builds, into an sdist.
+# setuptools puts the build time and the builder's user into an sdist.
 repack() { # $1: a tar.gz, $2: where to
 	local folder
 	folder=$(mktemp -d -p "$work")
@@ -80,8 +80,8 @@ build_debs() {
 	cp build/deb/*.deb "$out"
 	local tree=$work/tree
 	dpkg-deb --extract "$(ls "$out"/gpuwarden_*.deb)" "$tree"
-	packaging/sbom.py "$tree" >"$out/gpuwarden-$version.cdx.json"
-	packaging/licences.py "$tree" "$work/licences"
+	"$python" -m tools.shipping.sbom "$tree" >"$out/gpuwarden-$version.cdx.json"
+	"$python" -m tools.shipping.licences "$tree" "$work/licences"
 	pack "$work/licences" "$out/gpuwarden-$version-licences.tar.gz"
 }
 
@@ -101,7 +101,7 @@ mkdir -p "$out"
 build_python
 build_debs
 build_image
-python3 packaging/changelog.py --notes >"$out/RELEASE-NOTES.md"
+python3 -m tools.shipping.announcement --notes >"$out/RELEASE-NOTES.md"
 sums=$(cd "$out" && sha256sum -- *)
 echo "$sums" >"$out/SHA256SUMS"
 say "$version${snapshot:+ (a snapshot)}, in build/release:"

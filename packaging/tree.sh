@@ -36,17 +36,21 @@ compile() { # $1: invalidation mode, then options and folders
 	"$python" -m compileall -q -j1 --invalidation-mode "$mode" -s "$dest" -p / "$@"
 }
 
+pip_install() { # $1: where to; $2: the project
+	"$python" -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --target "$1" "$2"
+}
+
 install_python_packages() {
 	mkdir -p "$work/source" "$dest/$packages"
-	"$python" packaging/closure.py "$dest/$packages" || die "run \`make setup\` first"
-	cp -a --parents pyproject.toml README.md LICENSE LICENSES bpf/LICENSES packaging/licences agent enforce "$work/source"
-	"$python" -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --target "$work/ours" "$work/source"
+	"$python" -m tools.shipping.closure "$dest/$packages" || die "run \`make setup\` first"
+	cp -a --parents pyproject.toml README.md LICENSE LICENSES bpf/LICENSES packaging/licences agent enforce gpuwarden "$work/source"
+	pip_install "$work/ours" "$work/source"
 	rm -rf "$work/ours/bin"
 	mv "$work/ours"/* "$dest/$packages"
 	find "$dest/$packages" -name __pycache__ -prune -exec rm -rf {} +
 }
 
-# Only what nothing of ours, and nothing that ours calls, can import. tests/contract/test_installed_tree.py imports the rest.
+# Only what nothing of ours, and nothing that ours calls, can import. tests/contract/packaging/test_installed_tree.py imports the rest.
 trim_python_packages() (
 	cd "$dest/$packages"
 	# roots.pem is for TLS to public servers: we speak to UNIX sockets. Policies are read by PyYAML's own parser, not libyaml.
@@ -72,7 +76,7 @@ compile_python_packages() {
 	local theirs=()
 	for path in "$dest/$packages"/*; do
 		case "${path##*/}" in
-		agent | enforce) compile checked-hash "$path" ;;
+		agent | enforce | gpuwarden) compile checked-hash "$path" ;;
 		*.dist-info) ;;
 		*) theirs+=("$path") ;;
 		esac
@@ -87,7 +91,7 @@ make_environment() {
 	printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$python_version" >"$dest/$home/pyvenv.cfg"
 	for command in gpuwarden:main gputop:gputop; do
 		# -I: neither the working directory nor the caller's environment says what root runs.
-		printf '#!/%s/bin/python3 -I\nfrom agent.main import %s\n\n%s()\n' "$home" "${command#*:}" "${command#*:}" \
+		printf '#!/%s/bin/python3 -I\nfrom gpuwarden.main import %s\n\n%s()\n' "$home" "${command#*:}" "${command#*:}" \
 			>"$dest/$home/bin/${command%:*}"
 		chmod 755 "$dest/$home/bin/${command%:*}"
 		ln -s "../lib/gpuwarden/bin/${command%:*}" "$dest/usr/bin/${command%:*}"
@@ -112,18 +116,22 @@ make_agent() {
 	install -Dm 644 -t "$dest/usr/share/zsh/vendor-completions" packaging/completions/zsh/*
 	install -Dm 644 -t "$dest/usr/share/fish/vendor_completions.d" packaging/completions/fish/*
 	mkdir -p "$dest/usr/share/doc/gpuwarden"
-	packaging/sbom.py "$dest" >"$work/sbom.cdx.json"
-	packaging/licences.py "$dest" "$dest/usr/share/doc/gpuwarden/licences"
+	"$python" -m tools.shipping.sbom "$dest" >"$work/sbom.cdx.json"
+	"$python" -m tools.shipping.licences "$dest" "$dest/usr/share/doc/gpuwarden/licences"
 	mv "$work/sbom.cdx.json" "$dest/usr/share/doc/gpuwarden"
 }
 
-# Libraries named as the driver's must not be found by accident: all of it lies in one folder that no linker looks at.
+# Libraries named as the driver's must not be found by accident: all of it lies in one folder that no linker looks at. The
+# agent's environment alone looks for modules and entry points there, by a .pth file.
 make_simulated_gpu() {
 	local under=$dest/usr/lib/gpuwarden-sim
 	[ -e sim/build/bin/gpusim ] || die "no simulated GPU: run \`make setup\` first"
-	mkdir -p "$under/sim/demo" "$under/sim/build/bin" "$under/sim/build/lib" "$under/bench"
-	cp sim/demo/{__init__,figures,phases,screen,shapes,stage,watch}.py "$under/sim/demo"
-	cp bench/{__init__,agents,bundle,cgroups,containers,runc,workloads}.py "$under/bench"
+	mkdir -p "$work/source" "$dest/$packages"
+	cp -a --parents sim/pyproject.toml sim/demo tools/__init__.py tools/harness "$work/source"
+	pip_install "$under" "$work/source/sim"
+	find "$under" -path '*.dist-info/*' ! -name METADATA ! -name entry_points.txt -delete
+	echo /usr/lib/gpuwarden-sim >"$dest/$packages/gpuwarden-sim.pth"
+	mkdir -p "$under/sim/build/bin" "$under/sim/build/lib"
 	cp sim/build/bin/{gpusim,nvidia-cuda-mps-control,offline,online} "$under/sim/build/bin"
 	cp -P sim/build/lib/{libcuda.so,libcuda.so.1,libnvidia-ml.so.1} "$under/sim/build/lib"
 	strip --strip-all "$under"/sim/build/bin/*

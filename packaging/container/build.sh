@@ -20,11 +20,11 @@ source=$(git remote get-url origin 2>/dev/null | grep -E '^https://[^@]+$' || tr
 
 work=$dest.partial
 packaging/container/rootfs.sh "$work"
-"$python" -m shipping.image.layout --containerfile "$containerfile" --created "$SOURCE_DATE_EPOCH" \
+"$python" -m tools.shipping.image.layout --containerfile "$containerfile" --created "$SOURCE_DATE_EPOCH" \
 	--name "localhost/gpuwarden:$version" --argument "VERSION=$version" --argument "REVISION=$revision" \
 	--argument "SOURCE=$source" --argument "CREATED=$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)" \
 	--layer "$work/base" --layer "$work/agent" "$work/layout"
-"$python" -m shipping.image.check "$work/layout"
+"$python" -m tools.shipping.image.check "$work/layout"
 
 rm -rf "$dest"
 mv "$work/layout" "$dest"

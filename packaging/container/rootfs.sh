@@ -15,19 +15,19 @@ python=.venv/bin/python
 rm -rf "$dest"
 mkdir -p "$dest"
 
-PYTHONHASHSEED=0 "$python" -m shipping.image.base --list "$dest/packages.txt" --cache "$dest/debs" ${PINNED:+--pinned "$PINNED"} "$dest/base"
+PYTHONHASHSEED=0 "$python" -m tools.shipping.image.base --list "$dest/packages.txt" --cache "$dest/debs" ${PINNED:+--pinned "$PINNED"} "$dest/base"
 rm -rf "$dest/debs"
 
 packaging/tree.sh "$dest/agent"
 # For people, shells and systemd on a host.
 rm -rf "$dest"/agent/usr/lib/{systemd,sysusers.d,tmpfiles.d} "$dest"/agent/usr/share/{man,bash-completion,fish,zsh}
 mkdir -p "$dest"/agent/{run,var/lib}/gpuwarden "$dest/agent/usr/share/doc/gpuwarden"
-"$python" -m shipping.image.needs "$dest/base" "$dest/agent"
+"$python" -m tools.shipping.image.needs "$dest/base" "$dest/agent"
 
 # Both layers at once, as a container sees them.
 cp -al "$dest/base" "$dest/whole"
 cp -al "$dest/agent/." "$dest/whole/"
-packaging/sbom.py "$dest/whole" >"$dest/sbom.cdx.json"
+"$python" -m tools.shipping.sbom "$dest/whole" >"$dest/sbom.cdx.json"
 rm -rf "$dest/whole"
 install -m 644 -t "$dest/agent/usr/share/doc/gpuwarden" "$dest/sbom.cdx.json"
-packaging/licences.py "$dest/agent" "$dest/agent/usr/share/doc/gpuwarden/licences" # Debian's have theirs in usr/share/doc
+"$python" -m tools.shipping.licences "$dest/agent" "$dest/agent/usr/share/doc/gpuwarden/licences" # Debian's have theirs in usr/share/doc

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# build.sh OUT [VERSION]: builds the Debian packages of this working tree into OUT and has lintian look at them. With VERSION
-# quickly, unseen by lintian and of that version, to try upgrades. debhelper wants debian/ at the top, so it builds a copy of the tree.
+# build.sh OUT [VERSION]: builds the Debian packages of this working tree into OUT and runs lintian on them. With VERSION
+# quickly, without lintian and of that version, to try upgrades. debhelper wants debian/ at the top, so it builds a copy of the tree.
 # Wants `make setup` and `packaging/setup.sh deb`. lintian's errors fail it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -32,14 +32,14 @@ if [ $# -ge 2 ]; then # it lives for minutes
 		"$(sed -n 's/^Maintainer: //p' debian/control)" "$(date --rfc-email --utc --date="@$SOURCE_DATE_EPOCH")" >debian/changelog
 	export COMPRESSION=-Znone
 else
-	packaging/changelog.py --debian >debian/changelog
+	"$PYTHON" -m tools.shipping.announcement --debian >debian/changelog
 fi
 
 find . -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} + # what debhelper installs keeps its time
 
 log=$out/build.log
 dpkg-buildpackage --build=binary --no-sign >"$log" 2>&1 || { tail -n 30 "$log" >&2; die "failed; all of it is in $log"; }
-[ $# -ge 2 ] || lintian --allow-root --fail-on error "$out"/gpuwarden_*.changes || die "lintian has found what must be mended"
+[ $# -ge 2 ] || lintian --allow-root --fail-on error "$out"/gpuwarden_*.changes || die "lintian reports errors"
 for package in "$out"/*.deb; do
 	echo "deb: $package: $(du -k "$package" | cut -f1) kB, installed $(dpkg-deb --field "$package" Installed-Size) kB"
 done

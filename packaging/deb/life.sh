@@ -85,13 +85,14 @@ leave_a_throttle() {
 	until [ "$(cat "/proc/$tgid/comm")" = sleep ]; do sleep 0.02; done
 	inside /usr/lib/gpuwarden/bin/python3 -I - "$tgid" <<-'EOF'
 		import os, signal, sys, time
-		from agent.model import ContainerKey
-		from agent.procfs import Procfs
-		from enforce.entries import Entry
-		from enforce.ledger import Ledger
+		from agent.core.model import ContainerKey
+		from agent.node.procfs import Procfs
+		from enforce.ledger.entries import LedgerEntry
+		from enforce.ledger.ledger import Ledger
 
 		tgid = int(sys.argv[1])
-		entry = Entry.of("pace", Procfs().process_id(tgid), ContainerKey("docker:of-a-dead-agent"), time.time_ns())
+		process, container = Procfs().process_id(tgid), ContainerKey("docker:of-a-dead-agent")
+		entry = LedgerEntry.of("pace", process, container, time.time_ns())
 		Ledger("/run/gpuwarden/ledger.jsonl").intend(entry)
 		os.kill(tgid, signal.SIGSTOP)
 	EOF
@@ -159,9 +160,9 @@ look_at_the_service() {
 	done' || fail "$(in_systemd journalctl --no-pager --unit gpuwarden)"
 	in_systemd timeout 60 /usr/lib/gpuwarden/bin/python3 -I -c '
 import time
-from agent import endpoint
+from agent.exporters.api.client import PATH, fetch
 
-while (snapshot := endpoint.fetch(endpoint.PATH)) is None:
+while (snapshot := fetch(PATH)) is None:
     time.sleep(0.2)
 print(snapshot.devices)'
 	in_systemd systemctl status --no-pager gpuwarden
@@ -216,7 +217,7 @@ live() {
 	step "systemd as PID 1 with $version installed" start_systemd
 	step "its service is enabled, runs and answers" look_at_the_service
 	step "removing stops it, purging leaves nothing" remove_under_systemd
-	echo "deb-life: done in $SECONDS s; what the steps said is in $work/log.all"
+	echo "deb-life: done in $SECONDS s; the steps' output is in $work/log.all"
 }
 
 case "${2:-}" in

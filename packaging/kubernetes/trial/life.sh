@@ -17,4 +17,4 @@ mkdir -p /var/lib/kubelet /var/lib/gpuwarden
 unshare --mount --net --propagation private bash -c '
 	for place in /run /var/lib/kubelet /var/lib/gpuwarden; do mount -t tmpfs -o mode=755 none "$place" && mount --make-rshared "$place"; done
 	mkdir -p /run/containerd
-	exec "$@"' life "$PWD/.venv/bin/python" -m shipping.kubernetes.life "$folder" "$cache/bin" "$helm" "$image"
+	exec "$@"' life "$PWD/.venv/bin/python" -m tools.shipping.kubernetes.life "$folder" "$cache/bin" "$helm" "$image"
