@@ -38,6 +38,15 @@ _EXITS: Final = (
 )
 
 
+class EndedBySignal(KeyboardInterrupt):
+    """A class of its own, since Python (3.11, pythonrun.c, run_eval_code_obj) kills the process with SIGINT at its end
+    when a KeyboardInterrupt, and nothing derived from it, has left an exec() of text, also one that was caught."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     made = argparse.ArgumentParser(
@@ -102,17 +111,16 @@ def _run(given: argparse.Namespace, log: IO[bytes]) -> int:
     for number in _ENDS:
         # A shell has what it starts in the background ignore SIGINT; nohup means it when it has SIGHUP ignored.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, end_by_signal)
     adopt_orphans()
     report = Report(given.simulated, given.quick)
     with tempfile.TemporaryDirectory(prefix="gwgpu-", ignore_cleanup_errors=True) as folder:
         driver = Driver(report, Path(folder), given.out, log, shower(sys.stdout))
         try:
             driver.run(given.only, given.limit_seconds)
-        except KeyboardInterrupt as interrupted:
-            number = interrupted.args[0] if interrupted.args else signal.SIGINT
+        except EndedBySignal as interrupted:
             print(f"gpu: ended early; what there was is in {report.write(given.out)}", file=sys.stderr)
-            return 128 + int(number)
+            return 128 + interrupted.number
     with contextlib.suppress(OSError, ValueError):
         print(f"{report.source}: {summary(report.rows)}. {given.out / NAME}")
     if "GPU" not in report.machine():
@@ -121,11 +129,11 @@ def _run(given: argparse.Namespace, log: IO[bytes]) -> int:
     return 1 if report.counts()[Verdict.FAILED] else 0
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
+def end_by_signal(number: int, _frame: FrameType | None) -> None:
     """Once: Ctrl-C reaches this process and the script that started it, which passes it on."""
     for one in _ENDS:
         signal.signal(one, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
+    raise EndedBySignal(number)
 
 
 def _let_stdout_go() -> None:

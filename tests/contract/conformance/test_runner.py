@@ -41,6 +41,19 @@ def test_a_signal_ends_it_with_a_report_also_in_the_background(tmp_path: Path, n
     assert not json.loads((tmp_path / "report.json").read_text())["complete"]
 
 
+def test_a_signal_that_comes_while_python_runs_text_keeps_the_exit_status() -> None:
+    """Such as in the middle of making a dataclass; a bare KeyboardInterrupt makes it a death by SIGINT."""
+    program = """\
+import sys
+from conformance.__main__ import EndedBySignal, end_by_signal
+try:
+    exec("end_by_signal(15, None)")
+except EndedBySignal as ended:
+    sys.exit(128 + ended.number)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 128 + signal.SIGTERM
+
+
 def test_what_it_prints_need_not_be_read(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
