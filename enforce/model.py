@@ -153,7 +153,7 @@ class Subject:
 class Rung(Protocol):
     """What the ladder may do to a whole offline container beyond pace and gate. One file each, in enforce.actuators.
 
-    It is undone as `enforce.actuators.undo.UNDO[name]` says, from its ledger entries alone, whoever does it.
+    It is undone as `enforce.actuators.undo.UNDO[name]` says, from its ledger entries alone, by any process.
     """
 
     name: str

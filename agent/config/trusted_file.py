@@ -28,7 +28,7 @@ _MOST_LINKS: Final = 40  # path_resolution(7)
 
 
 def exposed_path(path: str | os.PathLike[str]) -> str | None:
-    """Who could replace the file, and what to do about it; None: nobody. Does not check the file itself. OSError."""
+    """Who could replace the file, and what to do about it; None: no other user. The file itself aside. OSError."""
     parts = os.path.join(os.getcwd(), os.fspath(path)).split("/")
     here, links = "/", 0
     while parts:
@@ -84,7 +84,7 @@ def _is_trusted_owner(facts: os.stat_result) -> bool:
 
 
 def exposed(path: str | os.PathLike[str], status: os.stat_result) -> str | None:
-    """Who besides its owner could change or replace the file, and what to do about it; None: nobody. OSError."""
+    """Who besides its owner could change or replace the file, and what to do about it; None: no other user. OSError."""
     return _writable(status) or exposed_path(path)
 
 

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Rules made of a pod's own annotations, as far as the policy allows its namespace.
 
-The file's rules win, also where they dispute a container. Whoever may create a pod may write anything here, so only
+The file's rules win, also where they dispute a container. A user who may create a pod may write anything here, so only
 what harms no other pod is accepted: no address to read from, no function to probe, no weight above that of others. A
 mistake is reported and the pod left alone; annotations of which one is wrong are ignored as a whole.
 """

@@ -300,7 +300,7 @@ class ProcessFollower(Generic[S]):
             _log.warning("signal %s: %s", self._settings.signal, watch.trouble)
 
     def _count(self, watch: _Watch[S], reason: str) -> None:
-        """Sources come from pods' annotations, too, so there may be any number of them: the first are told apart."""
+        """Sources come from pods' annotations, too, so there may be any number of them: the first have a label each."""
         self.failed += 1
         if (watch.source, reason) in self.failures or len(self.failures) < _MOST_COUNTED:
             self.failures[watch.source, reason] += 1

@@ -166,7 +166,7 @@ class Environment:
 
 
 def init(options: argparse.Namespace, env: Environment) -> int:
-    """Exit code 0, or 2 where the flags make no valid policy. SetupError: the file exists, or nobody answers."""
+    """Exit code 0, or 2 where the flags make no valid policy. SetupError: the file exists, or there is no terminal."""
     file = options.file
     if file != _STDOUT and not options.force and os.path.lexists(file):
         raise SetupError(f"{file} exists: give another FILE, or --force to replace it")
