@@ -39,7 +39,7 @@ _EXITS: Final = (
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """A class of its own, since Python (3.11, pythonrun.c, run_eval_code_obj) kills the process with SIGINT at its end
+    """A class of its own, since CPython (3.11, run_eval_code_obj) kills the process with SIGINT at its end
     when a KeyboardInterrupt, and nothing derived from it, has left an exec() of text, also one that was caught."""
 
     def __init__(self, number: int) -> None:
