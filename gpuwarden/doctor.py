@@ -8,6 +8,7 @@ import argparse
 import logging
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -19,8 +20,7 @@ from agent.core.errors import ProbeError, SetupError, WardenError
 from agent.core.model import ProbeStatus
 from agent.core.text import printable
 from agent.node import preflight
-from agent.node.elf import exported_functions
-from agent.node.instructions import EntryInstruction, entries
+from agent.node.instructions import EntryInstruction, ProbePlace
 from agent.node.procfs import Procfs
 from agent.nvml.client import Nvml
 from agent.probes.discovery import Discovery, host_libraries
@@ -121,7 +121,7 @@ def _probes(libcuda: Sequence[str]) -> str:
         lines = [
             line
             for library in libraries
-            for line in (*_library(library.status(), library.absent), *_probe_costs(library))
+            for line in (*_library(library.status(), library.absent), *cost_lines(_attached_places(library)))
         ]
         lines = lines or ["programs load; no library to attach to yet"]
         lines.append(f"      allocations that do not fit can be {'denied' if probes.can_deny else 'held, not denied'}")
@@ -156,31 +156,32 @@ def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
         yield f"      FAILED {symbol}: {why}"
 
 
-def _probe_costs(library: AttachedLibrary) -> Iterator[str]:
-    """`cost_lines` of the probed functions. Nothing where their first instructions are unknown."""
-    try:
-        offsets = exported_functions(library.path, "cu")
-        found = entries(library.path, {name: offsets[name] for name in library.attached if name in offsets})
-    except (ProbeError, OSError):  # reported as a failure of the library
+def _attached_places(library: AttachedLibrary) -> dict[str, ProbePlace]:
+    return {name: place for name, place in library.places.items() if name not in library.failed}
+
+
+def cost_lines(places: Mapping[str, ProbePlace]) -> Iterator[str]:
+    """The lines about where probes stand and what they cost. `places`: by function; nothing where one is unknown."""
+    kinds = {place.instruction for place in places.values()}
+    if not places or None in kinds:
         return
-    if None not in found.values():
-        yield from cost_lines(found)
-
-
-def cost_lines(found: Mapping[str, EntryInstruction | None]) -> Iterator[str]:
-    """The lines about the costs of probes, by the instruction at each function's entry. `found`: by function."""
-    stepped = [name for name, entry in found.items() if entry is EntryInstruction.SINGLE_STEPPED]
-    refused = [name for name, entry in found.items() if entry is EntryInstruction.REFUSED]
-    emulated = len(found) - len(stepped) - len(refused)
-    if found:
-        yield f"      {emulated} of {len(found)} begin with an instruction that the kernel emulates: cheap to watch"
-    if stepped:
-        expensive = (
-            "probes on these cost more, in a virtual machine 10 µs a call, as their first instruction is single-stepped"
-        )
+    by_kind = {kind: [name for name, place in places.items() if place.instruction is kind] for kind in EntryInstruction}
+    cheap = by_kind[EntryInstruction.EMULATED]
+    distances = Counter(places[name].distance for name in cheap)
+    where = ", ".join(f"{count} {_where(distance)}" for distance, count in sorted(distances.items()))
+    yield (
+        f"      {len(cheap)} of {len(places)} probes stand on an instruction that the kernel emulates, "
+        f"which is cheap{f': {where}' if where else ''}"
+    )
+    if stepped := by_kind[EntryInstruction.SINGLE_STEPPED]:
+        expensive = "these cost more, in a virtual machine 10 µs a call, as the kernel single-steps their instruction"
         yield f"      {expensive}: {', '.join(stepped)}"
-    if refused:
+    if refused := by_kind[EntryInstruction.REFUSED]:
         yield f"      the kernel takes no probe on the first instruction of these, so not seen: {', '.join(refused)}"
+
+
+def _where(distance: int) -> str:
+    return f"{distance} bytes behind the function's first" if distance else "at the function's first byte"
 
 
 def _container_names() -> str:

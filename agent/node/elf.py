@@ -15,6 +15,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from elftools.elf.elffile import ELFFile
 
@@ -74,8 +75,20 @@ def parsed(stream: Bounded) -> ELFFile:
     return elf
 
 
+class Extent(NamedTuple):
+    """Where a function is in a file. `size_bytes`: as the symbol says; 0 where it does not."""
+
+    offset: int
+    size_bytes: int
+
+
 def exported_functions(file: str | int, prefix: str) -> dict[str, int]:
     """File offsets of the functions so named that the library has. ProbeError when it is no readable ELF library."""
+    return {name: extent.offset for name, extent in exported_extents(file, prefix).items()}
+
+
+def exported_extents(file: str | int, prefix: str) -> dict[str, Extent]:
+    """`exported_functions` with their sizes."""
     with Bounded(file) as stream:
         size = stream.size_bytes()
         if size > _LARGEST_BYTES:
@@ -85,11 +98,11 @@ def exported_functions(file: str | int, prefix: str) -> dict[str, int]:
             addresses = list(_addresses(elf, stream, prefix.encode()))
             segments = list(_segments(elf))
             found = {}
-            for name, address in addresses:
+            for name, address, bytes_of_it in addresses:
                 stream.require_time()
                 offset = _file_offset(segments, address)
                 if offset is not None and offset < size:
-                    found[name] = offset
+                    found[name] = Extent(offset, bytes_of_it)
         except ProbeError as error:
             raise ProbeError(f"not probed: {error}") from error
         except Exception as error:  # the parser asserts, and runs off the ends of what it reads
@@ -97,8 +110,8 @@ def exported_functions(file: str | int, prefix: str) -> dict[str, int]:
     return found
 
 
-def _addresses(elf: ELFFile, stream: Bounded, prefix: bytes) -> Iterator[tuple[str, int]]:
-    """By name; read by us, as elftools would take a read for each."""
+def _addresses(elf: ELFFile, stream: Bounded, prefix: bytes) -> Iterator[tuple[str, int, int]]:
+    """Names, addresses and sizes; read by us, as elftools would take a read for each."""
     section = elf.get_section_by_name(".dynsym")
     if section is None:
         return
@@ -109,7 +122,8 @@ def _addresses(elf: ELFFile, stream: Bounded, prefix: bytes) -> Iterator[tuple[s
     names = stream.at(strings["sh_offset"], strings["sh_size"])
     symbols = stream.at(section["sh_offset"], count * _SYMBOL.size)
     left = _MOST_FUNCTIONS
-    for name, info, _, defined, value, _ in _SYMBOL.iter_unpack(symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size]):
+    whole = len(symbols) // _SYMBOL.size * _SYMBOL.size
+    for name, info, _, defined, value, size in _SYMBOL.iter_unpack(symbols[:whole]):
         if info & 0xF == _FUNCTION and defined and names.startswith(prefix, name):
             left -= 1
             if left < 0:
@@ -117,7 +131,7 @@ def _addresses(elf: ELFFile, stream: Bounded, prefix: bytes) -> Iterator[tuple[s
             stream.require_time()
             end = names.find(b"\0", name, name + _LONGEST_NAME + 1)
             if end >= 0 and (text := names[name:end]).isascii():  # no other can be one of ours
-                yield text.decode("ascii"), value
+                yield text.decode("ascii"), value, size
 
 
 def _segments(elf: ELFFile) -> Iterator[tuple[int, int, int]]:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Instructions under probes: the cost at a function's entry, and return instructions that a denied call jumps to.
+"""Instructions under probes: where in a function a probe is cheap, and return instructions that denied calls jump to.
 
 A probe is a breakpoint in the instruction's place. If the kernel can emulate the instruction, the program goes on at
-once; else the kernel single-steps a copy of it, which is a second trap, expensive in a virtual machine. Some
-instructions can have no probe at all; the kernel reports that only while a process has the file mapped, so a probe that
-was attached before is silent. Source: arch/x86/kernel/uprobes.c of Linux 5.15 to 6.18.
+once; else the kernel single-steps a copy of it, which is a second trap, expensive in a virtual machine: 10 µs a call
+instead of 0.7. Some instructions can have no probe at all; the kernel reports that only while a process has the file
+mapped, so a probe that was attached before is silent. Source: arch/x86/kernel/uprobes.c of Linux 5.15 to 6.18.
+
+NVIDIA's drivers 470 to 555, and 595, begin each export with a comparison that is single-stepped, and a conditional jump
+that is emulated: `cmpl $imm, state(%rip); je …`. So a probe may stand behind instructions that only read memory and set
+flags: registers, stack and return address are there what they are at the function's entry.
 
 A denied call jumps to any return instruction in the same executable segment: on x86-64 even a byte inside of another
 instruction will do, as long as no probe is ever placed on it.
@@ -15,12 +19,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection, Mapping
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.core.errors import ProbeError
-from agent.node.elf import Bounded, parsed
+from agent.node.elf import Bounded, Extent, parsed
 from agent.node.preflight import kernel_version
 
 LONGEST_BYTES: Final = 15  # of an x86 instruction
@@ -33,6 +39,15 @@ class EntryInstruction(StrEnum):
     SINGLE_STEPPED = "single-stepped"
     REFUSED = "refused"
 
+
+class ProbePlace(NamedTuple):
+    """Bytes from a function's first one to its probes, and the instruction there; None: unknown."""
+
+    distance: int
+    instruction: EntryInstruction | None
+
+
+AT_ENTRY: Final = ProbePlace(0, None)
 
 _PREFIXES: Final = frozenset(b"\x26\x2e\x36\x3e\x64\x65\x66\x67\xf0\xf2\xf3")
 _BAD_PREFIXES: Final = frozenset(b"\x26\x2e\x36\x3e\xf0")  # segments but fs and gs, and lock
@@ -49,6 +64,19 @@ _CALL, _JUMP_FAR, _JUMP_NEAR, _NOP, _TWO_BYTES, _LONG_NOP, _MOVE_TO_SEGMENT = 0x
 _STACK_SEGMENT: Final = 2
 _EXTENDS: Final = 0x41  # the REX prefix of push %r8 to push %r15
 _LONG_NOP_SINCE: Final = (6, 18)  # of Linux: emulated
+
+_FARTHEST_PLACE_BYTES: Final = 16
+# Neither registers but the flags, nor stack, nor memory are changed, and no jump is taken: endbr64, nops, comparisons
+# of memory at a fixed address with a number, tests against a number.
+_ONLY_SETS_FLAGS: Final = re.compile(
+    rb"\xf3\x0f\x1e\xfa"  # endbr64
+    rb"|[\x66\x2e]*\x90|[\x66\x2e]*\x0f\x1f(?:"  # nops, by the form of their address
+    rb"[\x00-\x03\x06\x07\xc0-\xc7]|\x04.|\x05.{4}|[\x40-\x43\x45-\x47].|\x44.{2}|[\x80-\x83\x85-\x87].{4}|\x84.{5})"
+    rb"|\x48?(?:\x80\x3d.{5}|\x83\x3d.{5}|\x81\x3d.{8})|\x66(?:\x83\x3d.{5}|\x81\x3d.{6})"  # cmp $imm, at(%rip)
+    rb"|\x48?(?:\xf6\x05.{5}|\xf7\x05.{8})|\x66\xf7\x05.{6}"  # test $imm, at(%rip)
+    rb"|\xa8.|\x48?\xa9.{4}|[\x40\x41]?\xf6[\xc0-\xc7].|[\x41\x48\x49]?\xf7[\xc0-\xc7].{4}",  # test $imm, register
+    re.DOTALL,
+)
 
 
 def entry(code: bytes, kernel: tuple[int, int], machine: str) -> EntryInstruction | None:
@@ -76,11 +104,41 @@ def entry(code: bytes, kernel: tuple[int, int], machine: str) -> EntryInstructio
     return EntryInstruction.EMULATED if _is_push(prefixes, rex, opcode) else EntryInstruction.SINGLE_STEPPED
 
 
-def entries(file: str | int, places: Mapping[str, int]) -> dict[str, EntryInstruction | None]:
-    """`entry` of the functions at these offsets of a file, for the running kernel. ProbeError, OSError."""
-    kernel, machine = kernel_version(platform.release()), platform.machine()
+def entry_here(code: bytes) -> EntryInstruction | None:
+    """`entry` on the running kernel."""
+    return entry(code, kernel_version(platform.release()), platform.machine())
+
+
+def place(code: bytes, kernel: tuple[int, int], machine: str) -> ProbePlace:
+    """The cheap place in the function that these bytes begin; its entry where none is. `code`: no byte of another."""
+    at_entry = ProbePlace(0, entry(code, kernel, machine))
+    at = 0
+    while machine == "x86_64" and at < min(_FARTHEST_PLACE_BYTES, len(code)):
+        if entry(code[at:], kernel, machine) is EntryInstruction.EMULATED:
+            return ProbePlace(at, EntryInstruction.EMULATED)
+        match = _ONLY_SETS_FLAGS.match(code, at)
+        if match is None:
+            break
+        at = match.end()
+    return at_entry
+
+
+def places(file: str | int, functions: Iterable[Extent]) -> dict[int, ProbePlace]:
+    """`place` of functions of a file by their offset, for the running kernel. ProbeError, OSError.
+
+    A place lies before the function's end and before the next of these functions; those of unknown size have one at
+    their entry, or behind it by instructions alone.
+    """
+    most = _FARTHEST_PLACE_BYTES + LONGEST_BYTES
+    sizes = {function.offset: function.size_bytes or most for function in functions}
+    starts = sorted(sizes)
     with Bounded(file) as stream:
-        return {name: entry(stream.at(offset, LONGEST_BYTES), kernel, machine) for name, offset in places.items()}
+        code = {
+            start: stream.at(start, min(most, sizes[start], following - start))
+            for start, following in zip(starts, [*starts[1:], sys.maxsize], strict=True)
+        }
+    kernel, machine = kernel_version(platform.release()), platform.machine()
+    return {start: place(text, kernel, machine) for start, text in code.items()}
 
 
 def _is_push(prefixes: bytes, rex: int, opcode: bytes) -> bool:
@@ -115,7 +173,10 @@ _EXECUTABLE = 1
 def returns(
     file: str | int, functions: Collection[int], probed: Collection[int], machine: str = platform.machine()
 ) -> Mapping[int, int]:
-    """File offset of a function → bytes from it to a return instruction. Functions without one near are left out."""
+    """File offset of a place in a function → bytes from it to a return instruction; left out where none is near.
+
+    `functions`: the places of the probes that deny. `probed`: of all probes.
+    """
     if machine not in _INSTRUCTIONS:
         return {}
     code, alignment = _INSTRUCTIONS[machine]

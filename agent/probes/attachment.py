@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.core.errors import ProbeError
+from agent.node.instructions import AT_ENTRY, ProbePlace
 from agent.probes.libbpf import BpfObject, Link
 from agent.probes.libraries import FileChanges, FileId, OpenFile
 
@@ -35,18 +36,22 @@ def load_uprobes(path: Path, programs: Collection[str], *, also: Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class ProbedFunction:
-    """A function of a file, by the file offset of its first byte, and the programs for its entry and its return."""
+    """A function of a file, by the file offset of its first byte, and the programs for its entry and its return.
+
+    Both probes go in at `place`, which `agent.node.instructions.places` finds.
+    """
 
     name: str
     offset: int
     cookie: int
     entry: str | None
     at_return: str | None
+    place: ProbePlace = AT_ENTRY
 
     @property
     def probe_offset(self) -> int:
-        """The file offset at which both probes go in. The only place that decides it."""
-        return self.offset
+        """The file offset of both probes."""
+        return self.offset + self.place.distance
 
 
 @dataclass(slots=True, eq=False)

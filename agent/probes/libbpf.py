@@ -256,7 +256,7 @@ class BpfObject:
         also: Collection[str] = (),
     ) -> None:
         self.lib = Library()
-        self._multi = bool(multi)
+        self.multi = bool(multi)  # its uprobes are of uprobe_multi links
         if not path.is_file():
             raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
         self._object = self.lib.bpf_object__open_file(os.fsencode(path), None)
@@ -342,7 +342,7 @@ class BpfObject:
         self, program: str, path: str, probes: Sequence[tuple[int, int]], *, at_return: bool
     ) -> list[Link]:
         """Attaches to several (file offset, cookie) of `path`, for every process that maps it. All of them or none."""
-        if self._multi:
+        if self.multi:
             return [self._attach_multi(program, path, probes, at_return=at_return)]
         links: list[Link] = []
         try:

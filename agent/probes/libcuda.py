@@ -14,15 +14,15 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.containers.index import ContainerIndex
 from agent.core.errors import ProbeError
 from agent.core.model import HOST, ContainerKey, ProbeCounts, ProbeStatus, ProcessId
-from agent.node.elf import exported_functions
-from agent.node.instructions import returns
+from agent.node.elf import exported_extents
+from agent.node.instructions import ProbePlace, places, returns
 from agent.node.proc_parse import MappedFile
 from agent.node.procfs import Procfs
 from agent.probes import abi
@@ -50,6 +50,7 @@ class AttachedLibrary:
     absent: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     unknown_versions: list[str] = field(default_factory=list)
+    places: dict[str, ProbePlace] = field(default_factory=dict)  # of the probes of each symbol that it has
     attachment: Attachment | None = None  # None: not remembered, as there are too many
     owner: ContainerKey | None = None  # the container that brought it first; None: the node itself
 
@@ -217,30 +218,37 @@ class LibcudaProbes:
     def _functions(self, library: AttachedLibrary, file: FileId, descriptor: int) -> list[ProbedFunction]:
         """What is probed in a file; none where it is no library that can be read, with the reason in `failed`."""
         try:
-            offsets = exported_functions(descriptor, "cu")
-        except ProbeError as error:
+            extents = exported_extents(descriptor, "cu")
+            probe_places = places(descriptor, extents.values())
+        except (ProbeError, OSError) as error:
             library.failed["*"] = str(error)
             _log.warning("%s: %s", library.path, error)
             return []
         library.number = self._numbers.of(file)
-        library.unknown_versions = unknown_versions(offsets.keys())
-        library.absent = [symbol.name for symbol in SYMBOLS if offsets.get(symbol.name) is None]
-        symbols = by_offset(SYMBOLS, offsets)
-        if self.can_deny:
-            self._put_returns(library, descriptor, symbols)
-        return [_function(offset, symbol, library.number, self.can_deny) for offset, symbol in symbols.items()]
+        library.unknown_versions = unknown_versions(extents.keys())
+        library.absent = [symbol.name for symbol in SYMBOLS if symbol.name not in extents]
+        functions = [
+            _function(offset, symbol, library.number, probe_places[offset])
+            for offset, symbol in by_offset(SYMBOLS, extents).items()
+        ]
+        library.places = {function.name: function.place for function in functions}
+        return self._denying(library, descriptor, functions) if self.can_deny else functions
 
-    def _put_returns(self, library: AttachedLibrary, descriptor: int, symbols: Mapping[int, Symbol]) -> None:
-        """Where a denied allocation goes on. One without an entry is held instead."""
-        allocations = {offset: symbol for offset, symbol in symbols.items() if symbol.role is Role.ALLOC}
+    def _denying(
+        self, library: AttachedLibrary, descriptor: int, functions: Sequence[ProbedFunction]
+    ) -> list[ProbedFunction]:
+        """With allocations denied that do not fit, and where a denied one goes on; one without that is held instead."""
+        allocating, _ = PROGRAMS[Role.ALLOC]
+        functions = [replace(one, entry=DENYING) if one.entry == allocating else one for one in functions]
+        denying = {one.probe_offset: one for one in functions if one.entry == DENYING}
         try:
-            found = returns(descriptor, allocations, symbols)
+            found = returns(descriptor, denying, [one.probe_offset for one in functions])
         except (ProbeError, OSError) as error:  # it was cut or written over since its functions were found
             _log.warning("%s: %s", library.path, error)
-            return
+            found = {}
         for offset, distance in found.items():
-            cookie = allocations[offset].cookie(library.number)
-            self.map("returns").put(abi.U64(cookie), abi.S64(distance))
+            self.map("returns").put(abi.U64(denying[offset].cookie), abi.S64(distance))
+        return functions
 
     def libraries(self) -> tuple[AttachedLibrary, ...]:
         """All files that are remembered: those that are probed, and the last that could not be."""
@@ -299,8 +307,5 @@ def _load(path: Path, can_deny: bool) -> BpfObject:
     return load_uprobes(path, {program for pair in PROGRAMS.values() for program in pair if program} | also, also=also)
 
 
-def _function(offset: int, symbol: Symbol, library: int, can_deny: bool) -> ProbedFunction:
-    entry, at_return = PROGRAMS[symbol.role]
-    if can_deny and symbol.role is Role.ALLOC:
-        entry = DENYING
-    return ProbedFunction(symbol.name, offset, symbol.cookie(library), entry, at_return)
+def _function(offset: int, symbol: Symbol, library: int, place: ProbePlace) -> ProbedFunction:
+    return ProbedFunction(symbol.name, offset, symbol.cookie(library), *PROGRAMS[symbol.role], place)

@@ -15,6 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agent.node.elf import Extent
+
 
 class Role(StrEnum):
     """What a symbol does for us; decides which programs are attached at its entry and its return."""
@@ -297,13 +299,12 @@ _NAMES = frozenset(symbol.name for symbol in SYMBOLS)
 _MOST_UNKNOWN = 64  # a file may have any number of such names
 
 
-def by_offset(symbols: Iterable[Symbol], offsets: Mapping[str, int | None]) -> dict[int, Symbol]:
+def by_offset(symbols: Iterable[Symbol], extents: Mapping[str, Extent]) -> dict[int, Symbol]:
     """The symbols that a file has, by file offset; of two names of one function the first, as they are one probe."""
     found: dict[int, Symbol] = {}
     for symbol in symbols:
-        offset = offsets.get(symbol.name)
-        if offset is not None:
-            found.setdefault(offset, symbol)
+        if symbol.name in extents:
+            found.setdefault(extents[symbol.name].offset, symbol)
     return found
 
 

@@ -21,7 +21,8 @@ from typing import Self
 from agent.containers.index import ContainerIndex
 from agent.core.errors import GoneError, ProbeError, SetupError, WardenError
 from agent.core.model import Container, ContainerKey, ProcessId
-from agent.node.elf import exported_functions
+from agent.node.elf import exported_extents
+from agent.node.instructions import places
 from agent.node.procfs import Procfs
 from agent.probes.attachment import Attachments, ProbedFunction, load_uprobes
 from agent.probes.libraries import opened
@@ -154,9 +155,11 @@ class Sampler:
     def _functions(self, descriptor: int) -> list[ProbedFunction]:
         library = next(self._libraries)
         symbols = [symbol for symbol in SYMBOLS if symbol.role in self._programs and is_on_device(symbol)]
+        extents = exported_extents(descriptor, "cu")
+        found = places(descriptor, extents.values())
         return [
-            ProbedFunction(symbol.name, offset, symbol.cookie(library), *self._programs[symbol.role])
-            for offset, symbol in by_offset(symbols, exported_functions(descriptor, "cu")).items()
+            ProbedFunction(symbol.name, offset, symbol.cookie(library), *self._programs[symbol.role], found[offset])
+            for offset, symbol in by_offset(symbols, extents).items()
         ]
 
     def __enter__(self) -> Self:
@@ -168,7 +171,10 @@ class Sampler:
 
 
 def with_caller(addresses: list[int], caller: int) -> list[int]:
-    """Inserts the caller, which kernels before 6.12 leave out: a function has no frame yet at its first instruction."""
+    """Inserts the caller, where the kernel leaves it out: a function has no frame yet where its probe stands.
+
+    Linux ≥ 6.12 leaves it in where the probe is on `push %rbp` or endbr64.
+    """
     if not caller or caller in addresses[1:2]:
         return addresses
     return [*addresses[:1], caller, *addresses[1:]]

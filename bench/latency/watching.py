@@ -16,20 +16,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from agent.core.errors import ProbeError
-from agent.node.elf import exported_functions
-from agent.probes.libbpf import BpfObject
-from agent.probes.symbols import PROGRAMS, SYMBOLS
+from agent.probes.attachment import load_uprobes
 from bench.enforcement.agent import Promise, agent
 from tools.harness.node import BUILD, Node, simulated_node
 from tools.harness.stage import Cpus, Stage, open_stage
+from tools.harness.uprobes import MEASURING, agents_functions, attached
 
 LEAST_RATIO: Final = 0.95
-_EMPTY: Final = Path(__file__).resolve().parents[2] / "build" / "bpf" / "empty.bpf.o"  # `make bpf`
+_EMPTY: Final = MEASURING / "empty.bpf.o"
 _LIBRARY: Final = BUILD / "lib" / "libcuda.so.1"
 # Launches without end, as fast as the process can: kernels of 2 µs, and a wait for each two hundred.
 LAUNCHING: Final = ("--kernels", "200", "--kernel-us", "2", "--blocks", "1", "--iterations-per-us", "100")
@@ -49,19 +48,8 @@ def launches_per_second(stage: Stage[Node], library: Path, seconds: float) -> fl
 @contextmanager
 def empty_probes(library: Path, built: Path = _EMPTY) -> Iterator[None]:
     """An empty program at each place at which the agent has one. ProbeError, SetupError."""
-    with _empty_object(built) as bpf:
-        offsets = exported_functions(str(library), "cu")
-        for at_return in (True, False):
-            places = {offsets[s.name] for s in SYMBOLS if s.name in offsets and PROGRAMS[s.role][1 if at_return else 0]}
-            bpf.attach_uprobes("empty", str(library), [(place, 0) for place in sorted(places)], at_return=at_return)
+    with load_uprobes(built, {"empty"}) as bpf, attached(bpf, library, partial(agents_functions, program="empty")):
         yield
-
-
-def _empty_object(built: Path) -> BpfObject:
-    try:
-        return BpfObject(built, multi={"empty"})
-    except ProbeError:  # as the agent does where the kernel has no uprobe_multi
-        return BpfObject(built)
 
 
 @contextmanager

@@ -16,10 +16,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from conformance.host import Host, Unavailable
 from conformance.report.model import Row, Verdict, failed
+
+if TYPE_CHECKING:
+    from agent.node.elf import Extent
+    from agent.node.instructions import ProbePlace
 
 TITLE: Final = "Where programs enter the driver library, and what a probe costs there"
 SECONDS: Final = 15
@@ -37,8 +41,10 @@ WHAT: Final = (
     "first instruction: emulated",
     "first instruction: single-stepped",
     "first instruction: refused",
-    "first instruction: not known",
+    "first instruction: unknown",
     "{symbol}: first bytes",
+    "probes on an instruction that the kernel emulates",
+    "bytes from a function's first to its probe",
 )
 _PROGRAM: Final = Path(__file__).resolve().parents[1] / "programs" / "addresses.py"
 # In which a form of a probed call came, and the last of each series of CUDA.
@@ -67,15 +73,19 @@ class ProcAddress:
 
 def rows(host: Host) -> Iterator[Row]:
     """Needs a driver library, and no right to probe it."""
-    from agent.node.elf import exported_functions
+    from agent.node.elf import exported_extents
+    from agent.node.instructions import places
     from agent.probes.symbols import SYMBOLS
 
     if host.libcuda is None:
         raise Unavailable("there is no libcuda.so.1 on this machine")
-    exports = exported_functions(str(host.libcuda), "cu")
+    extents = exported_extents(str(host.libcuda), "cu")
+    exports = {name: extent.offset for name, extent in extents.items()}
     probed = [symbol.name for symbol in SYMBOLS]
     yield from symbol_rows(exports, probed)
-    yield from entry_rows(host.libcuda, {name: exports[name] for name in probed if name in exports})
+    probed_extents = {name: extents[name] for name in probed if name in extents}
+    yield from entry_rows(host.libcuda, probed_extents)
+    yield from place_rows(probed_extents, places(str(host.libcuda), extents.values()))
     answer = _asked(host, host.libcuda, sorted(exports), bases(probed))
     if isinstance(answer, str):
         yield failed(ITEM, "cuGetProcAddress gives exported functions", answer)
@@ -175,33 +185,44 @@ def _thread_row(exports: Mapping[str, int], names: Mapping[int | str, list[str]]
     )
 
 
-def entry_rows(libcuda: Path, places: Mapping[str, int]) -> Iterator[Row]:
-    """What the kernel does with the instruction under each probe, and the first bytes of the calls that matter most."""
-    from agent.node.instructions import LONGEST_BYTES, EntryInstruction, entries
+def entry_rows(libcuda: Path, functions: Mapping[str, Extent]) -> Iterator[Row]:
+    """What the kernel does with first instructions, and the first bytes of the calls that matter most."""
+    from agent.node.instructions import LONGEST_BYTES, EntryInstruction, entry_here
 
-    found = entries(str(libcuda), places)
     with libcuda.open("rb") as stream:
-        begins = {name: os.pread(stream.fileno(), LONGEST_BYTES, offset) for name, offset in places.items()}
+        begins = {name: os.pread(stream.fileno(), LONGEST_BYTES, at.offset) for name, at in functions.items()}
+    found = {name: entry_here(code) for name, code in begins.items()}
     for kind in (*EntryInstruction, None):
         named = [name for name, entry in found.items() if entry is kind]
         common = Counter(begins[name][:4].hex(" ") for name in named).most_common(5)
         yield _row(
-            f"first instruction: {kind or 'not known'}",
-            _verdict_of_kind(kind is EntryInstruction.EMULATED, len(named), len(found)),
+            f"first instruction: {kind or 'unknown'}",
+            Verdict.MEASURED,
             len(named),
-            len(found) if kind is EntryInstruction.EMULATED else 0,
-            "; ".join(f"{count} × {code}" for code, count in common)
-            + (f": {_some(named)}" if named and kind is not EntryInstruction.EMULATED else ""),
+            len(found),
+            "; ".join(f"{count} × {code}" for code, count in common),
         )
     for name, code in begins.items():
         if _SHOWN.fullmatch(name.removesuffix("_ptsz")):
-            yield _row(
-                f"{name}: first bytes", Verdict.MEASURED, code[:8].hex(" "), note=str(found[name] or "not known")
-            )
+            yield _row(f"{name}: first bytes", Verdict.MEASURED, code[:16].hex(" "), note=str(found[name] or "unknown"))
 
 
-def _verdict_of_kind(wanted: bool, count: int, of: int) -> Verdict:
-    return Verdict.OK if count == (of if wanted else 0) else Verdict.DIFFERS
+def place_rows(functions: Mapping[str, Extent], places: Mapping[int, ProbePlace]) -> Iterator[Row]:
+    """Where the agent's probes stand, and whether they are cheap there."""
+    from agent.node.instructions import EntryInstruction
+
+    found = {name: places[extent.offset] for name, extent in functions.items()}
+    expensive = [name for name, place in found.items() if place.instruction is not EntryInstruction.EMULATED]
+    yield _row(
+        "probes on an instruction that the kernel emulates",
+        Verdict.DIFFERS if expensive else Verdict.OK,
+        len(found) - len(expensive),
+        len(found),
+        f"others: {_some(expensive)}" if expensive else "",
+    )
+    distances = Counter(place.distance for place in found.values())
+    shown = ", ".join(f"{count} × +{distance}" for distance, count in sorted(distances.items()))
+    yield _row("bytes from a function's first to its probe", Verdict.MEASURED, shown)
 
 
 def _sum(what: str, given: Sequence[ProcAddress], wrong: Sequence[ProcAddress], note: str) -> Row:

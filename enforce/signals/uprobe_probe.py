@@ -16,7 +16,9 @@ from pathlib import Path
 
 from agent.core.errors import GoneError, ProbeError, SetupError
 from agent.core.model import ProcessId
+from agent.node.elf import Extent
 from agent.node.elf_functions import function_offset
+from agent.node.instructions import places
 from agent.node.procfs import Procfs
 from agent.probes import abi
 from agent.probes.abi import U32, U64
@@ -134,7 +136,8 @@ class UprobeProbes:
 
         def function(descriptor: int) -> list[ProbedFunction]:
             offset = function_offset(descriptor, source.symbol, source.offset, source.nothrow)
-            return [ProbedFunction(source.symbol or hex(offset), offset, target, _ENTRY, _RETURN)]
+            place = places(descriptor, [Extent(offset, 0)])[offset]
+            return [ProbedFunction(source.symbol or hex(offset), offset, target, _ENTRY, _RETURN, place)]
 
         attachment = self._files.attach(file, function, purpose)
         for reason in attachment.failed.values():

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.errors import ProbeError
-from agent.node.elf import exported_functions
-from agent.node.instructions import EntryInstruction, entries
+from agent.node.elf import exported_extents
+from agent.node.instructions import EntryInstruction, places
 from agent.probes.abi import U32, U64
-from agent.probes.libbpf import BpfObject, Map
+from agent.probes.attachment import ProbedFunction, load_uprobes
+from agent.probes.libbpf import Map
 from agent.probes.symbols import SYMBOLS, Role, Symbol
-from conformance.checks.probes.objects import loaded
+from tools.harness.uprobes import attached
 
 MOST: Final = 4096  # places: hits.bpf.c
 # What may launch, allocate, copy, free or wait.
@@ -85,7 +86,7 @@ def recounts(name: str) -> bool:
     return _RECOUNTING.match(name) is not None
 
 
-def places(exports: Mapping[str, int]) -> dict[int, str]:
+def watched(exports: Mapping[str, int]) -> dict[int, str]:
     """Offset → name of what is watched; of two names of one function the probed one."""
     found: dict[int, str] = {}
     for name in sorted(exports, key=lambda name: (name not in _SYMBOLS, name)):
@@ -115,31 +116,23 @@ def between(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, in
 
 @contextmanager
 def counting(built: Path, libcuda: Path) -> Iterator[Hits]:
-    """Counts until the end of the block. ProbeError, SetupError."""
-    watched = places(exported_functions(str(libcuda), "cu"))
-    if len(watched) > MOST:
-        raise ProbeError(f"{libcuda} has {len(watched)} functions to watch, more than {MOST}")
-    begins = entries(str(libcuda), {name: offset for offset, name in watched.items()})
-    failed = {
-        name: "no probe on such an instruction" for name, entry in begins.items() if entry is EntryInstruction.REFUSED
-    }
-    watched = {offset: name for offset, name in watched.items() if name not in failed}
-    bpf, _ = loaded(built, "count")
-    with bpf:
-        probes = [(offset, number) for number, offset in enumerate(watched)]
-        failed |= _attach(bpf, str(libcuda), probes, list(watched.values()))
-        yield Hits(tuple(watched.values()), failed, bpf.map("hits", U32, U64))
+    """Counts until the end of the block. ProbeError, SetupError, OSError."""
+    names: list[str] = []
+    failed: dict[str, str] = {}
 
+    def functions(descriptor: int) -> list[ProbedFunction]:
+        extents = exported_extents(descriptor, "cu")
+        wanted = watched({name: extent.offset for name, extent in extents.items()})
+        if len(wanted) > MOST:
+            raise ProbeError(f"{libcuda} has {len(wanted)} functions to watch, more than {MOST}")
+        found = places(descriptor, extents.values())
+        refused = [at for at in wanted if found[at].instruction is EntryInstruction.REFUSED]
+        failed.update({wanted.pop(at): "no probe on such an instruction" for at in refused})
+        names.extend(wanted.values())
+        return [
+            ProbedFunction(name, at, number, "count", None, found[at])
+            for number, (at, name) in enumerate(wanted.items())
+        ]
 
-def _attach(bpf: BpfObject, libcuda: str, probes: list[tuple[int, int]], names: list[str]) -> dict[str, str]:
-    """All at once; where that is refused, one by one, whose end takes a tenth of a second each."""
-    failed = {}
-    try:
-        bpf.attach_uprobes("count", libcuda, probes, at_return=False)
-    except ProbeError:
-        for probe, name in zip(probes, names, strict=True):
-            try:
-                bpf.attach_uprobes("count", libcuda, [probe], at_return=False)
-            except ProbeError as error:
-                failed[name] = str(error)
-    return failed
+    with load_uprobes(built, {"count"}) as bpf, attached(bpf, libcuda, functions) as attachment:
+        yield Hits(tuple(names), failed | attachment.failed, bpf.map("hits", U32, U64))

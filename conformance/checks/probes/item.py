@@ -83,11 +83,11 @@ def rows(host: Host) -> Iterator[Row]:
 def _attaching(host: Host, built: Path) -> Iterator[Row]:
     """The agent's own probes, as it attaches them."""
     from agent.node.procfs import Procfs
+    from agent.probes.attachment import load_uprobes
     from agent.probes.libcuda import LibcudaProbes
-    from conformance.checks.probes.objects import loaded
 
-    bpf, multi = loaded(built, "empty")
-    bpf.close()
+    with load_uprobes(built, {"empty"}) as bpf:
+        multi = bpf.multi
     why = "" if multi else "the kernel has none (Linux < 6.6): probes are attached one by one"
     yield _row("uprobe_multi links", Verdict.OK if multi else Verdict.DIFFERS, multi, baseline=True, note=why)
     begun = time.perf_counter()
@@ -119,13 +119,12 @@ def _ms(begun: float) -> float:
 def _hits(host: Host, built: Path) -> Iterator[Row]:
     if platform.machine() != "x86_64":
         raise Unavailable(f"the small functions are machine code of x86-64; this is {platform.machine()}")
-    from conformance.checks.probes.objects import loaded
+    from agent.probes.attachment import load_uprobes
 
     code = host.folder / "code"
     places = machine_code.write(code)
     command = [sys.executable, str(PROGRAMS / "calling.py"), str(code), str(places["loop"])]
-    bpf, _ = loaded(built, "empty")
-    with bpf, JsonClient(host, "calling", command) as calling:
+    with load_uprobes(built, {"empty"}) as bpf, JsonClient(host, "calling", command) as calling:
         try:
             calling.hear(_READY_SECONDS)
         except NoAnswerError as silent:
@@ -140,9 +139,9 @@ def _entry_rows(
     bpf: BpfObject, calling: JsonClient, code: Path, places: Mapping[str, int], calls: int
 ) -> Iterator[Row]:
     """A hit of each instruction; whether the kernel stepped it as agent.node.instructions says."""
-    from agent.node.instructions import entries
+    from agent.node.instructions import entry_here
 
-    expected = entries(str(code), places)
+    expected = {name: entry_here(machine_code.FUNCTIONS[name]) for name in places}
     costs: dict[bool, list[float]] = {True: [], False: []}
     for name, place in places.items():
         bare, _ = _call_ns(calling, place, calls)

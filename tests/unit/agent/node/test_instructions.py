@@ -7,8 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import binary, sampled_from
 
-from agent.node.instructions import EntryInstruction, entries, entry
+from agent.node.elf import Extent
+from agent.node.instructions import AT_ENTRY, EntryInstruction, ProbePlace, entry, place, places
 from gpuwarden.doctor import cost_lines
 
 OLD, NEW = (5, 15), (6, 18)
@@ -95,27 +98,99 @@ def test_vector_instructions_of_other_machines_and_no_instruction_are_unknown() 
     assert of("f3 48") is None
 
 
-def test_functions_are_looked_up_in_their_file(tmp_path: Path) -> None:
+# How exports of NVIDIA's drivers begin: 470 to 555, 580, 595.
+CHECKED = "81 3d d6 7b 87 01 00 ba 1c 32"  # cmpl $0x321cba00,state(%rip)
+DRIVER_555 = f"{CHECKED} 74 0c ff 25 f6 04 78 01 66 0f 1f 44 00 00 b8 04 00 00 00 c3"
+DRIVER_580 = "55 48 89 e5 41 57"
+DRIVER_595 = f"{CHECKED} 74 20 55 48 89 e5"
+SKIPPED = {
+    "endbr64": "f3 0f 1e fa",
+    "nopl": "0f 1f 44 00 00",
+    "nopl rip": "0f 1f 05 01 02 03 04",
+    "nopl far": "0f 1f 80 01 02 03 04",
+    "cs nopw": "66 2e 0f 1f 84 00 01 02 03 04",
+    "cmpb": "80 3d 01 02 03 04 05",
+    "cmpl byte": "83 3d 01 02 03 04 05",
+    "cmpq byte": "48 83 3d 01 02 03 04 05",
+    "cmpq": "48 81 3d 01 02 03 04 05 06 07 08",
+    "cmpw": "66 81 3d 01 02 03 04 05 06",
+    "testb": "f6 05 01 02 03 04 05",
+    "testl": "f7 05 01 02 03 04 05 06 07 08",
+    "testw": "66 f7 05 01 02 03 04 05 06",
+    "test al": "a8 01",
+    "test eax": "a9 01 02 03 04",
+    "test dl": "f6 c2 01",
+    "test r8b": "41 f6 c0 01",
+    "test r8d": "41 f7 c0 01 02 03 04",
+}
+STAYS = {
+    "sub": "48 83 ec 08",
+    "mov": "48 89 f8",
+    "addl to memory": "81 05 01 02 03 04 05 06 07 08",
+    "orb to memory": "80 0d 01 02 03 04 05",
+    "notl of memory": "f7 15 01 02 03 04",
+    "cmp through a register": "81 3f 00 ba 1c 32",
+    "vector": "c5 f8 77",
+    "return": "c3",
+    "indirect jump": "ff 25 01 02 03 04",
+    "trap": "cc",
+}
+
+
+def placed(code: str, kernel: tuple[int, int] = OLD) -> int:
+    return place(bytes.fromhex(code), kernel, "x86_64").distance
+
+
+@pytest.mark.parametrize(("code", "distance"), [(DRIVER_555, 10), (DRIVER_580, 0), (DRIVER_595, 10)])
+def test_a_probe_stands_on_the_first_emulated_instruction_of_each_driver(code: str, distance: int) -> None:
+    assert place(bytes.fromhex(code), OLD, "x86_64") == (distance, EntryInstruction.EMULATED)
+    assert place(bytes.fromhex(code), NEW, "x86_64") == (distance, EntryInstruction.EMULATED)
+
+
+@pytest.mark.parametrize("code", SKIPPED.values(), ids=SKIPPED)
+def test_what_only_sets_flags_is_skipped(code: str) -> None:
+    assert placed(f"{code} 55") == len(bytes.fromhex(code))
+
+
+@pytest.mark.parametrize("code", STAYS.values(), ids=STAYS)
+def test_what_does_more_or_is_unknown_keeps_the_probe_at_the_entry(code: str) -> None:
+    assert placed(f"{code} 55") == 0
+    assert placed(f"f3 0f 1e fa {code} 55") == 0, "also behind one that is skipped"
+
+
+def test_a_place_is_near_in_the_function_and_on_x86_only() -> None:
+    assert placed(f"{'f3 0f 1e fa ' * 3} 55") == 12
+    assert placed(f"{'f3 0f 1e fa ' * 4} 55") == 0
+    assert placed(CHECKED) == 0, "the code ends"
+    assert placed("") == 0
+    assert place(bytes.fromhex(DRIVER_555), NEW, "aarch64") == (0, None)
+
+
+@given(code=binary(max_size=40), kernel=sampled_from([OLD, NEW]))
+def test_whatever_the_bytes_a_place_is_the_entry_or_emulated_and_inside(code: bytes, kernel: tuple[int, int]) -> None:
+    distance, instruction = place(code, kernel, "x86_64")
+    assert instruction is entry(code[distance:], kernel, "x86_64")
+    assert distance == 0 or (instruction is EntryInstruction.EMULATED and distance < min(16, len(code)))
+
+
+def test_a_place_is_before_the_functions_end_and_before_the_next_function(tmp_path: Path) -> None:
     file = tmp_path / "code"
-    file.write_bytes(bytes.fromhex("55 5d c3 cc 48 89 f8 c3"))
-    found = entries(str(file), {"push": 0, "trap": 3, "move": 4, "last": 7, "beyond": 8})
-    if found["push"] is None:
+    file.write_bytes(bytes.fromhex(f"{DRIVER_555} 66 90") * 4)
+    functions = {0: 30, 32: 10, 64: 0, 74: 4, 96: 0, 128: 9}
+    found = places(str(file), [Extent(offset, size) for offset, size in functions.items()])
+    if found[0].instruction is None:
         pytest.skip("not an x86-64 machine")
-    assert found == {
-        "push": EntryInstruction.EMULATED,
-        "trap": EntryInstruction.REFUSED,
-        "move": EntryInstruction.SINGLE_STEPPED,
-        "last": EntryInstruction.SINGLE_STEPPED,
-        "beyond": None,
-    }
+    assert {offset: at.distance for offset, at in found.items()} == {0: 10, 32: 0, 64: 0, 74: 0, 96: 10, 128: 0}
 
 
-def test_the_doctor_names_functions_that_are_dear_and_those_that_are_not_seen() -> None:
-    e, s, r = EntryInstruction.EMULATED, EntryInstruction.SINGLE_STEPPED, EntryInstruction.REFUSED
-    (line,) = cost_lines({"a": e, "b": e})
-    assert "2 of 2 begin" in line
+def test_the_doctor_says_where_probes_stand_and_which_are_expensive_or_not_seen() -> None:
+    e, s, r = (ProbePlace(0, kind) for kind in EntryInstruction)
+    (line,) = cost_lines({"a": e, "b": ProbePlace(10, EntryInstruction.EMULATED), "c": e})
+    assert "3 of 3 probes stand on an instruction that the kernel emulates" in line
+    assert line.endswith("2 at the function's first byte, 1 10 bytes behind the function's first")
     first, second, third = cost_lines({"a": e, "b": s, "c": s, "d": r})
-    assert "1 of 4 begin" in first
-    assert second.endswith("first instruction is single-stepped: b, c")
+    assert "1 of 4 probes" in first
+    assert second.endswith("single-steps their instruction: b, c")
     assert third.endswith("not seen: d")
     assert not list(cost_lines({}))
+    assert not list(cost_lines({"a": AT_ENTRY}))

@@ -35,9 +35,9 @@ from conformance.checks.probes.hits import (
     counted,
     graph_changes,
     kind_of,
-    places,
     recounts,
     unprobed,
+    watched,
 )
 from conformance.clients.json_client import JsonClient, NoAnswerError
 from conformance.host import Host
@@ -159,7 +159,7 @@ def test_what_changes_a_graph_is_distinguished_from_what_is_not_counted(
 
 def test_of_two_names_of_one_function_the_probed_one_is_watched() -> None:
     exports = {"cuAnotherLaunch": 1, "cuLaunchKernel": 1, "cuMemFutureAlloc": 2, "cuInit": 3}
-    assert places(exports) == {1: "cuLaunchKernel", 2: "cuMemFutureAlloc"}
+    assert watched(exports) == {1: "cuLaunchKernel", 2: "cuMemFutureAlloc"}
 
 
 def test_only_what_grew_was_called() -> None:
