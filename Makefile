@@ -21,7 +21,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -37,15 +37,18 @@ packages-deb:
 	@packaging/setup.sh deb
 
 setup: | packages ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
-	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(VENV) bpf sim
+	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(VENV) bpf sim build/harness/library_caller
 
 demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARGS="--json FILE --seconds N"
 	@$(BIN)/gpuwarden demo $(ARGS)
 
-test: setup packages-test ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
+driver-binaries: ## fetch NVIDIA's libcuda, NVML and MPS daemon of three drivers (Debian's non-free, their licence) into build/driver, for tests/driver
+	@tools/driver-binaries.sh build/driver
+
+test: setup packages-test driver-binaries ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
 	@$(BIN)/pytest $(ARGS)
 
-coverage: setup packages-test ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
+coverage: setup packages-test driver-binaries ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
 	@mkdir -p build/coverage
 	@$(BIN)/pytest --cov $(ARGS)
 
@@ -66,6 +69,10 @@ fmt: $(VENV) packages-test ## format Python and C files and fix what ruff can fi
 bpf: $(BPF_OBJECTS) $(MEASURING_OBJECTS) ## compile the BPF programs
 
 bpf-check: $(BPF_CHECKED) ## compile them for every supported architecture
+
+build/harness/%: tools/harness/%.c
+	@mkdir -p $(@D)
+	gcc -std=gnu11 -O2 -Wall -Wextra -Werror $< -o $@
 
 sim: | packages ## compile the simulated GPU and its workloads
 	@$(MAKE) --no-print-directory -C sim

@@ -35,7 +35,7 @@ KNOWN_SKIPS: Final[Mapping[str, str]] = {
 }
 """Test → what CI lacks for it"""
 
-TIERS: Final = ("unit", "contract", "kernel", "sim", "e2e", "gpu")
+TIERS: Final = ("unit", "contract", "kernel", "driver", "sim", "e2e", "gpu")
 _MOST_SECOND_TRIES: Final = 5
 _EXAMPLES: Final = 100
 _LONG_FACTOR: Final = 10
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(tier)
         if item.nodeid in SECOND_TRY:
             item.add_marker(pytest.mark.flaky(reruns=1))
-        if tier in ("kernel", "e2e") and os.geteuid() != 0:
+        if tier in ("kernel", "driver", "e2e") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason=f"the {tier} tier needs root"))
         if config.getoption("--long"):
             _try_more(item)
