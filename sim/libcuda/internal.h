@@ -43,6 +43,16 @@
 #define MAGIC_NODE 0x4e4f4445u
 #define MAGIC_GREEN 0x4752454eu
 
+/* ---- exports.c ---- */
+
+/* A form of a call: the name that programs ask for, and the version of CUDA that brought the form. */
+struct export {
+	const char *name;
+	int version;
+	void *plain, *per_thread;
+};
+extern const struct export exports[]; /* the last one has no name */
+
 /* ---- connection.c ---- */
 
 struct connection {

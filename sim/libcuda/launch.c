@@ -242,7 +242,7 @@ CUresult host_wait(uint32_t stream)
 	return CUDA_SUCCESS;
 }
 
-API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
+static CUresult launch_host_func(CUstream handle, CUhostFn function, void *argument)
 {
 	struct CUstream_st *stream;
 	struct host_call *call;
@@ -276,3 +276,6 @@ API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument)
 	call_end();
 	return result;
 }
+
+API2(cuLaunchHostFunc, cuLaunchHostFunc_ptsz, (CUstream handle, CUhostFn function, void *argument),
+     launch_host_func(handle, function, argument))

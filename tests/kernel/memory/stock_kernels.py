@@ -32,7 +32,7 @@ $B mount -t sysfs s /sys
 $B mount -t devtmpfs d /dev
 $B mount -t tracefs t /sys/kernel/tracing
 echo "kernel: $($B uname -r)"
-LD_LIBRARY_PATH=/t:/lib /t/guest /t
+LD_LIBRARY_PATH=/t:/lib /t/guest /t {arguments}
 $B poweroff -f
 """
 
@@ -111,8 +111,11 @@ class Archive:
             pytest.skip(f"no kernel can be had from Debian's archive: {' '.join(command)}: {reason}")
 
 
-def build_guest(folder: Path) -> Path:
-    """An initial file system with guest.c, what it is linked to, and the BPF objects."""
+def build_guest(folder: Path, libcuda: Path | None = None, place: int = 0) -> Path:
+    """An initial file system with guest.c, what it is linked to, and the BPF objects.
+
+    `libcuda`: a real one, for guest.c to use instead of the one beside it; `place`: of probes on its functions.
+    """
     root, sources = folder / "root", _HERE / "guest"
     for part in ("bin", "dev", "lib", "lib64", "proc", "sys", "t"):
         (root / part).mkdir(parents=True)
@@ -127,7 +130,11 @@ def build_guest(folder: Path) -> Path:
     shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
     for name in ("gpuwarden.bpf.o", "deny.bpf.o"):
         shutil.copy(preflight.bpf_object().with_name(name), root / "t" / name)
-    (root / "init").write_text(_INIT)
+    arguments = ""
+    if libcuda is not None:
+        shutil.copy(libcuda, root / "t/real.so")
+        arguments = f"/t/real.so {place}"
+    (root / "init").write_text(_INIT.format(arguments=arguments))
     (root / "init").chmod(0o755)
     image = folder / "guest.cpio"
     with image.open("wb") as file:
@@ -137,7 +144,7 @@ def build_guest(folder: Path) -> Path:
 
 def boot(kernels: Iterable[Path], guest: Path) -> list[str]:
     """Boots all at once, and returns the console output of each."""
-    options = ["-smp", "1", "-m", "512", "-nographic", "-no-reboot", "-net", "none", "-initrd", str(guest)]
+    options = ["-smp", "1", "-m", "768", "-nographic", "-no-reboot", "-net", "none", "-initrd", str(guest)]
     line = "console=ttyS0 quiet panic=-1 mitigations=off"
     machines = [
         subprocess.Popen(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,20 @@ DIRECTIONS = {
 IN_CONTEXT = 4096  # bytes that a context holds when it is destroyed
 KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned")
 BATCHES = [name for name in (symbol.name for symbol in SYMBOLS) if "Batch" in name]  # of two copies each
+
+
+@pytest.fixture(scope="module", params=[10, 0], ids=["checked", "plain"])
+def driver(request: pytest.FixtureRequest, driver: Driver, plain_driver: Driver) -> Driver:
+    """With either way in which a libcuda begins its functions."""
+    return driver if request.param else plain_driver
+
+
+def test_probes_stand_on_the_first_instruction_that_the_kernel_emulates(
+    request: pytest.FixtureRequest, own_probes: LibcudaProbes
+) -> None:
+    (library,) = own_probes.libraries()
+    expected = request.node.callspec.params["driver"] if platform.machine() == "x86_64" else 0
+    assert {place.distance for place in library.places.values()} == {expected}
 
 
 @contextmanager

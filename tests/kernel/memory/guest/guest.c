@@ -3,6 +3,8 @@
 /*
  * What one kernel makes of a quota: `guest FOLDER` loads the objects of FOLDER as the agent does, bounds a program that
  * allocates, and prints "deny: yes" or "deny: no", one line "OK …" or "FAILED …" per check, and "END".
+ * `guest FOLDER LIBCUDA PLACE`: with NVIDIA's library, whose probes stand so many bytes into its functions. Without a GPU
+ * it refuses each allocation in its own way.
  */
 #define _GNU_SOURCE
 #include "guest.h"
@@ -24,11 +26,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, OUT_OF_MEMORY = 2, UPROBE_MULTI = 48, MULTI_RETURN = 1, THREADS = 4, ROUNDS = 200 };
+enum { MIB = 1 << 20, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, UPROBE_MULTI = 48, MULTI_RETURN = 1, THREADS = 4, ROUNDS = 200 };
 
 static struct bpf_object *object;
 static int victim_socket, multi = 1, failures;
 static pid_t victim;
+static int (*allocate)(unsigned long long *, size_t) = cuMemAlloc_v2;
+static int (*release)(unsigned long long) = cuMemFree_v2;
+static unsigned long place; /* of a probe: bytes from the function */
 
 static void check(int holds, const char *what)
 {
@@ -51,7 +56,7 @@ static int denied_at(int depth)
 {
 	volatile unsigned long long below[8] = {1, 2, 3, 4, 5, 6, 7, 8}, sum = 0;
 	unsigned long long pointer = 77;
-	int result = depth ? denied_at(depth - 1) : cuMemAlloc_v2(&pointer, 6 * MIB);
+	int result = depth ? denied_at(depth - 1) : allocate(&pointer, 6 * MIB);
 
 	for (int i = 0; i < 8; i++)
 		sum += below[i];
@@ -91,9 +96,9 @@ static void allocate_on_command(int commands)
 
 	while (read(commands, &command, 1) == 1) {
 		if (command == 'a')
-			result = cuMemAlloc_v2(&pointer, 6 * MIB);
+			result = allocate(&pointer, 6 * MIB);
 		else if (command == 'f')
-			result = cuMemFree_v2(pointer);
+			result = release(pointer);
 		else
 			result = hammer_all();
 		if (write(commands, &result, sizeof(result)) != sizeof(result))
@@ -199,7 +204,7 @@ static void attach(const char *name, void *function, __u64 cookie, int at_return
 	Dl_info where;
 
 	must(program && dladdr(function, &where), name);
-	offset = (char *)function - (char *)where.dli_fbase;
+	offset = (char *)function - (char *)where.dli_fbase + place;
 	if (!multi) {
 		must(bpf_program__attach_uprobe_opts(program, -1, where.dli_fname, offset, &options) != NULL, name);
 		return;
@@ -323,31 +328,40 @@ static void start_victim(void)
 
 static void attach_all(int deny)
 {
-	__u64 alloc = 1 | ALLOC_POINTER_SIZE << 16, release = 1 | FREE_POINTER << 16 | 1ull << 52;
+	__u64 alloc = 1 | ALLOC_POINTER_SIZE << 16, freed = 1 | FREE_POINTER << 16 | 1ull << 52;
 	__s64 distance = 0;
 
-	while (((unsigned char *)cuMemAlloc_v2)[distance] != 0xc3)
+	while (((unsigned char *)allocate)[place + distance] != 0xc3)
 		distance++;
 	put("returns", &alloc, &distance);
-	attach("memory_alloc_return", cuMemAlloc_v2, alloc, 1);
-	attach("memory_free_return", cuMemFree_v2, release, 1);
-	attach(deny ? "memory_enter_or_deny" : "memory_enter", cuMemAlloc_v2, alloc, 0);
-	attach("memory_free_enter", cuMemFree_v2, release, 0);
+	attach("memory_alloc_return", allocate, alloc, 1);
+	attach("memory_free_return", release, freed, 1);
+	attach(deny ? "memory_enter_or_deny" : "memory_enter", allocate, alloc, 0);
+	attach("memory_free_enter", release, freed, 0);
 }
 
-int main(int argc, char **argv)
+static void take_real_library(const char *path)
 {
-	int deny;
+	void *library = dlopen(path, RTLD_NOW);
 
-	must(argc == 2, "a folder is named");
-	setbuf(stdout, NULL);
-	start_victim();
-	deny = can_deny(argv[1]);
-	load(argv[1], deny);
-	printf("deny: %s\nlinks: %s\n", deny ? "yes" : "no", multi ? "multi" : "single");
-	attach_all(deny);
-	lease(~0ull);
-	bound(10 * MIB);
+	must(library != NULL, "the library can be loaded");
+	allocate = (int (*)(unsigned long long *, size_t))dlsym(library, "cuMemAlloc_v2");
+	release = (int (*)(unsigned long long))dlsym(library, "cuMemFree_v2");
+	must(allocate && release, "it allocates and frees");
+}
+
+static void check_real_library(void)
+{
+	check(ask('a') == NOT_INITIALIZED && use().denied == 0, "an allocation that fits runs");
+	bound(1 * MIB);
+	check(ask('a') == OUT_OF_MEMORY && use().denied == 1, "an allocation that does not fit is denied");
+	check(ask('h') == 0 && use().denied == 1 + THREADS * ROUNDS, "so is every one of several threads");
+	lease(0);
+	check(ask('a') == NOT_INITIALIZED, "nobody is denied or held once the lease is over");
+}
+
+static void check_counted_library(int deny)
+{
 	check(ask('a') == 0 && arrivals->entered == 1, "an allocation that fits runs");
 	if (deny)
 		check_denial();
@@ -355,6 +369,29 @@ int main(int argc, char **argv)
 		check_hold();
 	lease(0);
 	check(ask('a') == 0, "nobody is denied or held once the lease is over");
+}
+
+int main(int argc, char **argv)
+{
+	int deny, real = argc == 4;
+
+	must(argc == 2 || real, "a folder is named");
+	setbuf(stdout, NULL);
+	if (real) {
+		take_real_library(argv[2]);
+		place = strtoul(argv[3], NULL, 10);
+	}
+	start_victim();
+	deny = can_deny(argv[1]);
+	load(argv[1], deny);
+	printf("deny: %s\nlinks: %s\n", deny ? "yes" : "no", multi ? "multi" : "single");
+	attach_all(deny);
+	lease(~0ull);
+	bound(10 * MIB);
+	if (real)
+		check_real_library();
+	else
+		check_counted_library(deny);
 	kill(victim, SIGKILL);
 	puts("END");
 	return failures != 0;
