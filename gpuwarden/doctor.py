@@ -168,20 +168,16 @@ def cost_lines(places: Mapping[str, ProbePlace]) -> Iterator[str]:
     by_kind = {kind: [name for name, place in places.items() if place.instruction is kind] for kind in EntryInstruction}
     cheap = by_kind[EntryInstruction.EMULATED]
     distances = Counter(places[name].distance for name in cheap)
-    where = ", ".join(f"{count} {_where(distance)}" for distance, count in sorted(distances.items()))
+    where = ", ".join(f"+{distance} ({count})" for distance, count in sorted(distances.items()))
     yield (
-        f"      {len(cheap)} of {len(places)} probes stand on an instruction that the kernel emulates, "
-        f"which is cheap{f': {where}' if where else ''}"
+        f"      {len(cheap)} of {len(places)} probes are cheap, on an instruction that the kernel emulates"
+        f"{f', so many bytes into their functions: {where}' if where else ''}"
     )
     if stepped := by_kind[EntryInstruction.SINGLE_STEPPED]:
         expensive = "these cost more, in a virtual machine 10 µs a call, as the kernel single-steps their instruction"
         yield f"      {expensive}: {', '.join(stepped)}"
     if refused := by_kind[EntryInstruction.REFUSED]:
         yield f"      the kernel takes no probe on the first instruction of these, so not seen: {', '.join(refused)}"
-
-
-def _where(distance: int) -> str:
-    return f"{distance} bytes behind the function's first" if distance else "at the function's first byte"
 
 
 def _container_names() -> str:

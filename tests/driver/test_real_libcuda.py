@@ -8,6 +8,9 @@ Without a GPU each call returns at once, nearly always with CUDA_ERROR_NOT_INITI
 from __future__ import annotations
 
 import platform
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -123,3 +126,13 @@ def test_the_agents_own_programs_count_every_call(libcuda: Path, caller: Library
             library.attached, TIMES
         )
         assert dict(probes.lost())["duplicate"] == 0
+
+
+def test_the_doctor_says_where_the_probes_stand(libcuda: Path) -> None:
+    command = [sys.executable, "-m", "gpuwarden", "doctor", "--libcuda", str(libcuda)]
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    _, _, lines = output.partition(f"{libcuda}: ")
+    cheap = re.search(r"^ +(\d+) of (\d+) probes are cheap, .*: \+10 \((\d+)\)$", lines, re.MULTILINE)
+    assert cheap, output
+    assert cheap[1] == cheap[2] == cheap[3] == lines.split()[0]
+    assert "single-steps" not in lines.partition("ok    stacks")[0]

@@ -66,7 +66,7 @@ def test_each_library_is_listed_with_what_is_attached_what_it_lacks_and_what_is_
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-def test_functions_are_named_whose_probes_are_dear(node: Node, tmp_path: Path) -> None:
+def test_functions_are_named_whose_probes_are_expensive(node: Node, tmp_path: Path) -> None:
     source, path = tmp_path / "slow.c", tmp_path / "libcuda.so.1"
     begins = {"cuLaunchKernel": "push %rbp; pop %rbp", "cuGraphLaunch": "mov %rdi,%rax", "cuMemAlloc_v2": "nop"}
     source.write_text(
@@ -76,8 +76,8 @@ def test_functions_are_named_whose_probes_are_dear(node: Node, tmp_path: Path) -
     status, output = doctor(node, path)
     assert status == 0, output
     slow = of(path, output)
-    assert "2 of 3 begin with an instruction that the kernel emulates" in slow
-    assert re.search(r"first instruction is single-stepped: cuGraphLaunch$", slow, re.MULTILINE)
+    assert "2 of 3 probes are cheap, on an instruction that the kernel emulates" in slow
+    assert re.search(r"the kernel single-steps their instruction: cuGraphLaunch$", slow, re.MULTILINE)
 
 
 def test_what_fails_is_listed_with_its_reason_and_hides_nothing_else(tmp_path: Path) -> None:

@@ -186,8 +186,8 @@ def test_a_place_is_before_the_functions_end_and_before_the_next_function(tmp_pa
 def test_the_doctor_says_where_probes_stand_and_which_are_expensive_or_not_seen() -> None:
     e, s, r = (ProbePlace(0, kind) for kind in EntryInstruction)
     (line,) = cost_lines({"a": e, "b": ProbePlace(10, EntryInstruction.EMULATED), "c": e})
-    assert "3 of 3 probes stand on an instruction that the kernel emulates" in line
-    assert line.endswith("2 at the function's first byte, 1 10 bytes behind the function's first")
+    assert "3 of 3 probes are cheap" in line
+    assert line.endswith("so many bytes into their functions: +0 (2), +10 (1)")
     first, second, third = cost_lines({"a": e, "b": s, "c": s, "d": r})
     assert "1 of 4 probes" in first
     assert second.endswith("single-steps their instruction: b, c")
