@@ -15,14 +15,19 @@ FETCHED = Path(__file__).parents[2] / "build" / "driver"  # `make driver-binarie
 MAJORS = ("535", "550", "555")
 
 
+def fetched(name: str, pattern: str) -> Path:
+    """What is there of it; skips where it could not be had."""
+    for found in (FETCHED / name).glob(pattern):
+        return found
+    missing = FETCHED / "missing"
+    reason = missing.read_text().strip() if missing.exists() else "run `make driver-binaries`"
+    raise pytest.skip.Exception(f"no {name}: {reason}")
+
+
 @pytest.fixture(params=MAJORS)
 def driver(request: pytest.FixtureRequest) -> Path:
     """The folder with the libraries and programs of one driver."""
-    missing = FETCHED / "missing"
-    for found in (FETCHED / str(request.param)).glob("usr/lib/*/nvidia/current"):
-        return found
-    reason = missing.read_text().strip() if missing.exists() else "run `make driver-binaries`"
-    raise pytest.skip.Exception(f"no driver {request.param}: {reason}")
+    return fetched(str(request.param), "usr/lib/*/nvidia/current")
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver.conftest import FETCHED, MAJORS
+from tests.driver.conftest import MAJORS, fetched
 
 _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the drivers are for x86-64")
 def test_it_has_a_row_for_each_library(tmp_path: Path) -> None:
-    if not all((FETCHED / major).is_dir() for major in MAJORS):
-        pytest.skip("run `make driver-binaries`")
+    for major in MAJORS:
+        fetched(major, "usr")
     file = tmp_path / "rows.json"
     command = [sys.executable, "-m", "bench", "probes", "--rounds", "1", "--json", str(file)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
