@@ -40,7 +40,7 @@ def shown(node: Node, *command: str) -> str:
 
 def test_gpustat(busy: tuple[Node, int]) -> None:
     node, pid = busy
-    first, second = shown(node, "gpustat", "--no-header", "--no-color", "--show-pid").splitlines()
+    first, second = shown(node, "gpustat", "--no-header", "--no-color", "--show-cmd", "--show-pid").splitlines()
     assert re.match(rf"\[0\] Simulated .* / +2048 MB \| .*offline/{pid}\(", first)
     assert re.match(r"\[1\] Simulated .* / +2048 MB \|\s*$", second)
 

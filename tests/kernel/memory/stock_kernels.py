@@ -124,8 +124,9 @@ def build_guest(folder: Path, libcuda: Path | None = None, place: int = 0) -> Pa
     shared = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
     subprocess.run([*flags, *shared, "-o", library, sources / "libcuda.c"], check=True)
     subprocess.run([*flags, "-o", program, sources / "guest.c", library, "-lbpf", "-lpthread"], check=True)
-    linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
-    for path in re.findall(r"(/\S+) \(0x", linked):
+    loaded = [program, *([libcuda] if libcuda else [])]
+    linked = subprocess.run(["ldd", *loaded], check=True, capture_output=True, text=True).stdout
+    for path in set(re.findall(r"(/\S+) \(0x", linked)):
         shutil.copy(path, root / ("lib64" if "ld-linux" in path else "lib"))
     shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
     for name in ("gpuwarden.bpf.o", "deny.bpf.o"):
