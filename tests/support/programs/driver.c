@@ -29,7 +29,7 @@ enum {
 	MOST_DEVICES = 4,
 	MOST_HELD = 64,
 	MOST_ARGUMENTS = 3,
-	NEWEST_VERSION = 12040,
+	NEWEST_VERSION = 12010, /* from 12020 on, cuMemPrefetchAsync has other arguments */
 	BUFFER = 1 << 20,
 	STREAMS = 4,
 	MOST_LISTED = 100
