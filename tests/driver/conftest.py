@@ -15,14 +15,19 @@ FETCHED = Path(__file__).parents[2] / "build" / "driver"  # `make driver-binarie
 MAJORS = ("535", "550", "555")
 
 
+def libraries(major: str) -> Path:
+    """The folder of one driver's libraries; the test is skipped where it could not be fetched."""
+    missing = FETCHED / "missing"
+    for found in (FETCHED / major).glob("usr/lib/*/nvidia/current"):
+        return found
+    reason = missing.read_text().strip() if missing.exists() else "run `make driver-binaries`"
+    raise pytest.skip.Exception(f"no driver {major}: {reason}")
+
+
 @pytest.fixture(params=MAJORS)
 def driver(request: pytest.FixtureRequest) -> Path:
     """The folder with the libraries and programs of one driver."""
-    missing = FETCHED / "missing"
-    for found in (FETCHED / str(request.param)).glob("usr/lib/*/nvidia/current"):
-        return found
-    reason = missing.read_text().strip() if missing.exists() else "run `make driver-binaries`"
-    raise pytest.skip.Exception(f"no driver {request.param}: {reason}")
+    return libraries(str(request.param))
 
 
 @pytest.fixture

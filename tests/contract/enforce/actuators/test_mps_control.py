@@ -20,7 +20,17 @@ from agent.node.procfs import Procfs
 from enforce.actuators.mps.channel import Channel
 from enforce.actuators.mps.clients import AllClients, find_client, is_mps_client, terminate_client
 from enforce.actuators.mps.daemons import daemons, reaches
-from enforce.actuators.mps.model import Daemon, MpsControl, MpsError, MpsSetting, MpsTimeoutError, Scope
+from enforce.actuators.mps.model import (
+    Daemon,
+    MpsClient,
+    MpsControl,
+    MpsError,
+    MpsServer,
+    MpsSetting,
+    MpsTimeoutError,
+    Scope,
+)
+from enforce.actuators.mps.protocol2 import Protocol2, reads_as
 from enforce.actuators.mps.protocol3 import Protocol3, connect
 from enforce.actuators.mps.survey import survey
 from tests.support.processes import jailed, mounted
@@ -120,10 +130,80 @@ def test_what_is_set_is_read_back(control: MpsControl, what: str, value: str) ->
 
 def test_a_refused_value_is_an_error_with_the_daemons_answer(control: MpsControl) -> None:
     (scope,) = control.scopes()
-    with pytest.raises(MpsError, match="Invalid active thread percentage: 0"):
+    with pytest.raises(MpsError, match="0 was accepted, but it is 100"):
         control.put(MpsSetting("percentage", scope), "0")
     with pytest.raises(MpsError, match="Server 1 not found"):
         control.get(MpsSetting("percentage", Scope("1")))
+
+
+@pytest.fixture(params=["535", "550", "555"])
+def older(request: pytest.FixtureRequest, node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """With the daemon of a driver that has no `device_query`."""
+    monkeypatch.setenv("GPUSIM_MPS_VERSION", request.param)
+    with node.mps_daemon():
+        yield node
+
+
+def test_a_daemon_without_device_query_is_surveyed_and_only_the_ordinals_are_unknown(older: Node) -> None:
+    client = client_of(older)
+    process = PROC.process_id(client.pid)
+    endpoints = survey(PROC, (process,), 0).endpoints
+    (found,) = (one for one in endpoints if one.daemon.pipe_directory == str(older.folder / "mps"))
+    assert found.error is None
+    assert [server.status for server in found.servers] == ["ACTIVE"]
+    assert [one for one, _ in found.connected] == [process]
+    assert (found.ordinals, found.device_clients) == ((), ())
+
+
+def test_a_server_that_starts_is_not_taken_for_one_without_limits_or_clients(
+    mps: Node, control: MpsControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scope,) = control.scopes()
+    monkeypatch.setenv("GPUSIM_MPS_STARTING", "1")
+    assert [server.status for server in control.servers()] == ["INITIALIZING"]
+    for what in ("percentage", "memory"):
+        (setting, *_) = control.settings(scope, (0,))[what]
+        with pytest.raises(MpsError, match="is starting"):
+            control.get(setting)
+        with pytest.raises(MpsError, match="is starting"):
+            control.put(setting, "50")
+    with pytest.raises(MpsError, match="is starting"):
+        control.clients()
+
+
+def test_a_memory_limit_that_is_no_whole_gibibyte_is_set_and_known_again(control: MpsControl) -> None:
+    (scope,) = control.scopes()
+    (setting,) = control.settings(scope, (0,))["memory"]
+    control.put(setting, "1536M")
+    assert control.get(setting) == "1024M"
+    assert reads_as(setting, control.get(setting), "1536M")
+    assert not reads_as(setting, control.get(setting), "2048M")
+
+
+def test_a_client_that_the_daemon_did_not_end_is_an_error_though_the_exit_code_is_0(control: MpsControl) -> None:
+    (server,) = control.servers()
+    with pytest.raises(MpsError, match="terminate_client failed: Invalid process 1! 1"):
+        control.terminate(MpsClient(1, server.name))
+    with pytest.raises(MpsError, match="terminate_client failed: Server 1 not found"):
+        control.terminate(MpsClient(1, "1"))
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_daemon_has_ended_whatever_its_last_servers_exit_code(tmp_path: Path, code: int) -> None:
+    control = Protocol2(Channel(fake(tmp_path, f"cat >/dev/null; exit {code}"), PATIENCE_SECONDS))
+    control.shut_down(MpsServer("7", 7, "FAULT"))
+
+
+def test_a_daemon_that_refuses_to_end_is_an_error(tmp_path: Path) -> None:
+    control = Protocol2(Channel(fake(tmp_path, "echo Not enough privilege to execute quit command"), PATIENCE_SECONDS))
+    with pytest.raises(MpsError, match="quit failed: Not enough privilege"):
+        control.shut_down(MpsServer("7", 7, "FAULT"))
+
+
+def test_the_third_language_is_not_spoken_where_it_is_answered_with_nothing(tmp_path: Path) -> None:
+    daemon = fake(tmp_path, '[ "$1" = -p ] || echo "Cannot send command to MPS control daemon process"')
+    with pytest.raises(MpsError, match="Cannot send command"):
+        connect(daemon, PATIENCE_SECONDS)
 
 
 def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: MpsControl) -> None:
