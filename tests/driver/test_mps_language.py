@@ -3,33 +3,20 @@
 """What the MPS control daemons of 535, 550 and 555 answer, and that the simulated one answers the same as each of them.
 
 Seen on the real ones, which run without a GPU as long as no server has to be ready. The simulated 580 answers as 555,
-and to device_query too. A server that starts is a program of that name that does nothing.
+and to device_query too.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import stat
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.driver.conftest import FETCHED, MAJORS, libraries
-from tools.harness.node import BUILD, simulated_node
+from tests.driver.mps_daemons import PROGRAM, Answer, Control, starting_server
 from tools.harness.wait import until
 
-PROGRAM: Final = "nvidia-cuda-mps-control"
 NOBODY: Final = 65534
-_SECONDS: Final = 60.0
-Answer = str | Mapping[int, str]  # by the first release that gives it
 
 NOT_SETTABLE: Final = (
     "Insufficient privileges for UID 65534. Control deamon settings can only be modified by the user started it or by "
@@ -139,101 +126,6 @@ MEMORY: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A control daemon in a folder of its own. `starter`: environment of the daemon that holds its servers starting."""
-
-    release: int
-    program: Path
-    folder: Path
-    environment: Mapping[str, str]
-    starter: Mapping[str, str]
-
-    def run(self, *arguments: str, given: str = "", user: int = 0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(self.program), *arguments],
-            env={**os.environ, **self.environment},
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            user=user,
-        )
-
-    def ask(self, command: str, user: int = 0) -> str:
-        """The answer. Whatever it says, the exit code is 0."""
-        done = self.run(given=f"{command}\n", user=user)
-        assert (done.returncode, done.stderr) == (0, ""), command
-        return done.stdout
-
-    def expected(self, answer: Answer) -> str:
-        if isinstance(answer, str):
-            return answer
-        return answer[max(release for release in answer if release <= self.release)]
-
-    @contextmanager
-    def daemon(self, starting: bool = False, user: int = 0) -> Iterator[None]:
-        extra = self.starter if starting else {}
-        # The daemon would keep pipes open that are read to their end.
-        command, environment = [str(self.program), "-d"], {**os.environ, **self.environment, **extra}
-        subprocess.run(command, env=environment, check=True, timeout=_SECONDS, user=user)
-        try:
-            yield
-        finally:
-            self.run(given="quit -t 0\n")
-            until(lambda: self.run(given="get_server_list\n").returncode == 1, "the daemon's end")
-
-    @property
-    def pipes(self) -> Path:
-        return self.folder / "pipes"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """One that any user can enter."""
-    with tempfile.TemporaryDirectory(prefix="mps-") as made:
-        path = Path(made)
-        path.chmod(0o755)
-        for name in ("pipes", "logs"):
-            (path / name).mkdir()
-            (path / name).chmod(0o777)
-        yield path
-
-
-def directories(folder: Path) -> dict[str, str]:
-    return {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipes"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "logs")}
-
-
-def real(major: str, folder: Path) -> Control:
-    """A copy, which other users reach too."""
-    place = libraries(major)
-    shutil.copy(FETCHED / major / "usr/bin" / PROGRAM, folder / PROGRAM)
-    (folder / "servers").mkdir()
-    server = folder / "servers" / "nvidia-cuda-mps-server"
-    server.write_text("#!/bin/sh\nexec sleep 1000\n")
-    server.chmod(0o755)
-    starter = {"PATH": f"{server.parent}:{os.environ['PATH']}"}
-    return Control(
-        int(major), folder / PROGRAM, folder, {"LD_LIBRARY_PATH": str(place), **directories(folder)}, starter
-    )
-
-
-@pytest.fixture(
-    params=[*(("real", major) for major in MAJORS), *(("simulated", m) for m in (*MAJORS, "580"))], ids="-".join
-)
-def control(request: pytest.FixtureRequest, folder: Path) -> Iterator[Control]:
-    kind, major = request.param
-    if kind == "real":
-        yield real(major, folder)
-        return
-    shutil.copy(BUILD / "bin" / PROGRAM, folder / PROGRAM)
-    with simulated_node(folder / "gpu") as node:
-        for path in (folder / "gpu").iterdir():
-            path.chmod(0o777)
-        environment = {**node.environment, **directories(folder), "GPUSIM_MPS_VERSION": major}
-        yield Control(int(major), folder / PROGRAM, folder, environment, {})
-
-
 @pytest.mark.parametrize("session", SESSIONS)
 def test_each_line_is_answered_as_by_the_real_daemon(control: Control, session: str) -> None:
     with control.daemon():
@@ -327,20 +219,6 @@ def test_the_pipes_are_sockets_and_stay_when_the_daemon_has_ended(control: Contr
         pid_file = {f"{PROGRAM}.pid": "-rw-rw-rw-"} if control.release >= 550 else {}
         assert found() == {**left, "log": "prwxrwxrwx", **pid_file}
     until(lambda: found() == left, lambda: f"{left}: {found()}")
-
-
-@contextmanager
-def starting_server(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A daemon, and the pid of its server, which does not become ready."""
-    with control.daemon(starting=True):
-        monkeypatch.setenv("GPUSIM_MPS_STARTING", "1")
-        assert control.ask("start_server -uid 0") == ""
-        (server,) = control.ask("get_server_list").split()
-        try:
-            yield int(server)
-        finally:
-            if control.starter:
-                os.kill(int(server), signal.SIGKILL)
 
 
 def test_a_server_that_starts_answers_nothing_to_commands_about_it(
