@@ -22,6 +22,7 @@ from tools.harness.wait import until
 
 PROC = Procfs()
 PATIENCE_SECONDS = 60.0
+NOBODY = 65534
 TO_COME = Scope("")
 
 
@@ -95,6 +96,23 @@ def test_what_could_not_be_done_is_an_error_though_the_exit_code_is_0(
         for what, value in (("percentage", "50"), ("memory", "1024M")):
             with pytest.raises(MpsError, match="Server 1 not found"):
                 spoke.put(MpsSetting(what, Scope("1"), 0 if what == "memory" else None), value)
+
+
+def test_a_limit_that_another_user_may_not_set_is_an_error_with_the_daemons_reason(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = control.folder / "as-nobody"
+    program.write_text(f"#!/bin/sh\nexec setpriv --reuid {NOBODY} --clear-groups {control.program}\n")
+    program.chmod(0o755)
+    with control.daemon():
+        spoke = connect(replace(found(control, monkeypatch), program=str(program)), PATIENCE_SECONDS)
+        for what, value in (("percentage", "50"), ("memory", "1024M"), ("priority", "1")):
+            (setting,) = spoke.settings(TO_COME, (0,))[what]
+            if control.release < 550:
+                spoke.put(setting, value)
+                continue
+            with pytest.raises(MpsError, match=f"failed: Insufficient privileges for UID {NOBODY}"):
+                spoke.put(setting, value)
 
 
 def test_protocol_3_is_not_spoken(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
