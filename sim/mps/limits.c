@@ -7,7 +7,6 @@
 #include "state.h"
 
 #include <ctype.h>
-#include <math.h>
 
 /* From 550 on, only root and the one who started the daemon may set defaults. */
 static bool may_set_defaults(void)
@@ -37,7 +36,9 @@ static bool is_percentage(double value)
 
 static uint64_t thousandths(double percentage)
 {
-	return (uint64_t)fmax(1, round(percentage * THOUSANDTHS));
+	uint64_t rounded = (uint64_t)(percentage * THOUSANDTHS + 0.5);
+
+	return rounded ? rounded : 1;
 }
 
 void get_default_percentage(int server, const char *words)

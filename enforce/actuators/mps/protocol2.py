@@ -155,7 +155,7 @@ class Protocol2:
             return answer
         if text.strip():
             raise self._malformed(command, text)
-        raise MpsError(f"MPS: server {server} is starting: {command.split()[0]} has no answer yet")
+        raise MpsError(f"MPS: server {server} does not answer {command.split()[0]}: it is starting, or has failed")
 
     def _numbers(self, command: str) -> tuple[int, ...]:
         return self._tgids(command, self._command(command))

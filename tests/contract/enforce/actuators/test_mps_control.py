@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import GoneError, SetupError
-from agent.core.model import ProcessId
+from agent.core.model import DeviceUuid, ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.mps.channel import Channel
 from enforce.actuators.mps.clients import AllClients, find_client, is_mps_client, terminate_client
@@ -192,6 +192,40 @@ def test_a_client_that_the_daemon_did_not_end_is_an_error_though_the_exit_code_i
 def test_a_daemon_has_ended_whatever_its_last_servers_exit_code(tmp_path: Path, code: int) -> None:
     control = Protocol2(Channel(fake(tmp_path, f"cat >/dev/null; exit {code}"), PATIENCE_SECONDS))
     control.shut_down(MpsServer("7", 7, "FAULT"))
+
+
+FAULTED = """
+while read -r line; do
+    case "$line" in
+    get_server_list) echo 7 ;;
+    "get_server_status 7") echo FAULT ;;
+    "get_client_list 7") echo 12 ;;
+    esac
+done
+"""
+
+
+def test_a_faulted_servers_clients_are_known_also_where_it_says_nothing_of_its_limits(tmp_path: Path) -> None:
+    control = connect(fake(tmp_path, FAULTED), PATIENCE_SECONDS)
+    assert control.servers() == (MpsServer("7", 7, "FAULT"),)
+    assert control.clients() == (MpsClient(12, "7"),)
+    with pytest.raises(MpsError, match="is starting"):
+        control.get(MpsSetting("percentage", Scope("7")))
+
+
+REAL_LIST = """
+while read -r line; do
+    case "$line" in
+    device_query) printf '%s\\n' 'Device Ordinal PCI IDs UUID Name' '0 0:01.0 GPU-aa x' '1 0:81.0 GPU-bb x' ;;
+    get_device_client_list) printf '%s\\n' '[0] 01:00.0, NVIDIA H100' 12.1 13.2 '[1] 129:00.0, NVIDIA H100' 13.3 ;;
+    esac
+done
+"""
+
+
+def test_clients_are_listed_by_the_ordinals_of_their_devices(tmp_path: Path) -> None:
+    control = Protocol2(Channel(fake(tmp_path, REAL_LIST), PATIENCE_SECONDS))
+    assert control.device_clients() == {DeviceUuid("GPU-aa"): (12, 13), DeviceUuid("GPU-bb"): (13,)}
 
 
 def test_a_daemon_that_refuses_to_end_is_an_error(tmp_path: Path) -> None:
