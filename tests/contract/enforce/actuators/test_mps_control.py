@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import GoneError, SetupError
-from agent.core.model import DeviceUuid, ProcessId
+from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.mps.channel import Channel
 from enforce.actuators.mps.clients import AllClients, find_client, is_mps_client, terminate_client
@@ -25,20 +25,18 @@ from enforce.actuators.mps.model import (
     MpsClient,
     MpsControl,
     MpsError,
-    MpsServer,
     MpsSetting,
     MpsTimeoutError,
     Scope,
 )
-from enforce.actuators.mps.protocol2 import Protocol2, reads_as
-from enforce.actuators.mps.protocol3 import Protocol3, connect
+from enforce.actuators.mps.protocol2 import reads_as
+from enforce.actuators.mps.protocol3 import connect
 from enforce.actuators.mps.survey import survey
+from tests.support.mps import PATIENCE_SECONDS, PROC, fake
 from tests.support.processes import jailed, mounted
 from tools.harness.node import Node, simulated_node
 from tools.harness.wait import until
 
-PROC = Procfs()
-PATIENCE_SECONDS = 60.0
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="changes root and mounts")
 
 
@@ -188,58 +186,6 @@ def test_a_client_that_the_daemon_did_not_end_is_an_error_though_the_exit_code_i
         control.terminate(MpsClient(1, "1"))
 
 
-@pytest.mark.parametrize("code", [0, 1, 3])
-def test_a_daemon_has_ended_whatever_its_last_servers_exit_code(tmp_path: Path, code: int) -> None:
-    control = Protocol2(Channel(fake(tmp_path, f"cat >/dev/null; exit {code}"), PATIENCE_SECONDS))
-    control.shut_down(MpsServer("7", 7, "FAULT"))
-
-
-FAULTED = """
-while read -r line; do
-    case "$line" in
-    get_server_list) echo 7 ;;
-    "get_server_status 7") echo FAULT ;;
-    "get_client_list 7") echo 12 ;;
-    esac
-done
-"""
-
-
-def test_a_faulted_servers_clients_are_known_also_where_it_says_nothing_of_its_limits(tmp_path: Path) -> None:
-    control = connect(fake(tmp_path, FAULTED), PATIENCE_SECONDS)
-    assert control.servers() == (MpsServer("7", 7, "FAULT"),)
-    assert control.clients() == (MpsClient(12, "7"),)
-    with pytest.raises(MpsError, match="is starting"):
-        control.get(MpsSetting("percentage", Scope("7")))
-
-
-REAL_LIST = """
-while read -r line; do
-    case "$line" in
-    device_query) printf '%s\\n' 'Device Ordinal PCI IDs UUID Name' '0 0:01.0 GPU-aa x' '1 0:81.0 GPU-bb x' ;;
-    get_device_client_list) printf '%s\\n' '[0] 01:00.0, NVIDIA H100' 12.1 13.2 '[1] 129:00.0, NVIDIA H100' 13.3 ;;
-    esac
-done
-"""
-
-
-def test_clients_are_listed_by_the_ordinals_of_their_devices(tmp_path: Path) -> None:
-    control = Protocol2(Channel(fake(tmp_path, REAL_LIST), PATIENCE_SECONDS))
-    assert control.device_clients() == {DeviceUuid("GPU-aa"): (12, 13), DeviceUuid("GPU-bb"): (13,)}
-
-
-def test_a_daemon_that_refuses_to_end_is_an_error(tmp_path: Path) -> None:
-    control = Protocol2(Channel(fake(tmp_path, "echo Not enough privilege to execute quit command"), PATIENCE_SECONDS))
-    with pytest.raises(MpsError, match="quit failed: Not enough privilege"):
-        control.shut_down(MpsServer("7", 7, "FAULT"))
-
-
-def test_the_third_language_is_not_spoken_where_it_is_answered_with_nothing(tmp_path: Path) -> None:
-    daemon = fake(tmp_path, '[ "$1" = -p ] || echo "Cannot send command to MPS control daemon process"')
-    with pytest.raises(MpsError, match="Cannot send command"):
-        connect(daemon, PATIENCE_SECONDS)
-
-
 def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: MpsControl) -> None:
     os.kill(control.daemon.process.tgid, signal.SIGKILL)
     until(lambda: not PROC.is_alive(control.daemon.process), "the daemon's end")
@@ -257,33 +203,12 @@ def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: No
         control.servers()
 
 
-def fake(folder: Path, script: str, pipes: Path | None = None) -> Daemon:
-    """A command program that runs the script."""
-    program = folder / "nvidia-cuda-mps-control"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    return Daemon(PROC.process_id(os.getpid()), str(pipes or folder), str(program))
-
-
 def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program_ended(tmp_path: Path) -> None:
     daemon = fake(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 1000")
     with pytest.raises(MpsTimeoutError, match="did not answer in 2 s"):
         connect(daemon, timeout_seconds=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-@pytest.mark.parametrize("name", ["--force", "-f", "../../other", "a b", "x" * 200, "\x1b[2J"])
-def test_a_name_that_a_daemon_gives_is_never_an_option_or_a_path(tmp_path: Path, name: str) -> None:
-    script = THIRD.replace("training,1000", f"{name},1000")
-    with pytest.raises(MpsError, match="is no name of a server or namespace"):
-        Protocol3(Channel(fake(tmp_path, script), PATIENCE_SECONDS)).servers()
-
-
-@pytest.mark.parametrize("answer", ["1" * 5000, "\u00b2", "\u0663", "-1", "0", "4294967296"])
-def test_a_number_that_is_none_makes_no_sense(tmp_path: Path, answer: str) -> None:
-    with pytest.raises(MpsError, match="is malformed"):
-        connect(fake(tmp_path, f"echo {answer}"), PATIENCE_SECONDS)
 
 
 def test_what_lies_in_a_daemons_directory_leads_its_program_to_no_other_file(tmp_path: Path) -> None:
@@ -444,51 +369,3 @@ def pretender(directory: Path | str, user: int | None = None) -> Iterator[subpro
         until(lambda: b"MPS_PIPE" in Path(f"/proc/{process.pid}/environ").read_bytes(), "the pretender's environment")
         yield process
         process.kill()
-
-
-def test_an_answer_without_end_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="without end"):
-        connect(fake(tmp_path, "exec yes"), PATIENCE_SECONDS)
-
-
-def test_nonsense_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="is malformed"):
-        connect(fake(tmp_path, "echo one two three"), PATIENCE_SECONDS)
-
-
-def test_a_program_that_cannot_be_run_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="cannot be run"):
-        connect(Daemon(PROC.process_id(os.getpid()), str(tmp_path), str(tmp_path / "absent")), PATIENCE_SECONDS)
-
-
-THIRD = """
-[ "$1 $2" = "-p 3" ] || { echo "Unknown command"; exit 1; }
-shift 2
-case "$*" in
-"server list "*) echo "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-aa,-" ;;
-"client list --all "*) echo "51023,training,0,default,python train.py"; echo "51087,training,0,low,python, eval.py" ;;
-"namespace list "*) echo "low,training,Ready,4G,25.00,0,/run"; echo "default,training,Ready,-,100.00,0,/run" ;;
-"namespace get low training active-thread-percentage") cat "$0.percent" ;;
-"namespace set low --server=training --active-thread-percentage="*) echo "${5##*=}.00" >"$0.percent" ;;
-"namespace get low training pinned-memory-limit") echo 4G ;;
-"client terminate 51087") ;;
-*) echo "failed: $*"; exit 1 ;;
-esac
-"""
-
-
-def test_the_third_language_is_spoken_where_the_second_is_not_known(tmp_path: Path) -> None:
-    control = connect(fake(tmp_path, THIRD), PATIENCE_SECONDS)
-    assert control.protocol == 3
-    assert [(server.name, server.tgid, server.status) for server in control.servers()] == [
-        ("training", 48201, "ACTIVE")
-    ]
-    assert [(client.tgid, client.space) for client in control.clients()] == [(51023, "default"), (51087, "low")]
-    low = control.scopes()[0]
-    (percentage,) = control.settings(low, ())["percentage"]
-    control.put(percentage, "30")
-    assert control.get(percentage) == "30"
-    assert control.get(MpsSetting("memory", low)) == "4096M"
-    control.terminate(control.clients()[1])
-    with pytest.raises(MpsError, match="failed: client terminate 51023"):
-        control.terminate(control.clients()[0])
