@@ -129,7 +129,8 @@ enum query_op {
 	Q_MPS_STATUS, /* → mps_status */
 	Q_MPS_START,
 	Q_MPS_QUIT,
-	Q_MPS_SET, /* text: default-percentage, percentage, default-priority (a); default-memory, memory (device, a) */
+	Q_MPS_SET, /* text: server (a = 1, 0), default-percentage, percentage (a, thousandths), default-priority (a),
+		      default-memory, memory (a, b = device) */
 	Q_MPS_CLIENTS, /* → mps_client */
 	Q_MPS_TERMINATE, /* a = client id */
 	Q_CHECKPOINT, /* a = pid, b = enum checkpoint_op, c = ms, 0: no limit (lock) → checkpoint_reply, when it is done */
@@ -203,8 +204,8 @@ struct truth_entry { /* one process on one device */
 };
 
 struct mps_status {
-	uint32_t running, server_pid;
-	uint32_t default_percentage, percentage; /* of later servers, of later clients of this one */
+	uint32_t running, started, server_pid; /* the daemon; its server */
+	uint32_t default_percentage, percentage; /* of later servers, of later clients of this one; in thousandths */
 	int32_t default_priority;
 	uint32_t clients;
 	uint64_t default_memory[MAX_DEVICES], memory[MAX_DEVICES]; /* 0: no limit */

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from agent.core.text import printable
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_UNIX = re.compile(r"^\w+: \w+ \w+ ([0-9a-fA-F]{8}) \w+ \w+ +[0-9]+ (.+)$", re.MULTILINE)
+_ACCEPTS = 1 << 16  # __SO_ACCEPTCON, <linux/net.h>
 DELETED = " (deleted)"
 _START_TICKS = 0xFFFFFFFF
 
@@ -68,6 +70,11 @@ def parse_status_uid(text: str) -> int | None:
             fields = line.split()
             return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
     return None
+
+
+def parse_listening_unix(text: str) -> frozenset[str]:
+    """The paths in /proc/PID/net/unix of sockets that take connections. A path can forge lines."""
+    return frozenset(found[2] for found in _UNIX.finditer(text) if int(found[1], 16) & _ACCEPTS)
 
 
 def parse_command(arguments: str, longest: int) -> str:

@@ -100,6 +100,10 @@ class Procfs:
         """The text of /proc/PID/mountinfo."""
         return self._read(tgid, "mountinfo", _MAPS_BYTES)
 
+    def listens_at(self, tgid: int, path: str) -> bool:
+        """Whether a UNIX socket that was bound to this path takes connections, in the process's network namespace."""
+        return path in proc_parse.parse_listening_unix(self._read(tgid, "net/unix", _MAPS_BYTES))
+
     def maps(self, tgid: int) -> str:
         """The text of /proc/PID/maps."""
         return self._read(tgid, "maps", _MAPS_BYTES)

@@ -5,9 +5,8 @@
 
 #include <stdbool.h>
 
-/* Carries out one line and prints its answer. False when it failed; the reason is on standard output, as on the real
- * one. */
-bool command_run(int server, char *line);
+/* Carries out one line and prints its answer, which is also where errors are: the exit code is 0, as of the real one. */
+void command_run(int server, const char *line);
 
 /* True after a quit that was carried out. */
 bool command_quit(void);

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "../query.h"
+#include "state.h"
 
 static volatile sig_atomic_t ending;
 static FILE *log_file;
@@ -54,18 +55,28 @@ static bool make_parent(const char *path)
 	return false;
 }
 
-static int make_pipe(const char *path)
+static void make_file(const char *name, mode_t mode, bool fifo)
 {
+	char path[4096];
 	int fd;
 
-	if (!make_parent(path))
+	pipe_path(path, sizeof(path), name);
+	if (fifo) {
+		unlink(path);
+		(void)!mkfifo(path, mode);
+	} else if ((fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, mode)) >= 0)
+		close(fd);
+	(void)!chmod(path, mode);
+}
+
+/* What lies in the directory of a real daemon. */
+static int make_pipes(const char *path)
+{
+	if (!make_parent(path) || pipe_listen(PRIVILEGED_NAME, 0755) < 0)
 		return -1;
-	unlink(path); /* what a killed daemon left behind; a living one was looked for before */
-	if (mkfifo(path, 0666) < 0 || chmod(path, 0666) < 0 || (fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) < 0) {
-		fprintf(stderr, "Cannot create the pipe %s: %m\n", path);
-		return -1;
-	}
-	return fd; /* open for writing too, so that it never reads as closed */
+	make_file(LOCK_NAME, 0666, false);
+	make_file(LOG_PIPE_NAME, 0777, true);
+	return pipe_listen(PIPE_NAME, 0666);
 }
 
 static bool open_log(bool foreground)
@@ -101,12 +112,15 @@ static void write_pid(void)
 	char path[4096];
 	FILE *file;
 
+	if (release() < 550)
+		return;
 	pipe_path(path, sizeof(path), PID_NAME);
 	file = fopen(path, "we");
 	if (!file)
 		return;
 	fprintf(file, "%d\n", (int)getpid());
 	fclose(file);
+	(void)!chmod(path, 0666);
 }
 
 static void end_on_signals(void)
@@ -119,39 +133,49 @@ static void end_on_signals(void)
 	signal(SIGHUP, SIG_IGN);
 }
 
+static bool told_to_quit(int pipe)
+{
+	const struct timeval patience = {.tv_sec = 1};
+	char text[16] = "";
+	int command = accept4(pipe, NULL, NULL, SOCK_CLOEXEC);
+
+	if (command < 0)
+		return false;
+	setsockopt(command, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	(void)!read(command, text, sizeof(text) - 1);
+	close(command);
+	return strncmp(text, "quit", 4) == 0;
+}
+
 /* Returns when somebody says quit, a signal comes, or the GPU's server goes away. */
 static void serve(int pipe, int server)
 {
 	struct pollfd watched[] = {{.fd = pipe, .events = POLLIN}, {.fd = server, .events = POLLIN}};
-	char text[256];
 
 	while (!ending) {
-		ssize_t got;
-
 		if (poll(watched, 2, -1) < 0)
 			continue;
 		if (watched[1].revents) {
 			note("The GPU is gone");
 			return;
 		}
-		got = read(pipe, text, sizeof(text) - 1);
-		if (got <= 0)
-			continue;
-		text[got] = '\0';
-		if (strstr(text, "quit"))
+		if (watched[0].revents && told_to_quit(pipe))
 			return;
 	}
 }
 
-static void undo(int server)
+/* The sockets and the lock stay, as with a real one. Closing is last: who waits for the end tries to connect. */
+static void undo(int server, int pipe)
 {
+	const char *const names[] = {PID_NAME, LOG_PIPE_NAME};
 	char path[4096];
 
 	tell_server(server, Q_MPS_QUIT);
-	pipe_path(path, sizeof(path), PID_NAME);
-	unlink(path);
-	pipe_path(path, sizeof(path), PIPE_NAME);
-	unlink(path); /* last: who waits for the end watches this one */
+	for (size_t at = 0; at < sizeof(names) / sizeof(*names); at++) {
+		pipe_path(path, sizeof(path), names[at]);
+		unlink(path);
+	}
+	close(pipe);
 	note("Exit");
 }
 
@@ -165,7 +189,6 @@ static int live(int pipe, int ready)
 	pipe_path(path, sizeof(path), PIPE_NAME);
 	if (server < 0 || !tell_server(server, Q_MPS_START)) {
 		note("There is no GPU: is its server running?");
-		unlink(path);
 		return 1;
 	}
 	write_pid();
@@ -175,7 +198,7 @@ static int live(int pipe, int ready)
 		close(ready);
 	}
 	serve(pipe, server);
-	undo(server);
+	undo(server, pipe);
 	return 0;
 }
 
@@ -219,13 +242,13 @@ int daemon_run(bool foreground)
 	int pipe = pipe_open();
 
 	if (pipe >= 0) {
-		fprintf(stderr, "An instance of this daemon is already running\n");
+		puts("An instance of this daemon is already running");
 		return 1;
 	}
 	if (!open_log(foreground))
 		return 1;
 	pipe_path(path, sizeof(path), PIPE_NAME);
-	pipe = make_pipe(path);
+	pipe = make_pipes(path);
 	if (pipe < 0)
 		return 1;
 	return foreground ? live(pipe, -1) : go_to_background(pipe);

@@ -7,16 +7,16 @@
 #include "../query.h"
 #include "commands.h"
 #include "pipes.h"
+#include "state.h"
 
 static int run_commands(void)
 {
 	int pipe = pipe_open(), server;
 	char *line = NULL;
 	size_t room = 0;
-	bool fine = true;
 
 	if (pipe < 0) {
-		puts("Cannot find MPS control daemon process");
+		fputs("Cannot find MPS control daemon process\n", stderr);
 		return 1;
 	}
 	close(pipe);
@@ -26,16 +26,32 @@ static int run_commands(void)
 		return 1;
 	}
 	while (!command_quit() && getline(&line, &room, stdin) > 0) {
-		fine = command_run(server, line) && fine;
+		command_run(server, line);
 		fflush(stdout);
 	}
 	free(line);
 	close(server);
-	return fine ? 0 : 1;
+	return 0;
+}
+
+/* Options that it does not know are ignored to 550, and an error from 555 on. */
+static int usage(void)
+{
+	if (release() < 555)
+		return run_commands();
+	puts("CUDA MPS Control for Linux/Unix.\n(simulated)\n\n  This program allows multiple CUDA processes to share "
+	     "a "
+	     "single GPU context.\n");
+	return 1;
 }
 
 int main(int argc, char **argv)
 {
+	if (!release()) {
+		fputs("GPUSIM_MPS_VERSION is 535, 550, 555 or 580\n", stderr);
+		return 2;
+	}
+	opterr = 0;
 	switch (getopt(argc, argv, "df")) {
 	case 'd':
 		return daemon_run(false);
@@ -44,7 +60,6 @@ int main(int argc, char **argv)
 	case -1:
 		return run_commands();
 	default:
-		fprintf(stderr, "Usage: nvidia-cuda-mps-control [-d | -f]\n");
-		return 1;
+		return usage();
 	}
 }

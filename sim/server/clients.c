@@ -42,16 +42,18 @@ static bool send_welcome(const struct node *node, const struct client *client, i
 	return sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(welcome);
 }
 
-static void take_mps_limits(const struct node *node, struct client *client)
+static void take_mps_limits(struct node *node, struct client *client)
 {
 	const struct hello *hello = &client->hello;
 	const struct mps *mps = &node->mps;
-	unsigned own = hello->mps_percentage > 0 ? (unsigned)hello->mps_percentage : 100;
+	unsigned own = hello->mps_percentage > 0 ? (unsigned)hello->mps_percentage : 100, percentage;
 
 	client->mps = mps->running && hello->mps;
 	if (!client->mps)
 		return;
-	client->percentage = own < mps->percentage ? own : mps->percentage; /* a client can only lower it */
+	mps_start_server(node);
+	percentage = (mps->percentage + ALL_SMS / 100 - 1) / (ALL_SMS / 100);
+	client->percentage = own < percentage ? own : percentage; /* a client can only lower it */
 	client->priority = hello->mps_priority >= 0 ? hello->mps_priority : mps->default_priority;
 	for (unsigned d = 0; d < MAX_DEVICES; d++) {
 		uint64_t limit = mps->memory[d], wanted = hello->mps_pinned_bytes[d];

@@ -339,7 +339,7 @@ static int serve(const char *dir, const char *config)
 	sigaction(SIGTERM, &on_end, NULL);
 	sigaction(SIGINT, &on_end, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	node->mps = (struct mps){.running = node->config.mps, .default_percentage = 100, .percentage = 100};
+	node->mps = (struct mps){.running = node->config.mps, .default_percentage = ALL_SMS, .percentage = ALL_SMS};
 	node->model = model_new(&node->config, &CLIENT_EVENTS);
 	make_facts(node);
 	listen_at(node, dir);

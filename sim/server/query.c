@@ -217,6 +217,7 @@ static bool is_unsupported(const struct node *node, const char *name)
 static void mps_status(const struct node *node, struct client *client)
 {
 	struct mps_status status = {.running = node->mps.running,
+				    .started = node->mps.started,
 				    .server_pid = (uint32_t)getpid(),
 				    .default_percentage = node->mps.default_percentage,
 				    .percentage = node->mps.percentage,
@@ -231,7 +232,28 @@ static void mps_status(const struct node *node, struct client *client)
 
 static void mps_reset(struct node *node, bool running)
 {
-	node->mps = (struct mps){.running = running, .default_percentage = 100, .percentage = 100};
+	node->mps = (struct mps){.running = running, .default_percentage = ALL_SMS, .percentage = ALL_SMS};
+}
+
+/* Defaults are for servers that start later: a server has those of its start. */
+void mps_start_server(struct node *node)
+{
+	struct mps *mps = &node->mps;
+
+	if (mps->started)
+		return;
+	mps->started = true;
+	mps->percentage = mps->default_percentage;
+	memcpy(mps->memory, mps->default_memory, sizeof(mps->memory));
+}
+
+static uint32_t mps_set_server(struct node *node, bool started)
+{
+	if (started)
+		mps_start_server(node);
+	else
+		node->mps.started = false;
+	return 0;
 }
 
 static uint32_t mps_set(struct node *node, const struct query *query)
@@ -240,16 +262,18 @@ static uint32_t mps_set(struct node *node, const struct query *query)
 
 	if (!mps->running)
 		return ENOTCONN;
-	if (strcmp(query->text, "default-percentage") == 0 && query->a >= 1 && query->a <= 100)
-		mps->default_percentage = mps->percentage = (uint32_t)query->a;
-	else if (strcmp(query->text, "percentage") == 0 && query->a >= 1 && query->a <= 100)
+	if (strcmp(query->text, "server") == 0)
+		return mps_set_server(node, query->a != 0);
+	if (strcmp(query->text, "default-percentage") == 0 && query->a >= 1 && query->a <= ALL_SMS)
+		mps->default_percentage = (uint32_t)query->a;
+	else if (strcmp(query->text, "percentage") == 0 && query->a >= 1 && query->a <= ALL_SMS)
 		mps->percentage = (uint32_t)query->a;
 	else if (strcmp(query->text, "default-priority") == 0 && query->a <= 1)
 		mps->default_priority = (int32_t)query->a;
-	else if (strcmp(query->text, "default-memory") == 0)
-		mps->default_memory[query->device] = mps->memory[query->device] = query->a;
-	else if (strcmp(query->text, "memory") == 0)
-		mps->memory[query->device] = query->a;
+	else if (strcmp(query->text, "default-memory") == 0 && query->b < MAX_DEVICES)
+		mps->default_memory[query->b] = query->a;
+	else if (strcmp(query->text, "memory") == 0 && query->b < MAX_DEVICES)
+		mps->memory[query->b] = query->a;
 	else
 		return EINVAL;
 	return 0;

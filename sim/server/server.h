@@ -72,9 +72,11 @@ struct client {
 	uint32_t opened; /* memory of other processes */
 };
 
+#define ALL_SMS 100000 /* in thousandths of a percent */
+
 struct mps {
-	bool running;
-	uint32_t default_percentage, percentage;
+	bool running, started; /* the daemon; its server, which the first client has started too */
+	uint32_t default_percentage, percentage; /* in thousandths */
 	int32_t default_priority;
 	uint64_t default_memory[MAX_DEVICES], memory[MAX_DEVICES];
 };
@@ -129,6 +131,7 @@ uint32_t checkpoint_fault(struct node *node, uint32_t pid);
 
 /* query.c */
 void query_reply(struct client *client, uint32_t status, const void *items, size_t count, size_t item_bytes);
+void mps_start_server(struct node *node);
 void query_answer(struct node *node, struct client *client, const struct query *query);
 
 /* mig.c: 0 or an errno; EBUSY while anything runs on the GPU or its instances */

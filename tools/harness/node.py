@@ -82,13 +82,15 @@ class Node:
         return self.run("nvidia-cuda-mps-control", given="".join(f"{command}\n" for command in commands))
 
     @contextmanager
-    def mps_daemon(self) -> Iterator[None]:
-        """Runs an MPS daemon; programs that are started inside use it."""
+    def mps_daemon(self, server: bool = True) -> Iterator[None]:
+        """Runs an MPS daemon; programs that are started inside use it. `server`: with one, before the first client."""
         self.mps = True
         # The daemon would keep pipes open that are read to their end.
         command = [str(BUILD / "bin" / "nvidia-cuda-mps-control"), "-d"]
         subprocess.run(command, env={**os.environ, **self.environment}, check=True, timeout=_PATIENCE_SECONDS)
         try:
+            if server:
+                self.mps_control(f"start_server -uid {os.geteuid()}")
             yield
         finally:
             self.mps_control("quit -t 0")

@@ -13,6 +13,7 @@ from conformance.host import Host
 from conformance.report.model import Row, Verdict, judged, skipped
 
 if TYPE_CHECKING:
+    from enforce.actuators.mps.channel import CommandAnswer
     from enforce.actuators.mps.model import MpsControl, MpsServer
 
 FOUND: Final = "the product finds the daemon among all processes, and its program"
@@ -43,7 +44,8 @@ WHATS: Final = (
     *(READS.format(what=what) for what in READINGS),
     *(COMMAND.format(command=command) for command in COMMANDS),
 )
-_NOT_ALWAYS: Final = frozenset({"lspart"})  # of newer daemons only: nothing of ours needs it
+_NOT_ALWAYS: Final = frozenset({"lspart", "get_server_status S", "device_query"})  # of newer daemons only
+_ERRORS: Final = ("unknown", "invalid", "not found", "insufficient")  # the exit code is 0 then too
 _LONGEST_NOTE: Final = 160
 
 
@@ -120,7 +122,11 @@ def _readings(control: MpsControl, server: MpsServer, client: Client) -> Iterato
         "priority": (lambda: control.get(settings["priority"][0]), lambda found: found == "0"),
     }
     for what, (ask, holds) in asked.items():
-        yield _reading(READS.format(what=what), ask, holds)
+        known = what not in ("devices", "device_clients") or control.protocol == 3 or bool(control.devices())
+        if known:
+            yield _reading(READS.format(what=what), ask, holds)
+        else:
+            yield skipped(NAME, READS.format(what=what), "without device_query the daemon names no ordinals")
 
 
 def _reading(what: str, ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Row:
@@ -141,7 +147,13 @@ def _command(stage: Stage, command: str, server: str) -> Row:
         answer = stage.asked(command.replace(" S", f" {server}"))
     except MpsError as error:
         return row(what, Verdict.DIFFERS, False, baseline=True, note=_short(str(error)))
-    fine = answer.succeeded and "unknown" not in answer.text.lower() and "invalid" not in answer.text.lower()
+    return answered(command, answer)
+
+
+def answered(command: str, answer: CommandAnswer) -> Row:
+    """What a daemon said to one line of protocol 2."""
+    what = COMMAND.format(command=command)
+    fine = answer.succeeded and not any(word in answer.text.lower() for word in _ERRORS)
     verdict = Verdict.MEASURED if command in _NOT_ALWAYS else judged(fine)
     return row(what, verdict, fine, baseline=True, note=_short(answer.text) or "it says nothing")
 

@@ -133,8 +133,10 @@ def _pipe_directory(proc: Procfs, process: ProcessId) -> str | None:
     named = proc.environ(process.tgid, [PIPE_VARIABLE]).get(PIPE_VARIABLE)
     if named:
         return named if named.startswith("/") and len(named) < _LONGEST_PATH else None
-    there = (usual for usual in _USUAL_DIRECTORIES if _may_be_there(proc, process, f"{usual}/{_CONTROL}"))
-    return next(there, _USUAL_DIRECTORIES[-1])
+    there = [usual for usual in _USUAL_DIRECTORIES if _may_be_there(proc, process, f"{usual}/{_CONTROL}")]
+    if len(there) > 1:  # a daemon that ends leaves its sockets where they are
+        there = [usual for usual in there if proc.listens_at(process.tgid, f"{usual}/{_CONTROL}")] or there
+    return there[0] if there else _USUAL_DIRECTORIES[-1]
 
 
 def _may_be_there(proc: Procfs, process: ProcessId, path: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerKey, DeviceUuid, Snapshot
@@ -68,7 +68,7 @@ class OnlineActivity:
         self._seen = {device: samples for device, samples in self._seen.items() if samples and device in present}
 
 
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 MIN_PERCENT = 5  # a client must make progress
 Sizes = Mapping[DeviceUuid, int]
 
@@ -82,7 +82,7 @@ def changes(  # six parameters: two of the daemon, two of the container, two of 
     sizes: Sizes,
 ) -> Iterator[LimitChange]:
     """The limits to change; asks the daemon what is set. `wanted`: kind of limit → value; `sizes`: device → bytes."""
-    ordinals = {uuid: ordinal for uuid, ordinal in endpoint.ordinals if uuid in subject.devices}
+    ordinals = {uuid: ordinal for uuid, ordinal in _ordinals(endpoint, sizes) if uuid in subject.devices}
     device_bytes = {ordinals[uuid]: size for uuid, size in sizes.items() if uuid in ordinals}
     for what, settings in control.settings(scope, tuple(ordinals.values())).items():
         value = wanted.get(what)
@@ -91,6 +91,11 @@ def changes(  # six parameters: two of the daemon, two of the container, two of 
             back = before or _unlimited(setting, device_bytes)
             if value is not None and back and _size(setting, before) > _size(setting, value):
                 yield LimitChange(setting, before, value, back)
+
+
+def _ordinals(endpoint: MpsEndpoint, sizes: Sizes) -> Iterable[tuple[DeviceUuid, int]]:
+    """To 555 no daemon gives them; where there is one device, it is number 0. Else no limit of memory can be set."""
+    return endpoint.ordinals or [(uuid, 0) for uuid in sizes if len(sizes) == 1]
 
 
 def percent(subject: Subject, activity: OnlineActivity) -> str | None:
@@ -114,12 +119,12 @@ def quota(scope: Scope, endpoint: MpsEndpoint, workloads: Workloads) -> str | No
 
 
 def _unlimited(setting: MpsSetting, device_bytes: Mapping[int, int]) -> str:
-    """The value that means no limit: of memory all that the device has; "" where there is none."""
+    """The value that means no limit: of memory all that the device has, in whole GiB; "" where there is none."""
     if setting.what != "memory":
         return ""
     largest = max(device_bytes.values(), default=None)
     bytes_ = largest if setting.device is None else device_bytes.get(setting.device)
-    return f"{-(-bytes_ // _MIB)}M" if bytes_ else ""
+    return f"{-(-bytes_ // _GIB) * 1024}M" if bytes_ else ""
 
 
 def _size(setting: MpsSetting, value: str) -> float:

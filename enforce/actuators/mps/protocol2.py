@@ -3,7 +3,10 @@
 """Protocol 2: one command a line on standard input, the answer on standard output. Every driver to date knows it.
 
 What is set for a server is for clients that connect to it later; what is set by default, for servers that start later.
-Source: NVIDIA's MPS guide, "Legacy MPS v2 interface".
+Errors are text too, with exit code 0, so an answer counts only in the form that the command is known to have. A server
+that starts answers nothing at all, as it does where there is no limit or no client: each question about a server is
+asked together with one that a ready server answers. Sources: NVIDIA's MPS guide, "Legacy MPS v2 interface"; the daemons
+of 535, 550 and 555 (tests/driver/test_mps_language.py).
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ _MEMORY = re.compile(r"^([0-9]{1,18})([KMGT]?)B?$")
 _MAX_DIGITS = 10
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f][0-9a-f-]+")
 _NONE = {"", "0", "unlimited", "none", "n/a", "not set"}
+_DEVICE_LINE = re.compile(r"^\[([0-9]{1,4})\] ")  # then bus and name; below it a line for each client, "PID.number"
+_CLIENT_LINE = re.compile(r"^([0-9]{1,10})(?:\.[0-9]{1,18})?$")
+_DONE = "0"  # the last word of a `terminate_client` that succeeded
 _UNKNOWN = ("unknown command", "invalid command", "unrecognized command", "usage:")
 
 
@@ -41,10 +47,12 @@ class Protocol2:
         return tuple(MpsServer(str(tgid), tgid, self._status(tgid)) for tgid in self._numbers("get_server_list"))
 
     def clients(self) -> tuple[MpsClient, ...]:
-        """Those of all servers."""
+        """Those of all servers. MpsError while one of them starts: its clients are unknown."""
         found = []
-        for server in self._numbers("get_server_list"):
-            found += [MpsClient(tgid, str(server)) for tgid in self._numbers(f"get_client_list {server}")]
+        for server in self.servers():
+            command = f"get_client_list {server.name}"
+            text = self._command(command) if server.faulted else self._of_ready(server.name, command)
+            found += [MpsClient(tgid, server.name) for tgid in self._tgids(command, text)]
         return tuple(dict.fromkeys(found))
 
     def scopes(self) -> tuple[Scope, ...]:
@@ -52,25 +60,35 @@ class Protocol2:
         return tuple(Scope(str(server)) for server in self._numbers("get_server_list")) or (Scope(""),)
 
     def devices(self) -> dict[DeviceUuid, int]:
-        """As `device_query` lists them."""
+        """As `device_query` lists them. To 555 there is none, and this is empty: the ordinals are unknown."""
         found: dict[DeviceUuid, int] = {}
-        for line in self._command("device_query").splitlines():
+        try:
+            lines = self._command("device_query").splitlines()
+        except UnknownProtocolError:
+            return found
+        for line in lines:
             ordinal, uuid = line.split(maxsplit=1)[:1], _UUID.search(line)
             if uuid and ordinal and (number := whole(ordinal[0])) is not None:
                 found[DeviceUuid(uuid[0])] = number
         return found
 
     def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
-        """A line that names a device, then lines of pids."""
+        """A line with a device's ordinal, then lines of pids. Of devices with unknown ordinals nothing is known."""
+        uuids = {ordinal: uuid for uuid, ordinal in self.devices().items()}
         found: dict[DeviceUuid, tuple[int, ...]] = {}
         device: DeviceUuid | None = None
-        for line in self._command("get_device_client_list").splitlines():
-            if uuid := _UUID.search(line):
-                device = DeviceUuid(uuid[0])
-                found.setdefault(device, ())
-            elif device is not None and (number := whole(line.strip())) is not None:
-                found[device] += (number,)
+        for line in self._command("get_device_client_list").splitlines() if uuids else ():
+            if (named := _DEVICE_LINE.match(line)) or _UUID.search(line):
+                device = self._device(line, uuids.get(int(named[1])) if named else None)
+                if device is not None:
+                    found.setdefault(device, ())
+            elif device is not None and (client := _CLIENT_LINE.match(line.strip())):
+                found[device] += (int(client[1]),)
         return found
+
+    def _device(self, line: str, by_ordinal: DeviceUuid | None) -> DeviceUuid | None:
+        uuid = _UUID.search(line)
+        return DeviceUuid(uuid[0]) if uuid else by_ordinal
 
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[MpsSetting, ...]]:
         """Priority is the daemon's, whichever server; the others are one server's."""
@@ -82,7 +100,9 @@ class Protocol2:
 
     def get(self, setting: MpsSetting) -> str:
         """Percent ("40"), MiB ("512M") or "" for none, 0 or 1."""
-        text = self._command(f"get_{_setting_name(setting)}{_scope_words(setting)}").strip()
+        command = f"get_{_setting_name(setting)}{_scope_words(setting)}"
+        of_server = setting.scope.server and setting.what != "priority"
+        text = (self._of_ready(setting.scope.server, command) if of_server else self._command(command)).strip()
         if setting.what == "percentage" and _PERCENTAGE.match(text):
             return f"{float(text):g}"
         if setting.what == "priority" and text in ("0", "1"):
@@ -95,26 +115,52 @@ class Protocol2:
 
     def put(self, setting: MpsSetting, value: str) -> None:
         """And reads it back."""
-        self._command(f"set_{_setting_name(setting)}{_scope_words(setting)} {value}")
+        command = f"set_{_setting_name(setting)}{_scope_words(setting)} {value}"
+        said = " ".join(self._command(command).split())[:200]
+        if said and not (setting.what == "percentage" and _PERCENTAGE.match(said)):
+            raise MpsError(f"MPS: {command.split()[0]} failed: {said}")
         now = self.get(setting)
-        if now != value:
+        if not reads_as(setting, now, value):
             raise MpsError(f"MPS: set_{_setting_name(setting)} {value} was accepted, but it is {now or 'none'}")
 
     def terminate(self, client: MpsClient) -> None:
-        """See Control."""
-        self._command(f"terminate_client {client.server} {client.tgid}")
+        """See Control. A daemon that says nothing has to list the client no longer."""
+        said = self._command(f"terminate_client {client.server} {client.tgid}").split()
+        if said != [_DONE] and (said or client in self.clients()):
+            raise MpsError(f"MPS: terminate_client failed: {' '.join(said)[:200] or 'nothing'}")
 
     def shut_down(self, server: MpsServer) -> None:
-        """Protocol 2 ends servers only together with the daemon: within a second, clients or not."""
-        self._command("quit -t 1")
+        """Protocol 2 ends servers only together with the daemon: within a second, clients or not.
+
+        The exit code is that of the server which ended last; a refusal has a text.
+        """
+        said = " ".join(self.channel.ask(given="quit -t 1\n").text.split())[:200]
+        if said:
+            raise MpsError(f"MPS: quit failed: {said}")
 
     def _status(self, server: int) -> str:
-        answer = self.channel.ask(given=f"get_server_status {server}\n")
-        words = answer.text.split()
-        return words[0].upper() if answer.succeeded and len(words) == 1 and words[0].isalpha() else ""
+        """535 does not know the command: a server that answers is active there."""
+        answer = self.channel.ask(given=f"get_server_status {server}\nget_active_thread_percentage {server}\n")
+        status, _, percentage = answer.text.strip().partition("\n")
+        if answer.succeeded and status.isalpha():
+            return status.upper()
+        unknown = status.lower().startswith(_UNKNOWN)
+        return "ACTIVE" if answer.succeeded and unknown and _PERCENTAGE.match(percentage) else ""
+
+    def _of_ready(self, server: str, command: str) -> str:
+        """The answer of a server that is ready; MpsError of one that starts, which answers nothing."""
+        text = self._command(f"get_active_thread_percentage {server}\n{command}")
+        percentage, _, answer = text.partition("\n")
+        if _PERCENTAGE.match(percentage):
+            return answer
+        if text.strip():
+            raise self._malformed(command, text)
+        raise MpsError(f"MPS: server {server} does not answer {command.split()[0]}: it is starting, or has failed")
 
     def _numbers(self, command: str) -> tuple[int, ...]:
-        text = self._command(command)
+        return self._tgids(command, self._command(command))
+
+    def _tgids(self, command: str, text: str) -> tuple[int, ...]:
         numbers = [whole(word) for word in text.split()]
         if not all(number and number < 1 << 31 for number in numbers):
             raise self._malformed(command, text)
@@ -142,6 +188,15 @@ def mebibytes(number: int, unit: str) -> str:
     """In whole MiB, rounded up, so that two ways of writing a limit compare; "" for none."""
     scale = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[unit]
     return f"{-(-number * scale >> 20)}M" if number else ""
+
+
+def reads_as(setting: MpsSetting, shown: str, value: str) -> bool:
+    """Whether a setting of `value` may be shown like that: a memory limit is shown in whole GiB, rounded down."""
+    if shown == value:
+        return True
+    found = _MEMORY.match(value) if setting.what == "memory" else None
+    gib = int(found[1]) // 1024 if found and found[2] == "M" else 0
+    return gib > 0 and shown == f"{gib * 1024}M"
 
 
 def _setting_name(setting: MpsSetting) -> str:

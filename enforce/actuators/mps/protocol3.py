@@ -26,7 +26,7 @@ from enforce.actuators.mps.model import (
     Scope,
     UnknownProtocolError,
 )
-from enforce.actuators.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, Protocol2, mebibytes, whole
+from enforce.actuators.mps.protocol2 import _MEMORY, _NONE, _PERCENTAGE, Protocol2, mebibytes, reads_as, whole
 
 _FORMAT = "--format=csv,noheader"
 _FIELDS = {"percentage": "active-thread-percentage", "memory": "pinned-memory-limit", "priority": "client-priority"}
@@ -107,7 +107,7 @@ class Protocol3:
         else:
             self._command(["namespace", "set", scope.space, f"--server={scope.server}", option])
         now = self.get(setting)
-        if now != value:
+        if not reads_as(setting, now, value):
             raise MpsError(f"MPS: {option} was accepted, but it is {now or 'none'}")
 
     def terminate(self, client: MpsClient) -> None:
@@ -163,8 +163,9 @@ def connect_over(channel: Channel) -> MpsControl:
     for protocol in PROTOCOLS:
         control = protocol(channel)
         try:
-            control.servers()
-            return control
+            if control.servers() or protocol is Protocol2:
+                return control
+            raise UnknownProtocolError("MPS: protocol 3 answers nothing: drivers that do not know it ignore -p 3")
         except MpsTimeoutError:
             raise
         except MpsError as error:

@@ -18,6 +18,7 @@ from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.mps.daemons import daemon_candidates
 from enforce.actuators.mps.model import Daemon, MpsControl, MpsError, MpsSetting, Scope
+from enforce.actuators.mps.protocol2 import reads_as
 from enforce.actuators.mps.protocol3 import connect
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
@@ -33,6 +34,14 @@ class LimitChange:
     before: str
     ours: str
     back: str
+
+    def is_ours(self, now: str) -> bool:
+        """Whether that is what we set, as the daemon shows it."""
+        return reads_as(self.setting, now, self.ours)
+
+    def is_undone(self, now: str) -> bool:
+        """Whether it is as before."""
+        return now == self.before or reads_as(self.setting, now, self.back)
 
 
 def to_place(changes: tuple[LimitChange, ...], pipe: Pipe | None = None) -> str:
@@ -84,7 +93,7 @@ def put_back(control: MpsControl, change: LimitChange) -> UndoOutcome:
     if control.protocol == 2 and not setting.scope.server and setting.what != "priority":
         for scope in control.scopes():
             inherited = replace(change, setting=replace(setting, scope=scope))
-            if scope.server and control.get(inherited.setting) == change.ours:
+            if scope.server and change.is_ours(control.get(inherited.setting)):
                 _put_back(control, inherited)
     return outcome
 
@@ -93,14 +102,20 @@ def _put_back(control: MpsControl, change: LimitChange) -> UndoOutcome:
     if not _is_there(control, change.setting.scope):
         return UndoOutcome.GONE
     now = control.get(change.setting)
-    if now in (change.before, change.back):
+    if change.is_undone(now):
         return UndoOutcome.RUNNING
-    if now != change.ours:
+    if not change.is_ours(now):
         what, daemon = change.setting.what, control.daemon.process.tgid
         _log.warning("MPS daemon %d: another writer has set %s to %s since: left alone", daemon, what, now or "none")
         return UndoOutcome.FOREIGN
     control.put(change.setting, change.back)
     return UndoOutcome.RESTORED
+
+
+def take_back(control: MpsControl, change: LimitChange) -> None:
+    """Undoes what this process has just tried to set, whatever it reads as. MpsError: the ledger still has it."""
+    if _is_there(control, change.setting.scope) and not change.is_undone(control.get(change.setting)):
+        control.put(change.setting, change.back)
 
 
 def _is_there(control: MpsControl, scope: Scope) -> bool:

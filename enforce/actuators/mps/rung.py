@@ -25,7 +25,7 @@ from agent.node.procfs import Procfs
 from enforce.actuators.mps import limits
 from enforce.actuators.mps.limits import OnlineActivity
 from enforce.actuators.mps.model import MpsClient, MpsControl, MpsError, Scope
-from enforce.actuators.mps.restore import LimitChange, put_back, to_place
+from enforce.actuators.mps.restore import LimitChange, put_back, take_back, to_place
 from enforce.actuators.mps.survey import (
     RUNG,
     MpsEndpoint,
@@ -116,7 +116,7 @@ class Mps:
         if why := self._obstacle(subject, state):
             raise MpsError(why)
         key, held = subject.container.key, self._held.get(endpoint.daemon.process)
-        if held and any(held.control.get(change.setting) == change.ours for change in held.changes):
+        if held and any(change.is_ours(held.control.get(change.setting)) for change in held.changes):
             self._plans[key] = replace(held, changes=())
             return []
         changes = self._changes(subject, endpoint, endpoint.control)
@@ -138,8 +138,12 @@ class Mps:
         held = self._plans.pop(subject.container.key)
         if not held.changes:
             return
-        for change in held.changes:
-            held.control.put(change.setting, change.ours)
+        for number, change in enumerate(held.changes, 1):
+            try:
+                held.control.put(change.setting, change.ours)
+            except MpsError:
+                _take_back(held.control, held.changes[:number])
+                raise
         self._held[held.control.daemon.process] = held
         what = ", ".join(f"{change.setting.what} {change.ours}" for change in held.changes)
         _log.info("%s: MPS: %s, for clients that connect later; others keep theirs", subject.container.name, what)
@@ -162,7 +166,7 @@ class Mps:
             return True
         now = [(change, held.control.get(change.setting)) for change in held.changes]
         for change, value in now:
-            if value not in (change.before, change.back, change.ours):
+            if not (change.is_undone(value) or change.is_ours(value)):
                 self.foreign_writes += 1
                 self._foreign.add(endpoint.daemon.process)
                 _log.warning("MPS: another writer has set %s to %s: left alone", change.setting.what, value or "none")
@@ -174,7 +178,7 @@ class Mps:
             _log.warning("MPS: %s is about to connect: the limits are put back", other)
             for change in held.changes:
                 put_back(held.control, change)
-        return not other and any(value == change.ours for change, value in now)
+        return not other and any(change.is_ours(value) for change, value in now)
 
     def _report_caught(self, endpoint: MpsEndpoint, held: HeldLimits) -> None:
         safe = {p for workload in self._workloads.values() if may_be_limited(workload) for p in processes_of(workload)}
@@ -186,6 +190,15 @@ class Mps:
     def _name(self, key: ContainerKey) -> str:
         workload = self._workloads.get(key)
         return workload.container.name if workload else str(key)
+
+
+def _take_back(control: MpsControl, changes: Sequence[LimitChange]) -> None:
+    """After one of them failed. The ledger has them all, for where the daemon answers no more."""
+    for change in changes:
+        try:
+            take_back(control, change)
+        except MpsError as error:
+            _log.warning("MPS: %s is not put back yet: %s", change.setting.what, error)
 
 
 def _entry(key: ContainerKey, endpoint: MpsEndpoint, changes: tuple[LimitChange, ...]) -> LedgerEntry:

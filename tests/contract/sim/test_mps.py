@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The MPS control program speaks the real one's language (protocol 2), on a real pipe."""
+"""The MPS control program speaks the real one's language (protocol 2), on real sockets.
+
+What the real daemons answer without a server that is ready, line by line, is in tests/driver/test_mps_language.py.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,23 @@ def server_pid(node: Node) -> str:
 def test_without_a_daemon_every_command_fails_and_reports_it(node: Node) -> None:
     done = node.mps_control("get_server_list")
     assert done.returncode != 0
-    assert "Cannot find MPS control daemon process" in done.stdout
+    assert "Cannot find MPS control daemon process" in done.stderr
 
 
-def test_the_daemon_makes_a_pipe_and_quit_takes_it_away(node: Node) -> None:
+def test_the_daemon_listens_at_a_socket_that_stays_and_quit_ends_it(node: Node) -> None:
     with node.mps_daemon():
         pipe = node.folder / "mps" / "control"
-        assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+        assert stat.S_ISSOCK(os.stat(pipe).st_mode)
         assert node.status()[0]["mps"] is True
         assert node.mps_control("quit").returncode == 0
-        assert not pipe.exists()
+        assert pipe.exists()
+        assert node.mps_control("get_server_list").returncode == 1
         assert node.status()[0]["mps"] is False
+
+
+def test_a_version_that_is_not_known_is_refused(node: Node) -> None:
+    done = node.run("nvidia-cuda-mps-control", extra={"GPUSIM_MPS_VERSION": "600"})
+    assert (done.returncode, done.stderr) == (2, "GPUSIM_MPS_VERSION is 535, 550, 555 or 580\n")
 
 
 def test_a_pipe_that_a_killed_daemon_left_is_no_daemon(node: Node) -> None:
@@ -60,7 +69,27 @@ def test_a_pipe_that_a_killed_daemon_left_is_no_daemon(node: Node) -> None:
 def test_a_second_daemon_is_refused(mps: Node) -> None:
     done = mps.run("nvidia-cuda-mps-control", ["-d"])
     assert done.returncode != 0
-    assert "already running" in done.stderr
+    assert "already running" in done.stdout
+
+
+def test_the_server_starts_with_the_first_client_and_has_the_defaults_of_then(node: Node) -> None:
+    with node.mps_daemon(server=False):
+        assert node.mps_control("get_server_list", "set_default_active_thread_percentage 40").stdout == "40.0\n"
+        client = node.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
+        assert client.stdout
+        assert client.stdout.readline() == "ready\n"
+        node.mps_control("set_default_active_thread_percentage 60")
+        assert node.mps_control(f"get_active_thread_percentage {server_pid(node)}").stdout == "40.0\n"
+
+
+def test_a_server_is_shut_down_with_its_clients_when_it_is_forced(mps: Node) -> None:
+    server = server_pid(mps)
+    client = mps.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
+    assert client.stdout
+    assert client.stdout.readline() == "ready\n"
+    assert mps.mps_control(f"shutdown_server {server}", "get_server_list").stdout == f"{server}\n"
+    assert mps.mps_control(f"shutdown_server {server} -f", "get_server_list").stdout == ""
+    assert client.wait(timeout=60) != 0
 
 
 def test_there_is_one_active_server(mps: Node) -> None:
@@ -90,36 +119,35 @@ def test_memory_limits_are_per_device(mps: Node) -> None:
         "get_default_device_pinned_mem_limit 0",
         f"get_device_pinned_mem_limit {server} 1",
     )
-    assert (done.returncode, done.stdout) == (0, "2048M\n512M\n")
-
-
-def test_the_default_client_priority_is_0_or_1(mps: Node) -> None:
-    assert mps.mps_control("set_default_client_priority 1", "get_default_client_priority").stdout == "1\n"
-    assert mps.mps_control("set_default_client_priority 2").returncode != 0
+    assert (done.returncode, done.stdout) == (0, "2G\n512M\n")
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "answer"),
     [
-        "frobnicate",
-        "get_server_status",
-        "get_server_status 1",
-        "set_active_thread_percentage 1 50",
-        "set_default_active_thread_percentage 0",
-        "set_default_active_thread_percentage 101",
-        "set_default_active_thread_percentage half",
-        "set_default_device_pinned_mem_limit 7 1G",
-        "set_default_device_pinned_mem_limit 0 lots",
-        "terminate_client 1 1",
-        "ps -x",
+        ("frobnicate", 'Unknown command "frobnicate"'),
+        ("get_server_status", "A server PID is required"),
+        ("get_server_status 1", "Server 1 not found"),
+        ("set_active_thread_percentage 1 50", "Server 1 not found"),
+        ("set_default_active_thread_percentage 0", "100.0"),
+        ("set_default_active_thread_percentage half", "100.0"),
+        ("set_active_thread_percentage SERVER 101", "100.0"),
+        ("set_default_client_priority 2", "Invalid priority value - must be 0 or 1!"),
+        ("set_device_pinned_mem_limit SERVER 7 1G", "Invalid device ordinal!"),
+        ("terminate_client 1 1", "Server 1 not found\nServer 1 not found!\n1"),
+        ("terminate_client SERVER 1", "Invalid process 1!\n1"),
     ],
 )
-def test_a_wrong_command_changes_nothing_and_fails(mps: Node, command: str) -> None:
-    done = mps.mps_control(command, "get_default_active_thread_percentage")
-    assert done.returncode != 0
-    first, *rest = done.stdout.splitlines()
-    assert first
-    assert rest == ["100.0"]
+def test_a_wrong_command_changes_nothing_and_its_exit_code_is_0(mps: Node, command: str, answer: str) -> None:
+    server = server_pid(mps)
+    done = mps.mps_control(
+        command.replace("SERVER", server),
+        "get_default_active_thread_percentage",
+        f"get_active_thread_percentage {server}",
+        f"get_device_pinned_mem_limit {server} 0",
+        "get_default_client_priority",
+    )
+    assert (done.returncode, done.stdout) == (0, f"{answer}\n100.0\n100.0\n0\n")
 
 
 def test_device_query_names_every_device(mps: Node) -> None:
@@ -137,7 +165,7 @@ def test_the_daemon_ends_with_the_gpu(tmp_path: Path) -> None:
         assert "Starting control daemon" in daemon.stdout.readline()
         node._running[0].terminate()
         assert daemon.wait(timeout=60) == 0
-        assert not (tmp_path / "pipes" / "control").exists()
+        assert not (tmp_path / "pipes" / "nvidia-cuda-mps-control.pid").exists()
 
 
 def test_clients_are_listed_and_can_be_terminated(mps: Node) -> None:
@@ -153,7 +181,13 @@ def test_clients_are_listed_and_can_be_terminated(mps: Node) -> None:
     assert str(mps.status()[0]["uuid"]).startswith(uuid)
     assert namespace == str(os.stat("/proc/self/ns/pid").st_ino)
     assert command.endswith("offline")
-    assert mps.mps_control(f"terminate_client {server} {client.pid}").returncode == 0
+    by_device = mps.mps_control("get_device_client_list").stdout.splitlines()
+    assert [line.partition(",")[0].partition(".")[0] for line in by_device] == [
+        "[0] 01:00",
+        str(client.pid),
+        "[1] 02:00",
+    ]
+    assert mps.mps_control(f"terminate_client {server} {client.pid}").stdout == "0\n"
     assert client.wait(timeout=60) != 0
     assert mps.mps_control(f"get_client_list {server}").stdout == ""
 

@@ -20,15 +20,23 @@ from agent.node.procfs import Procfs
 from enforce.actuators.mps.channel import Channel
 from enforce.actuators.mps.clients import AllClients, find_client, is_mps_client, terminate_client
 from enforce.actuators.mps.daemons import daemons, reaches
-from enforce.actuators.mps.model import Daemon, MpsControl, MpsError, MpsSetting, MpsTimeoutError, Scope
-from enforce.actuators.mps.protocol3 import Protocol3, connect
+from enforce.actuators.mps.model import (
+    Daemon,
+    MpsClient,
+    MpsControl,
+    MpsError,
+    MpsSetting,
+    MpsTimeoutError,
+    Scope,
+)
+from enforce.actuators.mps.protocol2 import reads_as
+from enforce.actuators.mps.protocol3 import connect
 from enforce.actuators.mps.survey import survey
+from tests.support.mps import PATIENCE_SECONDS, PROC, fake
 from tests.support.processes import jailed, mounted
 from tools.harness.node import Node, simulated_node
 from tools.harness.wait import until
 
-PROC = Procfs()
-PATIENCE_SECONDS = 60.0
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="changes root and mounts")
 
 
@@ -120,10 +128,62 @@ def test_what_is_set_is_read_back(control: MpsControl, what: str, value: str) ->
 
 def test_a_refused_value_is_an_error_with_the_daemons_answer(control: MpsControl) -> None:
     (scope,) = control.scopes()
-    with pytest.raises(MpsError, match="Invalid active thread percentage: 0"):
+    with pytest.raises(MpsError, match="0 was accepted, but it is 100"):
         control.put(MpsSetting("percentage", scope), "0")
     with pytest.raises(MpsError, match="Server 1 not found"):
         control.get(MpsSetting("percentage", Scope("1")))
+
+
+@pytest.fixture(params=["535", "550", "555"])
+def older(request: pytest.FixtureRequest, node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """With the daemon of a driver that has no `device_query`."""
+    monkeypatch.setenv("GPUSIM_MPS_VERSION", request.param)
+    with node.mps_daemon():
+        yield node
+
+
+def test_a_daemon_without_device_query_is_surveyed_and_only_the_ordinals_are_unknown(older: Node) -> None:
+    client = client_of(older)
+    process = PROC.process_id(client.pid)
+    endpoints = survey(PROC, (process,), 0).endpoints
+    (found,) = (one for one in endpoints if one.daemon.pipe_directory == str(older.folder / "mps"))
+    assert found.error is None
+    assert [server.status for server in found.servers] == ["ACTIVE"]
+    assert [one for one, _ in found.connected] == [process]
+    assert (found.ordinals, found.device_clients) == ((), ())
+
+
+def test_a_server_that_starts_is_not_taken_for_one_without_limits_or_clients(
+    mps: Node, control: MpsControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scope,) = control.scopes()
+    monkeypatch.setenv("GPUSIM_MPS_STARTING", "1")
+    assert [server.status for server in control.servers()] == ["INITIALIZING"]
+    for what in ("percentage", "memory"):
+        (setting, *_) = control.settings(scope, (0,))[what]
+        with pytest.raises(MpsError, match="is starting"):
+            control.get(setting)
+        with pytest.raises(MpsError, match="is starting"):
+            control.put(setting, "50")
+    with pytest.raises(MpsError, match="is starting"):
+        control.clients()
+
+
+def test_a_memory_limit_that_is_no_whole_gibibyte_is_set_and_known_again(control: MpsControl) -> None:
+    (scope,) = control.scopes()
+    (setting,) = control.settings(scope, (0,))["memory"]
+    control.put(setting, "1536M")
+    assert control.get(setting) == "1024M"
+    assert reads_as(setting, control.get(setting), "1536M")
+    assert not reads_as(setting, control.get(setting), "2048M")
+
+
+def test_a_client_that_the_daemon_did_not_end_is_an_error_though_the_exit_code_is_0(control: MpsControl) -> None:
+    (server,) = control.servers()
+    with pytest.raises(MpsError, match="terminate_client failed: Invalid process 1! 1"):
+        control.terminate(MpsClient(1, server.name))
+    with pytest.raises(MpsError, match="terminate_client failed: Server 1 not found"):
+        control.terminate(MpsClient(1, "1"))
 
 
 def test_a_daemon_that_dies_is_an_error_and_no_answer(mps: Node, control: MpsControl) -> None:
@@ -143,33 +203,12 @@ def test_ending_a_server_ends_its_clients_and_with_protocol_2_the_daemon(mps: No
         control.servers()
 
 
-def fake(folder: Path, script: str, pipes: Path | None = None) -> Daemon:
-    """A command program that runs the script."""
-    program = folder / "nvidia-cuda-mps-control"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    return Daemon(PROC.process_id(os.getpid()), str(pipes or folder), str(program))
-
-
 def test_a_daemon_that_hangs_is_given_up_in_bounded_time_and_the_command_program_ended(tmp_path: Path) -> None:
     daemon = fake(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 1000")
     with pytest.raises(MpsTimeoutError, match="did not answer in 2 s"):
         connect(daemon, timeout_seconds=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-@pytest.mark.parametrize("name", ["--force", "-f", "../../other", "a b", "x" * 200, "\x1b[2J"])
-def test_a_name_that_a_daemon_gives_is_never_an_option_or_a_path(tmp_path: Path, name: str) -> None:
-    script = THIRD.replace("training,1000", f"{name},1000")
-    with pytest.raises(MpsError, match="is no name of a server or namespace"):
-        Protocol3(Channel(fake(tmp_path, script), PATIENCE_SECONDS)).servers()
-
-
-@pytest.mark.parametrize("answer", ["1" * 5000, "\u00b2", "\u0663", "-1", "0", "4294967296"])
-def test_a_number_that_is_none_makes_no_sense(tmp_path: Path, answer: str) -> None:
-    with pytest.raises(MpsError, match="is malformed"):
-        connect(fake(tmp_path, f"echo {answer}"), PATIENCE_SECONDS)
 
 
 def test_what_lies_in_a_daemons_directory_leads_its_program_to_no_other_file(tmp_path: Path) -> None:
@@ -330,51 +369,3 @@ def pretender(directory: Path | str, user: int | None = None) -> Iterator[subpro
         until(lambda: b"MPS_PIPE" in Path(f"/proc/{process.pid}/environ").read_bytes(), "the pretender's environment")
         yield process
         process.kill()
-
-
-def test_an_answer_without_end_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="without end"):
-        connect(fake(tmp_path, "exec yes"), PATIENCE_SECONDS)
-
-
-def test_nonsense_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="is malformed"):
-        connect(fake(tmp_path, "echo one two three"), PATIENCE_SECONDS)
-
-
-def test_a_program_that_cannot_be_run_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(MpsError, match="cannot be run"):
-        connect(Daemon(PROC.process_id(os.getpid()), str(tmp_path), str(tmp_path / "absent")), PATIENCE_SECONDS)
-
-
-THIRD = """
-[ "$1 $2" = "-p 3" ] || { echo "Unknown command"; exit 1; }
-shift 2
-case "$*" in
-"server list "*) echo "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-aa,-" ;;
-"client list --all "*) echo "51023,training,0,default,python train.py"; echo "51087,training,0,low,python, eval.py" ;;
-"namespace list "*) echo "low,training,Ready,4G,25.00,0,/run"; echo "default,training,Ready,-,100.00,0,/run" ;;
-"namespace get low training active-thread-percentage") cat "$0.percent" ;;
-"namespace set low --server=training --active-thread-percentage="*) echo "${5##*=}.00" >"$0.percent" ;;
-"namespace get low training pinned-memory-limit") echo 4G ;;
-"client terminate 51087") ;;
-*) echo "failed: $*"; exit 1 ;;
-esac
-"""
-
-
-def test_the_third_language_is_spoken_where_the_second_is_not_known(tmp_path: Path) -> None:
-    control = connect(fake(tmp_path, THIRD), PATIENCE_SECONDS)
-    assert control.protocol == 3
-    assert [(server.name, server.tgid, server.status) for server in control.servers()] == [
-        ("training", 48201, "ACTIVE")
-    ]
-    assert [(client.tgid, client.space) for client in control.clients()] == [(51023, "default"), (51087, "low")]
-    low = control.scopes()[0]
-    (percentage,) = control.settings(low, ())["percentage"]
-    control.put(percentage, "30")
-    assert control.get(percentage) == "30"
-    assert control.get(MpsSetting("memory", low)) == "4096M"
-    control.terminate(control.clients()[1])
-    with pytest.raises(MpsError, match="failed: client terminate 51023"):
-        control.terminate(control.clients()[0])

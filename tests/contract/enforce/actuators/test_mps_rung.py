@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The rung `mps` against a real control daemon: only later clients are limited; everything is put back."""
+"""The rung `mps` against simulated daemons of four drivers: only later clients are limited; everything is put back."""
 
 from __future__ import annotations
 
@@ -137,8 +137,10 @@ class Stage:
         )
 
 
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+@pytest.fixture(params=["535", "550", "555", "580"])
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """With the daemon of each driver."""
+    monkeypatch.setenv("GPUSIM_MPS_VERSION", request.param)
     with simulated_node(tmp_path / "gpu") as node, node.mps_daemon():
         for name, value in node.environment.items():
             monkeypatch.setenv(name, value)
@@ -153,12 +155,28 @@ def test_later_clients_get_what_the_online_side_leaves_and_release_puts_everythi
     for _ in range(20):
         stage.look(online_ratio=0.6)
     stage.want("mps")
-    assert stage.limits() == ("40.0", "2048M", "1")
+    assert stage.limits() == ("40.0", "2G", "1")
     assert stage.answer("get_default_active_thread_percentage") == "100.0"
     (entry,) = read(stage.ledger_path)
     assert entry.act == "mps"
     stage.want()
-    assert stage.limits() == ("100.0", "81920M", "0")
+    assert stage.limits() == ("100.0", "80G", "0")
+    assert read(stage.ledger_path) == []
+
+
+def test_a_quota_that_is_no_whole_gibibyte_is_set_and_put_back(stage: Stage) -> None:
+    (batch,) = stage.policy.offline
+    limits = replace(batch.limits, memory_bytes=1536 << 20)
+    stage.policy = replace(stage.policy, offline=(replace(batch, limits=limits),))
+    stage.start("online")
+    stage.start("offline")
+    for _ in range(20):
+        stage.look()
+    stage.want("mps")
+    assert stage.limits() == ("40.0", "1G", "1")
+    assert stage.mps.losses()["mps:foreign"] == 0
+    stage.want()
+    assert stage.limits() == ("100.0", "80G", "0")
     assert read(stage.ledger_path) == []
 
 
@@ -170,7 +188,7 @@ def test_a_crash_leaves_in_the_ledger_all_that_undoing_needs(stage: Stage) -> No
     stage.want("mps")
     (released,) = release_all(stage.ledger_path)
     assert released.outcome is UndoOutcome.RESTORED
-    assert stage.limits() == ("100.0", "81920M", "0")
+    assert stage.limits() == ("100.0", "80G", "0")
     assert read(stage.ledger_path) == []
 
 
@@ -186,7 +204,7 @@ def test_that_a_false_daemon_has_ended_undoes_nothing_while_its_pipe_is_served(s
     with pytest.raises(GoneError):  # nothing is known of another pipe
         restore(replace(entry, process=false, place=entry.place.replace('"pipe":[', '"pipe":[1')), PROC)
     assert restore(replace(entry, process=false), PROC) is UndoOutcome.RESTORED
-    assert stage.limits() == ("100.0", "81920M", "0")
+    assert stage.limits() == ("100.0", "80G", "0")
 
 
 def test_what_another_writer_set_meanwhile_stays(stage: Stage) -> None:
@@ -199,7 +217,7 @@ def test_what_another_writer_set_meanwhile_stays(stage: Stage) -> None:
     stage.until(lambda: stage.mps.losses()["mps:foreign"] == 1, "a foreign setting")
     (released,) = release_all(stage.ledger_path)
     assert released.outcome is UndoOutcome.FOREIGN
-    assert stage.limits() == ("70.0", "81920M", "0")
+    assert stage.limits() == ("70.0", "80G", "0")
 
 
 def test_limits_that_are_as_strict_already_are_left_as_they_are(stage: Stage) -> None:
@@ -209,9 +227,9 @@ def test_limits_that_are_as_strict_already_are_left_as_they_are(stage: Stage) ->
     for _ in range(20):
         stage.look()
     stage.want("mps")
-    assert stage.limits() == ("20.0", "2048M", "1")
+    assert stage.limits() == ("20.0", "2G", "1")
     stage.want()
-    assert stage.limits() == ("20.0", "81920M", "0")
+    assert stage.limits() == ("20.0", "80G", "0")
 
 
 def obstacle(stage: Stage, name: str = "offline") -> str:
@@ -234,7 +252,7 @@ def test_limits_are_put_back_when_an_online_process_comes(stage: Stage) -> None:
     stage.want("mps")
     assert stage.limits()[2] == "1"
     stage.join("online", stage.idle().pid)
-    stage.until(lambda: stage.limits() == ("100.0", "81920M", "0"), "the limits of before")
+    stage.until(lambda: stage.limits() == ("100.0", "80G", "0"), "the limits of before")
     assert stage.mps.losses()["mps:caught"] == 0
 
 

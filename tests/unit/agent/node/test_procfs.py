@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,18 @@ def test_printable_text_is_printable_and_bounded(text: str, longest: int) -> Non
     assert len(safe) <= longest
     assert all(char.isprintable() or char.isspace() for char in safe)
     assert not set(safe) & set("\n\r\t\x1b\u2028")
+
+
+def test_a_unix_socket_listens_until_it_is_closed(tmp_path: Path) -> None:
+    path = str(tmp_path / "a b")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        assert not Procfs().listens_at(os.getpid(), path)
+        listening.listen()
+        assert Procfs().listens_at(os.getpid(), path)
+        assert not Procfs().listens_at(os.getpid(), str(tmp_path / "a"))
+    assert not Procfs().listens_at(os.getpid(), path)
+    assert os.path.exists(path)
 
 
 def test_of_a_variable_set_twice_the_first_counts() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agent.core.model import ProcessId
 from conformance.checks.mps import plain
-from conformance.checks.mps.language import confined
+from conformance.checks.mps.language import answered, confined
 from conformance.host import Host
 from conformance.report.model import Verdict
 from enforce.actuators.mps.model import Daemon, MpsError, MpsTimeoutError
@@ -20,15 +20,11 @@ from enforce.actuators.mps.protocol3 import connect_over
 
 ANSWERS = """\
 import os, sys
-command = sys.stdin.read()
 assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/pipes"
-if command == "get_server_list\\n":
-    print(4711)
-elif command == "get_server_status 4711\\n":
-    print("ACTIVE")
-else:
-    print("Unknown command", file=sys.stderr)
-    sys.exit(1)
+answers = {"get_server_list": 4711, "get_server_status 4711": "ACTIVE", "get_active_thread_percentage 4711": "100.0"}
+for line in sys.stdin:
+    command = line.strip()
+    print(answers.get(command, f'Unknown command "{command}"'))
 """
 
 
@@ -47,9 +43,24 @@ def test_the_product_reads_what_the_daemons_own_program_prints(tmp_path: Path) -
     assert [(server.tgid, server.status) for server in control.servers()] == [(4711, "ACTIVE")]
 
 
-def test_a_refusal_is_none_of_the_answers(tmp_path: Path) -> None:
+def test_a_refusal_is_none_of_the_answers_though_the_exit_code_is_0(tmp_path: Path) -> None:
     answer = channel(tmp_path, ANSWERS).ask(given="get_something\n")
-    assert (answer.succeeded, answer.text) == (False, "Unknown command\n")
+    assert (answer.succeeded, answer.text) == (True, 'Unknown command "get_something"\n')
+    assert connect_over(channel(tmp_path, ANSWERS)).devices() == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "verdict"),
+    [
+        ("get_client_list S", "12\n", Verdict.OK),
+        ("get_client_list S", "Server 7 not found\n", Verdict.DIFFERS),
+        ("get_default_client_priority", "Insufficient privileges for UID 1.\n", Verdict.DIFFERS),
+        ("device_query", 'Unknown command "device_query"\n', Verdict.MEASURED),
+    ],
+)
+def test_an_error_is_known_by_its_text(tmp_path: Path, command: str, text: str, verdict: Verdict) -> None:
+    row = answered(command, channel(tmp_path, f"print({text!r}, end='')").ask(given="x\n"))
+    assert (row.verdict, row.figure) == (verdict, verdict is Verdict.OK)
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

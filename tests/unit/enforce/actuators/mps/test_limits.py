@@ -27,6 +27,7 @@ from agent.core.model import (
 from agent.node.procfs import Procfs
 from enforce.actuators.mps.daemons import is_daemon
 from enforce.actuators.mps.limits import MIN_SAMPLES, OnlineActivity, percent, quota
+from enforce.actuators.mps.limits import changes as limit_changes
 from enforce.actuators.mps.model import Daemon, MpsClient, MpsError, MpsServer, MpsSetting, Scope
 from enforce.actuators.mps.protocol2 import mebibytes
 from enforce.actuators.mps.restore import LimitChange, from_place, put_back, to_place
@@ -271,6 +272,70 @@ def test_where_another_writer_sets_limits_no_more_are_set_until_the_daemon_is_an
     stage.place = replace(stage.place, daemon=replace(DAEMON, process=ProcessId(6, 1)))
     stage.look()
     assert stage.rung.obstacle(subject()) is None
+
+
+@dataclass
+class OtherReading(Control):
+    """It takes a limit of memory, and reads it back as something else, or not at all."""
+
+    reads: str = "7777M"
+
+    def put(self, setting: MpsSetting, value: str) -> None:
+        self.values[setting] = value if value == "81920M" or setting != MEMORY else self.reads
+        if self.values[setting] != value:
+            raise MpsError(f"{value} was accepted, but it is {self.reads or 'none'}")
+
+
+@pytest.mark.parametrize("reads", ["7777M", "1M", ""])
+def test_what_reads_as_something_else_is_put_back_with_all_that_was_set_before(reads: str) -> None:
+    stage = Stage()
+    stage.control = OtherReading(dict(FREE), reads=reads)
+    stage.place = replace(stage.place, control=cast(Any, stage.control))
+    stage.look(seconds=20)
+    with pytest.raises(MpsError, match="but it is"):
+        stage.apply()
+    assert stage.control.values == FREE
+
+
+@pytest.mark.parametrize(
+    ("ours", "shown", "outcome"),
+    [
+        ("1536M", "1024M", UndoOutcome.RESTORED),
+        ("1536M", "1536M", UndoOutcome.RESTORED),
+        ("1536M", "2048M", UndoOutcome.FOREIGN),
+        ("512M", "", UndoOutcome.RUNNING),
+        ("512M", "511M", UndoOutcome.FOREIGN),
+    ],
+)
+def test_a_limit_of_memory_is_ours_as_we_set_it_and_in_whole_gibibytes(
+    ours: str, shown: str, outcome: UndoOutcome
+) -> None:
+    control = Control({MEMORY: shown})
+    assert put_back(cast(Any, control), LimitChange(MEMORY, "", ours, "81920M")) is outcome
+    assert control.values[MEMORY] == ("81920M" if outcome is UndoOutcome.RESTORED else shown)
+
+
+def test_no_limit_of_memory_is_put_back_as_whole_gibibytes_so_that_it_is_no_stricter() -> None:
+    sizes = {GPU: 81559 << 20}
+    control = Control({PERCENT: "100", MEMORY: "", PRIORITY: "0"})
+    (change,) = limit_changes(place({}, {}), cast(Any, control), ONE, subject(), {"memory": "2048M"}, sizes)
+    assert change == LimitChange(MEMORY, "", "2048M", "81920M")
+
+
+def test_without_ordinals_memory_is_limited_only_where_there_is_one_device() -> None:
+    @dataclass
+    class Settings(Control):
+        def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[MpsSetting, ...]]:
+            return {"memory": tuple(MpsSetting("memory", scope, ordinal) for ordinal in ordinals)}
+
+    def limited(*devices: str) -> list[MpsSetting]:
+        sizes = {DeviceUuid(device): 80 << 30 for device in devices}
+        control = cast(Any, Settings({MEMORY: ""}))
+        wanted = {"memory": "2048M"}
+        return [change.setting for change in limit_changes(place({}, {}), control, ONE, subject(), wanted, sizes)]
+
+    assert limited("GPU-0") == [MEMORY]
+    assert limited("GPU-0", "GPU-1") == []
 
 
 @pytest.mark.parametrize(
