@@ -118,7 +118,7 @@ def _libraries(libcuda: Sequence[str]) -> str:
 
 def _return_probes(choice: ReturnProbes) -> str:
     why = why_off(choice)
-    return "attached" if why is None else f"off: {why}"
+    return "attached, and processes under seccomp survive them" if why is None else f"off: {why}"
 
 
 def _probes(libcuda: Sequence[str], returns: ReturnProbes) -> str:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Without return probes launches are counted, and nothing else: no figure that a return would have completed."""
+"""Without return probes launches are counted, and nothing else: no figure that a return would have completed.
+
+With `auto` they are there where a trial says that processes under seccomp survive them.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import platform
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from agent.node import preflight
 from agent.node.procfs import Procfs
-from agent.probes import abi
+from agent.probes import abi, return_probes
 from agent.probes.libcuda import LibcudaProbes
 from agent.probes.symbols import SYMBOLS, WITHOUT_RETURNS
 from tests.support.programs.driver import MIXED_OPERATIONS, Driver, launched, lost
@@ -68,3 +73,44 @@ def test_a_request_that_never_ends_does_not_keep_its_gate_shut(driver: Driver, e
         gate = entries_alone.map("gates").share(abi.SLOTS)[0]
         assert gate.last_online_ns > 0
         assert gate.in_wait == 0, "only a wait that is seen to begin and not to end would keep it shut for long"
+
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere return probes need no system call")
+
+
+@x86
+def test_the_trial_ends_on_this_kernel_with_every_return_seen_or_with_a_death() -> None:
+    statuses, returns = return_probes.try_out()
+    assert returns == sum(status == 0 for status in statuses)
+    assert (return_probes.danger_of(statuses, returns) is None) == (statuses == (0, 0))
+
+
+@x86
+def test_the_processes_of_the_trial_may_do_nothing_but_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another system call than exit in its place, both are killed: so they would be by that of a return."""
+    exit_of_all = return_probes.program().replace(b"\xb8\x3c\0\0\0", b"\xb8\xe7\0\0\0")
+    monkeypatch.setattr(return_probes, "program", lambda: exit_of_all)
+    statuses, _ = return_probes.try_out()
+    assert statuses == (-signal.SIGKILL, -signal.SIGSYS)
+    assert "SIGKILL, SIGSYS" in (return_probes.danger_of(statuses, 2) or "")
+
+
+@x86
+def test_a_trial_whose_returns_are_not_seen_is_no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(return_probes, "FUNCTION", return_probes.FUNCTION + 1)  # behind the push: another stack
+    statuses, returns = return_probes.try_out()
+    assert (statuses, returns) != ((0, 0), 2)
+    assert return_probes.danger_of(statuses, returns)
+
+
+def test_what_cannot_be_tried_is_no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("no program can be started")
+
+    monkeypatch.setattr(return_probes, "try_out", refuse)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    return_probes._danger.cache_clear()
+    try:
+        assert "could not be tried: no program" in (return_probes.why_off(return_probes.ReturnProbes.AUTO) or "")
+    finally:
+        return_probes._danger.cache_clear()
