@@ -111,29 +111,38 @@ class Archive:
             pytest.skip(f"no kernel can be had from Debian's archive: {' '.join(command)}: {reason}")
 
 
+FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_BPF}")
+"""For what runs in a guest"""
+
+
 def build_guest(folder: Path, libcuda: Path | None = None, place: int = 0) -> Path:
     """An initial file system with guest.c, what it is linked to, and the BPF objects.
 
     `libcuda`: a real one, for guest.c to use instead of the one beside it; `place`: of probes on its functions.
     """
-    root, sources = folder / "root", _HERE / "guest"
+    sources = _HERE / "guest"
+    library, program = folder / "libcuda.so.1", folder / "guest"
+    shared = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["gcc", *FLAGS, *shared, "-o", library, sources / "libcuda.c"], check=True)
+    subprocess.run(["gcc", *FLAGS, "-o", program, sources / "guest.c", library, "-lbpf", "-lpthread"], check=True)
+    files = [library, *(preflight.bpf_object().with_name(name) for name in ("gpuwarden.bpf.o", "deny.bpf.o"))]
+    if libcuda is None:
+        return pack(folder, program, files)
+    shutil.copy(libcuda, folder / "real.so")
+    return pack(folder, program, [*files, folder / "real.so"], f"/t/real.so {place}")
+
+
+def pack(folder: Path, program: Path, files: Iterable[Path], arguments: str = "") -> Path:
+    """An initial file system that runs `guest /t ARGUMENTS`. `files` lie beside it in /t."""
+    root = folder / "root"
     for part in ("bin", "dev", "lib", "lib64", "proc", "sys", "t"):
         (root / part).mkdir(parents=True)
-    flags = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_BPF}"]
-    library, program = root / "t/libcuda.so.1", root / "t/guest"
-    shared = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([*flags, *shared, "-o", library, sources / "libcuda.c"], check=True)
-    subprocess.run([*flags, "-o", program, sources / "guest.c", library, "-lbpf", "-lpthread"], check=True)
+    for path in (program, *files):
+        shutil.copy(path, root / "t" / path.name)
     linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
-    for path in re.findall(r"(/\S+) \(0x", linked):
-        shutil.copy(path, root / ("lib64" if "ld-linux" in path else "lib"))
+    for found in re.findall(r"(/\S+) \(0x", linked):
+        shutil.copy(found, root / ("lib64" if "ld-linux" in found else "lib"))
     shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
-    for name in ("gpuwarden.bpf.o", "deny.bpf.o"):
-        shutil.copy(preflight.bpf_object().with_name(name), root / "t" / name)
-    arguments = ""
-    if libcuda is not None:
-        shutil.copy(libcuda, root / "t/real.so")
-        arguments = f"/t/real.so {place}"
     (root / "init").write_text(_INIT.format(arguments=arguments))
     (root / "init").chmod(0o755)
     image = folder / "guest.cpio"
