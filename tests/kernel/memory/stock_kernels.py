@@ -137,9 +137,11 @@ def pack(folder: Path, program: Path, files: Iterable[Path], arguments: str = ""
     root = folder / "root"
     for part in ("bin", "dev", "lib", "lib64", "proc", "sys", "t"):
         (root / part).mkdir(parents=True)
+    files = list(files)
     for path in (program, *files):
         shutil.copy(path, root / "t" / path.name)
-    linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    linking = [program, *(path for path in files if ".so" in path.name)]
+    linked = subprocess.run(["ldd", *linking], check=True, capture_output=True, text=True).stdout
     for found in re.findall(r"(/\S+) \(0x", linked):
         shutil.copy(found, root / ("lib64" if "ld-linux" in found else "lib"))
     shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
