@@ -26,8 +26,8 @@ from agent.node.instructions import ProbePlace, places, returns
 from agent.node.proc_parse import MappedFile
 from agent.node.procfs import Procfs
 from agent.probes import abi
-from agent.probes.attachment import Attachment, Attachments, ProbedFunction, load_uprobes
-from agent.probes.libbpf import BpfObject, Map
+from agent.probes.attachment import Attachment, Attachments, ProbedFunction
+from agent.probes.libbpf import BpfObject, Map, load_uprobes
 from agent.probes.libraries import FileId, OpenFile, opened
 from agent.probes.return_probes import LOST
 from agent.probes.symbols import (

@@ -5,8 +5,9 @@
 On x86-64 from Linux 6.11 on, a function with a return probe returns through a system call (uretprobe, 335). A seccomp
 filter that does not know it ended the process, until the kernel let it pass all filters (6.14). Versions say too
 little, as distributions backport either, so it is tried: a process of our own enters seccomp and calls a probed
-function. Invariant: no process ends or fails because it is watched. One probe serves every process that maps a file,
-and a process may enter seccomp after that, so there is no choosing by process: they are attached everywhere or nowhere.
+function, which begins with a nop of five bytes: from Linux 6.18 on its probe becomes a system call, too (uprobe, 336).
+Invariant: no process ends or fails because it is watched. One probe serves every process that maps a file, and a
+process may enter seccomp after that, so there is no choosing by process: they are attached everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def no_returns(why: str | None) -> str | None:
 
 def why_off(choice: ReturnProbes) -> str | None:
     """Why no return probe may be attached; None: they may. May start processes, the first time."""
-    return "--return-probes off" if choice is ReturnProbes.OFF else _danger()
+    return "--return-probes off" if choice is ReturnProbes.OFF else danger()
 
 
 @cache
-def _danger() -> str | None:
+def danger() -> str | None:
+    """Why a process under seccomp does not survive every probe on this kernel; None: it does. Tried once."""
     if platform.machine() != "x86_64":
         return None  # a return probe is a breakpoint there
     try:
@@ -68,7 +70,7 @@ def danger_of(statuses: tuple[int, ...], returns: int) -> str | None:
     if killed:
         names = ", ".join(signal.Signals(-status).name for status in killed)
         return f"on this kernel a process under seccomp ends at the return of a probed function ({names}); {_UPGRADE}"
-    if any(statuses) or returns != len(statuses):
+    if any(statuses) or returns != CALLS * len(statuses):
         return f"a trial under seccomp gave no answer: exit statuses {statuses}, {returns} returns seen"
     return None
 
@@ -80,11 +82,12 @@ _HEADERS_BYTES: Final = 64 + 56
 _CODE: Final = bytes.fromhex(
     "488d7424f0 31ff ba01000000 31c0 0f05"  # read(0, below the stack, 1)
     "bf26000000 be01000000 31d2 4531d2 4531c0 b89d000000 0f05"  # prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    "bf16000000 8b3424 488d151a000000 b89d000000 0f05 89c3"  # status = prctl(PR_SET_SECCOMP, argc, filter)
-    "e809000000 89df b83c000000 0f05"  # the function; exit(status)
-    "55 5d c3"  # the function: push %rbp, pop %rbp, ret
+    "bf16000000 8b3424 488d1522000000 b89d000000 0f05 89c3"  # status = prctl(PR_SET_SECCOMP, argc, filter)
+    "e80e000000 e809000000 89df b83c000000 0f05"  # the function, twice; exit(status)
+    "0f1f440000 c3"  # the function: a nop of five bytes, ret
 )
-FUNCTION: Final = _HEADERS_BYTES + len(_CODE) - 3  # its offset in the file
+FUNCTION: Final = _HEADERS_BYTES + len(_CODE) - 6  # its offset in the file
+CALLS: Final = 2  # of it: the first has the kernel make a call of the nop
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
 _EXIT: Final = 60
 _FILTER: Final = (  # struct sock_filter: load the number of the system call; allow exit, kill for all others
@@ -110,7 +113,7 @@ def program() -> bytes:
 def try_out() -> tuple[tuple[int, int], int]:
     """The exit statuses under strict mode and under a filter, with a return probe; and how many returns were seen."""
     from agent.probes import abi  # both are needed only where something is tried
-    from agent.probes.attachment import load_uprobes
+    from agent.probes.libbpf import load_uprobes
 
     number = abi.U32(_NUMBER)
     programs = ("uprobe_return", "uprobe_enter")

@@ -17,7 +17,7 @@ import pytest
 from agent.node import preflight
 from agent.node.elf_functions import function_offset
 from agent.probes import abi
-from agent.probes.attachment import load_uprobes
+from agent.probes.libbpf import load_uprobes
 from agent.probes.libcuda import LibcudaProbes
 from tests.support.programs.driver import MIXED_OPERATIONS, Driven, Driver, assert_mixed_operations
 from tools.harness.wait import until

@@ -12,7 +12,7 @@ from agent.probes.return_probes import ReturnProbes, danger_of, no_returns, why_
 
 
 def test_processes_that_survive_and_whose_returns_are_seen_are_no_danger() -> None:
-    assert danger_of((0, 0), 2) is None
+    assert danger_of((0, 0), 4) is None
 
 
 @pytest.mark.parametrize("statuses", [(-signal.SIGKILL, 0), (0, -signal.SIGSYS), (0, -signal.SIGSEGV)])
@@ -22,7 +22,7 @@ def test_one_that_is_killed_is_enough_and_the_reason_says_what_to_do(statuses: t
     assert "upgrade to Linux 6.14" in reason
 
 
-@pytest.mark.parametrize(("statuses", "returns"), [((0, 0), 0), ((0, 0), 1), ((1, 0), 2), ((0, 22), 2)])
+@pytest.mark.parametrize(("statuses", "returns"), [((0, 0), 0), ((0, 0), 2), ((1, 0), 4), ((0, 22), 4)])
 def test_a_trial_that_proves_nothing_is_a_danger(statuses: tuple[int, int], returns: int) -> None:
     assert "gave no answer" in (danger_of(statuses, returns) or "")
 
