@@ -143,7 +143,7 @@ static int map(const char *name)
 
 static void follow(pid_t pid)
 {
-	struct watched watched = {.watch = NUMBER, .target = NUMBER};
+	struct watched watched = {NUMBER, NUMBER};
 	static struct latency none;
 	__u32 tgid = pid, number = NUMBER;
 
