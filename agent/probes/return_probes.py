@@ -33,6 +33,7 @@ LOST: Final = (
 )
 _UPGRADE: Final = "upgrade to Linux 6.14 or later, or to a kernel of your distribution that has its fix"
 _SECONDS: Final = 10.0  # for a program of a few dozen instructions
+_MFD_EXEC: Final = 0x10  # it may be executed where sysctl vm.memfd_noexec is 1. Source: linux/memfd.h
 _NUMBER: Final = 1  # of the watch and of the target
 
 
@@ -144,10 +145,17 @@ def _status(path: str, arguments: list[str], follow: Callable[[int], None]) -> i
     return process.returncode
 
 
+def _memory_file() -> int:
+    try:
+        return os.memfd_create("gpuwarden-return-probes", os.MFD_CLOEXEC | _MFD_EXEC)
+    except OSError:  # EINVAL before Linux 6.3, where every such file can be executed; else executing it says why not
+        return os.memfd_create("gpuwarden-return-probes", os.MFD_CLOEXEC)
+
+
 @contextmanager
 def _file() -> Iterator[str]:
     """The path of the program, in memory: a folder may be mounted with noexec."""
-    written = os.memfd_create("gpuwarden-return-probes")
+    written = _memory_file()
     try:
         os.write(written, program())
         descriptor = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)  # what is open for writing cannot be executed
