@@ -29,6 +29,7 @@ from agent.pipeline import Pipeline, SnapshotSources
 from agent.probes.discovery import ROUND_NS, Discovery
 from agent.probes.events import EventReader, FunctionNames
 from agent.probes.libcuda import LibcudaProbes
+from agent.probes.return_probes import ReturnProbes, why_off
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_NS = 2 * NS_PER_SECOND
@@ -44,6 +45,7 @@ class ObserverSettings:
     interval_ns: int = NS_PER_SECOND
     libcuda: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
+    return_probes: ReturnProbes = ReturnProbes.AUTO
 
 
 class Observer:
@@ -73,7 +75,8 @@ class Observer:
             nvml = stack.enter_context(Nvml())
             if not nvml.devices():
                 raise SetupError("NVML finds no GPU: check nvidia-smi; in a container, ask for the devices")
-            self.probes = stack.enter_context(LibcudaProbes(preflight.bpf_object(), self.proc))
+            returns_off = why_off(self._settings.return_probes)
+            self.probes = stack.enter_context(LibcudaProbes(preflight.bpf_object(), self.proc, returns_off))
             self._discovery = Discovery(self.probes, self.proc)
             self.naming = stack.enter_context(Naming(sockets(self._settings.sockets)))
             index = ContainerIndex(self.proc)

@@ -127,7 +127,8 @@ class Pipeline:
     _last_ns: int | None = field(init=False, default=None)
 
     def __post_init__(self, names: FunctionNames | None) -> None:
-        self._engine = AttributionEngine(self.members, FunctionNames() if names is None else names)
+        sees_returns = self.probes is None or self.probes.returns_off is None
+        self._engine = AttributionEngine(self.members, FunctionNames() if names is None else names, sees_returns)
         self._exited = ExitedProcesses(self.members)
 
     def publish(self, report: EnforcementReport) -> None:
@@ -211,6 +212,7 @@ class Pipeline:
             ended=self.totals.ended(now_ns),
             held=holders(sources.held() or {}),
             probe_calls=self.probes.calls() if self.probes else {},
+            return_probes_off=self.probes.returns_off if self.probes else None,
             nvml_errors=dict(sources.nvml_errors()),
             signal_failures=sources.signal_failures.counts(),
             name_lookups={f"{source}:{outcome}": n for (source, outcome), n in sources.name_lookups().items()},

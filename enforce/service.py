@@ -18,6 +18,7 @@ from agent.collectors.launches import Deliveries
 from agent.node import preflight
 from agent.observer import Observer
 from agent.probes import abi
+from agent.probes.return_probes import no_returns
 from enforce.actuators.executor import RungExecutor, RungRegistry
 from enforce.actuators.launch.ledgered_rules import LaunchRules
 from enforce.actuators.launch.pace import GateReader, Pace
@@ -160,7 +161,7 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
     probes, actuation, rungs = observer.probes, parts.actuation, parts.rungs
     executor = actuation.executor if actuation else None
     quotas = actuation.quotas if actuation else None
-    escalation = Escalation(rungs.table, executor)
+    escalation = Escalation(rungs.table, executor, no_returns(probes.returns_off))
     recorder = DecisionRecorder(
         parts.log,
         parts.history,

@@ -17,7 +17,7 @@ import psutil
 
 from agent.containers.runtimes import BUILTIN
 from agent.core.errors import ProbeError, SetupError, WardenError
-from agent.core.model import ProbeStatus
+from agent.core.model import ProbeCounts, ProbeStatus
 from agent.core.text import printable
 from agent.node import preflight
 from agent.node.instructions import EntryInstruction, ProbePlace
@@ -25,12 +25,14 @@ from agent.node.procfs import Procfs
 from agent.nvml.client import Nvml
 from agent.probes.discovery import Discovery, host_libraries
 from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
-from gpuwarden.options import LIBCUDA_HELP
+from agent.probes.return_probes import ReturnProbes, why_off
+from gpuwarden.options import LIBCUDA_HELP, add_return_probes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gpuwarden doctor`."""
     parser.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=LIBCUDA_HELP)
+    add_return_probes(parser)
 
 
 def act(options: argparse.Namespace) -> int:
@@ -38,10 +40,10 @@ def act(options: argparse.Namespace) -> int:
     if not options.verbose:
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.CRITICAL)
-    return examine(options.libcuda, sys.stdout)
+    return examine(options.libcuda, sys.stdout, options.return_probes)
 
 
-def examine(libcuda: Sequence[str], out: TextIO) -> int:
+def examine(libcuda: Sequence[str], out: TextIO, returns: ReturnProbes = ReturnProbes.AUTO) -> int:
     """Prints the lines of each check, and nothing else; returns 0 when all of them passed, 3 otherwise.
 
     What a check logs as a warning or error is printed below its line.
@@ -52,7 +54,8 @@ def examine(libcuda: Sequence[str], out: TextIO) -> int:
         ("PID namespace", _pid_namespace),
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
-        ("probes", lambda: _probes(libcuda)),
+        ("return probes", lambda: _return_probes(returns)),
+        ("probes", lambda: _probes(libcuda, returns)),
         ("stacks", _stacks),
         ("MPS", _mps),
         ("containers' names", _container_names),
@@ -113,9 +116,14 @@ def _libraries(libcuda: Sequence[str]) -> str:
     )
 
 
-def _probes(libcuda: Sequence[str]) -> str:
+def _return_probes(choice: ReturnProbes) -> str:
+    why = why_off(choice)
+    return "attached, and processes under seccomp survive them" if why is None else f"off: {why}"
+
+
+def _probes(libcuda: Sequence[str], returns: ReturnProbes) -> str:
     proc = Procfs()
-    with LibcudaProbes(preflight.bpf_object(), proc) as probes:
+    with LibcudaProbes(preflight.bpf_object(), proc, why_off(returns)) as probes:
         Discovery(probes, proc).attach_host(libcuda)
         libraries = probes.libraries()
         lines = [
@@ -124,10 +132,16 @@ def _probes(libcuda: Sequence[str]) -> str:
             for line in (*_library(library.status(), library.absent), *cost_lines(_attached_places(library)))
         ]
         lines = lines or ["programs load; no library to attach to yet"]
-        lines.append(f"      allocations that do not fit can be {'denied' if probes.can_deny else 'held, not denied'}")
+        lines.append(f"      allocations that do not fit {_at_allocations(probes)}")
     if any(library.failed for library in libraries):
         raise ProbeError("\n".join(lines))
     return "\n".join(lines)
+
+
+def _at_allocations(probes: LibcudaProbes) -> str:
+    if probes.returns_off is not None:
+        return "are not seen"
+    return f"can be {'denied' if probes.can_deny else 'held, not denied'}"
 
 
 def _stacks() -> str:
@@ -142,9 +156,11 @@ def _stacks() -> str:
 
 def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
     """The lines about a library's symbols: attached, absent, unknown and failed ones."""
-    yield f"{status.library}: {status.attached} of {status.attached + status.absent + status.failed} symbols"
-    roles = (f"{role} {c.attached}/{c.attached + c.absent + c.failed}" for role, c in status.roles.items())
+    yield f"{status.library}: {status.attached} of {_all(status)} symbols"
+    roles = (f"{role} {counts.attached}/{_all(counts)}" for role, counts in status.roles.items())
     yield f"      {', '.join(roles)}"
+    if status.off:
+        yield f"      {status.off} need return probes, which are off"
     if absent:
         yield f"      not in this library: {', '.join(absent)}"
     if status.unknown_versions:
@@ -154,6 +170,10 @@ def _library(status: ProbeStatus, absent: Sequence[str]) -> Iterator[str]:
         )
     for symbol, why in status.failures.items():
         yield f"      FAILED {symbol}: {why}"
+
+
+def _all(counts: ProbeStatus | ProbeCounts) -> int:
+    return counts.attached + counts.absent + counts.failed + counts.off
 
 
 def _attached_places(library: AttachedLibrary) -> dict[str, ProbePlace]:

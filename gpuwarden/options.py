@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import SetupError, UsageError
 from agent.exporters.api.client import RUN_DIR
+from agent.probes.return_probes import ReturnProbes
 
 if TYPE_CHECKING:
     from agent.core.model import Snapshot
@@ -27,6 +28,10 @@ DEFAULT_RUN_DIR: Final = RUN_DIR
 LIBCUDA_HELP: Final = "also probe this libcuda.so.1 (those of the node and of containers are found without)"
 RUN_DIR_HELP: Final = "directory of the sockets and the ledger (%(default)s)"
 _NAMES_HELP = "also look up container names at this socket; KIND: docker, podman, cri, containerd, kubelet"
+_RETURNS_HELP = (
+    "attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): "
+    "then only launches are counted (%(default)s)"
+)
 _OBSERVING_SECONDS = 2.5  # two ticks: rates need both, and names are looked up in between
 
 
@@ -37,6 +42,18 @@ def add_observing_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=float, default=1.0, metavar="S", help="seconds between observations (%(default)s)")
     add("--libcuda", action="append", default=[], metavar="FILE", help=LIBCUDA_HELP)
     add("--names", action="append", default=[], metavar="KIND=SOCKET", help=_NAMES_HELP)
+    add_return_probes(parser)
+
+
+def add_return_probes(parser: argparse.ArgumentParser) -> None:
+    """The option --return-probes, of every command that attaches probes."""
+    parser.add_argument(
+        "--return-probes",
+        type=ReturnProbes,
+        choices=list(ReturnProbes),
+        default=ReturnProbes.AUTO,
+        help=_RETURNS_HELP,
+    )
 
 
 def observer_settings(options: argparse.Namespace) -> ObserverSettings:
@@ -45,7 +62,8 @@ def observer_settings(options: argparse.Namespace) -> ObserverSettings:
 
     if not 0.1 <= options.interval <= 3600:
         raise UsageError(f"--interval {options.interval}: give seconds between 0.1 and 3600")
-    return ObserverSettings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda), tuple(options.names))
+    interval_ns = int(options.interval * NS_PER_SECOND)
+    return ObserverSettings(interval_ns, tuple(options.libcuda), tuple(options.names), options.return_probes)
 
 
 def running(socket: Path) -> Snapshot:

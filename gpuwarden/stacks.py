@@ -20,10 +20,12 @@ from agent.exporters.api.client import HELP as SOCKET_HELP
 from agent.exporters.api.client import fetch, place
 from agent.node import cgroups, preflight
 from agent.node.procfs import Procfs
+from agent.probes.return_probes import why_off
 from agent.stacks import output
 from agent.stacks.output import StackReport, as_json, folded, merge
 from agent.stacks.sampler import SampleKind, Sampler, Stack, Target
 from agent.stacks.symbolizer import Bcc, Frames
+from gpuwarden.options import add_return_probes
 
 MOST_SAMPLES = 200  # per second: a stack costs the launching thread some microseconds
 
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--socket", type=Path, help=f"{SOCKET_HELP}: it knows names")
     parser.add_argument("--no-symbols", action="store_true", help="modules and offsets; needs no bcc")
+    add_return_probes(parser)
 
 
 _PPROF: Final = ".pb.gz"
@@ -58,6 +61,8 @@ def act(options: argparse.Namespace) -> int:
     """Samples for so many seconds, or until Ctrl-C, and writes the stacks."""
     _refuse(options)
     preflight.require_this_machine()
+    if options.kind == SampleKind.ALLOC and (why := why_off(options.return_probes)) is not None:
+        raise SetupError(f"stacks of allocations need return probes, which are off: {why}; --kind launch works without")
     cgroups.join_node_namespace()
     with ExitStack() as stack:
         bcc = None if options.no_symbols else stack.enter_context(closing(Bcc()))

@@ -26,7 +26,7 @@ from agent.tui.listing import View
 from agent.tui.plain import FIRST_SECONDS, Latest, fresh
 from agent.tui.recording import Source, opened, played, recorded
 from agent.tui.view import narrowed
-from gpuwarden.options import LIBCUDA_HELP
+from gpuwarden.options import LIBCUDA_HELP, add_return_probes
 
 if TYPE_CHECKING:
     from enforce.audit.text import Block
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--libcuda", action="append", default=[], metavar="FILE", help=LIBCUDA_HELP)
     add("--socket", type=Path, help=HELP)
+    add_return_probes(parser)
     views = parser.add_mutually_exclusive_group()
     for view in View:
         text = f"one row per {view}" + (" (default)" if view is View.CONTAINER else "")
@@ -119,7 +120,8 @@ def act(options: argparse.Namespace) -> int:
         return run(options, lambda: fetch(socket), partial(_decisions, socket))
     from agent.observer import Observer, ObserverSettings
 
-    settings = ObserverSettings(int(options.interval * NS_PER_SECOND), tuple(options.libcuda))
+    interval_ns = int(options.interval * NS_PER_SECOND)
+    settings = ObserverSettings(interval_ns, tuple(options.libcuda), return_probes=options.return_probes)
     with ExitStack() as stack:
         try:
             observer = stack.enter_context(Observer(settings))

@@ -8,7 +8,7 @@
 set -euo pipefail
 
 build=(ca-certificates clang gcc git libbpf-dev libbpf1 libc6-dev libelf-dev linux-libc-dev llvm make python3 python3-venv runc)
-test=(busybox-static chromium clang-format containerd docker.io fish fonts-dejavu-core mandoc podman prometheus python3-bpfcc systemd tmux zsh)
+test=(busybox-static chromium clang-format containerd docker.io fish fonts-dejavu-core mandoc podman prometheus python3-bpfcc strace systemd tmux zsh zstd)
 deb=(debhelper debian-archive-keyring debootstrap dpkg-dev lintian)
 case "$(uname -m)" in # the kernel's headers of the other architecture, for `make bpf-check`
 aarch64) test+=(linux-libc-dev-amd64-cross) ;;

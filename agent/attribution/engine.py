@@ -91,10 +91,11 @@ class DeviceTick:
 
 @dataclass(slots=True)
 class AttributionEngine:
-    """See the module."""
+    """See the module. `sees_returns`: False where there are no return probes, so copies are not counted."""
 
     members: GpuProcessRegistry
     names: FunctionNames
+    sees_returns: bool = True
     _deltas: CounterDeltas = field(default_factory=CounterDeltas)
     _times: FunctionTimes = field(default_factory=FunctionTimes)
     _sm_time: dict[DeviceUuid, SmTime] = field(default_factory=dict)
@@ -173,7 +174,7 @@ class AttributionEngine:
             process = inputs.by_tgid.get(tgid)
             if process is not None:
                 counted.setdefault(process, CountedWork())
-        of_device = _DeviceWork(reading, interval_ns, inputs)
+        of_device = _DeviceWork(reading, interval_ns, inputs, self.sees_returns)
         work, orphaned = [], 0
         for process, mine in counted.items():
             member = self.members.get(process)
@@ -255,6 +256,7 @@ class _DeviceWork:
     reading: DeviceReading
     interval_ns: int
     inputs: TickInputs
+    counts_copies: bool
 
     def of(self, member: GpuProcess, counted: CountedWork, estimate: Estimate | None) -> Work:
         """One process's work."""
@@ -280,8 +282,8 @@ class _DeviceWork:
             work,
             launches=counted.kernels,
             sm_ns=estimate.sm_ns,
-            pcie_tx_bytes=counted.pcie_tx_bytes,
-            pcie_rx_bytes=counted.pcie_rx_bytes,
+            pcie_tx_bytes=counted.pcie_tx_bytes if self.counts_copies else None,
+            pcie_rx_bytes=counted.pcie_rx_bytes if self.counts_copies else None,
             sm_error_ns=estimate.error_ns,
         )
 

@@ -222,11 +222,12 @@ class ProbeCounts:
     attached: int = 0
     absent: int = 0  # the library has no such symbol
     failed: int = 0
+    off: int = 0  # they need return probes, of which there are none
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
-    """One library's probes: how many symbols are attached, absent from the library, or failed, and why."""
+    """One library's probes: how many symbols are attached, absent from the library, failed, and why, or off."""
 
     library: str
     attached: int
@@ -235,6 +236,7 @@ class ProbeStatus:
     roles: Mapping[str, ProbeCounts] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)  # symbol → why
     unknown_versions: tuple[str, ...] = ()  # exports that look like newer versions of probed calls: not seen
+    off: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +274,4 @@ class Snapshot:
     health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)  # only where a policy is
     policy_error: str | None = None  # why the policy file was refused, a mistake a line; what was in force stays so
     policy_wall_ns: int | None = None  # when the policy in force was read (CLOCK_REALTIME); null: there is none
+    return_probes_off: str | None = None  # why no return probes are attached; null: they are

@@ -79,6 +79,18 @@ _ONLY_SETS_FLAGS: Final = re.compile(
 )
 
 
+_NOP_5: Final = re.compile(
+    rb"\x0f\x1f\x44..|[\x66\x2e]\x0f\x1f[\x40-\x43\x45-\x47]."
+    rb"|[\x66\x2e]\x0f\x1f\x04.|[\x66\x2e]{2}\x0f\x1f[\x00-\x03\x06\x07\xc0-\xc7]|[\x66\x2e]{4}\x90",
+    re.DOTALL,
+)
+
+
+def may_become_a_call(code: bytes) -> bool:
+    """Whether the instruction is a nop of five bytes: from Linux 6.18 on a probe on it ends as a system call."""
+    return _NOP_5.match(code) is not None
+
+
 def entry(code: bytes, kernel: tuple[int, int], machine: str) -> EntryInstruction | None:
     """How this kernel executes the instruction that these bytes begin with.
 

@@ -10,28 +10,17 @@ over loses its probes, for a breakpoint left in new content would stand in the m
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from agent.core.errors import ProbeError
-from agent.node.instructions import AT_ENTRY, ProbePlace
+from agent.node.instructions import AT_ENTRY, LONGEST_BYTES, ProbePlace, may_become_a_call
 from agent.probes.libbpf import BpfObject, Link
 from agent.probes.libraries import FileChanges, FileId, OpenFile
+from agent.probes.return_probes import danger
 
 _log = logging.getLogger(__name__)
-
-
-def load_uprobes(path: Path, programs: Collection[str], *, also: Collection[str] = ()) -> BpfObject:
-    """Loads for uprobe_multi where the kernel has it (Linux ≥ 6.6), else for single uprobes.
-
-    `programs`: all that will be attached as uprobes. `also`: programs that are not loaded by default.
-    """
-    try:
-        return BpfObject(path, multi=programs, also=also)
-    except ProbeError as error:
-        _log.info("no uprobe_multi on this kernel, so detaching is slower: %s", error)
-        return BpfObject(path, also=also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +94,23 @@ class Attachments:
 
     def _attach_all(self, attachment: Attachment, descriptor: int, functions: Sequence[ProbedFunction]) -> None:
         path = f"/proc/self/fd/{descriptor}"  # that very file, whatever the path is by now
+        functions = self._without_deadly(attachment, descriptor, functions)
         for at_return in (True, False):
             for program, group in _by_program(functions, at_return):
                 self._attach_program(attachment, path, program, group, at_return=at_return)
+
+    def _without_deadly(
+        self, attachment: Attachment, descriptor: int, functions: Sequence[ProbedFunction]
+    ) -> Sequence[ProbedFunction]:
+        """Leaves out those whose probe the kernel makes a system call of, if processes under seccomp die of that."""
+        calls = [one for one in functions if may_become_a_call(os.pread(descriptor, LONGEST_BYTES, one.probe_offset))]
+        why = danger() if calls else None
+        if why is None:
+            return functions
+        for one in calls:
+            attachment.failed[one.name] = f"the kernel makes a call of its first instruction, and {why}"
+            _log.warning("%s of %s: %s", one.name, attachment.path, attachment.failed[one.name])
+        return [one for one in functions if one not in calls]
 
     def _attach_program(
         self, attachment: Attachment, path: str, program: str, functions: list[ProbedFunction], *, at_return: bool

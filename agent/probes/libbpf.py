@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes as c
 import errno
+import logging
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from agent.core.errors import ProbeError, SetupError
 from agent.node.preflight import kernel_version
 from agent.probes import libbpf_log
 
+_log = logging.getLogger(__name__)
 _SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _BATCH = 4096
 _DETACHED_AT_ONCE = 32
@@ -422,6 +424,18 @@ class BpfObject:
 
 def _link_create(request: _UprobeMultiLink) -> int:
     return int(c.CDLL(None, use_errno=True).syscall(_BPF_SYSCALL, _LINK_CREATE, c.byref(request), c.sizeof(request)))
+
+
+def load_uprobes(path: Path, programs: Collection[str], *, also: Collection[str] = ()) -> BpfObject:
+    """Loads for uprobe_multi where the kernel has it (Linux ≥ 6.6), else for single uprobes.
+
+    `programs`: all that will be attached as uprobes. `also`: programs that are not loaded by default.
+    """
+    try:
+        return BpfObject(path, multi=programs, also=also)
+    except ProbeError as error:
+        _log.info("no uprobe_multi on this kernel, so detaching is slower: %s", error)
+        return BpfObject(path, also=also)
 
 
 def _possible_cpus() -> int:

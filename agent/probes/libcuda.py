@@ -26,10 +26,20 @@ from agent.node.instructions import ProbePlace, places, returns
 from agent.node.proc_parse import MappedFile
 from agent.node.procfs import Procfs
 from agent.probes import abi
-from agent.probes.attachment import Attachment, Attachments, ProbedFunction, load_uprobes
-from agent.probes.libbpf import BpfObject, Map
+from agent.probes.attachment import Attachment, Attachments, ProbedFunction
+from agent.probes.libbpf import BpfObject, Map, load_uprobes
 from agent.probes.libraries import FileId, OpenFile, opened
-from agent.probes.symbols import DENYING, PROGRAMS, SYMBOLS, Role, Symbol, by_offset, unknown_versions
+from agent.probes.return_probes import LOST
+from agent.probes.symbols import (
+    DENYING,
+    PROGRAMS,
+    SYMBOLS,
+    WITHOUT_RETURNS,
+    Role,
+    Symbol,
+    by_offset,
+    unknown_versions,
+)
 
 _log = logging.getLogger(__name__)
 _MOST_LIBRARIES = 1023  # that are probed
@@ -42,13 +52,15 @@ _LIBRARY_NUMBERS = 1 << 16  # what the cookie has room for
 
 @dataclass(slots=True)
 class AttachedLibrary:
-    """One file: which symbols are attached, which it does not have, and why others failed."""
+    """One file: which symbols are attached, which it does not have, why others failed, and which need return probes
+    where there are none (`off`)."""
 
     number: int
     path: str
     attached: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    off: list[str] = field(default_factory=list)
     unknown_versions: list[str] = field(default_factory=list)
     places: dict[str, ProbePlace] = field(default_factory=dict)  # of the probes of each symbol that it has
     attachment: Attachment | None = None  # None: not remembered, as there are too many
@@ -74,15 +86,16 @@ class AttachedLibrary:
             self._roles(),
             dict(self.failed),
             tuple(self.unknown_versions),
+            len(self.off),
         )
 
     def _roles(self) -> dict[str, ProbeCounts]:
-        attached, absent = set(self.attached), set(self.absent)
+        attached, absent, off = set(self.attached), set(self.absent), set(self.off)
         counts = {}
         for role in Role:
             names = {symbol.name for symbol in SYMBOLS if symbol.role is role}
             counts[role.value] = ProbeCounts(
-                len(names & attached), len(names & absent), len(names & self.failed.keys())
+                len(names & attached), len(names & absent), len(names & self.failed.keys()), len(names & off)
             )
         return counts
 
@@ -104,15 +117,19 @@ class _FileNumbers:
 
 
 class LibcudaProbes:
-    """Loads the object and attaches it. A context manager; leaving it detaches every probe."""
+    """Loads the object and attaches it. A context manager; leaving it detaches every probe.
 
-    def __init__(self, object_path: Path, proc: Procfs) -> None:
-        self._proc = proc
+    `returns_off`: why no return probes are attached, nor anything that is wrong without them; None: they are.
+    """
+
+    def __init__(self, object_path: Path, proc: Procfs, returns_off: str | None = None) -> None:
+        self._proc, self.returns_off = proc, returns_off
+        if returns_off is not None:
+            _log.warning("return probes are off (%s): %s", returns_off, LOST)
         _allow_many_files()
-        self.can_deny = _can_deny(object_path.with_name("deny.bpf.o"))
+        self.can_deny = returns_off is None and _can_deny(object_path.with_name("deny.bpf.o"))
         self.bpf = _load(object_path, self.can_deny)
         abi.check(self.bpf)
-        self._sm_count = 0
         self._maps: dict[str, Map] = {}
         self._owners = ContainerIndex(proc, _MOST_OWNERS)
         self.bpf.attach("process_exit")
@@ -227,12 +244,19 @@ class LibcudaProbes:
         library.number = self._numbers.of(file)
         library.unknown_versions = unknown_versions(extents.keys())
         library.absent = [symbol.name for symbol in SYMBOLS if symbol.name not in extents]
+        probed = self._probed()
+        library.off = [one.name for one in SYMBOLS if one.name in extents and one not in probed]
         functions = [
             _function(offset, symbol, library.number, probe_places[offset])
-            for offset, symbol in by_offset(SYMBOLS, extents).items()
+            for offset, symbol in by_offset(probed, extents).items()
         ]
         library.places = {function.name: function.place for function in functions}
         return self._denying(library, descriptor, functions) if self.can_deny else functions
+
+    def _probed(self) -> tuple[Symbol, ...]:
+        if self.returns_off is None:
+            return SYMBOLS
+        return tuple(symbol for symbol in SYMBOLS if symbol.role in WITHOUT_RETURNS)
 
     def _denying(
         self, library: AttachedLibrary, descriptor: int, functions: Sequence[ProbedFunction]
@@ -267,9 +291,10 @@ class LibcudaProbes:
 
     def set_sm_count(self, count: int) -> None:
         """How many SMs each device has, for the kernel to count waves of blocks; 0: they differ, or it is unknown."""
-        if count != self._sm_count:
-            self.map("sm_counts").put(abi.U32(0), abi.U32(count))
-            self._sm_count = count
+        counts, first = self.map("sm_counts"), abi.U32(0)
+        known = counts.get(first)
+        if known is None or known.value != count:
+            counts.put(first, abi.U32(count))
 
     def close(self) -> None:
         """Detaches everything."""

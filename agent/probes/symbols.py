@@ -54,6 +54,11 @@ PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
     Role.NAME: ("name_enter", "name_return"),
 }
 
+WITHOUT_RETURNS = frozenset({Role.LAUNCH, Role.LAUNCH_MANY})
+"""Roles whose figures are whole without a return probe on any function. A part of the copies would be worse than none,
+and what waits for a return that is not seen would wait for it forever.
+"""
+
 DENYING = "memory_enter_or_deny"  # in place of memory_enter, where the kernel lets it change registers
 
 _LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH, _LAUNCH_LEGACY_1, _LAUNCH_LEGACY_3, _LAUNCH_MANY = range(1, 7)

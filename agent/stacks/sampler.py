@@ -24,7 +24,8 @@ from agent.core.model import Container, ContainerKey, ProcessId
 from agent.node.elf import exported_extents
 from agent.node.instructions import places
 from agent.node.procfs import Procfs
-from agent.probes.attachment import Attachments, ProbedFunction, load_uprobes
+from agent.probes.attachment import Attachments, ProbedFunction
+from agent.probes.libbpf import load_uprobes
 from agent.probes.libraries import opened
 from agent.probes.symbols import SYMBOLS, Role, by_offset, is_on_device
 

@@ -29,8 +29,8 @@ from rich.table import Table
 from agent.node import preflight
 from agent.node.instructions import AT_ENTRY, EntryInstruction
 from agent.node.procfs import Procfs
-from agent.probes.attachment import ProbedFunction, load_uprobes
-from agent.probes.libbpf import BpfObject
+from agent.probes.attachment import ProbedFunction
+from agent.probes.libbpf import BpfObject, load_uprobes
 from agent.probes.libcuda import LibcudaProbes
 from tools.harness.library_caller import LibraryCaller
 from tools.harness.node import BUILD

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from agent.probes.attachment import load_uprobes
+from agent.probes.libbpf import load_uprobes
 from bench.enforcement.agent import Promise, agent
 from tools.harness.node import BUILD, Node, simulated_node
 from tools.harness.stage import Cpus, Stage, open_stage

@@ -23,13 +23,20 @@ from enforce.workloads import Workload, subject_of
 LATENCY = "the promise is missed with the least share"
 ONLINE = "an online container is on its GPUs"
 NOTHING: Reasons = {}
+_AT_ALLOCATIONS = ("deny", "hold")
 
 
 class Escalation:
-    """The ladder state of every offline container. For the deciding thread alone."""
+    """The ladder state of every offline container. For the deciding thread alone.
 
-    def __init__(self, table: Mapping[str, Rung], executor: RungExecutor | None) -> None:
-        self._table, self._executor = table, executor
+    `no_allocations`: why no allocation is seen, so that none can be denied or held; None: they are seen.
+    """
+
+    def __init__(
+        self, table: Mapping[str, Rung], executor: RungExecutor | None, no_allocations: str | None = None
+    ) -> None:
+        self._table, self._executor, self._no_allocations = table, executor, no_allocations
+        self._blind: dict[ContainerKey, dict[str, str]] = {}  # rungs that have a memory limit, and cannot work
         self._states: dict[ContainerKey, LadderState] = {}
         self._wanted: dict[ContainerKey, Reasons] = {}
         self._obstacles: dict[ContainerKey, dict[str, str]] = {}  # step → why it was passed over, the last time
@@ -54,6 +61,7 @@ class Escalation:
             key: self._advance(subjects[key], share, now_ns) for key, share in shares.items() if key in subjects
         }
         self._obstacles = {key: whys for key, whys in self._obstacles.items() if key in self._states}
+        self._blind = {key: self._blind_rungs(subject) for key, subject in subjects.items()}
         self._wanted = {}
         for key, subject in subjects.items():
             wishes = [*(wish.get(key, NOTHING) for wish in others), self._by_latency(key, shares.get(key))]
@@ -66,7 +74,8 @@ class Escalation:
 
     def status(self, key: ContainerKey) -> EscalationStatus:
         """As of the last `step`; without an executor, what would be done."""
-        wanted, obstacles = self._wanted.get(key, NOTHING), self._obstacles.get(key, {})
+        wanted = self._wanted.get(key, NOTHING)
+        obstacles = {**self._blind.get(key, {}), **self._obstacles.get(key, {})}
         if self._executor is None:
             return EscalationStatus(tuple(wanted), obstacles, wanted)
         return EscalationStatus(
@@ -107,6 +116,11 @@ class Escalation:
 
         state = self._states.get(key) or LadderState(since_ns=now_ns)
         return advance(state, subject.rule.ladder, decision.share.exhausted, able, now_ns)
+
+    def _blind_rungs(self, subject: Subject) -> dict[str, str]:
+        if self._no_allocations is None or subject.rule.limits.memory_bytes is None:
+            return {}
+        return {rung: self._no_allocations for rung in subject.rule.ladder if rung in _AT_ALLOCATIONS}
 
     def _by_latency(self, key: ContainerKey, decision: ShareDecision | None) -> Reasons:
         if decision is None:

@@ -23,8 +23,9 @@ class GpuWait:
 
     name = "gpu_wait"
 
-    def __init__(self, histogram_of: ReadHistogram, requests: Requests) -> None:
-        self._histogram_of = histogram_of
+    def __init__(self, histogram_of: ReadHistogram, requests: Requests, no_waits: str | None = None) -> None:
+        """`no_waits`: why no wait is seen; None: they are."""
+        self._histogram_of, self._no_waits = histogram_of, no_waits
         self._windows = Windows(requests)
         self._snapshot: Snapshot | None = None
         self._processes: dict[ContainerKey, tuple[ProcessId, ...]] = {}
@@ -38,8 +39,8 @@ class GpuWait:
         return self._windows.read(container, histograms, slo, now_ns)
 
     def trouble(self, container: ContainerKey) -> str | None:
-        """None: nothing but silence is known."""
-        return None
+        """Why there is no reading of any container; None: nothing but silence is known."""
+        return self._no_waits
 
     def forget(self, containers: Iterable[ContainerKey]) -> None:
         """Drops what is kept about containers that are gone."""

@@ -12,10 +12,13 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from agent.containers.index import Residents
+from agent.core.errors import ProbeError
 from agent.core.model import ProcessId
 from agent.node import preflight
+from agent.node.procfs import Procfs
 from agent.observer import Observer
 from agent.probes import abi
+from agent.probes.return_probes import no_returns
 from enforce.model import Signal
 from enforce.policy.model import Policy, Source
 from enforce.signals.gpu_wait import GpuWait, ReadHistogram
@@ -34,12 +37,12 @@ def signals(policy: Policy, observer: Observer, requests: Requests) -> Iterator[
 
     `requests` is where they count requests.
     """
-    proc = observer.proc
+    proc, no_return = observer.proc, no_returns(observer.probes.returns_off)
     with ExitStack() as stack:
         follower = stack.enter_context(closing(request_follower(proc, lambda: _beside("http.bpf.o"))))
         prometheus = stack.enter_context(closing(Prometheus(requests)))
         uprobe = stack.enter_context(
-            closing(Uprobe(lambda: UprobeProbes(_beside("uprobe.bpf.o"), proc), Residents(proc), proc, requests))
+            closing(Uprobe(lambda: _uprobes(proc, no_return), Residents(proc), proc, requests))
         )
         lost = observer.losses.register("signals", lambda: {**losses(follower), **uprobe.losses()})
         stack.enter_context(lost)
@@ -47,7 +50,7 @@ def signals(policy: Policy, observer: Observer, requests: Requests) -> Iterator[
             "signal_failures", lambda: by_rule(policy, {**prometheus.failures(), **uprobe.failures()})
         )
         stack.enter_context(failures)
-        gpu_wait = GpuWait(_histograms(observer), requests)
+        gpu_wait = GpuWait(_histograms(observer), requests, no_return)
         http = Http(follower, requests, (rule.slo for rule in policy.online))
         yield {signal.name: signal for signal in (gpu_wait, http, prometheus, uprobe)}
 
@@ -60,6 +63,12 @@ def by_rule(policy: Policy, failures: Failures) -> dict[str, int]:
         for (source, reason), count in failures.items()
         if source == rule.slo.source
     }
+
+
+def _uprobes(proc: Procfs, no_return: str | None) -> UprobeProbes:
+    if no_return is not None:
+        raise ProbeError(no_return)
+    return UprobeProbes(_beside("uprobe.bpf.o"), proc)
 
 
 def _beside(name: str) -> Path:

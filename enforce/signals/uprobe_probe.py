@@ -22,8 +22,8 @@ from agent.node.instructions import places
 from agent.node.procfs import Procfs
 from agent.probes import abi
 from agent.probes.abi import U32, U64
-from agent.probes.attachment import Attachment, Attachments, ProbedFunction, load_uprobes
-from agent.probes.libbpf import Map
+from agent.probes.attachment import Attachment, Attachments, ProbedFunction
+from agent.probes.libbpf import Map, load_uprobes
 from agent.probes.libraries import OpenFile, opened
 from enforce.policy.model import UprobeSource
 from enforce.signals.latency_window import Buckets

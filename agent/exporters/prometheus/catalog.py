@@ -222,7 +222,14 @@ CATALOG: Final = (
         "gpuwarden_probe_symbols",
         "gauge",
         ("library", "role", "state"),
-        "Number of probed symbols by state: attached, absent (not exported by the library) or failed.",
+        "Number of probed symbols by state: attached, absent (not exported by the library), failed, or off (without "
+        "return probes).",
+    ),
+    Metric(
+        "gpuwarden_return_probes",
+        "gauge",
+        NONE,
+        "1 if return probes are attached; 0: off, and what needs them is unknown (gpuwarden doctor gives the reason).",
     ),
     Metric(
         "gpuwarden_probe_failure_info",

@@ -211,6 +211,7 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
         yield "collector_duration_seconds", (text(health.name),), health.duration_seconds
     for probe in snapshot.probes:
         yield from _probe(probe, library_path(probe.library))
+    yield "return_probes", (), snapshot.return_probes_off is None
     for symbol, count in snapshot.probe_calls.items():
         yield "probe_calls_total", (text(symbol),), count
     for call, count in snapshot.nvml_errors.items():
@@ -236,8 +237,8 @@ def _policy(snapshot: Snapshot) -> Iterator[Candidate]:
 
 def _probe(probe: ProbeStatus, library: str) -> Iterator[Candidate]:
     for role, counts in probe.roles.items():
-        for state, count in (("attached", counts.attached), ("absent", counts.absent), ("failed", counts.failed)):
-            yield "probe_symbols", (library, text(role), state), count
+        for state in ("attached", "absent", "failed", "off"):
+            yield "probe_symbols", (library, text(role), state), getattr(counts, state)
     for symbol, reason in probe.failures.items():
         yield "probe_failure_info", (library, text(symbol), text(reason)), 1
     yield "probe_unknown_exports", (library,), len(probe.unknown_versions)

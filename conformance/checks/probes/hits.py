@@ -15,8 +15,8 @@ from agent.core.errors import ProbeError
 from agent.node.elf import exported_extents
 from agent.node.instructions import EntryInstruction, places
 from agent.probes.abi import U32, U64
-from agent.probes.attachment import ProbedFunction, load_uprobes
-from agent.probes.libbpf import Map
+from agent.probes.attachment import ProbedFunction
+from agent.probes.libbpf import Map, load_uprobes
 from agent.probes.symbols import SYMBOLS, Role, Symbol
 from tools.harness.uprobes import attached
 

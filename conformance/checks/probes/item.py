@@ -83,7 +83,7 @@ def rows(host: Host) -> Iterator[Row]:
 def _attaching(host: Host, built: Path) -> Iterator[Row]:
     """The agent's own probes, as it attaches them."""
     from agent.node.procfs import Procfs
-    from agent.probes.attachment import load_uprobes
+    from agent.probes.libbpf import load_uprobes
     from agent.probes.libcuda import LibcudaProbes
 
     with load_uprobes(built, {"empty"}) as bpf:
@@ -119,7 +119,7 @@ def _ms(begun: float) -> float:
 def _hits(host: Host, built: Path) -> Iterator[Row]:
     if platform.machine() != "x86_64":
         raise Unavailable(f"the small functions are machine code of x86-64; this is {platform.machine()}")
-    from agent.probes.attachment import load_uprobes
+    from agent.probes.libbpf import load_uprobes
 
     code = host.folder / "code"
     places = machine_code.write(code)

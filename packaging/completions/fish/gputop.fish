@@ -51,7 +51,7 @@ function _shtab_gputop_using
 end
 
 set -g _shtab_gputop_commands 
-set -g _shtab_gputop_opts_with_value --interval --libcuda --namespace --only --record --replay --socket -o
+set -g _shtab_gputop_opts_with_value --interval --libcuda --namespace --only --record --replay --return-probes --socket -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -59,6 +59,7 @@ complete -c gputop -f
 complete -c gputop -n _shtab_gputop_using -s h -l help -d 'show this help message and exit'
 complete -c gputop -n _shtab_gputop_using -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also probe this libcuda.so.1 (those of the node and of containers are found without)'
 complete -c gputop -n _shtab_gputop_using -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it)'
+complete -c gputop -n _shtab_gputop_using -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gputop -n _shtab_gputop_using -l by-container -d 'one row per container (default)'
 complete -c gputop -n _shtab_gputop_using -l by-process -d 'one row per process'
 complete -c gputop -n _shtab_gputop_using -l by-gpu -d 'one row per gpu'

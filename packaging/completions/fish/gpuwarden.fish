@@ -66,7 +66,7 @@ function _shtab_gpuwarden_using
 end
 
 set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks demo
-set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days --web-config
+set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --return-probes --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days --web-config
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -80,6 +80,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l policy -xka "(__fish_co
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l interval -x -d 'seconds between observations (1.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also probe this libcuda.so.1 (those of the node and of containers are found without)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l names -x -d 'also look up container names at this socket; KIND: docker, podman, cri, containerd, kubelet'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l listen -x -d 'address of /metrics and the status page (127.0.0.1:9837)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-config -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords for them, in the format of Prometheus'"'"' exporter-toolkit (none)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'directory of the sockets and the ledger (/run/gpuwarden)'
@@ -93,6 +94,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l policy -xka "(__fish_c
 complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l interval -x -d 'seconds between observations (1.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also probe this libcuda.so.1 (those of the node and of containers are found without)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l names -x -d 'also look up container names at this socket; KIND: docker, podman, cri, containerd, kubelet'
+complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l json -d 'print a line of JSON per container instead of a table'
 complete -c gpuwarden -n '_shtab_gpuwarden_using plan' -l seconds -x -d 'seconds of observing first (5.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a explain -d 'show when, why, how much and for which container another one was slowed'
@@ -150,6 +152,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l stand-by -d 'keep r
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a doctor -d 'check what works on this machine, what does not, and what to do about it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also probe this libcuda.so.1 (those of the node and of containers are found without)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a stacks -d 'sample which code of a container launches kernels or allocates memory'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l container -xka "(__gpuwarden_containers)" -d 'its name, id, key, pod or systemd unit'
@@ -160,6 +163,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l out -xka "(__fish_co
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l json -d 'one JSON object on stdout'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it): it knows names'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l no-symbols -d 'modules and offsets; needs no bcc'
+complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a demo -d 'show enforcement on a simulated GPU, in under three minutes'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l seconds -x -d 'length of each measured phase (25.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'also write the figures as one JSON object'

@@ -19,10 +19,10 @@ from tools.harness.node import Node
 ROOT = Path(__file__).parents[3]
 
 
-def doctor(node: Node, *libraries: Path) -> tuple[int, str]:
+def doctor(node: Node, *libraries: Path, options: tuple[str, ...] = ()) -> tuple[int, str]:
     """Its exit status and what it prints."""
     named = [argument for library in libraries for argument in ("--libcuda", str(library))]
-    command = [sys.executable, "-m", "gpuwarden", "doctor", *named]
+    command = [sys.executable, "-m", "gpuwarden", "doctor", *named, *options]
     environment = {**os.environ, **node.environment}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout
@@ -63,6 +63,17 @@ def test_each_library_is_listed_with_what_is_attached_what_it_lacks_and_what_is_
     (absent,) = re.findall(r"not in this library: (.*)", odd)
     assert set(absent.split(", ")) == {symbol.name for symbol in SYMBOLS} - {"cuLaunchKernel", "cuMemAlloc_v2"}
     assert "newer than this program, so not seen: cuMemAlloc_v9" in odd
+
+
+def test_without_return_probes_it_reports_why_and_what_is_lost(node: Node, odd_library: Path) -> None:
+    status, output = doctor(node, odd_library, options=("--return-probes", "off"))
+    assert status == 0, output
+    assert "ok    return probes: off: --return-probes off" in output
+    assert "memory is what NVML reports; not known are memory by kind" in output
+    odd = of(odd_library, output)
+    assert f"1 of {len(SYMBOLS)} symbols" in odd
+    assert "1 need return probes, which are off" in odd
+    assert "can be held, not denied" not in output
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")

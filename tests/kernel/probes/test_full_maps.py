@@ -14,7 +14,7 @@ from agent.collectors.memory import Allocations
 from agent.collectors.samples import LaunchCount
 from agent.node import preflight
 from agent.node.procfs import Procfs
-from agent.probes import attachment
+from agent.probes import libbpf
 from agent.probes.libbpf import BpfObject
 from agent.probes.libcuda import LibcudaProbes
 from tests.support.programs.driver import Driver, launched, lost
@@ -26,7 +26,7 @@ GRID = "2x1x1:32x1x1"
 @pytest.fixture
 def cramped_probes(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[LibcudaProbes]:
     """With a map `launches` of three entries."""
-    monkeypatch.setattr(attachment, "BpfObject", partial(BpfObject, max_entries={"launches": ROOM}))
+    monkeypatch.setattr(libbpf, "BpfObject", partial(BpfObject, max_entries={"launches": ROOM}))
     with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         probes.ensure(str(driver.libcuda))
         yield probes
@@ -56,7 +56,7 @@ def test_launches_of_a_full_map_are_collected_under_no_function(driver: Driver, 
 def test_an_allocation_that_there_is_no_sum_for_is_not_kept_either(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachment, "BpfObject", partial(BpfObject, max_entries={"memory": 1}))
+    monkeypatch.setattr(libbpf, "BpfObject", partial(BpfObject, max_entries={"memory": 1}))
     with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         probes.ensure(str(driver.libcuda))
         first, second = driver.run("2*alloc:4096"), driver.run("3*alloc:4096")

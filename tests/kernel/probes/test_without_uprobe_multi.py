@@ -48,7 +48,7 @@ def single_probes(
     def load(path: Path, **_: object) -> BpfObject:
         return BpfObject(path)
 
-    monkeypatch.setattr("agent.probes.attachment.BpfObject", load)
+    monkeypatch.setattr("agent.probes.libbpf.BpfObject", load)
     probes = LibcudaProbes(preflight.bpf_object(), Procfs())
     try:
         assert not probes.ensure(str(own.libcuda)).failed

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis.strategies import binary, sampled_from
 
 from agent.node.elf import Extent
-from agent.node.instructions import AT_ENTRY, EntryInstruction, ProbePlace, entry, place, places
+from agent.node.instructions import AT_ENTRY, EntryInstruction, ProbePlace, entry, may_become_a_call, place, places
 from gpuwarden.doctor import cost_lines
 
 OLD, NEW = (5, 15), (6, 18)
@@ -194,3 +194,22 @@ def test_the_doctor_says_where_probes_stand_and_which_are_expensive_or_not_seen(
     assert third.endswith("not seen: d")
     assert not list(cost_lines({}))
     assert not list(cost_lines({"a": AT_ENTRY}))
+
+
+FIVE_BYTES = ("0f 1f 44 00 00", "66 0f 1f 40 00", "66 66 0f 1f 00", "66 66 66 66 90")
+OTHER_NOPS = (
+    "90",
+    "66 90",
+    "0f 1f 00",
+    "0f 1f 40 00",
+    "66 0f 1f 44 00 00",
+    "0f 1f 80 00 00 00 00",
+    "f3 0f 1e fa",
+    "55",
+)
+
+
+@pytest.mark.parametrize("code", [*FIVE_BYTES, *OTHER_NOPS])
+def test_the_kernel_may_make_a_call_of_a_nop_of_five_bytes_alone(code: str) -> None:
+    following = bytes.fromhex("c3 90 90 90 90 90 90 90")
+    assert may_become_a_call(bytes.fromhex(code) + following) == (code in FIVE_BYTES)

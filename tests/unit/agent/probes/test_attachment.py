@@ -19,6 +19,9 @@ from agent.probes.libraries import FileChanges, OpenFile
 ALLOC, FREE = ProbedFunction("alloc", 64, 1, "enter", "leave"), ProbedFunction("free", 128, 2, "enter", None)
 
 
+_PUSH, _NOP_5 = b"\x55\x48\x89\xe5", b"\x0f\x1f\x44\0\0"  # at ALLOC and FREE
+
+
 class Kernel:
     """In place of the BPF object: a link is the program and the offsets; `refused` offsets take no probe."""
 
@@ -51,7 +54,7 @@ class Stage:
         self.path, self.kernel, self.dropped = path, Kernel(), list[Attachment]()
         self.attachments = Attachments(cast(BpfObject, self.kernel), self.dropped.append)
         self.descriptors: list[int] = []
-        path.write_bytes(b"a program")
+        path.write_bytes(b"a program".ljust(64) + _PUSH.ljust(64) + _NOP_5.ljust(64))
 
     def opened(self) -> OpenFile:
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -145,3 +148,15 @@ def test_files_are_attached_where_the_kernel_grants_no_watch(stage: Stage, monke
     assert stage.attachments.drop_changed({1, 2}) == []
     stage.attachments.drop(attachment)
     assert not stage.kernel.links
+
+
+@pytest.mark.parametrize(("danger", "attached"), [(None, (64, 128)), ("processes die of it", (64,))])
+def test_where_processes_die_of_it_no_probe_is_where_the_kernel_makes_a_call_of_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, danger: str | None, attached: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr("agent.probes.attachment.danger", lambda: danger)
+    attachment = stage.attach(ALLOC, FREE)
+    assert stage.kernel.links == [("leave", (64,)), ("enter", attached)]
+    assert attachment.failed == (
+        {"free": "the kernel makes a call of its first instruction, and processes die of it"} if danger else {}
+    )

@@ -16,6 +16,7 @@ import pytest
 
 from agent.core.errors import ProbeError
 from agent.core.model import HOST, ContainerKey, ProcessId
+from agent.node.elf import Extent
 from agent.node.procfs import Procfs
 from agent.probes import libcuda as module
 from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
@@ -67,11 +68,11 @@ class Table:
         file = OpenFile(0, f"/opt/{number}/libcuda.so.1", FileId(1, number), (4096, 0))
         return self.probes._ensure(file, process)
 
-    def read(self, *_: object) -> dict[str, int]:
+    def read(self, *_: object) -> dict[str, Extent]:
         self.reads += 1
-        return {"cuInit": 64}
+        return {"cuInit": Extent(64, 0)}
 
-    def refuse(self, *_: object) -> dict[str, int]:
+    def refuse(self, *_: object) -> dict[str, Extent]:
         self.reads += 1
         raise ProbeError("it is not an ELF library that can be probed")
 
@@ -102,7 +103,8 @@ class Owners:
 @pytest.fixture
 def readable(table: Table, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def choose(are: bool) -> None:
-        monkeypatch.setattr(module, "exported_functions", table.read if are else table.refuse)
+        monkeypatch.setattr(module, "exported_extents", table.read if are else table.refuse)
+        monkeypatch.setattr(module, "places", lambda *_: {})
 
     choose(True)
     return choose

@@ -112,6 +112,17 @@ def test_a_rung_with_an_obstacle_is_skipped_and_reported(marks: dict[str, Mark])
     assert escalation.status(TRAINING).troubles == {"freeze": "it has no cgroup of its own"}
 
 
+@pytest.mark.parametrize("limit_bytes", [1 << 30, None])
+def test_without_return_probes_a_memory_limit_reports_that_nothing_is_denied_or_held(
+    marks: dict[str, Mark], limit_bytes: int | None
+) -> None:
+    rule = replace(offline("deny", "hold", "evict"), limits=Limits(limit_bytes, 0.05, 1, None))
+    escalation = Escalation(marks, None, "return probes are off: why")
+    escalation.step({TRAINING: workload_of(TRAINING, Role.OFFLINE, rule)}, Decisions((), {}), 0)
+    expected = {"deny": "return probes are off: why", "hold": "return probes are off: why"}
+    assert escalation.status(TRAINING).troubles == (expected if limit_bytes else {})
+
+
 def test_only_offline_containers_are_ever_acted_upon(rungs: RungExecutor, marks: dict[str, Mark]) -> None:
     escalation = Escalation(marks, rungs)
     online = OnlineRule("chat", Match(), SLO)
