@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from enforce.signals.gpu_wait import GpuWait
 from enforce.signals.http import Http
 from enforce.signals.prometheus import Prometheus
+from enforce.signals.registry import GpuWait
 from enforce.signals.uprobe import Uprobe
 
 BUILTIN = (GpuWait, Http, Prometheus, Uprobe)

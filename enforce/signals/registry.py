@@ -7,26 +7,61 @@ A signal costs nothing until a container has an SLO by it: threads, sockets and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from agent.containers.index import Residents
 from agent.core.errors import ProbeError
-from agent.core.model import ProcessId
+from agent.core.model import ContainerKey, ProcessId, Snapshot
 from agent.node import preflight
 from agent.node.procfs import Procfs
 from agent.observer import Observer
 from agent.probes import abi
 from agent.probes.return_probes import no_returns
-from enforce.model import Signal
-from enforce.policy.model import Policy, Source
-from enforce.signals.gpu_wait import GpuWait, ReadHistogram
+from enforce.model import Reading, Signal
+from enforce.policy.model import Policy, Slo, Source
 from enforce.signals.http import Http, losses, request_follower
-from enforce.signals.latency_window import Buckets, Requests
+from enforce.signals.latency_window import Buckets, Requests, Windows
 from enforce.signals.prometheus import Prometheus
 from enforce.signals.uprobe import Uprobe
 from enforce.signals.uprobe_probe import UprobeProbes
+
+ReadHistogram = Callable[[ProcessId], Buckets | None]
+
+
+class GpuWait:
+    """`gpu_wait`: first launch after a drained wait → return of the next wait. Needs nothing from the workload.
+
+    Quantiles over the SLO's window from the kernel's cumulative histograms, read once per decision. Requests of all
+    processes of a container count together. The time inside the workload before a request's first launch is not in it.
+    """
+
+    name = "gpu_wait"
+
+    def __init__(self, histogram_of: ReadHistogram, requests: Requests, no_waits: str | None = None) -> None:
+        """`no_waits`: why no wait is seen; None: they are."""
+        self._histogram_of, self._no_waits = histogram_of, no_waits
+        self._windows = Windows(requests)
+        self._snapshot: Snapshot | None = None
+        self._processes: dict[ContainerKey, tuple[ProcessId, ...]] = {}
+
+    def read(self, snapshot: Snapshot, container: ContainerKey, slo: Slo, now_ns: int) -> Reading | None:
+        """None while the window holds fewer than `min_samples` requests."""
+        if snapshot is not self._snapshot:  # one lasts for many readings
+            self._snapshot = snapshot
+            self._processes = {row.container.key: row.processes for row in snapshot.containers}
+        histograms = {process: self._histogram_of(process) for process in self._processes.get(container, ())}
+        return self._windows.read(container, histograms, slo, now_ns)
+
+    def trouble(self, container: ContainerKey) -> str | None:
+        """Why there is no reading of any container; None: nothing but silence is known."""
+        return self._no_waits
+
+    def forget(self, containers: Iterable[ContainerKey]) -> None:
+        """Drops what is kept about containers that are gone."""
+        self._windows.forget(containers)
+
 
 Failures = Mapping[tuple[Source, str], int]
 

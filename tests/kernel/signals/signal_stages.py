@@ -29,9 +29,9 @@ from agent.node.procfs import Procfs
 from enforce.model import Reading, Signal
 from enforce.policy.model import HttpSource, PrometheusSource, Slo, Source, UprobeSource
 from enforce.signals import latency_window
-from enforce.signals.gpu_wait import GpuWait
 from enforce.signals.http import Http, request_follower
 from enforce.signals.prometheus import Prometheus
+from enforce.signals.registry import GpuWait
 from enforce.signals.scraper import Scraper
 from enforce.signals.uprobe import Uprobe
 from enforce.signals.uprobe_probe import UprobeProbes
