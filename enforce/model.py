@@ -95,7 +95,7 @@ class OnlineOn:
 
 
 class Signal(Protocol):
-    """Where an online latency comes from. One file each; listed in `enforce.signals.BUILTIN`."""
+    """Where an online latency comes from. Listed in `enforce.signals.registry.BUILTIN`."""
 
     name: str
 

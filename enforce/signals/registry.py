@@ -63,6 +63,7 @@ class GpuWait:
         self._windows.forget(containers)
 
 
+BUILTIN = (GpuWait, Http, Prometheus, Uprobe)
 Failures = Mapping[tuple[Source, str], int]
 
 

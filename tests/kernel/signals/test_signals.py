@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.model import ContainerKey
-from enforce import signals
 from enforce.model import Reading
+from enforce.signals.registry import BUILTIN
 from tests.kernel.signals.signal_stages import MS, STAGES, Stage
 from tests.support.programs.timed import Took
 from tools.harness.wait import until
@@ -54,7 +54,7 @@ def check_median(found: Reading, took: list[Took]) -> None:
 
 
 def test_each_signal_has_a_stage() -> None:
-    assert set(STAGES) == {signal.name for signal in signals.BUILTIN}
+    assert set(STAGES) == {signal.name for signal in BUILTIN}
 
 
 def test_without_requests_nothing_is_known(stage: Stage) -> None:

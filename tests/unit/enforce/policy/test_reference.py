@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agent.config.sections import Section, describe, section_of
-from enforce import signals
 from enforce.controller import laws
 from enforce.policy import model, schema
 from enforce.policy.annotations import KEYS
 from enforce.policy.load import parse
+from enforce.signals.registry import BUILTIN
 from gpuwarden.check import check
 from tools.manual.policy_reference import page
 
@@ -63,7 +63,7 @@ def test_the_policy_on_the_page_is_right() -> None:
 
 
 def test_a_policy_can_name_every_signal_and_law_that_exists_and_no_other() -> None:
-    assert {signal.name for signal in signals.BUILTIN} == set(model.SIGNALS)
+    assert {signal.name for signal in BUILTIN} == set(model.SIGNALS)
     assert len(laws.BUILTIN) == len(model.LAWS)
 
 
