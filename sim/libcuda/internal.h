@@ -46,7 +46,8 @@
 /* ---- exports.c ---- */
 
 /* A form of a call: the name that programs ask for, and the version of CUDA that brought the form. */
-struct export {
+struct export
+{
 	const char *name;
 	int version;
 	void *plain, *per_thread;

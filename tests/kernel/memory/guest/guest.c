@@ -26,7 +26,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MIB = 1 << 20, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, UPROBE_MULTI = 48, MULTI_RETURN = 1, THREADS = 4, ROUNDS = 200 };
+enum {
+	MIB = 1 << 20,
+	OUT_OF_MEMORY = 2,
+	NOT_INITIALIZED = 3,
+	UPROBE_MULTI = 48,
+	MULTI_RETURN = 1,
+	THREADS = 4,
+	ROUNDS = 200
+};
 
 static struct bpf_object *object;
 static int victim_socket, multi = 1, failures;
