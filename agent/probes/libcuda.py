@@ -124,12 +124,12 @@ class LibcudaProbes:
 
     def __init__(self, object_path: Path, proc: Procfs, returns_off: str | None = None) -> None:
         self._proc, self.returns_off = proc, returns_off
-        if returns_off is not None:
-            _log.warning("return probes are off (%s): %s", returns_off, LOST)
         _allow_many_files()
         self.can_deny = returns_off is None and _can_deny(object_path.with_name("deny.bpf.o"))
         self.bpf = _load(object_path, self.can_deny)
         abi.check(self.bpf)
+        if returns_off is not None:
+            _log.warning("return probes are off (%s): %s", returns_off, LOST)
         self._maps: dict[str, Map] = {}
         self._owners = ContainerIndex(proc, _MOST_OWNERS)
         self.bpf.attach("process_exit")

@@ -29,7 +29,8 @@ enum {
 	MOST_DEVICES = 4,
 	MOST_HELD = 64,
 	MOST_ARGUMENTS = 3,
-	NEWEST_VERSION = 12010, /* from 12020 on, cuMemPrefetchAsync has other arguments */
+	NEWEST_VERSION = 12040,
+	PREFETCH_VERSION = 12010, /* from 12020 on, cuMemPrefetchAsync has other arguments */
 	BUFFER = 1 << 20,
 	STREAMS = 4,
 	MOST_LISTED = 100
@@ -108,11 +109,12 @@ static void *resolve(const char *name, void *symbol)
 {
 	CUdriverProcAddressQueryResult status;
 	int flags = per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_DEFAULT;
+	int version = strcmp(name, "cuMemPrefetchAsync") ? NEWEST_VERSION : PREFETCH_VERSION;
 	void *function;
 
 	if (!through_pointer)
 		return symbol;
-	check(cuGetProcAddress(name, &function, NEWEST_VERSION, flags, &status), name);
+	check(cuGetProcAddress(name, &function, version, flags, &status), name);
 	return function;
 }
 
