@@ -21,7 +21,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -45,10 +45,13 @@ demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARG
 driver-binaries: ## fetch NVIDIA's libcuda, NVML and MPS daemon of three drivers (Debian's non-free, their licence) into build/driver, for tests/driver
 	@tools/driver-binaries.sh build/driver
 
-test: setup packages-test driver-binaries ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
+frameworks: $(VENV) ## install numba-cuda and cuda-python's bindings (PyPI; NVIDIA's compiler, its licence) into build/frameworks, for tests/e2e/frameworks
+	@tools/frameworks.sh build/frameworks $(BIN)/python
+
+test: setup packages-test driver-binaries frameworks ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
 	@$(BIN)/pytest $(ARGS)
 
-coverage: setup packages-test driver-binaries ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
+coverage: setup packages-test driver-binaries frameworks ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
 	@mkdir -p build/coverage
 	@$(BIN)/pytest --cov $(ARGS)
 

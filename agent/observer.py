@@ -26,6 +26,7 @@ from agent.node import cgroups, preflight
 from agent.node.procfs import Procfs
 from agent.nvml.client import Nvml
 from agent.pipeline import Pipeline, SnapshotSources
+from agent.probes.content_search import ContentSearch
 from agent.probes.discovery import ROUND_NS, Discovery
 from agent.probes.events import EventReader, FunctionNames
 from agent.probes.libcuda import LibcudaProbes
@@ -78,9 +79,10 @@ class Observer:
             returns_off = why_off(self._settings.return_probes)
             self.probes = stack.enter_context(LibcudaProbes(preflight.bpf_object(), self.proc, returns_off))
             self._discovery = Discovery(self.probes, self.proc)
+            self._by_content = ContentSearch(self.probes, self.proc)
             self.naming = stack.enter_context(Naming(sockets(self._settings.sockets)))
-            index = ContainerIndex(self.proc)
-            members = GpuProcessRegistry(index, self._devices_of(nvml), self.proc, self.naming.named)
+            self._index = ContainerIndex(self.proc, placed=self.naming.placed)
+            members = GpuProcessRegistry(self._index, self._devices_of(nvml), self.proc, self.naming.named)
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
             names = FunctionNames()
             self.pipeline = Pipeline(collectors, members, self.probes, names, self._sources(nvml))
@@ -148,10 +150,16 @@ class Observer:
             "ticks:failed": self._worker.failures,
             "watcher:failed": events.failures,
             "libraries:refused": self._discovery.refused,
+            **self._by_content.lost(),
             "libraries:full": self.probes.refused,
+            "libraries:rewritten": self.probes.put_off,
+            "containers:id_refused": self._index.refused,
+            "libraries:clash": self.probes.clashes,
         }
 
     def _tick(self, now_ns: int) -> None:
+        if self._index.correct():
+            self.members.identify_again()
         self.listeners.notify(self.pipeline.tick(now_ns))
 
     def _observe(self) -> float:
@@ -160,6 +168,7 @@ class Observer:
         self._due_ns = max(self._due_ns + self._settings.interval_ns, now)
         self._tick(now)
         ends_ns = monotonic_ns() + ROUND_NS
+        self._by_content.look(self.pipeline.unseen, ends_ns - ROUND_NS // 2)
         self._discovery.look_at(self.pipeline.unprobed, ends_ns - ROUND_NS // 2)  # half of the round is for the rest
         if now - self._discovered_ns >= _DISCOVERY_NS:
             self._discovered_ns = now

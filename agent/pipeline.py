@@ -18,6 +18,7 @@ from agent.attribution.inputs import TickInputs
 from agent.attribution.split import sum_usage
 from agent.attribution.totals import RunningTotals
 from agent.collectors.samples import Collector, Sample
+from agent.collectors.tenants import Tenants
 from agent.containers.gpu_processes import GpuProcessRegistry, ProcessEvent
 from agent.containers.kubelet import DeviceHolders, holders
 from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
@@ -50,6 +51,7 @@ class EnforcementReport:
     containers: Mapping[ContainerKey, EnforcementStatus] = field(default_factory=dict)
     device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)
     decided_ns: int | None = None  # when the last decision was completed; None: none are made
+    left_rules: Mapping[str, int] = field(default_factory=dict)  # see Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,27 @@ class ExitedProcesses:
         self._probed = probed.difference(dead)
 
 
+class ContainerLosses:
+    """What containers lost because their own budgets were used up: in the kernel's maps, and in the registry."""
+
+    def __init__(self, members: GpuProcessRegistry, tenants: Tenants | None) -> None:
+        self._members, self._tenants = members, tenants
+        self._names: dict[int, ContainerKey] = {}
+
+    def by_container(self) -> dict[ContainerKey, dict[str, int]]:
+        """Since the start, by reason. Of a tenant with several containers (a pod without slices): at the first seen."""
+        found = {key: {"member": count} for key, count in self._members.refused_of.items()}
+        if self._tenants is None:
+            return found
+        for process, tenant in self._tenants.owners.items():
+            if tenant not in self._names and (member := self._members.get(process)) is not None:
+                self._names[tenant] = member.container.key
+        for tenant, lost in self._tenants.lost.items():
+            if lost and tenant in self._names:
+                found.setdefault(self._names[tenant], {}).update(lost)
+        return found
+
+
 @dataclass(slots=True)
 class Pipeline:
     """`tick` observes once. `members`: the processes on GPUs. Without `probes` only the collectors say what runs."""
@@ -124,12 +147,20 @@ class Pipeline:
     totals: RunningTotals = field(init=False, default_factory=RunningTotals)
     _engine: AttributionEngine = field(init=False)
     _exited: ExitedProcesses = field(init=False)
+    _losses: ContainerLosses = field(init=False)
     _last_ns: int | None = field(init=False, default=None)
 
     def __post_init__(self, names: FunctionNames | None) -> None:
         sees_returns = self.probes is None or self.probes.returns_off is None
         self._engine = AttributionEngine(self.members, FunctionNames() if names is None else names, sees_returns)
         self._exited = ExitedProcesses(self.members)
+        tenants = [one for one in self.collectors if isinstance(one, Tenants)]
+        self._losses = ContainerLosses(self.members, tenants[0] if tenants else None)
+
+    @property
+    def unseen(self) -> frozenset[ProcessId]:
+        """Processes that worked on a GPU in the last tick without launches that explain it."""
+        return self._engine.unprobed.unseen
 
     def publish(self, report: EnforcementReport) -> None:
         """Enforcement's report, for the next snapshots. Once per decision."""
@@ -152,6 +183,7 @@ class Pipeline:
             self.members.see(process)
         self.members.refresh()
         parts = self._engine.tick(samples, inputs, interval)
+        self.members.place(self._engine.ordinals())
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
         self.unprobed = tuple(set(inputs.by_tgid.values()) - inputs.probed)
         self._forget_dead(dead, inputs.probed, now_ns)
@@ -203,11 +235,13 @@ class Pipeline:
             enforcement=dict(enforcement.containers),
             enforcing=enforcement.enforcing,
             health=dict(enforcement.device_health),
+            left_rules=dict(enforcement.left_rules),
             policy_error=policy.error,
             policy_wall_ns=policy.wall_ns,
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),
             collectors=tuple(health),
             lost=self._lost(),
+            container_losses=self._losses.by_container(),
             device_totals=dict(self.totals.devices),
             ended=self.totals.ended(now_ns),
             held=holders(sources.held() or {}),
@@ -267,9 +301,15 @@ class Pipeline:
                 sum_usage([usage for process in processes for usage in by_process[process]], self.totals.of(key)),
                 tuple(processes),
                 top_functions((one for process in processes for one in functions.get(process, ())), seconds),
+                self._unprobed(key),
             )
             for key, processes in grouped.items()
         )
+
+    def _unprobed(self, container: ContainerKey) -> Mapping[DeviceUuid, bool]:
+        """On which devices it works unseen; nothing is known while no library is probed."""
+        libraries = self.probes.libraries() if self.probes else ()
+        return self._engine.unprobed.of(container) if any(library.attached for library in libraries) else {}
 
     def _forget_dead(self, dead: Collection[ProcessId], probed: frozenset[ProcessId], now_ns: int) -> None:
         """Forgets the dead; their last figures are in the snapshot that was just published."""
@@ -280,6 +320,7 @@ class Pipeline:
             self._engine.forget(dead)
             self.members.remove(dead)
             remaining = {member.container.key for member in self.members.all()}
+            self._engine.unprobed.retain(remaining)
             self.totals.end((container for key, container in before.items() if key not in remaining), now_ns)
         self._exited.forget(dead, probed)
         if self._exited.sweeps:

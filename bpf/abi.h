@@ -19,9 +19,11 @@ struct process_id {
 /* The ordinal of a launch whose thread set its context before the probes were there. */
 #define DEVICE_UNKNOWN 0xffffffffu
 
-/* Attach cookie: which library, what the symbol's arguments look like (enum shape), what it does, and its number. */
+/* Attach cookie: library, what the symbol's arguments look like (enum shape), its stream, what it does, its number. */
 #define COOKIE_LIBRARY(cookie) ((__u32)((cookie)&0xffff))
-#define COOKIE_SHAPE(cookie) ((__u32)(((cookie) >> 16) & 0xffff))
+#define COOKIE_SHAPE(cookie) ((__u32)(((cookie) >> 16) & 0xff))
+#define COOKIE_STREAM(cookie) ((__u32)(((cookie) >> 24) & 0xf)) /* place of the stream among the arguments; 0: none */
+#define COOKIE_PER_THREAD(cookie) ((__u32)(((cookie) >> 28) & 1)) /* its default stream is the thread's own */
 #define COOKIE_DETAIL(cookie) ((__u32)(((cookie) >> 32) & 0xfffff))
 #define COOKIE_SYMBOL(cookie) ((__u32)((cookie) >> 52))
 
@@ -37,7 +39,7 @@ enum lost {
 	LOST_MEMORY, /* `memory` full */
 	LOST_COPY, /* `copies` full */
 	LOST_CALL, /* `calls` full: an entry without its return */
-	LOST_LATENCY, /* `latencies` full */
+	LOST_LATENCY, /* `latencies` or `delivered` full */
 	LOST_EVENT, /* a ring buffer was full */
 	LOST_USER_READ, /* an argument in user memory could not be read */
 	LOST_DUPLICATE, /* a second probe fired for one call: dropped on purpose */
@@ -45,6 +47,11 @@ enum lost {
 	LOST_NAME, /* the ring `names` was full */
 	LOST_BATCH, /* copies of a batch beyond the first MOST_OF_BATCH */
 	LOST_QUOTA, /* `charges` or `quota_uses` full: an allocation that no quota saw */
+	LOST_NODE, /* a node that is not known was changed: its graph counts as before */
+	LOST_BOUNDS, /* an argument beyond what any device has: cut, or not booked (bounds.bpf.h) */
+	LOST_ORDINAL, /* a device's number beyond MOST_ORDINALS: taken for unknown */
+	LOST_CHARGE, /* an allocation that did not return in time: it holds no room any more */
+	LOST_CONTEXT, /* its tenant has no room in `contexts`: launches there are on a device that is not known */
 	LOST_REASONS,
 };
 

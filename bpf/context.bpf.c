@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "bounds.bpf.h"
 #include "memory.bpf.h"
 #include "process.bpf.h"
 
@@ -35,7 +36,10 @@ static __always_inline void put_context(const struct process_id *id, __u64 handl
 {
 	struct context_key key = {.process = *id, .context = handle};
 
-	bpf_map_update_elem(&contexts, &key, context, BPF_ANY);
+	if (!bpf_map_lookup_elem(&contexts, &key) && !take_credit(LOST_CONTEXT))
+		count_lost(LOST_CONTEXT);
+	else
+		bpf_map_update_elem(&contexts, &key, context, BPF_ANY);
 }
 
 static __always_inline void push_context(const struct process_id *id, __u64 handle)
@@ -80,6 +84,8 @@ static __always_inline void retain_primary(const struct process_id *id, __u64 ha
 	struct context primary = {.primary = handle, .device = device, .users = 1};
 
 	put_context(id, handle, &made);
+	if (device == DEVICE_UNKNOWN)
+		return;
 	if (known && (known->primary == handle || !known->primary)) {
 		known->primary = handle;
 		__sync_fetch_and_add(&known->users, 1);
@@ -92,8 +98,36 @@ static __always_inline void end_context(const struct process_id *id, __u64 handl
 {
 	struct context_key key = {.process = *id, .context = handle};
 
-	remove_allocations(id, handle);
+	end_context_memory(id, handle);
 	bpf_map_delete_elem(&contexts, &key);
+}
+
+struct ended_context {
+	struct process_id process;
+	__u64 context;
+};
+
+static long end_if_of_context(void *map, struct graph_key *key, struct graph *capture, struct ended_context *ended)
+{
+	struct process *process;
+
+	if (key->process.tgid != ended->process.tgid || key->process.start_ticks != ended->process.start_ticks ||
+	    capture->source_ns != ended->context)
+		return 0;
+	process = bpf_map_lookup_elem(&processes, &ended->process);
+	if (!bpf_map_delete_elem(map, key) && process)
+		__sync_fetch_and_add(&process->captures, -1);
+	return 0;
+}
+
+/* Streams end with their context: others may have their handles then. `context` 0: one that is not known. */
+static __always_inline void end_captures(const struct process_id *id, __u64 context)
+{
+	struct ended_context ended = {.process = *id, .context = context};
+	struct process *process = bpf_map_lookup_elem(&processes, id);
+
+	if (process && process->captures > 0)
+		bpf_for_each_map_elem(&captures, end_if_of_context, &ended, 0);
 }
 
 static __always_inline void release_primary(const struct process_id *id, __u32 device, int all)
@@ -102,14 +136,17 @@ static __always_inline void release_primary(const struct process_id *id, __u32 d
 	struct context *primary = bpf_map_lookup_elem(&contexts, &key);
 	__u64 handle;
 
-	if (!primary || !primary->users)
-		return; /* retained before the probes were there */
+	if (!primary || !primary->users) { /* retained before the probes were there */
+		end_captures(id, 0);
+		return;
+	}
 	primary->users = all ? 0 : primary->users - 1;
 	handle = primary->primary;
 	if (primary->users)
 		return;
+	end_captures(id, handle);
 	if (handle) /* else somebody retained it before the probes were there, and may still */
-		remove_allocations(id, handle);
+		end_context_memory(id, handle);
 	if (handle && find_context(id, GREEN_MEMORY(device)))
 		end_context(id, GREEN_MEMORY(device));
 	bpf_map_delete_elem(&contexts,
@@ -122,6 +159,8 @@ static __always_inline void create_green(const struct process_id *id, __u64 hand
 	struct context first = {.device = device, .users = 1};
 	struct context *primary = find_context(id, device);
 
+	if (device == DEVICE_UNKNOWN)
+		return;
 	if (primary)
 		__sync_fetch_and_add(&primary->users, 1);
 	else
@@ -163,6 +202,8 @@ static __always_inline void learn_uuid(const struct process_id *id, __u64 addres
 	struct ordinal_key key = {.process = *id, .ordinal = ordinal};
 	struct uuid uuid;
 
+	if (known_ordinal(ordinal) == DEVICE_UNKNOWN)
+		return;
 	if (bpf_probe_read_user(&uuid, sizeof(uuid), (void *)address))
 		count_lost(LOST_USER_READ);
 	else
@@ -177,7 +218,7 @@ static __always_inline void learn_bus_id(const struct process_id *id, __u64 devi
 
 	if (length < 0 || bpf_probe_read_user(&key.ordinal, sizeof(key.ordinal), (void *)device))
 		count_lost(LOST_USER_READ);
-	else
+	else if (known_ordinal(key.ordinal) != DEVICE_UNKNOWN)
 		bpf_map_update_elem(&bus_ids, &key, &bus, BPF_ANY);
 }
 
@@ -222,12 +263,12 @@ int context_return(struct pt_regs *ctx)
 	shape = COOKIE_SHAPE(call.cookie);
 	switch (shape) {
 	case CONTEXT_RETAIN:
-		retain_primary(&id, read_result(call.a), call.b);
+		retain_primary(&id, read_result(call.a), known_ordinal(call.b));
 		break;
 	case CONTEXT_CREATE_3:
 	case CONTEXT_CREATE_4:
 	case CONTEXT_CREATE_5:
-		create_context(&id, read_result(call.a), call.b);
+		create_context(&id, read_result(call.a), known_ordinal(call.b));
 		break;
 	case CONTEXT_SET: /* as the driver: in the place of what is on top; NULL uncovers what lies below */
 		pop_context();
@@ -244,6 +285,7 @@ int context_return(struct pt_regs *ctx)
 		if (current_context().context == call.a)
 			pop_context();
 		end_context(&id, call.a);
+		end_captures(&id, call.a);
 		break;
 	case CONTEXT_RELEASE:
 	case CONTEXT_RESET:
@@ -256,7 +298,7 @@ int context_return(struct pt_regs *ctx)
 		learn_uuid(&id, call.a, call.b, BPF_ANY);
 		break;
 	case CONTEXT_GREEN:
-		create_green(&id, read_result(call.a), call.b);
+		create_green(&id, read_result(call.a), known_ordinal(call.b));
 		break;
 	case CONTEXT_FROM_GREEN:
 		name_green(&id, read_result(call.a), call.b);

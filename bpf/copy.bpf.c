@@ -1,32 +1,78 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "bounds.bpf.h"
 #include "context.bpf.c"
 #include "copy.bpf.h"
 #include "graph.bpf.h"
 #include "process.bpf.h"
 #include "wait.bpf.c"
 
-static __always_inline void count_copy(const struct process_id *id, const struct process *process, __u32 direction,
-				       __u64 bytes)
+static __always_inline void count_copy(const struct process_id *id, __u64 stream, __u32 direction, __u64 bytes)
 {
-	struct graph *capture = find_capture(id, process, 0);
+	struct graph *capture = find_capture(id, bpf_map_lookup_elem(&processes, id), stream);
 
 	if (capture)
-		add_copy(capture, direction, bytes);
+		add_copy(&capture->work, direction, bytes);
 	else
 		book_copies(id, current_device(), direction, bytes, 1);
+}
+
+/*
+ * Between memory of two devices: traffic of both. Where one is not known, or both are the same, it is one on the device;
+ * what a graph does is, too. No inline function: see count_one_copy.
+ */
+__noinline int count_between(__u32 to, __u32 from, __u64 bytes, __u64 stream)
+{
+	struct process_id id = this_process();
+	struct process *process = bpf_map_lookup_elem(&processes, &id);
+
+	if (to == from || to == DEVICE_UNKNOWN || from == DEVICE_UNKNOWN || find_capture(&id, process, stream)) {
+		count_copy(&id, stream, COPY_DEVICE_TO_DEVICE, bytes);
+		return 0;
+	}
+	book_copies(&id, from, COPY_TO_PEER, bytes, 1);
+	book_copies(&id, to, COPY_FROM_PEER, bytes, 1);
+	return 0;
+}
+
+static __always_inline __u32 device_of_context(const struct process_id *id, __u64 handle)
+{
+	struct context *context = find_context(id, handle);
+
+	return context ? context->device : DEVICE_UNKNOWN;
+}
+
+/* Whose memory begins there. What lies inside an allocation is not found. */
+static __always_inline __u32 device_of_memory(const struct process_id *id, __u64 address)
+{
+	struct allocation_key key = {.process = *id, .space = SPACE_ADDRESS, .pointer = address};
+	struct allocation *allocation = bpf_map_lookup_elem(&allocations, &key);
+
+	return allocation ? allocation->device : DEVICE_UNKNOWN;
+}
+
+static __always_inline void count_between_addresses(const struct process_id *id, __u64 destination, __u64 source,
+						    __u64 bytes, __u64 stream)
+{
+	__u32 to = device_of_memory(id, destination);
+
+	count_between(to, to == DEVICE_UNKNOWN ? DEVICE_UNKNOWN : device_of_memory(id, source), bytes, stream);
 }
 
 /*
  * The same in a loop, by addresses, of the process that runs. No always_inline and not static: the kernel verifies such
  * a function once and not in each turn of the loop, which was most of the time that loading the programs took.
  */
-__noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes)
+__noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes, __u64 stream)
 {
 	struct process_id id = this_process();
+	__u32 direction = unified_direction(destination, source);
 
-	count_copy(&id, bpf_map_lookup_elem(&processes, &id), unified_direction(destination, source), bytes);
+	if (direction == COPY_DEVICE_TO_DEVICE)
+		count_between_addresses(&id, destination, source, bytes, stream);
+	else
+		count_copy(&id, stream, direction, bytes);
 	return 0;
 }
 
@@ -60,11 +106,13 @@ static __always_inline __u64 bytes_argument(struct pt_regs *ctx, __u32 shape, __
 	case COPY_BYTES_4:
 		return narrowed(arguments.fourth, detail);
 	case COPY_BYTES_5:
+	case COPY_PEER:
 		return narrowed(arguments.fifth, detail);
 	case COPY_ELEMENTS:
-		return narrowed(arguments.third, detail) * COPY_ELEMENT(detail);
+		return product(narrowed(arguments.third, detail), COPY_ELEMENT(detail));
 	case COPY_ELEMENTS_2D:
-		return narrowed(arguments.fourth, detail) * narrowed(arguments.fifth, detail) * COPY_ELEMENT(detail);
+		return product(product(narrowed(arguments.fourth, detail), narrowed(arguments.fifth, detail)),
+			       COPY_ELEMENT(detail));
 	}
 	return 0;
 }
@@ -83,6 +131,7 @@ static __always_inline void size_copy(struct pt_regs *ctx, __u64 cookie, struct 
 		read_descriptor(copy, arguments.first, &(struct descriptor){8, 24, 52, 64, 84, 2, 1});
 		return;
 	case COPY_3D:
+	case COPY_3D_PEER:
 		read_descriptor(copy, arguments.first, &(struct descriptor){32, 48, 120, 136, 176, 3, 0});
 		return;
 	case COPY_3D_NARROW:
@@ -104,7 +153,8 @@ static __always_inline void size_copy(struct pt_regs *ctx, __u64 cookie, struct 
 static __always_inline int keep_list(struct pt_regs *ctx, __u64 cookie)
 {
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
+	struct call call = {
+		.a = arguments.first, .b = arguments.second, .stream = stream_of(ctx, cookie), .cookie = cookie};
 
 	switch (COOKIE_SHAPE(cookie)) {
 	case COPY_BATCH:
@@ -125,18 +175,42 @@ static __always_inline int keep_list(struct pt_regs *ctx, __u64 cookie)
 	return 1;
 }
 
-/* Counts the copy, or keeps it for the return where only that can tell its direction. */
-static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
-				       const struct process *process)
+#define PEER_SOURCE_CONTEXT 64 /* in CUDA_MEMCPY3D_PEER */
+#define PEER_DESTINATION_CONTEXT 152
+
+/* The devices of a copy that names contexts: that of the destination in the upper half. */
+static __always_inline __u64 peers(struct pt_regs *ctx, __u32 shape, const struct process_id *id)
 {
+	struct arguments arguments = read_arguments(ctx);
+	__u64 to = arguments.second, from = arguments.fourth;
+
+	if (shape == COPY_3D_PEER) {
+		to = read_result(arguments.first + PEER_DESTINATION_CONTEXT);
+		from = read_result(arguments.first + PEER_SOURCE_CONTEXT);
+	}
+	return (__u64)device_of_context(id, to) << 32 | device_of_context(id, from);
+}
+
+/* Counts the copy, or keeps it for the return where only that can tell its direction. */
+static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id)
+{
+	struct arguments arguments = read_arguments(ctx);
 	struct sized_copy copy = {};
-	struct call call = {.cookie = cookie};
+	struct call call = {.stream = stream_of(ctx, cookie), .cookie = cookie};
+	__u32 shape = COOKIE_SHAPE(cookie);
 
 	if (keep_list(ctx, cookie))
 		return;
 	size_copy(ctx, cookie, &copy);
+	if (shape == COPY_PEER || shape == COPY_3D_PEER)
+		call.d = peers(ctx, shape, id);
 	if (!copy.source && !copy.destination) {
-		count_copy(id, process, copy.direction, copy.bytes);
+		if (copy.direction == COPY_DEVICE_TO_DEVICE && (shape == COPY_PEER || shape == COPY_3D_PEER))
+			count_between(call.d >> 32, (__u32)call.d, copy.bytes, call.stream);
+		else if (copy.direction == COPY_DEVICE_TO_DEVICE && shape == COPY_BYTES_3)
+			count_between_addresses(id, arguments.first, arguments.second, copy.bytes, call.stream);
+		else
+			count_copy(id, call.stream, copy.direction, copy.bytes);
 		return;
 	}
 	call.a = copy.destination;
@@ -158,7 +232,7 @@ static __always_inline void count_batch(const struct call *call)
 			count_lost(LOST_USER_READ);
 			break;
 		}
-		count_one_copy(one[0], one[1], one[2]);
+		count_one_copy(one[0], one[1], one[2], call->stream);
 	}
 	if (call->d > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -210,40 +284,59 @@ static __always_inline void count_operations(const struct process_id *id, const 
 		}
 		from = element_bytes(id, &one.source);
 		to = element_bytes(id, &one.destination);
-		bytes = one.width * one.height * one.depth * (from > to ? from : to);
-		count_one_copy(address_of(&one.destination), address_of(&one.source), bytes);
+		bytes = product(product(product(one.width, one.height), one.depth), from > to ? from : to);
+		count_one_copy(address_of(&one.destination), address_of(&one.source), bytes, call->stream);
 	}
 	if (call->d > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
 }
 
+/* Of the process that runs. No inline function: see count_one_copy. */
+__noinline int count_prefetch(__u64 stream, __u32 direction, __u64 bytes)
+{
+	struct process_id id = this_process();
+
+	count_copy(&id, stream, direction, bytes);
+	return 0;
+}
+
+/* 1 if the number there is `i`, 0 if not, below 0 if it cannot be read. What it returns, the verifier does not follow. */
+__noinline int is_number(__u64 address, __u32 i)
+{
+	__u64 number = 0;
+
+	if (bpf_probe_read_user(&number, sizeof(number), (void *)address))
+		return -1;
+	return number == i;
+}
+
 struct prefetches {
-	__u64 sizes, count, locations, firsts, location_count;
+	__u64 sizes, count, locations, firsts, location_count, stream;
 };
 
 /* Each location is for the prefetches from the one that its index names. */
-static __always_inline void count_prefetches(const struct process_id *id, const struct process *process,
-					     const struct prefetches *list)
+static __always_inline void count_prefetches(const struct prefetches *list)
 {
 	struct location location = {};
 	__u64 next = 0;
 
 	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
-		__u64 bytes = 0, first = 0;
+		__u64 bytes = 0;
+		int is_first = 0;
 
 		if (i >= list->count)
 			break;
-		if (next < list->location_count && bpf_probe_read_user(&first, 8, (void *)list->firsts + 8 * next))
+		if (next < list->location_count)
+			is_first = is_number(list->firsts + 8 * next, i);
+		if (is_first < 0)
 			goto unreadable;
-		if (next < list->location_count && first == i) {
-			if (bpf_probe_read_user(&location, sizeof(location), (void *)list->locations + 8 * next))
-				goto unreadable;
-			next++;
-		}
+		if (is_first && bpf_probe_read_user(&location, sizeof(location), (void *)list->locations + 8 * next))
+			goto unreadable;
+		next += is_first;
 		if (bpf_probe_read_user(&bytes, 8, (void *)list->sizes + 8 * i))
 			goto unreadable;
-		count_copy(id, process, location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST,
-			   bytes);
+		count_prefetch(list->stream,
+			       location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST, bytes);
 	}
 	if (list->count > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -254,17 +347,29 @@ unreadable:
 
 static __always_inline void return_copy(struct pt_regs *ctx, const struct process_id *id)
 {
-	struct process *process = bpf_map_lookup_elem(&processes, id);
 	struct call call;
+	__u32 shape, direction;
 
 	if (!take_call(CALL_COPY, &call) || !succeeded(ctx))
 		return;
-	if (COOKIE_SHAPE(call.cookie) == COPY_BATCH)
+	shape = COOKIE_SHAPE(call.cookie);
+	if (shape == COPY_BATCH) {
 		count_batch(&call);
-	else if (COOKIE_SHAPE(call.cookie) == COPY_BATCH_3D || COOKIE_SHAPE(call.cookie) == COPY_OPERATION_3D)
+		return;
+	}
+	if (shape == COPY_BATCH_3D || shape == COPY_OPERATION_3D) {
 		count_operations(id, &call);
+		return;
+	}
+	if (shape == COPY_UNIFIED) {
+		count_one_copy(call.a, call.b, call.c, call.stream);
+		return;
+	}
+	direction = unified_direction(call.a, call.b);
+	if (shape == COPY_3D_PEER && direction == COPY_DEVICE_TO_DEVICE)
+		count_between(call.d >> 32, (__u32)call.d, call.c, call.stream);
 	else
-		count_copy(id, process, unified_direction(call.a, call.b), call.c);
+		count_copy(id, call.stream, direction, call.c);
 }
 
 SEC("uprobe")
@@ -275,7 +380,7 @@ int copy_enter(struct pt_regs *ctx)
 	struct process *process = find_process(&id, cookie);
 
 	if (!is_duplicate(ctx, cookie, &id, process))
-		enter_copy(ctx, cookie, &id, process);
+		enter_copy(ctx, cookie, &id);
 	return 0;
 }
 
@@ -295,11 +400,11 @@ int prefetches_enter(struct pt_regs *ctx)
 	struct process_id id = this_process();
 	struct process *process = find_process(&id, cookie);
 	struct arguments arguments = read_arguments(ctx);
-	struct prefetches list = {arguments.second, arguments.third, arguments.fourth, arguments.fifth,
-				  ARGUMENT_6(ctx)};
+	struct prefetches list = {arguments.second, arguments.third, arguments.fourth,
+				  arguments.fifth,  ARGUMENT_6(ctx), stream_of(ctx, cookie)};
 
 	if (!is_duplicate(ctx, cookie, &id, process))
-		count_prefetches(&id, process, &list);
+		count_prefetches(&list);
 	return 0;
 }
 
@@ -313,9 +418,9 @@ int copy_wait_enter(struct pt_regs *ctx)
 
 	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	enter_copy(ctx, cookie, &id, process);
+	enter_copy(ctx, cookie, &id);
 	if (process)
-		begin_wait(&id, process);
+		begin_wait(&id, process, stream_of(ctx, cookie), bpf_ktime_get_ns());
 	return 0;
 }
 

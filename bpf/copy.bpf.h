@@ -2,7 +2,7 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /* The books of copies, and how large a copy is by its arguments. */
 #pragma once
-#include "maps.bpf.h"
+#include "bounds.bpf.h"
 
 static __always_inline void book_copies(const struct process_id *id, __u32 device, __u32 direction, __u64 bytes,
 					__u64 calls)
@@ -13,7 +13,7 @@ static __always_inline void book_copies(const struct process_id *id, __u32 devic
 
 	if (!value)
 		return;
-	__sync_fetch_and_add(&value->bytes, bytes);
+	__sync_fetch_and_add(&value->bytes, cut(bytes, MOST_BYTES));
 	__sync_fetch_and_add(&value->calls, calls);
 }
 
@@ -49,10 +49,10 @@ static __always_inline void read_descriptor(struct sized_copy *copy, __u64 addre
 	failed |= bpf_probe_read_user(&destination_type, 4, (void *)address + at->destination_type);
 	if (at->narrow) {
 		failed |= bpf_probe_read_user(narrow, at->dimensions == 3 ? 12 : 8, (void *)address + at->extent);
-		copy->bytes = (__u64)narrow[0] * narrow[1] * narrow[2];
+		copy->bytes = product(product(narrow[0], narrow[1]), narrow[2]);
 	} else {
 		failed |= bpf_probe_read_user(extent, at->dimensions == 3 ? 24 : 16, (void *)address + at->extent);
-		copy->bytes = extent[0] * extent[1] * extent[2];
+		copy->bytes = product(product(extent[0], extent[1]), extent[2]);
 	}
 	if (failed) {
 		count_lost(LOST_USER_READ);

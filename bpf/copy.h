@@ -14,6 +14,9 @@ enum copy_direction {
 	COPY_DEVICE_TO_DEVICE,
 	COPY_UNKNOWN,
 	COPY_MEMSET,
+	COPY_LOCAL, /* how many there are of one device; graphs know no others */
+	COPY_TO_PEER = COPY_LOCAL, /* of the device that the bytes come from: to another device, over PCIe or NVLink */
+	COPY_FROM_PEER, /* of the one that they go to */
 	COPY_DIRECTIONS,
 };
 
@@ -25,7 +28,7 @@ enum copy_shape {
 	COPY_BYTES_5,
 	COPY_2D, /* (const CUDA_MEMCPY2D *) */
 	COPY_2D_NARROW,
-	COPY_3D, /* (const CUDA_MEMCPY3D *), or CUDA_MEMCPY3D_PEER, which is laid out alike */
+	COPY_3D, /* (const CUDA_MEMCPY3D *) */
 	COPY_3D_NARROW,
 	COPY_ELEMENTS, /* (pointer, value, count) of as many bytes as the cookie says */
 	COPY_ELEMENTS_2D, /* (pointer, pitch, value, width, height) */
@@ -35,6 +38,8 @@ enum copy_shape {
 	COPY_PREFETCH_2, /* (pointer, bytes, location) */
 	COPY_BATCH_3D, /* (count, CUDA_MEMCPY3D_BATCH_OP *, …) */
 	COPY_OPERATION_3D, /* (CUDA_MEMCPY3D_BATCH_OP *, …) */
+	COPY_PEER, /* (destination, context, source, context, bytes) */
+	COPY_3D_PEER, /* (const CUDA_MEMCPY3D_PEER *) */
 	COPY_PREFETCHES, /* (pointers, sizes, count, locations, the first that each is for, how many, …) */
 };
 

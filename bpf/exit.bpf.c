@@ -17,7 +17,7 @@ static __always_inline void end_lease(struct control *control, const struct proc
 		return;
 	control->lease_until_ns = 0;
 	if (id->tgid == control->agent_tgid)
-		post_pause(&(struct pause){.kind = PAUSE_AGENT_EXIT, .process = *id});
+		post_wake(&(struct wake){.kind = PAUSE_AGENT_EXIT, .process = *id});
 	else
 		post_event(EVENT_GUARDIAN_EXIT, 0, id);
 }
@@ -58,6 +58,19 @@ static __always_inline int is_last_thread(void)
 	return BPF_CORE_READ(task, signal, live.counter) <= 0;
 }
 
+SEC("raw_tp/sched_process_fork")
+int process_fork(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct task_struct *task = (void *)ctx->args[1];
+	struct process_id parent = this_process(), child = {.tgid = BPF_CORE_READ(task, tgid)};
+
+	if (child.tgid == parent.tgid)
+		return 0; /* a thread */
+	child.start_ticks = BPF_CORE_READ(task, start_boottime) / NS_PER_TICK;
+	inherit_rule(&parent, &child);
+	return 0;
+}
+
 SEC("raw_tp/sched_process_exit")
 int process_exit(void *ctx)
 {
@@ -68,8 +81,11 @@ int process_exit(void *ctx)
 
 	if (control && (__u32)tid == tid >> 32)
 		end_lease(control, &id);
+	if (is_last_thread())
+		bpf_map_delete_elem(&payers, &id);
 	process = bpf_map_lookup_elem(&processes, &id);
 	leave_gates(process, tid);
+	settle_charge(tid);
 	if (!process && !this_thread())
 		return 0; /* as nearly every thread of the node */
 	forget_thread(tid);
@@ -88,6 +104,14 @@ static long forget_context(void *map, struct context_key *key, struct context *c
 	return 0;
 }
 
+static long forget_context_memory(void *map, struct context_key *key, struct context_memory *sums,
+				  struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
 static long forget_uuid(void *map, struct ordinal_key *key, struct uuid *uuid, struct process_id *id)
 {
 	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
@@ -96,13 +120,6 @@ static long forget_uuid(void *map, struct ordinal_key *key, struct uuid *uuid, s
 }
 
 static long forget_bus_id(void *map, struct ordinal_key *key, struct bus_id *bus, struct process_id *id)
-{
-	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
-		bpf_map_delete_elem(map, key);
-	return 0;
-}
-
-static long forget_owner(void *map, struct owner_key *key, __u32 *library, struct process_id *id)
 {
 	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
 		bpf_map_delete_elem(map, key);
@@ -124,6 +141,20 @@ static long forget_handle(void *map, struct graph_key *key, struct graph *graph,
 	return 0;
 }
 
+static long forget_node(void *map, struct node_key *key, struct node *node, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
+static long forget_graph_memory(void *map, struct graph_key *key, struct graph_memory *memory, struct process_id *id)
+{
+	if (key->process.tgid == id->tgid && key->process.start_ticks == id->start_ticks)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
 /* Another program in the same process: contexts, memory and numbering went with the old one, and so did its threads. */
 SEC("raw_tp/sched_process_exec")
 int process_exec(struct bpf_raw_tracepoint_args *ctx)
@@ -137,14 +168,16 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	leave_gates(process, before);
 	close_all_gates(process, bpf_ktime_get_ns());
-	remove_allocations(&id, 0);
+	remove_allocations(&id);
 	forget_thread(before);
+	bpf_for_each_map_elem(&context_memories, forget_context_memory, &id, 0);
 	bpf_for_each_map_elem(&mappings, forget_mapping, &id, 0);
 	bpf_for_each_map_elem(&contexts, forget_context, &id, 0);
 	bpf_for_each_map_elem(&uuids, forget_uuid, &id, 0);
 	bpf_for_each_map_elem(&bus_ids, forget_bus_id, &id, 0);
-	bpf_for_each_map_elem(&owners, forget_owner, &id, 0);
 	bpf_for_each_map_elem(&graphs, forget_handle, &id, 0);
+	bpf_for_each_map_elem(&nodes, forget_node, &id, 0);
+	bpf_for_each_map_elem(&graph_memories, forget_graph_memory, &id, 0);
 	bpf_for_each_map_elem(&captures, forget_handle, &id, 0);
 	forget_thread(tid);
 	bpf_map_delete_elem(&processes, &id);

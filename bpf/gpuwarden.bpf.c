@@ -14,8 +14,10 @@
 #include "mapping.bpf.c"
 #include "memory.bpf.c"
 #include "name.bpf.c"
+#include "node.bpf.c"
 #include "pace.bpf.c"
 #include "quota.bpf.c"
+#include "stream.bpf.c"
 #include "wait.bpf.c"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

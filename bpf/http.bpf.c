@@ -20,6 +20,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define HTTP_SHUT 4 /* TCP_FIN_WAIT1: we sent our last byte */
 #define HTTP_SHUT_LATER 9 /* TCP_LAST_ACK: the same after the client did */
 #define HTTP_GONE 7 /* TCP_CLOSE */
+#define HTTP_TRIES 8 /* slots that are looked at before a connection with a request in service loses its own */
 
 #define MAP(name, map_type, key_type, value_type, entries, flags)                                                      \
 	struct {                                                                                                       \
@@ -52,7 +53,9 @@ struct http_context {
 MAP(http_wanted, BPF_MAP_TYPE_HASH, __u32, struct http_follower, 16384, BPF_F_NO_PREALLOC);
 MAP(http_watches, BPF_MAP_TYPE_ARRAY, __u32, struct http_watch, HTTP_WATCHES, 0);
 MAP(http_latencies, BPF_MAP_TYPE_ARRAY, __u32, struct latency, HTTP_WATCHES, 0);
-MAP(http_connections, BPF_MAP_TYPE_HASH, __u64, struct http_connection, 16384, BPF_F_NO_PREALLOC);
+MAP(http_counts, BPF_MAP_TYPE_ARRAY, __u32, struct http_counts, HTTP_WATCHES, 0);
+MAP(http_connections, BPF_MAP_TYPE_HASH, __u64, struct http_connection, HTTP_WATCHES *HTTP_SLOTS, BPF_F_NO_PREALLOC);
+MAP(http_slots, BPF_MAP_TYPE_ARRAY, __u32, __u64, HTTP_WATCHES *HTTP_SLOTS, 0); /* keys of connections */
 MAP(http_tallies, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, HTTP_TALLIES, 0);
 MAP(http_scratch, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct http_bytes, 1, 0);
 MAP(http_blank, BPF_MAP_TYPE_ARRAY, __u32, struct http_connection, 1, 0);
@@ -66,12 +69,36 @@ static __always_inline void tally(__u32 index, __u64 count)
 		*found += count;
 }
 
-static __always_inline void record(__u32 watch, __u64 ns)
+static __always_inline void tally_for(__u32 watch, __u32 index, __u64 count)
 {
-	struct latency *latency = bpf_map_lookup_elem(&http_latencies, &watch);
+	struct http_counts *counts = bpf_map_lookup_elem(&http_counts, &watch);
 
-	if (latency)
-		add_latency(latency, ns);
+	tally(index, count);
+	barrier_var(index); /* so that what is compared is what is used: the verifier knows no other bound */
+	if (counts && index < HTTP_TALLIES)
+		__sync_fetch_and_add(&counts->tallies[index], count);
+}
+
+/* Nobody gains by errors: they come fast, and say nothing of how long work takes. Whether the answer is a latency. */
+static __always_inline int record(__u32 index, const struct http_watch *watch, const struct http_outcome *outcome)
+{
+	struct latency *latency = bpf_map_lookup_elem(&http_latencies, &index);
+	struct http_counts *counts = bpf_map_lookup_elem(&http_counts, &index);
+	__u64 service_ns = outcome->ended_ns - outcome->begun_ns;
+	__u32 class = outcome->status_class;
+
+	barrier_var(class);
+	if (!latency || !counts || class >= HTTP_CLASSES)
+		return 0;
+	__sync_fetch_and_add(&counts->classes[class], 1);
+	if (!class || !(watch->classes >> class & 1))
+		return 0;
+	__sync_fetch_and_add(&counts->receive_ns, outcome->receive_us * 1000ull);
+	__sync_fetch_and_add(&counts->head_ns, service_ns + outcome->body_us * 1000ull);
+	__sync_fetch_and_add(&counts->first_byte_ns, outcome->answer_ns - outcome->begun_ns);
+	__sync_fetch_and_add(&counts->service_ns, service_ns);
+	add_latency(latency, service_ns);
+	return 1;
 }
 
 /* Only while its container is still the one that the place belongs to. */
@@ -84,28 +111,76 @@ static __always_inline const struct http_watch *watch_of(__u32 index, __u32 epoc
 
 static __always_inline void settle(const struct http_connection *connection, const struct http_outcome *outcome)
 {
-	if (outcome->tally >= HTTP_TALLIES)
+	const struct http_watch *watch = watch_of(connection->watch, connection->epoch);
+	__u32 found = outcome->tally;
+
+	if (found >= HTTP_TALLIES)
 		return;
-	tally(outcome->tally, outcome->count);
-	if (outcome->tally == HTTP_ANSWERED && watch_of(connection->watch, connection->epoch))
-		record(connection->watch, outcome->ended_ns - outcome->begun_ns);
+	if (!watch)
+		tally(found, outcome->count);
+	else if (found == HTTP_ANSWERED && !record(connection->watch, watch, outcome))
+		tally_for(connection->watch, HTTP_OTHER_STATUS, outcome->count);
+	else
+		tally_for(connection->watch, found, outcome->count);
+}
+
+/* Whether what is in the slot may go; 0 only for a connection that is served, unless it `must`. */
+static __always_inline int vacate(__u32 slot, __u64 key, int must)
+{
+	struct http_connection *connection = bpf_map_lookup_elem(&http_connections, &key);
+	__u32 served;
+
+	if (!connection || connection->slot != slot)
+		return 1; /* it ended, or the socket's address is another connection's by now */
+	served = http_in_service(connection);
+	if (served && !must)
+		return 0;
+	if (served)
+		tally_for(connection->watch, HTTP_EVICTED, served);
+	bpf_map_delete_elem(&http_connections, &key);
+	return 1;
+}
+
+/*
+ * A port's connections share its slots, so that those of one cannot keep out another's, nor the idle ones of one client
+ * the requests of others: an idle connection that lost its slot gets one again with its next request.
+ */
+static __always_inline int take_slot(__u32 watch, __u64 key, __u32 *slot)
+{
+	struct http_counts *counts = bpf_map_lookup_elem(&http_counts, &watch);
+
+	for (int tries = 1; counts && tries <= HTTP_TRIES; tries++) {
+		__u32 index = watch * HTTP_SLOTS + __sync_fetch_and_add(&counts->cursor, 1) % HTTP_SLOTS;
+		__u64 *held = bpf_map_lookup_elem(&http_slots, &index);
+
+		if (!held)
+			return 0;
+		if (*held && *held != key && !vacate(index, *held, tries == HTTP_TRIES))
+			continue;
+		*held = key;
+		*slot = index;
+		return 1;
+	}
+	return 0;
 }
 
 static __always_inline struct http_connection *open_connection(struct sock *sock, const struct http_follower *follower,
 							       int is_fresh)
 {
 	__u64 key = (__u64)sock;
-	__u32 zero = 0;
+	__u32 zero = 0, slot;
 	struct http_connection *connection = bpf_map_lookup_elem(&http_blank, &zero);
 
-	if (!connection || bpf_map_update_elem(&http_connections, &key, connection, BPF_ANY)) {
-		tally(HTTP_NO_CONNECTION, 1);
+	if (!connection || !take_slot(follower->watch, key, &slot) ||
+	    bpf_map_update_elem(&http_connections, &key, connection, BPF_ANY)) {
+		tally_for(follower->watch, HTTP_NO_CONNECTION, 1);
 		return NULL;
 	}
 	connection = bpf_map_lookup_elem(&http_connections, &key);
 	if (connection) {
 		connection->watch = follower->watch;
 		connection->epoch = follower->epoch;
+		connection->slot = slot;
 		http_start(connection, is_fresh);
 	}
 	return connection;
@@ -337,7 +412,7 @@ int http_process_forks(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	copy = *follower;
 	if (bpf_map_update_elem(&http_wanted, &child, &copy, BPF_ANY))
-		tally(HTTP_NO_PROCESS, 1);
+		tally_for(copy.watch, HTTP_NO_PROCESS, 1);
 	return 0;
 }
 

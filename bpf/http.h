@@ -9,11 +9,14 @@
 
 #define HTTP_WATCHES 64 /* containers at once */
 #define HTTP_PATH 64
+#define HTTP_SLOTS 1024 /* connections that are followed at once, per watch */
+#define HTTP_CLASSES 6 /* of statuses: index 0 is for those that were not seen */
 
 /* Index of the map `http_tallies`: first what was seen, then why a request is missing among the latencies. */
 enum http_tally {
 	HTTP_ANSWERED, /* requests whose latency was recorded */
 	HTTP_ELSEWHERE, /* requests for other paths */
+	HTTP_OTHER_STATUS, /* requests whose answer has a status that the objective does not count, or an unseen one */
 	HTTP_FOREIGN, /* connections that do not speak HTTP/1 */
 	HTTP_UNANSWERED, /* the connection ended first */
 	HTTP_UNSEEN, /* answers to requests whose beginning was not seen */
@@ -22,6 +25,7 @@ enum http_tally {
 	HTTP_LONG, /* one call moved more than can be looked through */
 	HTTP_DEEP, /* more requests at once on one connection than HTTP_DEPTH */
 	HTTP_NO_CONNECTION, /* the map `http_connections` was full */
+	HTTP_EVICTED, /* the connection gave its slot to a later one of the same port */
 	HTTP_NO_PROCESS, /* the map `http_wanted` was full */
 	HTTP_TALLIES,
 };
@@ -32,6 +36,18 @@ struct http_watch {
 	__u16 port; /* local, in host order */
 	__u16 path_length;
 	char path[HTTP_PATH]; /* how a request's target has to begin */
+	__u32 classes; /* bit n: a status of class n is recorded among the latencies */
+};
+
+/* What one watch saw; only of requests for its path, tallies aside. */
+struct http_counts {
+	__u64 tallies[HTTP_TALLIES];
+	__u64 classes[HTTP_CLASSES]; /* answers by the first digit of their status */
+	__u64 receive_ns; /* sum, first byte of the request -> its last one, read */
+	__u64 head_ns; /* sum, end of the request's head -> last byte of its answer */
+	__u64 first_byte_ns; /* sum, end of the request -> first byte of its answer */
+	__u64 service_ns; /* sum, end of the request -> last byte of its answer */
+	__u64 cursor; /* where the search for a slot goes on */
 };
 
 /* A process of a watched container; children inherit it. */

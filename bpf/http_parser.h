@@ -218,6 +218,12 @@ static __always_inline int http_has_no_body(const struct http_parser *parser)
 	return parser->flags & HTTP_HEAD || (parser->flags & HTTP_CONNECT && parser->status / 100 == 2);
 }
 
+/* Its head is complete, its body is not. */
+static __always_inline int http_has_body_left(const struct http_parser *parser)
+{
+	return parser->phase >= HTTP_BODY && parser->phase <= HTTP_UNTIL_CLOSE;
+}
+
 /* How the body ends: RFC 9112, 6.3. Of an answer the caller has set HTTP_HEAD and HTTP_CONNECT from its request. */
 static __always_inline __u32 http_headed(struct http_parser *parser)
 {

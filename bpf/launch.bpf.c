@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "bounds.bpf.h"
 #include "context.bpf.c"
 #include "copy.bpf.h"
-#include "graph.bpf.h"
+#include "graph.bpf.c"
 #include "process.bpf.h"
 #include "wait.bpf.c"
 
@@ -39,35 +40,34 @@ static __always_inline void read_config(struct grid *grid, __u64 address)
 
 	if (bpf_probe_read_user(&config, sizeof(config), (void *)address))
 		count_lost(LOST_USER_READ);
-	grid->blocks = (__u64)config.grid[0] * config.grid[1] * config.grid[2];
+	grid->blocks = grid_blocks(config.grid[0], config.grid[1], config.grid[2]);
 	grid->threads_per_block = config.block[0] * config.block[1] * config.block[2];
-	grid->stream = config.stream;
+	grid->stream = config.stream; /* as it stands there */
 }
 
 /* Arguments that cannot be read leave zeroes: the launch is counted all the same. */
-static __always_inline void read_grid(struct pt_regs *ctx, __u32 shape, struct grid *grid)
+static __always_inline void read_grid(struct pt_regs *ctx, __u64 cookie, struct grid *grid)
 {
 	struct arguments arguments = read_arguments(ctx);
 
 	grid->function = arguments.first;
 	grid->kernels = 1;
-	switch (shape) {
+	grid->stream = stream_of(ctx, cookie);
+	switch (COOKIE_SHAPE(cookie)) {
 	case LAUNCH_ARGUMENTS:
-		grid->blocks = (__u64)(__u32)arguments.second * (__u32)arguments.third * (__u32)arguments.fourth;
+		grid->blocks = grid_blocks(arguments.second, arguments.third, arguments.fourth);
 		grid->threads_per_block = (__u32)arguments.fifth * (__u32)ARGUMENT_6(ctx) * (__u32)ARGUMENT_7(ctx);
 		break;
 	case LAUNCH_CONFIG:
 		grid->function = arguments.second;
 		read_config(grid, arguments.first);
-		break;
-	case LAUNCH_GRAPH:
-		grid->stream = arguments.second;
+		grid->stream = stream_named(grid->stream, cookie);
 		break;
 	case LAUNCH_LEGACY_1: /* its block was set beforehand: threads_per_block stays unknown */
 		grid->blocks = 1;
 		break;
 	case LAUNCH_LEGACY_3:
-		grid->blocks = (__u64)(__u32)arguments.second * (__u32)arguments.third;
+		grid->blocks = grid_blocks(arguments.second, arguments.third, 1);
 		break;
 	}
 }
@@ -102,31 +102,30 @@ static __always_inline void replay_graph(const struct process_id *id, __u32 devi
 		count_lost(LOST_GRAPH);
 		return;
 	}
-	grid->kernels = graph->kernels;
-	grid->blocks = graph->blocks;
-	grid->waves = (struct waves){graph->waves, graph->wave_sms};
-	grid->threads_per_block = graph->threads_per_block;
-	for (__u32 i = 0; i < COPY_DIRECTIONS; i++)
-		if (graph->copies[i])
-			book_copies(id, device, i, graph->bytes[i], graph->copies[i]);
+	if (graph->memory_most_bytes)
+		hold_graph_memory(grid->function);
+	grid->kernels = cut(graph->work.kernels, MOST_KERNELS);
+	grid->blocks = cut(graph->work.blocks, MOST_GRID_BLOCKS);
+	grid->waves = (struct waves){graph->work.waves, graph->work.wave_sms};
+	grid->threads_per_block = graph->work.threads_per_block;
+	for (__u32 i = 0; i < COPY_LOCAL; i++)
+		if (graph->work.copies[i])
+			book_copies(id, device, i, graph->work.bytes[i], graph->work.copies[i]);
 }
 
 /* True when the launch does not run now, but becomes part of a graph. */
-static __always_inline int capture_launch(struct pt_regs *ctx, const struct process_id *id,
-					  const struct process *process, __u32 shape, const struct grid *grid)
+static __always_inline int capture_launch(const struct process_id *id, const struct process *process, __u32 shape,
+					  const struct grid *grid)
 {
-	struct graph *capture, *child;
+	struct graph *capture = find_capture(id, process, grid->stream), *child;
 
-	if (process->captures <= 0)
-		return 0;
-	capture = find_capture(id, process, shape == LAUNCH_ARGUMENTS ? ARGUMENT_9(ctx) : grid->stream);
 	if (!capture)
 		return 0;
 	child = shape == LAUNCH_GRAPH ? find_graph(id, grid->function) : NULL;
 	if (child)
-		add_graph(capture, child);
+		add_work(&capture->work, &child->work);
 	else
-		add_kernel(capture, grid->blocks, grid->threads_per_block);
+		add_kernel(&capture->work, grid->blocks, grid->threads_per_block);
 	return 1;
 }
 
@@ -134,6 +133,7 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 					 __u32 device, const struct grid *grid)
 {
 	__u64 now = bpf_ktime_get_ns();
+	struct process_id payer = *id;
 	struct rule *rule;
 	__u32 slot;
 
@@ -141,10 +141,15 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 	if (!process)
 		return;
 	rule = bpf_map_lookup_elem(&rules, id);
+	if (!rule && process->inherits)
+		rule = inherited_rule(id, &payer, now);
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
 	open_request(process, thread, rule, slot, grid->function, now);
+	note_stream(&process->streams, grid->stream, now, 1);
+	if (thread)
+		note_stream(&thread->streams, grid->stream, now, 0);
 	if (rule && rule->role == ROLE_OFFLINE)
-		pace_launch(id, process, rule, slot, grid->blocks, now);
+		pace_launch(&payer, process, thread, rule, slot, grid->blocks, now);
 	else if (rule && rule->role == ROLE_ONLINE)
 		count_online(slot, grid->blocks);
 }
@@ -162,8 +167,8 @@ int launch_enter(struct pt_regs *ctx)
 
 	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	read_grid(ctx, shape, &grid);
-	if (process && capture_launch(ctx, &id, process, shape, &grid))
+	read_grid(ctx, cookie, &grid);
+	if (process && capture_launch(&id, process, shape, &grid))
 		return 0;
 	thread = own_thread();
 	device = context_of(thread).device;
@@ -185,7 +190,8 @@ __noinline int enter_one_launch(__u64 parameters, __u32 device)
 	if (bpf_probe_read_user(&one, sizeof(one), (void *)parameters))
 		count_lost(LOST_USER_READ);
 	grid.function = one.function;
-	grid.blocks = (__u64)one.grid[0] * one.grid[1] * one.grid[2];
+	grid.stream = stream_named(one.stream, 0);
+	grid.blocks = grid_blocks(one.grid[0], one.grid[1], one.grid[2]);
 	grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
 	grid.waves = waves_of(grid.blocks, grid.threads_per_block);
 	enter_launch(&id, bpf_map_lookup_elem(&processes, &id), this_thread(), device, &grid);

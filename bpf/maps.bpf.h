@@ -17,6 +17,8 @@
 #include "memory.h"
 #include "pace.h"
 #include "quota.h"
+#include "stream.h"
+#include "tenant.h"
 #include "wait.h"
 
 #define SIGSTOP 19
@@ -35,6 +37,7 @@ struct signal_struct {
 } CO_RE;
 struct task_struct {
 	struct task_struct *group_leader;
+	int tgid;
 	struct signal_struct *signal;
 	__u64 start_boottime; /* Linux 5.5: was real_start_time */
 	struct css_set *cgroups;
@@ -72,7 +75,7 @@ struct task_struct {
 		__uint(max_entries, bytes);                                                                            \
 	} name SEC(".maps")
 
-#define OWNED 16 /* functions whose owner a process remembers */
+#define NO_LIBRARY (~0u)
 
 /* State of a process between two drained waits. Private to the kernel side. */
 struct process {
@@ -89,11 +92,11 @@ struct process {
 	 */
 	__u64 requests;
 	__u32 slot; /* of the latest launch */
-	__u32 _pad;
+	__u32 inherits; /* it has a payer */
 	__s32 gated[SLOTS]; /* requests of this epoch that are counted in each gate */
 	__s64 captures; /* streams that are being captured */
+	struct queued_streams streams; /* since start_ns */
 	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */
-	__u64 owned[OWNED]; /* probed functions, address << 16 | library: what `owners` said last */
 };
 
 /* One thread: its own request, and its stack of contexts. */
@@ -106,9 +109,10 @@ struct thread {
 	__u16 open;
 	__u8 gate; /* 1 + slot of the gate that counts its request; 0: none does */
 	__u8 in_gate; /* 1 + slot of the gate that counts its wait */
-	__u64 captured_stream;
-	__u32 capturing; /* captured_stream is being captured by this thread */
-	__u32 spins; /* its wait is a loop of queries */
+	__u64 spins; /* its wait is a loop of queries */
+	struct awaited awaited; /* by the wait that it is in, or the latest query */
+	struct queued_streams streams; /* of its request */
+	__u64 stopped_ns; /* at_ns of the stop that its latest launch ran into; 0: it did not */
 	struct context_stack contexts;
 };
 
@@ -118,6 +122,7 @@ struct call {
 	__u64 b;
 	__u64 c;
 	__u64 d;
+	__u64 stream;
 	__u64 cookie;
 };
 
@@ -127,7 +132,16 @@ struct call_key {
 	__u32 _pad;
 };
 
-enum call_role { CALL_MEMORY = 1, CALL_CONTEXT, CALL_GRAPH, CALL_COPY, CALL_NAME, CALL_MAPPING, CALL_ROLES };
+enum call_role {
+	CALL_MEMORY = 1,
+	CALL_CONTEXT,
+	CALL_GRAPH,
+	CALL_COPY,
+	CALL_NAME,
+	CALL_MAPPING,
+	CALL_STREAM,
+	CALL_ROLES
+};
 
 /* A free between its entry and its return. */
 struct freeing {
@@ -136,32 +150,51 @@ struct freeing {
 	__u64 is_shared; /* other handles or mappings keep it: nothing was taken out */
 };
 
-struct owner_key {
-	__u64 address; /* of the probed function in the process */
-	struct process_id process;
+/* The last call of a thread that was counted, and the library whose probe fired for it a second time. */
+struct last_entry {
+	__u64 address, stack;
+	__u32 symbol, library, second;
 };
 
 BOUNDED_HASH(processes, struct process_id, struct process, 16384);
 BOUNDED_HASH(threads, __u64, struct thread, 16384);
 BOUNDED_HASH(freeings, __u64, struct freeing, 16384);
-BOUNDED_HASH(calls, struct call_key, struct call, 16384);
-LRU_HASH(owners, struct owner_key, __u32, 8192);
+BOUNDED_HASH(calls, struct call_key, struct call, 32768); /* of the threads in `threads` */
+BOUNDED_HASH(tenants, __u64, struct tenant, 512);
+BOUNDED_HASH(tenant_losses, __u64, struct tenant_loss, 512);
+BOUNDED_HASH(tenant_of, struct process_id, __u64, 16384);
+/* With the task, so that no thread can take the place of another's; only uprobes touch it, and these may allocate. */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct last_entry);
+} last_entries SEC(".maps");
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
 BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
 BOUNDED_HASH(memory, struct memory_key, struct memory_value, 8192);
 BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 131072);
+BOUNDED_HASH(context_memories, struct context_key, struct context_memory, 8192);
 BOUNDED_HASH(mappings, struct mapping_key, struct mapping, 32768);
 BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);
-BOUNDED_HASH(latencies, struct process_id, struct latency, 4096);
+BOUNDED_HASH(latencies, struct process_id, struct latency, 2048);
 BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
 LRU_HASH(contexts, struct context_key, struct context, 8192);
 LRU_HASH(uuids, struct ordinal_key, struct uuid, 4096);
 LRU_HASH(bus_ids, struct ordinal_key, struct bus_id, 512);
 LRU_HASH(graphs, struct graph_key, struct graph, 8192);
+LRU_HASH(nodes, struct node_key, struct node, 4096);
+LRU_HASH(graph_memories, struct graph_key, struct graph_memory, 1024);
 LRU_HASH(captures, struct graph_key, struct graph, 256);
+LRU_HASH(joins, struct graph_key, struct joined, 1024);
+LRU_HASH(recorded_events, struct graph_key, struct event_record, 4096);
+LRU_HASH(non_blocking, struct graph_key, __u8, 4096);
 BOUNDED_HASH(rules, struct process_id, struct rule, 8192);
 BOUNDED_HASH(paces, struct process_id, struct pace, 8192);
 BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
+BOUNDED_HASH(payers, struct process_id, struct payer, 2048);
+BOUNDED_HASH(stops, struct process_id, struct pause, 2048);
+BOUNDED_HASH(holding, struct process_id, __u64, 1024); /* records of held allocations; deleted as in `stops` */
 BOUNDED_HASH(memory_rules, struct process_id, struct memory_rule, 4096);
 BOUNDED_HASH(quotas, struct quota_key, struct quota, 1024);
 BOUNDED_HASH(quota_uses, struct quota_key, struct quota_use, 4096);
@@ -171,7 +204,7 @@ SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
 RING(names, 4 * 1024 * 1024);
-RING(pauses, 256 * 1024);
+RING(pauses, 128 * 1024); /* a record of each process in `stops`, and some of each in `holding` */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -188,6 +221,14 @@ struct {
 	__type(value, __u32);
 } sm_counts SEC(".maps");
 
+/* What a tenant has at first, written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tenant);
+} newcomer SEC(".maps");
+
 /* Calls of each symbol, in all libraries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -198,7 +239,7 @@ struct {
 
 /* Makes clang describe the ring buffers' records, which no map names, so that user space can check them too. */
 const struct event *described_event SEC(".data.described");
-const struct pause *described_pause SEC(".data.described");
+const struct wake *described_wake SEC(".data.described");
 const struct held *described_held SEC(".data.described");
 const struct seen *described_seen SEC(".data.described");
 const struct name *described_name SEC(".data.described");
@@ -210,6 +251,11 @@ struct blank {
 	struct process process;
 	struct thread thread;
 	struct pace pace;
+	struct pause pause;
+	struct graph graph;
+	struct node node;
+	struct tenant_loss tenant_loss;
+	struct memory_value memory;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -258,19 +304,25 @@ static __always_inline __u64 stack_argument(struct pt_regs *ctx, __u32 offset)
 #if defined(__TARGET_ARCH_x86)
 #define ARGUMENT_6(ctx) ((ctx)->r9)
 #define ARGUMENT_7(ctx) stack_argument(ctx, 8) /* above the return address */
+#define ARGUMENT_8(ctx) stack_argument(ctx, 16)
 #define ARGUMENT_9(ctx) stack_argument(ctx, 24)
 #elif defined(__TARGET_ARCH_arm64)
 #define ARGUMENT_6(ctx) (((struct user_pt_regs *)(ctx))->regs[5])
 #define ARGUMENT_7(ctx) (((struct user_pt_regs *)(ctx))->regs[6])
+#define ARGUMENT_8(ctx) (((struct user_pt_regs *)(ctx))->regs[7])
 #define ARGUMENT_9(ctx) stack_argument(ctx, 0)
 #endif
+
+__noinline int take_credit(__u32 reason); /* tenant.bpf.h */
+
+static __always_inline struct thread *own_thread(void);
 
 /* Remembers a call's arguments until its return. */
 static __always_inline void keep_call(__u32 role, const struct call *call)
 {
 	struct call_key key = {.pid_tgid = bpf_get_current_pid_tgid(), .role = role};
 
-	if (bpf_map_update_elem(&calls, &key, call, BPF_ANY))
+	if (!own_thread() || bpf_map_update_elem(&calls, &key, call, BPF_ANY))
 		count_lost(LOST_CALL);
 }
 
@@ -320,7 +372,9 @@ static __always_inline void *find_or_add(void *map, const void *key, const void 
 
 	if (value)
 		return value;
-	bpf_map_update_elem(map, key, initial, BPF_NOEXIST); /* -EEXIST: another CPU was first, and that is fine */
+	if (take_credit(reason))
+		bpf_map_update_elem(map, key, initial,
+				    BPF_NOEXIST); /* -EEXIST: another CPU was first, and that is fine */
 	value = bpf_map_lookup_elem(map, key);
 	if (!value)
 		count_lost(reason);
@@ -336,35 +390,30 @@ static __always_inline void count_hit(__u64 cookie)
 		(*count)++;
 }
 
-/* Whether the library of this probe owns the function at `address`; the first one whose probe fires there does. */
-static __always_inline int is_owner(const struct process_id *id, __u64 address, __u32 library)
-{
-	struct owner_key key = {.address = address, .process = *id};
-	__u32 *owner = bpf_map_lookup_elem(&owners, &key);
-
-	if (!owner)
-		bpf_map_update_elem(&owners, &key, &library, BPF_NOEXIST);
-	return !owner || *owner == library;
-}
-
 /*
- * Counts the call; true when another library's probe already owns it. One file can be reached through several overlay
- * mounts, and a uprobe attached through each fires for all of them.
+ * Counts the call; true when it is the second probe of one call. One file can be reached through several overlay mounts,
+ * and a uprobe attached through each fires for all of them, one right after the other: the same thread, function,
+ * instruction and stack pointer, and another library. A library that fires again without the first one between is alone
+ * there: it was mapped over the other one.
  */
 static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
 					struct process *process)
 {
+	struct last_entry *last =
+		bpf_task_storage_get(&last_entries, bpf_get_current_task_btf(), NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	__u64 address = PT_REGS_IP(ctx); /* not bpf_get_func_ip(): 0 for single uprobes before Linux 6.6 */
-	__u64 packed = address << 16 | COOKIE_LIBRARY(cookie);
-	__u64 *owned = process && address >> 48 == 0 ? &process->owned[(address >> 4) % OWNED] : NULL;
+	__u64 stack = PT_REGS_SP(ctx);
+	__u32 library = COOKIE_LIBRARY(cookie), symbol = COOKIE_SYMBOL(cookie);
 
-	if (!owned || *owned != packed) {
-		if ((owned && *owned >> 16 == address) || !is_owner(id, address, COOKIE_LIBRARY(cookie))) {
-			count_lost(LOST_DUPLICATE);
-			return 1;
-		}
-		if (owned)
-			*owned = packed;
+	if (!last) {
+		count_lost(LOST_THREAD);
+	} else if (last->address == address && last->stack == stack && last->symbol == symbol &&
+		   last->library != library && last->second != library) {
+		last->second = library;
+		count_lost(LOST_DUPLICATE);
+		return 1;
+	} else {
+		*last = (struct last_entry){address, stack, symbol, library, NO_LIBRARY};
 	}
 	count_hit(cookie);
 	return 0;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "bounds.bpf.h"
 #include "context.bpf.c"
+#include "graph.bpf.h"
 #include "memory.bpf.h"
 #include "process.bpf.h"
 #include "quota.bpf.c"
@@ -88,6 +90,8 @@ static __always_inline __u64 array_bytes(const struct array_descriptor *a, __u32
 {
 	__u64 width = a->width, height = at_least_1(a->height), depth = at_least_1(a->depth), elements = 0;
 
+	if ((width | height | depth) >= MOST_ARRAY_SIDE || a->channels >= MOST_CHANNELS)
+		return BEYOND;
 	for (__u32 level = 0; level < MOST_LEVELS; level++) {
 		if (level >= levels)
 			break;
@@ -110,8 +114,10 @@ static __always_inline int find_location(const struct call *call, __u32 *device)
 		*device = DEVICE_UNKNOWN;
 		return 1;
 	}
-	*device = location.id;
-	return location.type == LOCATION_DEVICE;
+	if (location.type != LOCATION_DEVICE)
+		return 0;
+	*device = known_ordinal(location.id);
+	return 1;
 }
 
 static __always_inline __u64 allocated_bytes(const struct call *call, int narrow, __u32 *element_bytes)
@@ -121,7 +127,7 @@ static __always_inline __u64 allocated_bytes(const struct call *call, int narrow
 
 	switch (shape) {
 	case ALLOC_PITCH: /* known only now, and written where the second argument points */
-		return (read_result(call->b) & (narrow ? 0xffffffff : ~0ull)) * (narrow ? (__u32)call->c : call->c);
+		return product(read_result(call->b) & (narrow ? 0xffffffff : ~0ull), narrow ? (__u32)call->c : call->c);
 	case ALLOC_ARRAY:
 	case ALLOC_ARRAY_3D:
 	case ALLOC_MIPMAP:
@@ -142,8 +148,8 @@ static __always_inline __u64 bytes_to_take(const struct call *call, __u64 width,
 	__u32 unused;
 
 	if (COOKIE_SHAPE(call->cookie) == ALLOC_PITCH)
-		return narrow ? (__u64)(((__u32)width + 511) & ~511u) * (__u32)call->c
-			      : ((width + 511) & ~511ull) * call->c;
+		return narrow ? product(((__u32)width + 511) & ~511u, (__u32)call->c)
+			      : product(width > MOST_BYTES ? BEYOND : (width + 511) & ~511ull, call->c);
 	if (COOKIE_SHAPE(call->cookie) == ALLOC_PHYSICAL && !find_location(call, device))
 		return 0;
 	return allocated_bytes(call, narrow, &unused);
@@ -164,6 +170,7 @@ static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
 		return 0;
 	call.c = shape == ALLOC_PITCH ? arguments.fourth : arguments.third; /* the height, the property, the levels */
+	call.stream = stream_of(ctx, cookie);
 	keep_call(CALL_MEMORY, &call);
 	settle_charge(
 		bpf_get_current_pid_tgid()); /* of a call inside of which this one is, or whose return was not seen */
@@ -219,6 +226,15 @@ static __always_inline void book_allocation(struct pt_regs *ctx)
 			__sync_fetch_and_add(&value->failures, 1);
 		return;
 	}
+	if (allocation.kind == MEMORY_POOL) {
+		struct graph *capture =
+			find_capture(&key.process, bpf_map_lookup_elem(&processes, &key.process), call.stream);
+
+		if (capture) {
+			graph_allocates(&key.process, capture, read_result(call.a), call.b, current.device);
+			return;
+		}
+	}
 	key.pointer = shape == ALLOC_REGISTER ? call.a : read_result(call.a);
 	if (narrow && key.space == SPACE_ADDRESS)
 		key.pointer = (__u32)key.pointer;
@@ -265,12 +281,20 @@ int memory_free_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 detail = COOKIE_DETAIL(cookie);
 	struct allocation_key key = {.process = this_process(), .space = space_of(MEMORY_KIND(detail))};
+	struct process *process = find_process(&key.process, cookie);
+	__u64 address = PT_REGS_PARM1(ctx), tid = bpf_get_current_pid_tgid();
 	struct freeing freeing = {};
-	__u64 tid = bpf_get_current_pid_tgid();
+	struct graph *capture;
 
-	if (is_duplicate(ctx, cookie, &key.process, find_process(&key.process, cookie)))
+	if (is_duplicate(ctx, cookie, &key.process, process))
 		return 0;
-	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)PT_REGS_PARM1(ctx) : PT_REGS_PARM1(ctx);
+	capture =
+		MEMORY_KIND(detail) == MEMORY_POOL ? find_capture(&key.process, process, stream_of(ctx, cookie)) : NULL;
+	if (capture) {
+		graph_frees(&key.process, capture, address);
+		return 0;
+	}
+	key.pointer = MEMORY_IS_NARROW(detail) ? (__u32)address : address;
 	freeing.key = key;
 	freeing.is_shared = is_shared(&key, &freeing.allocation);
 	if (!freeing.is_shared && !take_allocation(&key, &freeing.allocation))

@@ -2,14 +2,52 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /* The books of live memory. */
 #pragma once
-#include "maps.bpf.h"
+#include "bounds.bpf.h"
 
 static __always_inline struct memory_value *memory_of(const struct process_id *id, __u32 device)
 {
 	struct memory_key key = {.process = *id, .device = device};
-	struct memory_value initial = {};
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
 
-	return find_or_add(&memory, &key, &initial, LOST_MEMORY);
+	return blank ? find_or_add(&memory, &key, &blank->memory, LOST_MEMORY) : NULL;
+}
+
+static __always_inline __u32 kind_of(const struct allocation *allocation)
+{
+	return allocation->kind & (MEMORY_KINDS - 1);
+}
+
+/* Also of a context, if there is room to remember it; else it is freed by its own call, or with the process. */
+static __always_inline void join_context(const struct process_id *id, struct allocation *allocation)
+{
+	struct context_key key = {.process = *id, .context = allocation->context};
+	struct context_memory initial = {.device = allocation->device}, *sums;
+
+	if (!allocation->context)
+		return;
+	sums = find_or_add(&context_memories, &key, &initial, LOST_ALLOCATION);
+	if (!sums || sums->device != allocation->device) {
+		allocation->context = 0;
+		return;
+	}
+	__sync_fetch_and_add(&sums->allocations, 1);
+	__sync_fetch_and_add(&sums->live_bytes[kind_of(allocation)], allocation->bytes);
+}
+
+/* False when it went with its context already. */
+static __always_inline int leave_context(const struct process_id *id, const struct allocation *allocation)
+{
+	struct context_key key = {.process = *id, .context = allocation->context};
+	struct context_memory *sums = key.context ? bpf_map_lookup_elem(&context_memories, &key) : NULL;
+
+	if (!sums)
+		return 1;
+	if (allocation->at_ns <= sums->ended_ns)
+		return 0;
+	__sync_fetch_and_add(&sums->allocations, -1);
+	__sync_fetch_and_add(&sums->live_bytes[kind_of(allocation)], -allocation->bytes);
+	return 1;
 }
 
 static __always_inline void book_free(const struct process_id *id, const struct allocation *allocation)
@@ -17,10 +55,31 @@ static __always_inline void book_free(const struct process_id *id, const struct 
 	struct memory_key key = {.process = *id, .device = allocation->device};
 	struct memory_value *value = bpf_map_lookup_elem(&memory, &key);
 
-	if (!value)
+	if (!value || !leave_context(id, allocation))
 		return;
 	__sync_fetch_and_add(&value->frees, 1);
-	__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], -allocation->bytes);
+	__sync_fetch_and_add(&value->live_bytes[kind_of(allocation)], -allocation->bytes);
+}
+
+/* Everything that a context held goes with it. */
+static __always_inline void end_context_memory(const struct process_id *id, __u64 context)
+{
+	struct context_key key = {.process = *id, .context = context};
+	struct context_memory *sums = bpf_map_lookup_elem(&context_memories, &key);
+	struct memory_key of_device = {.process = *id};
+	struct memory_value *value;
+
+	if (!sums)
+		return;
+	of_device.device = sums->device;
+	value = bpf_map_lookup_elem(&memory, &of_device);
+	sums->ended_ns = bpf_ktime_get_ns();
+	if (!value)
+		return;
+	__sync_fetch_and_add(&value->frees, __sync_lock_test_and_set(&sums->allocations, 0));
+#pragma unroll
+	for (int kind = 0; kind < MEMORY_KINDS; kind++)
+		__sync_fetch_and_add(&value->live_bytes[kind], -__sync_lock_test_and_set(&sums->live_bytes[kind], 0));
 }
 
 /* 0 for one that was made before the probes were there. */
@@ -35,7 +94,17 @@ static __always_inline int take_allocation(const struct allocation_key *key, str
 	return 1;
 }
 
-static __always_inline void add_allocation(const struct allocation_key *key, const struct allocation *allocation)
+/* No device has it: a library of the process's own said so. Not booked, so nothing is to be freed either. */
+static __always_inline int is_beyond(const struct memory_value *value, const struct allocation *allocation)
+{
+	__u64 live = 0;
+
+	for (int kind = 0; kind < MEMORY_KINDS; kind++)
+		live += value->live_bytes[kind];
+	return allocation->bytes > MOST_BYTES || live + allocation->bytes > MOST_BYTES;
+}
+
+static __always_inline void add_allocation(const struct allocation_key *key, struct allocation *allocation)
 {
 	struct memory_value *value = memory_of(&key->process, allocation->device);
 	struct allocation before;
@@ -45,12 +114,18 @@ static __always_inline void add_allocation(const struct allocation_key *key, con
 		book_free(&key->process, &before);
 	if (!value)
 		return; /* by its sums user space knows whose allocations to delete */
+	if (is_beyond(value, allocation)) {
+		count_lost(LOST_BOUNDS);
+		return;
+	}
+	join_context(&key->process, allocation);
 	if (bpf_map_update_elem(&allocations, key, allocation, BPF_ANY)) {
+		leave_context(&key->process, allocation);
 		count_lost(LOST_ALLOCATION);
 		return;
 	}
 	__sync_fetch_and_add(&value->allocations, 1);
-	__sync_fetch_and_add(&value->live_bytes[allocation->kind & (MEMORY_KINDS - 1)], allocation->bytes);
+	__sync_fetch_and_add(&value->live_bytes[kind_of(allocation)], allocation->bytes);
 #pragma unroll
 	for (int i = 0; i < MEMORY_PINNED; i++)
 		live += value->live_bytes[i];
@@ -71,26 +146,17 @@ static __always_inline void drop_reference(const struct allocation_key *key, __u
 	book_free(&key->process, &gone);
 }
 
-struct removal {
-	struct process_id process;
-	__u64 context; /* 0: all of the process */
-};
-
-static long remove_if_of(void *map, struct allocation_key *key, struct allocation *allocation, struct removal *removal)
+static long remove_if_of(void *map, struct allocation_key *key, struct allocation *allocation, struct process_id *id)
 {
-	if (key->process.tgid != removal->process.tgid || key->process.start_ticks != removal->process.start_ticks)
-		return 0;
-	if (removal->context && allocation->context != removal->context)
+	if (key->process.tgid != id->tgid || key->process.start_ticks != id->start_ticks)
 		return 0;
 	book_free(&key->process, allocation);
 	bpf_map_delete_elem(map, key);
 	return 0;
 }
 
-/* Everything that a context held, or a process. Looks through all allocations of the node: such calls are rare. */
-static __always_inline void remove_allocations(const struct process_id *id, __u64 context)
+/* Everything that a process held. Looks through all allocations of the node: only where it becomes another program. */
+static __always_inline void remove_allocations(struct process_id *id)
 {
-	struct removal removal = {.process = *id, .context = context};
-
-	bpf_for_each_map_elem(&allocations, remove_if_of, &removal, 0);
+	bpf_for_each_map_elem(&allocations, remove_if_of, id, 0);
 }

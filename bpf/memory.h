@@ -13,8 +13,13 @@ enum memory_kind {
 	MEMORY_POOL,
 	MEMORY_VIRTUAL, /* cuMemCreate */
 	MEMORY_ARRAY,
-	MEMORY_PINNED, /* host memory: not in peak_bytes */
-	MEMORY_SPARE_6,
+	/*
+	 * Of an executable graph: what its nodes allocate, less what they free, at its most in the order in which they
+	 * were added. From its first launch until it is destroyed, as the driver keeps it for the next launch, whoever
+	 * frees the addresses in between.
+	 */
+	MEMORY_GRAPH,
+	MEMORY_PINNED, /* host memory: not in peak_bytes; what comes before is memory of a device */
 	MEMORY_SPARE_7,
 	MEMORY_KINDS,
 };
@@ -43,7 +48,7 @@ struct location { /* CUmemLocation */
 };
 
 /* Handles of physical memory and arrays may be numerically equal to device addresses: each has a space of its own. */
-enum memory_space { SPACE_ADDRESS, SPACE_HANDLE, SPACE_ARRAY, SPACE_HOST };
+enum memory_space { SPACE_ADDRESS, SPACE_HANDLE, SPACE_ARRAY, SPACE_HOST, SPACE_GRAPH };
 
 struct allocation_key {
 	struct process_id process;
@@ -60,6 +65,18 @@ struct allocation {
 	__u32 kind;
 	__u32 references; /* of physical memory: handles and mappings */
 	__u32 element_bytes; /* of an array */
+};
+
+/*
+ * What is booked of a context, by its key: when it ends, its sums go and nothing is looked through. Its allocations stay
+ * until user space looks for what is older than `ended_ns`, and are not booked a second time when they are freed.
+ */
+struct context_memory {
+	__u64 live_bytes[MEMORY_KINDS];
+	__u64 allocations; /* live */
+	__u64 ended_ns; /* when a context of this handle ended last; 0: none did */
+	__u32 device; /* what is on another one is of no context */
+	__u32 _pad;
 };
 
 struct memory_key {

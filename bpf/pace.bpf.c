@@ -21,6 +21,12 @@
  * for, all behind it wait for too. Far longer than that the device is busy, not behind.
  */
 #define BEHIND_NS 12000000ull
+/* Several threads of a process may each run into one stop before it takes hold. As in enforce/actuators/launch/. */
+#define SAME_STOP_NS 50000000ull
+/* For so long a rule holds for the descendants of a process that is over. If it lives, its rule was removed for all. */
+#define INHERITED_NS 60000000000ull
+/* Of launches that are free after a stop that another process ended: the kernel does not fight for each of them. */
+#define FOREIGN_PASS_NS 1000000000ull
 #define BUSY_NS 400000000ull
 
 static __always_inline struct control *get_control(void)
@@ -85,11 +91,16 @@ static __always_inline void count_online(__u32 slot, __u64 blocks)
 		__sync_fetch_and_add(&gate->online_blocks, blocks);
 }
 
-static __always_inline void post_pause(struct pause *pause)
+/* Wakes the guardian. Where the ring is full it looks through all stops. */
+static __always_inline void post_wake(struct wake *wake)
 {
-	pause->at_ns = bpf_ktime_get_ns();
-	if (bpf_ringbuf_output(&pauses, pause, sizeof(*pause), 0))
-		count_lost(LOST_EVENT);
+	struct control *control = get_control();
+
+	if (!bpf_ringbuf_output(&pauses, wake, sizeof(*wake), 0))
+		return;
+	count_lost(LOST_EVENT);
+	if (control)
+		__sync_fetch_and_add(&control->wakes_lost, 1);
 }
 
 /* An online thread's first launch since its last drained wait. */
@@ -133,8 +144,8 @@ static __always_inline void close_gate_requests(__u32 slot, __s64 count, __u64 n
 		return;
 	gate->busy_total_ns += busy_for(gate, now);
 	gate->busy_since_ns = 0;
-	if (gate->waiting)
-		post_pause(&(struct pause){.kind = PAUSE_FREE, .slot = slot});
+	if (gate->waiting && !__sync_val_compare_and_swap(&gate->free_posted, 0, 1))
+		post_wake(&(struct wake){.kind = PAUSE_FREE, .slot = slot});
 }
 
 /* An online thread enters (+1) or leaves (−1) a wait. */
@@ -230,9 +241,7 @@ static __always_inline int has_pass(const struct process_id *id, struct pace *pa
 {
 	struct resume *resume = bpf_map_lookup_elem(&resumes, id);
 
-	if (!resume)
-		return 0;
-	if (resume->passes != pace->passes) { /* the launch that was stopped went through on it already */
+	if (resume && resume->passes != pace->passes) { /* the launch that was stopped went through on it already */
 		pace->passes = resume->passes;
 		pace->pass_left_ns = resume->pass_ns;
 	}
@@ -279,49 +288,152 @@ static __always_inline int stop_current_process(void)
 	return bpf_send_signal_thread(SIGSTOP) == 0;
 }
 
-/* Stops the process unless nobody would hear of it: whether it did. */
-static __always_inline int stop_launch(const struct process_id *id, struct pace *pace, const struct rule *rule,
-				       __u32 slot, __u32 reason, __u64 queued, __u64 estimate)
-{
-	struct pause *pause = bpf_ringbuf_reserve(&pauses, sizeof(struct pause), 0);
+/* A launch that is to be stopped. */
+struct verdict_on_launch {
+	__u32 slot;
+	__u32 reason;
+	__u64 queued_ns;
+	__u64 estimate_ns;
+};
 
-	if (!pause) {
-		count_lost(LOST_EVENT);
-		return 0;
+enum recorded { RECORDED_NOWHERE, RECORDED_BEFORE, RECORDED_NEW };
+
+/* Another process ended the stop, or swallowed it. */
+static __always_inline void count_foreign(struct pace *pace, struct pause *stop, __u64 now)
+{
+	__sync_fetch_and_add(&pace->foreign, 1);
+	pace->pass_left_ns = FOREIGN_PASS_NS;
+	stop->foreign_ns = now;
+	if (!stop->ran_ns)
+		stop->ran_ns = now;
+}
+
+/* This thread launches: whether it was stopped the last time, and the guardian has not resumed it since. */
+static __always_inline void notice_foreign(const struct process_id *id, struct thread *thread, struct pace *pace,
+					   __u64 now)
+{
+	__u64 stopped_ns = thread ? thread->stopped_ns : 0;
+	struct pause *stop;
+
+	if (!stopped_ns)
+		return;
+	thread->stopped_ns = 0;
+	stop = bpf_map_lookup_elem(&stops, id);
+	if (stop && stop->at_ns == stopped_ns && may_stop(now)) /* without a lease the backstop resumes it */
+		count_foreign(pace, stop, now);
+}
+
+/* Writes down that the process is stopped, for the guardian. */
+static __always_inline enum recorded record_stop(const struct process_id *id, struct pace *pace,
+						 const struct rule *rule, const struct verdict_on_launch *verdict,
+						 struct thread *thread)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct pause *stop = bpf_map_lookup_elem(&stops, id);
+	enum recorded recorded = RECORDED_BEFORE;
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+
+	if (!stop && blank) {
+		if (!bpf_map_update_elem(&stops, id, &blank->pause, BPF_NOEXIST)) /* or another thread was first */
+			recorded = RECORDED_NEW;
+		stop = bpf_map_lookup_elem(&stops, id);
 	}
-	if (!stop_current_process()) {
-		bpf_ringbuf_discard(pause, 0);
-		return 0;
+	if (!stop) {
+		count_lost(LOST_PROCESS);
+		return RECORDED_NOWHERE;
 	}
+	if (recorded == RECORDED_NEW)
+		stop->at_ns = now;
+	else if (now - (stop->foreign_ns ?: stop->at_ns) > SAME_STOP_NS) /* whichever thread: it should not run */
+		count_foreign(pace, stop, now);
+	if (thread)
+		thread->stopped_ns = stop->at_ns;
+	stop->reason = verdict->reason;
+	stop->process = *id;
+	stop->slot = verdict->slot;
+	stop->queued_ns = verdict->queued_ns;
+	stop->estimate_ns = verdict->estimate_ns;
+	stop->charged_ns = pace->charged_ns;
+	stop->rule = *rule;
+	stop->kind = PAUSE_STOPPED;
+	return recorded;
+}
+
+/* Stops the process unless nobody would hear of it: whether it did. */
+static __always_inline int stop_launch(const struct process_id *id, struct thread *thread, struct pace *pace,
+				       const struct rule *rule, const struct verdict_on_launch *verdict)
+{
+	enum recorded recorded = record_stop(id, pace, rule, verdict, thread);
+	int stopped;
+
+	if (recorded == RECORDED_NOWHERE)
+		return 0;
+	stopped = stop_current_process();
+	if (recorded == RECORDED_BEFORE) /* it may have been resumed, and so deleted, before the signal was sent */
+		recorded = record_stop(id, pace, rule, verdict, thread);
+	if (recorded == RECORDED_NEW)
+		post_wake(&(struct wake){.kind = PAUSE_STOPPED, .slot = verdict->slot, .process = *id});
+	if (!stopped)
+		return 0;
 	pace->pauses++;
-	if (reason == PAUSE_GATE)
+	if (verdict->reason == PAUSE_GATE)
 		pace->gate_pauses++;
-	pause->kind = PAUSE_STOPPED;
-	pause->reason = reason;
-	pause->process = *id;
-	pause->slot = slot;
-	pause->_pad = 0;
-	pause->at_ns = bpf_ktime_get_ns();
-	pause->queued_ns = queued;
-	pause->estimate_ns = estimate;
-	pause->charged_ns = pace->charged_ns;
-	pause->rule = *rule;
-	bpf_ringbuf_submit(pause, 0);
 	return 1;
 }
 
-/* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
-static __always_inline void pace_launch(const struct process_id *id, struct process *process, const struct rule *rule,
-					__u32 slot, __u64 blocks, __u64 now)
+/* The rule of a process that has none of its own, and who pays by it: set in `payer`. NULL: there is none. */
+static __always_inline struct rule *inherited_rule(const struct process_id *id, struct process_id *payer, __u64 now)
 {
-	struct pace *pace = own_pace(id);
+	struct payer *found = bpf_map_lookup_elem(&payers, id);
+	struct rule *rule;
+
+	if (!found)
+		return NULL;
+	*payer = found->process;
+	rule = bpf_map_lookup_elem(&rules, payer);
+	if (rule || bpf_map_lookup_elem(&processes, payer))
+		return rule;
+	return less(now, found->seen_ns) < INHERITED_NS ? &found->rule : NULL;
+}
+
+/* A process was forked: until it has a rule of its own, its launches are charged to who pays for its parent. */
+static __always_inline void inherit_rule(const struct process_id *parent, const struct process_id *child)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct payer payer = {.process = *parent, .seen_ns = now};
+	struct rule *rule = bpf_map_lookup_elem(&rules, parent);
+	struct payer *older = rule ? NULL : bpf_map_lookup_elem(&payers, parent);
+
+	if (older) {
+		payer.process = older->process;
+		rule = bpf_map_lookup_elem(&rules, &payer.process);
+		if (!rule) {
+			payer.seen_ns = older->seen_ns;
+			rule = &older->rule;
+		}
+	}
+	if (!rule || rule->role != ROLE_OFFLINE)
+		return;
+	payer.rule = *rule;
+	if (bpf_map_update_elem(&payers, child, &payer, BPF_ANY))
+		count_lost(LOST_PROCESS);
+}
+
+/* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
+static __always_inline void pace_launch(const struct process_id *payer, struct process *process, struct thread *thread,
+					const struct rule *rule, __u32 slot, __u64 blocks, __u64 now)
+{
+	struct process_id self = this_process(), *id = &self;
+	struct pace *pace = own_pace(payer);
 	struct gate *gate = gate_of(slot);
 	__u64 estimate = estimate_of(rule, blocks), busy = gate ? busy_total(gate, now) : 0, queued;
+	struct verdict_on_launch verdict = {.slot = slot, .estimate_ns = estimate};
 	struct queue *queue;
-	__u32 reason;
 
 	if (!pace)
 		return;
+	notice_foreign(id, thread, pace, now);
 	queue = queue_of(pace, slot);
 	queued = drained_queue(queue, rule, busy, now);
 	queue->backlog_ns = drained_backlog(queue, rule, busy, now) + estimate;
@@ -332,10 +444,11 @@ static __always_inline void pace_launch(const struct process_id *id, struct proc
 	queue->held_for_ns = 0;
 	pace->charged_ns += estimate;
 	process->charged_ns += estimate;
-	reason = reason_to_stop(rule, gate, queued, estimate, now);
-	if (!reason || !may_stop(now) || has_pass(id, pace, estimate))
+	verdict.queued_ns = queued;
+	verdict.reason = reason_to_stop(rule, gate, queued, estimate, now);
+	if (!verdict.reason || !may_stop(now) || has_pass(payer, pace, estimate))
 		return;
-	if (!stop_launch(id, pace, rule, slot, reason, queued, estimate))
+	if (!stop_launch(id, thread, pace, rule, &verdict))
 		return;
 	queue->backlog_ns = less(queue->backlog_ns, estimate);
 	queue->held_ns = estimate;

@@ -68,7 +68,15 @@ struct pace {
 	__u64 gate_pauses;
 	__u64 passes; /* of struct resume, as far as they were taken */
 	__u64 pass_left_ns; /* what may still be launched of the last one */
+	__u64 foreign; /* how often it launched in a stop of ours: another process ended that, or a tracer swallowed it */
 	struct queue queues[QUEUES];
+};
+
+/* A process without a rule that descends from one with one: who is charged for it. Chains of short lives add up. */
+struct payer {
+	struct process_id process;
+	__u64 seen_ns; /* when that one's rule was last seen */
+	struct rule rule; /* as it was then: the process may be over */
 };
 
 /* Written by the guardian, one per process that it ever resumed. */
@@ -78,7 +86,6 @@ struct resume {
 	__u64 stopped_at_ns; /* 0: not stopped by us now */
 	__u64 paused_ns; /* Σ lengths of stops */
 	__u64 resumes;
-	__u64 foreign; /* how often somebody else ended a stop of ours */
 };
 
 /* One per device. */
@@ -92,6 +99,7 @@ struct gate {
 	__u64 waiting; /* processes stopped at this gate; written by the guardian */
 	__u64 online_blocks; /* launched by online processes, ever */
 	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
+	__u64 free_posted; /* PAUSE_FREE is in the ring; reset by the guardian */
 };
 
 /* One for all. */
@@ -99,6 +107,7 @@ struct control {
 	__u64 lease_until_ns;
 	__u64 hold_ns; /* an online request that neither launches nor waits for so long counts as over */
 	__u64 heartbeat_ns; /* written by the agent at each decision */
+	__u64 wakes_lost; /* records that found the ring full: the guardian looks through `stops` */
 	__u32 agent_tgid;
 	__u32 guardian_tgid;
 };
@@ -108,21 +117,33 @@ enum pause_reason {
 	PAUSE_GATE,
 };
 
-/* Ring buffer `pauses` (for the guardian). */
+/* Ring buffer `pauses` (for the guardian). However often a process is stopped before it is resumed: one record. */
 enum pause_kind {
-	PAUSE_STOPPED = 1,
+	PAUSE_STOPPED = 1, /* a process was added to `stops` */
 	PAUSE_FREE, /* the slot's last online request is over */
 	PAUSE_AGENT_EXIT,
 	PAUSE_HELD, /* struct held of quota.h */
 };
 
-struct pause {
+struct wake {
 	__u32 kind;
+	__u32 slot;
+	struct process_id process;
+};
+
+/*
+ * Map `stops`: a process that was stopped at a launch. The guardian deletes it before it resumes the process: so a stop
+ * that finds it there will be ended by that resume, and one that does not is told.
+ */
+struct pause {
+	__u32 kind; /* 0: not filled in yet */
 	__u32 reason;
 	struct process_id process;
 	__u32 slot;
 	__u32 _pad;
-	__u64 at_ns;
+	__u64 at_ns; /* the first stop since it was resumed; the rest is of the latest one */
+	__u64 ran_ns; /* when it first launched though it was not resumed; 0: it did not … */
+	__u64 foreign_ns; /* … and when it last did */
 	__u64 queued_ns; /* without the launch that was stopped */
 	__u64 estimate_ns; /* of the launch that was stopped */
 	__u64 charged_ns; /* of the process, ever, with that launch */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 // SPDX-FileCopyrightText: The GPU Warden authors
 #pragma once
+#include "bounds.bpf.h"
 #include "pace.bpf.c"
 #include "quota.h"
 
@@ -9,7 +10,8 @@ enum verdict {
 	VERDICT_DENY,
 };
 
-#define LARGEST_BYTES (1ull << 46) /* more than any device has: the driver's own to refuse */
+#define CHARGE_NS                                                                                                      \
+	10000000000ull /* how long an allocation may take; one that is parked in its call must not hold room for good */
 
 static __always_inline struct quota_use *use_of(__u32 group, __u32 slot)
 {
@@ -24,6 +26,7 @@ static __always_inline __u64 live_of(const struct quota *quota)
 
 	for (__u32 i = 0; i < MOST_MEMBERS; i++) {
 		struct memory_value *value;
+		__u64 own = 0;
 
 		if (i >= quota->count)
 			break;
@@ -32,7 +35,8 @@ static __always_inline __u64 live_of(const struct quota *quota)
 			continue;
 #pragma unroll
 		for (int kind = 0; kind < MEMORY_PINNED; kind++)
-			live += value->live_bytes[kind];
+			own += value->live_bytes[kind];
+		live += own > MOST_BYTES ? 0 : own; /* below 0: frees that overtook their allocations */
 	}
 	return live;
 }
@@ -73,6 +77,19 @@ static __noinline int fits_now(__u32 group, __u32 slot)
 	return live_of(quota) + pending <= quota->limit_bytes;
 }
 
+/* Who takes the bytes out gives them back, once. False: another CPU did. */
+static __always_inline int end_charge(struct charge *charge)
+{
+	__u64 bytes = __sync_lock_test_and_set(&charge->bytes, 0);
+
+	if (!bytes)
+		return 0;
+	give_back(charge->group, charge->slot, bytes);
+	if (charge->takes_room)
+		give_back(GROUP_ALL, charge->slot, bytes);
+	return 1;
+}
+
 /* The thread's latest allocation is over: it is live by now, or failed. */
 static __always_inline void settle_charge(__u64 tid)
 {
@@ -80,9 +97,53 @@ static __always_inline void settle_charge(__u64 tid)
 
 	if (!charge)
 		return;
-	give_back(charge->group, charge->slot, charge->bytes);
-	give_back(GROUP_ALL, charge->slot, charge->bytes);
+	end_charge(charge);
 	bpf_map_delete_elem(&charges, &tid);
+}
+
+/* Whether the guardian knows often enough that the process is held. */
+static __always_inline int is_known_to_be_held(const struct process_id *id)
+{
+	__u64 *records = bpf_map_lookup_elem(&holding, id);
+
+	return records && *records >= MOST_HELD;
+}
+
+static __always_inline void count_held(struct quota_use *use, int for_room)
+{
+	if (!use)
+		return;
+	__sync_fetch_and_add(&use->held, 1);
+	if (for_room)
+		__sync_fetch_and_add(&use->for_room, 1);
+}
+
+static long expire_charge(void *map, __u64 *tid, struct charge *charge, __u64 *now)
+{
+	if (charge->until_ns > *now || !end_charge(charge))
+		return 0;
+	count_lost(LOST_CHARGE);
+	bpf_map_delete_elem(map, tid);
+	return 0;
+}
+
+/* Allocations that were parked before they returned. Never attached: user space runs it now and then. */
+SEC("raw_tp")
+int expire_charges(void *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	bpf_for_each_map_elem(&charges, expire_charge, &now, 0);
+	return 0;
+}
+
+/* Whether the group could ever have so much: what it never can must not keep room from others while it waits. */
+static __always_inline int could_fit(__u32 group, __u32 slot, __u64 bytes)
+{
+	struct quota_key key = {.group = group, .slot = slot};
+	struct quota *quota = bpf_map_lookup_elem(&quotas, &key);
+
+	return !quota || bytes <= quota->limit_bytes;
 }
 
 /* Stops the process unless nobody would hear of it. */
@@ -90,10 +151,18 @@ static __always_inline void hold_allocation(const struct process_id *id, const s
 					    __u64 bytes, int for_room, __u64 now)
 {
 	struct quota_use *use = use_of(rule->group, slot);
-	struct held *held = bpf_ringbuf_reserve(&pauses, sizeof(struct held), 0);
+	__u64 none = 0, *records;
+	struct held *held;
 
+	if (is_known_to_be_held(id) && stop_current_process() && is_known_to_be_held(id)) { /* not resumed meanwhile */
+		count_held(use, for_room);
+		return;
+	}
+	records = find_or_add(&holding, id, &none, LOST_QUOTA);
+	held = records ? bpf_ringbuf_reserve(&pauses, sizeof(struct held), 0) : NULL;
 	if (!held) {
-		count_lost(LOST_EVENT);
+		if (records)
+			count_lost(LOST_EVENT);
 		return;
 	}
 	if (!stop_current_process()) {
@@ -109,11 +178,8 @@ static __always_inline void hold_allocation(const struct process_id *id, const s
 	held->bytes = bytes;
 	held->max_hold_ns = rule->max_hold_ns;
 	bpf_ringbuf_submit(held, 0);
-	if (!use)
-		return;
-	__sync_fetch_and_add(&use->held, 1);
-	if (for_room)
-		__sync_fetch_and_add(&use->for_room, 1);
+	__sync_fetch_and_add(records, 1);
+	count_held(use, for_room);
 }
 
 static __always_inline void count_denied(__u32 group, __u32 slot, int for_room)
@@ -133,17 +199,19 @@ static __always_inline enum verdict judge_allocation(const struct process_id *id
 {
 	__u32 slot = device < ORDINALS ? rule->slots[device & (ORDINALS - 1)] : rule->slot_unknown;
 	__u64 now = bpf_ktime_get_ns(), tid = bpf_get_current_pid_tgid();
-	struct charge charge = {.bytes = bytes, .group = rule->group, .slot = slot};
-	int own, room;
+	struct charge charge = {.bytes = bytes, .until_ns = now + CHARGE_NS, .group = rule->group, .slot = slot};
+	int own, room = 1;
 
-	if (slot >= SLOTS || !bytes || bytes >= LARGEST_BYTES)
+	if (slot >= SLOTS || !bytes || bytes > MOST_BYTES) /* the driver's own to refuse */
 		return VERDICT_PASS;
+	charge.takes_room = could_fit(charge.group, slot, bytes);
 	if (bpf_map_update_elem(&charges, &tid, &charge, BPF_ANY)) {
 		count_lost(LOST_QUOTA);
 		return VERDICT_PASS;
 	}
 	own = charge_group(charge.group, slot, bytes);
-	room = charge_group(GROUP_ALL, slot, bytes);
+	if (charge.takes_room)
+		room = charge_group(GROUP_ALL, slot, bytes);
 	if (own && room)
 		return VERDICT_PASS;
 	own = fits_now(charge.group, slot); /* a second look, for what the first may have counted twice */
@@ -155,7 +223,10 @@ static __always_inline enum verdict judge_allocation(const struct process_id *id
 		count_denied(charge.group, slot, own);
 		return VERDICT_DENY;
 	}
-	if (rule->flags & QUOTA_HOLD)
+	if (rule->flags & QUOTA_HOLD) {
+		charge.until_ns += rule->max_hold_ns; /* it keeps its place for as long as it is held */
+		bpf_map_update_elem(&charges, &tid, &charge, BPF_EXIST);
 		hold_allocation(id, rule, slot, bytes, own, now);
+	}
 	return VERDICT_PASS;
 }

@@ -20,6 +20,8 @@
 #define GROUP_ALL 0 /* every offline process on the device */
 #define MOST_MEMBERS 64
 
+#define MOST_HELD 8 /* records of one process's held allocations until it is resumed: more threads wait with these */
+
 enum quota_flag {
 	QUOTA_DENY = 1,
 	QUOTA_HOLD = 2,
@@ -59,9 +61,12 @@ struct quota_use {
 
 /* What a call that has not returned was charged for. */
 struct charge {
-	__u64 bytes;
+	__u64 bytes; /* 0: given back */
+	__u64 until_ns; /* it ends by itself then, returned or not */
 	__u32 group;
 	__u32 slot;
+	__u32 takes_room; /* charged to GROUP_ALL, too */
+	__u32 _pad;
 };
 
 /* Ring buffer `pauses`, kind PAUSE_HELD: a process was stopped at an allocation. */

@@ -5,6 +5,7 @@
 #include "maps.bpf.h"
 #include "pace.bpf.c"
 #include "process.bpf.h"
+#include "stream.bpf.h"
 
 static __always_inline void record_latency(const struct process_id *id, __u64 ns)
 {
@@ -157,12 +158,14 @@ static __always_inline void open_request(struct process *process, struct thread 
 		process->launches = 0;
 		process->charged_ns = 0;
 		forget_functions(process);
+		forget_streams(&process->streams);
 	}
 	process->launches++;
 	note_function(process, function);
 	if (thread && !(thread->open && thread->epoch == epoch_of(process))) {
 		thread->start_ns = now;
 		thread->gate = 0;
+		forget_streams(&thread->streams);
 		if (gate) { /* before the request: who ends all of them meanwhile leaves nothing at the gate */
 			thread->gate = slot + 1;
 			open_gate_request(slot, now);
@@ -202,7 +205,7 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 
 	if (!blank || !process->start_ns) /* began while another thread ended the last one: when, nobody knows */
 		return;
-	all = find_or_add(&delivered, id, &blank->deliveries, LOST_PROCESS);
+	all = find_or_add(&delivered, id, &blank->deliveries, LOST_LATENCY);
 	if (!all)
 		return;
 	delivery = &all->ring[all->count & (DELIVERIES - 1)];
@@ -220,7 +223,9 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	all->count++;
 }
 
-static __always_inline void begin_wait(const struct process_id *id, struct process *process)
+/* For what this stream was given up to then. */
+static __always_inline void begin_wait(const struct process_id *id, struct process *process, __u64 stream,
+				       __u64 until_ns)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct thread *thread = own_thread();
@@ -234,6 +239,8 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 		thread->in_gate = process->slot + 1;
 		count_waiting(process->slot, 1);
 	}
+	thread->awaited.stream = stream;
+	thread->awaited.until_ns = until_ns;
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
 	backlog = pace && rule ? drained_backlog(queue_of(pace, process->slot), rule, busy, now) : 0;
@@ -261,11 +268,17 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 					 const struct rule *rule)
 {
 	__u64 now = bpf_ktime_get_ns(), start_ns = thread->start_ns;
-	__u32 before = end_own(process, thread, now);
+	int all = drain(thread->awaited.stream, thread->awaited.until_ns, 1);
+	int own = drain(thread->awaited.stream, thread->awaited.until_ns, 0);
+	int is_open = thread->open && thread->epoch == epoch_of(process);
+	__u32 before;
 
+	if (!own && is_open)
+		return; /* of its own work some is in other streams */
+	before = end_own(process, thread, now);
 	if (!before) {
-		if (process->last_launch_ns >= thread->wait_ns)
-			return; /* others launched meanwhile: nothing is known to be drained */
+		if (!all || process->last_launch_ns >= thread->awaited.until_ns)
+			return; /* others launched meanwhile, or elsewhere: nothing is known to be drained */
 		start_ns = process->start_ns;
 		if (!take_all(process))
 			return;
@@ -295,17 +308,37 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 	thread->spins = 0;
 }
 
+/* What the call waits for, or asks about. Of an event that was recorded before the probes were there nothing is known. */
+static __always_inline void awaited_by(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
+				       struct awaited *awaited)
+{
+	struct graph_key key = {.process = *id, .handle = PT_REGS_PARM1(ctx)};
+	struct event_record *event;
+
+	awaited->stream = STREAM_ANY;
+	awaited->until_ns = bpf_ktime_get_ns();
+	if (COOKIE_SHAPE(cookie) == WAIT_STREAM)
+		awaited->stream = stream_named(key.handle, cookie);
+	if (COOKIE_SHAPE(cookie) != WAIT_EVENT)
+		return;
+	event = bpf_map_lookup_elem(&recorded_events, &key);
+	awaited->stream = event ? event->stream : 0;
+	awaited->until_ns = event ? event->at_ns : 0;
+}
+
 SEC("uprobe")
 int wait_enter(struct pt_regs *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
+	struct awaited awaited = {};
 
 	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
+	awaited_by(ctx, cookie, &id, &awaited);
 	if (process)
-		begin_wait(&id, process);
+		begin_wait(&id, process, awaited.stream, awaited.until_ns);
 	return 0;
 }
 
@@ -329,9 +362,16 @@ int wait_return(struct pt_regs *ctx)
 SEC("uprobe")
 int query_enter(struct pt_regs *ctx)
 {
+	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
+	struct process *process = bpf_map_lookup_elem(&processes, &id);
+	struct thread *thread;
 
-	is_duplicate(ctx, bpf_get_attach_cookie(ctx), &id, bpf_map_lookup_elem(&processes, &id));
+	if (is_duplicate(ctx, cookie, &id, process) || !process || !open_of(process))
+		return 0;
+	thread = own_thread();
+	if (thread)
+		awaited_by(ctx, cookie, &id, &thread->awaited);
 	return 0;
 }
 
@@ -345,11 +385,9 @@ int query_return(struct pt_regs *ctx)
 
 	if (!process)
 		return 0;
-	if ((__u32)answer == NOT_READY && open_of(process) && !(thread && thread->wait_ns)) {
-		begin_wait(&id, process);
-		thread = this_thread();
-		if (thread)
-			thread->spins = 1;
+	if ((__u32)answer == NOT_READY && open_of(process) && thread && !thread->wait_ns) {
+		begin_wait(&id, process, thread->awaited.stream, thread->awaited.until_ns);
+		thread->spins = 1;
 	} else if ((__u32)answer == 0 && thread && thread->spins) {
 		end_wait(&id, process, 1); /* of whoever's request: another thread may have ended its own */
 	}

@@ -7,6 +7,12 @@
 #pragma once
 #include "abi.h"
 
+enum wait_shape {
+	WAIT_CONTEXT = 1, /* (): for all streams */
+	WAIT_STREAM, /* (stream) */
+	WAIT_EVENT, /* (event) */
+};
+
 /* Log-linear histogram: 32 buckets per power of two from 2^10 ns to 2^40 ns; a bucket is at most 3.2 % wide. */
 #define LATENCY_FIRST_POWER 10
 #define LATENCY_POWERS 30

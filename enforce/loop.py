@@ -25,6 +25,7 @@ from enforce.audit.status import ContainerFigures, PauseMeter, statuses
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
 from enforce.controller.escalation import Escalation, evictions_for_health
 from enforce.controller.inputs import InputReader
+from enforce.controller.unprobed import UnprobedRungs
 from enforce.device_health import published
 from enforce.memory.controller import MemoryController, MemoryOutcome
 from enforce.memory.quotas import MemoryQuotas
@@ -53,6 +54,7 @@ class Controls:
     escalation: Escalation
     memory: MemoryController
     actuation: Actuation | None
+    unprobed: UnprobedRungs = field(default_factory=UnprobedRungs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class Loop:
             "loop:failed": self.failures,
             **self.inputs.losses(),
             **self.audit.recorder.losses(),
+            **(controls.actuation.supervisor.losses() if controls.actuation else {}),
             **(controls.actuation.quotas.losses() if controls.actuation else {}),
             **controls.escalation.losses(),
             **controls.rungs.losses(),
@@ -153,7 +156,9 @@ class Loop:
         memory = controls.memory.step(context.snapshot, inputs.workloads, inputs.slots, now_ns)
         faults = controls.rungs.look(inputs.workloads, context.snapshot)
         others = (memory.wishes, evictions_for_health(inputs.workloads, inputs.health), faults)
-        controls.escalation.step(inputs.workloads, context.decisions, now_ns, others)
+        controls.escalation.look(self.audit.meter.foreign(), now_ns)
+        unprobed = controls.unprobed.step(context.snapshot, inputs, now_ns)
+        controls.escalation.step(inputs.workloads, context.decisions, now_ns, others, unprobed)
         return replace(context, memory=memory)
 
     def _record(self, context: DecisionContext) -> EnforcementReport:
@@ -174,6 +179,7 @@ class Loop:
             enforcing=self.controls.actuation is not None,
             containers=statuses(inputs, decisions, figures),
             device_health=published(inputs.health, context.now_ns),
+            left_rules=self.inputs.left_rules(),
         )
 
     def _decide_and_publish(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +40,7 @@ from enforce.policy.model import Policy
 from enforce.recovery.supervisor import Supervisor
 from enforce.signals.latency_window import Requests
 from enforce.signals.registry import signals
+from enforce.workloads import Memberships, Roles
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class EnforcementSettings:
     decisions: str
     history: History
     health: SysMonitor
+    memberships: Memberships = field(default_factory=Memberships)
 
     @property
     def ledger_path(self) -> Path:
@@ -70,6 +72,7 @@ class LoopParts:
     history: History
     health: SysMonitor
     actuation: Actuation | None = None
+    memberships: Memberships = field(default_factory=Memberships)
 
 
 class EnforcementService:
@@ -96,7 +99,9 @@ class EnforcementService:
             rungs = RungRegistry.of(observer, ledger)
             stack.callback(rungs.close)
             actuation = None if lock is None or ledger is None else self._actuation(lock, ledger, rungs, stack)
-            parts = LoopParts(known, requests, rungs, log, settings.history, settings.health, actuation)
+            history, health, memberships = settings.history, settings.health, settings.memberships
+            memberships.begin(self._policy)
+            parts = LoopParts(known, requests, rungs, log, history, health, actuation, memberships)
             loop = loop_of(self._policy, observer, parts)
             stack.enter_context(observer.losses.register("enforcement", loop.losses))
             stack.enter_context(deciding(loop, "enforce"))
@@ -177,7 +182,7 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
     return Loop(
         policy=policy,
         pipeline=observer.pipeline,
-        inputs=InputReader(policy, observer.members, latencies, launches, parts.health),
+        inputs=InputReader(Roles(policy, parts.memberships), observer.members, latencies, launches, parts.health),
         controls=Controls(rungs, escalation, memory, actuation),
         audit=Audit(recorder, PauseMeter(probes.map("paces"), probes.map("resumes"))),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import logging
 import platform
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ def examine(libcuda: Sequence[str], out: TextIO, returns: ReturnProbes = ReturnP
         ("stacks", _stacks),
         ("MPS", _mps),
         ("containers' names", _container_names),
+        *((("CRIU", _criu),) if shutil.which("criu") else ()),
     )
     failed = 0
     for name, check in checks:
@@ -203,6 +205,13 @@ def cost_lines(places: Mapping[str, ProbePlace]) -> Iterator[str]:
 def _container_names() -> str:
     present = [f"{socket.kind} at {socket.path}" for socket in BUILTIN if socket.present()]
     return ", ".join(present) or "no socket in the usual places: name it with gpuwarden run --names KIND=SOCKET"
+
+
+def _criu() -> str:
+    return (
+        "installed; it refuses processes that made a probed call, as their [uprobes] mapping stays: checkpoint them "
+        "before the agent runs, or start them again (docs/operating.md, With CRIU)"
+    )
 
 
 def _mps() -> str:

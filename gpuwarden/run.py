@@ -29,6 +29,7 @@ from agent.exporters.usage.recorder import keep
 from agent.exporters.usage.store import DAYS, DEFAULT_FILE
 from agent.exporters.web.auth import Guard
 from agent.exporters.web.config import WebConfigFile
+from agent.exporters.web.hosts import OwnNames
 from agent.exporters.web.server import HttpServer, TcpListener, listen_on_tcp
 from agent.node import preflight
 from agent.observer import Observer
@@ -66,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="TLS and passwords for them, in the format of Prometheus' exporter-toolkit (none)",
+    )
+    add(
+        "--web-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which they are asked, beside addresses, localhost and the machine's own; may be repeated",
     )
     add("--run-dir", type=Path, default=DEFAULT_RUN_DIR, help=RUN_DIR_HELP)
     add("--usage", default=str(DEFAULT_FILE), metavar="FILE", help="usage ledger, or off (%(default)s)")
@@ -146,10 +154,11 @@ def _listen_on_tcp(options: argparse.Namespace, observer: Observer, history: His
     guard, web_rows = _guard(options.web_config)
     ring = Ring()
     observer.listeners.register(ring.note)
-    site = Site(observer.snapshot, ring, lambda: _decided(history))
+    names = OwnNames(options.web_host)
+    site = Site(observer.snapshot, ring, lambda: _decided(history), names=names)
     metrics = collector.application(observer.snapshot, observer.served, web_rows)
     probes = Health(observer.snapshot, observer.decided_ns, observer_settings(options).interval_ns).routes()
-    return listen_on_tcp(address, port, {"/metrics": metrics, **site.routes()}, probes, guard)
+    return listen_on_tcp(address, port, {"/metrics": names.guarded(metrics), **site.routes()}, probes, guard)
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -76,7 +76,7 @@ enum command_kind {
 	CMD_IPC_CLOSE, /* a = address */
 };
 
-enum copy_kind { COPY_H2D, COPY_D2H, COPY_D2D, COPY_SET };
+enum copy_kind { COPY_H2D, COPY_D2H, COPY_D2D, COPY_SET, COPY_PEER /* c = to, d = from: devices */ };
 
 struct command {
 	uint32_t kind, device;
@@ -168,7 +168,7 @@ struct device_state {
 	uint64_t at_ns, wall_us;
 	uint64_t sm_active_ns; /* ∫ busy SMs ÷ SMs */
 	uint64_t busy_ns; /* time with at least one busy SM */
-	uint64_t tx_bytes, rx_bytes; /* device → host, host → device */
+	uint64_t tx_bytes, rx_bytes; /* what leaves the device and what comes in: host or another device */
 	uint64_t memory_used, memory_reserved;
 	uint32_t sm_clock_mhz, power_mw, power_limit_mw, temperature_c;
 	uint32_t lost, mps;
@@ -198,7 +198,8 @@ struct truth_entry { /* one process on one device */
 	uint64_t launches, kernels, allocations;
 	uint64_t sm_ns; /* ∫ its SMs ÷ SMs of the device */
 	uint64_t busy_ns;
-	uint64_t tx_bytes, rx_bytes, memory_bytes;
+	uint64_t tx_bytes, rx_bytes, memory_bytes; /* device → host, host → device */
+	uint64_t peer_tx_bytes, peer_rx_bytes; /* to and from another device */
 	uint64_t queued_ns, queued_max_ns; /* Σ and most, from launch to first block */
 	char command[16];
 };

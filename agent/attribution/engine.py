@@ -8,20 +8,21 @@ Also here: the kernel functions on which each container spends most SM time; for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from agent.attribution.counters import CountedWork, CounterDeltas, Owner, ResolveDevice
+from agent.attribution.counters import CountedWork, CounterDeltas, Owner
 from agent.attribution.durations import FunctionTimes, observe_all
 from agent.attribution.inputs import TickInputs
+from agent.attribution.placement import Placements, fitted
 from agent.attribution.process_work import Tick
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.attribution.split import Attribution, Work, attribute, without_instances
+from agent.attribution.unprobed import Launched, ProcessTick, UnprobedWork
 from agent.collectors.samples import AGES_SECONDS, Sample
 from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
 from agent.core.clock import NS_PER_SECOND
-from agent.core.device_ordinals import device_of
+from agent.core.device_ordinals import Ordinals
 from agent.core.model import DeviceReading, DeviceUuid, FunctionUsage, ProcessId
 from agent.probes.events import FunctionNames
 
@@ -76,7 +77,6 @@ def _sum(name: str, device: DeviceUuid, parts: list[FunctionWork], seconds: floa
     )
 
 
-_MPS_SERVER = "nvidia-cuda-mps-server"
 _AGES = (*(f"under_{seconds}_seconds" for seconds in AGES_SECONDS), "older")
 
 
@@ -96,23 +96,34 @@ class AttributionEngine:
     members: GpuProcessRegistry
     names: FunctionNames
     sees_returns: bool = True
+    unprobed: UnprobedWork = field(default_factory=UnprobedWork)
     _deltas: CounterDeltas = field(default_factory=CounterDeltas)
+    _placements: Placements = field(default_factory=Placements)
     _times: FunctionTimes = field(default_factory=FunctionTimes)
     _sm_time: dict[DeviceUuid, SmTime] = field(default_factory=dict)
     _orphaned: int = 0
     _unread: int = 0
+    _unlisted: int = 0  # claims that did not count: one per process and device in a tick
 
     def tick(self, samples: Sequence[Sample], inputs: TickInputs, interval_ns: int) -> list[DeviceTick]:
         """One part per device that was read. MIG: what instances did is not in the part of their GPU."""
         observe_all(self._times, inputs.deliveries)
-        counted = self._deltas.tick(samples, self._resolver(inputs))
+        self._placements.observe(samples, inputs, self.members.get, interval_ns)
+        counted = self._deltas.tick(samples, self._placements.resolve, interval_ns)
+        self._unlisted += len(self._deltas.unlisted)
+        self.unprobed.observe(self._process_ticks(inputs, counted, interval_ns), interval_ns)
         if present := {reading.device.uuid for reading in inputs.readings}:
             self._sm_time = {device: known for device, known in self._sm_time.items() if device in present}
         return _without_instances(self._parts(interval_ns, inputs, counted))
 
+    def ordinals(self) -> dict[ProcessId, Ordinals]:
+        """The devices of the processes whose ordinals are not what their environment says."""
+        return self._placements.ordinals()
+
     def lost(self) -> dict[str, int]:
         """What was counted and could not be attributed, since start: for Snapshot.lost."""
         return {
+            "claims:unlisted": self._unlisted,
             "counts:implausible": self._deltas.implausible,
             "launches:no_device": self._deltas.unplaced,
             "launches:no_container": self._orphaned,
@@ -125,6 +136,7 @@ class AttributionEngine:
         self._deltas.forget(processes)
         self._times.forget(processes)
         self.names.forget(processes)
+        self.unprobed.forget(processes)
         for sm_time in self._sm_time.values():
             sm_time.forget(processes)
 
@@ -132,18 +144,26 @@ class AttributionEngine:
         """Forgets the function names of all other processes."""
         self.names.retain(processes)
 
-    def _resolver(self, inputs: TickInputs) -> ResolveDevice:
-        everything = tuple(reading.device.uuid for reading in inputs.readings)
-
-        @cache  # a process has as many samples as it runs functions
-        def resolve(process: ProcessId, ordinal: int | None) -> DeviceUuid | None:
-            by_driver = None if ordinal is None else inputs.driver_devices.get((process, ordinal))
-            if by_driver is not None:
-                return by_driver
+    def _process_ticks(
+        self, inputs: TickInputs, counted: Mapping[Owner, CountedWork], interval_ns: int
+    ) -> Iterator[ProcessTick]:
+        """What NVML and the probes say of each process; MPS clients, whose time may be the server's, are left out."""
+        reported = {(inputs.by_tgid[tgid], device) for tgid, device in inputs.utilization if tgid in inputs.by_tgid}
+        with_mps = {device for _, device in inputs.side_by_side}
+        for process, device in sorted(reported | counted.keys()):
             member = self.members.get(process)
-            return device_of(ordinal, member.visible if member else everything, inputs.devices_of(process.tgid))
-
-        return resolve
+            if member is None or (process.tgid, device) in inputs.side_by_side:
+                continue
+            if device in with_mps and member.is_mps_server:
+                continue
+            ratio = inputs.utilization_of(process, device)
+            functions = counted[process, device].functions if (process, device) in counted else {}
+            launched = [
+                Launched(one.launches, one.kernels, self._times.per_launch_ns(process, function))
+                for function, one in functions.items()
+            ]
+            busy_ns = None if ratio is None else ratio * interval_ns
+            yield ProcessTick(process, member.container.key, device, busy_ns, launched)
 
     def _parts(self, interval_ns: int, inputs: TickInputs, counted: Mapping[Owner, CountedWork]) -> list[DeviceTick]:
         by_device: dict[DeviceUuid, dict[ProcessId, CountedWork]] = {}
@@ -174,7 +194,8 @@ class AttributionEngine:
             process = inputs.by_tgid.get(tgid)
             if process is not None:
                 counted.setdefault(process, CountedWork())
-        of_device = _DeviceWork(reading, interval_ns, inputs, self.sees_returns)
+        memory = _memory(reading, inputs, counted)
+        of_device = _DeviceWork(reading, interval_ns, inputs, memory, self.sees_returns)
         work, orphaned = [], 0
         for process, mine in counted.items():
             member = self.members.get(process)
@@ -183,7 +204,8 @@ class AttributionEngine:
             else:  # gone before its container could be read: what it did stays unattributed
                 orphaned += mine.kernels
         self._orphaned += orphaned
-        attribution = attribute(reading, work, interval_ns, others=orphaned > 0)
+        newcomers = {process for process, mine in counted.items() if mine.is_new}
+        attribution = attribute(reading, work, interval_ns, others=orphaned > 0, newcomers=newcomers)
         functions = {p: self._functions(attribution, p, mine) for p, mine in counted.items() if mine.functions}
         return DeviceTick(attribution, work, functions)
 
@@ -249,6 +271,21 @@ def _without_instances(parts: Sequence[DeviceTick]) -> list[DeviceTick]:
     ]
 
 
+def _memory(
+    reading: DeviceReading, inputs: TickInputs, counted: Mapping[ProcessId, CountedWork]
+) -> dict[ProcessId, int]:
+    """Each process's bytes: NVML's; where it has none, the process's claim, of what is left of the device's use."""
+    device = reading.device.uuid
+    by_nvml = {process: size for process in counted if (size := inputs.memory_of(process, device)) is not None}
+    claims = {
+        process: sum(size for kind, size in work.live_bytes.items() if kind != "pinned")
+        for process, work in counted.items()
+        if process not in by_nvml and work.live_bytes is not None
+    }
+    used = reading.memory_used_bytes
+    return by_nvml | fitted(claims, None if used is None else used - sum(by_nvml.values()))
+
+
 @dataclass(frozen=True, slots=True)
 class _DeviceWork:
     """What processes did on one device in a tick."""
@@ -256,14 +293,13 @@ class _DeviceWork:
     reading: DeviceReading
     interval_ns: int
     inputs: TickInputs
+    memory: Mapping[ProcessId, int]
     counts_copies: bool
 
     def of(self, member: GpuProcess, counted: CountedWork, estimate: Estimate | None) -> Work:
         """One process's work."""
         process, live = member.process.id, counted.live_bytes
-        on_device = None if live is None else sum(size for kind, size in live.items() if kind != "pinned")
-        by_nvml = self.inputs.memory_of(process, self.reading.device.uuid)
-        memory = on_device if by_nvml is None else by_nvml
+        memory = self.memory.get(process)
         if self.interval_ns and process not in self.inputs.probed:  # only NVML's share of time is known of its kernels
             ratio = self._nvml_ratio(member)
             return Work(process, None, None if ratio is None else ratio * self.interval_ns, None, None, memory)
@@ -284,6 +320,8 @@ class _DeviceWork:
             sm_ns=estimate.sm_ns,
             pcie_tx_bytes=counted.pcie_tx_bytes if self.counts_copies else None,
             pcie_rx_bytes=counted.pcie_rx_bytes if self.counts_copies else None,
+            peer_tx_bytes=counted.peer_tx_bytes,
+            peer_rx_bytes=counted.peer_rx_bytes,
             sm_error_ns=estimate.error_ns,
         )
 
@@ -292,7 +330,7 @@ class _DeviceWork:
 
         Some drivers credit the MPS server with what its clients did: that is not the server's.
         """
-        if member.process.command.split(" ")[0].rpartition("/")[2] == _MPS_SERVER:
+        if member.is_mps_server:
             return 0.0
         device = self.reading.device
         if device.parent is not None:

@@ -15,6 +15,7 @@ from agent.collectors.samples import (
     OrdinalBusId,
     OrdinalUuid,
     Probed,
+    ProcessesListed,
     ProcessMemory,
     ProcessUtilization,
     Sample,
@@ -43,6 +44,7 @@ class TickInputs:
     side_by_side: frozenset[tuple[int, DeviceUuid]] = frozenset()  # MPS clients
     counted_ns: int | None = None  # how long launches were counted for
     deliveries: tuple[Delivered, ...] = ()
+    listing: frozenset[DeviceUuid] = frozenset()  # devices whose processes NVML lists
 
     @classmethod
     def of(cls, samples: Collection[Sample], proc: Procfs) -> TickInputs:
@@ -73,9 +75,10 @@ class TickInputs:
         by_tgid = _identify(devices_by_tgid, probed, proc)
         driver_devices = _driver_devices(ordinals, readings)
         deliveries = tuple(sample for sample in samples if isinstance(sample, Delivered))
+        listing = frozenset(sample.device for sample in samples if isinstance(sample, ProcessesListed))
         by_device = (devices_by_tgid, tgids_by_device)
         parts = (by_tgid, memory, utilization, *by_device, driver_devices, frozenset(clients), counted_ns, deliveries)
-        return cls(tuple(readings), frozenset(probed), *parts)
+        return cls(tuple(readings), frozenset(probed), *parts, listing)
 
     @property
     def processes(self) -> frozenset[ProcessId]:

@@ -8,7 +8,7 @@ device's activity, split by each process's estimated SM time; what no known proc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -28,6 +28,8 @@ class Work:
     pcie_tx_bytes: int | None
     pcie_rx_bytes: int | None
     memory_bytes: int | None
+    peer_tx_bytes: int = 0
+    peer_rx_bytes: int = 0
     sm_error_ns: float | None = None
     memory_peak_bytes: int | None = None
     memory_by_kind: Mapping[str, int] = field(default_factory=dict)
@@ -43,19 +45,31 @@ class Attribution:
     unattributed: Unattributed
 
 
-def attribute(reading: DeviceReading, work: Sequence[Work], interval_ns: int, *, others: bool = False) -> Attribution:
+def attribute(
+    reading: DeviceReading,
+    work: Sequence[Work],
+    interval_ns: int,
+    *,
+    others: bool = False,
+    newcomers: Collection[ProcessId] = (),
+) -> Attribution:
     """Splits a device among the processes that worked on it.
 
     SM time is measured where one process is alone on the device: what the device did is what it did. `others`:
-    a process that ended before it was identified worked there too; what it did stays unattributed.
+    a process that ended before it was identified worked there too; what it did stays unattributed. `newcomers`: NVML
+    does not list them there, so they get what the others leave of the device, and never more than it has.
     """
     seconds = interval_ns / NS_PER_SECOND
     estimates = {w.process: _ratio(w.sm_ns, interval_ns) for w in work}
+    estimates = _cut_newcomers(estimates, reading.sm_activity_ratio, newcomers)
     sm = split_activity(reading.sm_activity_ratio, estimates, others=others)
-    alone = len(work) == 1 and not others and interval_ns > 0 and reading.sm_activity_ratio is not None
+    alone = (
+        len(work) == 1 and not others and not newcomers and interval_ns > 0 and reading.sm_activity_ratio is not None
+    )
     if alone:
         sm = {work[0].process: reading.sm_activity_ratio}
     error = _device_error(reading, sm.values())
+    work = _cut_copies(reading, work, seconds, newcomers)
     reading = _reconcile(reading, work, seconds)
     usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
     for w in work:
@@ -116,6 +130,8 @@ def add_work(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals
         launches=totals.launches + (work.launches or 0),
         pcie_tx_bytes=totals.pcie_tx_bytes + (work.pcie_tx_bytes or 0),
         pcie_rx_bytes=totals.pcie_rx_bytes + (work.pcie_rx_bytes or 0),
+        peer_tx_bytes=totals.peer_tx_bytes + work.peer_tx_bytes,
+        peer_rx_bytes=totals.peer_rx_bytes + work.peer_rx_bytes,
     )
 
 
@@ -222,6 +238,45 @@ def _reconcile(reading: DeviceReading, work: Sequence[Work], seconds: float) -> 
         pcie_tx_bytes_per_second=_at_least(reading.pcie_tx_bytes_per_second, tx),
         pcie_rx_bytes_per_second=_at_least(reading.pcie_rx_bytes_per_second, rx),
     )
+
+
+def _cut_newcomers(
+    estimates: Mapping[ProcessId, float | None], activity: float | None, newcomers: Collection[ProcessId]
+) -> dict[ProcessId, float | None]:
+    """The estimates; those of newcomers within what the others leave of the device."""
+    known = {process: estimate for process, estimate in estimates.items() if estimate is not None}
+    factor = _left_ratio(1.0 if activity is None else activity, known, newcomers)
+    return {p: e * factor if e is not None and p in newcomers else e for p, e in estimates.items()}
+
+
+def _cut_copies(
+    reading: DeviceReading, work: Sequence[Work], seconds: float, newcomers: Collection[ProcessId]
+) -> Sequence[Work]:
+    """The same work; newcomers have copied at most what the others leave of the device's traffic."""
+    if not newcomers or not seconds:
+        return work
+    tx_rate, rx_rate = reading.pcie_tx_bytes_per_second, reading.pcie_rx_bytes_per_second
+    tx_bytes = {w.process: w.pcie_tx_bytes or 0.0 for w in work}
+    rx_bytes = {w.process: w.pcie_rx_bytes or 0.0 for w in work}
+    tx = 1.0 if tx_rate is None else _left_ratio(tx_rate * seconds, tx_bytes, newcomers)
+    rx = 1.0 if rx_rate is None else _left_ratio(rx_rate * seconds, rx_bytes, newcomers)
+    return [
+        replace(w, pcie_tx_bytes=_part(w.pcie_tx_bytes, tx), pcie_rx_bytes=_part(w.pcie_rx_bytes, rx))
+        if w.process in newcomers
+        else w
+        for w in work
+    ]
+
+
+def _left_ratio(whole: float, claims: Mapping[ProcessId, float], newcomers: Collection[ProcessId]) -> float:
+    """What the others leave of the whole, as a fraction of what newcomers claim; at most 1."""
+    claimed = sum(claim for process, claim in claims.items() if process in newcomers)
+    left = whole - sum(claim for process, claim in claims.items() if process not in newcomers)
+    return min(1.0, max(0.0, left) / claimed) if claimed else 1.0
+
+
+def _part(size: int | None, ratio: float) -> int | None:
+    return None if size is None else int(size * ratio)
 
 
 def _at_least(value: N | None, floor: N) -> N | None:

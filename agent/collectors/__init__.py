@@ -5,5 +5,6 @@
 from agent.collectors.devices import Uuids
 from agent.collectors.launches import Deliveries, Launches
 from agent.collectors.memory import Allocations, Copies
+from agent.collectors.tenants import Tenants
 
-BUILTIN = (Launches, Allocations, Copies, Deliveries, Uuids)
+BUILTIN = (Launches, Allocations, Copies, Deliveries, Uuids, Tenants)

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from agent.collectors.samples import OrdinalBusId, OrdinalUuid, ProcessMemory, ProcessUtilization, Sample
+from agent.collectors.samples import (
+    OrdinalBusId,
+    OrdinalUuid,
+    ProcessesListed,
+    ProcessMemory,
+    ProcessUtilization,
+    Sample,
+)
 from agent.core.errors import NvmlError
 from agent.core.model import ProcessId
 from agent.nvml.client import Nvml
@@ -34,6 +41,8 @@ class Devices:
                 continue
             listed = self._nvml.processes(device)
             clients = self._nvml.mps_clients(device)
+            if self._nvml.lists_processes(device):
+                yield ProcessesListed(device.uuid)
             for tgid, used in listed:
                 yield ProcessMemory(tgid, device.uuid, used, tgid in clients)
             for tgid, ratio in self._nvml.process_utilization(device, [tgid for tgid, _ in listed]).items():

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Live memory and copied bytes per process, from the maps `memory` (sums), `allocations` (ages) and `copies`."""
+"""Live memory and copied bytes per process, from the maps `memory` (sums), `allocations` (ages) and `copies`.
+
+What a context held is no longer in the sums from the moment that it ends. Its allocations are taken out of the map
+here, as the kernel would have to look through all of the node's in the program's own call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import ctypes
 import struct
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from agent.collectors.samples import AGES_SECONDS, AllocationCount, CopyCount, LiveByAge, Probed
@@ -29,6 +33,7 @@ from agent.probes.libcuda import LibcudaProbes
 _KEY: Final = struct.Struct("=IIIxxxxQ")
 _VALUE: Final = struct.Struct("=QQQIIII")
 _AGES_EVERY_NS: Final = 30 * NS_PER_SECOND  # reading a hundred thousand allocations takes a while
+_Context = tuple[int, int, int]  # of a process: its tgid, its start, the handle
 
 assert _KEY.size == ctypes.sizeof(AllocationKey)
 
@@ -41,9 +46,12 @@ class Allocations:
     name = "allocations"
 
     def __init__(self, probes: LibcudaProbes) -> None:
+        self._probes = probes
         self._sums = probes.map("memory")
         self._single = probes.map("allocations")
         self._mappings = probes.map("mappings")
+        self._contexts = probes.map("context_memories")
+        self._ended_ns: dict[_Context, int] = {}  # what is older was taken out
         self._keys: dict[ProcessId, list[MemoryKey]] = {}
         self._ages: tuple[LiveByAge, ...] = ()
         self._ages_ns = -_AGES_EVERY_NS
@@ -51,6 +59,8 @@ class Allocations:
     def collect(self, now_ns: int) -> Iterable[Probed | AllocationCount | LiveByAge]:
         """One sample per (process, device), and the ages as they were last read."""
         self._keys = {}
+        self._probes.expire_charges()
+        self._take_out_ended()
         for key, value in self._sums.items():
             process = key.process.id()
             self._keys.setdefault(process, []).append(key)
@@ -60,6 +70,37 @@ class Allocations:
         if now_ns - self._ages_ns >= _AGES_EVERY_NS:
             self._ages, self._ages_ns = tuple(self._by_age(now_ns)), now_ns
         yield from self._ages
+
+    def _take_out_ended(self) -> None:
+        """The allocations of contexts that ended; these are forgotten a tick later, unless there are others by then."""
+        ended: dict[_Context, int] = {}
+        for key, sums in self._contexts.items():
+            context = (key.process.tgid, key.process.start_ticks, key.context)
+            if not sums.ended_ns:
+                continue
+            if self._ended_ns.get(context) != sums.ended_ns or sums.allocations:
+                ended[context] = sums.ended_ns
+            else:
+                self._contexts.delete(key)
+        new = {context for context, ended_ns in ended.items() if self._ended_ns.get(context) != ended_ns}
+        self._ended_ns = ended
+        if not new:
+            return
+        for key in list(self._older_than(ended)):
+            single = self._single.get(key)
+            if single is None:
+                continue
+            context = (key.process.tgid, key.process.start_ticks, single.context)
+            if single.at_ns <= ended.get(context, -1):  # no other has come in its place
+                self._single.delete(key)
+
+    def _older_than(self, ended: Mapping[_Context, int]) -> Iterable[AllocationKey]:
+        for keys, values in self._single.raw():
+            for index, ((tgid, start, _, _), (_, at_ns, context, *_)) in enumerate(
+                zip(_KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True)
+            ):
+                if at_ns <= ended.get((tgid, start, context), -1):
+                    yield AllocationKey.from_buffer_copy(keys, index * _KEY.size)
 
     def _by_age(self, now_ns: int) -> Iterable[LiveByAge]:
         bounds = [seconds * NS_PER_SECOND for seconds in AGES_SECONDS]
@@ -81,9 +122,13 @@ class Allocations:
                 sums = self._sums.get(key)
                 live |= sums is not None and sums.allocations != sums.frees
                 self._sums.delete(key)
+        dead = {(process.tgid, process.start_ticks) for process in processes}
+        for key, sums in list(self._contexts.items()):
+            if (key.process.tgid, key.process.start_ticks) in dead:
+                live |= sums.ended_ns != 0  # what it held may not have been taken out yet
+                self._contexts.delete(key)
         if not live:
             return
-        dead = {(process.tgid, process.start_ticks) for process in processes}
         for singles in (self._single, self._mappings):
             for key, _ in list(singles.items()):
                 if (key.process.tgid, key.process.start_ticks) in dead:
@@ -95,7 +140,7 @@ def _ordinal(device: int) -> int | None:
 
 
 class Copies:
-    """Reads the whole map; it has at most five entries per process and device."""
+    """Reads the whole map; it has at most seven entries per process and device."""
 
     name = "copies"
 

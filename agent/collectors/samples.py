@@ -124,6 +124,13 @@ class ProcessMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessesListed:
+    """NVML listed a device's processes, so one that it has no ProcessMemory for is not there."""
+
+    device: DeviceUuid
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessUtilization:
     """NVML's smUtil: the share of *time* in which the process had work on the device."""
 
@@ -143,6 +150,7 @@ Sample = (
     | CopyCount
     | Delivered
     | ProcessMemory
+    | ProcessesListed
     | ProcessUtilization
     | DeviceReading
 )

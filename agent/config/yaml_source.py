@@ -3,7 +3,8 @@
 """YAML as plain values with the position of each, and its syntax errors with what to write instead.
 
 Owns what PyYAML accepts or gets wrong for us: duplicate keys (it silently keeps the last), `off` as a boolean, 1:30 as
-the number 90, tags, alias bombs, endless nesting. The work is bounded by MAX_NODES and MAX_DEPTH, whatever the text is.
+the number 90, tags, alias bombs, endless nesting, line ends that no editor shows. The work is bounded by MAX_NODES and
+MAX_DEPTH, whatever the text is.
 Plain scalars follow YAML 1.2's core schema: only true and false are booleans. Only the first syntax error can be
 reported, since nothing after it can be trusted; tabs are the exception: each line that is indented with one is named.
 """
@@ -20,6 +21,8 @@ from yaml.reader import ReaderError
 
 _TABBED = re.compile(r"^[^\S\n\t]*\t", re.MULTILINE)
 MOST_TABS = 100  # reported in one file
+_HIDING = re.compile("\r(?!\n)|[\x85\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_LINE_ENDS = "\r\x85\u2028\u2029"
 # A part of PyYAML's message → what to write. The first match counts; the wording has not changed since PyYAML 3.
 _CURES = (
     ("undefined alias", 'a pattern that begins with * must be in quotes, such as "*-batch"'),
@@ -62,6 +65,18 @@ def explain(text: str, error: yaml.YAMLError) -> list[tuple[int, str]]:
 def _tabs(text: str) -> list[tuple[int, str]]:
     tabs = (found.end() - 1 for found in _TABBED.finditer(text))
     return [(index, "the line is indented with a tab; use spaces") for index in islice(tabs, MOST_TABS)]
+
+
+def _hidden(text: str) -> list[tuple[int, str]]:
+    """Characters by which a file says something else to YAML than to its reader: a rule behind a comment's end."""
+    found = islice(_HIDING.finditer(text), MOST_TABS)
+    return [(one.start(), f"the character U+{ord(one[0]):04X} {_hides(one[0])}; remove it") for one in found]
+
+
+def _hides(character: str) -> str:
+    if character in _LINE_ENDS:
+        return "ends a line, and a comment, for YAML but in no editor"
+    return "changes the order in which an editor shows what follows"
 
 
 MAX_NODES = 20_000
@@ -120,6 +135,9 @@ def read(text: str) -> Source:
     """Reads a text. Never raises: what is invalid is in `problems`. An empty text has neither data nor problems."""
     source = Source()
     starts = [0] + [found.end() for found in re.finditer("\n", text)]
+    if hidden := _hidden(text):
+        source.problems += [Problem(_place(starts, index), message) for index, message in hidden]
+        return source
     try:
         root = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
@@ -229,7 +247,6 @@ class _Reader:
 
 
 def _place(starts: list[int], index: int, width: int = 1) -> YamlPosition:
-    # Not mark.line: PyYAML also counts U+2028 and U+0085 as line ends, editors do not.
     line = bisect_right(starts, index)
     left = starts[line] - 1 - index if line < len(starts) else width
     return YamlPosition(line, index - starts[line - 1] + 1, max(0, min(width, left)))

@@ -12,10 +12,12 @@ names.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from agent.containers.grpc_channel import Channel, UnansweredError, message
-from agent.containers.identity import Names, own_labels
+from agent.containers.identity import Names, first_process, own_labels
 from agent.core.errors import SourceError
 from agent.core.model import Container
 
@@ -38,13 +40,15 @@ class Cri:
         pod = self._one("ListPodSandbox", "ListPodSandboxResponse.items", found.pod_sandbox_id, deadline_ns)
         if pod is None:
             raise SourceError(f"{self.path}: container {container.id} is in a pod that does not exist")
+        image, tgid = self._status(container.id, deadline_ns)
         return Names(
             name=found.metadata.name,
             pod=pod.metadata.name,
             namespace=pod.metadata.namespace,
-            image=self._image(container.id, deadline_ns) or found.image.image,
+            image=image or found.image.image,
             labels={**pod.labels, **found.labels},
             annotations=dict(pod.annotations),
+            tgid=tgid,
         )
 
     def close(self) -> None:
@@ -62,13 +66,18 @@ class Cri:
             raise SourceError(f"{self.path}: asked for {wanted}, the answer is about another")
         return listed[0] if listed else None
 
-    def _image(self, wanted: str, deadline_ns: int) -> str:
-        """The image's name; a list has what the kubelet passed on, which is a digest."""
-        request = message("ContainerStatusRequest")(container_id=wanted)
+    def _status(self, wanted: str, deadline_ns: int) -> tuple[str, int | None]:
+        """The image's name (a list has what the kubelet passed on, which is a digest), and the first process.
+
+        The pid is not in the interface; containerd and CRI-O both have it in what `verbose` adds.
+        """
+        request = message("ContainerStatusRequest")(container_id=wanted, verbose=True)
         answer = self._call("ContainerStatus", request, "ContainerStatusResponse", deadline_ns)
-        if answer is not None and answer.status.id != wanted:
+        if answer is None:
+            return "", None
+        if answer.status.id != wanted:
             raise SourceError(f"{self.path}: asked for {wanted}, the answer is about another")
-        return str(answer.status.image.image) if answer is not None else ""
+        return str(answer.status.image.image), _pid_in(answer.info.get("info", ""))
 
     def _call(self, method: str, request: Any, kind: str, deadline_ns: int) -> Any:
         """None: not found, or the server (a containerd without the plugin) does not speak CRI at all."""
@@ -81,6 +90,13 @@ class Cri:
             else:
                 self._versions = (version, *(other for other in _VERSIONS if other != version))
                 return answer
+        return None
+
+
+def _pid_in(info: str) -> int | None:
+    try:
+        return first_process(json.loads(info), "pid")
+    except (ValueError, RecursionError):
         return None
 
 
@@ -127,4 +143,14 @@ class Containerd:
             return None
         if found.id != wanted:
             raise SourceError(f"{self.path}: asked for {wanted}, the answer is about another")
-        return Names(name=found.labels.get(_NAME, ""), image=found.image, labels=own_labels(found.labels))
+        tgid = self._first_process(wanted, deadline_ns, header)
+        return Names(name=found.labels.get(_NAME, ""), image=found.image, labels=own_labels(found.labels), tgid=tgid)
+
+    def _first_process(self, wanted: str, deadline_ns: int, header: Sequence[tuple[str, str]]) -> int | None:
+        method = "/containerd.services.tasks.v1.Tasks/Get"
+        request = message("GetTaskRequest")(container_id=wanted)
+        try:
+            task = self._channel.call(method, request, "GetTaskResponse", deadline_ns, header)
+        except UnansweredError as error:
+            return 0 if error.code == "NOT_FOUND" else None
+        return int(task.process.pid)

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.containers.index import ContainerIndex
-from agent.core.device_ordinals import VARIABLES, visible_devices
+from agent.core.device_ordinals import VARIABLES, Ordinals, visible_devices
 from agent.core.errors import GoneError, SetupError
-from agent.core.model import Container, Device, DeviceUuid, Process, ProcessId
+from agent.core.model import HOST, Container, ContainerKey, Device, DeviceUuid, Process, ProcessId
 from agent.core.text import printable
 from agent.node.procfs import LONGEST_COMMAND, Procfs, user_name
 
 _log = logging.getLogger(__name__)
 _MOST = 16384
+_MOST_OF_ONE_CONTAINER = 4096
+_MPS_SERVER = "nvidia-cuda-mps-server"
 _MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
@@ -32,8 +35,19 @@ class GpuProcess:
 
     process: Process
     container: Container
-    visible: tuple[DeviceUuid, ...]
+    visible: Ordinals  # by its ordinals
     sm_limit: float = 1.0  # share of the SMs that it may use as an MPS client
+    by_environment: Ordinals = ()  # what its first environment says of `visible`, which is all that is known at first
+
+    @property
+    def devices(self) -> frozenset[DeviceUuid]:
+        """Those of `visible` that are known."""
+        return frozenset(device for device in self.visible if device is not None)
+
+    @property
+    def is_mps_server(self) -> bool:
+        """Whether it runs kernels for its clients."""
+        return self.process.command.split(" ")[0].rpartition("/")[2] == _MPS_SERVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,8 @@ class GpuProcessRegistry:
         self._members: dict[ProcessId, GpuProcess] = {}
         self._all: tuple[GpuProcess, ...] | None = ()  # None: stale, made by the next all()
         self.refused = 0
+        self.refused_of: dict[ContainerKey, int] = {}  # of containers that have their share
+        self._held: Counter[ContainerKey] = Counter()
         self.unreadable = 0  # looks at processes that this agent may not read
 
     def all(self) -> tuple[GpuProcess, ...]:
@@ -89,10 +105,19 @@ class GpuProcessRegistry:
                 self.refused += 1
                 return None
             member = self._read(process) or (self._from_event(event) if event else None)
-            if member is not None:
-                self._members[process] = member
-                self._all = None
+            if member is None or not self._has_room(member.container.key):
+                return None
+            self._members[process] = member
+            self._all = None
             return member
+
+    def _has_room(self, container: ContainerKey) -> bool:
+        """Whether a container may have one process more; takes the place."""
+        if container != HOST and self._held[container] >= _MOST_OF_ONE_CONTAINER:
+            self.refused_of = {**self.refused_of, container: self.refused_of.get(container, 0) + 1}
+            return False
+        self._held[container] += 1
+        return True
 
     def renew(self, process: ProcessId) -> None:
         """Reads a process again after exec. Its container stays."""
@@ -117,12 +142,35 @@ class GpuProcessRegistry:
                 self._members.update(changed)
                 self._all = None
 
+    def identify_again(self) -> None:
+        """Looks all processes' containers up anew: an id was found to be another cgroup's."""
+        with self._lock:
+            for process, member in self._members.items():
+                try:
+                    container = self._index.container_of(process)
+                except (GoneError, SetupError):  # its last figures are its former container's
+                    continue
+                if container.key != member.container.key:
+                    made = replace(member.process, container=container.key)
+                    self._members[process] = replace(member, process=made, container=self.named(container))
+                    self._all = None
+
+    def place(self, ordinals: Mapping[ProcessId, Ordinals]) -> None:
+        """The devices behind these processes' ordinals are others than their environment says; of the rest it holds."""
+        with self._lock:
+            for process, member in self._members.items():
+                visible = ordinals.get(process, member.by_environment)
+                if visible != member.visible:
+                    self._members[process] = replace(member, visible=visible)
+                    self._all = None
+
     def remove(self, processes: Iterable[ProcessId]) -> None:
         """Drops processes that have ended and are accounted for."""
         with self._lock:
             gone = list(processes)
             for process in gone:
-                self._members.pop(process, None)
+                if (member := self._members.pop(process, None)) is not None:
+                    self._held[member.container.key] -= 1
             self._index.forget(gone)
             self._all = None
 
@@ -143,7 +191,7 @@ class GpuProcessRegistry:
             self.unreadable += 1
             return None
         visible = visible_devices(environment, self._devices(), exposed)
-        return GpuProcess(made, self.named(container), visible, _sm_limit(environment))
+        return GpuProcess(made, self.named(container), visible, _sm_limit(environment), visible)
 
     def _from_event(self, event: ProcessEvent) -> GpuProcess:
         """Without its environment, the devices that it could use are known only where there is just one."""
@@ -151,7 +199,8 @@ class GpuProcessRegistry:
         command = f"[{printable(event.comm, LONGEST_COMMAND - 2)}]"
         made = Process(event.process, command, user_name(event.uid), container.key)
         devices = self._devices()
-        return GpuProcess(made, self.named(container), (devices[0].uuid,) if len(devices) == 1 else ())
+        visible = (devices[0].uuid,) if len(devices) == 1 else ()
+        return GpuProcess(made, self.named(container), visible, by_environment=visible)
 
 
 def _sm_limit(environment: Mapping[str, str]) -> float:

@@ -39,8 +39,8 @@ _MESSAGES: Final[dict[str, Fields]] = {
     ),
     "ContainerMetadata": ((1, "name", "string"),),
     "ImageSpec": ((1, "image", "string"),),
-    "ContainerStatusRequest": ((1, "container_id", "string"),),
-    "ContainerStatusResponse": ((1, "status", "ContainerStatus"),),
+    "ContainerStatusRequest": ((1, "container_id", "string"), (2, "verbose", "bool")),
+    "ContainerStatusResponse": ((1, "status", "ContainerStatus"), (2, "info", MAP)),
     "ContainerStatus": ((1, "id", "string"), (8, "image", "ImageSpec")),
     "PodSandboxFilter": ((1, "id", "string"),),
     "ListPodSandboxRequest": ((1, "filter", "PodSandboxFilter"),),
@@ -58,6 +58,10 @@ _MESSAGES: Final[dict[str, Fields]] = {
     "GetContainerRequest": ((1, "id", "string"),),
     "GetContainerResponse": ((1, "container", "ContainerdContainer"),),
     "ContainerdContainer": ((1, "id", "string"), (2, "labels", MAP), (3, "image", "string")),
+    # containerd.services.tasks.v1.Tasks
+    "GetTaskRequest": ((1, "container_id", "string"),),
+    "GetTaskResponse": ((1, "process", "TaskProcess"),),
+    "TaskProcess": ((3, "pid", "uint64"),),
     # v1.PodResourcesLister
     "ListPodResourcesResponse": ((1, "pod_resources", "*PodResources"),),
     "PodResources": ((1, "name", "string"), (2, "namespace", "string"), (3, "containers", "*ContainerResources")),

@@ -4,8 +4,12 @@
 
 The one path that shows where a process belongs: with cgroup v2 there is one line in /proc/PID/cgroup; with v1 there is
 one per controller, and hybrid hosts have both, of which either may say nothing. So what looks like a container wins
-over what does not. Source: cgroups(7). How each runtime names its cgroups is a line in the tables below. The innermost
-container wins (Docker in Docker, Podman in Slurm), and a container wins over any systemd unit, inside or around it.
+over what does not. Source: cgroups(7). How each runtime names its cgroups is a line in the tables below.
+
+Whoever may make cgroups may give them any name, so a name counts only where a runtime of the node puts it. The
+outermost container wins: what one makes inside its own cgroup, Docker in Docker included, is its own. A name below a
+systemd unit counts only if the unit is a runtime's. Below a user's slice, and below a directory that a user owns, it is
+a container of that user (rootless Podman), with another key than the same name of root's has.
 
 Names, labels and annotations as a runtime reports them are bounded and printable (at most ~28 KiB), and change neither
 the key nor anything else that comes from the cgroup. Pure.
@@ -44,6 +48,14 @@ _LXC = re.compile(r"lxc\.payload\.(.+)")
 _LXC_PARENTS = {"lxc", "lxc.payload"}
 _SLURM_JOB = re.compile(r"job_(\d+)")
 _SLURM_ROOT = re.compile(r"slurm(_.+)?|(.+_)?slurmstepd\.scope")
+_PODMAN_ROOT = "libpod_parent"  # below it a bare id is a pod's
+# Units below which a runtime or a job manager makes the cgroups of others. Only root can start one of these names.
+_RUNTIME_UNIT = re.compile(
+    r"((k3s|k0s|rke2)(-?(agent|server|worker|controller))?|kubelet|containerd|crio|docker|podman|snap\.(microk8s|docker)\..+)"
+    r"\.service|(.+_)?slurmstepd\.scope"
+)
+_SPLIT = re.compile(rf"libpod-payload-{_ID}")  # podman run --cgroups=split: directly below the unit that ran it
+_USER = re.compile(r"user-(\d{1,10})\.slice|user@(\d{1,10})\.service")
 MONITOR = re.compile(r"(.+-)?conmon(-.+)?|lxc\.monitor\..+")
 
 
@@ -61,7 +73,7 @@ def container_at(parts: Sequence[str]) -> CgroupMatch | None:
     last, above = parts[-1], parts[:-1]
     if named := _PREFIXED.fullmatch(last) or _LITERAL.fullmatch(last):
         return CgroupMatch(_PREFIXES[named[1]], named[2])
-    if _BARE.fullmatch(last):
+    if _BARE.fullmatch(last) and tuple(above[-1:]) != (_PODMAN_ROOT,):
         return CgroupMatch(_runtime_of_bare(above), last)
     if lxc := _LXC.fullmatch(last):
         return CgroupMatch("lxc", lxc[1])
@@ -94,61 +106,114 @@ _SHORT_ID = 12
 _LONGEST_NAME = 128
 _HEX_ID = re.compile(r"[0-9a-f]{64}")
 _UNIT = re.compile(r".+\.(service|scope)")
+_HOST = Container(HOST, "host", "host", cgroup="/")
 
 
-def identify(path: str, init_path: str = "/") -> Container:
-    """Total: every path means some container, systemd unit, or the host. `init_path` is where PID 1 lives."""
+def identify(path: str, init_path: str = "/", owner_uid: int | None = None) -> Container:
+    """Total: every path means some container, systemd unit, or the host. `init_path` is where PID 1 lives.
+
+    `owner_uid`: the user who owns a directory above the cgroup, None where they are all root's or unknown.
+    """
     if path == init_path:
-        return Container(HOST, "host", "host", cgroup="/")
+        return _HOST
     parts = _parts(path)
-    if innermost := _innermost(parts):
-        found, end = innermost
-        return _container(found, parts[:end])
-    for end in range(len(parts), 0, -1):
-        if _UNIT.fullmatch(parts[end - 1]):
-            return _unit(parts[:end])
+    found, end = _outermost(parts, _depth_of_node(parts, init_path))
+    if found is not None:
+        return _container(found, parts[:end], _user_above(parts[: end - 1], owner_uid))
+    if end:
+        return _unit(parts[:end], _user_above(parts[:end], owner_uid))
     if parts and not parts[-1].endswith(".slice") and not MONITOR.fullmatch(parts[-1]):
-        return _container(CgroupMatch("runc", parts[-1]), parts)
-    return Container(HOST, "host", "host", cgroup="/")
+        return _container(CgroupMatch("runc", parts[-1]), parts, _user_above(parts[:-1], owner_uid))
+    return _HOST
+
+
+def is_hash(container_id: str) -> bool:
+    """Whether it is an id that Docker, Podman, containerd or CRI-O generated: unique everywhere, and never reused."""
+    return _HEX_ID.fullmatch(container_id) is not None
+
+
+def owns_all_below(container: Container) -> bool:
+    """Whether every cgroup below its own is its. Below a unit or a plain one a runtime may have others."""
+    return is_hash(container.id) or container.runtime in ("lxc", "slurm")
+
+
+def refused(container: Container) -> Container:
+    """A cgroup whose name claims an id that another one has: what it is by its path alone."""
+    name = printable(container.cgroup.rpartition("/")[2], _LONGEST_NAME)
+    key = ContainerKey(f"refused:{container.cgroup}")
+    return Container(key, name, "runc", cgroup=container.cgroup, uid=container.uid)
 
 
 def names_container(path: str) -> bool:
-    """Whether some part of the path is a name that only a container runtime gives."""
-    return _innermost(_parts(path)) is not None
+    """Whether some part of the path is a name that only a container runtime gives, in a place where it gives it."""
+    return _outermost(_parts(path), 0)[0] is not None
 
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def _innermost(parts: Sequence[str]) -> tuple[CgroupMatch, int] | None:
-    """The deepest container, and how many parts its own path has."""
-    for end in range(len(parts), 0, -1):
+def _outermost(parts: Sequence[str], above: int) -> tuple[CgroupMatch | None, int]:
+    """The first container below the node's own `above` parts, or else the unit (None), and how many parts it has.
+
+    0 parts: neither. A unit ends the search unless a runtime makes cgroups below it, or a user's manager does.
+    """
+    unit = 0
+    for end in range(above + 1, len(parts) + 1):
         if found := container_at(parts[:end]):
             return found, end
-    return None
+        if not _UNIT.fullmatch(parts[end - 1]):
+            continue
+        in_manager = bool(unit) and _USER.fullmatch(parts[unit - 1]) is not None
+        unit = end if not unit or in_manager else unit
+        if _stops(parts, end, above):
+            break
+    return None, unit
 
 
-def _container(found: CgroupMatch, parts: Sequence[str]) -> Container:
+def _stops(parts: Sequence[str], end: int, above: int) -> bool:
+    """Whether no name below this unit is a runtime's."""
+    if any(_USER.fullmatch(part) for part in parts[above:end]):
+        return parts[end - 1].startswith("session-")  # else all of it is the user's, and marked as such
+    return not _RUNTIME_UNIT.fullmatch(parts[end - 1]) and not (end < len(parts) and _SPLIT.fullmatch(parts[end]))
+
+
+def _depth_of_node(parts: Sequence[str], init_path: str) -> int:
+    """How many parts of the path lie above the node itself: some where the node is a container (kind, LXD)."""
+    node = _parts(init_path)
+    if node and node[-1] == "init.scope":
+        node.pop()
+    return len(node) if parts[: len(node)] == node else 0
+
+
+def _user_above(parts: Sequence[str], owner_uid: int | None) -> int | None:
+    named = (match for part in parts if (match := _USER.fullmatch(part)))
+    first = next(named, None)
+    return int(first[1] or first[2]) if first else owner_uid or None
+
+
+def _container(found: CgroupMatch, parts: Sequence[str], uid: int | None) -> Container:
     cgroup = "/" + "/".join(parts)
+    generated = is_hash(found.id)
     # A hash names one container wherever it lies; other names repeat (two LXC hosts' "web", one nested in the other).
-    unique = found.id if _HEX_ID.fullmatch(found.id) else cgroup
-    short = found.id[:_SHORT_ID] if _HEX_ID.fullmatch(found.id) else found.name or found.id
-    pod = next((uid for part in reversed(parts) if (uid := pod_uid(part))), None)
+    unique = cgroup if not generated else found.id if uid is None else f"{uid}/{found.id}"
+    short = found.id[:_SHORT_ID] if generated else found.name or found.id
+    pods = [pod for part in reversed(parts) if (pod := pod_uid(part))] if uid is None else []
     return Container(
         key=ContainerKey(f"{found.runtime}:{unique}"),
-        name=printable(short, _LONGEST_NAME),
+        name=printable(short, _LONGEST_NAME) + ("" if uid is None else f"@{uid}"),
         runtime=found.runtime,
         id=found.id,
-        labels={POD_UID: pod} if pod else {},
+        labels={POD_UID: pods[0]} if pods else {},
         cgroup=cgroup,
+        uid=uid,
     )
 
 
-def _unit(parts: Sequence[str]) -> Container:
+def _unit(parts: Sequence[str], uid: int | None) -> Container:
     cgroup = "/" + "/".join(parts)
     name = printable(parts[-1], _LONGEST_NAME)
-    return Container(ContainerKey(f"systemd:{cgroup}"), name, "systemd", cgroup=cgroup)
+    return Container(ContainerKey(f"systemd:{cgroup}"), name, "systemd", cgroup=cgroup, uid=uid)
 
 
 _SYSTEMD = "name=systemd"
@@ -204,6 +269,7 @@ POD_NAME = "io.kubernetes.pod.name"
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
 _OURS = "gpuwarden.io/"  # of a pod's annotations, these are kept
 _KUBELETS = "io.kubernetes."
+_MOST_PIDS = 1 << 22  # the kernel's PID_MAX_LIMIT
 _MOST_ANNOTATIONS = 16
 _MOST_LABELS, _LONGEST_LABEL, _MOST_LABEL_CHARACTERS = 64, 256, 16_384
 LONGEST_NAME = 253  # of a pod; Docker's and Podman's have no limit of their own
@@ -211,7 +277,7 @@ LONGEST_NAME = 253  # of a pod; Docker's and Podman's have no limit of their own
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a runtime knows of a container. Empty and None: unknown."""
+    """What a runtime knows of a container. Empty and None: unknown. `tgid`: its first process, 0 where none runs."""
 
     name: str = ""
     pod: str | None = None
@@ -219,6 +285,7 @@ class Names:
     image: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    tgid: int | None = None
 
 
 def bounded(names: Names) -> Names:
@@ -230,7 +297,14 @@ def bounded(names: Names) -> Names:
         _text(names.image, _LONGEST_LABEL),
         _labels(names.labels),
         _labels({key: value for key, value in names.annotations.items() if key.startswith(_OURS)}, _MOST_ANNOTATIONS),
+        names.tgid,
     )
+
+
+def first_process(of: object, key: str) -> int | None:
+    """A pid out of a runtime's answer; None where it tells none."""
+    found = of.get(key) if isinstance(of, dict) else None
+    return found if isinstance(found, int) and 0 <= found < _MOST_PIDS else None
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -6,36 +6,129 @@ A process is looked up once, the first time that it is seen using a GPU: runtime
 start its program, and reading /proc for every process on every tick would cost more than the whole budget. Bounded:
 the least recently used one is dropped first.
 
+Who may have made the cgroup is asked of its directories' owners, and one id is one cgroup's (Claims).
+
 A container's processes, those that use no GPU included, are those of its cgroup and of the ones below. One of these may
-be another container's (Docker in Docker), so the container of each process is looked up, once.
+be another container's (below a cgroup that no runtime made), so the container of each is looked up, once.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from agent.containers.identity import identify, parse_cgroup, reported_path
+from agent.containers.identity import identify, is_hash, parse_cgroup, refused, reported_path
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import GoneError, SetupError
 from agent.core.model import HOST, Container, ContainerKey, ProcessId
-from agent.node.cgroups import hierarchies, parse_mounts
+from agent.core.text import printable
+from agent.node.cgroups import CgroupTree, folders, hierarchies, parse_mounts
 from agent.node.procfs import Procfs
 
+_log = logging.getLogger(__name__)
 _MOST_PROCESSES = 16_384  # 2 KiB each at worst
+_MOST_IDS = 16_384
+_MOST_OWNERS = 1024
+_OWNER_NS = NS_PER_SECOND
+_MOST_LOGGED = 1024
+
+
+def cgroup_tree(proc: Procfs) -> CgroupTree:
+    """The hierarchies that this process sees, as they are mounted now."""
+    try:
+        mounts = parse_mounts(proc.mounts(os.getpid()))
+    except (GoneError, SetupError):  # a /proc of another machine
+        mounts = []
+    return CgroupTree(tuple(hierarchy.point for hierarchy in hierarchies(mounts)))
+
+
+def path_of_init(proc: Procfs) -> str:
+    """The cgroup of PID 1: the node's own."""
+    try:
+        return parse_cgroup(proc.cgroup(1))
+    except GoneError:  # a /proc that hides other users' processes, or a tree of fixtures
+        return "/"
+
+
+def _nowhere() -> Mapping[ContainerKey, str]:
+    return {}
+
+
+class Claims:
+    """Which cgroup holds each container's id. A second one that claims it is refused for as long as the first exists.
+
+    Where a runtime told the cgroup of its container, that one holds the id. Bounded: the least recently used go first.
+    """
+
+    def __init__(self, exists: Callable[[str], bool]) -> None:
+        self._exists = exists
+        self._holders: OrderedDict[ContainerKey, str] = OrderedDict()
+        self._logged: set[str] = set()
+        self.refused = 0
+
+    def admit(self, container: Container) -> Container:
+        """The container, or what its cgroup is without the id that another one has."""
+        if not is_hash(container.id):
+            return container
+        holder = self._holders.get(container.key)
+        if holder is not None and holder != container.cgroup and self._exists(holder):
+            self.refused += 1
+            self._log(container, holder)
+            return refused(container)
+        self.assign(container.key, container.cgroup)
+        return container
+
+    def assign(self, key: ContainerKey, cgroup: str) -> bool:
+        """Gives the id to this cgroup; whether another one had it."""
+        before = self._holders.get(key)
+        self._holders[key] = cgroup
+        self._holders.move_to_end(key)
+        if len(self._holders) > _MOST_IDS:
+            self._holders.popitem(last=False)
+        return before is not None and before != cgroup
+
+    def _log(self, container: Container, holder: str) -> None:
+        if container.cgroup in self._logged or len(self._logged) >= _MOST_LOGGED:
+            return
+        self._logged.add(container.cgroup)
+        claimed, held = printable(container.cgroup, 256), printable(holder, 256)
+        _log.warning("cgroup %s claims to be %s, which is %s: refused", claimed, container.key, held)
 
 
 class ContainerIndex:
     """One per agent. Not thread-safe: it belongs to the observing loop."""
 
-    def __init__(self, procfs: Procfs | None = None, most_processes: int = _MOST_PROCESSES) -> None:
+    def __init__(
+        self,
+        procfs: Procfs | None = None,
+        most_processes: int = _MOST_PROCESSES,
+        placed: Callable[[], Mapping[ContainerKey, str]] = _nowhere,
+    ) -> None:
+        """`placed`: the cgroups that runtimes told for ids that another cgroup claimed."""
         self._procfs = procfs or Procfs()
         self._most_processes = most_processes
+        self._placed = placed
         self._known: OrderedDict[ProcessId, Container] = OrderedDict()
-        self._init_path = self._path_of_init()
+        self._init_path = path_of_init(self._procfs)
+        self._tree = cgroup_tree(self._procfs)
+        self._claims = Claims(self._tree.exists)
+        self._owners: dict[str, tuple[int, int | None]] = {}  # directory → when it was asked, and the answer
+
+    @property
+    def refused(self) -> int:
+        """Processes in a cgroup that claims the id of another one."""
+        return self._claims.refused
+
+    def correct(self) -> bool:
+        """Takes over what runtimes told since. True: the containers of processes may be others now."""
+        told = self._placed().items()
+        changed = [self._claims.assign(key, cgroup) for key, cgroup in told if self._tree.exists(cgroup)]
+        if any(changed):
+            self._known.clear()
+        return any(changed)
 
     def container_of(self, process: ProcessId, cgroup_paths: Sequence[str] = ()) -> Container:
         """The container of a process; known until forgotten, even after the process ended.
@@ -65,23 +158,33 @@ class ContainerIndex:
         except (GoneError, SetupError):
             if not cgroup_paths:
                 raise
-            return identify(reported_path(cgroup_paths), self._init_path)
+            return self._identified(reported_path(cgroup_paths))
 
     def _read(self, process: ProcessId) -> Container:
         text = self._procfs.cgroup(process.tgid)
         # Asked after reading, so the text cannot be that of a later process under the same pid.
         now = self._procfs.stat(process.tgid)
-        container = identify(parse_cgroup(text), self._init_path)
+        container = self._identified(parse_cgroup(text))
         # The dead may have been moved to the root already: what they did was not the host's doing.
         if now.start_ticks != process.start_ticks or (now.dead and container.key == HOST):
             raise GoneError(f"process {process.tgid} ended before its container was known")
         return container
 
-    def _path_of_init(self) -> str:
-        try:
-            return parse_cgroup(self._procfs.cgroup(1))
-        except GoneError:  # a /proc that hides other users' processes, or a tree of fixtures
-            return "/"
+    def _identified(self, path: str) -> Container:
+        container = identify(path, self._init_path)
+        if container.key != HOST and (owner := self._owner_above(container.cgroup)):
+            container = identify(path, self._init_path, owner)
+        return self._claims.admit(container)
+
+    def _owner_above(self, cgroup: str) -> int | None:
+        """As the tree has it, asked once in a while: a container's processes come and go by the thousand."""
+        above, now = cgroup.rpartition("/")[0], monotonic_ns()
+        known = self._owners.get(above)
+        if known is None or now - known[0] > _OWNER_NS:
+            if len(self._owners) >= _MOST_OWNERS:
+                self._owners.clear()
+            known = self._owners[above] = (now, self._tree.owner_uid(cgroup))
+        return known[1]
 
 
 _MOST_FOLDERS = 1024  # a container that may make cgroups may make any number
@@ -98,7 +201,7 @@ class Residents:
         """The tgids now. Empty where its cgroup cannot be seen."""
         before = self._known.get(container.key, {})
         now = {
-            tgid: before[tgid] if tgid in before else self._belongs(tgid, container.key)
+            tgid: before[tgid] if tgid in before else self._belongs(tgid, container.cgroup)
             for tgid in self._listed(container.cgroup)
         }
         self._known[container.key] = now
@@ -108,9 +211,9 @@ class Residents:
         """Drops what is kept about a container."""
         self._known.pop(container, None)
 
-    def _belongs(self, tgid: int, key: ContainerKey) -> bool:
+    def _belongs(self, tgid: int, cgroup: str) -> bool:
         try:
-            return self._index.container_of(self._proc.process_id(tgid)).key == key
+            return self._index.container_of(self._proc.process_id(tgid)).cgroup == cgroup
         except (GoneError, SetupError):
             return False
 
@@ -123,23 +226,9 @@ class Residents:
 
 
 def _members(folder: Path) -> Iterator[int]:
-    for here in _folders(folder):
+    for here in folders(folder, _MOST_FOLDERS):
         try:
             text = Path(here, "cgroup.procs").read_text()
         except OSError:  # removed meanwhile, or threaded: then its domain lists its processes
             continue
         yield from (int(word) for word in text.split() if word != "0")
-
-
-def _folders(top: Path) -> Iterator[str]:
-    """A directory and those below, breadth first, _MOST_FOLDERS at most; no directory is listed further than that."""
-    waiting, left = deque([str(top)]), _MOST_FOLDERS - 1
-    while waiting:
-        here = waiting.popleft()
-        yield here
-        if not left:
-            continue
-        with suppress(OSError), os.scandir(here) as entries:
-            found = list(islice((one.path for one in entries if one.is_dir(follow_symlinks=False)), left))
-            left -= len(found)
-            waiting.extend(found)

@@ -25,7 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from agent.containers.identity import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID, Names, own_labels
+from agent.containers.identity import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID, Names, first_process, own_labels
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import SourceError, SourceTimeoutError, UsageError
 from agent.core.model import Container
@@ -295,4 +295,5 @@ def _names(inspected: Mapping[str, Any], in_pod: bool) -> Names:
         namespace=labels.get(POD_NAMESPACE) if in_pod else None,
         image=image if isinstance(image, str) else None,
         labels=labels if in_pod else own_labels(labels),
+        tgid=first_process(inspected.get("State"), "Pid"),
     )

@@ -15,6 +15,8 @@ from agent.core.model import Device, DeviceUuid
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-7])?", re.IGNORECASE)
 _MOST_DIGITS = 9
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+Ordinals = tuple[DeviceUuid | None, ...]
+"""A process's devices by its ordinals; None: not known."""
 
 
 def visible_devices(
@@ -80,9 +82,9 @@ def _number(word: str) -> int | None:
     return int(word) if word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS else None
 
 
-def device_of(ordinal: int | None, visible: Sequence[DeviceUuid], in_use: Sequence[DeviceUuid]) -> DeviceUuid | None:
+def device_of(ordinal: int | None, visible: Ordinals, in_use: Sequence[DeviceUuid]) -> DeviceUuid | None:
     """The device of an ordinal; if that is unknown, the only device that the process sees or uses, else None."""
-    if ordinal is not None and ordinal < len(visible):
+    if ordinal is not None and ordinal < len(visible) and visible[ordinal] is not None:
         return visible[ordinal]
     if len(visible) == 1 and ordinal is None:
         return visible[0]

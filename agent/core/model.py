@@ -54,6 +54,7 @@ class Container:
     labels: Mapping[str, str] = field(default_factory=dict)
     cgroup: str = "/"  # path below the hierarchy's root
     annotations: Mapping[str, str] = field(default_factory=dict)  # its pod's, of gpuwarden.io/ only
+    uid: int | None = None  # the user who may name cgroups where it lies; null: root alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class Totals:
     launches: int = 0  # kernels: a graph's launch counts as many as it has kernel nodes
     pcie_tx_bytes: int = 0
     pcie_rx_bytes: int = 0
+    peer_tx_bytes: int = 0  # of containers: to other devices of the node, over PCIe or NVLink, which no call tells
+    peer_rx_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,7 @@ class ContainerUsage:
     usage: tuple[Usage, ...]
     processes: tuple[ProcessId, ...]
     functions: tuple[FunctionUsage, ...] = ()  # those with the most SM time
+    unprobed: Mapping[DeviceUuid, bool] = field(default_factory=dict)  # works there without launches that are seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,7 @@ class EnforcementStatus:
     allocations_denied_total: int = 0  # they returned CUDA_ERROR_OUT_OF_MEMORY without running
     allocations_held_total: int = 0  # they were stopped before they ran
     slack_ratio: float | None = None  # of the target that is left; negative where the latency misses it
+    http: Mapping[str, int] = field(default_factory=dict)  # "status:2xx", "lost:evicted" → requests, "ns:service" → sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +269,7 @@ class Snapshot:
     probes: tuple[ProbeStatus, ...] = ()
     collectors: tuple[CollectorHealth, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)  # "map:reason" → events dropped since start
+    container_losses: Mapping[ContainerKey, Mapping[str, int]] = field(default_factory=dict)  # beyond its share
     device_totals: Mapping[DeviceUuid, Totals] = field(default_factory=dict)
     probe_calls: Mapping[str, int] = field(default_factory=dict)  # symbol → calls seen since start
     nvml_errors: Mapping[str, int] = field(default_factory=dict)  # "call:error" → times since start
@@ -275,3 +281,4 @@ class Snapshot:
     policy_error: str | None = None  # why the policy file was refused, a mistake a line; what was in force stays so
     policy_wall_ns: int | None = None  # when the policy in force was read (CLOCK_REALTIME); null: there is none
     return_probes_off: str | None = None  # why no return probes are attached; null: they are
+    left_rules: Mapping[str, int] = field(default_factory=dict)  # "rule:reason" → containers that left it since start

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Mounts (the one parser of mountinfo), the cgroup hierarchies among them, and the node's cgroup namespace.
+"""Mounts (the one parser of mountinfo), the cgroup hierarchies among them with their directories, and the node's cgroup
+namespace.
 
 Where cgroups are v2, container runtimes give each container a cgroup namespace of its own, and Kubernetes can turn that
 off for privileged containers only. Seen from there, the paths of other containers begin with "/.." and lack the part
@@ -14,8 +15,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from agent.node.proc_parse import unescaped
@@ -76,6 +81,49 @@ def hierarchies(mounts: Iterable[Mount]) -> list[Hierarchy]:
             has_freezer = version == 2 or "freezer" in mount.super_options.split(",")
             found.append(Hierarchy(version, mount.point, has_freezer))
     return sorted(found, key=lambda hierarchy: -hierarchy.version)
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupTree:
+    """The directories of the node's cgroups. `points`: where the hierarchies are mounted."""
+
+    points: tuple[str, ...]
+
+    def owner_uid(self, path: str) -> int | None:
+        """A user other than root who owns a directory above `path`, and so may make cgroups there. None: root alone.
+
+        The cgroup's own directory is not looked at: a runtime may give it to the container.
+        """
+        above = [part for part in path.split("/") if part][:-1]
+        for point in self.points:
+            here = point
+            for part in above:
+                here = f"{here}/{part}"
+                try:
+                    owner = os.stat(here).st_uid
+                except OSError:  # this hierarchy does not have it
+                    break
+                if owner:
+                    return owner
+        return None
+
+    def exists(self, path: str) -> bool:
+        """Whether some hierarchy has this cgroup."""
+        return any(Path(point + path).is_dir() for point in self.points)
+
+
+def folders(top: Path, most: int) -> Iterator[str]:
+    """A directory and those below, breadth first, `most` of them; no directory is listed further than that."""
+    waiting, left = deque([str(top)]), most - 1
+    while waiting:
+        here = waiting.popleft()
+        yield here
+        if not left:
+            continue
+        with suppress(OSError), os.scandir(here) as entries:
+            found = list(islice((one.path for one in entries if one.is_dir(follow_symlinks=False)), left))
+            left -= len(found)
+            waiting.extend(found)
 
 
 def join_node_namespace() -> bool:

@@ -92,12 +92,12 @@ def parse_environ(text: str, names: Collection[str]) -> dict[str, str]:
     return found
 
 
-def parse_maps(text: str, wanted: Callable[[str], bool]) -> Iterator[MappedFile]:
-    """The files whose base name is wanted, each once, in order of address."""
+def parse_maps(text: str, wanted: Callable[[str], bool], *, code: bool = False) -> Iterator[MappedFile]:
+    """The files whose base name is wanted, each once, in order of address. `code`: only mappings that may be run."""
     seen: set[MappedFile] = set()
     for line in text.split("\n"):
         fields = line.split(maxsplit=5)
-        if len(fields) < 6 or not fields[5].startswith("/"):
+        if len(fields) < 6 or not fields[5].startswith("/") or (code and "x" not in fields[1]):
             continue
         path, deleted = strip_deleted(unescaped(fields[5]))
         if not wanted(path.rpartition("/")[2]):

@@ -15,7 +15,7 @@ import functools
 import os
 import pwd
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from agent.core.errors import GoneError, SetupError
@@ -88,6 +88,22 @@ class Procfs:
             raise GoneError(f"process {tgid} ended while its user was read")
         return user_name(uid)
 
+    def is_of_node(self, tgid: int) -> bool:
+        """Whether it is root's and sees the node's own processes and files: no container's, whatever its name.
+
+        For an agent in the node's PID namespace. Where the node's files cannot be told, its processes alone decide.
+        """
+        if proc_parse.parse_status_uid(self.status(tgid)) != 0:
+            return False
+        if self._link(tgid, "ns/pid") != self._link("self", "ns/pid"):
+            return False
+        files = self._files_of_node()
+        return files is None or self._link(tgid, "ns/mnt") == files
+
+    def executable(self, tgid: int) -> str:
+        """The path of the file that it runs, as it sees it; the file may have been removed since."""
+        return proc_parse.strip_deleted(self._link(tgid, "exe"))[0]
+
     def environ(self, tgid: int, names: Collection[str]) -> dict[str, str]:
         """Those of the variables that the process was started with."""
         return proc_parse.parse_environ(self._read(tgid, "environ", _ENVIRON_BYTES), names)
@@ -112,6 +128,13 @@ class Procfs:
         """The mapped files whose base name is wanted."""
         try:
             return tuple(proc_parse.parse_maps(self._read(tgid, "maps", _MAPS_BYTES), wanted))
+        except ValueError as error:
+            raise GoneError(f"process {tgid} ended while its maps were read") from error
+
+    def mapped_code(self, tgid: int) -> tuple[MappedFile, ...]:
+        """The mapped files from which the process may run code, whatever they are called, deleted ones too."""
+        try:
+            return tuple(proc_parse.parse_maps(self._read(tgid, "maps", _MAPS_BYTES), lambda _: True, code=True))
         except ValueError as error:
             raise GoneError(f"process {tgid} ended while its maps were read") from error
 
@@ -162,6 +185,17 @@ class Procfs:
         try:
             if os.readlink(link) != file.path + proc_parse.DELETED:
                 raise GoneError(f"process {process.tgid} does not map {file.path} any more")
+        except OSError as error:
+            raise _translated(error, f"mapped files of process {process.tgid}") from error
+        return self.open_span(process, file)
+
+    def open_span(self, process: ProcessId, file: MappedFile) -> int:
+        """A descriptor of the regular file that the process has mapped there now; the caller closes it.
+
+        No path is followed: it may be hidden by a mount, have characters that maps does not tell apart, or be none.
+        """
+        link = f"{self.root}/{process.tgid}/map_files/{file.span}"
+        try:
             opened = container_files.open_link(link, file.path)
         except OSError as error:
             raise _translated(error, f"mapped files of process {process.tgid}") from error
@@ -190,6 +224,18 @@ class Procfs:
     def _require(self, process: ProcessId) -> None:
         if self.process_id(process.tgid) != process:
             raise GoneError(f"process {process.tgid} has ended, and another one has its pid")
+
+    def _files_of_node(self) -> str | None:
+        for tgid in (1, 2):  # PID 1 may not be inspected everywhere; 2 is the first kernel thread
+            with suppress(GoneError, SetupError):
+                return self._link(tgid, "ns/mnt")
+        return None
+
+    def _link(self, tgid: int | str, name: str) -> str:
+        try:
+            return os.readlink(f"{self.root}/{tgid}/{name}")
+        except OSError as error:
+            raise _translated(error, f"{name} of process {tgid}") from error
 
     def _read(self, tgid: int, name: str, most_bytes: int) -> str:
         try:

@@ -112,6 +112,11 @@ class Nvml:
         """(tgid, used bytes) of each process on the device; empty for a lost one. Host pids."""
         return self._ask(self._get(device), lambda it: it.processes()) or []
 
+    def lists_processes(self, device: Device) -> bool:
+        """Whether the last `processes` is all of them: False where NVML could not say."""
+        gpu = self._get(device)
+        return gpu is not None and gpu.lists_processes
+
     def mps_clients(self, device: Device) -> frozenset[int]:
         """tgids of those of the last `processes` that share the device's SMs as MPS clients."""
         gpu = self._get(device)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from agent.core.model import Device, DeviceReading, DeviceUuid
@@ -32,11 +33,18 @@ FIRST_LOOK_US: Final = 1_000_000  # 0 would return the driver's whole buffer: se
 AHEAD_US: Final = 5_000_000  # a timestamp further ahead of the clock than this would silence a device for good
 
 
-def running(calls: Calls, owner: str, handle: Any) -> tuple[list[tuple[int, int | None]], frozenset[int]]:
-    """(tgid, used bytes) of each process in any of the three lists, and the tgids of those that are MPS clients.
+@dataclass(frozen=True, slots=True)
+class Running:
+    """(tgid, used bytes) of each process on a device. `complete`: NVML answered for every list that it has."""
 
-    A process in two lists has the same bytes in both.
-    """
+    processes: list[tuple[int, int | None]] = field(default_factory=list)
+    mps_clients: frozenset[int] = frozenset()
+    complete: bool = False
+
+
+def running(calls: Calls, owner: str, handle: Any) -> Running:
+    """The processes in any of the three lists. One in two lists has the same bytes in both."""
+    failures = calls.errors.total()
     merged: dict[int, int | None] = {}
     tgids: set[int] = set()
     for names in LISTS:
@@ -46,7 +54,8 @@ def running(calls: Calls, owner: str, handle: Any) -> tuple[list[tuple[int, int 
             known = merged.get(tgid)
             merged[tgid] = known if used is None else max(int(used), known or 0)
             tgids.add(tgid)
-    return list(merged.items()), frozenset(tgids)  # the last list is that of MPS
+    answered = calls.errors.total() == failures and any(calls.supports(owner, name) for name in LISTS[0])
+    return Running(list(merged.items()), frozenset(tgids), answered)  # the last list is that of MPS
 
 
 class ProcessUtilization:
@@ -87,7 +96,7 @@ class Gpu:
     def __init__(self, calls: Calls, device: Device, handle: Any) -> None:
         self._calls, self.device, self.handle = calls, device, handle
         self._utilization = ProcessUtilization(calls, device.uuid)
-        self.mps_clients: frozenset[int] = frozenset()  # tgids, of the last `processes`
+        self._running = Running()
         self._split = False  # in MIG mode: SM activity, memory and processes are those of its instances
         self._gpm = Gpm(calls, device.uuid)
         self._pcie = PcieCounters(calls, device.uuid)
@@ -149,11 +158,20 @@ class Gpu:
 
     def processes(self) -> list[tuple[int, int | None]]:
         """(tgid, used bytes) of each process. Raises DeviceLostError or NvmlDownError."""
-        self.mps_clients = frozenset()
-        if self._split:
-            return []
-        found, self.mps_clients = running(self._calls, self.device.uuid, self.handle)
-        return found
+        self._running = Running()
+        if not self._split:
+            self._running = running(self._calls, self.device.uuid, self.handle)
+        return self._running.processes
+
+    @property
+    def mps_clients(self) -> frozenset[int]:
+        """tgids of the MPS clients among the last `processes`."""
+        return self._running.mps_clients
+
+    @property
+    def lists_processes(self) -> bool:
+        """Whether the last `processes` is complete."""
+        return self._running.complete
 
     def process_utilization(self, listed: Collection[int], wall_us: int) -> dict[int, float]:
         """tgid → share of time since the previous call. Raises DeviceLostError or NvmlDownError."""

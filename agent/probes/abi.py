@@ -20,9 +20,9 @@ U32, U64, S64 = c.c_uint32, c.c_uint64, c.c_int64
 DEVICE_UNKNOWN = 0xFFFFFFFF
 SLOTS, ORDINALS, SLOT_NONE = 16, 16, 0xFF
 QUEUES = SLOTS + 1
-MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned", "spare_6", "spare_7")
+MEMORY_KINDS = ("plain", "managed", "pool", "virtual", "array", "graph", "pinned", "spare_7")
 PINNED = MEMORY_KINDS.index("pinned")
-COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device", "unknown", "memset")
+COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device", "unknown", "memset", "to_peer", "from_peer")
 LATENCY_FIRST_POWER, LATENCY_SUB_BITS, LATENCY_POWERS = 10, 5, 30
 LATENCY_BUCKETS = LATENCY_POWERS << LATENCY_SUB_BITS
 DELIVERIES = 16
@@ -44,6 +44,11 @@ LOST = (
     "name",
     "batch",
     "quota",
+    "node",
+    "bounds",
+    "ordinal",
+    "charge",
+    "context",
 )
 EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC = 1, 2, 3, 4
 CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, LONGEST_NAME = 6, 96, 16, 256
@@ -136,6 +141,20 @@ class Allocation(c.Structure):
         ("kind", U32),
         ("references", U32),
         ("element_bytes", U32),
+    ]
+
+
+class ContextKey(c.Structure):
+    _fields_ = [("process", ProcessKey), ("context", U64)]
+
+
+class ContextMemory(c.Structure):
+    _fields_ = [
+        ("live_bytes", U64 * len(MEMORY_KINDS)),
+        ("allocations", U64),
+        ("ended_ns", U64),
+        ("device", U32),
+        ("_pad", U32),
     ]
 
 
@@ -241,6 +260,7 @@ class Pace(c.Structure):
         ("gate_pauses", U64),
         ("passes", U64),
         ("pass_left_ns", U64),
+        ("foreign", U64),
         ("queues", Queue * QUEUES),
     ]
 
@@ -252,7 +272,6 @@ class Resume(c.Structure):
         ("stopped_at_ns", U64),
         ("paused_ns", U64),
         ("resumes", U64),
-        ("foreign", U64),
     ]
 
 
@@ -267,6 +286,7 @@ class Gate(c.Structure):
         ("waiting", U64),
         ("online_blocks", U64),
         ("stretch_since_ns", U64),
+        ("free_posted", U64),
     ]
 
 
@@ -275,9 +295,14 @@ class Control(c.Structure):
         ("lease_until_ns", U64),
         ("hold_ns", U64),
         ("heartbeat_ns", U64),
+        ("wakes_lost", U64),
         ("agent_tgid", U32),
         ("guardian_tgid", U32),
     ]
+
+
+class Wake(c.Structure):
+    _fields_ = [("kind", U32), ("slot", U32), ("process", ProcessKey)]
 
 
 class Pause(c.Structure):
@@ -288,6 +313,8 @@ class Pause(c.Structure):
         ("slot", U32),
         ("_pad", U32),
         ("at_ns", U64),
+        ("ran_ns", U64),
+        ("foreign_ns", U64),
         ("queued_ns", U64),
         ("estimate_ns", U64),
         ("charged_ns", U64),
@@ -337,11 +364,20 @@ class Held(c.Structure):
     ]
 
 
+class Tenant(c.Structure):
+    _fields_ = [("credit", S64 * len(LOST))]
+
+
+class TenantLoss(c.Structure):
+    _fields_ = [("lost", U64 * len(LOST))]
+
+
 MAPS: dict[str, tuple[Any, Any]] = {
     "launches": (LaunchKey, LaunchValue),
     "other_launches": (LaunchKey, LaunchValue),
     "memory": (MemoryKey, MemoryValue),
     "allocations": (AllocationKey, Allocation),
+    "context_memories": (ContextKey, ContextMemory),
     "mappings": (MappingKey, Mapped),
     "copies": (CopyKey, CopyValue),
     "latencies": (ProcessKey, Latency),
@@ -351,6 +387,8 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "rules": (ProcessKey, Rule),
     "paces": (ProcessKey, Pace),
     "resumes": (ProcessKey, Resume),
+    "stops": (ProcessKey, Pause),
+    "holding": (ProcessKey, U64),
     "memory_rules": (ProcessKey, MemoryRule),
     "quotas": (QuotaKey, Quota),
     "quota_uses": (QuotaKey, QuotaUse),
@@ -358,6 +396,10 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "gates": (U32, Gate),
     "controls": (U32, Control),
     "lost": (U32, U64),
+    "tenants": (U64, Tenant),
+    "tenant_losses": (U64, TenantLoss),
+    "newcomer": (U32, Tenant),
+    "tenant_of": (ProcessKey, U64),
     "hits": (U32, U64),
     "sm_counts": (U32, U32),
 }
@@ -365,6 +407,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
 _MIRRORS: dict[str, type[c.Structure]] = {
     "process_id": ProcessKey,
     "event": Event,
+    "wake": Wake,
     "pause": Pause,
     "cgroup_path": CgroupPath,
     "seen": Seen,
@@ -377,6 +420,8 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "launch_value": LaunchValue,
     "allocation_key": AllocationKey,
     "allocation": Allocation,
+    "context_key": ContextKey,
+    "context_memory": ContextMemory,
     "mapping_key": MappingKey,
     "mapping": Mapped,
     "memory_key": MemoryKey,
@@ -397,6 +442,8 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "quota": Quota,
     "quota_use": QuotaUse,
     "held": Held,
+    "tenant": Tenant,
+    "tenant_loss": TenantLoss,
 }
 _KIND_STRUCT = 4
 
@@ -419,6 +466,11 @@ def check(bpf: BpfObject, mirrors: Mapping[str, type[c.Structure]] = _MIRRORS) -
                 f"struct {name}: the BPF object has {expected}, agent/probes/abi.py {(c.sizeof(mirror), ours)}: "
                 "rebuild with `make bpf`, or reinstall so that both come from one version"
             )
+
+
+def size_of(bpf: BpfObject, name: str) -> int:
+    """Bytes of a struct that only the kernel side reads."""
+    return _fields_in_btf(bpf, name)[0]
 
 
 def _fields_in_btf(bpf: BpfObject, name: str) -> tuple[int, dict[str, int]]:

@@ -9,11 +9,14 @@ over loses its probes, for a breakpoint left in new content would stand in the m
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import ProbeError
 from agent.node.instructions import AT_ENTRY, LONGEST_BYTES, ProbePlace, may_become_a_call
 from agent.probes.libbpf import BpfObject, Link
@@ -21,6 +24,8 @@ from agent.probes.libraries import FileChanges, FileId, OpenFile
 from agent.probes.return_probes import danger
 
 _log = logging.getLogger(__name__)
+_MOST_WRITES: Final = 1000  # to one file, in …
+_WRITES_NS: Final = 10 * NS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,39 @@ class ProbedFunction:
         return self.offset + self.place.distance
 
 
+class ProbedCode:
+    """The bytes of a file that probes lie on. While they are the same, the probes are where they belong.
+
+    Times say nothing: a byte that is written over with itself changes them, and they can be set.
+    """
+
+    def __init__(self, descriptor: int, functions: Sequence[ProbedFunction]) -> None:
+        self._descriptor = os.dup(descriptor)
+        self._offsets = sorted({place for one in functions for place in (one.offset, one.probe_offset)})
+        self._digest = self._read(self._descriptor)
+
+    def is_in(self, descriptor: int) -> bool:
+        """Whether another open file has them."""
+        try:
+            return self._read(descriptor) == self._digest
+        except OSError:
+            return False
+
+    def is_unchanged(self) -> bool:
+        """Whether the file still has them."""
+        return self.is_in(self._descriptor)
+
+    def close(self) -> None:
+        """Once."""
+        os.close(self._descriptor)
+
+    def _read(self, descriptor: int) -> bytes:
+        digest = hashlib.blake2b()
+        for offset in self._offsets:
+            digest.update(os.pread(descriptor, LONGEST_BYTES, offset).ljust(LONGEST_BYTES, b"\0"))
+        return digest.digest()
+
+
 @dataclass(slots=True, eq=False)
 class Attachment:
     """The probes of one file, in the order in which they were attached. `failed`: function → why it has none."""
@@ -54,6 +92,9 @@ class Attachment:
     watch: int | None  # of FileChanges
     links: list[Link] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    code: ProbedCode | None = None  # None: nothing is probed
+    writes: int = 0  # after which its probes stayed, since `writes_since_ns`
+    writes_since_ns: int = 0
 
 
 class Attachments:
@@ -70,7 +111,11 @@ class Attachments:
     def find(self, opened: OpenFile, purpose: Hashable = None) -> Attachment | None:
         """What is attached to the file already. Drops what was attached to it before it was replaced in place."""
         for attachment in list(self._attachments.get(opened.file, {}).values()):
-            if attachment.version != opened.version:  # other functions at these offsets
+            if attachment.version == opened.version:
+                continue
+            if attachment.code is not None and attachment.code.is_in(opened.descriptor):
+                attachment.version = opened.version
+            else:  # other functions at these offsets
                 _log.warning("%s was replaced in place: its probes are attached anew", opened.path)
                 self.drop(attachment)
         return self._attachments.get(opened.file, {}).get(purpose)
@@ -86,7 +131,9 @@ class Attachments:
         attachment = Attachment(opened.file, opened.version, purpose, opened.path, watch)
         self._attachments.setdefault(opened.file, {})[purpose] = attachment
         try:
-            self._attach_all(attachment, opened.descriptor, functions(opened.descriptor))
+            found = functions(opened.descriptor)
+            attachment.code = ProbedCode(opened.descriptor, found) if found else None
+            self._attach_all(attachment, opened.descriptor, found)
         except BaseException:
             self.drop(attachment)
             raise
@@ -141,15 +188,32 @@ class Attachments:
             self.changes.forget(attachment.watch)
         self._bpf.detach_all(reversed(attachment.links))
         attachment.links = []
+        if attachment.code is not None:
+            attachment.code.close()
         self._dropped(attachment)
 
     def drop_changed(self, watches: Collection[int]) -> list[Attachment]:
-        """Detaches from the files of these watches (`changes.take()`): their content is being written over."""
-        changed = [one for one in self._all() if one.watch in watches]
+        """Detaches from the files of these watches (`changes.take()`) whose probed content is being written over."""
+        written = [one for one in self._all() if one.watch in watches]
+        changed = [one for one in written if one.code is None or not one.code.is_unchanged()]
+        for attachment in written:
+            if attachment not in changed:
+                self._count_write(attachment)
         for attachment in changed:
             _log.warning("%s is written over in place: it has no probes until that is done", attachment.path)
             self.drop(attachment)
         return changed
+
+    def _count_write(self, attachment: Attachment) -> None:
+        """A file that is written all the time is watched no more: the next look compares its content anyway."""
+        now_ns = monotonic_ns()
+        if now_ns - attachment.writes_since_ns > _WRITES_NS:
+            attachment.writes, attachment.writes_since_ns = 0, now_ns
+        attachment.writes += 1
+        if attachment.writes > _MOST_WRITES and attachment.watch is not None:
+            _log.warning("%s is written without an end: if its code changes, that is noticed late", attachment.path)
+            self.changes.forget(attachment.watch)
+            attachment.watch = None
 
     def __len__(self) -> int:
         return sum(1 for _ in self._all())
@@ -160,6 +224,10 @@ class Attachments:
     def close(self) -> None:
         """Watches no file any more; the probes go with the object."""
         self.changes.close()
+        for attachment in self._all():
+            if attachment.code is not None:
+                attachment.code.close()
+                attachment.code = None
 
 
 def _by_program(functions: Sequence[ProbedFunction], at_return: bool) -> Iterator[tuple[str, list[ProbedFunction]]]:

@@ -168,10 +168,11 @@ class Discovery:
         idle = [library for library in probed if library.number not in self._host]
         if len(idle) <= _MOST_IDLE:
             return
+        names = {library.path.rpartition("/")[2] for library in idle}
         mapped: set[int] = set()
         for tgid in self._proc.tgids():
             try:
-                found = self._proc.mapped(tgid, lambda name: _NAME.fullmatch(name) is not None)
+                found = self._proc.mapped(tgid, names.__contains__)
             except (GoneError, SetupError):
                 continue
             mapped.update(file.inode for file in found)

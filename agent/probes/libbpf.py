@@ -27,6 +27,7 @@ from agent.node.preflight import kernel_version
 from agent.probes import libbpf_log
 
 _log = logging.getLogger(__name__)
+_ENOUGH = -errno.EAGAIN  # libbpf counts this record as consumed, and stops
 _SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
 _BATCH = 4096
 _DETACHED_AT_ONCE = 32
@@ -34,6 +35,7 @@ _UPROBE_MULTI = 48  # enum bpf_attach_type
 _MULTI_RETURN = 1
 _LINK_CREATE = 28  # enum bpf_cmd
 _NO_PREALLOC = 1  # enum of map flags
+_NO_EXIST = 1  # of updates
 _ALLOCATES_ON_DEMAND = (6, 1)  # of Linux, in tracing programs (commit 96da3f7d489d)
 _PREALLOCATED_PART = 4
 _OF_NEWER_KERNELS = (b"returns",)  # unused where maps are preallocated
@@ -59,8 +61,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_program__set_autoload": (c.c_int, [c.c_void_p, c.c_bool]),
     "bpf_program__attach_uprobe_opts": (c.c_void_p, [c.c_void_p, c.c_int, c.c_char_p, c.c_size_t, c.c_void_p]),
     "bpf_program__attach": (c.c_void_p, [c.c_void_p]),
+    "bpf_prog_test_run_opts": (c.c_int, [c.c_int, c.c_void_p]),
     "bpf_link__destroy": (c.c_int, [c.c_void_p]),
     "bpf_map_lookup_elem": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
+    "bpf_map_lookup_and_delete_elem": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
     "bpf_map_update_elem": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p, c.c_uint64]),
     "bpf_map_delete_elem": (c.c_int, [c.c_int, c.c_void_p]),
     "bpf_map_get_next_key": (c.c_int, [c.c_int, c.c_void_p, c.c_void_p]),
@@ -87,6 +91,12 @@ class _UprobeOptions(c.Structure):
         ("retprobe", c.c_bool),
         ("func_name", c.c_char_p),
     ]
+
+
+class _RunOptions(c.Structure):
+    """struct bpf_test_run_opts; a program without arguments needs none of it."""
+
+    _fields_ = [("sz", c.c_size_t), ("_unused", c.c_uint64 * 9)]
 
 
 class _UprobeMultiLink(c.Structure):
@@ -142,9 +152,23 @@ class Map:
         if self._lib.bpf_map_update_elem(self.fd, c.byref(key), c.byref(value), 0):
             raise _os_error("bpf_map_update_elem")
 
+    def add(self, key: Any, value: Any) -> bool:
+        """Creates; False where there is an entry, which stays. OSError when the map is full."""
+        if not self._lib.bpf_map_update_elem(self.fd, c.byref(key), c.byref(value), _NO_EXIST):
+            return True
+        if c.get_errno() == errno.EEXIST:
+            return False
+        raise _os_error("bpf_map_update_elem")
+
     def delete(self, key: Any) -> bool:
         """False when there was nothing at `key`."""
         return bool(self._lib.bpf_map_delete_elem(self.fd, c.byref(key)) == 0)
+
+    def take(self, key: Any) -> Any | None:
+        """The value at `key`, which is deleted by the same call (hash maps, Linux ≥ 5.14); None: there is none."""
+        value = self._value()
+        taken = self._lib.bpf_map_lookup_and_delete_elem(self.fd, c.byref(key), c.byref(value)) == 0
+        return value if taken else None
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, copied in batches. Entries that come or go meanwhile may or may not be among them."""
@@ -208,6 +232,7 @@ class RingBuffer:
     def __init__(self, lib: Library, fd: int, receive: Callable[[bytes], None]) -> None:
         self._lib = lib
         self._receive = receive
+        self._left: int | None = None  # records that this call still takes; None: all
         self._callback = _SAMPLE(self._on_sample)
         self._ring = lib.ring_buffer__new(fd, self._callback, None, None)
         if not self._ring:
@@ -215,16 +240,20 @@ class RingBuffer:
 
     def _on_sample(self, _context: int, data: int, size: int) -> int:
         self._receive(c.string_at(data, size))
-        return 0
+        if self._left is None:
+            return 0
+        self._left -= 1
+        return 0 if self._left > 0 else _ENOUGH
 
     @property
     def epoll_fd(self) -> int:
         """Readable when records wait."""
         return int(self._lib.ring_buffer__epoll_fd(self._ring))
 
-    def consume(self) -> int:
-        """Hands over all records that wait; returns how many."""
-        return int(self._lib.ring_buffer__consume(self._ring))
+    def consume(self, most: int | None = None) -> None:
+        """Hands over all records that wait, and those that come meanwhile; no more than `most`, the others stay."""
+        self._left = most
+        self._lib.ring_buffer__consume(self._ring)
 
     def close(self) -> None:
         """Stops consuming. Records stay in the map."""
@@ -304,7 +333,9 @@ class BpfObject:
         found = self.lib.bpf_object__next_map(self._object, None)
         while found:
             flags = self.lib.bpf_map__map_flags(found)
-            if flags & _NO_PREALLOC:
+            if flags & _NO_PREALLOC and self.lib.bpf_map__max_entries(
+                found
+            ):  # task storage has none, and wants the flag
                 self.lib.bpf_map__set_map_flags(found, flags & ~_NO_PREALLOC)
                 entries = self.lib.bpf_map__max_entries(found) // _PREALLOCATED_PART
                 unused = self.lib.bpf_map__name(found) in _OF_NEWER_KERNELS
@@ -321,6 +352,12 @@ class BpfObject:
     def btf(self) -> int:
         """The object's own BTF, for `agent.probes.abi.check`."""
         return int(self.lib.bpf_object__btf(self._object))
+
+    def run(self, program: str) -> None:
+        """Runs a program of kind raw_tp once, here and now. ProbeError."""
+        options = _RunOptions(sz=c.sizeof(_RunOptions))
+        if self.lib.bpf_prog_test_run_opts(self.lib.bpf_program__fd(self._program(program)), c.byref(options)) < 0:
+            raise ProbeError(f"{program} cannot be run: {os.strerror(c.get_errno())}")
 
     def map(self, name: str, key: Any, value: Any) -> Map:
         """The map called `name`."""

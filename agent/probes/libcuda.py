@@ -9,7 +9,6 @@ being written over.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import resource
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.containers.index import ContainerIndex
+from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import ProbeError
 from agent.core.model import HOST, ContainerKey, ProbeCounts, ProbeStatus, ProcessId
 from agent.node.elf import exported_extents
@@ -28,7 +28,7 @@ from agent.node.procfs import Procfs
 from agent.probes import abi
 from agent.probes.attachment import Attachment, Attachments, ProbedFunction
 from agent.probes.libbpf import BpfObject, Map, load_uprobes
-from agent.probes.libraries import FileId, OpenFile, opened
+from agent.probes.libraries import FileId, FileNumbers, OpenFile, opened
 from agent.probes.return_probes import LOST
 from agent.probes.symbols import (
     DENYING,
@@ -46,8 +46,10 @@ _MOST_LIBRARIES = 1023  # that are probed
 _MOST_OF_ONE_CONTAINER = 32  # of these, brought by it: its copies must not leave none for others
 _MOST_UNREADABLE = 256  # files that could not be probed and are remembered, so that they are read once
 _MOST_OWNERS = 256
-_MOST_NUMBERS = 4096  # of files that were seen
-_LIBRARY_NUMBERS = 1 << 16  # what the cookie has room for
+_MOST_REWRITTEN = 4096  # files that are remembered
+_LONGEST_REST_NS = 60 * NS_PER_SECOND  # without probes, of a file that is rewritten again and again
+_FORGET_REWRITES_NS = 2 * _LONGEST_REST_NS
+_LIBRARY_NUMBERS = (1 << 16) - 1  # what the cookie has room for; 0 is none
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class AttachedLibrary:
     off: list[str] = field(default_factory=list)
     unknown_versions: list[str] = field(default_factory=list)
     places: dict[str, ProbePlace] = field(default_factory=dict)  # of the probes of each symbol that it has
+    returns: list[int] = field(default_factory=list)  # the cookies that it has in the map of that name
     attachment: Attachment | None = None  # None: not remembered, as there are too many
     owner: ContainerKey | None = None  # the container that brought it first; None: the node itself
 
@@ -100,20 +103,34 @@ class AttachedLibrary:
         return counts
 
 
-class _FileNumbers:
-    """A number for each file, kept while it is among the last seen: by it the kernel side knows whose call is whose."""
+class _Rewritten:
+    """Files that lost their probes because they were written over: each time they stay without them for longer.
+
+    Attaching and detaching is far dearer than a write, so that a file which is rewritten in a loop would keep the agent
+    busy. The first time costs no wait.
+    """
 
     def __init__(self) -> None:
-        self._next = itertools.count(1)
-        self._numbers: dict[FileId, int] = {}
+        self._known: dict[FileId, tuple[int, int]] = {}  # how often, and when last
+        self.put_off = 0  # attachments that have to wait
+        self.dropped = 0  # libraries that lost their probes so
 
-    def of(self, file: FileId) -> int:
-        """The number of a file."""
-        if file not in self._numbers:
-            self._numbers[file] = next(self._next) % _LIBRARY_NUMBERS
-        while len(self._numbers) > _MOST_NUMBERS:
-            del self._numbers[next(iter(self._numbers))]
-        return self._numbers[file]
+    def note(self, file: FileId, now_ns: int) -> None:
+        """It lost its probes."""
+        self.dropped += 1
+        times, last_ns = self._known.pop(file, (0, now_ns))
+        self._known[file] = (1 if now_ns - last_ns > _FORGET_REWRITES_NS else times + 1, now_ns)
+        while len(self._known) > _MOST_REWRITTEN:
+            del self._known[next(iter(self._known))]
+
+    def require_rest(self, file: FileId, now_ns: int) -> None:
+        """ProbeError while it is too early to attach to it again."""
+        times, last_ns = self._known.get(file, (0, 0))
+        wait_ns = min(_LONGEST_REST_NS, NS_PER_SECOND << min(times, 8)) if times > 1 else 0
+        if now_ns - last_ns < wait_ns:
+            self.put_off += 1
+            later_seconds = (wait_ns - now_ns + last_ns) / NS_PER_SECOND
+            raise ProbeError(f"it is rewritten again and again: probed {later_seconds:.0f} s later")
 
 
 class LibcudaProbes:
@@ -132,11 +149,12 @@ class LibcudaProbes:
             _log.warning("return probes are off (%s): %s", returns_off, LOST)
         self._maps: dict[str, Map] = {}
         self._owners = ContainerIndex(proc, _MOST_OWNERS)
+        self.bpf.attach("process_fork")
         self.bpf.attach("process_exit")
         self.bpf.attach("process_exec")
-        self._numbers = _FileNumbers()
-        self.dropped = 0  # libraries that lost their probes because they are being written over
+        self._numbers = FileNumbers(_LIBRARY_NUMBERS)
         self.refused = 0  # libraries that were not probed because there were too many
+        self._rewritten = _Rewritten()
         self._lock = threading.RLock()  # over both below
         self._libraries: dict[Attachment, AttachedLibrary] = {}
         self._files = Attachments(self.bpf, self._forget)
@@ -163,23 +181,33 @@ class LibcudaProbes:
         finally:
             os.close(descriptor)
 
+    def ensure_open(self, file: OpenFile, process: ProcessId) -> AttachedLibrary:
+        """The same for a file that is open already."""
+        return self._ensure(file, process)
+
     def _ensure(self, file: OpenFile, process: ProcessId | None) -> AttachedLibrary:
         with self._lock:
             attachment = self._files.find(file)
             if attachment is not None:
                 return self._libraries[attachment]
+            self._rewritten.require_rest(file.file, monotonic_ns())
             owner = self._owners.container_of(process).key if process else None
             if full := self._full(owner):
-                if not self.refused:
-                    _log.warning("%s is not probed: %s; further ones are only counted", file.path, full)
-                self.refused += 1
-                return AttachedLibrary(0, file.path, failed={"*": full})
+                return self._refuse(file, full)
             library = self._attach(file, owner)
             self._forget_unreadable()
             return library
 
+    def _refuse(self, file: OpenFile, full: str) -> AttachedLibrary:
+        if not self.refused:
+            _log.warning("%s is not probed: %s; further ones are only counted", file.path, full)
+        self.refused += 1
+        return AttachedLibrary(0, file.path, failed={"*": full})
+
     def _full(self, owner: ContainerKey | None) -> str | None:
         """Why no further library of this container is probed."""
+        if not self._numbers.is_free:
+            return f"all of {_LIBRARY_NUMBERS} numbers of libraries are in force"
         owners = [library.owner for library in self._libraries.values() if not library.unreadable]
         if owner is not None and len(owners) >= _MOST_LIBRARIES:
             return f"more than {_MOST_LIBRARIES} copies of libcuda on one node"
@@ -199,6 +227,11 @@ class LibcudaProbes:
             if library.attachment is not None:
                 self._files.drop(library.attachment)
 
+    @property
+    def clashes(self) -> int:
+        """Functions whose cookie another library had in use."""
+        return self._numbers.clashes
+
     def changes_fd(self) -> int | None:
         """Readable when `drop_changed` has something to do; None where the kernel does not report writes."""
         return self._files.changes.fileno()
@@ -208,13 +241,20 @@ class LibcudaProbes:
         watches = self._files.changes.take()  # without the lock: it is held while a library is attached
         if watches:
             with self._lock:
-                self.dropped += len(self._files.drop_changed(watches))
+                dropped = self._files.drop_changed(watches)
+                for attachment in dropped:
+                    self._rewritten.note(attachment.file, monotonic_ns())
 
     def _forget(self, attachment: Attachment) -> None:
         library = self._libraries.pop(attachment, None)
-        for symbol in () if library is None or library.unreadable else SYMBOLS:
-            if library is not None and symbol.role is Role.ALLOC:
-                self.map("returns").delete(abi.U64(symbol.cookie(library.number)))
+        if library is not None:
+            self._release(library, attachment.file)
+
+    def _release(self, library: AttachedLibrary, file: FileId) -> None:
+        """Once none of its probes is there any more, its number may be another's."""
+        for cookie in library.returns:
+            self.map("returns").delete(abi.U64(cookie))
+        self._numbers.release(file)
 
     def _attach(self, file: OpenFile, owner: ContainerKey | None) -> AttachedLibrary:
         library = AttachedLibrary(0, file.path, owner=owner)
@@ -224,7 +264,11 @@ class LibcudaProbes:
             probed.extend(self._functions(library, file.file, descriptor))
             return probed
 
-        library.attachment = self._files.attach(file, functions)
+        try:
+            library.attachment = self._files.attach(file, functions)
+        except BaseException:
+            self._release(library, file.file)
+            raise
         self._libraries[library.attachment] = library
         library.failed.update(library.attachment.failed)
         library.attached = [function.name for function in probed if function.name not in library.failed]
@@ -241,7 +285,7 @@ class LibcudaProbes:
             library.failed["*"] = str(error)
             _log.warning("%s: %s", library.path, error)
             return []
-        library.number = self._numbers.of(file)
+        library.number = self._numbers.take(file)
         library.unknown_versions = unknown_versions(extents.keys())
         library.absent = [symbol.name for symbol in SYMBOLS if symbol.name not in extents]
         probed = self._probed()
@@ -270,19 +314,41 @@ class LibcudaProbes:
         except (ProbeError, OSError) as error:  # it was cut or written over since its functions were found
             _log.warning("%s: %s", library.path, error)
             found = {}
-        for offset, distance in found.items():
-            self.map("returns").put(abi.U64(denying[offset].cookie), abi.S64(distance))
-        return functions
+        taken = [at for at, distance in found.items() if not self._put_return(library, denying[at].cookie, distance)]
+        return [replace(one, entry=allocating) if one.probe_offset in taken else one for one in functions]
+
+    def _put_return(self, library: AttachedLibrary, cookie: int, distance: int) -> bool:
+        """False where the cookie is in use: a denied call would go on where it does in another library."""
+        if self.map("returns").add(abi.U64(cookie), abi.S64(distance)):
+            library.returns.append(cookie)
+            return True
+        self._numbers.clashes += 1
+        _log.error("%s: allocations are held, not denied: cookie %#x is in use", library.path, cookie)
+        return False
 
     def libraries(self) -> tuple[AttachedLibrary, ...]:
         """All files that are remembered: those that are probed, and the last that could not be."""
         return tuple(self._libraries.values())
+
+    @property
+    def dropped(self) -> int:
+        """Libraries that lost their probes because they were being written over."""
+        return self._rewritten.dropped
+
+    @property
+    def put_off(self) -> int:
+        """Attachments that had to wait because the file is rewritten again and again."""
+        return self._rewritten.put_off
 
     def lost(self) -> Iterator[tuple[str, int]]:
         """What the kernel side dropped since the start, by reason."""
         counts = self.map("lost")
         for index, name in enumerate(abi.LOST):
             yield name, sum(counts.per_cpu(abi.U32(index)))
+
+    def expire_charges(self) -> None:
+        """Gives back what allocations hold that have not returned in time; `lost` counts them. For each tick."""
+        self.bpf.run("expire_charges")
 
     def calls(self) -> dict[str, int]:
         """Calls of each symbol since the start; only symbols that were called."""

@@ -28,12 +28,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from agent.core.errors import GoneError
+from agent.core.errors import GoneError, ProbeError
 from agent.core.model import ProcessId
 from agent.node import container_files
 from agent.node.cgroups import Mount, parse_mounts
-from agent.node.proc_parse import unescaped
+from agent.node.proc_parse import MappedFile, unescaped
 from agent.node.procfs import Procfs
+
+_MOST_LOOKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,12 @@ class OpenFile:
     @classmethod
     def of(cls, descriptor: int, path: str, layers: list[Layer] | None = None) -> OpenFile:
         """`layers`: of the overlay mount that the path is on."""
-        facts = os.fstat(descriptor)
-        return cls(descriptor, path, real_file(facts, layers or []), (facts.st_size, facts.st_mtime_ns))
+        for _ in range(_MOST_LOOKS):
+            facts = os.fstat(descriptor)
+            file = real_file(facts, layers or [])
+            if not layers or file != FileId(facts.st_dev, facts.st_ino):
+                break  # else it may have been written to between the two looks
+        return cls(descriptor, path, file, (facts.st_size, facts.st_mtime_ns))
 
 
 @contextmanager
@@ -75,6 +81,18 @@ def opened(proc: Procfs, process: ProcessId, path: str) -> Iterator[OpenFile]:
     try:
         layers = [] if proc.mounts_by_itself(process) else layer_paths(parse_mounts(proc.mounts(process.tgid)), path)
         yield OpenFile.of(descriptor, path, layers)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened_mapping(proc: Procfs, process: ProcessId, mapped: MappedFile) -> Iterator[OpenFile]:
+    """The file that the process has mapped there, whatever its path leads to. GoneError, SetupError."""
+    descriptor = proc.open_span(process, mapped)
+    try:
+        hidden = mapped.deleted or proc.mounts_by_itself(process)
+        layers = [] if hidden else layer_paths(parse_mounts(proc.mounts(process.tgid)), mapped.path)
+        yield OpenFile.of(descriptor, mapped.path, layers)
     finally:
         os.close(descriptor)
 
@@ -120,6 +138,62 @@ def _layers(options: str) -> list[str]:
             parts = [part.replace("\\:", ":") for part in re.split(r"(?<!\\):", value) if part]
             found.setdefault(name.rstrip("+"), []).extend(parts)
     return [*found.get("upperdir", []), *found.get("lowerdir", [])]
+
+
+class FileNumbers:
+    """A number for each probed file: by it the kernel side knows whose call is whose, and where a denied one goes on.
+
+    Invariant: no two files have one number at the same time. A file that comes back while it is among the last that
+    were released has the number that it had, as processes may remember it as the owner of a function.
+    """
+
+    def __init__(self, most: int, remembered: int = 4096) -> None:
+        """Numbers are 1 … `most`."""
+        self._most, self._remembered = most, remembered
+        self.clashes = 0  # that were seen where numbers are used: a fault of ours
+        self._next = 1
+        self._in_force: dict[FileId, int] = {}
+        self._released: dict[FileId, int] = {}  # the first is the one that was released first
+        self._taken: set[int] = set()  # of both
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another file can have one."""
+        return len(self._in_force) < self._most
+
+    def take(self, file: FileId) -> int:
+        """The file's number, in force until `release`. ProbeError when there is none."""
+        if file in self._in_force:
+            return self._in_force[file]
+        number = self._released.pop(file, None)
+        if number is None:
+            number = self._new()
+        self._in_force[file] = number
+        return number
+
+    def release(self, file: FileId) -> None:
+        """Nothing in the kernel has the file's number any more."""
+        number = self._in_force.pop(file, None)
+        if number is None:
+            return
+        self._released[file] = number
+        if len(self._released) > self._remembered:
+            self._forget_first()
+
+    def _new(self) -> int:
+        if not self.is_free:
+            raise ProbeError(f"all of {self._most} numbers are in force")
+        if len(self._taken) == self._most:
+            self._forget_first()
+        while self._next in self._taken:
+            self._next = self._next % self._most + 1
+        number = self._next
+        self._next = number % self._most + 1  # the longest ago is used again last
+        self._taken.add(number)
+        return number
+
+    def _forget_first(self) -> None:
+        self._taken.discard(self._released.pop(next(iter(self._released))))
 
 
 _log = logging.getLogger(__name__)

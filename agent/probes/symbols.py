@@ -24,6 +24,7 @@ class Role(StrEnum):
     LAUNCH = "launch"
     LAUNCH_MANY = "launch_many"
     GRAPH = "graph"
+    NODE = "node"  # of a graph, which changes what it does
     ALLOC = "alloc"
     FREE = "free"
     MAPPING = "mapping"  # of physical memory
@@ -34,6 +35,7 @@ class Role(StrEnum):
     WAIT = "wait"
     QUERY = "query"  # polled in a loop: a wait
     CONTEXT = "context"
+    STREAM = "stream"  # streams, and events that tie them together
     NAME = "name"
 
 
@@ -41,6 +43,7 @@ PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
     Role.LAUNCH: ("launch_enter", None),
     Role.LAUNCH_MANY: ("launch_many_enter", None),
     Role.GRAPH: ("graph_enter", "graph_return"),
+    Role.NODE: ("node_enter", "node_return"),
     Role.ALLOC: ("memory_enter", "memory_alloc_return"),
     Role.FREE: ("memory_free_enter", "memory_free_return"),
     Role.MAPPING: ("mapping_enter", "mapping_return"),
@@ -51,6 +54,7 @@ PROGRAMS: dict[Role, tuple[str, str | None]] = {  # entry, return
     Role.WAIT: ("wait_enter", "wait_return"),
     Role.QUERY: ("query_enter", "query_return"),
     Role.CONTEXT: ("context_enter", "context_return"),
+    Role.STREAM: ("stream_enter", "stream_return"),
     Role.NAME: ("name_enter", "name_return"),
 }
 
@@ -64,20 +68,46 @@ DENYING = "memory_enter_or_deny"  # in place of memory_enter, where the kernel l
 _LAUNCH_ARGUMENTS, _LAUNCH_CONFIG, _LAUNCH_GRAPH, _LAUNCH_LEGACY_1, _LAUNCH_LEGACY_3, _LAUNCH_MANY = range(1, 7)
 _GRAPH_CREATE, _ADD_KERNEL, _ADD_MEMCPY, _ADD_MEMSET, _ADD_CHILD, _ADD_NODE, _ADD_NODE_6 = range(1, 8)
 _GRAPH_CLONE, _GRAPH_INSTANTIATE, _GRAPH_UPDATE, _GRAPH_DESTROY = range(8, 12)
-_CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END = range(12, 15)
+_NODE_OF_GRAPH, _NODE_OF_EXEC, _NODE_ENABLE, _NODE_DESTROY = range(1, 5)
+_NODE_KERNEL, _NODE_MEMCPY, _NODE_MEMSET, _NODE_CHILD, _NODE_ANY = 0, 1, 2, 4, 0xFF
+_CAPTURE_BEGIN, _CAPTURE_BEGIN_TO, _CAPTURE_END, _ADD_ALLOCATION, _ADD_FREE = range(12, 17)
 _POINTER_SIZE, _PITCH, _PHYSICAL, _ARRAY, _ARRAY_3D, _MIPMAP, _REGISTER, _FREE = range(1, 9)
 _HANDLE, _MAP, _UNMAP = range(1, 4)
-_PLAIN, _MANAGED, _POOL, _VIRTUAL, _ARRAYS, _PINNED = range(6)
+_PLAIN, _MANAGED, _POOL, _VIRTUAL, _ARRAYS, _OF_GRAPH, _PINNED = range(7)
 _MEMORY_NARROW = 1 << 8
 _BYTES_2, _BYTES_3, _BYTES_4, _BYTES_5, _2D, _2D_NARROW, _3D, _3D_NARROW = range(1, 9)
-_ELEMENTS, _ELEMENTS_2D, _UNIFIED, _BATCH, _PREFETCH, _PREFETCH_2, _BATCH_3D, _OPERATION_3D, _PREFETCHES = range(9, 18)
+_ELEMENTS, _ELEMENTS_2D, _UNIFIED, _BATCH, _PREFETCH, _PREFETCH_2, _BATCH_3D, _OPERATION_3D = range(9, 17)
+_PEER, _3D_PEER, _PREFETCHES = range(17, 20)
 _TO_DEVICE, _TO_HOST, _ON_DEVICE, _UNKNOWN, _MEMSET = range(5)
 _COPY_NARROW = 1 << 16
 _RETAIN, _CREATE_3, _CREATE_5, _CREATE_4, _SET, _PUSH, _POP = range(1, 8)
 _CTX_DESTROY, _RELEASE, _RESET, _UUID, _UUID_2, _GREEN, _FROM_GREEN, _GREEN_DESTROY, _BUS_ID = range(8, 17)
 _NAME_GET, _NAME_OF_KERNEL, _NAME_TOLD = range(1, 4)
+_WAIT_CONTEXT, _WAIT_STREAM, _WAIT_EVENT = range(1, 4)
+_STREAM_CREATE, _STREAM_DESTROY, _STREAM_WAIT, _EVENT_RECORD, _EVENT_RECORD_FLAGS = range(1, 6)
 
 _STREAM, _BLOCKING = "_ptsz", "_ptds"
+
+STREAM_ARGUMENTS: dict[str, int] = {
+    **dict.fromkeys(("cuLaunchKernel", "cuLaunchCooperativeKernel", "cuMemcpyBatchAsync"), 9),
+    **dict.fromkeys(("cuMemcpyBatchAsync_v2", "cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"), 8),
+    **dict.fromkeys(("cuMemcpyPeerAsync", *(f"cuMemsetD2D{bits}Async" for bits in (8, 16, 32))), 6),
+    **dict.fromkeys((f"cuMemcpy{name}Async{version}" for name in ("HtoA", "AtoH") for version in ("", "_v2")), 5),
+    **dict.fromkeys(("cuMemcpy3DBatchAsync", "cuMemcpyWithAttributesAsync", "cuMemPrefetchAsync_v2"), 5),
+    **dict.fromkeys((f"cuMemcpy{way}Async{v}" for way in ("HtoD", "DtoH", "DtoD") for v in ("", "_v2")), 4),
+    **dict.fromkeys(("cuMemcpyAsync", "cuMemcpy3DBatchAsync_v2", "cuMemPrefetchAsync", "cuMemAllocFromPoolAsync"), 4),
+    **dict.fromkeys(("cuLaunchGridAsync", *(f"cuMemsetD{bits}Async" for bits in (8, 16, 32))), 4),
+    **dict.fromkeys(("cuMemcpy3DWithAttributesAsync", "cuMemAllocAsync"), 3),
+    **dict.fromkeys((f"cuMemcpy{size}Async{version}" for size in ("2D", "3D") for version in ("", "_v2")), 2),
+    **dict.fromkeys(("cuMemcpy3DPeerAsync", "cuMemFreeAsync", "cuGraphLaunch"), 2),
+    **dict.fromkeys(("cuEventRecord", "cuEventRecordWithFlags"), 2),
+    **dict.fromkeys(("cuStreamBeginCapture", "cuStreamBeginCapture_v2", "cuStreamBeginRecaptureToGraph"), 1),
+    **dict.fromkeys(("cuStreamBeginCaptureToGraph", "cuStreamEndCapture", "cuStreamWaitEvent"), 1),
+    **dict.fromkeys(("cuStreamDestroy", "cuStreamDestroy_v2"), 1),
+}
+"""Call → which argument, from 1, is its stream; without one it works in the default stream. cuLaunchKernelEx has it in
+its configuration. Source: CUDA driver API reference.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +120,10 @@ class Symbol:
     detail: int = 0
 
     def cookie(self, library: int) -> int:
-        """library: 16 bits, shape: 16 bits, detail: 20 bits, number of the symbol: 12 bits (bpf/abi.h)."""
-        return library | self.shape << 16 | self.detail << 32 | NUMBERS[self.name] << 52
+        """Bits: library 16, shape 8, place of the stream 4, thread's default stream 4, detail 20, number 12 (abi.h)."""
+        name = self.name.removesuffix(_STREAM).removesuffix(_BLOCKING)
+        stream = STREAM_ARGUMENTS.get(name, 0) | (name != self.name) << 4
+        return library | self.shape << 16 | stream << 24 | self.detail << 32 | NUMBERS[self.name] << 52
 
 
 def _twice(name: str, suffix: str, role: Role, shape: int = 0, detail: int = 0) -> Iterator[Symbol]:
@@ -122,6 +154,8 @@ def _graphs() -> Iterator[Symbol]:
         ("cuGraphAddMemcpyNode", _ADD_MEMCPY),
         ("cuGraphAddMemsetNode", _ADD_MEMSET),
         ("cuGraphAddChildGraphNode", _ADD_CHILD),
+        ("cuGraphAddMemAllocNode", _ADD_ALLOCATION),
+        ("cuGraphAddMemFreeNode", _ADD_FREE),
         ("cuGraphAddNode", _ADD_NODE),
         ("cuGraphAddNode_v2", _ADD_NODE_6),
         ("cuGraphClone", _GRAPH_CLONE),
@@ -138,10 +172,26 @@ def _graphs() -> Iterator[Symbol]:
         ("cuGraphInstantiateWithParams", _GRAPH_INSTANTIATE),
         ("cuStreamBeginCapture", _CAPTURE_BEGIN),
         ("cuStreamBeginCapture_v2", _CAPTURE_BEGIN),
+        ("cuStreamBeginRecaptureToGraph", _CAPTURE_BEGIN),  # what is captured takes the place of what the graph held
         ("cuStreamBeginCaptureToGraph", _CAPTURE_BEGIN_TO),
         ("cuStreamEndCapture", _CAPTURE_END),
     ):
         yield from _twice(name, _STREAM, Role.GRAPH, shape)
+
+
+def _nodes() -> Iterator[Symbol]:
+    for name, kind in (
+        ("KernelNodeSetParams", _NODE_KERNEL),
+        ("KernelNodeSetParams_v2", _NODE_KERNEL),
+        ("MemcpyNodeSetParams", _NODE_MEMCPY),
+        ("MemsetNodeSetParams", _NODE_MEMSET),
+        ("NodeSetParams", _NODE_ANY),
+    ):
+        yield Symbol(f"cuGraph{name}", Role.NODE, _NODE_OF_GRAPH, kind)
+        yield Symbol(f"cuGraphExec{name}", Role.NODE, _NODE_OF_EXEC, kind)
+    yield Symbol("cuGraphExecChildGraphNodeSetParams", Role.NODE, _NODE_OF_EXEC, _NODE_CHILD)
+    yield Symbol("cuGraphNodeSetEnabled", Role.NODE, _NODE_ENABLE)
+    yield Symbol("cuGraphDestroyNode", Role.NODE, _NODE_DESTROY)
 
 
 def _memory() -> Iterator[Symbol]:
@@ -200,8 +250,8 @@ def _copies() -> Iterator[Symbol]:
             yield from _since_3_2(f"cuMemcpy{name}Async", _STREAM, Role.COPY, shape, direction)
     yield from _twice("cuMemcpy", _BLOCKING, Role.COPY_WAIT, _UNIFIED, _UNKNOWN)
     yield from _twice("cuMemcpyAsync", _STREAM, Role.COPY_LATE, _UNIFIED, _UNKNOWN)
-    yield from _twice("cuMemcpyPeer", _BLOCKING, Role.COPY, _BYTES_5, _ON_DEVICE)
-    yield from _twice("cuMemcpyPeerAsync", _STREAM, Role.COPY, _BYTES_5, _ON_DEVICE)
+    yield from _twice("cuMemcpyPeer", _BLOCKING, Role.COPY, _PEER, _ON_DEVICE)
+    yield from _twice("cuMemcpyPeerAsync", _STREAM, Role.COPY, _PEER, _ON_DEVICE)
     yield from _twice("cuMemcpyBatchAsync", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
     yield from _twice("cuMemcpyBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH, _UNKNOWN)
     yield from _twice("cuMemcpyWithAttributesAsync", _STREAM, Role.COPY_LATE, _UNIFIED, _UNKNOWN)
@@ -209,6 +259,7 @@ def _copies() -> Iterator[Symbol]:
     yield from _twice("cuMemcpy3DBatchAsync_v2", _STREAM, Role.COPY_LATE, _BATCH_3D, _UNKNOWN)
     yield from _twice("cuMemcpy3DWithAttributesAsync", _STREAM, Role.COPY_LATE, _OPERATION_3D, _UNKNOWN)
     yield from _twice("cuMemPrefetchBatchAsync", _STREAM, Role.PREFETCHES, _PREFETCHES, _TO_DEVICE)
+    yield from _twice("cuMemDiscardAndPrefetchBatchAsync", _STREAM, Role.PREFETCHES, _PREFETCHES, _TO_DEVICE)
     yield from _twice("cuMemPrefetchAsync", _STREAM, Role.COPY, _PREFETCH, _TO_DEVICE)
     yield from _twice("cuMemPrefetchAsync_v2", _STREAM, Role.COPY, _PREFETCH_2, _TO_DEVICE)
     yield from _rectangles()
@@ -230,8 +281,8 @@ def _rectangles() -> Iterator[Symbol]:
     ):
         yield Symbol(name, role, narrow, _UNKNOWN)
         yield from _twice(f"{name}_v2", suffix, role, wide, _UNKNOWN)
-    yield from _twice("cuMemcpy3DPeer", _BLOCKING, Role.COPY_WAIT, _3D, _UNKNOWN)
-    yield from _twice("cuMemcpy3DPeerAsync", _STREAM, Role.COPY_LATE, _3D, _UNKNOWN)
+    yield from _twice("cuMemcpy3DPeer", _BLOCKING, Role.COPY_WAIT, _3D_PEER, _UNKNOWN)
+    yield from _twice("cuMemcpy3DPeerAsync", _STREAM, Role.COPY_LATE, _3D_PEER, _UNKNOWN)
 
 
 def _memsets() -> Iterator[Symbol]:
@@ -271,12 +322,22 @@ def _contexts() -> Iterator[Symbol]:
 
 
 def _waits() -> Iterator[Symbol]:
-    yield Symbol("cuCtxSynchronize", Role.WAIT)
-    yield Symbol("cuCtxSynchronize_v2", Role.WAIT)
-    yield from _twice("cuStreamSynchronize", _STREAM, Role.WAIT)
-    yield Symbol("cuEventSynchronize", Role.WAIT)
-    yield from _twice("cuStreamQuery", _STREAM, Role.QUERY)
-    yield Symbol("cuEventQuery", Role.QUERY)
+    yield Symbol("cuCtxSynchronize", Role.WAIT, _WAIT_CONTEXT)
+    yield Symbol("cuCtxSynchronize_v2", Role.WAIT, _WAIT_CONTEXT)
+    yield from _twice("cuStreamSynchronize", _STREAM, Role.WAIT, _WAIT_STREAM)
+    yield Symbol("cuEventSynchronize", Role.WAIT, _WAIT_EVENT)
+    yield from _twice("cuStreamQuery", _STREAM, Role.QUERY, _WAIT_STREAM)
+    yield Symbol("cuEventQuery", Role.QUERY, _WAIT_EVENT)
+
+
+def _streams() -> Iterator[Symbol]:
+    yield Symbol("cuStreamCreate", Role.STREAM, _STREAM_CREATE)
+    yield Symbol("cuStreamCreateWithPriority", Role.STREAM, _STREAM_CREATE)
+    yield Symbol("cuStreamDestroy", Role.STREAM, _STREAM_DESTROY)
+    yield Symbol("cuStreamDestroy_v2", Role.STREAM, _STREAM_DESTROY)
+    yield from _twice("cuStreamWaitEvent", _STREAM, Role.STREAM, _STREAM_WAIT)
+    yield from _twice("cuEventRecord", _STREAM, Role.STREAM, _EVENT_RECORD)
+    yield from _twice("cuEventRecordWithFlags", _STREAM, Role.STREAM, _EVENT_RECORD_FLAGS)
 
 
 def _names() -> Iterator[Symbol]:
@@ -290,11 +351,13 @@ def _names() -> Iterator[Symbol]:
 SYMBOLS: tuple[Symbol, ...] = (
     *_launches(),
     *_graphs(),
+    *_nodes(),
     *_memory(),
     *_copies(),
     *_contexts(),
     *_waits(),
     *_names(),
+    *_streams(),
 )
 
 NUMBERS = {symbol.name: number for number, symbol in enumerate(SYMBOLS)}

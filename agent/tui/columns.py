@@ -131,6 +131,8 @@ NOTHING: Final = {
     View.GPU: "no GPU found",
 }
 
+UNPROBED: Final = "unseen"  # in the place of launches: it works there without any that the probes see
+
 _DEEPER: Final = {"ascii": ("|  ", "   ", "|- ", "`- "), "utf8": ("│  ", "   ", "├─ ", "└─ ")}
 
 
@@ -157,7 +159,10 @@ def row(line: Line, snapshot: Snapshot, view: View, glyphs: Glyphs) -> Row:
     elif entry.key[0] == "container" and not line.part:
         cells["role"] = Text(glyphs.missing)
     if entry.usage:
-        cells |= _usage(entry.usage[line.part], _label(snapshot, entry.usage[line.part].device), glyphs)
+        device = entry.usage[line.part].device
+        cells |= _usage(entry.usage[line.part], _label(snapshot, device), glyphs)
+        if device in entry.unprobed:
+            cells["launches"] = Text(UNPROBED, style="bold yellow")
     for cell in cells.values():
         cell.style = cell.style or entry.style
     return cells

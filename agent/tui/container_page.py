@@ -12,7 +12,7 @@ from typing import Final
 from rich.text import Text
 
 from agent.core.model import ContainerKey, ContainerUsage, EnforcementStatus, FunctionUsage, Snapshot
-from agent.core.text import Glyphs, count, joined, milliseconds, percent, quantile, size, state
+from agent.core.text import Glyphs, count, joined, label, milliseconds, percent, quantile, size, state
 from agent.tui.cells import GPU_THRESHOLDS, NO_THRESHOLDS, graph, name, printable
 from agent.tui.columns import ROLES
 from agent.tui.history import DecisionBlock, History, Moment, Series
@@ -47,7 +47,12 @@ def container_page(
     if used is None:
         return [Text("The container has gone.", style="yellow")]
     status = snapshot.enforcement.get(key)
-    lines = [_who(used, status, glyphs), *_status(status, snapshot.enforcing, glyphs), Text()]
+    lines = [
+        _who(used, status, glyphs),
+        *_unprobed(used, snapshot),
+        *_status(status, snapshot.enforcing, glyphs),
+        Text(),
+    ]
     lines += _plots(_figures(used, status, history, glyphs), width, 5 if height >= TALL_FROM else 2, glyphs)
     half = max(1, (width - GAP) // 2)
     lines += [Text(), *_beside([_kernels(used.functions, half, glyphs), _memory(used, glyphs)], half)]
@@ -71,6 +76,13 @@ def _who(used: ContainerUsage, status: EnforcementStatus | None, glyphs: Glyphs)
         rule,
         (f"  {printable(where, glyphs)}{image}", "dim"),
     )
+
+
+def _unprobed(used: ContainerUsage, snapshot: Snapshot) -> list[Text]:
+    """The devices on which it works without launches that are seen."""
+    where = [label(one.device) for one in snapshot.devices if used.unprobed.get(one.device.uuid)]
+    what = f"unprobed on GPU {', '.join(where)}: it works there by NVML, and its launches are not seen, so none is held"
+    return [Text(what, style="bold yellow")] if where else []
 
 
 def _status(status: EnforcementStatus | None, enforcing: bool, glyphs: Glyphs) -> list[Text]:
@@ -204,7 +216,7 @@ def _decisions(decisions: Sequence[DecisionBlock] | str, glyphs: Glyphs) -> Iter
         return
     for one in decisions:
         yield Text(printable(one.head, glyphs))
-        for label, text in one.rows:
-            yield Text.assemble((f"  {printable(label, glyphs):<5} ", "dim"), printable(text, glyphs))
+        for head, text in one.rows:
+            yield Text.assemble((f"  {printable(head, glyphs):<5} ", "dim"), printable(text, glyphs))
     if not decisions:
         yield Text("none in the last minute", style="dim")

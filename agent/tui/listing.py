@@ -51,6 +51,7 @@ class ListEntry:
     children: tuple[ListEntry, ...] = ()
     index: int | None = None  # of the first device in the snapshot
     style: str = ""
+    unprobed: frozenset[DeviceUuid] = frozenset()  # devices on which it works without launches that are seen
     stays: bool = False  # after the others, however those are sorted, and whatever is filtered
 
 
@@ -85,8 +86,15 @@ def _container(used: ContainerUsage, snapshot: Snapshot, indices: Mapping[Device
     where = joined(container.runtime, container.namespace, container.pod)
     names = {"name": container.name, "where": where, "image": container.image or ""}
     status = snapshot.enforcement.get(container.key)
+    unprobed = frozenset(device for device, works_unseen in used.unprobed.items() if works_unseen)
     return ListEntry(
-        ("container", container.key), names, used.usage, status, container.key, (), _first(used.usage, indices)
+        ("container", container.key),
+        names,
+        used.usage,
+        status,
+        container.key,
+        index=_first(used.usage, indices),
+        unprobed=unprobed,
     )
 
 

@@ -3,7 +3,7 @@
 """What do an online service and the work beside it get from each way of sharing a GPU? By pair and mode.
 
 Each mode is to keep the online side's p99 near that alone and to leave the offline side as much of the rest as it can.
-The marks that are to be reached are in bench/enforcement/figures.py; the whole run takes about 25 minutes.
+The marks that are to be reached are in bench/enforcement/figures.py; the whole run takes about 50 minutes.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ _MODULES: Final = {
     "checkpoint": "conformance.checks.checkpoint.item",
     "mps": "conformance.checks.mps.item",
     "enforcement": "conformance.checks.enforcement.item",
+    "sharing": "conformance.checks.sharing",
     "calibration": "conformance.checks.calibration",
     "leftovers": "conformance.checks.leftovers",
 }

@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -23,9 +23,9 @@ from typing import Final
 from bench.enforcement.figures import nearest_rank
 from bench.enforcement.pairs import PAIRS, SERVICE
 from conformance.checks.enforcement.constants import CONSTANTS, constants
-from conformance.checks.enforcement.phases import Arrivals, Phase, Times, play
+from conformance.checks.enforcement.phases import Arrivals, Phase, Times, few, play
 from conformance.checks.enforcement.scene import EXPECTED_ERRORS, NO_TIME, reason
-from conformance.checks.enforcement.shares import within
+from conformance.checks.enforcement.shares import believed, within
 from conformance.checks.enforcement.stages import bare
 from conformance.clients.online import Batch, Program, Service
 from conformance.host import Host, Unavailable
@@ -227,7 +227,9 @@ def _pair_rows(run: Run, case: Case, clients: Mapping[str, str]) -> Iterator[Row
     phase = run.phase(case.online, case.rate_per_second, case.offline, clients, case.share or {})
     late = "the service fell behind, so this is a lower bound" if phase.overrun else ""
     yield run.row(f"{case.name}: {MEAN}", fmean(phase.latencies_s) / fmean(alone.latencies_s), "ratio", late)
-    yield run.row(f"{case.name}: {P99}", phase.quantile_s(0.99) / alone.quantile_s(0.99), "ratio", late)
+    note = "; ".join(part for part in (few(len(phase.latencies_s)), late) if part)
+    row = run.row(f"{case.name}: {P99}", phase.quantile_s(0.99) / alone.quantile_s(0.99), "ratio", note)
+    yield replace(row, verdict=believed(row.verdict, phase, alone))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

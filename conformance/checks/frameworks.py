@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TITLE: Final = "Which functions of libcuda frameworks call, and whether the probes see them all"
 SECONDS: Final = 80
+LEAST_SECONDS: Final = 50
 ITEM: Final = "frameworks"
 WHAT: Final = (
     "counting probes on libcuda",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,12 +59,14 @@ def _is_ours(pid: int) -> bool:
 
 
 def _is_others(path: str) -> bool:
-    """Belongs to another run: processes run in it, and none is of this run."""
-    try:
-        inside = {int(word) for word in Path(path, "cgroup.procs").read_text().split()}
-    except (OSError, ValueError):
-        return False
-    return bool(inside) and not inside & {process.pid for process in process_tree.with_variable(_variable())}
+    """Belongs to another run: processes run in it or below it, and none is of this run. Or it has gone meanwhile."""
+    inside: set[int] = set()
+    for listed in Path(path).rglob("cgroup.procs"):
+        with suppress(OSError, ValueError):  # it goes just now
+            inside.update(int(word) for word in listed.read_text().split())
+    if not inside:
+        return not Path(path).exists()
+    return not inside & {process.pid for process in process_tree.with_variable(_variable())}
 
 
 def compared(before: MachineSettings, now: MachineSettings) -> Iterator[Row]:

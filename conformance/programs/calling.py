@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`calling.py FILE LOOP`: calls functions in machine code (conformance/checks/probes/machine_code.py) and says how long
-a call takes.
+"""`calling.py FILE LOOP [LIBRARY]`: calls functions, and says how long a call takes.
 
-For each line `OFFSET COUNT` on its standard input a line of JSON: nanoseconds per call, and whether the kernel had to
-step an instruction of it, which shows in the memory that it then maps into the process. Each line is a process of its
-own, so that nothing is left of the line before.
+They are machine code in the file (conformance/checks/probes/machine_code.py), or of the library, and take no arguments.
+For each line `OFFSET COUNT` or `NAME COUNT` on its standard input a line of JSON: nanoseconds per call, and whether the
+kernel had to step an instruction of it, which shows in the memory that it then maps into the process. Each line is a
+process of its own, so that nothing is left of the line before.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ def report_line(loop: int, function: int, count: int) -> str:
 def main() -> None:
     """Answers until its standard input ends."""
     code = mapped(sys.argv[1])
+    library = c.CDLL(sys.argv[3]) if len(sys.argv) > 3 else None
     print("ready", flush=True)
     for line in sys.stdin:
-        offset, count = map(int, line.split())
+        what, count = line.split()
+        function = code + int(what) if what.isdecimal() else c.cast(getattr(library, what), c.c_void_p).value or 0
         child = os.fork()
         if child == 0:
             try:
-                print(report_line(code + int(sys.argv[2]), code + offset, count), flush=True)
+                print(report_line(code + int(sys.argv[2]), function, int(count)), flush=True)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -67,16 +67,104 @@ QUESTIONS: Final = (
         "exports",
         "cuGetProcAddress gives exported functions",
     ),
+    Question(
+        "Is there a cheap place for every probe in this driver's library?",
+        "exports",
+        "probes on an instruction that the kernel emulates",
+    ),
+    Question(
+        "What does a hit cost there, and what at the first instruction?",
+        "probes",
+        "cuCtxSynchronize of libcuda: a hit at the agent's place, empty program",
+    ),
+    Question(
+        "Does a process under seccomp survive return probes on this kernel?",
+        "probes",
+        "a process under seccomp survives return probes on this kernel",
+    ),
     Question("In which of NVML's lists are MPS clients?", "nvml", "MPS: clients are in the list"),
+    Question("In which is their server?", "nvml", "MPS: the server is in the list"),
     Question("Whose is the utilisation of MPS clients, theirs or the server's?", "nvml", "MPS: smUtil goes to"),
     Question(
         "What do others notice when SIGSTOP stops an MPS client?",
         "stopping",
         "MPS: p90 of another client beside one that SIGSTOP holds",
     ),
-    Question("How long does it take to lock another process?", "checkpoint", "lock of an idle process"),
-    Question("And to save it?", "checkpoint", "checkpoint of a process with device memory"),
+    Question("Does what it has queued drain?", "stopping", "MPS: queued kernels of a stopped client drain"),
+    Question(
+        "How long does it take to ask for the state of another process?",
+        "checkpoint",
+        "a call for the state of a process",
+    ),
+    Question("To lock it?", "checkpoint", "lock of an idle process"),
+    Question("To save it?", "checkpoint", "checkpoint of a process with device memory"),
+    Question(
+        "Which error do the calls give for a process that has ended?",
+        "checkpoint",
+        "error for a process that has ended",
+    ),
     Question("Can an MPS client be locked?", "checkpoint", "error of a lock of an MPS client"),
+    Question(
+        "What does a server of MPS answer while it starts, and how long?", "mps", "start_server: it is ready after"
+    ),
+    Question(
+        "Does a server keep its own percentage when the default changes?",
+        "mps",
+        "a server's percentage when the default was set to 70 after its start",
+    ),
+    Question(
+        "And its own memory limit?", "mps", "a server's memory limit when the default was set to 2G after its start"
+    ),
+    Question(
+        "Which form has the list of a device's clients?",
+        "mps",
+        "get_device_client_list has lines of the forms [n] bb:dd.f, STRING and PID.ID",
+    ),
+    Question("Is a device in it a name or a UUID?", "mps", "get_device_client_list: STRING is"),
+    Question(
+        "What happens to the clients of a server that is shut down?",
+        "mps",
+        "shutdown_server -f with a client: error of the client",
+    ),
+    Question(
+        "What happens to the others when `terminate_client` ends a busy client?",
+        "mps",
+        "terminate_client of a busy client: error of the other one",
+    ),
+    Question("How long is a time slice?", "sharing", "time slicing: a turn of a process with kernels of 200 µs"),
+    Question(
+        "Do processes with short and with long kernels get as much of the time?",
+        "sharing",
+        "time slicing: time of a process with kernels of 200 µs, of that of both, beside kernels of 5 ms",
+    ),
+    Question("How soon does a newcomer have its share?", "sharing", "newcomer: it has its share after"),
+    Question(
+        "How much do two processes slow each other's copies within the device, that is, memory?",
+        "sharing",
+        "{mode}: copies within the device beside copies within the device: rate to alone",
+    ),
+    Question(
+        "And their copies to the device?",
+        "sharing",
+        "{mode}: copies to the device beside copies to the device: rate to alone",
+    ),
+    Question(
+        "And their kernels, on SMs of their own?",
+        "sharing",
+        "{mode}: kernels on half of the SMs beside kernels on half of the SMs: rate to alone",
+    ),
+    Question(
+        "How much slower is a service beside training, under time slicing?",
+        "calibration",
+        "time slicing, short kernels: p99 to alone",
+    ),
+    Question("Under MPS?", "calibration", "MPS: p99 to alone"),
+    Question(
+        "Under MPS, with the training at a lower priority?",
+        "calibration",
+        "MPS, offline with below-normal priority: p99 to alone",
+    ),
+    Question("And under each law of ours?", "enforcement", "{pair}: {mode}: p99 to alone"),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import WardenError
+from agent.core.model import ContainerKey
 
 STEPS: Final = ("freeze", "lock", "swap", "evict")  # the mildest first; each replaces the one before it
 FROM_THE_START: Final = ("mps",)  # no step: limits for clients that connect later
@@ -22,6 +23,9 @@ CLIMB_AFTER_NS: Final = 2 * NS_PER_SECOND
 EVICT_AFTER_NS: Final = 30 * NS_PER_SECOND  # an act that cannot be undone waits until all others had their time
 HOLD_NS: Final = 10 * NS_PER_SECOND
 MOST_HOLD_NS: Final = 600 * NS_PER_SECOND
+UNDONE_SPAN_NS: Final = 20 * NS_PER_SECOND  # twice in so long, and not at once: no debugger that was attached
+UNDONE_APART_NS: Final = NS_PER_SECOND // 2
+UNDONE_HOLD_NS: Final = 60 * NS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,45 @@ def merged(ladder: Collection[str], wishes: Sequence[Reasons]) -> dict[str, str]
     for milder in steps[:-1]:
         del wanted[milder]
     return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _UndoneStops:
+    """Stops of one container that others ended so far, when that last grew, and until when `pace` is undone."""
+
+    count: int
+    grew_ns: int | None = None
+    until_ns: int = 0
+
+    def seen(self, count: int, now_ns: int) -> _UndoneStops:
+        if count <= self.count:
+            return replace(self, count=count)
+        since_ns = None if self.grew_ns is None else now_ns - self.grew_ns
+        if since_ns is not None and since_ns < UNDONE_APART_NS:
+            return replace(self, count=count)
+        again = (since_ns is not None and since_ns <= UNDONE_SPAN_NS) or now_ns < self.until_ns
+        return _UndoneStops(count, now_ns, now_ns + UNDONE_HOLD_NS if again else self.until_ns)
+
+
+class UndoneStops:
+    """The containers whose stops others keep ending, by SIGCONT or a tracer: `pace` and `gate` do not hold them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[ContainerKey, _UndoneStops] = {}
+
+    def see(self, foreign: Mapping[ContainerKey, int], now_ns: int) -> list[ContainerKey]:
+        """Once per decision: `foreign` stops of each container so far. Those that count as undone only from now on."""
+        before = self._seen
+        self._seen = {
+            key: before[key].seen(count, now_ns) if key in before else _UndoneStops(0).seen(count, now_ns)
+            for key, count in foreign.items()
+        }
+        was = {key for key, one in before.items() if now_ns < one.until_ns}
+        return [key for key in self._seen if self.are(key, now_ns) and key not in was]
+
+    def are(self, key: ContainerKey, now_ns: int) -> bool:
+        """Whether the container's stops count as undone."""
+        return key in self._seen and now_ns < self._seen[key].until_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -202,16 +202,18 @@ def _release(
 def _close(
     results: list[UndoResult], ledger_path: str | os.PathLike[str], patience_seconds: float = 0.0
 ) -> list[UndoResult]:
-    """Those whose entries could not be closed: they are looked at again next time, and found running."""
-    left = [one for one in results if one.closed]
-    if left:
-        with suppress(WardenError), closing(_open(ledger_path, patience_seconds)) as opened:
-            outstanding = opened.outstanding()
-            while left:
-                if left[0].entry in outstanding:  # an act that was done anew has another entry, which stays
-                    opened.done(left[0].entry.id)
-                del left[0]
-    return left
+    """Those whose entries could not be closed: they are looked at again next time, and found running.
+
+    All are closed by one write, or a release would take time with the square of what is outstanding.
+    """
+    closed = [one for one in results if one.closed]
+    if closed:
+        try:
+            with closing(_open(ledger_path, patience_seconds)) as opened:
+                opened.done_if_same(one.entry for one in closed)
+        except WardenError:
+            return closed
+    return []
 
 
 def _open(ledger_path: str | os.PathLike[str], patience_seconds: float) -> ledger.Ledger:

@@ -50,6 +50,10 @@ class PauseMeter:
         self._sums: dict[ContainerKey, tuple[int, float, int]] = {}
         self._history: dict[ContainerKey, list[tuple[int, float]]] = {}
 
+    def foreign(self) -> dict[ContainerKey, int]:
+        """Stops that other processes ended so far, as of the last reading."""
+        return {key: foreign for key, (_, _, foreign) in self._sums.items()}
+
     def read(self, workloads: Mapping[ContainerKey, Workload], now_ns: int) -> dict[ContainerKey, Paused]:
         """Takes one reading of all processes."""
         self._sums = {key: sums for key, sums in self._sums.items() if key in workloads}
@@ -86,10 +90,11 @@ class PauseMeter:
         if pace is not None:
             self.counters[process] = Counters(pace.charged_ns, pace.pauses)
         pauses = pace.pauses if pace else 0
+        foreign = pace.foreign if pace else 0
         if resume is None:
-            return (pauses, 0, 0)
+            return (pauses, 0, foreign)
         going_on = max(0, now_ns - resume.stopped_at_ns) if resume.stopped_at_ns else 0
-        return (pauses, resume.paused_ns + going_on, resume.foreign)
+        return (pauses, resume.paused_ns + going_on, foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ def _status(
         slack_ratio=slo.slack_ratio(latency_ns) if slo and latency_ns is not None else None,
         requests_total=requests.requests if requests else None,
         slow_requests_total=requests.slow if requests else None,
+        http=requests.details if requests else {},
         share_ratio=share.ratio if share else (1.0 if offline else None),
         paused_ratio=paused.ratio if offline else None,
         pauses_total=paused.pauses,

@@ -189,7 +189,7 @@ def _wanted_on(device: DeviceUuid, workload: Workload, inputs: DecisionInputs) -
     wanted = {}
     for member in workload.members:
         process = member.process.id
-        at_work = inputs.launching.get(process) or (frozenset(member.visible) & workload.devices) or workload.devices
+        at_work = inputs.launching.get(process) or (member.devices & workload.devices) or workload.devices
         if device in at_work:
             ratio = inputs.wanted.get(process, 1.0)
             wanted[process] = ratio / len(at_work) if ratio < 1 else 1.0

@@ -9,19 +9,31 @@ nothing is done; it is only reported.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from agent.core.model import ContainerKey, DeviceUuid
 from enforce.actuators.executor import RungExecutor
 from enforce.actuators.freezer.rung import Freeze
-from enforce.actuators.ladder import FROM_THE_START, EscalationStatus, LadderState, Reasons, advance, merged, strongest
+from enforce.actuators.ladder import (
+    FROM_THE_START,
+    EscalationStatus,
+    LadderState,
+    Reasons,
+    UndoneStops,
+    advance,
+    merged,
+    strongest,
+)
 from enforce.controller.decision import Decisions, ShareDecision
 from enforce.device_health import HealthView
 from enforce.model import Rung, Subject
 from enforce.workloads import Workload, subject_of
 
+_log = logging.getLogger(__name__)
 LATENCY = "the promise is missed with the least share"
 ONLINE = "an online container is on its GPUs"
+UNDONE = "other processes end its stops"
 NOTHING: Reasons = {}
 _AT_ALLOCATIONS = ("deny", "hold")
 
@@ -37,6 +49,7 @@ class Escalation:
     ) -> None:
         self._table, self._executor, self._no_allocations = table, executor, no_allocations
         self._blind: dict[ContainerKey, dict[str, str]] = {}  # rungs that have a memory limit, and cannot work
+        self._undone = UndoneStops()
         self._states: dict[ContainerKey, LadderState] = {}
         self._wanted: dict[ContainerKey, Reasons] = {}
         self._obstacles: dict[ContainerKey, dict[str, str]] = {}  # step → why it was passed over, the last time
@@ -47,14 +60,23 @@ class Escalation:
         foreign = {"freeze:foreign": freeze.foreign_writes} if isinstance(freeze, Freeze) else {}
         return {"rungs:failed": self._executor.failures if self._executor else 0, **foreign}
 
+    def look(self, foreign: Mapping[ContainerKey, int], now_ns: int) -> None:
+        """Before `step`: how many stops of each container other processes ended so far."""
+        for key in self._undone.see(foreign, now_ns):
+            _log.warning("%s: other processes end its stops: it is frozen instead if its rule lists freeze", key)
+
     def step(
         self,
         workloads: Mapping[ContainerKey, Workload],
         decisions: Decisions,
         now_ns: int,
         others: Sequence[Mapping[ContainerKey, Reasons]] = (),
+        unprobed: Mapping[ContainerKey, Reasons] | None = None,
     ) -> None:
-        """Once per decision. `others`: what memory, health and faults ask for; of two equal ones the earlier counts."""
+        """Once per decision. `others`: what memory, health and faults ask for; of two equal ones the earlier counts.
+
+        `unprobed`: what enforce.controller.unprobed asks for, which the rule allows apart from its ladder.
+        """
         subjects = {key: subject for key, one in workloads.items() if (subject := subject_of(one)) is not None}
         shares = {share.workload.container.key: share for share in decisions.shares}
         self._states = {
@@ -64,9 +86,13 @@ class Escalation:
         self._blind = {key: self._blind_rungs(subject) for key, subject in subjects.items()}
         self._wanted = {}
         for key, subject in subjects.items():
-            wishes = [*(wish.get(key, NOTHING) for wish in others), self._by_latency(key, shares.get(key))]
+            latency = self._by_latency(key, shares.get(key))
+            undone = self._instead_of_stops(subject, now_ns) if key in shares else NOTHING
+            wishes = [*(wish.get(key, NOTHING) for wish in others), latency, undone]
             ladder = [rung for rung in subject.rule.ladder if rung in self._table]
-            if wanted := merged(ladder, wishes):
+            beside = (unprobed or {}).get(key, NOTHING)
+            allowed = [rung for rung in beside if rung in self._table]
+            if wanted := merged([*ladder, *allowed], [merged(ladder, wishes), beside]):
                 self._wanted[key] = wanted
         if self._executor is not None:
             self._allow_freezing(others)
@@ -128,6 +154,16 @@ class Escalation:
         wishes = {name: ONLINE for name in FROM_THE_START if self._is_able(name, decision)}
         step = self._states[key].step if key in self._states else None
         return wishes if step is None else {**wishes, step: LATENCY}
+
+    def _instead_of_stops(self, subject: Subject, now_ns: int) -> Reasons:
+        """What no SIGCONT and no tracer ends."""
+        freeze, key = self._table.get("freeze"), subject.container.key
+        if freeze is None or "freeze" not in subject.rule.ladder or not self._undone.are(key, now_ns):
+            return NOTHING
+        obstacle = freeze.obstacle(subject)
+        if obstacle is not None:
+            self._obstacles.setdefault(key, {})["freeze"] = obstacle
+        return NOTHING if obstacle else {"freeze": UNDONE}
 
     def _is_able(self, name: str, decision: ShareDecision) -> bool:
         """Whether it is possible now: what became impossible is undone, what became possible again is done."""

@@ -29,9 +29,9 @@ from enforce.actuators.launch.pace import GateReader
 from enforce.controller.decision import DecisionInputs
 from enforce.device_health import SysMonitor
 from enforce.model import Reading, Signal
-from enforce.policy.model import OnlineRule, Policy, Role
+from enforce.policy.model import OnlineRule, Role
 from enforce.signals.latency_window import Counted, Requests
-from enforce.workloads import Workload, log_misconfigured, workloads_of
+from enforce.workloads import Roles, Workload, log_misconfigured, workloads_of
 
 _WINDOW_NS = NS_PER_SECOND
 _GROWTH, _LEAST = 1.5, 0.05
@@ -166,7 +166,7 @@ class InputReader:
 
     def __init__(
         self,
-        policy: Policy,
+        roles: Roles,
         members: GpuProcessRegistry,
         latencies: LatencyReader,
         launches: LaunchReader,
@@ -174,7 +174,7 @@ class InputReader:
     ) -> None:
         self.latencies = latencies
         self.unslotted = 0
-        self._policy, self._members, self._launches, self._health = policy, members, launches, health
+        self.roles, self._members, self._launches, self._health = roles, members, launches, health
         self._demand = Demand()
         self._slots: dict[DeviceUuid, int] = {}
         self._present: frozenset[ContainerKey] = frozenset()
@@ -191,7 +191,7 @@ class InputReader:
         workloads = self._workloads(snapshot)
         readings = self.latencies.read(workloads, snapshot, now_ns)
         slots = self._usable_slots(snapshot)
-        health = self._health.look(snapshot, self._policy)
+        health = self._health.look(snapshot, self.roles.policy)
         self._demand.observe(now_ns, counters)
         return DecisionInputs(
             workloads=workloads,
@@ -206,12 +206,16 @@ class InputReader:
             launching=_launching(snapshot),
         )
 
+    def left_rules(self) -> dict[str, int]:
+        """For Snapshot.left_rules."""
+        return {f"{rule}:{reason}": count for (rule, reason), count in self.roles.memberships.left.items()}
+
     def losses(self) -> dict[str, int]:
         """What could not be read, or has no room: for Snapshot.lost."""
         return {"loop:unread": self.latencies.unread, "loop:no_slot": self.unslotted}
 
     def _workloads(self, snapshot: Snapshot) -> dict[ContainerKey, Workload]:
-        workloads = workloads_of(self._policy, self._members.all(), snapshot)
+        workloads = workloads_of(self.roles.policy, self._members.all(), snapshot, self.roles.memberships)
         self.latencies.forget(self._present - workloads.keys())
         self._present = frozenset(workloads)
         self._logged = log_misconfigured(workloads, self._logged)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -52,12 +52,15 @@ class Ledger:
                 self._append(line)
             self._compact_if_due()
 
-    def done(self, entry_id: str) -> None:
-        """Closes the entry of an undone act. Raises LedgerError: it stays outstanding; undoing it again is harmless."""
+    def done(self, *entry_ids: str) -> None:
+        """Closes the entries of undone acts, with one write. Raises LedgerError: they stay; undoing again is safe."""
         with self._locked("written"):
-            if entry_id in self._replay.outstanding:
-                self._append(done_line(entry_id))
-            self._compact_if_due()
+            self._close(entry_id for entry_id in entry_ids if entry_id in self._replay.outstanding)
+
+    def done_if_same(self, entries: Iterable[LedgerEntry]) -> None:
+        """As `done`, of those that are still outstanding as given: an act that was done anew has another entry."""
+        with self._locked("written"):
+            self._close(entry.id for entry in entries if self._replay.outstanding.get(entry.id) == entry)
 
     def outstanding(self) -> list[LedgerEntry]:
         """What is intended and not undone, by any process, the oldest first."""
@@ -105,6 +108,11 @@ class Ledger:
     def _append(self, lines: bytes) -> None:
         self._journal.append(lines)
         self._replay.add(self._journal.new_lines()[1])
+
+    def _close(self, entry_ids: Iterable[str]) -> None:
+        if lines := b"".join(done_line(entry_id) for entry_id in dict.fromkeys(entry_ids)):
+            self._append(lines)
+        self._compact_if_due()
 
     def _compact_if_due(self) -> None:
         if self._replay.dead <= self._compact_above:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ FILE: Final = "enforcing.lock"
 TIMEOUT_SECONDS: Final = 60.0  # a guardian waits 30 s for the ledger; a killed agent's probes are closed one by one
 _POLL_SECONDS = 0.02
 _MAX_BYTES = 256
+_MAX_FDS = 1 << 15  # more than an agent's probes; the kernel's table of them takes 8 bytes each
+_ROOM_FDS = 32
 
 
 class RunDirLock:
@@ -49,7 +52,7 @@ class RunDirLock:
         except BaseException:
             os.close(fd)
             raise
-        return cls(run_dir, fd)
+        return cls(run_dir, closed_first(fd))
 
     def close(self) -> None:
         """Releases it; a guardian that still runs keeps it."""
@@ -66,6 +69,22 @@ def enforcing_elsewhere(run_dir: Path, proc: Procfs) -> int | None:
         return _holder(fd, proc) if not _locked(fd, fcntl.LOCK_SH) else None
     finally:
         os.close(fd)
+
+
+def closed_first(fd: int) -> int:
+    """The same under a high number: of a process that is killed the kernel closes those first.
+
+    It closes an agent's probes one by one, which takes seconds, and a lock or pipe between them is held as long. The
+    order is that of exit_task_work(): last in, first out. Without room up there it stays.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = min(soft, _MAX_FDS) - _ROOM_FDS
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
+    except (OSError, OverflowError):
+        return fd
+    os.close(fd)
+    return moved
 
 
 @contextmanager

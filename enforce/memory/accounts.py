@@ -9,7 +9,7 @@ only count calls. The difference of the two, the overhead, moves slowly; each li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.core.model import ContainerKey, DeviceUuid, ProcessId
 
@@ -77,6 +77,7 @@ class MemoryView:
     claims: tuple[MemoryClaim, ...]
     tenants: tuple[Tenant, ...]
     acting: bool = True  # False: nothing is done, so what was planned counts as done
+    holders: Mapping[DeviceUuid, frozenset[ProcessId]] = field(default_factory=dict)  # processes that NVML has there
 
     def needed(self, device: DeviceUuid) -> int:
         """What has to stay free there for online containers."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from agent.core.model import ProcessId
 from agent.probes.abi import GROUP_ALL, PINNED, Held, QuotaKey
 from agent.probes.libbpf import Map
-from enforce.actuators.launch.resume import SAME_STOP_NS
 
+SAME_STOP_NS = 50_000_000  # several threads of a process may each run into one stop before it takes hold; as in bpf/
 POLL_NS = 10_000_000  # room comes by calls of other processes, which are not reported
 _FALLBACK_HOLD_NS = 30_000_000_000
 Room = Callable[[int, int], int | None]

@@ -127,7 +127,7 @@ class MemoryController:
         decisions = []
         for tenant in view.tenants:
             now, then = self._refusals[tenant.container], before.get(tenant.container, Refusals())
-            room = now.for_room > then.for_room
+            room = now.for_room > then.for_room or tenant.quota_bytes is None
             why = "an allocation leaves too little for online containers" if room else "an allocation is over its quota"
             for act, count in (("deny", now.denied - then.denied), ("hold", now.held - then.held)):
                 if count > 0 and tenant.container in subjects:

@@ -46,6 +46,7 @@ def view_of(
             if workload.classification.role is Role.OFFLINE and isinstance(workload.classification.rule, OfflineRule)
         ),
         acting=now.acting,
+        holders=_holders(snapshot),
     )
 
 
@@ -78,19 +79,39 @@ def group_quotas(
     limits: Mapping[LimitKey, int],
     slots: Mapping[DeviceUuid, int],
 ) -> dict[GroupQuotaKey, GroupQuota]:
-    """The limits, each with the processes that share it."""
+    """The limits, each with the processes that share it.
+
+    What all offline containers may have together is about those that NVML lists: for what a process only claims,
+    others are not refused. Until it is listed, its own container may have no more than there is room for.
+    """
     found: dict[GroupQuotaKey, GroupQuota] = {}
-    for (container, device), limit in limits.items():
+    for (container, device), limit in (_newcomers_limits(view, workloads, limits) | dict(limits)).items():
         if device not in slots:
             continue
         tenants = [tenant for tenant in view.tenants if container in (None, tenant.container)]
         members, sizes = [], []
         for tenant in tenants:
             mine = [one for member in workloads[tenant.container].members for one in _ordinals(member, device)]
+            if container is None:
+                mine = [(process, ordinal) for process, ordinal in mine if process in view.holders.get(device, ())]
             members += mine
             # A container's bytes are not known by process here: if some do not fit, all of them count with these.
             sizes += [tenant.on(device).live_bytes // max(1, len(mine))] * len(mine)
         found[container, slots[device]] = GroupQuota(limit, tuple(members), tuple(sizes))
+    return found
+
+
+def _newcomers_limits(
+    view: MemoryView, workloads: Mapping[ContainerKey, Workload], limits: Mapping[LimitKey, int]
+) -> dict[LimitKey, int]:
+    """Of containers without a quota that have a process which NVML does not list yet."""
+    found: dict[LimitKey, int] = {}
+    for tenant in view.tenants:
+        members = {member.process.id for member in workloads[tenant.container].members}
+        for device, holding in tenant.holdings.items():
+            room = view.room(device) if (None, device) in limits else None
+            if room is not None and members - view.holders.get(device, frozenset()):
+                found[tenant.container, device] = holding.live_bytes + max(0, room)
     return found
 
 
@@ -101,6 +122,16 @@ def _ordinals(member: GpuProcess, device: DeviceUuid) -> Iterator[tuple[ProcessI
             yield member.process.id, ordinal
     if set(member.visible) == {device}:
         yield member.process.id, DEVICE_UNKNOWN
+
+
+def _holders(snapshot: Snapshot) -> dict[DeviceUuid, frozenset[ProcessId]]:
+    """The processes whose memory on each device is known: NVML lists them there, or cannot say."""
+    found: dict[DeviceUuid, set[ProcessId]] = {}
+    for row in snapshot.processes:
+        for usage in row.usage:
+            if usage.memory_bytes is not None:
+                found.setdefault(usage.device, set()).add(row.process.id)
+    return {device: frozenset(processes) for device, processes in found.items()}
 
 
 def _free(reading: DeviceReading) -> int | None:

@@ -63,7 +63,7 @@ class OfflinePod(PodSection):
 _SECTIONS: Final[Mapping[str, type[Section]]] = {"online": OnlinePod, "offline": OfflinePod}
 # What each class may have beside its class (and an online one, its slo-pNN).
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "online": ("signal", "window", "min_samples", "port", "path"),
+    "online": ("signal", "window", "min_samples", "port", "path", "status"),
     "offline": ("weight",),
 }
 
@@ -146,7 +146,7 @@ def _promise(promises: list[str]) -> Iterator[str]:
 
 def _signal_mistake(slo: Mapping[str, Any]) -> str | None:
     """A key that the signal lacks, or that belongs to another one."""
-    foreign = [key for key in ("port", "path") if key in slo and slo["signal"] != "http"]
+    foreign = [key for key in ("port", "path", "status") if key in slo and slo["signal"] != "http"]
     if foreign:
         return _wrong(foreign[0], f"only signal http has {foreign[0]}; write {PREFIX}signal: http, or leave it out")
     if slo["signal"] == "http" and "port" not in slo:

@@ -47,7 +47,7 @@ def online(rule: schema.OnlineSection) -> model.OnlineRule:
 def _source(slo: schema.SloSection) -> model.Source | None:
     """`crosschecks` has seen to it that the signal's keys are there, and no other's."""
     if slo.signal == "http" and slo.port is not None:
-        return model.HttpSource(slo.port, slo.path)
+        return model.HttpSource(slo.port, slo.path, tuple(sorted({int(one) for one in slo.status if one.isdigit()})))
     if slo.signal == "prometheus" and slo.url is not None and slo.metric is not None:
         return model.PrometheusSource(slo.url, slo.metric, _labels(slo.labels), model.UNITS_NS[slo.unit])
     if slo.signal == "uprobe" and slo.binary is not None:
@@ -77,6 +77,7 @@ def offline(rule: schema.OfflineSection) -> model.OfflineRule:
         weight=rule.weight,
         limits=limits,
         ladder=tuple(rule.ladder),
+        unprobed=rule.unprobed,
     )
 
 

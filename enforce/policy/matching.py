@@ -19,7 +19,8 @@ from agent.core.model import HOST, Container
 
 Patterns = tuple[str, ...]
 _ID_CHARACTERS = 64  # of the ids that Docker, Podman, containerd and CRI-O generate
-_UNIT_SUFFIXES = (".service", ".scope", ".slice")
+_ENDS = (".service", ".scope")
+_UNIT_SUFFIXES = (*_ENDS, ".slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,16 @@ class Match:
         """Whether the rule is about this container. A match without any key fits nothing."""
         if self == Match():
             return False
-        return self._container_fits(facts.container) and self._processes_fit(facts, every_process)
+        # A name that a user chose himself gives no rights: with it a container can be slowed, never preferred.
+        names = names_of(facts.container) if every_process or facts.container.uid is None else ()
+        return self.fits_container(facts.container, names) and self._processes_fit(facts, every_process)
 
-    def _container_fits(self, it: Container) -> bool:
+    def fits_container(self, it: Container, names: tuple[str, ...]) -> bool:
+        """Whether all keys but those about processes fit; `names`: those that count."""
         return (
             _any(self.namespace, (it.namespace,))
             and _any(self.pod, (it.pod,))
-            and _any(self.container, names_of(it))
+            and _any(self.container, names)
             and _any(self.image, (it.image,))
             and _any(self.unit, units_of(it))
             and _any(self.cgroup, (it.cgroup,))
@@ -85,16 +89,13 @@ def names_of(container: Container) -> tuple[str, ...]:
 def units_of(container: Container) -> tuple[str, ...]:
     """The systemd units that a container runs in: its own and those around it, by its cgroup's path.
 
-    None of those below a user's own manager (user@1000.service): any user may name a unit ssh.service there.
+    None of those below a service or scope: whoever runs in it may have been given it to make cgroups of any name, as
+    each user's own manager (user@1000.service) is.
     """
     parts = container.cgroup.split("/")
-    end = next((at for at, part in enumerate(parts, 1) if _is_users_manager(part)), len(parts))
+    end = next((at for at, part in enumerate(parts, 1) if part.endswith(_ENDS)), len(parts))
     own = (container.name,) if container.runtime == "systemd" and end == len(parts) else ()
     return (*own, *(part for part in parts[:end] if part.endswith(_UNIT_SUFFIXES)))
-
-
-def _is_users_manager(part: str) -> bool:
-    return part.startswith("user@") and part.endswith(".service")
 
 
 def _any(patterns: Patterns, values: Iterable[str | None]) -> bool:

@@ -41,6 +41,7 @@ __all__ = [  # ContainerFacts, Match and ProcessFacts come from matching
 LatencySignal = Literal["gpu_wait", "http", "prometheus", "uprobe"]
 Law = Literal["headroom", "fixed", "tgs", "off"]
 Rung = Literal["pace", "gate", "deny", "hold", "freeze", "mps", "lock", "swap", "evict"]
+Unprobed = Literal["ignore", "tell", "freeze", "evict"]
 TimeUnit = Literal["s", "ms", "us"]
 SIGNALS: tuple[str, ...] = get_args(LatencySignal)
 LAWS: tuple[str, ...] = get_args(Law)
@@ -58,10 +59,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HttpSource:
-    """Requests to a port; only those whose path begins with `path`, if one is given."""
+    """Requests to a port; only those whose path begins with `path`, if one is given.
+
+    `statuses`: the first digits of those whose requests have a latency.
+    """
 
     port: int
     path: str | None = None
+    statuses: tuple[int, ...] = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,7 @@ class OfflineRule:
     weight: float
     limits: Limits
     ladder: tuple[str, ...]
+    unprobed: str = "tell"  # what is done where its work has no launches that the probes see
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +247,7 @@ MEMORY_RUNGS = ("deny", "hold", "swap", "evict")  # those that keep limits.memor
 # The keys of `slo` that belong to one signal each, and those that the signal requires.
 SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
     "gpu_wait": (),
-    "http": ("port", "path"),
+    "http": ("port", "path", "status"),
     "prometheus": ("url", "metric", "labels", "unit"),
     "uprobe": ("binary", "symbol", "offset", "nothrow"),
 }

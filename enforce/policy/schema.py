@@ -14,12 +14,13 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 from agent.config.sections import Section, mistake, unquoted_mistake
 from agent.config.validation import FileFormat
 from enforce.policy import model
-from enforce.policy.model import LatencySignal, Law, Rung, TimeUnit
+from enforce.policy.model import LatencySignal, Law, Rung, TimeUnit, Unprobed
 from enforce.policy.values import (
     BUCKET_SUFFIX,
     FILE_PATH,
     GLOB,
     METRIC_NAME,
+    STATUS_CLASSES,
     SYMBOL_NAME,
     URL,
     URL_PATH,
@@ -83,14 +84,17 @@ class MatchSection(Section):
     namespace: Patterns | None = Field(None, description="Kubernetes namespace of the pod.")
     pod: Patterns | None = Field(None, description="Name of the pod.")
     container: Patterns | None = Field(
-        None, description="Name of the container, as `gputop` shows it; a short id is none."
+        None,
+        description="Name of the container, as `gputop` shows it; a short id is none. A name that a user chose "
+        "(`NAME@UID`, below that user's slice or directory) counts for offline rules alone.",
     )
     image: Patterns | None = Field(None, description="Image reference, as the runtime writes it.")
     labels: Labels | None = Field(None, description="Label name → pattern. Every label named must exist and match.")
     unit: Patterns | None = Field(
         None,
-        description="systemd unit that the processes run in (service or scope), or a slice around it. Below "
-        "`user@UID.service` names are the user's choice and do not count: write `cgroup` there.",
+        description="systemd unit that the processes run in (service or scope), or a slice around it. Below a "
+        "service or scope, such as `user@UID.service`, names are the choice of who runs there and do not count: write "
+        "`cgroup` there.",
     )
     cgroup: Patterns | None = Field(
         None, description="Path of the cgroup below the hierarchy's root; `*` also matches `/`."
@@ -146,6 +150,10 @@ class SloSection(Section):
     )
     path: Annotated[str, URL_PATH] | None = Field(
         None, description="`http`: count only requests whose path begins with this. Left out: all requests."
+    )
+    status: Annotated[str, STATUS_CLASSES] = Field(
+        "2xx,3xx",
+        description="`http`: only requests with such an answer have a latency, as errors come fast; all are counted.",
     )
     url: Url | None = Field(
         None,
@@ -235,6 +243,14 @@ class OfflineSection(Section):
         default=["gate", "pace", "deny", "hold"],
         json_schema_extra={"minItems": 1},
         description="The actions that may be taken on it, in any order; see below.",
+    )
+    unprobed: Unprobed = Field(
+        "tell",
+        description="What is done to a container that works on a GPU by NVML without launches that the probes see, "
+        "which no launch rule can hold. `tell`: a line in the log (metric and alert are there anyway, also with "
+        "`ignore`). `freeze`: its cgroup is frozen by turns, within `max_pause` and `floor`, while an online container "
+        "on that GPU has requests or misses its SLO. `evict`: it is evicted when that has lasted for 30 s. Neither has "
+        "to be in `ladder`.",
     )
 
 

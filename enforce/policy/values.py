@@ -192,6 +192,14 @@ URL = Text(
     pattern="[Hh][Tt][Tt][Pp][Ss]?://[!-~]+",
 )
 URL_PATH = Text("path that begins with /", "/v1/", "a request's path", "begin it with /,", "/[!-~]*", LONGEST_PATH)
+STATUS_CLASSES = Text(
+    "classes of HTTP statuses, separated by commas",
+    "2xx,3xx",
+    "a list of classes of statuses",
+    "write some of 1xx to 5xx, separated by commas,",
+    "[1-5]xx(, ?[1-5]xx)*",
+    longest=64,
+)
 METRIC_NAME = Text(
     "name of a metric", "vllm:e2e_request_latency_seconds", "a metric's name", pattern="[A-Za-z_:][A-Za-z0-9_:]{0,254}"
 )

@@ -5,8 +5,8 @@
 It is a process of its own because resuming must not wait for the agent's work, and must outlive it. The kernel stops no
 process beyond the lease that is renewed here, in each round, only while the agent's heartbeat is fresh. When the agent
 dies, the kernel ends the lease at once and reports it, and everything is resumed here; when the agent hangs, the same
-after a second; when the guardian dies, the lease runs out and the agent resumes everything; when both die,
-`gpuwarden release`, the unit's ExecStopPost or the next start reads the ledger.
+after a second; when the guardian dies, the lease runs out and the agent resumes everything; when both die or stand
+still, the backstop does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,12 +33,13 @@ from agent.probes.libbpf import Library, Map, RingBuffer
 from enforce.actuators.launch.resume import DueResume, ResumeSchedule
 from enforce.actuators.undo import BackgroundUndo, MadeBy, acts_where, keep_releasing, release_all
 from enforce.memory.allocation_queue import AllocationQueue, HeldAllocation, kernel_room
+from enforce.recovery.beats import Beats
 
 _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000
 ROUND_NS = 50_000_000  # longest sleep: a quarter of the lease
 STALE_HEARTBEAT_NS = 1_000_000_000
-FOREIGN_PASS_NS = 1_000_000_000  # of launches that are free after a SIGCONT that is not ours
+MOST_RECORDS = 64  # that are read in one round: a process can have the kernel write one for each of its resumes
 PRUNE_NS = 5_000_000_000
 _LEDGER_SECONDS = 30.0  # a killed agent's files are closed one by one, its many probes among them
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -54,6 +56,7 @@ class GuardianSettings:
     agent_tgid: int
     open_delay_ns: int
     hold_ns: int
+    beats: int  # the descriptor of their page
     log_format: str = logs.Format.TEXT
 
     def to_argument(self) -> str:
@@ -72,8 +75,12 @@ class Guardian:
         maps = {name: Map(library, fd, *abi.MAPS.get(name, (abi.U32, abi.U32))) for name, fd in settings.fds.items()}
         self._settings, self._clock = settings, clock
         self._control = maps["controls"].share(1)[0]
-        self._resumes = maps["resumes"]
-        self._schedule = ResumeSchedule(maps["gates"].share(abi.SLOTS), settings.hold_ns, settings.open_delay_ns)
+        self._beats = Beats.shared(settings.beats)
+        self._released_ns = self._beats.released_ns
+        self._gates = maps["gates"].share(abi.SLOTS)
+        self._resumes, self._stops, self._holding = maps["resumes"], maps["stops"], maps["holding"]
+        self._wakes_lost = -1  # what an earlier guardian left is looked through at once
+        self._schedule = ResumeSchedule(self._gates, settings.hold_ns, settings.open_delay_ns)
         self._allocations = AllocationQueue(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
         self._pidfds = PidfdCache(Procfs())
@@ -124,7 +131,10 @@ class Guardian:
             keep_releasing(ledger, released, _KEEP_RELEASING_SECONDS)
 
     def _round(self) -> None:
-        self._ring.consume()
+        self._beats.guardian_ns = self._clock()
+        if self._released_ns != self._beats.released_ns:
+            self._released_ns = self._beats.released_ns
+            self._resume_all()  # the backstop has: another stop is none of a process that another writer resumed
         now = self._clock()
         if now - self._control.heartbeat_ns > STALE_HEARTBEAT_NS:
             self._control.lease_until_ns = 0
@@ -132,8 +142,12 @@ class Guardian:
                 background_undo.start_if_due()
             self._resume_all()
             return
-        self._control.lease_until_ns = now + LEASE_NS
+        self._control.lease_until_ns = now + LEASE_NS  # first: nothing that is read below may keep it waiting
+        self._ring.consume(MOST_RECORDS)
+        self._look_through_stops()
+        now = self._clock()
         for due in self._schedule.due(now):
+            self._control.lease_until_ns = self._clock() + LEASE_NS
             if not self._allocations.keeps(due.stop.process):  # a wait for memory does not end with the longest pause
                 self._end_stop(due)
         for hold in self._allocations.due(now):
@@ -144,9 +158,23 @@ class Guardian:
             for process in self._pidfds.prune():
                 self._schedule.forget(process)
                 self._allocations.forget(process)
+                self._forget_stop(process)
+
+    def _look_through_stops(self) -> None:
+        """Where the ring was full, a stop's own record is missing; the stop is not."""
+        if self._wakes_lost == self._control.wakes_lost:
+            return
+        self._wakes_lost = self._control.wakes_lost
+        for gate in self._gates:
+            gate.free_posted = 0
+        for key, pause in self._stops.items():
+            if pause.kind == abi.PAUSE_STOPPED and key.id() not in self._schedule.stops:
+                self._on_stopped(pause)
 
     def _resume_all(self) -> None:
-        self._ring.consume()
+        self._ring.consume()  # the lease is over: few come meanwhile
+        self._wakes_lost = -1
+        self._look_through_stops()
         stops, holds = list(self._schedule.stops.values()), self._allocations.holds
         self._schedule.stops, self._allocations.holds = {}, []
         for stop in stops:
@@ -166,12 +194,14 @@ class Guardian:
 
     def _resume(self, process: ProcessId, stopped_at_ns: int, pass_ns: int = 0) -> bool:
         """False when it may still be stopped. A process that cannot be resumed does not keep others stopped."""
+        pause = self._forget_stop(process)  # first: what stops it from now on is told again
+        ended_ns = pause.ran_ns if pause is not None and pause.ran_ns else self._clock()
         record = self._record(process)
         if pass_ns:
             record.passes += 1
             record.pass_ns = pass_ns
         record.stopped_at_ns = 0
-        record.paused_ns += max(0, self._clock() - stopped_at_ns)
+        record.paused_ns += max(0, ended_ns - stopped_at_ns)
         record.resumes += 1
         try:
             if resume_process(self._pidfds, process):
@@ -181,6 +211,12 @@ class Guardian:
             self._count(f"process {process.tgid} cannot be resumed now", error)
             return False
         return True
+
+    def _forget_stop(self, process: ProcessId) -> abi.Pause | None:
+        key = abi.ProcessKey.of(process)
+        self._holding.delete(key)
+        found: abi.Pause | None = self._stops.take(key)
+        return found
 
     def _record(self, process: ProcessId) -> abi.Resume:
         found: abi.Resume | None = self._resumes.get(abi.ProcessKey.of(process))
@@ -202,10 +238,14 @@ class Guardian:
         if abi.U32.from_buffer_copy(record).value == abi.PAUSE_HELD:
             self._on_held(abi.Held.from_buffer_copy(record))
             return
-        pause = abi.Pause.from_buffer_copy(record)
-        if pause.kind == abi.PAUSE_STOPPED:
-            self._on_stopped(pause)
-        elif pause.kind == abi.PAUSE_AGENT_EXIT:
+        wake = abi.Wake.from_buffer_copy(record)
+        if wake.kind == abi.PAUSE_STOPPED:
+            pause = self._stops.get(wake.process)
+            if pause is not None:  # or it was resumed already
+                self._on_stopped(pause)
+        elif wake.kind == abi.PAUSE_FREE:
+            self._gates[wake.slot].free_posted = 0
+        elif wake.kind == abi.PAUSE_AGENT_EXIT:
             self._finished = True
 
     def _on_held(self, held: abi.Held) -> None:
@@ -217,18 +257,10 @@ class Guardian:
 
     def _on_stopped(self, pause: abi.Pause) -> None:
         process = pause.process.id()
-        foreign = self._schedule.add(
-            pause
-        )  # it launched though we had not resumed it: another writer did, which is not fought
+        self._schedule.add(pause)
         self._allocations.ran(process, pause.at_ns)
         record = self._record(process)
-        record.stopped_at_ns = self._schedule.stops[process].at_ns
-        if foreign:
-            if not record.foreign:
-                _log.warning("process %d was resumed by another writer: it is not stopped for a while", process.tgid)
-            record.foreign += 1
-            record.passes += 1
-            record.pass_ns = FOREIGN_PASS_NS
+        record.stopped_at_ns = pause.at_ns
         self._write(process, record)
 
     def _sleep_seconds(self) -> float:
@@ -248,6 +280,8 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -20)  # a resume that waits for a CPU is a longer pause
     except PermissionError:
         _log.info("no CAP_SYS_NICE: resuming may be late under load")
+    with suppress(OSError):  # its session is a group of its own to the scheduler, whose niceness is another one
+        Path("/proc/self/autogroup").write_text("-20", encoding="ascii")
     guardian.run()
 
 

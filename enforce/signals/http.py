@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`http`: first byte of a request read by the container → last byte of its answer written. HTTP/1.x on one port.
+"""`http`: last byte of a request read by the container → last byte of its answer written. HTTP/1.x on one port.
 
 All processes of the container count, whether they use a GPU or not. What a request waited for before the server read
 it, and what the network took, is not in it.
@@ -44,6 +44,10 @@ class RequestCounter(Protocol):
         """The cumulative histogram since this number began."""
         ...
 
+    def details(self, number: int) -> Mapping[str, int]:
+        """What was seen of it beside latencies, as `http_probe.details_of`; empty when it has ended."""
+        ...
+
     def trouble(self, container: ContainerKey) -> str | None:
         """Why there may be no latencies of it."""
         ...
@@ -61,7 +65,8 @@ class Http:
     def __init__(self, counter: RequestCounter, requests: Requests, policy_slos: Iterable[Slo]) -> None:
         """`policy_slos`: of the policy file itself, and these very objects; every other one is a pod's own."""
         self._counter, self._policy_slos = counter, tuple(policy_slos)
-        self._windows = Windows(requests)
+        self._requests, self._windows = requests, Windows(requests)
+        self._detailed_ns: dict[ContainerKey, int] = {}
         self._snapshot: Snapshot | None = None
         self._containers: dict[ContainerKey, Container] = {}
 
@@ -74,17 +79,27 @@ class Http:
         if known is None or not isinstance(slo.source, HttpSource):
             return None
         annotated = all(slo is not one for one in self._policy_slos)  # a pod may write the same as the file
-        port = WatchedPort(slo.source.port, slo.source.path or "", annotated)
+        port = WatchedPort(slo.source.port, slo.source.path or "", annotated, slo.source.statuses)
         number = self._counter.watch(known, port, now_ns)
+        if number is not None and now_ns - self._detailed_ns.get(container, -NS_PER_SECOND) >= NS_PER_SECOND:
+            self._detailed_ns[container] = now_ns
+            self._requests.note(container, self._counter.details(number))
         histograms = {number: self._counter.buckets(number)} if number is not None else {}
         return self._windows.read(container, histograms, slo, now_ns)
 
     def trouble(self, container: ContainerKey) -> str | None:
-        """What keeps the probes from counting, or what else connections speak."""
+        """What keeps the probes from counting, what else connections speak, or that all answers are errors."""
         if (trouble := self._counter.trouble(container)) is not None:
             return trouble
         foreign = self._counter.tallies().get("foreign", 0)
-        return f"{foreign} connections spoke something else than HTTP/1 (TLS? HTTP/2?)" if foreign else None
+        if foreign:
+            return f"{foreign} connections spoke something else than HTTP/1 (TLS? HTTP/2?)"
+        counted = self._requests.of(container)
+        answers = {} if counted is None else {k: n for k, n in counted.details.items() if k.startswith("status:") and n}
+        if answers and counted is not None and not counted.requests:
+            found = ", ".join(f"{count} {name.removeprefix('status:')}" for name, count in answers.items())
+            return f"no answer has a status that slo.status counts: {found}"
+        return None
 
     def forget(self, containers: Iterable[ContainerKey]) -> None:
         """Drops what is kept about containers that are gone."""
@@ -92,6 +107,7 @@ class Http:
         self._windows.forget(gone)
         for container in gone:
             self._containers.pop(container, None)
+            self._detailed_ns.pop(container, None)
             self._counter.forget(container)
 
 

@@ -21,11 +21,15 @@ from agent.probes.abi import U32, U64, Latency
 from agent.probes.libbpf import BpfObject, Map
 from enforce.signals.latency_window import Buckets
 
-WATCHES, LONGEST_PATH = 64, 64
+WATCHES, LONGEST_PATH, SLOTS = 64, 64, 1024
+CLASS_NAMES = ("unknown", "1xx", "2xx", "3xx", "4xx", "5xx")
+PARTS = ("receive", "head", "first_byte", "service")  # of a request: struct http_counts says from where to where
+COUNTED = (2, 3)  # whose requests are latencies, unless the policy says otherwise
 
 TALLIES = (
     "answered",
     "elsewhere",
+    "other_status",
     "foreign",
     "unanswered",
     "unseen",
@@ -34,10 +38,24 @@ TALLIES = (
     "long",
     "deep",
     "no_connection",
+    "evicted",
     "no_process",
 )
 
-LOSSES = TALLIES[3:]
+LOSSES = TALLIES[4:]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPort:
+    """Requests to a port of a container whose target begins with `path`; "": all.
+
+    `statuses`: the first digits of those that are latencies; the others are counted only.
+    """
+
+    port: int
+    path: str = ""
+    annotated: bool = field(default=False, compare=False)  # its pod's own SLO, not the policy file's
+    statuses: tuple[int, ...] = COUNTED
 
 
 class Watch(c.Structure):
@@ -48,13 +66,29 @@ class Watch(c.Structure):
         ("port", c.c_uint16),
         ("path_length", c.c_uint16),
         ("path", c.c_uint8 * LONGEST_PATH),
+        ("classes", U32),
     ]
 
     @classmethod
-    def of(cls, epoch: int, port: int, path: str) -> Watch:
-        """`path`: the prefix of the requests' targets; "" for all."""
-        text = path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
-        return cls(epoch, port, len(text), (c.c_uint8 * LONGEST_PATH)(*text))
+    def of(cls, epoch: int, source: WatchedPort) -> Watch:
+        """What belongs to the number `epoch`."""
+        text = source.path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
+        classes = sum(1 << one for one in source.statuses)
+        return cls(epoch, source.port, len(text), (c.c_uint8 * LONGEST_PATH)(*text), classes)
+
+
+class Counts(c.Structure):
+    """struct http_counts: what one place saw."""
+
+    _fields_ = [
+        ("tallies", U64 * len(TALLIES)),
+        ("classes", U64 * len(CLASS_NAMES)),
+        ("receive_ns", U64),
+        ("head_ns", U64),
+        ("first_byte_ns", U64),
+        ("service_ns", U64),
+        ("cursor", U64),
+    ]
 
 
 class Process(c.Structure):
@@ -69,12 +103,18 @@ class Follower(c.Structure):
     _fields_ = [("watch", U32), ("epoch", U32)]
 
 
-MIRRORS: dict[str, type[c.Structure]] = {"http_watch": Watch, "http_follower": Follower, "latency": Latency}
+MIRRORS: dict[str, type[c.Structure]] = {
+    "http_watch": Watch,
+    "http_counts": Counts,
+    "http_follower": Follower,
+    "latency": Latency,
+}
 
 MAPS: dict[str, tuple[Any, Any]] = {
     "http_wanted": (Process, Follower),
     "http_watches": (U32, Watch),
     "http_latencies": (U32, Latency),
+    "http_counts": (U32, Counts),
     "http_tallies": (U32, U64),
 }
 
@@ -91,17 +131,19 @@ class HttpProbes:
             abi.check(self.bpf, MIRRORS)
             self._wanted, self._watches = self._map("http_wanted"), self._map("http_watches")
             self._latencies, self._tallies = self._map("http_latencies"), self._map("http_tallies")
+            self._counts = self._map("http_counts")
             for program in _PROGRAMS:
                 self.bpf.attach(program)
         except ProbeError:
             self.bpf.close()
             raise
 
-    def watch(self, place: int, epoch: int, port: int, path: str) -> None:
+    def watch(self, place: int, epoch: int, source: WatchedPort) -> None:
         """Gives a place to a container; its latencies begin at none."""
         self._watches.put(U32(place), Watch())
         self._latencies.put(U32(place), Latency())
-        self._watches.put(U32(place), Watch.of(epoch, port, path))
+        self._counts.put(U32(place), Counts())
+        self._watches.put(U32(place), Watch.of(epoch, source))
 
     def unwatch(self, place: int) -> None:
         """Frees a place; the calls of its processes are no longer looked at."""
@@ -131,6 +173,10 @@ class HttpProbes:
         """The same with the sum."""
         return self._latencies.get(U32(place)) or Latency()
 
+    def counts(self, place: int) -> Counts:
+        """What a place saw."""
+        return self._counts.get(U32(place)) or Counts()
+
     def tallies(self) -> dict[str, int]:
         """What was seen, and why requests are missing, since the probes were attached."""
         return dict(zip(TALLIES, self._tallies.per_cpu_array(len(TALLIES)), strict=True))
@@ -149,13 +195,12 @@ class HttpProbes:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedPort:
-    """Requests to a port of a container whose target begins with `path`; "": all."""
-
-    port: int
-    path: str = ""
-    annotated: bool = field(default=False, compare=False)  # its pod's own SLO, not the policy file's
+def details_of(counts: Counts) -> dict[str, int]:
+    """ "status:CLASS" → answers, "ns:PART" → sum over the requests that have a latency, "lost:REASON" → requests."""
+    answers = {f"status:{name}": counts.classes[one] for one, name in enumerate(CLASS_NAMES)}
+    parts = {f"ns:{part}": int(getattr(counts, f"{part}_ns")) for part in PARTS}
+    lost = {f"lost:{name}": counts.tallies[TALLIES.index(name)] for name in LOSSES}
+    return answers | parts | lost
 
 
 class HttpProcessProbes:
@@ -171,7 +216,7 @@ class HttpProcessProbes:
     def begin(self, number: int, source: WatchedPort) -> None:
         """Takes a free place, of which the follower admits no more than there are."""
         place = min(set(range(WATCHES)) - set(self._places.values()))
-        self._probes.watch(place, number, source.port, source.path)
+        self._probes.watch(place, number, source)
         self._places[number] = place
 
     def end(self, number: int) -> None:
@@ -208,6 +253,11 @@ class HttpProcessProbes:
     def changes_fd(self) -> int | None:
         """None."""
         return None
+
+    def details(self, number: int) -> dict[str, int]:
+        """Answers by class, times of requests, and losses, of one place."""
+        place = self._places.get(number)
+        return details_of(self._probes.counts(place)) if place is not None else {}
 
     def tallies(self) -> dict[str, int]:
         """What was seen, and why requests are missing."""

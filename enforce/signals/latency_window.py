@@ -34,6 +34,7 @@ class Counted:
 
     requests: int
     slow: float
+    details: Mapping[str, int] = field(default_factory=dict)  # of the signal's own: "kind:name" → count or ns
 
 
 class Requests:
@@ -45,7 +46,11 @@ class Requests:
     def add(self, container: ContainerKey, requests: int, slow: float) -> None:
         """Adds new requests. Zero is to be added, too: then it is known that there were none."""
         before = self._of.get(container, Counted(0, 0.0))
-        self._of[container] = Counted(before.requests + requests, before.slow + slow)
+        self._of[container] = replace(before, requests=before.requests + requests, slow=before.slow + slow)
+
+    def note(self, container: ContainerKey, details: Mapping[str, int]) -> None:
+        """What else the signal saw since the container is watched."""
+        self._of[container] = replace(self._of.get(container, Counted(0, 0.0)), details=details)
 
     def of(self, container: ContainerKey) -> Counted | None:
         """None where nothing could be read yet."""

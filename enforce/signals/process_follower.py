@@ -157,6 +157,10 @@ class ProcessFollower(Generic[S]):
             return self._settings.full
         return self._kernel.problem or watch.trouble
 
+    def details(self, number: int) -> dict[str, int]:
+        """What was seen of a watch beside its latencies; empty when it has ended."""
+        return self._kernel.details(number)
+
     def tallies(self) -> dict[str, int]:
         """What the kernel side saw and missed since the start."""
         return self._kernel.tallies()

@@ -69,6 +69,10 @@ class ProcessProbes(Protocol[S_contra]):
         """What was seen or missed, by name, since it was loaded."""
         ...
 
+    def details(self, number: int) -> dict[str, int]:
+        """What was seen of a watch beside its latencies, as "kind:name" → count or ns."""
+        ...
+
     def close(self) -> None:
         """Detaches everything."""
         ...
@@ -115,6 +119,11 @@ class KernelSide(Generic[S]):
         """The cumulative histogram of a number."""
         with self._lock:
             return self.probes.buckets(number) if self.probes is not None else None
+
+    def details(self, number: int) -> dict[str, int]:
+        """What was seen of a number beside its latencies; empty while nothing is loaded."""
+        with self._lock:
+            return self.probes.details(number) if self.probes is not None else {}
 
     def tallies(self) -> dict[str, int]:
         """Since the first load."""

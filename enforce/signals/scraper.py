@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -32,22 +33,49 @@ Cumulative = dict[float, float]
 
 _MOST_LINES = 10_000
 _LONGEST_LINE = 16 << 10
+_BATCH_LINES = 50  # between two looks at the time
+CPU_BUDGET_SECONDS = 0.1  # to parse one histogram: a tenth of what a look a second has
 _MOST_REQUESTS = 2**53  # above it a float does not count on; sums of these stay far from what a float can hold
 _LONGEST_NS = 1e18
 
 
-def histograms(text: str, source: PrometheusSource) -> dict[Labels, Cumulative]:
-    """The series that `source` selects, by their labels without `le`. FetchError where they cannot be parsed."""
+def histograms(
+    text: str, source: PrometheusSource, cpu_seconds: Callable[[], float] = time.thread_time
+) -> dict[Labels, Cumulative]:
+    """The series that `source` selects, by their labels without `le`.
+
+    FetchError where they cannot be parsed, or not within CPU_BUDGET_SECONDS: a tenant's page is not to cost more.
+    """
     name = f"{source.metric}_bucket"
     lines = [line for line in text.split("\n") if line.startswith((f"{name}{{", f"{name} "))]
+    for needle in _needles(source):
+        lines = [line for line in lines if needle in line]
     if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
         raise FetchError(Failure.TOO_LARGE, f"{source.url}: {name} has more than {_MOST_LINES} lines; add slo.labels")
     found: dict[Labels, Cumulative] = {}
-    for labels, value in _samples(lines, source):
+    for labels, value in _within_budget(lines, source, cpu_seconds):
         le = _number(labels.pop("le", ""))
         if le is not None and _plausible(le, value, source) and _fits(source, labels):
             found.setdefault(tuple(sorted(labels.items())), {})[le] = value
     return {series: cumulative for series, cumulative in found.items() if math.inf in cumulative}  # else it was cut off
+
+
+def _needles(source: PrometheusSource) -> list[str]:
+    """What every line of the series has: to look for it costs a hundredth of parsing the line."""
+    plain = [patterns[0] for _, patterns in source.labels if len(patterns) == 1]
+    return [f'"{value}"' for value in plain if value and not set(value) & set('*?[]\\"\n')]
+
+
+def _within_budget(
+    lines: list[str], source: PrometheusSource, cpu_seconds: Callable[[], float]
+) -> Iterator[tuple[dict[str, str], float]]:
+    began = cpu_seconds()
+    for at in range(0, len(lines), _BATCH_LINES):
+        if cpu_seconds() - began > CPU_BUDGET_SECONDS:
+            budget = f"takes more than {CPU_BUDGET_SECONDS * 1e3:.0f} ms of CPU to parse"
+            what = f"{source.url}: {source.metric} {budget} ({len(lines)} lines); add slo.labels without wildcards"
+            raise FetchError(Failure.TOO_LARGE, what)
+        yield from _samples(lines[at : at + _BATCH_LINES], source)
 
 
 def _samples(lines: list[str], source: PrometheusSource) -> Iterable[tuple[dict[str, str], float]]:

@@ -121,6 +121,10 @@ class UprobeProbes:
         """Calls that were not recorded, by reason."""
         return dict(zip(TALLIES, self._tallies.per_cpu_array(len(TALLIES)), strict=True))
 
+    def details(self, _number: int) -> dict[str, int]:
+        """Nothing: a call has a latency and no more."""
+        return {}
+
     def close(self) -> None:
         """Detaches everything."""
         self._files.close()

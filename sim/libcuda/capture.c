@@ -124,6 +124,29 @@ CUresult capture_copy(struct CUstream_st *stream, int kind, size_t bytes)
 	return result;
 }
 
+CUresult capture_allocation(struct CUstream_st *stream, size_t bytes, CUdeviceptr *pointer)
+{
+	CUmemLocation here = {CU_MEM_LOCATION_TYPE_DEVICE, stream->context->ordinal};
+	CUresult result;
+
+	pthread_mutex_lock(&capture_lock);
+	stream->captured++;
+	result = graph_append_allocation(stream->capture, here, bytes, pointer, NULL);
+	pthread_mutex_unlock(&capture_lock);
+	return result;
+}
+
+CUresult capture_free(struct CUstream_st *stream, CUdeviceptr pointer)
+{
+	CUresult result;
+
+	pthread_mutex_lock(&capture_lock);
+	stream->captured++;
+	result = graph_append_free(stream->capture, pointer, NULL);
+	pthread_mutex_unlock(&capture_lock);
+	return result;
+}
+
 void capture_leave(struct CUstream_st *stream)
 {
 	CUgraph graph;
@@ -185,6 +208,16 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode)
 	return begin_to(handle, NULL, mode);
 }
 
+/* Nobody is called back: nodes may do anything of the type that they had. */
+static CUresult begin_again(CUstream handle, CUgraph graph, CUstreamCaptureMode mode)
+{
+	CUresult result = begin_to(handle, graph, mode);
+
+	if (result == CUDA_SUCCESS)
+		graph_begin_rewriting(graph);
+	return result;
+}
+
 static CUresult end(CUstream handle, CUgraph *graph)
 {
 	struct CUstream_st *stream;
@@ -200,6 +233,8 @@ static CUresult end(CUstream handle, CUgraph *graph)
 		result = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
 	else if (!dissolve(stream->capture_number))
 		result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+	else if (!graph_end_rewriting(*graph))
+		result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	pthread_mutex_unlock(&capture_lock);
 	if (result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED && stream->capture_is_ours)
 		graph_free(*graph);
@@ -237,6 +272,9 @@ API2(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz,
      (CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count,
       CUstreamCaptureMode mode),
      graph && (!count || dependencies) && (!edges || count) ? begin_to(stream, graph, mode) : CUDA_ERROR_INVALID_VALUE)
+API2(cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz,
+     (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data),
+     ((void)callback, (void)data, graph ? begin_again(stream, graph, mode) : CUDA_ERROR_INVALID_VALUE))
 API2(cuStreamEndCapture, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), end(stream, graph))
 API2(cuStreamIsCapturing, cuStreamIsCapturing_ptsz, (CUstream stream, CUstreamCaptureStatus *status),
      info(stream, status, NULL, NULL, NULL, NULL))

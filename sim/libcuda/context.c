@@ -105,6 +105,19 @@ API cuDevicePrimaryCtxReset(CUdevice device)
 	return primary_drop(device, true);
 }
 
+API cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+	CUresult result = ready_ordinal(device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!flags || !active)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = 0;
+	*active = atomic_load(&primaries[device].alive);
+	return CUDA_SUCCESS;
+}
+
 /* ---- the stack of a thread ---- */
 
 static bool valid(const struct CUctx_st *context)
@@ -341,6 +354,35 @@ API cuCtxSynchronize_v2(CUcontext context)
 	if (result != CUDA_SUCCESS)
 		return result;
 	return valid(context) ? synchronize(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+API cuCtxGetApiVersion(CUcontext context, unsigned *version)
+{
+	CUresult result = context ? ready() : context_current(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!valid(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	*version = 3020; /* of contexts, unchanged since */
+	return CUDA_SUCCESS;
+}
+
+/* Of the tools that would listen there are none. */
+API cuProfilerStart(void)
+{
+	struct CUctx_st *context;
+
+	return context_current(&context);
+}
+
+API cuProfilerStop(void)
+{
+	struct CUctx_st *context;
+
+	return context_current(&context);
 }
 
 API cuCtxGetStreamPriorityRange(int *least, int *greatest)

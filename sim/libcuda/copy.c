@@ -20,6 +20,32 @@ CUresult copy_submit(int kind, size_t bytes, CUstream handle, bool wait)
 	return result == CUDA_SUCCESS && wait ? point_wait(at) : result;
 }
 
+CUresult copy_between(uint32_t to, uint32_t from, size_t bytes, CUstream handle, bool wait)
+{
+	struct CUstream_st *stream;
+	struct point at;
+	CUresult result = stream_resolve(handle, &stream);
+
+	if (result != CUDA_SUCCESS || !bytes)
+		return result;
+	if (stream->capture || to == from || to == NO_DEVICE || from == NO_DEVICE)
+		return copy_submit(COPY_D2D, bytes, handle, wait);
+	result = ring_operation(stream, CMD_COPY, (uint64_t[4]){COPY_PEER, bytes, to, from}, &at);
+	return result == CUDA_SUCCESS && wait ? point_wait(at) : result;
+}
+
+static CUresult between_contexts(CUcontext to, CUcontext from, size_t bytes, CUstream stream, bool wait)
+{
+	if (!to || to->magic != MAGIC_CONTEXT || !from || from->magic != MAGIC_CONTEXT)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return copy_between(to->device, from->device, bytes, stream, wait);
+}
+
+static CUresult between_addresses(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, bool wait)
+{
+	return copy_between(device_at(to), device_at(from), bytes, stream, wait);
+}
+
 int copy_direction(bool to_device, bool from_device)
 {
 	if (to_device)
@@ -47,6 +73,8 @@ static CUresult unified(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream
 
 	if (kind == COPY_D2H)
 		return to_host((void *)to, bytes, stream, wait);
+	if (kind == COPY_D2D)
+		return between_addresses(to, from, bytes, stream, wait);
 	return copy_submit(kind, bytes, stream, wait);
 }
 
@@ -88,10 +116,11 @@ API2(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), 
 API2(cuMemcpyHtoD, cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t bytes), (UNUSED2, SYNC(COPY_H2D)))
 API2(cuMemcpyDtoH, cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes),
      ((void)from, to_host(to, bytes, NULL, true)))
-API2(cuMemcpyDtoD, cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (UNUSED2, SYNC(COPY_D2D)))
+API2(cuMemcpyDtoD, cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes),
+     between_addresses(to, from, bytes, NULL, true))
 API2(cuMemcpyPeer, cuMemcpyPeer_ptds,
      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes),
-     (UNUSED2, (void)to_context, (void)from_context, SYNC(COPY_D2D)))
+     (UNUSED2, between_contexts(to_context, from_context, bytes, NULL, true)))
 
 API2(cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz,
      (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUmemcpyAttributes *attributes, CUstream stream),
@@ -103,10 +132,10 @@ API2(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2_ptsz, (CUdeviceptr to, const void *
 API2(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2_ptsz, (void *to, CUdeviceptr from, size_t bytes, CUstream stream),
      ((void)from, to_host(to, bytes, stream, false)))
 API2(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
-     (UNUSED2, ASYNC(COPY_D2D)))
+     between_addresses(to, from, bytes, stream, false))
 API2(cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz,
      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream),
-     (UNUSED2, (void)to_context, (void)from_context, ASYNC(COPY_D2D)))
+     (UNUSED2, between_contexts(to_context, from_context, bytes, stream, false)))
 API2(cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz, (CUdeviceptr pointer, size_t bytes, CUdevice to, CUstream stream),
      prefetch(pointer, bytes, to >= 0, stream))
 API2(cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz,

@@ -54,6 +54,20 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, bool wait)
 	return result;
 }
 
+/* A context says whose memory a side is, where it is memory of a device. */
+static CUresult copy_peer(const CUDA_MEMCPY3D_PEER *p, const CUDA_MEMCPY3D *c, CUstream stream, bool wait)
+{
+	CUcontext to = p->dstContext, from = p->srcContext;
+	size_t bytes;
+	int kind;
+	CUresult result = copy_shape(c, &kind, &bytes);
+
+	if (result != CUDA_SUCCESS || kind != COPY_D2D || !to || to->magic != MAGIC_CONTEXT || !from ||
+	    from->magic != MAGIC_CONTEXT)
+		return result == CUDA_SUCCESS ? copy_3d(c, stream, wait) : result;
+	return copy_between(to->device, from->device, bytes, stream, wait);
+}
+
 /* Of any of the structs: their fields have the same names. */
 #define FLAT(c)                                                                                                        \
 	.srcXInBytes = (c)->srcXInBytes, .srcY = (c)->srcY, .srcMemoryType = (c)->srcMemoryType,                       \
@@ -73,9 +87,10 @@ API2(cuMemcpy2DAsync, cuMemcpy2DAsync_v2_ptsz, (const CUDA_MEMCPY2D *c, CUstream
      COPY(c, FROM_2D(c), stream, false))
 API2(cuMemcpy3D, cuMemcpy3D_v2_ptds, (const CUDA_MEMCPY3D *c), COPY(c, c, NULL, true))
 API2(cuMemcpy3DAsync, cuMemcpy3DAsync_v2_ptsz, (const CUDA_MEMCPY3D *c, CUstream stream), COPY(c, c, stream, false))
-API2(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, (const CUDA_MEMCPY3D_PEER *c), COPY(c, FROM_3D(c), NULL, true))
+API2(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, (const CUDA_MEMCPY3D_PEER *c),
+     c ? copy_peer(c, FROM_3D(c), NULL, true) : CUDA_ERROR_INVALID_VALUE)
 API2(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz, (const CUDA_MEMCPY3D_PEER *c, CUstream stream),
-     COPY(c, FROM_3D(c), stream, false))
+     c ? copy_peer(c, FROM_3D(c), stream, false) : CUDA_ERROR_INVALID_VALUE)
 
 /* ---- lists ---- */
 
@@ -114,7 +129,9 @@ static CUresult copy_batch(const struct batch *b, size_t *failed, CUstream strea
 	for (size_t i = 0; i < b->count && result == CUDA_SUCCESS; i++) {
 		int kind = copy_direction_of(b->to[i], b->from[i]);
 
-		result = copy_submit(kind, b->bytes[i], stream, false);
+		result = kind == COPY_D2D
+				 ? copy_between(device_at(b->to[i]), device_at(b->from[i]), b->bytes[i], stream, false)
+				 : copy_submit(kind, b->bytes[i], stream, false);
 		if (result != CUDA_SUCCESS && failed)
 			*failed = i;
 		if (result == CUDA_SUCCESS && kind == COPY_D2H)
@@ -166,6 +183,9 @@ static CUresult copy_operation(const CUDA_MEMCPY3D_BATCH_OP *c, CUstream stream)
 	    __builtin_mul_overflow(bytes, c->extent.depth, &bytes) ||
 	    __builtin_mul_overflow(bytes, element_bytes(c), &bytes))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (kind == COPY_D2D && c->src.type == CU_MEMCPY_OPERAND_TYPE_POINTER &&
+	    c->dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER)
+		return copy_between(device_at(c->dst.op.ptr.ptr), device_at(c->src.op.ptr.ptr), bytes, stream, false);
 	return copy_submit(kind, bytes, stream, false);
 }
 
@@ -225,6 +245,13 @@ static CUresult prefetch_list(const struct prefetches *p, unsigned long long fla
 }
 
 API2(cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz,
+     (CUdeviceptr * pointers, size_t *bytes, size_t count, CUmemLocation *locations, size_t *indices,
+      size_t location_count, unsigned long long flags, CUstream stream),
+     pointers ? prefetch_list(&(struct prefetches){bytes, count, locations, indices, location_count}, flags, stream)
+	      : CUDA_ERROR_INVALID_VALUE)
+
+/* Discarding frees nothing: what follows is a prefetch like others. */
+API2(cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync_ptsz,
      (CUdeviceptr * pointers, size_t *bytes, size_t count, CUmemLocation *locations, size_t *indices,
       size_t location_count, unsigned long long flags, CUstream stream),
      pointers ? prefetch_list(&(struct prefetches){bytes, count, locations, indices, location_count}, flags, stream)

@@ -5,9 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COMPUTE_MAJOR 9
-#define COMPUTE_MINOR 0
-
 API cuInit(unsigned flags)
 {
 	return flags ? CUDA_ERROR_INVALID_VALUE : connection_open();
@@ -116,49 +113,65 @@ static bool parse_pci(const char *text, struct pci_address *pci)
 	       (pci->domain = 0, sscanf(text, "%x:%x.%x", &pci->bus, &pci->device, &pci->function) == 3);
 }
 
-static bool attribute_of(const struct device_facts *facts, int attribute, int *value)
+/* Those that are the same for every device, by number; the others that are not here are what is not modelled: 0. */
+static const int ATTRIBUTES[CU_DEVICE_ATTRIBUTE_MAX] = {
+	[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = MAX_BLOCK,
+	[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X] = MAX_BLOCK,
+	[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y] = MAX_BLOCK,
+	[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z] = 64,
+	[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X] = 0x7fffffff,
+	[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y] = 65535,
+	[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z] = 65535,
+	[CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK] = SHARED_BYTES,
+	[CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY] = 65536,
+	[CU_DEVICE_ATTRIBUTE_WARP_SIZE] = 32,
+	[CU_DEVICE_ATTRIBUTE_MAX_PITCH] = 0x7fffffff,
+	[CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK] = 65536,
+	[CU_DEVICE_ATTRIBUTE_CLOCK_RATE] = 1980000,
+	[CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT] = 512,
+	[CU_DEVICE_ATTRIBUTE_GPU_OVERLAP] = 1,
+	[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY] = 1,
+	[CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS] = 1,
+	[CU_DEVICE_ATTRIBUTE_ECC_ENABLED] = 1,
+	[CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE] = 3201000,
+	[CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH] = 6144,
+	[CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE] = 50 << 20,
+	[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR] = 2048,
+	[CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT] = 2,
+	[CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING] = 1,
+	[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] = DEVICE_ARCH / 10,
+	[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR] = DEVICE_ARCH % 10,
+	[CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR] = 233472,
+	[CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR] = 65536,
+	[CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY] = 1,
+	[CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM] = 1,
+	[CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH] = 1,
+	[CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN] = SHARED_BYTES_OPTIN,
+	[CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR] = 32,
+	[CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK] = RESERVED_SHARED_BYTES,
+};
+
+static int attribute_of(const struct device_facts *facts, CUdevice_attribute attribute)
 {
 	struct pci_address pci;
 
 	parse_pci(facts->pci_bus_id, &pci);
 	switch (attribute) {
-	case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-	case 2: /* MAX_BLOCK_DIM_X */
-	case 3: /* MAX_BLOCK_DIM_Y */
-		return *value = 1024, true;
-	case 4: /* MAX_BLOCK_DIM_Z */
-		return *value = 64, true;
-	case 5: /* MAX_GRID_DIM_X */
-		return *value = 0x7fffffff, true;
-	case 6: /* MAX_GRID_DIM_Y */
-	case 7: /* MAX_GRID_DIM_Z */
-		return *value = 65535, true;
-	case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
-		return *value = 32, true;
-	case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
-		return *value = 1980000, true;
 	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-		return *value = (int)facts->sms, true;
+		return (int)facts->sms;
 	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-		return *value = (int)pci.bus, true;
+		return (int)pci.bus;
 	case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
-		return *value = (int)pci.device, true;
+		return (int)pci.device;
 	case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
-		return *value = (int)pci.domain, true;
-	case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
-		return *value = 2048, true;
-	case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
-		return *value = 2, true;
-	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-		return *value = 1, true;
-	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-		return *value = COMPUTE_MAJOR, true;
-	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-		return *value = COMPUTE_MINOR, true;
-	case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
-		return *value = 32, true;
+		return (int)pci.domain;
 	default:
-		return false;
+		return ATTRIBUTES[attribute];
 	}
 }
 
@@ -168,7 +181,23 @@ API cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice devi
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	return value && attribute_of(facts_of(device), (int)attribute, value) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (!value || (int)attribute < 1 || attribute >= CU_DEVICE_ATTRIBUTE_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	*value = attribute_of(facts_of(device), attribute);
+	return CUDA_SUCCESS;
+}
+
+API cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+{
+	CUresult result = ready_ordinal(device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!major || !minor)
+		return CUDA_ERROR_INVALID_VALUE;
+	*major = DEVICE_ARCH / 10;
+	*minor = DEVICE_ARCH % 10;
+	return CUDA_SUCCESS;
 }
 
 API cuDeviceTotalMem(size_t *bytes, CUdevice device)

@@ -117,7 +117,22 @@ static CUresult look(CUevent event, struct point *at, bool *recorded)
 	return result;
 }
 
+/* External: in a capture a node of its own, which ties no streams; recording by graphs is not modelled. */
+static CUresult record_with_flags(CUevent event, CUstream handle, unsigned flags)
+{
+	struct CUstream_st *stream;
+	CUresult result = stream_resolve(handle, &stream);
+
+	if (result == CUDA_SUCCESS && flags & ~CU_EVENT_RECORD_EXTERNAL)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (result == CUDA_SUCCESS && flags && stream->capture)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return result == CUDA_SUCCESS ? record(event, handle) : result;
+}
+
 API2(cuEventRecord, cuEventRecord_ptsz, (CUevent event, CUstream stream), record(event, stream))
+API2(cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz, (CUevent event, CUstream stream, unsigned flags),
+     record_with_flags(event, stream, flags))
 
 API cuEventSynchronize(CUevent event)
 {

@@ -18,12 +18,15 @@
 #undef cuEventDestroy
 #undef cuGetProcAddress
 #undef cuGraphAddKernelNode
+#undef cuGraphExecKernelNodeSetParams
 #undef cuGraphExecUpdate
 #undef cuGraphInstantiate
+#undef cuGraphKernelNodeSetParams
 #undef cuMemAlloc
 #undef cuMemAllocHost
 #undef cuMemAllocPitch
 #undef cuMemFree
+#undef cuMemGetAddressRange
 #undef cuMemGetInfo
 #undef cuMemHostGetDevicePointer
 #undef cuMemHostRegister

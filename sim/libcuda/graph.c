@@ -1,33 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /* A graph is its nodes in the order in which they were added; dependencies never point forward, so that order obeys them. */
-#include "internal.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct operation {
-	CUgraphNodeType type;
-	union {
-		struct kernel kernel;
-		struct {
-			int kind;
-			size_t bytes;
-		} copy;
-	};
-};
-
-struct CUgraphNode_st {
-	uint32_t magic;
-	struct operation operation;
-	CUgraph child;
-};
-
-struct CUgraph_st {
-	uint32_t magic;
-	size_t count, room;
-	CUgraphNode *nodes;
-};
 
 static pthread_mutex_t graph_lock = PTHREAD_MUTEX_INITIALIZER; /* of appending */
 
@@ -44,14 +21,18 @@ CUresult graph_new(CUgraph *out)
 	return CUDA_SUCCESS;
 }
 
+static void node_free(CUgraphNode node)
+{
+	if (node->child)
+		graph_free(node->child);
+	node->magic = 0;
+	free(node);
+}
+
 void graph_free(CUgraph graph)
 {
-	for (size_t i = 0; i < graph->count; i++) {
-		if (graph->nodes[i]->child)
-			graph_free(graph->nodes[i]->child);
-		graph->nodes[i]->magic = 0;
-		free(graph->nodes[i]);
-	}
+	for (size_t i = 0; i < graph->count; i++)
+		node_free(graph->nodes[i]);
 	graph->magic = 0;
 	free(graph->nodes);
 	free(graph);
@@ -73,13 +54,42 @@ static bool make_room(CUgraph graph)
 	return true;
 }
 
+/* A re-capture makes the same nodes in the same order, which may do more or less than before. */
+static CUresult rewrite(CUgraph graph, struct operation operation)
+{
+	CUgraphNode node = graph->nodes[graph->rewritten];
+
+	if (node->operation.type != operation.type)
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	node->operation = operation;
+	graph->rewritten++;
+	return CUDA_SUCCESS;
+}
+
+void graph_begin_rewriting(CUgraph graph)
+{
+	graph->rewritten = 0;
+	graph->end = graph->count;
+}
+
+bool graph_end_rewriting(CUgraph graph)
+{
+	bool complete = graph->rewritten == graph->end;
+
+	graph->rewritten = graph->end = 0;
+	return complete;
+}
+
 static CUresult append(CUgraph graph, struct operation operation, CUgraph child, CUgraphNode *out)
 {
-	struct CUgraphNode_st *node = malloc(sizeof(*node));
+	struct CUgraphNode_st *node;
 	bool roomy = false;
 
+	if (graph->rewritten < graph->end)
+		return rewrite(graph, operation);
+	node = malloc(sizeof(*node));
 	if (node) {
-		*node = (struct CUgraphNode_st){MAGIC_NODE, operation, child};
+		*node = (struct CUgraphNode_st){MAGIC_NODE, operation, child, graph};
 		pthread_mutex_lock(&graph_lock);
 		roomy = make_room(graph);
 		if (roomy)
@@ -107,6 +117,48 @@ CUresult graph_append_copy(CUgraph graph, int kind, size_t bytes, CUgraphNode *n
 	copy.copy.kind = kind;
 	copy.copy.bytes = bytes;
 	return append(graph, copy, NULL, node);
+}
+
+/* ---- memory ---- */
+
+#define GRAPH_GRANULARITY (2ull << 20)
+
+static _Atomic uint64_t next_graph_address = FIRST_GRAPH_ADDRESS;
+
+bool is_graph_address(CUdeviceptr pointer)
+{
+	return pointer >= FIRST_GRAPH_ADDRESS && pointer < atomic_load(&next_graph_address);
+}
+
+CUresult graph_append_allocation(CUgraph graph, CUmemLocation location, size_t bytes, CUdeviceptr *pointer,
+				 CUgraphNode *node)
+{
+	struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
+	uint64_t room = (bytes + GRAPH_GRANULARITY - 1) / GRAPH_GRANULARITY * GRAPH_GRANULARITY;
+	CUresult result;
+
+	if (!pointer || !bytes || location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = ready_ordinal(location.id);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (room > END_DEVICE_ADDRESS - atomic_load(&next_graph_address))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	operation.memory.address = atomic_fetch_add(&next_graph_address, room);
+	operation.memory.bytes = bytes;
+	operation.memory.device = location.id;
+	result = append(graph, operation, NULL, node);
+	if (result == CUDA_SUCCESS)
+		*pointer = operation.memory.address;
+	return result;
+}
+
+CUresult graph_append_free(CUgraph graph, CUdeviceptr pointer, CUgraphNode *node)
+{
+	struct operation operation = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
+
+	operation.memory.address = pointer;
+	return is_graph_address(pointer) ? append(graph, operation, NULL, node) : CUDA_ERROR_INVALID_VALUE;
 }
 
 size_t graph_last(CUgraph graph, const CUgraphNode **nodes)
@@ -138,7 +190,7 @@ static CUresult copy_graph(CUgraph *out, CUgraph graph)
 	return result;
 }
 
-static CUresult check(CUgraph graph)
+CUresult graph_check(CUgraph graph)
 {
 	CUresult result = ready();
 
@@ -150,7 +202,7 @@ static CUresult check(CUgraph graph)
 /* Dependencies say only what the order of adding says already; they have to be nodes all the same. */
 static CUresult check_adding(const CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count)
 {
-	CUresult result = check(graph);
+	CUresult result = graph_check(graph);
 
 	if (result == CUDA_SUCCESS && (!node || (count && !dependencies)))
 		result = CUDA_ERROR_INVALID_VALUE;
@@ -171,7 +223,7 @@ API cuGraphCreate(CUgraph *graph, unsigned flags)
 
 API cuGraphClone(CUgraph *out, CUgraph graph)
 {
-	CUresult result = check(graph);
+	CUresult result = graph_check(graph);
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -180,7 +232,7 @@ API cuGraphClone(CUgraph *out, CUgraph graph)
 
 API cuGraphDestroy(CUgraph graph)
 {
-	CUresult result = check(graph);
+	CUresult result = graph_check(graph);
 
 	if (result == CUDA_SUCCESS)
 		graph_free(graph);
@@ -189,7 +241,7 @@ API cuGraphDestroy(CUgraph graph)
 
 API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
-	CUresult result = check(graph);
+	CUresult result = graph_check(graph);
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -202,75 +254,119 @@ API cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 	return CUDA_SUCCESS;
 }
 
-/* ---- adding ---- */
+/* ---- what a node does ---- */
 
-static CUresult add_kernel(CUgraph graph, const CUDA_KERNEL_NODE_PARAMS *params, CUgraphNode *node)
+static CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *params, struct operation *to)
 {
-	struct kernel kernel;
-	CUresult result = kernel_of(params, &kernel);
-
-	return result == CUDA_SUCCESS ? graph_append_kernel(graph, &kernel, node) : result;
+	to->type = CU_GRAPH_NODE_TYPE_KERNEL;
+	return kernel_of(params, &to->kernel);
 }
 
-static CUresult add_copy(CUgraph graph, const CUDA_MEMCPY3D *params, CUgraphNode *node)
+static CUresult copy_operation(const CUDA_MEMCPY3D *params, struct operation *to)
 {
-	size_t bytes;
-	int kind;
-	CUresult result = copy_shape(params, &kind, &bytes);
-
-	return result == CUDA_SUCCESS ? graph_append_copy(graph, kind, bytes, node) : result;
+	to->type = CU_GRAPH_NODE_TYPE_MEMCPY;
+	return copy_shape(params, &to->copy.kind, &to->copy.bytes);
 }
 
-static CUresult add_set(CUgraph graph, const CUDA_MEMSET_NODE_PARAMS *p, CUgraphNode *node)
+static CUresult set_operation(const CUDA_MEMSET_NODE_PARAMS *p, struct operation *to)
 {
-	size_t bytes;
-
-	if (!is_device_address(p->dst) || (p->elementSize != 1 && p->elementSize != 2 && p->elementSize != 4) ||
-	    __builtin_mul_overflow(p->width, p->height, &bytes) ||
-	    __builtin_mul_overflow(bytes, p->elementSize, &bytes))
-		return CUDA_ERROR_INVALID_VALUE;
-	return graph_append_copy(graph, COPY_SET, bytes, node);
+	to->type = CU_GRAPH_NODE_TYPE_MEMSET;
+	to->copy.kind = COPY_SET;
+	return !is_device_address(p->dst) || (p->elementSize != 1 && p->elementSize != 2 && p->elementSize != 4) ||
+			       __builtin_mul_overflow(p->width, p->height, &to->copy.bytes) ||
+			       __builtin_mul_overflow(to->copy.bytes, p->elementSize, &to->copy.bytes)
+		       ? CUDA_ERROR_INVALID_VALUE
+		       : CUDA_SUCCESS;
 }
 
-static CUresult add_child(CUgraph graph, CUgraph child, CUgraphNode *node)
+static CUresult child_operation(CUgraph child, struct operation *to, CUgraph *copy)
 {
-	CUgraph copy;
-	CUresult result = check(child);
+	CUresult result = graph_check(child);
 
-	if (result == CUDA_SUCCESS)
-		result = copy_graph(&copy, child);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = append(graph, (struct operation){.type = CU_GRAPH_NODE_TYPE_GRAPH}, copy, node);
-	if (result != CUDA_SUCCESS)
-		graph_free(copy);
-	return result;
+	to->type = CU_GRAPH_NODE_TYPE_GRAPH;
+	return result == CUDA_SUCCESS ? copy_graph(copy, child) : result;
 }
 
-static CUresult add_empty(CUgraph graph, CUgraphNode *node)
+CUresult graph_operation_of(const CUgraphNodeParams *p, struct operation *to, CUgraph *child)
 {
-	return append(graph, (struct operation){.type = CU_GRAPH_NODE_TYPE_EMPTY}, NULL, node);
-}
-
-static CUresult add(CUgraph graph, const CUgraphNodeParams *p, CUgraphNode *node)
-{
+	*child = NULL;
+	to->type = p->type;
 	switch (p->type) {
 	case CU_GRAPH_NODE_TYPE_KERNEL:
-		return add_kernel(graph, &p->kernel, node);
+		return kernel_operation(&p->kernel, to);
 	case CU_GRAPH_NODE_TYPE_MEMCPY:
-		return add_copy(graph, &p->memcpy.copyParams, node);
+		return copy_operation(&p->memcpy.copyParams, to);
 	case CU_GRAPH_NODE_TYPE_MEMSET:
-		return add_set(graph,
-			       &(CUDA_MEMSET_NODE_PARAMS){p->memset.dst, p->memset.pitch, p->memset.value,
-							  p->memset.elementSize, p->memset.width, p->memset.height},
-			       node);
+		return set_operation(&(CUDA_MEMSET_NODE_PARAMS){p->memset.dst, p->memset.pitch, p->memset.value,
+								p->memset.elementSize, p->memset.width,
+								p->memset.height},
+				     to);
 	case CU_GRAPH_NODE_TYPE_GRAPH:
-		return add_child(graph, p->graph.graph, node);
+		return child_operation(p->graph.graph, to, child);
 	case CU_GRAPH_NODE_TYPE_EMPTY:
-		return add_empty(graph, node);
+		return CUDA_SUCCESS;
 	default:
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
+}
+
+CUgraphNodeParams kernel_params(const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = *params};
+}
+
+CUgraphNodeParams kernel_params_v1(const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+{
+	return kernel_params(&(CUDA_KERNEL_NODE_PARAMS){p->func, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX,
+							p->blockDimY, p->blockDimZ, p->sharedMemBytes, p->kernelParams,
+							p->extra, NULL, NULL});
+}
+
+CUgraphNodeParams copy_params(const CUDA_MEMCPY3D *params)
+{
+	return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMCPY, .memcpy.copyParams = *params};
+}
+
+CUgraphNodeParams set_params(const CUDA_MEMSET_NODE_PARAMS *p)
+{
+	return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMSET,
+				   .memset = {p->dst, p->pitch, p->value, p->elementSize, p->width, p->height, NULL}};
+}
+
+CUgraphNodeParams child_params(CUgraph child)
+{
+	return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph.graph = child};
+}
+
+/* ---- adding ---- */
+
+static CUresult add(CUgraph graph, CUgraphNodeParams params, CUgraphNode *node)
+{
+	struct operation operation;
+	CUgraph child;
+	CUresult result = graph_operation_of(&params, &operation, &child);
+
+	if (result == CUDA_SUCCESS)
+		result = append(graph, operation, child, node);
+	if (result != CUDA_SUCCESS && child)
+		graph_free(child);
+	return result;
+}
+
+static CUresult add_allocation(CUgraph graph, CUDA_MEM_ALLOC_NODE_PARAMS *p, CUgraphNode *node)
+{
+	if (p->poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return CUDA_ERROR_INVALID_VALUE;
+	return graph_append_allocation(graph, p->poolProps.location, p->bytesize, &p->dptr, node);
+}
+
+static CUresult add_any(CUgraph graph, CUgraphNodeParams *params, CUgraphNode *node)
+{
+	if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+		return add_allocation(graph, &params->alloc, node);
+	if (params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+		return graph_append_free(graph, params->free.dptr, node);
+	return add(graph, *params, node);
 }
 
 #define ADD(params, call)                                                                                              \
@@ -283,218 +379,121 @@ static CUresult add(CUgraph graph, const CUgraphNodeParams *p, CUgraphNode *node
 API cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			 const CUDA_KERNEL_NODE_PARAMS *params)
 {
-	ADD(params, add_kernel(graph, params, node));
+	ADD(params, add(graph, kernel_params(params), node));
 }
 
 API cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			 const CUDA_MEMCPY3D *params, CUcontext context)
 {
 	(void)context;
-	ADD(params, add_copy(graph, params, node));
+	ADD(params, add(graph, copy_params(params), node));
 }
 
 API cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			 const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context)
 {
 	(void)context;
-	ADD(params, add_set(graph, params, node));
+	ADD(params, add(graph, set_params(params), node));
 }
 
 API cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count)
 {
-	ADD(true, add_empty(graph, node));
+	ADD(true, add(graph, (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_EMPTY}, node));
 }
 
 API cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			     CUgraph child)
 {
-	ADD(child, add_child(graph, child, node));
+	ADD(child, add(graph, child_params(child), node));
+}
+
+API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			   CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+	ADD(params, add_allocation(graph, params, node));
+}
+
+API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+			  CUdeviceptr pointer)
+{
+	ADD(pointer, graph_append_free(graph, pointer, node));
 }
 
 API cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 		   CUgraphNodeParams *params)
 {
-	ADD(params, add(graph, params, node));
+	ADD(params, add_any(graph, params, node));
 }
 
 API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges,
 		      size_t count, CUgraphNodeParams *params)
 {
 	(void)edges;
-	ADD(params, add(graph, params, node));
+	ADD(params, add_any(graph, params, node));
 }
 
-/* ---- what is launched: all operations, those of child graphs at their places ---- */
+/* ---- changing ---- */
 
-struct CUgraphExec_st {
-	uint32_t magic;
-	size_t count;
-	struct operation *operations;
-};
-
-static size_t flatten(CUgraph graph, struct operation *to)
-{
-	size_t count = 0;
-
-	for (size_t i = 0; i < graph->count; i++) {
-		const struct CUgraphNode_st *node = graph->nodes[i];
-
-		if (node->child)
-			count += flatten(node->child, to ? to + count : NULL);
-		else if (node->operation.type != CU_GRAPH_NODE_TYPE_EMPTY && to)
-			to[count++] = node->operation;
-		else if (node->operation.type != CU_GRAPH_NODE_TYPE_EMPTY)
-			count++;
-	}
-	return count;
-}
-
-static CUresult instantiate(CUgraphExec *out, CUgraph graph)
-{
-	struct CUgraphExec_st *exec;
-	CUresult result = check(graph);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!out)
-		return CUDA_ERROR_INVALID_VALUE;
-	exec = calloc(1, sizeof(*exec));
-	if (exec)
-		exec->operations = malloc((flatten(graph, NULL) + 1) * sizeof(*exec->operations));
-	if (!exec || !exec->operations) {
-		free(exec);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	exec->magic = MAGIC_EXEC;
-	exec->count = flatten(graph, exec->operations);
-	*out = exec;
-	return CUDA_SUCCESS;
-}
-
-static CUresult check_exec(CUgraphExec exec)
+static CUresult check_node(CUgraphNode node)
 {
 	CUresult result = ready();
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	return exec && exec->magic == MAGIC_EXEC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+	return node && node->magic == MAGIC_NODE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The nodes stay what they were; only what they do may change. */
-static CUgraphExecUpdateResult update(CUgraphExec exec, CUgraph graph)
+/* A node stays of the type that it is. */
+static CUresult change(CUgraphNode node, CUgraphNodeParams params)
 {
-	struct operation *now;
+	struct operation operation;
+	CUresult result = check_node(node);
+	CUgraph child;
 
-	if (flatten(graph, NULL) != exec->count)
-		return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-	now = malloc((exec->count + 1) * sizeof(*now));
-	if (!now)
-		return CU_GRAPH_EXEC_UPDATE_ERROR;
-	flatten(graph, now);
-	for (size_t i = 0; i < exec->count; i++)
-		if (now[i].type != exec->operations[i].type) {
-			free(now);
-			return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-		}
-	free(exec->operations);
-	exec->operations = now;
-	return CU_GRAPH_EXEC_UPDATE_SUCCESS;
-}
-
-static CUresult update_checked(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResult *what)
-{
-	CUresult result = check_exec(exec);
-
+	if (result == CUDA_SUCCESS && (node->operation.type != params.type || params.type == CU_GRAPH_NODE_TYPE_GRAPH))
+		result = CUDA_ERROR_INVALID_VALUE;
 	if (result == CUDA_SUCCESS)
-		result = what ? check(graph) : CUDA_ERROR_INVALID_VALUE;
-	if (result != CUDA_SUCCESS)
-		return result;
-	*what = update(exec, graph);
-	return *what == CU_GRAPH_EXEC_UPDATE_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-}
-
-static CUresult submit(struct CUstream_st *stream, const struct operation *o, bool *first)
-{
-	CUresult result;
-
-	if (o->type != CU_GRAPH_NODE_TYPE_KERNEL) {
-		uint64_t arguments[4] = {(uint64_t)o->copy.kind, o->copy.bytes};
-
-		return o->copy.kind == NO_COPY || !o->copy.bytes ? CUDA_SUCCESS
-								 : ring_operation(stream, CMD_COPY, arguments, NULL);
-	}
-	result = kernel_submit(stream, &o->kernel, *first);
-	*first = false;
+		result = graph_operation_of(&params, &operation, &child);
+	if (result == CUDA_SUCCESS)
+		node->operation = operation;
 	return result;
 }
 
-static CUresult launch(CUgraphExec exec, CUstream handle)
+API cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params)
 {
-	struct CUstream_st *stream;
-	CUresult result = stream_for_work(handle, &stream);
-	bool first = true;
-
-	if (result == CUDA_SUCCESS)
-		result = check_exec(exec);
-	if (result == CUDA_SUCCESS)
-		result = call_begin();
-	if (result != CUDA_SUCCESS)
-		return result;
-	for (size_t i = 0; result == CUDA_SUCCESS && i < exec->count; i++)
-		result = submit(stream, &exec->operations[i], &first);
-	call_end();
-	return result;
+	return params ? change(node, kernel_params(params)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* There is nothing to upload to. */
-static CUresult upload(CUgraphExec exec, CUstream handle)
+API cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *params)
 {
-	struct CUstream_st *stream;
-	CUresult result = stream_for_work(handle, &stream);
-
-	return result == CUDA_SUCCESS ? check_exec(exec) : result;
+	return params ? change(node, copy_params(params)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+API cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *params)
 {
-	CUresult result = params ? instantiate(exec, graph) : CUDA_ERROR_INVALID_VALUE;
-
-	if (params) {
-		params->hErrNode_out = NULL;
-		params->result_out =
-			result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-	}
-	return result;
+	return params ? change(node, set_params(params)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+API cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
 {
-	(void)flags;
-	return instantiate(exec, graph);
+	return params ? change(node, *params) : CUDA_ERROR_INVALID_VALUE;
 }
 
-API2(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz,
-     (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params), instantiate_with(exec, graph, params))
-API2(cuGraphUpload, cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream), upload(exec, stream))
-API2(cuGraphLaunch, cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), launch(exec, stream))
-
-API cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+API cuGraphDestroyNode(CUgraphNode node)
 {
-	if (!info)
-		return CUDA_ERROR_INVALID_VALUE;
-	info->errorNode = info->errorFromNode = NULL;
-	return update_checked(exec, graph, &info->result);
-}
-
-API cuGraphExecDestroy(CUgraphExec exec)
-{
-	CUresult result = check_exec(exec);
+	CUresult result = check_node(node);
+	CUgraph graph;
+	size_t i = 0;
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	exec->magic = 0;
-	free(exec->operations);
-	free(exec);
+	graph = node->graph;
+	pthread_mutex_lock(&graph_lock);
+	while (graph->nodes[i] != node)
+		i++;
+	memmove(&graph->nodes[i], &graph->nodes[i + 1], (--graph->count - i) * sizeof(*graph->nodes));
+	pthread_mutex_unlock(&graph_lock);
+	node_free(node);
 	return CUDA_SUCCESS;
 }
 
@@ -503,37 +502,12 @@ API cuGraphExecDestroy(CUgraphExec exec)
 #include "exact_names.h"
 
 API cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-			 const CUDA_KERNEL_NODE_PARAMS_v1 *p)
+			 const CUDA_KERNEL_NODE_PARAMS_v1 *params)
 {
-	ADD(p, add_kernel(graph,
-			  &(CUDA_KERNEL_NODE_PARAMS){p->func, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX,
-						     p->blockDimY, p->blockDimZ, p->sharedMemBytes, p->kernelParams,
-						     p->extra, NULL, NULL},
-			  node));
+	ADD(params, add(graph, kernel_params_v1(params), node));
 }
 
-static CUresult instantiate_logged(CUgraphExec *exec, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
+API cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *params)
 {
-	if (failed)
-		*failed = NULL;
-	if (log && room)
-		log[0] = 0;
-	return instantiate(exec, graph);
-}
-
-API cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
-{
-	return instantiate_logged(exec, graph, failed, log, room);
-}
-
-API cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
-{
-	return instantiate_logged(exec, graph, failed, log, room);
-}
-
-API cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *failed, CUgraphExecUpdateResult *what)
-{
-	if (failed)
-		*failed = NULL;
-	return update_checked(exec, graph, what);
+	return params ? change(node, kernel_params_v1(params)) : CUDA_ERROR_INVALID_VALUE;
 }

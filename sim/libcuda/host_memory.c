@@ -77,6 +77,18 @@ static struct pinned *take_out(const void *pointer, bool registered)
 	return found;
 }
 
+bool host_memory_find(uint64_t address, struct memory_range *range)
+{
+	const struct pinned *found;
+
+	pthread_mutex_lock(&pinned_lock);
+	found = *find(address, 1);
+	if (found)
+		*range = (struct memory_range){found->address, found->bytes, found->context, NO_DEVICE, false};
+	pthread_mutex_unlock(&pinned_lock);
+	return found;
+}
+
 void host_memory_forget(struct CUctx_st *context)
 {
 	pthread_mutex_lock(&pinned_lock);

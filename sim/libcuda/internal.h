@@ -127,6 +127,7 @@ struct CUstream_st {
 	struct CUctx_st *context;
 	struct CUstream_st *next;
 	unsigned flags;
+	int priority;
 	uint64_t waits_for_null; /* sequence of the NULL stream that this one waits for already */
 	uint64_t null_waits_for; /* sequence of this one that the NULL stream waits for already */
 	struct CUgraph_st *capture; /* what follows is of this capture, and guarded by its lock */
@@ -145,6 +146,14 @@ CUresult stream_for_work(CUstream handle, struct CUstream_st **stream);
 CUresult host_wait(uint32_t stream);
 bool host_pending(uint32_t stream);
 
+/* ---- device.c ---- */
+
+#define DEVICE_ARCH 90 /* compute capability 9.0 */
+#define MAX_BLOCK 1024u
+#define SHARED_BYTES 49152 /* of a block, unless the function asks for more */
+#define SHARED_BYTES_OPTIN 232448
+#define RESERVED_SHARED_BYTES 1024 /* of each block's, for the driver */
+
 /* ---- module.c ---- */
 
 #define PARAMETER_ROOM 4096
@@ -159,6 +168,10 @@ struct launch_state {
 struct CUfunc_st {
 	uint32_t magic;
 	bool timed; /* its first parameter is its duration */
+	int registers, ptx_arch; /* 90: of compute_90 */
+	unsigned max_threads; /* of a block */
+	unsigned shared_bytes; /* that the image gives each block */
+	unsigned dynamic_bytes; /* at most, of a launch; 0: what SHARED_BYTES leaves */
 	char *name;
 	struct launch_state *state; /* NULL until such a call is made */
 	struct CUfunc_st *next;
@@ -168,7 +181,17 @@ struct kernel {
 	uint64_t blocks, threads, block_ns;
 };
 
+/* ---- function.c ---- */
+
 CUresult function_check(CUfunction function);
+/* The most shared memory that a launch may ask for. */
+unsigned dynamic_room(const struct CUfunc_st *function);
+
+/* ---- image.c ---- */
+
+/* The kernels of an image, or why it cannot be loaded. */
+CUresult image_read(const void *image, struct CUfunc_st **functions);
+void functions_free(struct CUfunc_st *function);
 
 /* ---- launch.c ---- */
 
@@ -183,6 +206,8 @@ enum { NO_COPY = -1 }; /* host to host: not the device's business */
 
 /* Copies now, or adds to the capture. */
 CUresult copy_submit(int kind, size_t bytes, CUstream handle, bool wait);
+/* Between memory of these devices, as the server numbers them; the same twice: on one. In a capture it counts as that. */
+CUresult copy_between(uint32_t to, uint32_t from, size_t bytes, CUstream handle, bool wait);
 int copy_direction(bool to_device, bool from_device);
 int copy_direction_of(CUdeviceptr to, CUdeviceptr from);
 
@@ -195,9 +220,18 @@ CUresult copy_shape(const CUDA_MEMCPY3D *copy, int *kind, size_t *bytes);
 CUresult graph_new(CUgraph *graph);
 CUresult graph_append_kernel(CUgraph graph, const struct kernel *kernel, CUgraphNode *node);
 CUresult graph_append_copy(CUgraph graph, int kind, size_t bytes, CUgraphNode *node);
+/* Memory that the graph has when it runs, at an address that it has from now on. */
+CUresult graph_append_allocation(CUgraph graph, CUmemLocation location, size_t bytes, CUdeviceptr *pointer,
+				 CUgraphNode *node);
+CUresult graph_append_free(CUgraph graph, CUdeviceptr pointer, CUgraphNode *node);
+bool is_graph_address(CUdeviceptr pointer);
 /* The node that was added last, 0 or 1; valid while the graph is. */
 size_t graph_last(CUgraph graph, const CUgraphNode **nodes);
 void graph_free(CUgraph graph);
+/* The nodes that are appended next take the places of those that are there. */
+void graph_begin_rewriting(CUgraph graph);
+/* False: nodes are left that nothing took the place of. */
+bool graph_end_rewriting(CUgraph graph);
 
 /* ---- capture.c ---- */
 
@@ -213,6 +247,8 @@ struct capture_point capture_record(const struct CUstream_st *stream);
 CUresult capture_wait(struct CUstream_st *stream, struct capture_point point);
 CUresult capture_kernel(struct CUstream_st *stream, const struct kernel *kernel);
 CUresult capture_copy(struct CUstream_st *stream, int kind, size_t bytes);
+CUresult capture_allocation(struct CUstream_st *stream, size_t bytes, CUdeviceptr *pointer);
+CUresult capture_free(struct CUstream_st *stream, CUdeviceptr pointer);
 /* The stream is about to end. */
 void capture_leave(struct CUstream_st *stream);
 void captures_end(struct CUctx_st *context);
@@ -222,19 +258,35 @@ void captures_end(struct CUctx_st *context);
 #define FIRST_DEVICE_ADDRESS 0x700000000000ull
 #define END_DEVICE_ADDRESS 0x780000000000ull
 #define FIRST_RESERVATION 0x740000000000ull
+#define FIRST_GRAPH_ADDRESS 0x760000000000ull /* of what nodes of graphs allocate */
+
+#define NO_DEVICE UINT32_MAX
 
 enum memory_kind {
 	MEMORY_PLAIN,
 	MEMORY_LOW, /* the program gets an address of 32 bits */
 	MEMORY_PHYSICAL,
-	MEMORY_ARRAY
+	MEMORY_ARRAY,
+	MEMORY_GRAPH /* of an executable graph, for all its nodes */
 };
 
 CUresult memory_take(uint32_t device, struct CUctx_st *context, size_t bytes, enum memory_kind kind, uint64_t *address);
 /* CUDA_ERROR_INVALID_VALUE: no memory of that kind is there. */
 CUresult memory_give_back(uint64_t address, enum memory_kind kind);
 bool is_device_address(uint64_t address);
+/* The device whose memory is there; NO_DEVICE where none is known. */
+uint32_t device_at(uint64_t address);
 void memory_forget(struct CUctx_st *context);
+
+/* The memory that an address lies in, as the program was given it. */
+struct memory_range {
+	uint64_t address, bytes;
+	struct CUctx_st *context;
+	uint32_t device; /* the server's index; NO_DEVICE: host memory */
+	bool managed;
+};
+
+bool memory_find(uint64_t address, struct memory_range *range);
 
 /* Physical memory as another process can be told of it; a handle is an address, which is one on the whole node. */
 struct shared_memory {
@@ -251,6 +303,7 @@ CUresult memory_import(const struct shared_memory *memory);
 
 /* What a copy to the host does to its pages: all become resident. */
 void host_touch(void *pointer, size_t bytes);
+bool host_memory_find(uint64_t address, struct memory_range *range);
 void host_memory_forget(struct CUctx_st *context);
 
 /* ---- array.c ---- */

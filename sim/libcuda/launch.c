@@ -6,10 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UNTIMED_BLOCK_NS 1000
+#define BLOCK_NS 1000
 #define MAX_GRID_X 0x7fffffffu
 #define MAX_GRID_YZ 65535u
-#define MAX_BLOCK 1024u
 #define MAX_BLOCK_Z 64u
 
 /* ---- kernels ---- */
@@ -22,6 +21,26 @@ static const void *first_parameter(void **params, void **extra)
 		if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER)
 			return extra[1];
 	return NULL;
+}
+
+static uint64_t untimed_block_ns;
+
+static void read_block_ns(void)
+{
+	const char *wanted = getenv("GPUSIM_BLOCK_NS");
+
+	untimed_block_ns = wanted ? strtoull(wanted, NULL, 10) : 0;
+	if (!untimed_block_ns)
+		untimed_block_ns = BLOCK_NS;
+}
+
+/* How long a block lasts of a kernel that does not say it: what $GPUSIM_BLOCK_NS says when the first one is launched. */
+static uint64_t block_ns(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, read_block_ns);
+	return untimed_block_ns;
 }
 
 CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *p, struct kernel *kernel)
@@ -38,8 +57,8 @@ CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *p, struct kernel *kernel)
 		return CUDA_ERROR_INVALID_VALUE;
 	kernel->blocks = (uint64_t)p->gridDimX * p->gridDimY * p->gridDimZ;
 	kernel->threads = (uint64_t)p->blockDimX * p->blockDimY * p->blockDimZ;
-	kernel->block_ns = UNTIMED_BLOCK_NS;
-	if (kernel->threads > MAX_BLOCK)
+	kernel->block_ns = block_ns();
+	if (kernel->threads > function->max_threads || p->sharedMemBytes > dynamic_room(function))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!function->timed)
 		return CUDA_SUCCESS;

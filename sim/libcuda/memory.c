@@ -19,6 +19,7 @@ struct allocation {
 	struct CUctx_st *context; /* NULL: physical memory, which belongs to no context */
 	unsigned references; /* of physical memory: handles and mappings */
 	bool foreign; /* another process made it */
+	bool managed;
 };
 
 static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -123,6 +124,29 @@ static bool forget(uint64_t address, enum memory_kind kind, struct allocation *f
 	return known;
 }
 
+bool memory_find(uint64_t address, struct memory_range *range)
+{
+	bool known = false;
+
+	pthread_mutex_lock(&memory_lock);
+	for (size_t i = 0; i < allocation_count && !known; i++) {
+		const struct allocation *a = &allocations[i];
+
+		known = is_pointer(a->kind) && address - a->address < a->bytes;
+		if (known)
+			*range = (struct memory_range){a->address, a->bytes, a->context, a->device, a->managed};
+	}
+	pthread_mutex_unlock(&memory_lock);
+	return known;
+}
+
+uint32_t device_at(uint64_t address)
+{
+	struct memory_range range;
+
+	return memory_find(address, &range) ? range.device : NO_DEVICE;
+}
+
 CUresult memory_take(uint32_t device, struct CUctx_st *context, size_t bytes, enum memory_kind kind, uint64_t *address)
 {
 	uint64_t values[2];
@@ -132,7 +156,7 @@ CUresult memory_take(uint32_t device, struct CUctx_st *context, size_t bytes, en
 		return result;
 	if (context && context->primary)
 		context = context->primary;
-	*address = remember((struct allocation){values[0], bytes, values[0], device, kind, context, 1, false});
+	*address = remember((struct allocation){values[0], bytes, values[0], device, kind, context, 1, false, false});
 	if (*address)
 		return CUDA_SUCCESS;
 	ring_request(CMD_FREE, device, values[0], NULL);
@@ -146,8 +170,8 @@ CUresult memory_give_back(uint64_t address, enum memory_kind kind)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!forget(address, kind, &found))
-		return CUDA_ERROR_INVALID_VALUE;
+	if (!forget(address, kind, &found)) /* what a graph left is its own again when it is launched next */
+		return kind == MEMORY_PLAIN && is_graph_address(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	return ring_request(found.foreign ? CMD_IPC_CLOSE : CMD_FREE, found.device, found.server_address, NULL);
 }
 
@@ -207,7 +231,7 @@ CUresult memory_import(const struct shared_memory *memory)
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (remember((struct allocation){memory->handle, memory->bytes, memory->handle, memory->device, MEMORY_PHYSICAL,
-					 NULL, 1, true}))
+					 NULL, 1, true, false}))
 		return CUDA_SUCCESS;
 	ring_request(CMD_IPC_CLOSE, memory->device, memory->handle, NULL);
 	return CUDA_ERROR_OUT_OF_MEMORY;
@@ -251,20 +275,38 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes)
 	return result;
 }
 
+static CUresult allocate_managed(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+{
+	CUresult result = flags ? allocate(pointer, bytes) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	pthread_mutex_lock(&memory_lock);
+	for (size_t i = 0; i < allocation_count; i++)
+		if (allocations[i].address == *pointer)
+			allocations[i].managed = true;
+	pthread_mutex_unlock(&memory_lock);
+	return CUDA_SUCCESS;
+}
+
 static CUresult allocate_on(CUdeviceptr *pointer, size_t bytes, CUstream handle)
 {
 	struct CUstream_st *stream;
-	CUresult result = stream_for_work(handle, &stream);
+	CUresult result = stream_resolve(handle, &stream);
 
-	return result == CUDA_SUCCESS ? allocate(pointer, bytes) : result;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return stream->capture ? capture_allocation(stream, bytes, pointer) : allocate(pointer, bytes);
 }
 
 static CUresult release_on(CUdeviceptr pointer, CUstream handle)
 {
 	struct CUstream_st *stream;
-	CUresult result = stream_for_work(handle, &stream);
+	CUresult result = stream_resolve(handle, &stream);
 
-	return result == CUDA_SUCCESS ? memory_give_back(pointer, MEMORY_PLAIN) : result;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return stream->capture ? capture_free(stream, pointer) : memory_give_back(pointer, MEMORY_PLAIN);
 }
 
 /* ---- exports: device memory ---- */
@@ -316,7 +358,7 @@ API cuMemAllocPitch(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t he
 
 API cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
-	return flags ? allocate(pointer, bytes) : CUDA_ERROR_INVALID_VALUE;
+	return allocate_managed(pointer, bytes, flags);
 }
 
 API2(cuMemAllocAsync, cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t bytes, CUstream stream),

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Modules are PTX text. Only their entries are read: a name, and whether the first parameter is the duration. */
 #include "internal.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,136 +11,17 @@ struct CUmod_st { /* a CUlibrary is the same thing */
 	struct CUfunc_st *functions;
 };
 
-/* ---- reading PTX ---- */
-
-static bool is_text(const char *image)
-{
-	for (int i = 0; i < 16 && image[i]; i++)
-		if (!isprint((unsigned char)image[i]) && !isspace((unsigned char)image[i]))
-			return false;
-	return image[0] != 0;
-}
-
-/* A copy without comments. */
-static char *without_comments(const char *text)
-{
-	char *copy = malloc(strlen(text) + 1), *to = copy;
-
-	while (copy && *text) {
-		if (text[0] == '/' && text[1] == '/') {
-			text += strcspn(text, "\n");
-		} else if (text[0] == '/' && text[1] == '*') {
-			const char *end = strstr(text + 2, "*/");
-
-			*to++ = ' ';
-			text = end ? end + 2 : text + strlen(text);
-		} else {
-			*to++ = *text++;
-		}
-	}
-	if (copy)
-		*to = 0;
-	return copy;
-}
-
-static const char *skip_space(const char *p)
-{
-	while (isspace((unsigned char)*p))
-		p++;
-	return p;
-}
-
-static size_t identifier_length(const char *p)
-{
-	size_t n = 0;
-
-	while (isalnum((unsigned char)p[n]) || p[n] == '_' || p[n] == '$' || p[n] == '%')
-		n++;
-	return n;
-}
-
-/* `( .param .u64 NAME_ns` */
-static bool begins_with_duration(const char *p)
-{
-	size_t length;
-
-	p = skip_space(p);
-	if (*p != '(')
-		return false;
-	p = skip_space(p + 1);
-	if (strncmp(p, ".param", 6) != 0)
-		return false;
-	p = skip_space(p + 6);
-	if (strncmp(p, ".align", 6) == 0) {
-		p = skip_space(p + 6);
-		p = skip_space(p + strspn(p, "0123456789"));
-	}
-	if (strncmp(p, ".u64", 4) != 0 || !isspace((unsigned char)p[4]))
-		return false;
-	p = skip_space(p + 4);
-	length = identifier_length(p);
-	return length >= 3 && strncmp(p + length - 3, "_ns", 3) == 0;
-}
-
-static void free_functions(struct CUfunc_st *function)
-{
-	while (function) {
-		struct CUfunc_st *next = function->next;
-
-		function->magic = 0;
-		free(function->name);
-		free(function->state);
-		free(function);
-		function = next;
-	}
-}
-
-static struct CUfunc_st *read_entries(const char *text)
-{
-	struct CUfunc_st *functions = NULL, *function;
-
-	for (const char *p = text; (p = strstr(p, ".entry")); p++) {
-		const char *name = skip_space(p + 6);
-		size_t length = identifier_length(name);
-
-		if (name == p + 6 || !length)
-			continue;
-		function = calloc(1, sizeof(*function));
-		if (function)
-			function->name = strndup(name, length);
-		if (!function || !function->name) {
-			free(function);
-			free_functions(functions);
-			return NULL;
-		}
-		function->magic = MAGIC_FUNCTION;
-		function->timed = begins_with_duration(name + length);
-		function->next = functions;
-		functions = function;
-	}
-	return functions;
-}
-
 static CUresult load(const void *image, struct CUmod_st **out)
 {
 	struct CUmod_st *module;
-	struct CUfunc_st *functions;
-	char *text;
+	struct CUfunc_st *functions = NULL;
+	CUresult result = out && image ? image_read(image, &functions) : CUDA_ERROR_INVALID_VALUE;
 
-	if (!out || !image)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!is_text(image))
-		return CUDA_ERROR_INVALID_PTX;
-	text = without_comments(image);
-	if (!text)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	functions = read_entries(text);
-	free(text);
-	if (!functions)
-		return CUDA_ERROR_INVALID_PTX;
+	if (result != CUDA_SUCCESS)
+		return result;
 	module = calloc(1, sizeof(*module));
 	if (!module) {
-		free_functions(functions);
+		functions_free(functions);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*module = (struct CUmod_st){MAGIC_MODULE, functions};
@@ -158,7 +37,7 @@ static CUresult unload(struct CUmod_st *module)
 		return result;
 	if (!module || module->magic != MAGIC_MODULE)
 		return CUDA_ERROR_INVALID_HANDLE;
-	free_functions(module->functions);
+	functions_free(module->functions);
 	module->magic = 0;
 	free(module);
 	return CUDA_SUCCESS;
@@ -311,11 +190,6 @@ API cuLibraryUnload(CUlibrary library)
 	return unload((struct CUmod_st *)library);
 }
 
-CUresult function_check(CUfunction function)
-{
-	return function && function->magic == MAGIC_FUNCTION ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
 API cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
 	CUresult result = ready();
@@ -324,46 +198,5 @@ API cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 		result = function ? function_check((CUfunction)kernel) : CUDA_ERROR_INVALID_VALUE;
 	if (result == CUDA_SUCCESS)
 		*function = (CUfunction)kernel;
-	return result;
-}
-
-API cuFuncGetName(const char **name, CUfunction function)
-{
-	CUresult result = name ? function_check(function) : CUDA_ERROR_INVALID_VALUE;
-
-	if (result == CUDA_SUCCESS)
-		*name = function->name;
-	return result;
-}
-
-API cuKernelGetName(const char **name, CUkernel kernel)
-{
-	CUresult result = name ? function_check((CUfunction)kernel) : CUDA_ERROR_INVALID_VALUE;
-
-	if (result == CUDA_SUCCESS)
-		*name = ((CUfunction)kernel)->name;
-	return result;
-}
-
-API cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function)
-{
-	CUresult result = value ? function_check(function) : CUDA_ERROR_INVALID_VALUE;
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	*value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
-		 : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS	      ? 32
-								      : 0;
-	return CUDA_SUCCESS;
-}
-
-API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared_bytes)
-{
-	CUresult result =
-		blocks && threads > 0 && threads <= 1024 ? function_check(function) : CUDA_ERROR_INVALID_VALUE;
-
-	(void)shared_bytes;
-	if (result == CUDA_SUCCESS)
-		*blocks = 2048 / threads > 32 ? 32 : 2048 / threads;
 	return result;
 }

@@ -437,8 +437,11 @@ CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority,
 	pthread_mutex_lock(&ring_lock);
 	result = take_number(&command.stream);
 	if (result == CUDA_SUCCESS) {
-		*stream = (struct CUstream_st){
-			.magic = MAGIC_STREAM, .number = command.stream, .context = context, .flags = flags};
+		*stream = (struct CUstream_st){.magic = MAGIC_STREAM,
+					       .number = command.stream,
+					       .context = context,
+					       .flags = flags,
+					       .priority = priority};
 		/* The generation first: whoever still looks at the old stream sees it as done, then the 0. */
 		stream->generation = atomic_fetch_add(&generations[stream->number], 1) + 1;
 		atomic_store(&connection.shared->completed[stream->number], 0);

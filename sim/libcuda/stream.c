@@ -49,7 +49,41 @@ API cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 	return create(stream, flags, priority);
 }
 
-API cuStreamDestroy(CUstream handle)
+static CUresult flags_of(CUstream handle, unsigned *flags)
+{
+	struct CUstream_st *stream;
+	CUresult result = flags ? stream_resolve(handle, &stream) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result == CUDA_SUCCESS)
+		*flags = stream->flags;
+	return result;
+}
+
+static CUresult priority_of(CUstream handle, int *priority)
+{
+	struct CUstream_st *stream;
+	CUresult result = priority ? stream_resolve(handle, &stream) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result == CUDA_SUCCESS)
+		*priority = stream->priority;
+	return result;
+}
+
+static CUresult context_of(CUstream handle, CUcontext *context)
+{
+	struct CUstream_st *stream;
+	CUresult result = context ? stream_resolve(handle, &stream) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result == CUDA_SUCCESS)
+		*context = stream->context;
+	return result;
+}
+
+API2(cuStreamGetCtx, cuStreamGetCtx_ptsz, (CUstream stream, CUcontext *context), context_of(stream, context))
+API2(cuStreamGetFlags, cuStreamGetFlags_ptsz, (CUstream stream, unsigned *flags), flags_of(stream, flags))
+API2(cuStreamGetPriority, cuStreamGetPriority_ptsz, (CUstream stream, int *priority), priority_of(stream, priority))
+
+static CUresult destroy(CUstream handle)
 {
 	struct CUstream_st *stream;
 	CUresult result = ready();
@@ -94,3 +128,16 @@ static CUresult query(CUstream handle)
 
 API2(cuStreamSynchronize, cuStreamSynchronize_ptsz, (CUstream stream), synchronize(stream))
 API2(cuStreamQuery, cuStreamQuery_ptsz, (CUstream stream), query(stream))
+API cuStreamDestroy(CUstream handle)
+{
+	return destroy(handle);
+}
+
+/* ---- the form of before CUDA 4 ---- */
+
+#include "exact_names.h"
+
+API cuStreamDestroy(CUstream handle)
+{
+	return destroy(handle);
+}

@@ -52,12 +52,12 @@ API cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CU
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!pointer || flags || !bytes || bytes % GRANULARITY || (alignment & (alignment - 1)) ||
-	    bytes > END_DEVICE_ADDRESS - FIRST_RESERVATION || step > END_DEVICE_ADDRESS - FIRST_RESERVATION)
+	    bytes > FIRST_GRAPH_ADDRESS - FIRST_RESERVATION || step > FIRST_GRAPH_ADDRESS - FIRST_RESERVATION)
 		return CUDA_ERROR_INVALID_VALUE;
 	start = atomic_load(&next_reservation);
 	do {
 		at = (start + step - 1) / step * step;
-		if (at + bytes > END_DEVICE_ADDRESS)
+		if (at + bytes > FIRST_GRAPH_ADDRESS)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	} while (!atomic_compare_exchange_weak(&next_reservation, &start, at + bytes));
 	*pointer = at;

@@ -23,6 +23,7 @@ enum { /* CUresult */
        INVALID_VALUE = 1,
        OUT_OF_MEMORY = 2,
        NOT_INITIALIZED = 3,
+       OPERATING_SYSTEM = 304,
        ILLEGAL_STATE = 401,
        NOT_READY = 600,
        NOT_PERMITTED = 800,
@@ -315,7 +316,7 @@ static void serve_question(struct node *node, struct client *caller, uint64_t no
 	struct client *target = target_of(node, question->pid);
 
 	if (!target)
-		answer(node, caller, exists(question->pid) ? NOT_INITIALIZED : INVALID_VALUE, 0);
+		answer(node, caller, exists(question->pid) ? NOT_INITIALIZED : OPERATING_SYSTEM, 0);
 	else if (caller->uid && caller->uid != target->uid)
 		answer(node, caller, NOT_PERMITTED, 0);
 	else if (question->op == CHECKPOINT_STATE)

@@ -87,10 +87,11 @@ static int truth(int fd)
 
 		printf("{\"pid\": %u, \"device\": %u, \"alive\": %s, \"mps\": %s, \"launches\": %lu, \"kernels\": %lu, "
 		       "\"allocations\": %lu, \"sm_ns\": %lu, \"busy_ns\": %lu, \"tx_bytes\": %lu, \"rx_bytes\": %lu, "
-		       "\"memory_bytes\": %lu, \"queued_ns\": %lu, \"queued_max_ns\": %lu}\n",
+		       "\"memory_bytes\": %lu, \"peer_tx_bytes\": %lu, \"peer_rx_bytes\": %lu, \"queued_ns\": %lu, "
+		       "\"queued_max_ns\": %lu}\n",
 		       t->pid, t->device, t->alive ? "true" : "false", t->mps ? "true" : "false", t->launches,
 		       t->kernels, t->allocations, t->sm_ns, t->busy_ns, t->tx_bytes, t->rx_bytes, t->memory_bytes,
-		       t->queued_ns, t->queued_max_ns);
+		       t->peer_tx_bytes, t->peer_rx_bytes, t->queued_ns, t->queued_max_ns);
 	}
 	free(all);
 	return 0;

@@ -345,7 +345,8 @@ static bool obey(struct node *node, struct client *client, const struct command 
 			return false;
 		break;
 	case CMD_COPY:
-		if (command->a > COPY_SET)
+		if (command->a > COPY_PEER ||
+		    (command->a == COPY_PEER && (command->c >= MAX_DEVICES || command->d >= MAX_DEVICES)))
 			return false;
 		break;
 	case CMD_MARK:

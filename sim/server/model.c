@@ -334,8 +334,8 @@ static void dispatch(struct device *device, uint64_t now_ns)
 static void copy_start(struct device *device, struct op *op, uint64_t now_ns)
 {
 	const struct config *config = &device->model->config;
-	bool engine = op->command.a <= COPY_D2H;
-	double rate = (double)(engine ? config->copy_bytes_per_second : device->dram_bytes_per_second);
+	bool bus = op->command.a <= COPY_D2H || op->command.a == COPY_PEER;
+	double rate = (double)(bus ? config->copy_bytes_per_second : device->dram_bytes_per_second);
 
 	op->stream->context->copying++;
 	item_push(device, now_ns + COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / rate), ITEM_COPY, op, 0);
@@ -620,6 +620,32 @@ static void groups_end(const struct item *item)
 	context_free_if_idle(context);
 }
 
+static struct truth_entry *truth_on(struct model *model, uint32_t pid, uint32_t device)
+{
+	for (size_t i = 0; i < model->record_count; i++) {
+		struct truth_entry *truth = &model->records[i]->truth;
+
+		if (truth->alive && truth->pid == pid && truth->device == device)
+			return truth;
+	}
+	return NULL;
+}
+
+/* Traffic of both devices; there is no other way between them than the bus. */
+static void peer_copy_end(struct model *model, const struct op *op)
+{
+	uint32_t pid = op->stream->context->record->truth.pid, to = (uint32_t)op->command.c,
+		 from = (uint32_t)op->command.d;
+	struct truth_entry *source = truth_on(model, pid, from), *destination = truth_on(model, pid, to);
+
+	model->devices[from].tx_bytes += op->command.b;
+	model->devices[to].rx_bytes += op->command.b;
+	if (source)
+		source->peer_tx_bytes += op->command.b;
+	if (destination)
+		destination->peer_rx_bytes += op->command.b;
+}
+
 static void copy_end(struct device *device, const struct item *item)
 {
 	struct op *op = item->op;
@@ -632,6 +658,8 @@ static void copy_end(struct device *device, const struct item *item)
 	} else if (op->command.a == COPY_H2D) {
 		device->rx_bytes += op->command.b;
 		context->record->truth.rx_bytes += op->command.b;
+	} else if (op->command.a == COPY_PEER) {
+		peer_copy_end(device->model, op);
 	}
 	context->copying--;
 	if (op->command.a <= COPY_D2H) {

@@ -15,7 +15,9 @@ from tools.harness.node import BUILD
 
 NEWEST = "555"
 _ROOT = Path(__file__).parents[2]
-_NEWER = re.compile(r"cuCheckpoint|cu\w+Batch|cuMemcpy\w*WithAttributes|cuCtxSynchronize_v2")  # of CUDA 12.8 and 13
+_NEWER = re.compile(
+    r"cuCheckpoint|cu\w+Batch|cuStreamBeginRecapture|cuMemcpy\w*WithAttributes|cuCtxSynchronize_v2"
+)  # of CUDA 12.8 and 13
 
 
 def forms(libcuda: Path) -> set[str]:

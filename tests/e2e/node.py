@@ -73,13 +73,18 @@ def command_line(tgid: int) -> str:
 
 def guardians(run_dir: Path) -> list[int]:
     """The guardian processes of this run directory's ledger, whatever their parents."""
+    return _recovering(run_dir, "enforce.recovery.guardian")
+
+
+def backstops(run_dir: Path) -> list[int]:
+    """The same of the backstops."""
+    return _recovering(run_dir, "enforce.recovery.backstop")
+
+
+def _recovering(run_dir: Path, module: str) -> list[int]:
     tgids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     lines = {tgid: command_line(tgid) for tgid in tgids}
-    return [
-        t
-        for t, line in lines.items()
-        if "-m enforce.recovery.guardian" in line and str(run_dir) in line and not is_gone(t)
-    ]
+    return [t for t, line in lines.items() if f"-m {module} " in line and f"{run_dir}/" in line and not is_gone(t)]
 
 
 @dataclass(slots=True)
@@ -127,6 +132,11 @@ class Agent:
         """The guardian's pid, once there is one."""
         until(lambda: guardians(self.run_dir), "a guardian")
         return guardians(self.run_dir)[0]
+
+    def backstop(self) -> int:
+        """The backstop's pid, once there is one."""
+        until(lambda: backstops(self.run_dir), "a backstop")
+        return backstops(self.run_dir)[0]
 
     def reload(self, text: str) -> str:
         """A new policy and SIGHUP; returns what the agent logs until it has taken or refused it."""
@@ -239,9 +249,9 @@ class Node:
             try:
                 end(process, log)
             finally:
-                for guardian in guardians(self.folder / run_dir):  # only where the product failed to end it
-                    with suppress(ProcessLookupError):
-                        os.kill(guardian, signal.SIGKILL)
+                for tgid in (*guardians(self.folder / run_dir), *backstops(self.folder / run_dir)):
+                    with suppress(ProcessLookupError):  # only where the product failed to end it
+                        os.kill(tgid, signal.SIGKILL)
 
 
 def endpoint_port() -> int:

@@ -5,6 +5,7 @@
  * the tests, `checkpoint_test NAME` runs one. $GPUSIM is the server's program.
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <pthread.h>
 #include <signal.h>
@@ -31,7 +32,7 @@ enum {
 
 static const size_t MIB = 1 << 20;
 static const unsigned long long MS = 1000000;
-static const char PTX[] = ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
+static const char PTX[] = PTX_HEAD ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
 
 #define CHECK(condition)                                                                                               \
 	do {                                                                                                           \
@@ -495,7 +496,7 @@ static void a_program_without_cuda_is_not_initialized(void)
 	CHECK(cuCheckpointProcessGetState(target, &found) == CUDA_ERROR_NOT_INITIALIZED);
 	CHECK(lock_for(SHORT_MS) == CUDA_ERROR_NOT_INITIALIZED);
 	end_target();
-	CHECK(cuCheckpointProcessGetState(target, &found) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuCheckpointProcessGetState(target, &found) == CUDA_ERROR_OPERATING_SYSTEM); /* as R580 */
 	CHECK(cuCheckpointProcessGetState(0, &found) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(cuCheckpointProcessGetState(getpid(), NULL) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(cuCheckpointProcessLock(getpid(), &(CUcheckpointLockArgs){.reserved0 = 1}) == CUDA_ERROR_INVALID_VALUE);

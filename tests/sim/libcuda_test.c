@@ -5,6 +5,7 @@
  * tests, `libcuda_test NAME` runs one; the server's pid is in $SERVER_PID.
  */
 #include <cuda.h>
+#include <ptx.h>
 
 #include <pthread.h>
 #include <signal.h>
@@ -22,7 +23,8 @@ enum { DEADLINE_S = 60, QUEUE_DEPTH = 1024, GPUS = 2, UUID_ROOM = 48, PAGE = 409
 
 static const size_t MIB = 1 << 20;
 static const unsigned long long MS = 1000000;
-static const char PTX[] = ".visible .entry spin(.param .u64 spin_ns) { ret; }\n.visible .entry plain() { ret; }\n";
+static const char PTX[] =
+	PTX_HEAD ".visible .entry spin(.param .u64 spin_ns) { ret; }\n.visible .entry plain() { ret; }\n";
 
 #define CHECK(condition)                                                                                               \
 	do {                                                                                                           \
@@ -811,6 +813,105 @@ static void a_graph_launches_its_child_graphs_too(void)
 	CHECK(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
 }
 
+static CUDA_KERNEL_NODE_PARAMS kernel_for(void **parameters)
+{
+	return (CUDA_KERNEL_NODE_PARAMS){.func = spin,
+					 .gridDimX = 1,
+					 .gridDimY = 1,
+					 .gridDimZ = 1,
+					 .blockDimX = 32,
+					 .blockDimY = 1,
+					 .blockDimZ = 1,
+					 .kernelParams = parameters};
+}
+
+static void a_node_does_what_it_was_set_to_do_last(void)
+{
+	unsigned long long short_ns = 10 * MS, long_ns = 40 * MS;
+	void *brief[] = {&short_ns}, *lengthy[] = {&long_ns};
+	CUDA_KERNEL_NODE_PARAMS kernel;
+	CUgraph child, graph;
+	CUgraphExec exec;
+	CUgraphNode nodes[3];
+	CUstream stream;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	kernel = kernel_for(brief);
+	OK(cuGraphCreate(&child, 0));
+	OK(cuGraphAddKernelNode(&nodes[0], child, NULL, 0, &kernel));
+	OK(cuGraphCreate(&graph, 0));
+	OK(cuGraphAddKernelNode(&nodes[1], graph, NULL, 0, &kernel));
+	OK(cuGraphAddChildGraphNode(&nodes[2], graph, NULL, 0, child));
+	exec = instantiated(graph);
+	kernel = kernel_for(lengthy);
+	OK(cuGraphKernelNodeSetParams(nodes[1], &kernel));
+	OK(cuGraphKernelNodeSetParams(nodes[0], &kernel));
+	CHECK(MUCH_LIKE(run_ms(exec, stream), 20)); /* as it was */
+	CHECK(MUCH_LIKE(run_ms(instantiated(graph), stream), 50)); /* the child graph is a copy */
+	OK(cuGraphExecKernelNodeSetParams(exec, nodes[1], &kernel));
+	OK(cuGraphExecChildGraphNodeSetParams(exec, nodes[2], child));
+	CHECK(MUCH_LIKE(run_ms(exec, stream), 80));
+	OK(cuGraphNodeSetEnabled(exec, nodes[1], 0));
+	CHECK(MUCH_LIKE(run_ms(exec, stream), 40));
+	CHECK(cuGraphExecKernelNodeSetParams(exec, nodes[2], &kernel) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cuGraphMemsetNodeSetParams(nodes[1], &(CUDA_MEMSET_NODE_PARAMS){0}) == CUDA_ERROR_INVALID_VALUE);
+	OK(cuGraphDestroyNode(nodes[2]));
+	CHECK(node_count(graph) == 1);
+	CHECK(MUCH_LIKE(run_ms(instantiated(graph), stream), 40));
+}
+
+static cuuint64_t graph_bytes(CUgraphMem_attribute attribute)
+{
+	cuuint64_t value;
+
+	OK(cuDeviceGetGraphMemAttribute(0, attribute, &value));
+	return value;
+}
+
+static void a_graph_has_its_memory_from_its_first_launch_until_it_is_destroyed(void)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS memory = {
+		.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+		.bytesize = 4 * MIB};
+	CUgraphNode node;
+	CUgraph graph;
+	CUgraphExec exec;
+	CUstream stream;
+	size_t before, after, total;
+	CUdeviceptr at;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuGraphCreate(&graph, 0));
+	OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &memory));
+	OK(cuGraphAddMemFreeNode(&node, graph, &node, 1, memory.dptr));
+	memory.bytesize = 3 * MIB; /* where the first one was */
+	OK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &memory));
+	CHECK(cuGraphAddMemFreeNode(&node, graph, NULL, 0, 12345) == CUDA_ERROR_INVALID_VALUE);
+	exec = instantiated(graph);
+	OK(cuMemGetInfo(&before, &total));
+	CHECK(graph_bytes(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) == 0);
+	for (int i = 0; i < 2; i++) {
+		OK(cuGraphLaunch(exec, stream));
+		OK(cuMemFreeAsync(memory.dptr, stream));
+	}
+	OK(cuMemGetInfo(&after, &total));
+	CHECK(before - after == 4 * MIB);
+	CHECK(graph_bytes(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) == 4 * MIB);
+	OK(cuGraphExecDestroy(exec));
+	OK(cuDeviceGraphMemTrim(0));
+	OK(cuMemGetInfo(&after, &total));
+	CHECK(before == after && graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT) == 0);
+	CHECK(graph_bytes(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH) == 4 * MIB);
+	OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuMemAllocAsync(&at, MIB, stream));
+	OK(cuStreamEndCapture(stream, &graph));
+	CHECK(node_count(graph) == 1);
+	OK(cuMemGetInfo(&after, &total));
+	CHECK(before == after);
+}
+
 static void a_capture_takes_in_the_streams_that_wait_for_it(void)
 {
 	CUstream main_stream, side, outside;
@@ -860,6 +961,26 @@ static void a_capture_that_is_not_joined_is_an_error(void)
 	OK(cuCtxSynchronize());
 }
 
+static void a_graph_that_is_captured_again_does_what_was_captured_last(void)
+{
+	CUstream stream;
+	CUdeviceptr memory;
+	CUgraph graph, ended;
+
+	begin();
+	stream = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuMemAlloc(&memory, MIB));
+	OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	launch(stream, 100 * MS);
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuStreamBeginRecaptureToGraph(stream, CU_STREAM_CAPTURE_MODE_GLOBAL, graph, NULL, NULL));
+	CHECK(cuMemsetD8Async(memory, 0, MIB, stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+	launch(stream, 10 * MS);
+	OK(cuStreamEndCapture(stream, &ended));
+	CHECK(ended == graph && node_count(graph) == 1);
+	CHECK(MUCH_LIKE(run_ms(instantiated(graph), stream), 10));
+}
+
 /* ---- mistakes ---- */
 
 static void mistakes_are_errors(void)
@@ -883,11 +1004,73 @@ static void mistakes_are_errors(void)
 	CHECK(cuLaunchKernel(spin, 0, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(cuLaunchKernel(spin, 1, 1, 1, 1025, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == CUDA_ERROR_INVALID_VALUE);
-	CHECK(cuModuleLoadData(&module, "\x7f"
-					"ELF") == CUDA_ERROR_INVALID_PTX);
 	OK(cuModuleLoadData(&module, PTX));
 	CHECK(cuModuleGetFunction(&function, module, "absent") == CUDA_ERROR_NOT_FOUND);
 	OK(cuCtxSynchronize());
+}
+
+static void images_that_no_driver_loads_are_errors(void)
+{
+	static const char not_for_gpus[64] = "\x7f"
+					     "ELF\2\1\1";
+	CUmodule module;
+
+	begin();
+	CHECK(cuModuleLoadData(&module, not_for_gpus) == CUDA_ERROR_INVALID_IMAGE);
+	CHECK(cuModuleLoadData(&module, "\1\2\3") == CUDA_ERROR_INVALID_IMAGE);
+	CHECK(cuModuleLoadData(&module, "int main() { return 0; }") == CUDA_ERROR_INVALID_PTX);
+	CHECK(cuModuleLoadData(&module, ".visible .entry headless() { ret; }") == CUDA_ERROR_INVALID_PTX);
+	CHECK(cuModuleLoadData(&module, ".version 7.0\n.target sm_100\n") == CUDA_ERROR_INVALID_PTX);
+	CHECK(cuModuleLoadData(&module, ".version 8.8\n.target sm_90\n") == CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+	OK(cuModuleLoadData(&module, "// of CUDA 12.8\n.version 8.7\n.target sm_90a\n"));
+}
+
+static void a_launch_gets_no_more_shared_memory_than_its_function_allows(void)
+{
+	unsigned long long ns = 1;
+	void *params[] = {&ns};
+	int bytes, blocks, threads;
+
+	begin();
+	OK(cuFuncGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, spin));
+	CHECK(bytes == 48 << 10);
+	OK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, (unsigned)bytes, NULL, params, NULL));
+	CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, (unsigned)bytes + 1, NULL, params, NULL) ==
+	      CUDA_ERROR_INVALID_VALUE);
+	OK(cuFuncSetAttribute(spin, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes + 1));
+	OK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, (unsigned)bytes + 1, NULL, params, NULL));
+	CHECK(cuFuncSetAttribute(spin, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20) ==
+	      CUDA_ERROR_INVALID_VALUE);
+	OK(cuOccupancyMaxPotentialBlockSize(&blocks, &threads, spin, NULL, 0, 0));
+	CHECK(blocks == 2 * 4 && threads == 1024);
+	OK(cuCtxSynchronize());
+}
+
+static void a_pointer_is_known_by_the_memory_that_it_lies_in(void)
+{
+	CUdeviceptr memory, base, outside = 0x1000;
+	size_t bytes;
+	void *host;
+	unsigned type;
+	bool managed;
+	CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
+	void *data[] = {&type};
+
+	begin();
+	OK(cuMemAllocManaged(&memory, MIB, CU_MEM_ATTACH_GLOBAL));
+	OK(cuMemGetAddressRange(&base, &bytes, memory + 7));
+	CHECK(base == memory && bytes == MIB);
+	OK(cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, memory + MIB - 1));
+	CHECK(managed);
+	OK(cuMemFree(memory));
+	CHECK(cuMemGetAddressRange(&base, &bytes, memory) == CUDA_ERROR_NOT_FOUND);
+	OK(cuMemHostAlloc(&host, MIB, 0));
+	OK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)host));
+	CHECK(type == CU_MEMORYTYPE_HOST);
+	CHECK(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, outside) == CUDA_ERROR_INVALID_VALUE);
+	OK(cuPointerGetAttributes(1, wanted, data, outside));
+	CHECK(type == 0);
+	OK(cuMemFreeHost(host));
 }
 
 struct test {
@@ -922,9 +1105,15 @@ static const struct test TESTS[] = {
 	TEST(host_memory_is_pinned_once),
 	TEST(a_copy_to_the_host_makes_its_pages_resident),
 	TEST(a_graph_launches_its_child_graphs_too),
+	TEST(a_node_does_what_it_was_set_to_do_last),
+	TEST(a_graph_has_its_memory_from_its_first_launch_until_it_is_destroyed),
 	TEST(a_capture_takes_in_the_streams_that_wait_for_it),
 	TEST(a_capture_that_is_not_joined_is_an_error),
+	TEST(a_graph_that_is_captured_again_does_what_was_captured_last),
 	TEST(mistakes_are_errors),
+	TEST(images_that_no_driver_loads_are_errors),
+	TEST(a_launch_gets_no_more_shared_memory_than_its_function_allows),
+	TEST(a_pointer_is_known_by_the_memory_that_it_lies_in),
 };
 
 int main(int argc, char **argv)

@@ -25,7 +25,7 @@ _LIBCUDA = BUILD / "lib" / "libcuda.so.1"
 _NAMES = re.findall(r"^\s*TEST\((\w+)\)", (_HERE / "libcuda_test.c").read_text(), re.MULTILINE)
 _KILLS_THE_SERVER = "calls_fail_when_the_server_is_gone"
 _PLAIN = BUILD / "plain" / "libcuda.so.1"
-_NEWEST = 13020
+_NEWEST = 13050
 _NOT_SUPPORTED = 801
 _PER_THREAD = 2
 

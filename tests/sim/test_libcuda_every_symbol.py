@@ -19,7 +19,7 @@ from agent.probes.symbols import SYMBOLS
 from tests.support.programs import every_symbol_calls
 from tools.harness.node import BUILD, Node, simulated_node
 
-_KINDS = ("plain", "managed", "pool", "virtual", "array")
+_KINDS = ("plain", "managed", "pool", "virtual", "array", "graph")
 _PRIMES = (2, 3, 5, 7, 11, 13)
 _CONTEXT_BYTES = 300 << 20
 

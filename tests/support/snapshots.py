@@ -51,7 +51,7 @@ def usage(
         pcie_tx_bytes_per_second=rate,
         pcie_rx_bytes_per_second=None if rate is None else rate * 40,
         launches_per_second=None if rate is None else 12_345.0,
-        totals=Totals() if rate is None else Totals(12.5, 123_450, 10_000_000, 400_000_000),
+        totals=Totals() if rate is None else Totals(12.5, 123_450, 10_000_000, 400_000_000, 5_000_000, 6_000_000),
         sm_error_ratio=None if ratio is None else 0.02 if estimated else 0.0,
         memory_peak_bytes=None if memory is None else memory + MIB,
         memory_by_kind={} if memory is None else {"plain": memory // 2, "pinned": MIB},
@@ -97,8 +97,10 @@ def containers() -> tuple[ContainerUsage, ...]:
             (ProcessId(200, 2), ProcessId(201, 2)),
             (FunctionUsage("gemm", GPU_0, 900.0, 0.4, 0.00052), FunctionUsage("", GPU_0, 10.0, None, None, True)),
         ),
-        ContainerUsage(twin_a, (usage(GPU_0, 0.01, GIB, estimated=False),), (ProcessId(300, 3),)),
-        ContainerUsage(twin_b, (usage(GPU_0, 0.02, GIB),), (ProcessId(400, 4),)),
+        ContainerUsage(
+            twin_a, (usage(GPU_0, 0.01, GIB, estimated=False),), (ProcessId(300, 3),), unprobed={GPU_0: True}
+        ),
+        ContainerUsage(twin_b, (usage(GPU_0, 0.02, GIB),), (ProcessId(400, 4),), unprobed={GPU_0: False}),
         ContainerUsage(nasty, (usage(GPU_0, None, 123_456, rate=None),), (ProcessId(500, 5),)),
         ContainerUsage(unknown, (usage(GPU_1, None, None, rate=None),), ()),
     )
@@ -150,7 +152,15 @@ def rich_snapshot() -> Snapshot:
         ),
         enforcement={
             ContainerKey("c1"): EnforcementStatus(
-                "online", "chat", 0.0123, 0.99, 0.050, 73_000, 511.5, slack_ratio=0.754
+                "online",
+                "chat",
+                0.0123,
+                0.99,
+                0.050,
+                73_000,
+                511.5,
+                slack_ratio=0.754,
+                http={"status:2xx": 73_000, "status:4xx": 12, "ns:service": 876_000_000_000, "lost:evicted": 3},
             ),
             ContainerKey("c2"): EnforcementStatus(
                 "offline",
@@ -181,8 +191,10 @@ def rich_snapshot() -> Snapshot:
         ),
         collectors=(CollectorHealth("nvml", 0.004), CollectorHealth("launches", 0.001, "map read failed: E2BIG")),
         lost={"launches:full": 12, "events:ring_full": 0},
+        container_losses={ContainerKey("c2"): {"launch_function": 49_216}},
         probe_calls={"cuLaunchKernel": 730, "cuMemAlloc_v2": 7},
         signal_failures={"chat:prometheus:timeout": 2},
+        left_rules={"training:processes": 1, "training:names": 0},
         nvml_errors={"nvmlDeviceGetPowerUsage:not_supported": 1},
         name_lookups={"cri:found": 7, "docker:absent": 2},
         ended=(ended(),),

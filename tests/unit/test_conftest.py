@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import MOST_SECOND_TRIES
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 PROPERTIES = """
 from hypothesis import given, settings, strategies as st
@@ -38,13 +40,25 @@ def test_it(number):
 """
 
 
-def run(folder: Path, test: str, *arguments: str, ci: bool) -> subprocess.CompletedProcess[str]:
-    """pytest over a tree with this one test file in the tier `unit`."""
-    path = folder / "tests" / "unit" / "test_one.py"
+FIRST_FAILS = """
+import pytest
+
+tries = {}
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_it(number):
+    tries[number] = tries.get(number, 0) + 1
+    assert tries[number] == 2, "the first try"
+"""
+
+
+def run(folder: Path, test: str, *arguments: str, ci: bool, tier: str = "unit") -> subprocess.CompletedProcess[str]:
+    """pytest over a tree with this one test file in the tier."""
+    path = folder / "tests" / tier / "test_one.py"
     path.parent.mkdir(parents=True)
     path.write_text(test)
     (folder / "tests" / "conftest.py").write_text(CONFTEST.read_text())
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    unit\ntestpaths = tests\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n    {tier}\ntestpaths = tests\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *arguments]
     environment |= {"CI": "true"} if ci else {}
@@ -69,6 +83,28 @@ def test_a_skip_that_is_not_known_fails_the_run_in_ci_only(tmp_path: Path, test:
 def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     done = run(tmp_path, "import pytest\n@pytest.mark.xfail\ndef test_it(): assert False", ci=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ci", "tier", "count", "passes"),
+    [
+        (True, "sim", MOST_SECOND_TRIES, True),
+        (True, "sim", MOST_SECOND_TRIES + 1, False),
+        (True, "unit", 1, False),
+        (False, "sim", 1, False),
+    ],
+)
+def test_what_depends_on_the_machine_has_a_second_try_in_ci_and_few_may_need_it(
+    tmp_path: Path, ci: bool, tier: str, count: int, passes: bool
+) -> None:
+    done = run(tmp_path, FIRST_FAILS.replace("COUNT", str(count)), ci=ci, tier=tier)
+    assert (done.returncode == 0) == passes, done.stdout
+    assert ("test_it[0] (call)" in done.stdout) == (tier != "unit" and ci)
+    assert "the first try" in done.stdout
+
+
+def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
+    assert run(tmp_path, "def test_it(): assert False", ci=True, tier="sim").returncode == 1
 
 
 @pytest.mark.parametrize(("arguments", "counts"), [((), "tried 100 20"), (("--long",), "tried 1000 200")])

@@ -124,6 +124,10 @@ _LADDER = """\
 - **Health.** On a device that is over its limits or disabled, the last of these rungs that the rule lists is applied at
   once.
 - **MPS faults.** After a fatal error of an MPS server, its offline clients get SIGTERM if their rule lists `evict`.
+- **Work that no launch explains.** Launch budgets do not hold a container that is `unprobed`: by NVML it works, and the
+  probes see no launches, or far too few. Its rule's `unprobed` says what is done, apart from the ladder: `freeze`
+  while an online container on that GPU has requests or misses its SLO and five seconds longer, or `evict` after half
+  a minute of that.
 
 Only the rungs that the rule lists are used, and only on containers of that rule. A list in a rule replaces the default.
 """
@@ -137,7 +141,7 @@ In the namespaces that `annotations` lists, a pod may declare its own role:
 | `gpuwarden.io/class` | `online` or `offline` | The role. Without it the other annotations are ignored. |
 | `gpuwarden.io/slo-p99` | duration | Online, required: the target. Or `slo-p95`, `slo-p99.9` … |
 | `gpuwarden.io/signal` | `gpu_wait` or `http` | Online; default `gpu_wait`. |
-| `gpuwarden.io/port`, `…/path` | as `slo.port`, `slo.path` | Online with signal `http`, which requires a port. |
+| `gpuwarden.io/port`, `…/path`, `…/status` | as in `slo` | Online with signal `http`; a port is required. |
 | `gpuwarden.io/window`, `…/min-samples` | as in `slo` | Online; default 10s and 20. |
 | `gpuwarden.io/weight` | number, 0.001 to 1 | Offline: a smaller part of the offline share than others get. |
 

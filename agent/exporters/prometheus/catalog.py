@@ -47,7 +47,8 @@ CATALOG: Final = (
         "gpuwarden_container_allocated_bytes",
         "gauge",
         (*USE, "kind"),
-        "Live allocations by the kind of driver call that made them; pinned is host memory.",
+        "Live allocations by the kind of driver call that made them; graph is what nodes of launched graphs allocate, "
+        "pinned is host memory.",
     ),
     Metric(
         "gpuwarden_container_allocated_by_age_bytes",
@@ -58,10 +59,29 @@ CATALOG: Final = (
     Metric("gpuwarden_container_pcie_transmit_bytes_total", "counter", USE, "Bytes copied from device to host."),
     Metric("gpuwarden_container_pcie_receive_bytes_total", "counter", USE, "Bytes copied from host to device."),
     Metric(
+        "gpuwarden_container_peer_transmit_bytes_total",
+        "counter",
+        USE,
+        "Bytes copied to another GPU of the node. No call tells whether they went over NVLink or PCIe.",
+    ),
+    Metric(
+        "gpuwarden_container_peer_receive_bytes_total",
+        "counter",
+        USE,
+        "Bytes copied from another GPU of the node. No call tells whether they came over NVLink or PCIe.",
+    ),
+    Metric(
         "gpuwarden_container_launches_total",
         "counter",
         USE,
         "Kernels launched; a graph launch counts each of its kernel nodes.",
+    ),
+    Metric(
+        "gpuwarden_container_unprobed",
+        "gauge",
+        USE,
+        "1 while NVML reports work of the container that no launch seen by the probes explains, 0 if launches do; "
+        "absent while it is unknown (no work yet, MPS clients, MIG, no probes).",
     ),
     # Device minus the sum of all containers.
     Metric(
@@ -147,6 +167,26 @@ CATALOG: Final = (
         "Requests slower than the target; a histogram bucket that contains the target counts in part.",
     ),
     Metric(
+        "gpuwarden_container_http_answers_total",
+        "counter",
+        (*CONTAINER, "status"),
+        "Answers seen by the signal http, by class of status; slo.status of the policy says which have a latency.",
+    ),
+    Metric(
+        "gpuwarden_container_http_seconds_total",
+        "counter",
+        (*CONTAINER, "part"),
+        "Time of the requests that have a latency: receive (first byte to last byte of the request, read), head (end "
+        "of its head to last byte of the answer), first_byte and service (end of the request to first and last byte "
+        "of the answer).",
+    ),
+    Metric(
+        "gpuwarden_container_http_lost_total",
+        "counter",
+        (*CONTAINER, "reason"),
+        "Requests or connections to the container of which the signal http has no latency, by reason.",
+    ),
+    Metric(
         "gpuwarden_container_share_ratio",
         "gauge",
         CONTAINER,
@@ -183,6 +223,12 @@ CATALOG: Final = (
         "Stops that another process ended with SIGCONT; the agent lets the process run for one second of GPU time.",
     ),
     Metric(
+        "gpuwarden_container_losses_total",
+        "counter",
+        (*CONTAINER, "reason"),
+        "What was not recorded of the container because it had used up its own share of the agent's maps, by reason.",
+    ),
+    Metric(
         "gpuwarden_container_paused_seconds_total",
         "counter",
         CONTAINER,
@@ -211,6 +257,13 @@ CATALOG: Final = (
         "counter",
         ("rule", "signal", "reason"),
         "Failed reads of an online rule's signal since the policy was loaded.",
+    ),
+    Metric(
+        "gpuwarden_container_left_rule_total",
+        "counter",
+        ("rule", "reason"),
+        "Containers that left this rule while they ran, by what changed (processes, names, policy), or never "
+        "entered it, as only some of their processes match (mixed); the log names them.",
     ),
     # The agent itself.
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; the label gives the agent's version."),

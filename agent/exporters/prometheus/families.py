@@ -92,6 +92,8 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
     containers = container_labels(used.container for used in (*everybody, *snapshot.held))
     for container, usage in _known_uses(everybody, devices):
         yield from _usage(usage, containers[container] + devices[usage.device])
+    for key, device, unprobed in _unprobed(snapshot.containers, devices):
+        yield "container_unprobed", containers[key] + devices[device], unprobed
     for container, usage in _known_uses(snapshot.held, devices):
         yield "device_held_info", containers[container] + devices[usage.device], 1
     for rest in snapshot.unattributed:
@@ -106,7 +108,14 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
     for key, enforcement in snapshot.enforcement.items():
         if key in containers:
             yield from _enforcement(enforcement, containers[key])
+    yield from _losses(snapshot, containers)
     yield from _agent(snapshot)
+
+
+def _losses(snapshot: Snapshot, containers: Mapping[ContainerKey, Labels]) -> Iterator[Candidate]:
+    for key, losses in snapshot.container_losses.items():
+        for reason, count in losses.items() if key in containers else ():
+            yield "container_losses_total", (*containers[key], text(reason)), count
 
 
 def _known_uses(
@@ -114,6 +123,13 @@ def _known_uses(
 ) -> Iterator[tuple[ContainerKey, Usage]]:
     for used in containers:
         yield from ((used.container.key, usage) for usage in used.usage if usage.device in devices)
+
+
+def _unprobed(
+    containers: Iterable[ContainerUsage], devices: Mapping[DeviceUuid, Labels]
+) -> Iterator[tuple[ContainerKey, DeviceUuid, bool]]:
+    for used in containers:
+        yield from ((used.container.key, device, is_so) for device, is_so in used.unprobed.items() if device in devices)
 
 
 def _usage(usage: Usage, labels: Labels) -> Iterator[Candidate]:
@@ -130,6 +146,9 @@ def _usage(usage: Usage, labels: Labels) -> Iterator[Candidate]:
         yield "container_allocated_by_age_bytes", (*labels, text(age)), size
     yield "container_launches_total", labels, _counter(totals.launches, usage.launches_per_second)
     yield from _flows("container", labels, totals, usage)
+    copies = usage.pcie_tx_bytes_per_second  # unknown where no probe counts copies
+    yield "container_peer_transmit_bytes_total", labels, _counter(totals.peer_tx_bytes, copies)
+    yield "container_peer_receive_bytes_total", labels, _counter(totals.peer_rx_bytes, copies)
 
 
 def _unattributed(rest: Unattributed, labels: Labels) -> Iterator[Candidate]:
@@ -186,6 +205,7 @@ def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Can
     yield "container_slo_quantile_ratio", labels, enforcement.latency_quantile
     yield "container_slo_requests_total", labels, enforcement.requests_total
     yield "container_slo_slow_requests_total", labels, enforcement.slow_requests_total
+    yield from _http(enforcement.http, labels)
     yield "container_share_ratio", labels, enforcement.share_ratio
     yield "container_paused_ratio", labels, enforcement.paused_ratio
     for rung in enforcement.rungs:
@@ -199,6 +219,17 @@ def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Can
         yield "container_memory_quota_bytes", labels, enforcement.memory_quota_bytes
         yield "container_allocations_denied_total", labels, enforcement.allocations_denied_total
         yield "container_allocations_held_total", labels, enforcement.allocations_held_total
+
+
+def _http(http: Mapping[str, int], labels: Labels) -> Iterator[Candidate]:
+    for name, count in http.items():
+        kind, _, what = name.partition(":")
+        if kind == "status":
+            yield "container_http_answers_total", (*labels, text(what)), count
+        elif kind == "ns":
+            yield "container_http_seconds_total", (*labels, text(what)), count / NS_PER_SECOND
+        elif kind == "lost":
+            yield "container_http_lost_total", (*labels, text(what)), count
 
 
 def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
@@ -220,6 +251,9 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
     for failed, count in snapshot.signal_failures.items():
         rule, signal, reason = failed.split(":", 2)
         yield "signal_failures_total", (text(rule), text(signal), text(reason)), count
+    for left, count in snapshot.left_rules.items():
+        rule, _, reason = left.rpartition(":")
+        yield "container_left_rule_total", (text(rule), text(reason)), count
     for lookup, count in snapshot.name_lookups.items():
         name, _, outcome = lookup.partition(":")
         yield "name_lookups_total", (text(name), text(outcome)), count

@@ -10,7 +10,6 @@ made to point here (DNS rebinding) could read the answer otherwise. No header le
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from base64 import b64encode
@@ -18,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from agent.core.clock import wall_ns
 from agent.core.model import Snapshot
 from agent.exporters.status_page.history import Ring
+from agent.exporters.web.hosts import STATUS, OwnNames
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -54,10 +52,11 @@ class Site:
         ring: Ring,
         decisions: Callable[[], Sequence[DecisionRow]],
         page: StaticPage | None = None,
+        names: OwnNames | None = None,
     ) -> None:
         self._get_snapshot, self._ring, self._decisions = get_snapshot, ring, decisions
         self._page = page
-        self._host = socket.gethostname()
+        self._names = names or OwnNames()
         self._mutex = threading.Lock()  # of the figures
         self._figures = b""
         self._stale_at = 0.0
@@ -86,21 +85,17 @@ class Site:
 
         with self._mutex:
             if time.monotonic() >= self._stale_at:
-                content = page(self._get_snapshot(), self._ring, self._decisions(), self._host, wall_ns())
+                content = page(self._get_snapshot(), self._ring, self._decisions(), self._names.machine, wall_ns())
                 self._figures = _document(content).encode()
                 self._stale_at = time.monotonic() + FRESH_SECONDS
             return self._figures
 
     def _is_ours(self, environ: WSGIEnvironment) -> bool:
-        try:
-            name = urlsplit("//" + environ.get("HTTP_HOST", "")).hostname or ""
-        except ValueError:
-            return False
-        return name in ("localhost", self._host.lower()) or _is_address(name)
+        return self._names.has(environ.get("HTTP_HOST", ""))
 
     def _refuse(self, start_response: StartResponse) -> list[bytes]:
-        start_response("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8"), *HEADERS])
-        return [f"ask for this page by address, as localhost or as {self._host}\n".encode()]
+        start_response(STATUS, [("Content-Type", "text/plain; charset=utf-8"), *HEADERS])
+        return [f"ask for this page by address, as localhost or as {self._names.machine}\n".encode()]
 
 
 def _document(page: PageContent) -> str:
@@ -109,14 +104,6 @@ def _document(page: PageContent) -> str:
 
     document: dict[str, Any] = {"box": f"0 0 {WIDTH} {HEIGHT}", **encode(page)}
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

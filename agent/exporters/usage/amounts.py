@@ -20,6 +20,7 @@ from agent.core.errors import UsageError
 
 SECONDS_PER_HOUR = 3600
 GIB = 1 << 30
+MOST = 1 << 60  # of an integer in a row: one hour is far less, and two of them are still within SQLite's 63 bits
 
 
 class AmountKind(StrEnum):
@@ -64,6 +65,12 @@ class Amounts:
         self.pcie_tx_bytes += more.pcie_tx_bytes
         self.pcie_rx_bytes += more.pcie_rx_bytes
         self.launches += more.launches
+
+    def cut(self) -> bool:
+        """Whether anything was more than a row can have; no more than that is left of it."""
+        before = (self.pcie_tx_bytes, self.pcie_rx_bytes, self.launches)
+        self.pcie_tx_bytes, self.pcie_rx_bytes, self.launches = (min(one, MOST) for one in before)
+        return max(before) > MOST
 
     @property
     def gib_hours(self) -> float:

@@ -21,9 +21,12 @@ from agent.exporters.usage.amounts import AmountKind, Amounts
 from agent.exporters.usage.store import check_version, unusable
 
 _SUMS: Final = """
-    SELECT kind, at, namespace, pod, owner.name, key, image, uuid, number, sm, memory, tx, rx, launches FROM (
+    SELECT kind, at, namespace, pod, owner.name, key, image, uuid, number, sm, memory,
+        tx_high, tx_low, rx_high, rx_low, launches_high, launches_low FROM (
         SELECT {hour} AS at, owner AS whose, device AS place, sum(sm_seconds) AS sm, sum(memory_byte_seconds) AS memory,
-            sum(pcie_tx_bytes) AS tx, sum(pcie_rx_bytes) AS rx, sum(launches) AS launches
+            sum(pcie_tx_bytes >> 32) AS tx_high, sum(pcie_tx_bytes & 0xffffffff) AS tx_low,
+            sum(pcie_rx_bytes >> 32) AS rx_high, sum(pcie_rx_bytes & 0xffffffff) AS rx_low,
+            sum(launches >> 32) AS launches_high, sum(launches & 0xffffffff) AS launches_low
         FROM usage WHERE hour >= ? AND hour < ? GROUP BY at, whose, place)
     JOIN owner ON owner.id = whose JOIN device ON device.id = place
 """
@@ -128,10 +131,15 @@ def _dropped(db: sqlite3.Connection) -> int:
 
 
 def _sums(db: sqlite3.Connection, since: int, until: int, by: Sequence[By]) -> Iterator[tuple[Group, Amounts]]:
-    """Per owner and device; what is beyond that is added up by the caller, whose integers have no bound."""
+    """Per owner and device; what is beyond that is added up by the caller, whose integers have no bound.
+
+    SQLite's have: a sum beyond 63 bits would end the report, so it adds up the halves.
+    """
     query = _SUMS.format(hour="hour" if By.HOUR in by else "NULL")
-    for kind, *names, sm, memory, tx, rx, launches in db.execute(query, (since, until)):
-        yield Group(AmountKind(kind), *names), Amounts(sm, memory, tx, rx, launches)
+    for kind, *rest in db.execute(query, (since, until)):
+        names, (sm, memory, *halves) = rest[:8], rest[8:]
+        integers = [(high << 32) + low for high, low in zip(halves[::2], halves[1::2], strict=True)]
+        yield Group(AmountKind(kind), *names), Amounts(sm, memory, *integers)
 
 
 def _shown(group: Group, by: Sequence[By]) -> Group:

@@ -24,7 +24,7 @@ from agent.core.errors import SetupError, UsageError
 from agent.core.model import Container, ContainerUsage, Device, Snapshot, Totals
 from agent.core.registry import Listeners, LossRegistry
 from agent.core.worker import Worker
-from agent.exporters.usage.amounts import SECONDS_PER_HOUR, AmountKind, Amounts, UsageKey, UsageRow, hour_of
+from agent.exporters.usage.amounts import AmountKind, Amounts, UsageKey, UsageRow, hour_of
 from agent.exporters.usage.store import DAYS, MAX_ROWS, Store, UsageBatch
 
 _MAX_TOTALS: Final = 50_000
@@ -124,6 +124,7 @@ class PendingUsage:
 
     def __init__(self, max_waiting: int) -> None:
         self.dropped_amounts = 0  # waited for a write when there was no room
+        self.cut_amounts = 0  # were more than a row can have
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._rows: dict[UsageRow, Amounts] = {}
@@ -136,6 +137,7 @@ class PendingUsage:
         hour = hour_of(snapshot.wall_ns)
         with self._lock:
             for use, amounts in used:
+                self.cut_amounts += amounts.cut()
                 self._add(UsageRow(hour, use), amounts)
             self._note_names(snapshot)
             for reading in snapshot.devices:
@@ -226,6 +228,7 @@ class UsageRecorder:
             "usage:dropped_rows": self._dropped_rows,  # of the oldest hours, by the bound on rows
             "usage:dropped_amounts": self._pending.dropped_amounts,
             "usage:forgotten_totals": self._meter.forgotten,
+            "usage:cut_amounts": self._pending.cut_amounts,
         }
 
     def flush(self) -> bool:
@@ -268,7 +271,7 @@ class UsageRecorder:
         hour = hour_of(wall_ns())
         if hour == self._pruned_hour:
             return
-        self._dropped_rows += self._store.prune(hour - self._days * 24 * SECONDS_PER_HOUR)
+        self._dropped_rows += self._store.prune(hour, self._days * 24)
         self._pruned_hour = hour
 
 

@@ -3,7 +3,8 @@
 """Writes the usage ledger's file: SQLite, one row per hour, owner and device.
 
 Invariants: amounts are added, so that an agent started again in mid-hour goes on with the same row; the newest names of
-an owner win; a batch is written whole or not at all; the file keeps `max_rows` at most. The write-ahead log lets other
+an owner win; a batch is written whole or not at all; the file keeps `max_rows` at most; what is old is decided by the
+order in which hours were written, so no step of the clock deletes anything. The write-ahead log lets other
 processes read meanwhile, and survives SIGKILL and power cuts (these may cost the last commits, never older ones). A
 file of an older version is migrated when it is opened: user_version counts the migrations that it has seen, and
 application_id distinguishes it from another program's database.
@@ -21,7 +22,7 @@ from typing import Final
 
 from agent.core.errors import SetupError
 from agent.core.model import Container, Device
-from agent.exporters.usage.amounts import AmountKind, Amounts, UsageRow
+from agent.exporters.usage.amounts import MOST, AmountKind, Amounts, UsageRow
 
 DEFAULT_FILE: Final = Path("/var/lib/gpuwarden/usage.sqlite")
 DAYS: Final = 90  # how long rows are kept
@@ -37,6 +38,10 @@ MIGRATIONS: Final = (  # one that was released never changes: add another
         " pcie_rx_bytes INTEGER NOT NULL, launches INTEGER NOT NULL, PRIMARY KEY (hour, owner, device)) WITHOUT ROWID",
         "CREATE INDEX usage_owner ON usage (owner)",  # for finding the owners that no row names any more
         "CREATE TABLE note (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        "CREATE TABLE recorded (sequence INTEGER PRIMARY KEY, hour INTEGER NOT NULL UNIQUE)",  # hours, as they came
+        "INSERT INTO recorded (hour) SELECT DISTINCT hour FROM usage ORDER BY hour",
     ),
 )
 
@@ -84,16 +89,24 @@ _NAME_DEVICE: Final = """
     ON CONFLICT (uuid) DO UPDATE SET number = excluded.number, name = excluded.name
 """
 
-_ADD_USAGE: Final = """
+_ADD_USAGE: Final = f"""
     INSERT INTO usage VALUES (?, (SELECT id FROM owner WHERE kind = ? AND key = ?),
         (SELECT id FROM device WHERE uuid = ?), ?, ?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET sm_seconds = sm_seconds + excluded.sm_seconds,
         memory_byte_seconds = memory_byte_seconds + excluded.memory_byte_seconds,
-        pcie_tx_bytes = pcie_tx_bytes + excluded.pcie_tx_bytes, pcie_rx_bytes = pcie_rx_bytes + excluded.pcie_rx_bytes,
-        launches = launches + excluded.launches
+        pcie_tx_bytes = min({MOST}, pcie_tx_bytes + excluded.pcie_tx_bytes),
+        pcie_rx_bytes = min({MOST}, pcie_rx_bytes + excluded.pcie_rx_bytes),
+        launches = min({MOST}, launches + excluded.launches)
 """
+_ADD_HOUR: Final = "INSERT OR IGNORE INTO recorded (hour) VALUES (?)"
+_DROP_HOURS: Final = "DELETE FROM recorded WHERE sequence <= (SELECT max(sequence) FROM recorded) - ?"
 # Whole hours go, so that an hour that is still there adds up.
-_DROP_OLDEST: Final = "DELETE FROM usage WHERE hour <= (SELECT hour FROM usage ORDER BY hour LIMIT 1 OFFSET ?)"
+_DROP_OLDEST: Final = """
+    DELETE FROM recorded WHERE hour IN (SELECT hour FROM (
+        SELECT hour, sum(rows) OVER (ORDER BY sequence DESC) AS with_newer
+        FROM recorded JOIN (SELECT hour, count(*) AS rows FROM usage GROUP BY hour) USING (hour)) WHERE with_newer > ?)
+"""
+_DROP_ROWS: Final = "DELETE FROM usage WHERE hour NOT IN (SELECT hour FROM recorded)"
 _ADD_NOTE: Final = "INSERT INTO note VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value"
 
 
@@ -142,15 +155,21 @@ class Store:
             uses = {row.use for row in batch.rows}
             self._db.executemany(_ADD_OWNER, {(use.kind, _text(use.owner)) for use in uses})
             self._db.executemany(_ADD_DEVICE, {(use.device,) for use in uses})
+            self._db.executemany(_ADD_HOUR, sorted({(row.hour,) for row in batch.rows}))
             self._db.executemany(_ADD_USAGE, (_values(row, amounts) for row, amounts in batch.rows.items()))
 
-    def prune(self, before_hour: int) -> int:
-        """Deletes what is older, then the oldest hours until the rows fit. Returns how many rows that bound cost."""
+    def prune(self, hour: int, kept_hours: int) -> int:
+        """Deletes all but so many hours, the last to come, then the oldest of them until the rows fit.
+
+        `hour`: the one that it is; it counts as one, whether or not anything was used. Returns how many rows the bound
+        on rows cost.
+        """
         with self._transaction():
-            self._db.execute("DELETE FROM usage WHERE hour < ?", (before_hour,))
-            (rows,) = self._db.execute("SELECT count(*) FROM usage").fetchone()
-            over = rows - self._max_rows
-            dropped = self._db.execute(_DROP_OLDEST, (over - 1,)).rowcount if over > 0 else 0
+            self._db.execute(_ADD_HOUR, (hour,))
+            self._db.execute(_DROP_HOURS, (kept_hours,))
+            self._db.execute(_DROP_ROWS)
+            self._db.execute(_DROP_OLDEST, (self._max_rows,))
+            dropped = self._db.execute(_DROP_ROWS).rowcount
             if dropped:
                 self._db.execute(_ADD_NOTE, ("dropped_rows", dropped))
             self._db.execute("DELETE FROM owner WHERE NOT EXISTS (SELECT 1 FROM usage WHERE owner = owner.id)")
@@ -203,7 +222,8 @@ def _owner(container: Container) -> tuple[str | None, ...]:
 def _values(row: UsageRow, amounts: Amounts) -> tuple[int | float | str | None, ...]:
     kind, owner, device = row.use
     sums = (amounts.sm_seconds, amounts.memory_byte_seconds)
-    return (row.hour, kind, _text(owner), device, *sums, amounts.pcie_tx_bytes, amounts.pcie_rx_bytes, amounts.launches)
+    integers = (amounts.pcie_tx_bytes, amounts.pcie_rx_bytes, amounts.launches)
+    return (row.hour, kind, _text(owner), device, *sums, *(min(one, MOST) for one in integers))
 
 
 def _text(name: str | None) -> str | None:

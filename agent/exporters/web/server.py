@@ -5,7 +5,8 @@
 One thread accepts; each connection has a thread of its own, in which the TLS handshake takes place too, and is cut off
 after its listener's `deadline_seconds`, whatever was received by then. Of each listener MAX_CLIENTS connections may
 exist, MAX_OF_ONE_ADDRESS of one address: a newcomer takes the place of the oldest that has not sent a request yet, so
-that silent connections shut out neither Prometheus, nor the kubelet, nor an order.
+that silent connections shut out neither Prometheus, nor the kubelet, nor an order. On loopback, where any process has
+millions of addresses, user and cgroup take the place of the address (peer.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from agent.core.errors import SetupError
 from agent.core.worker import Worker
 from agent.exporters.web.auth import Guard
 from agent.exporters.web.handler import RequestHandler, RequestState, Route, Routes
+from agent.exporters.web.peer import client_name
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -185,7 +187,7 @@ class HttpServer:
             time.sleep(0.01)  # in the latter case it is still queued, and select returns at once
             return
         request = RequestState(time.monotonic() + listener.deadline_seconds)
-        client = _Client(connection, listener, str(address[0]) if address else "", request)
+        client = _Client(connection, listener, client_name(connection, address) if address else "", request)
         try:
             if self._admit(client):
                 threading.Thread(target=self._serve, args=(client,), name="http-request", daemon=True).start()

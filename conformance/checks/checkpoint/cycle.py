@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from statistics import median
 from typing import Any, Final
 
 from conformance.checks.checkpoint.stage import CALL_SECONDS, RefusedError, Stage, must_call, must_do, row
@@ -14,6 +15,7 @@ from conformance.report.model import Row, Verdict, judged, skipped
 
 SUPPORTED: Final = "the driver library has the calls"
 STATES: Final = "states on the way: running, locked, saved, restored, unlocked"
+STATE: Final = "a call for the state of a process"
 LOCK: Final = "lock of an idle process"
 SAVE: Final = "checkpoint of a process with device memory"
 RESTORE: Final = "restore of that process"
@@ -25,7 +27,7 @@ LISTED: Final = "NVML lists a saved process"
 CONTENTS: Final = "chunks of memory with other contents after it"
 GOES_ON: Final = "numbers that a launch after it leaves wrong"
 WHATS: Final = (
-    *(SUPPORTED, STATES, LOCK, SAVE, RESTORE, UNLOCK, WAITS, GIVEN_BACK, TAKEN_AGAIN, LISTED, CONTENTS, GOES_ON),
+    *(SUPPORTED, STATES, STATE, LOCK, SAVE, RESTORE, UNLOCK, WAITS, GIVEN_BACK, TAKEN_AGAIN, LISTED, CONTENTS, GOES_ON),
 )
 GRAPH: Final = "with a CUDA graph: saved, restored, and replayed"
 PINNED: Final = "with pinned host memory: saved, restored, and unchanged"
@@ -35,6 +37,8 @@ _ON_THE_WAY: Final = "RUNNING LOCKED CHECKPOINTED LOCKED RUNNING"
 _SLACK_BYTES: Final = 1 << 26
 _SMALL_BYTES: Final = 1 << 24
 _BLOCKED_SECONDS: Final = 0.2
+_STATE_CALLS: Final = 20
+_STATE_MS: Final = 0.48  # R580, of a process without CUDA
 
 
 def rows(stage: Stage) -> Iterator[Row]:
@@ -49,6 +53,8 @@ def _there_and_back(stage: Stage, calls: Client, holder: Client) -> Iterator[Row
     tgid, states = holder.tgid, []
     before = must_call(calls, "memory")["used"]
     states.append(_state(calls, tgid))
+    took = [must_call(calls, f"state {tgid}")["ms"] for _ in range(_STATE_CALLS)]
+    yield row(STATE, Verdict.MEASURED, median(took), "ms", _STATE_MS, f"median of {_STATE_CALLS}")
     yield row(LOCK, Verdict.MEASURED, must_call(calls, f"lock {tgid} 5000")["ms"], "ms")
     states.append(_state(calls, tgid))
     save = must_call(calls, f"checkpoint {tgid}", 60.0)

@@ -26,7 +26,7 @@ WHAT: Final = (
     refusals.STOPPED,
     *killed.WHATS,
     *refusals.ROOM,
-    refusals.MPS,
+    *refusals.UNDER_MPS,
 )
 
 
@@ -43,4 +43,4 @@ def rows(host: Host) -> Iterator[Row]:
     yield from part(NAME, [refusals.STOPPED], lambda: refusals.stopped(stage))
     yield from part(NAME, killed.WHATS, lambda: killed.rows(stage))
     yield from part(NAME, refusals.ROOM, lambda: refusals.room(stage))
-    yield from part(NAME, [refusals.MPS], lambda: refusals.under_mps(stage))
+    yield from part(NAME, refusals.UNDER_MPS, lambda: refusals.under_mps(stage))

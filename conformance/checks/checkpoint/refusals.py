@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from conformance.checks.checkpoint.stage import Stage, must_call, must_do, row
+from conformance.checks.checkpoint.stage import CALL_SECONDS, Stage, must_call, must_do, row
 from conformance.checks.stopping.holds import StuckError, is_stopped
 from conformance.clients.launcher import Client, SilenceError
 from conformance.host import Unavailable
@@ -32,7 +32,17 @@ NO_ROOM: Final = "error of a restore without room on the device"
 STAYS: Final = "state after the restore without room"
 ROOM: Final = (NO_ROOM, STAYS)
 MPS: Final = "error of a lock of an MPS client"
-_INVALID_VALUE, _OUT_OF_MEMORY, _NOT_INITIALIZED, _ILLEGAL_STATE, _NOT_READY, _NOT_SUPPORTED = 1, 2, 3, 401, 600, 801
+MPS_STATE: Final = "state of an MPS client after it"
+MPS_GOES_ON: Final = "an MPS client launches after it"
+UNDER_MPS: Final = (MPS, MPS_STATE, MPS_GOES_ON)
+_OUT_OF_MEMORY, _NOT_INITIALIZED, _OPERATING_SYSTEM, _ILLEGAL_STATE, _NOT_READY, _NOT_SUPPORTED = (
+    2,
+    3,
+    304,
+    401,
+    600,
+    801,
+)
 _SMALL_BYTES: Final = 1 << 24
 _LIMIT_MS: Final = 200
 _PATIENCE_SECONDS: Final = 4.0  # far more than any of these calls should take
@@ -44,7 +54,7 @@ def rows(stage: Stage) -> Iterator[Row]:
     with stage.holder(_SMALL_BYTES) as holder:
         for what, command, expected in (
             (NO_CUDA, f"state {os.getpid()}", _NOT_INITIALIZED),
-            (GONE, f"state {_ended_tgid(stage)}", _INVALID_VALUE),
+            (GONE, f"state {_ended_tgid(stage)}", _OPERATING_SYSTEM),
             (NOT_LOCKED, f"unlock {holder.tgid}", _ILLEGAL_STATE),
         ):
             with stage.calls() as calls:
@@ -112,6 +122,11 @@ def under_mps(stage: Stage) -> Iterator[Row]:
         if not answer["code"]:
             must_call(calls, f"unlock {holder.tgid}")
         yield refused(MPS, answer, _NOT_SUPPORTED)
+        with stage.calls() as later:
+            state = asked(later, f"state {holder.tgid}")
+        yield row(MPS_STATE, Verdict.MEASURED, str(state.get("state", state["code"])), note=state.get("message", ""))
+        works = "error" not in holder.ask("step", CALL_SECONDS)
+        yield row(MPS_GOES_ON, judged(works), works, baseline=True)
 
 
 def asked(calls: Client, command: str, seconds: float = _PATIENCE_SECONDS) -> dict[str, Any]:

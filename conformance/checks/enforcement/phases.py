@@ -26,6 +26,17 @@ _OVERTIME_SECONDS: Final = 20.0  # for the rest, without
 _BURST: Final = 50
 
 
+LEAST_REQUESTS: Final = 2000  # of a p99 that is to be believed: twenty lie above it
+_MORE: Final = 1.05  # arrivals are random
+
+
+def few(requests: int) -> str:
+    """What to say of so many requests."""
+    return f"{requests:,} requests" + (
+        f", too few for a p99: {LEAST_REQUESTS:,} are" if requests < LEAST_REQUESTS else ""
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Lengths of a phase's parts, in seconds."""
@@ -38,6 +49,11 @@ class Times:
         """Seconds of the phase with its start and its end, roughly."""
         return self.settle + self.measured + 1.0
 
+    def fitting(self, rate_per_second: float, longest: float) -> Times:
+        """With time for LEAST_REQUESTS at this rate, or for as many as come in the longest time."""
+        wanted = _MORE * LEAST_REQUESTS / rate_per_second
+        return Times(self.settle, min(longest, max(self.measured, wanted)))
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -49,6 +65,11 @@ class Phase:
     steps_per_second: float | None  # of the offline side; None: there was none
     signal_ns: float | None  # the online side's p99 as the agent's signal reads it
     overrun: bool  # the offline side was ended so that the rest could be served: latencies are lower bounds
+
+    @property
+    def telling(self) -> bool:
+        """Whether it had enough requests for a p99."""
+        return len(self.latencies_s) >= LEAST_REQUESTS
 
     def quantile_s(self, quantile: float) -> float:
         """Latency at a quantile, by the nearest rank."""

@@ -31,18 +31,19 @@ _LONGEST_SETTLE_SECONDS: Final = 20.0
 
 @dataclass(slots=True)
 class Scene:
-    """`plain` and `law`: the phases without and with a law, which measure for the same time."""
+    """`plain` and `law`: the phases without and with a law, which measure for the same time, as the rate asks for."""
 
     host: Host
     stage: Stage[GpuNode]
     pair: Pair
     plain: Times
     law: Times
+    longest: float  # seconds that are measured, however seldom requests come
     deadline: float  # by time.monotonic()
     start_seconds: float = 0.0  # what it took to start both sides
     size: int | None = None  # that the offline side chose, if it chooses one
     alone: AloneFigures | None = None
-    p99_ratios: dict[str, float] = field(default_factory=dict)
+    p99_ratios: dict[str, float] = field(default_factory=dict)  # of modes that had enough requests
     _arrivals: Arrivals | None = None
     _sides: int = 0
 
@@ -80,6 +81,7 @@ class Scene:
         """Poisson, from a fixed seed, the same in each phase. At first the service is to be prepared, and alone."""
         if self._arrivals is None:
             rate = self.pair.rate_per_second or LOAD_RATIO / service_seconds(service)
+            self.plain, self.law = (times.fitting(rate, self.longest) for times in (self.plain, self.law))
             settling = poisson(rate, _LONGEST_SETTLE_SECONDS, _SEED + 1)
             self._arrivals = Arrivals(settling, poisson(rate, self.plain.measured, _SEED))
         return self._arrivals
@@ -88,7 +90,7 @@ class Scene:
         """Rows of what a mode gave to either side."""
         assert self.alone
         for figure in figures(mode, phase, self.alone):
-            if figure.measure == P99:
+            if figure.measure == P99 and phase.telling:
                 self.p99_ratios[mode.name] = figure.ratio
             yield self.row(f"{mode.name}: {figure.measure}", figure, "ratio")
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.enforcement.figures import LEAST_LEFT_OVER, left_over_ratio
 from bench.enforcement.modes import Mode
-from conformance.checks.enforcement.phases import Phase
+from conformance.checks.enforcement.phases import Phase, few
 from conformance.report.model import Verdict
 
 P99: Final = "p99 to alone"
@@ -49,10 +49,16 @@ def figures(mode: Mode, phase: Phase, alone: AloneFigures) -> Iterator[Figure]:
     p99, p50 = (phase.quantile_s(q) / alone.phase.quantile_s(q) for q in (0.99, 0.5))
     left = left_over_ratio(steps, alone.steps_per_second, alone.phase.busy_ratio)
     late = "the service fell behind, so this is a lower bound" if phase.overrun else ""
-    yield Figure(P99, p99, kept(p99, promised and promised * FAR_RATIO), promised, late)
+    note = "; ".join(part for part in (few(len(phase.latencies_s)), late) if part)
+    yield Figure(P99, p99, believed(kept(p99, promised and promised * FAR_RATIO), phase, alone.phase), promised, note)
     yield Figure(P50, p50, note=late)
     yield Figure(OFFLINE, steps / alone.steps_per_second)
-    yield Figure(LEFT, left, reached(left, least), least)
+    yield Figure(LEFT, left, believed(reached(left, least), phase, alone.phase), least)
+
+
+def believed(verdict: Verdict, *phases: Phase) -> Verdict:
+    """The verdict on a phase; of too few requests for a p99, or of too short a time for a law, it is only a figure."""
+    return verdict if all(phase.telling for phase in phases) else Verdict.MEASURED
 
 
 def kept(value: float, most: float | None) -> Verdict:

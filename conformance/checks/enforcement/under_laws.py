@@ -14,9 +14,9 @@ from agent.core.errors import PolicyError, SetupError
 from bench.enforcement.agent import Agent, Promise, agent
 from bench.enforcement.figures import nearest_rank
 from bench.enforcement.modes import Mode
-from conformance.checks.enforcement.phases import Phase, Times, play
+from conformance.checks.enforcement.phases import Phase, Times, few, play
 from conformance.checks.enforcement.scene import EXPECTED_ERRORS, NO_TIME, Scene
-from conformance.checks.enforcement.shares import Figure, p99_lower, within
+from conformance.checks.enforcement.shares import Figure, believed, p99_lower, within
 from conformance.clients.online import Batch, Service
 from conformance.report.model import Row
 from tools.harness.stage import GpuNode, Stage
@@ -83,10 +83,13 @@ def _watch(scene: Scene, times: Times, service: Service, warden: Agent) -> Gener
 def _watched_rows(scene: Scene, alone: Phase, watched: Phase, signal_ns: float) -> Iterator[Row]:
     """What it costs to be watched, and whether the signal reads what the service says."""
     ratio = watched.quantile_s(0.99) / alone.quantile_s(0.99)
-    yield scene.measured("watching: p99 to alone", ratio, "ratio", "with the agent's probes in place")
+    yield scene.measured(
+        "watching: p99 to alone", ratio, "ratio", f"with the agent's probes in place; {few(len(watched.latencies_s))}"
+    )
     seen = signal_ns / 1e9 / nearest_rank(watched.services_s, 0.99)
     note = f"the signal reads {signal_ns / 1e6:.3f} ms, from the first launch to the return of the wait"
-    yield scene.row(_SEEN, Figure(_SEEN, seen, within(seen, 1.0, _SEES_RIGHT_FACTOR), 1.0, note), "ratio")
+    verdict = believed(within(seen, 1.0, _SEES_RIGHT_FACTOR), watched)
+    yield scene.row(_SEEN, Figure(_SEEN, seen, verdict, 1.0, f"{note}; {few(len(watched.latencies_s))}"), "ratio")
 
 
 def _under(scene: Scene, mode: Mode, service: Service, batch: Batch, warden: Agent, signal_ns: float) -> Iterator[Row]:

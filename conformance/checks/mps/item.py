@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""MPS: its languages and commands, limits, priority, and the ends of clients. Private daemons, one for each part."""
+"""MPS: languages, commands, servers, limits, priority, and ends of clients. A private daemon for each part."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from conformance.checks.mps import endings, language, limits
+from conformance.checks.mps import endings, language, limits, servers
 from conformance.checks.mps.stage import NAME
 from conformance.host import Host
 from conformance.report.model import Row, Verdict, part, skipped
 
 TITLE: Final = "MPS: what it says, what its limits do, who is hurt by whose end"
-SECONDS: Final = 75
-LEAST_SECONDS: Final = 38
+SECONDS: Final = 85
+LEAST_SECONDS: Final = 39
 WHAT: Final = (
     *language.PRODUCT,
     *language.WHATS,
+    *(*servers.STARTING, *servers.VALUES, *servers.LISTS, *servers.SHUTDOWN),
     *limits.SHARES,
     *limits.MEMORY,
     *limits.PRIORITY,
@@ -35,6 +36,10 @@ def rows(host: Host) -> Iterator[Row]:
         works = works or (row.what == language.SERVER and row.verdict is Verdict.OK)
         yield row
     commanded: list[tuple[Sequence[str], Callable[[Host], Iterator[Row]]]] = [
+        (servers.STARTING, servers.starting),
+        (servers.VALUES, servers.values),
+        (servers.LISTS, servers.lists),
+        (servers.SHUTDOWN, servers.shutdown),
         (limits.SHARES, limits.shares),
         (limits.MEMORY, limits.memory),
         (limits.PRIORITY, limits.priority),

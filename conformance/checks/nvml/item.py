@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TITLE: Final = "NVML: utilisation, process lists, MPS, GPM, PCIe counters, and what each call costs"
 SECONDS: Final = 60
-LEAST_SECONDS: Final = 44
+LEAST_SECONDS: Final = 40
 WHAT: Final = (
     "GPM: supported",
     "XID: an event set takes the device",

@@ -46,7 +46,7 @@ def _entries(gpu: Gpu, call: str) -> list[tuple[int, int | None]]:
 
 def mps_clients(gpu: Gpu) -> frozenset[int]:
     """The processes that the agent takes for MPS clients, by its own code."""
-    return running(Calls(gpu.api), "", gpu.handle)[1]
+    return running(Calls(gpu.api), "", gpu.handle).mps_clients
 
 
 def lists_of(found: Sequence[Listed], pid: int) -> str:

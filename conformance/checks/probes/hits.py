@@ -30,7 +30,7 @@ _HARMLESS: Final = re.compile(
     r"|cuGraphUpload|cuGraphDebugDotPrint|cuGraphNodeFindInClone|cuGraphKernelNodeCopyAttributes"
     r"|cuGraph(Retain|Release)UserObject|cuGraphRemoveDependencies"
 )
-# The agent counts what a graph holds while it is made, and takes it for what each of its launches does.
+# The agent counts what a graph holds while it is made, and follows the changes of its nodes that it has probes for.
 _RESIZING: Final = re.compile(r"cuGraph\w*NodeSetParams")  # as many nodes, perhaps of other sizes
 _RECOUNTING: Final = re.compile(r"cuGraphNodeSetEnabled|cuGraphDestroyNode|cuGraphConditionalHandleCreate")
 _SYMBOLS: Final[Mapping[str, Symbol]] = {symbol.name: symbol for symbol in SYMBOLS}
@@ -73,17 +73,17 @@ def unprobed(hits: Mapping[str, int]) -> dict[str, int]:
 
 
 def graph_changes(hits: Mapping[str, int]) -> dict[str, int]:
-    """What was called that has a graph's launches do other things than the agent counted when the graph was made."""
+    """What was called that has a graph's launches do other things than the agent counted, and has no probe."""
     return {
         name: count
         for name, count in hits.items()
-        if not _HARMLESS.match(name) and (_RESIZING.match(name) or _RECOUNTING.match(name))
+        if name not in _SYMBOLS and not _HARMLESS.match(name) and (_RESIZING.match(name) or _RECOUNTING.match(name))
     }
 
 
 def recounts(name: str) -> bool:
     """Whether, after this call, a graph's launch may run another number of kernels than the agent counted."""
-    return _RECOUNTING.match(name) is not None
+    return name not in _SYMBOLS and _RECOUNTING.match(name) is not None
 
 
 def watched(exports: Mapping[str, int]) -> dict[int, str]:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,18 +19,18 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from conformance.checks.probes import machine_code
-from conformance.clients.json_client import PROGRAMS, JsonClient, NoAnswerError
+from conformance.checks.probes.cost import ITEM, LIBRARY, OF_LIBCUDA, READY_SECONDS, hits, hits_of_libcuda, row
 from conformance.host import Host, Unavailable
-from conformance.report.model import Figure, Row, Verdict, measured, part
+from conformance.report.model import Row, Verdict, measured, part
 
 if TYPE_CHECKING:
-    from agent.probes.libbpf import BpfObject
+    pass
 
 TITLE: Final = "What probes cost"
 SECONDS: Final = 45
-ITEM: Final = "probes"
+LEAST_SECONDS: Final = 27
 _EMPTY: Final = "an empty kernel takes"
+SURVIVES: Final = "a process under seccomp survives return probes on this kernel"
 WHAT: Final = (
     "uprobe_multi links",
     "the BPF object loads",
@@ -44,6 +42,8 @@ WHAT: Final = (
     "push: a hit at its return alone, empty program",
     "push: a hit at entry and return, empty programs",
     "single-stepped per emulated hit",
+    *OF_LIBCUDA,
+    SURVIVES,
     "launches",
     _EMPTY,
     "launches per second, no probes",
@@ -56,14 +56,9 @@ WHAT: Final = (
     "a launch takes longer by, the agent",
 )
 _ROOT: Final = Path(__file__).resolve().parents[3]
-_READY_SECONDS: Final = 20.0
-_CALLS, _CALLS_QUICK = 100_000, 5_000
-_QUICK_FUNCTIONS: Final = ("push", "move")
-_REPEATS: Final = 5  # of which the fastest is believed: all that disturbs makes it slower
 _ROUNDS, _ROUNDS_QUICK = 5, 1
 _LAUNCH_SECONDS, _LAUNCH_SECONDS_QUICK = 0.4, 0.1
 _AT_THE_LIMIT: Final = 1.2  # launches that come no further apart than so many of the smallest kernels wait for the GPU
-_LIBRARY: Final = "libcuda.so.1"
 # Kernels that end sooner than the next can be launched: the host's part of a launch is what is measured.
 _SHORT: Final = ("--kernel-us", "0.1", "--iterations-per-us", "1")
 _MODES: Final = {"bare": "no probes", "empty": "empty programs", "watched": "the agent"}
@@ -76,8 +71,14 @@ def rows(host: Host) -> Iterator[Row]:
     from conformance.checks.probes.objects import measuring_object
 
     built = measuring_object(host, "empty.bpf.o")
-    for what, found in (("all probes are attached", _attaching), ("a hit costs", _hits), ("launches", _launches)):
-        yield from part(ITEM, (what,), partial(found, host, built))
+    for whats, found in (
+        (("all probes are attached",), _attaching),
+        (("a hit costs",), hits),
+        (OF_LIBCUDA, hits_of_libcuda),
+        ((SURVIVES,), _seccomp),
+        (("launches",), _launches),
+    ):
+        yield from part(ITEM, whats, partial(found, host, built))
 
 
 def _attaching(host: Host, built: Path) -> Iterator[Row]:
@@ -89,18 +90,18 @@ def _attaching(host: Host, built: Path) -> Iterator[Row]:
     with load_uprobes(built, {"empty"}) as bpf:
         multi = bpf.multi
     why = "" if multi else "the kernel has none (Linux < 6.6): probes are attached one by one"
-    yield _row("uprobe_multi links", Verdict.OK if multi else Verdict.DIFFERS, multi, baseline=True, note=why)
+    yield row("uprobe_multi links", Verdict.OK if multi else Verdict.DIFFERS, multi, baseline=True, note=why)
     begun = time.perf_counter()
     with LibcudaProbes(host.bpf_objects / "gpuwarden.bpf.o", Procfs()) as probes:
         note = "allocations can be denied" if probes.can_deny else "the kernel lets probes change no registers"
-        yield _row("the BPF object loads", Verdict.MEASURED, _ms(begun), "ms", note=note)
+        yield row("the BPF object loads", Verdict.MEASURED, _ms(begun), "ms", note=note)
         if host.libcuda is None:
             raise Unavailable("there is no libcuda.so.1 on this machine")
         begun = time.perf_counter()
         library = probes.ensure(str(host.libcuda))
         took = _ms(begun)
         problems = "; ".join(f"{name}: {why}" for name, why in list(library.failed.items())[:3])
-        yield _row(
+        yield row(
             "all probes are attached",
             Verdict.DIFFERS if library.failed else Verdict.MEASURED,
             took,
@@ -109,87 +110,19 @@ def _attaching(host: Host, built: Path) -> Iterator[Row]:
         )
         begun = time.perf_counter()
         probes.drop(library)
-        yield _row("all probes are taken away", Verdict.MEASURED, _ms(begun), "ms")
+        yield row("all probes are taken away", Verdict.MEASURED, _ms(begun), "ms")
 
 
 def _ms(begun: float) -> float:
     return round((time.perf_counter() - begun) * 1e3, 3)
 
 
-def _hits(host: Host, built: Path) -> Iterator[Row]:
-    if platform.machine() != "x86_64":
-        raise Unavailable(f"the small functions are machine code of x86-64; this is {platform.machine()}")
-    from agent.probes.libbpf import load_uprobes
+def _seccomp(host: Host, built: Path) -> Iterator[Row]:
+    """The trial that the agent makes before it attaches return probes."""
+    from agent.probes.return_probes import danger
 
-    code = host.folder / "code"
-    places = machine_code.write(code)
-    command = [sys.executable, str(PROGRAMS / "calling.py"), str(code), str(places["loop"])]
-    with load_uprobes(built, {"empty"}) as bpf, JsonClient(host, "calling", command) as calling:
-        try:
-            calling.hear(_READY_SECONDS)
-        except NoAnswerError as silent:
-            raise Unavailable(f"code of our own cannot be run from {host.folder}: {silent}") from None
-        calls = _CALLS_QUICK if host.quick else _CALLS
-        names = _QUICK_FUNCTIONS if host.quick else tuple(machine_code.FUNCTIONS)
-        yield from _entry_rows(bpf, calling, code, {name: places[name] for name in names}, calls)
-        yield from _return_rows(bpf, calling, code, places["push"], calls)
-
-
-def _entry_rows(
-    bpf: BpfObject, calling: JsonClient, code: Path, places: Mapping[str, int], calls: int
-) -> Iterator[Row]:
-    """A hit of each instruction; whether the kernel stepped it as agent.node.instructions says."""
-    from agent.node.instructions import entry_here
-
-    expected = {name: entry_here(machine_code.FUNCTIONS[name]) for name in places}
-    costs: dict[bool, list[float]] = {True: [], False: []}
-    for name, place in places.items():
-        bare, _ = _call_ns(calling, place, calls)
-        with _attached(bpf, code, place, at_return=(False,)):
-            probed, stepped = _call_ns(calling, place, calls)
-        costs[stepped].append(probed - bare)
-        seen = "single-stepped" if stepped else "emulated"
-        yield _row(f"{name}: a hit, empty program", Verdict.MEASURED, round(probed - bare), "ns", note=seen)
-        yield _row(
-            f"{name}: stepped by the kernel as expected",
-            Verdict.OK if seen == expected[name] else Verdict.DIFFERS,
-            seen,
-            baseline=str(expected[name] or "not known"),
-        )
-    ratio = round(median(costs[True]) / median(costs[False]), 2) if costs[True] and costs[False] else None
-    yield _row("single-stepped per emulated hit", Verdict.MEASURED, ratio, "ratio")
-
-
-def _return_rows(bpf: BpfObject, calling: JsonClient, code: Path, place: int, calls: int) -> Iterator[Row]:
-    bare, _ = _call_ns(calling, place, calls)
-    for what, at_return in (
-        ("at its return alone, empty program", (True,)),
-        ("at entry and return, empty programs", (True, False)),
-    ):
-        with _attached(bpf, code, place, at_return=at_return):
-            probed, _ = _call_ns(calling, place, calls)
-        yield _row(f"push: a hit {what}", Verdict.MEASURED, round(probed - bare), "ns")
-
-
-@contextmanager
-def _attached(bpf: BpfObject, code: Path, place: int, at_return: Sequence[bool]) -> Iterator[None]:
-    links = []
-    try:
-        for one in at_return:
-            links += bpf.attach_uprobes("empty", str(code), [(place, 0)], at_return=one)
-        yield
-    finally:
-        for link in links:
-            bpf.detach(link)
-
-
-def _call_ns(calling: JsonClient, place: int, calls: int) -> tuple[float, bool]:
-    """The fastest of several; whether the kernel stepped an instruction. NoAnswerError."""
-    found = [calling.ask(f"{place} {calls // _REPEATS}", _READY_SECONDS) for _ in range(_REPEATS)]
-    for one in found:
-        if "failed" in one:
-            raise NoAnswerError(str(one["failed"]))
-    return min(float(one["ns"]) for one in found), any(bool(one["stepped"]) for one in found)
+    why = danger()
+    yield row(SURVIVES, Verdict.DIFFERS if why else Verdict.OK, why is None, baseline=True, note=why or "")
 
 
 def _launches(host: Host, built: Path) -> Iterator[Row]:
@@ -234,16 +167,16 @@ def launch_rows(
     spread = {mode: f"{min(rates[mode]):.0f} to {max(rates[mode]):.0f} in {len(rates[mode])} rounds" for mode in _MODES}
     for mode, called in _MODES.items():
         rate = round(median(rates[mode]))
-        yield _row(f"launches per second, {called}", Verdict.MEASURED, rate, "1/s", note=spread[mode])
+        yield row(f"launches per second, {called}", Verdict.MEASURED, rate, "1/s", note=spread[mode])
     for mode, other in (("empty", "bare"), ("watched", "bare"), ("watched", "empty")):
         ratio = round(median(a / b for a, b in zip(rates[mode], rates[other], strict=True)), 4)
         judged = claimed and other == "empty" and not hidden
         verdict = (Verdict.OK if ratio >= LEAST_RATIO else Verdict.DIFFERS) if judged else Verdict.MEASURED
         what = f"launch rate, {_MODES[mode]} per {_MODES[other]}"
-        yield _row(what, verdict, ratio, "ratio", baseline=LEAST_RATIO if judged else 1.0, note=limit)
+        yield row(what, verdict, ratio, "ratio", baseline=LEAST_RATIO if judged else 1.0, note=limit)
     for mode in ("empty", "watched"):
         longer = median(1e9 / a - 1e9 / b for a, b in zip(rates[mode], rates["bare"], strict=True))
-        yield _row(f"a launch takes longer by, {_MODES[mode]}", Verdict.MEASURED, round(longer), "ns", note=limit)
+        yield row(f"a launch takes longer by, {_MODES[mode]}", Verdict.MEASURED, round(longer), "ns", note=limit)
 
 
 def _launches_per_second(host: Host, folder: Path, seconds: float) -> float:
@@ -252,9 +185,9 @@ def _launches_per_second(host: Host, folder: Path, seconds: float) -> float:
 
     summary = host.folder / "launches.json"
     arguments = [*LAUNCHING, *_SHORT]
-    environment = {"LD_LIBRARY_PATH": ":".join([str(folder), *_library_path(host)])}
+    environment = {"LDLIBRARY_PATH": ":".join([str(folder), *_library_path(host)])}
     command = [str(host.workloads / "offline"), *arguments, "--seconds", str(seconds), "--json", str(summary)]
-    done = host.run(command, environment, timeout=_READY_SECONDS + seconds)
+    done = host.run(command, environment, timeout=READY_SECONDS + seconds)
     if done.returncode:
         raise Unavailable(f"offline ended with status {done.returncode}: {done.stderr.strip()[-200:]}")
     return float(json.loads(summary.read_text())["kernels_per_second"])
@@ -262,7 +195,7 @@ def _launches_per_second(host: Host, folder: Path, seconds: float) -> float:
 
 def _library_path(host: Host) -> list[str]:
     """Where the driver's other libraries are found, with a copy of libcuda too."""
-    path = host.environment.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    path = host.environment.get("LDLIBRARY_PATH", os.environ.get("LDLIBRARY_PATH", ""))
     own = [str(host.libcuda.parent)] if host.libcuda else []
     return [*(folder for folder in path.split(":") if folder), *own]
 
@@ -276,10 +209,10 @@ def _libraries(host: Host, libcuda: Path, built: Path) -> Iterator[Mapping[str, 
     for folder in folders.values():
         folder.mkdir()
     for mode in ("bare", "empty"):
-        shutil.copy(libcuda, folders[mode] / _LIBRARY)
-    (folders["watched"] / _LIBRARY).symlink_to(libcuda)
+        shutil.copy(libcuda, folders[mode] / LIBRARY)
+    (folders["watched"] / LIBRARY).symlink_to(libcuda)
     with ExitStack() as stack:
-        stack.enter_context(empty_probes(folders["empty"] / _LIBRARY, built))
+        stack.enter_context(empty_probes(folders["empty"] / LIBRARY, built))
         stack.enter_context(_agent(host, libcuda))
         yield folders
 
@@ -301,15 +234,9 @@ def _agent(host: Host, libcuda: Path) -> Iterator[None]:
         agent = host.start(agents.command(*where, isolated=True), cwd=_ROOT, stdout=out, stderr=out)
     try:
         try:
-            agents.wait_until_ready(agent, log, _READY_SECONDS)
+            agents.wait_until_ready(agent, log, READY_SECONDS)
         except SetupError as error:
             raise Unavailable(str(error)) from error
         yield
     finally:
         host.end(agent)
-
-
-def _row(
-    what: str, verdict: Verdict, figure: Figure, unit: str = "", *, baseline: Figure = None, note: str = ""
-) -> Row:
-    return Row(item=ITEM, what=what, verdict=verdict, figure=figure, unit=unit, baseline=baseline, note=note)

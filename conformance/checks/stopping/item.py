@@ -18,7 +18,7 @@ from conformance.report.model import Row, Verdict, part, skipped
 NAME: Final = "stopping"
 TITLE: Final = "holding a process: what drains, what comes back, what others notice"
 SECONDS: Final = 90
-LEAST_SECONDS: Final = 65
+LEAST_SECONDS: Final = 60
 SIGNALS, FREEZER_2, FREEZER_1 = ("SIGSTOP", "cgroup freezer v2", "cgroup freezer v1")
 ALONE: Final = "p90 of the online workload alone"
 WHAT: Final = (ALONE, *hold_effects.WHATS, *training.WHATS, *launch_holds.WHATS, *under_mps.WHATS)

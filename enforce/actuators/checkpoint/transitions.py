@@ -25,6 +25,7 @@ _RUNS_AGAIN_SECONDS = 0.005
 _STOPPED_OR_TRACED = "Tt"
 _KINDS = {
     codes.INVALID_VALUE: AnswerKind.GONE,
+    codes.OPERATING_SYSTEM: AnswerKind.GONE,  # what R580 says of a pid that has ended
     codes.NOT_INITIALIZED: AnswerKind.NO_CUDA,
     codes.NOT_READY: AnswerKind.BUSY,
     codes.NOT_SUPPORTED: AnswerKind.UNSUPPORTED,

@@ -2,11 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The cgroup that holds an offline container, whether it may be frozen, freezing it, and how a freeze is undone.
 
-A container's cgroup holds all of it and nothing else, so that freezing it stops no other process: every cgroup below it
-is checked, and every process in there, whether it uses a GPU or not. What is in doubt is refused. A cgroup of ours, v1
-or v2, carries a mark (an extended attribute): one that another program froze has none, nor has a cgroup that was made
-anew under the same name. So a cgroup with a mark may be thawed, and no other. Source: the kernel's cgroup-v2.rst and
-freezer-subsystem.rst.
+A container's cgroup holds all of it and nothing else, so that freezing it stops no other process: the cgroups below it
+are checked, and the processes in there, whether they use a GPU or not. Facts decide, not what a process is called; what
+is in doubt is refused. A cgroup of ours, v1 or v2, carries a mark (an extended attribute): one that another program
+froze has none, nor has a cgroup that was made anew under the same name. So a cgroup with a mark may be thawed, and no
+other. Source: the kernel's cgroup-v2.rst and freezer-subsystem.rst.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Self
 
-from agent.containers.identity import identify
+from agent.containers.identity import identify, owns_all_below
 from agent.core.errors import GoneError, SetupError, WardenError
 from agent.core.model import Container, ContainerKey
 from agent.node import preflight
-from agent.node.cgroups import hierarchies, parse_mounts
+from agent.node.cgroups import folders, hierarchies, parse_mounts
 from agent.node.procfs import Procfs
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 from enforce.model import Subject
@@ -34,6 +34,7 @@ _MARK = "trusted.gpuwarden"
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 _SELF_FREEZING = "freezer.self_freezing"
 _MAX_BYTES = 4096
+_COMM_CHARACTERS = 15
 
 
 class Mark(Enum):
@@ -193,22 +194,31 @@ def let_run(cgroup: Cgroup) -> UndoOutcome:
     return UndoOutcome.RESUMED if asked else UndoOutcome.RUNNING
 
 
-_MAX_FOLDERS = 1024
-# As /proc shows them, cut at 15. Frozen, the first would take other containers along, the last their clients.
-_SHARED_BY_OTHERS: Final = frozenset(
-    {
-        *("containerd", "containerd-shim", "dockerd", "kubelet", "crio", "conmon", "podman", "runc", "crun"),
-        *("nvidia-persiste", "nv-fabricmanage", "nvidia-cuda-mps"),
-    }
+MAX_FOLDERS: Final = 1024
+# Programs of the node that others depend on, as /proc shows them, cut at 15: frozen, the runtimes would leave all other
+# containers without one, the last three the GPU's other users. In a container such a name is the tenant's own choice.
+_RUNTIMES: Final = frozenset(
+    {"containerd", "containerd-shim", "dockerd", "kubelet", "crio", "conmon", "podman", "runc", "crun"}
 )
+_GPU_SERVICES: Final = frozenset({"nvidia-persiste", "nv-fabricmanage", "nvidia-cuda-mps"})
 
 
 class NotFreezableError(WardenError):
     """The container cannot be frozen here and now; the message says why."""
 
 
-def freezable(subject: Subject, proc: Procfs, spared: Collection[int] = ()) -> FreezerCgroup:
-    """The cgroup to freeze. `spared`: tgids that must not be in there. Raises NotFreezableError."""
+class TooManyCgroupsError(NotFreezableError):
+    """The look ended early: more cgroups lie there than it was to read."""
+
+
+def freezable(
+    subject: Subject, proc: Procfs, spared: Collection[int] = (), most_folders: int = MAX_FOLDERS
+) -> FreezerCgroup:
+    """The cgroup to freeze. `spared`: tgids that must not be in there. Raises NotFreezableError.
+
+    Of MAX_FOLDERS cgroups the first are read where all that lie below are the container's; where they may not be, it is
+    refused. With fewer `most_folders` a longer look is refused with TooManyCgroupsError.
+    """
     container = subject.container
     if container.cgroup.strip("/") == "":
         raise NotFreezableError("it has no cgroup of its own")
@@ -220,26 +230,45 @@ def freezable(subject: Subject, proc: Procfs, spared: Collection[int] = ()) -> F
         folder = Path(root + container.cgroup)
         if not (folder / ("cgroup.freeze" if version == 2 else "freezer.state")).exists():
             continue
-        within = set(_members(folder, Path(root), container))
-        if living <= within:
-            _check(container.key, within, proc, spared)
+        if all(_lies_in(container.cgroup, version, tgid, proc) for tgid in living):
+            _check(container.key, set(_members(folder, Path(root), container, most_folders)), proc, spared)
             return FreezerCgroup.of(version, str(folder))
     raise NotFreezableError(f"no freezer has all of its processes in {container.cgroup}")
 
 
-def _members(folder: Path, root: Path, container: Container) -> Iterator[int]:
-    for count, (below, _, _) in enumerate(os.walk(folder)):
-        if count >= _MAX_FOLDERS:
-            raise NotFreezableError(f"more than {_MAX_FOLDERS} cgroups lie in {folder}")
+def _lies_in(cgroup: str, version: int, tgid: int, proc: Procfs) -> bool:
+    """Whether the process is in that cgroup or below, in the hierarchy that freezes."""
+    try:
+        lines = proc.cgroup(tgid).split("\n")
+    except GoneError:
+        return True
+    except SetupError:
+        return False
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if (controllers == "" if version == 2 else "freezer" in controllers.split(",")) and path:
+            return f"{path}/".startswith(f"{cgroup}/")
+    return False
+
+
+def _members(folder: Path, root: Path, container: Container, most_folders: int) -> Iterator[int]:
+    """The tgids in the cgroup and below."""
+    trusted = owns_all_below(container)
+    for count, below in enumerate(folders(folder, most_folders + 1)):
+        if count >= most_folders:
+            if trusted and most_folders >= MAX_FOLDERS:
+                return  # a container cannot escape by making many
+            raise TooManyCgroupsError(f"more than {most_folders} cgroups lie in {folder}")
         try:
-            tgids = [int(word) for word in (Path(below) / "cgroup.procs").read_text().split()]
+            tgids = [int(word) for word in Path(below, "cgroup.procs").read_text().split()]
         except FileNotFoundError:
             continue
         except OSError as error:
             raise NotFreezableError(f"cgroup {below} cannot be read ({error.strerror})") from error
-        path = "/" + os.path.relpath(below, root)
-        if tgids and identify(path).key != container.key:
-            raise NotFreezableError(f"its cgroup also holds {identify(path).name}")
+        inside = None if trusted or not tgids else identify("/" + os.path.relpath(below, root))
+        if inside is not None and inside.cgroup != container.cgroup:
+            raise NotFreezableError(f"its cgroup also holds {inside.name}")
         yield from tgids
 
 
@@ -252,10 +281,21 @@ def _check(key: ContainerKey, tgids: set[int], proc: Procfs, spared: Collection[
         raise NotFreezableError(f"its cgroup also holds processes that are not of {key}")
     for tgid in tgids:
         try:
-            comm = proc.stat(tgid).comm
+            needed = _needed_by_others(tgid, proc)
         except GoneError:
             continue
         except SetupError as error:
             raise NotFreezableError(str(error)) from error
-        if comm in _SHARED_BY_OTHERS:
-            raise NotFreezableError(f"its cgroup holds {comm}, which others depend on")
+        if needed is not None:
+            raise NotFreezableError(f"its cgroup holds {needed}, which others depend on")
+
+
+def _needed_by_others(tgid: int, proc: Procfs) -> str | None:
+    """Its name, if it is a program of the node's own by more than its name, which any process may choose."""
+    comm = proc.stat(tgid).comm
+    if comm in _GPU_SERVICES:
+        return comm if proc.is_of_node(tgid) else None
+    if comm not in _RUNTIMES or not proc.is_of_node(tgid):
+        return None
+    program = proc.executable(tgid).rpartition("/")[2]
+    return comm if program[:_COMM_CHARACTERS] == comm else None

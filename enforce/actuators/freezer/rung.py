@@ -29,7 +29,8 @@ from agent.core.model import ContainerKey
 from agent.core.worker import Worker
 from agent.node import preflight
 from agent.node.procfs import Procfs
-from enforce.actuators.freezer.cgroup import MARKING, Cgroup, FreezerCgroup, Mark, NotFreezableError, freezable
+from enforce.actuators.freezer.cgroup import MARKING, Cgroup, FreezerCgroup, Mark, NotFreezableError
+from enforce.actuators.freezer.looks import Looks
 from enforce.ledger.entries import LedgerEntry
 from enforce.model import Subject
 from enforce.policy.model import Limits
@@ -136,7 +137,7 @@ class Freeze:
         others: Callable[[ContainerKey], Collection[int]],
         clock: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self._proc, self._others, self._clock = proc, others, clock
+        self._looks, self._clock = Looks(proc, others, clock), clock
         self._lock = threading.Lock()  # guards everything below
         self._allowed: Mapping[ContainerKey, bool] = {}
         self._allowed_at_ns = 0
@@ -161,7 +162,7 @@ class Freeze:
         if not preflight.holds(MARKING):
             return f"{MARKING} is missing, by which a cgroup that we froze is marked"
         try:
-            place = freezable(subject, self._proc, self._others(subject.container.key))
+            place = self._looks.place(subject)
             with self._lock:
                 self._check_left_alone(place)
             with Cgroup(place) as cgroup:
@@ -172,7 +173,7 @@ class Freeze:
 
     def intents(self, subject: Subject) -> Sequence[LedgerEntry]:
         """The cgroup, as it is now."""
-        place = freezable(subject, self._proc, self._others(subject.container.key))
+        place = self._looks.look(subject)
         with self._lock:
             self._places[subject.container.key] = place
         return [LedgerEntry.at(self.name, str(place), subject.container.key, wall_ns())]

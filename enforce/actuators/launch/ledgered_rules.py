@@ -74,10 +74,11 @@ class LedgeredRules:
         for process in [process for process in self._unwritten if not self._proc.is_alive(process)]:
             self._unwritten.discard(process)
             self._removed[process] = self._entries.pop(process)
-        for process, entry in list(self._removed.items()):
-            if not self._may_be_stopped(process):
-                self._ledger.done(entry.id)  # if this fails it stays outstanding: undoing it again does no harm
-                del self._removed[process]
+        running = [process for process in self._removed if not self._may_be_stopped(process)]
+        if running:  # if closing fails they stay outstanding: undoing them again does no harm
+            self._ledger.done(*(self._removed[process].id for process in running))
+        for process in running:
+            del self._removed[process]
 
     def _reaffirm(self, now_ns: int) -> None:
         if now_ns - self._affirmed_ns < REAFFIRM_NS:

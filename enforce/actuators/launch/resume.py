@@ -76,7 +76,6 @@ def _threads(threads: Procfs) -> list[int]:
 _PPM = 1_000_000
 LOW_WATER_RATIO = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each; as in bpf/
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
-SAME_STOP_NS = 50_000_000  # several threads of a process may each run into the stop before it takes hold
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel reports when a gate opens; this finds the ones that open by the hold time
 _FLOOR_SPAN_NS = 2_000_000_000  # what a process had beyond its floor counts against it for so long
@@ -146,21 +145,18 @@ class ResumeSchedule:
     _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
 
-    def add(self, pause: Pause) -> bool:
-        """The kernel stopped a process. True when it should have been stopped already: another writer resumed it."""
+    def add(self, pause: Pause) -> None:
+        """The kernel stopped a process."""
         process = pause.process.id()
-        known = self.stops.get(process)
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
         portion = max(_PASS_NS, pause.estimate_ns)
         soft = bool(pause.rule.flags & RULE_SOFT)
-        goes_on = known is not None and pause.at_ns - known.at_ns <= SAME_STOP_NS
-        began_ns = known.at_ns if known is not None and goes_on else pause.at_ns
         starved_ns = pause.at_ns + self._starved_in_ns(process, pause, longest, portion)
-        latest = min(began_ns + longest, starved_ns)
+        latest = min(pause.at_ns + longest, starved_ns)
         self.stops[process] = Stop(
             process=process,
             slot=pause.slot,
-            at_ns=began_ns,  # or many launches, each soon after the one before, would never look like a foreign resume
+            at_ns=pause.at_ns,
             queue_due_ns=min(latest, pause.at_ns + drain_ns(pause)),
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
@@ -168,7 +164,6 @@ class ResumeSchedule:
             open_delay_ns=self.open_delay_ns if pause.reason == PAUSE_GATE or not soft else 0,
             busy_ns=self._busy_ns(pause.slot, pause.at_ns) if soft else None,
         )
-        return known is not None and not goes_on
 
     def due(self, now_ns: int) -> list[DueResume]:
         """The processes to resume now. They are taken out."""

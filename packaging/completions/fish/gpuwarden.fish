@@ -66,7 +66,7 @@ function _shtab_gpuwarden_using
 end
 
 set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks demo
-set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --return-probes --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days --web-config
+set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --return-probes --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days --web-config --web-host
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -83,6 +83,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l names -x -d 'also look 
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l listen -x -d 'address of /metrics and the status page (127.0.0.1:9837)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-config -xka "(__fish_complete_path (commandline -ct))" -d 'TLS and passwords for them, in the format of Prometheus'"'"' exporter-toolkit (none)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l web-host -x -d 'a name by which they are asked, beside addresses, localhost and the machine'"'"'s own; may be repeated'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l run-dir -xka "(__fish_complete_directories)" -d 'directory of the sockets and the ledger (/run/gpuwarden)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage -xka "(__fish_complete_path (commandline -ct))" -d 'usage ledger, or off (/var/lib/gpuwarden/usage.sqlite)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using run' -l usage-days -x -d 'days that the usage ledger keeps (90)'

@@ -245,7 +245,8 @@ def test_a_program_that_takes_too_long_ends_with_its_children(host: Host, tmp_pa
     assert done.returncode == OVERDUE
     assert done.stdout == "begun\n"
     assert "not done within 2 s" in done.stderr
-    assert is_gone(content(tmp_path / "pid"))
+    pid = content(tmp_path / "pid")
+    until(lambda: is_gone(pid), "the end of the killed child")
 
 
 def test_a_stopped_program_ends_with_the_item(host: Host) -> None:

@@ -16,7 +16,7 @@ from agent.node.preflight import ANY_KERNEL, SINCE_6_6
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "packaging/systemd/gpuwarden.service"
 PAGE = ROOT / "docs/capabilities.md"
-MOST_POINTS = 3.3
+MOST_POINTS = 3.4
 # What is called by number, and where.
 BY_NUMBER = {
     "agent/probes/libbpf.py": {"bpf"},
@@ -91,6 +91,11 @@ def test_it_has_the_capabilities_that_are_needed_on_any_kernel_and_a_limit_in_pl
     text = UNIT.read_text()
     assert capabilities(text) == set(ANY_KERNEL) - {"CAP_SYS_NICE"}
     assert settings(text)["LimitNICE"] == ["-20"]
+
+
+def test_when_memory_is_short_something_else_is_killed_first() -> None:
+    [adjust] = settings(UNIT.read_text())["OOMScoreAdjust"]
+    assert int(adjust) <= -900
 
 
 def test_what_the_page_shows_for_newer_kernels_has_what_is_needed_there() -> None:

@@ -18,7 +18,7 @@ from tests.support.programs import every_symbol_calls as calls
 from tools.harness.containers import Container, Mount
 from tools.harness.wait import until
 
-KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned")
+KINDS = ("plain", "managed", "pool", "virtual", "array", "graph", "pinned")
 CALLS = "gpuwarden_probe_calls_total"
 
 

@@ -202,14 +202,16 @@ def test_pings_come_while_ticks_and_decisions_are_completed(started: Machine) ->
 def test_an_agent_that_hangs_is_ended_and_started_again_and_the_release_ran(started: Machine) -> None:
     before, [hanging] = restarts(started), started.show(UNIT, "MainPID")
     park(started)
-    started.run("kill", "-STOP", hanging)
+    stopped = started.run("kill", "-STOP", hanging)
+    assert (stopped.returncode, restarts(started)) == (0, before), "systemd has started another one already"
     until(lambda: restarts(started) == before + 1, "systemd to start it again")
     until(lambda: started.show(UNIT, "SubState") == ["running"], "the new agent to be ready")
     assert started.show(UNIT, "MainPID") != [hanging]
-    journal = started.journal()
-    assert "Watchdog timeout" in journal
-    assert "Current thread 0x" in journal  # where it hung
-    assert "2 processes resumed, 2 entries looked at" in journal
+    until(lambda: "Watchdog timeout" in started.journal(), "the reason")
+    until(  # journald reads its output later
+        lambda: "Current thread 0x" in started.journal(), lambda: f"where it hung, in its log:\n{started.journal()}"
+    )
+    until(lambda: "2 processes resumed, 2 entries looked at" in started.journal(), "the release to say so")
     assert_it_runs(started)
 
 

@@ -57,13 +57,15 @@ def stopped_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
 
 
 def cut_the_power(agent: Agent, tgids: list[int]) -> None:
-    """Agent and guardian die at once, while processes are stopped. The guardian is held still so that it cannot act."""
-    guardian = agent.guardian()
+    """All of it dies at once, while processes are stopped. The others are held still so that they cannot act."""
+    others = [agent.guardian(), agent.backstop()]
     until_all_stopped(tgids)
-    os.kill(guardian, signal.SIGSTOP)
+    for other in others:
+        os.kill(other, signal.SIGSTOP)
     agent.process.kill()
-    os.kill(guardian, signal.SIGKILL)
-    until(lambda: is_gone(guardian), "the guardian to be gone")
+    for other in others:
+        os.kill(other, signal.SIGKILL)
+    until(lambda: all(map(is_gone, others)), "guardian and backstop to be gone")
     agent.process.wait(timeout=120)
     assert all_stopped(tgids)
     assert {entry.process.tgid for entry in ledger.read(agent.run_dir / "ledger.jsonl") if entry.process} == set(tgids)

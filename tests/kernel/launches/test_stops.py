@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Nobody is stopped of whom the guardian would not hear."""
+"""Nobody is stopped of whom the guardian would not hear, and no process fills its ring."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ import pytest
 
 from agent.core.clock import monotonic_ns
 from agent.node.procfs import Procfs
-from agent.probes.abi import ROLE_OFFLINE, RULE_GATE, RULE_PACE, RULE_SOFT, SLOT_NONE, SLOTS, ProcessKey, Rule
+from agent.probes.abi import (
+    PAUSE_STOPPED,
+    ROLE_OFFLINE,
+    RULE_GATE,
+    RULE_PACE,
+    RULE_SOFT,
+    SLOT_NONE,
+    SLOTS,
+    ProcessKey,
+    Rule,
+    Wake,
+)
+from agent.probes.libbpf import RingBuffer
 from agent.probes.libcuda import LibcudaProbes
 from tests.support.programs.driver import Driven, Driver, a_cpu_that_is_taken_away, lost
 
-LAUNCHES = 3000  # more stops than the ring of stops has room for
+LAUNCHES = 3000
+MORE_THAN_A_PASS_NS = 2_000_000_000  # what a process may launch once another one has resumed it
 FOR_EVER = 1 << 63
 THREADS = 8
 
@@ -28,21 +41,82 @@ def resume_until_done(driven: Driven) -> None:
     driven.finish()
 
 
-def test_when_the_ring_of_stops_is_full_launches_go_through(driver: Driver, fresh_probes: LibcudaProbes) -> None:
+def stop_each(probes: LibcudaProbes, driven: Driven) -> ProcessKey:
+    """Has each launch but the first one stopped; there is no guardian, so nothing is read."""
+    key = ProcessKey.of(driven.process)
+    rule = Rule(role=ROLE_OFFLINE, flags=RULE_PACE, rate_ppm=1, max_queued_ns=1, launch_ns=MORE_THAN_A_PASS_NS)
+    rule.slots[:] = [SLOT_NONE] * len(rule.slots)
+    rule.slot_unknown = SLOT_NONE
+    probes.map("rules").put(key, rule)
+    probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
+    return key
+
+
+def records(probes: LibcudaProbes) -> list[Wake]:
+    """What waits in the ring for the guardian."""
+    found: list[Wake] = []
+    ring = RingBuffer(
+        probes.bpf.lib, probes.bpf.map_fd("pauses"), lambda data: found.append(Wake.from_buffer_copy(data))
+    )
+    ring.consume()
+    ring.close()
+    return found
+
+
+def test_a_process_that_others_resume_costs_one_record_and_each_of_its_stops_is_counted(
+    driver: Driver, fresh_probes: LibcudaProbes
+) -> None:
     fresh_probes.ensure(str(driver.libcuda))
     with driver.start(f"{LAUNCHES}*launch:1x1x1:32x1x1") as driven:
-        key = ProcessKey.of(driven.process)
-        rule = Rule(role=ROLE_OFFLINE, flags=RULE_PACE, rate_ppm=1, max_queued_ns=1, launch_ns=1_000_000_000)
-        rule.slots[:] = [SLOT_NONE] * len(rule.slots)
-        rule.slot_unknown = SLOT_NONE
-        fresh_probes.map("rules").put(key, rule)
-        fresh_probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER  # there is no guardian: nothing reads
+        key = stop_each(fresh_probes, driven)
         driven.begin()
         resume_until_done(driven)
-        pace = fresh_probes.map("paces").get(key)
+        pace, stop = fresh_probes.map("paces").get(key), fresh_probes.map("stops").get(key)
     assert pace is not None
-    assert 0 < pace.pauses < LAUNCHES - 1
-    assert lost(fresh_probes)["event"] == LAUNCHES - 1 - pace.pauses
+    assert stop is not None
+    assert (pace.pauses, pace.foreign) == (LAUNCHES - 1, LAUNCHES - 2)
+    assert stop.at_ns < stop.ran_ns <= stop.foreign_ns
+    assert [(wake.kind, wake.process.tgid) for wake in records(fresh_probes)] == [(PAUSE_STOPPED, driven.process.tgid)]
+    assert "event" not in lost(fresh_probes)
+
+
+def test_a_stop_after_the_guardian_has_taken_the_last_one_is_told_again_and_is_nobody_elses_doing(
+    driver: Driver, own_probes: LibcudaProbes
+) -> None:
+    with driver.start("200*launch:1x1x1:32x1x1") as driven:
+        key = stop_each(own_probes, driven)
+        records(own_probes)
+        driven.begin()
+        taken = 0
+        while not select.select([driven.stdout], [], [], 0)[0]:
+            if Procfs().stat(driven.process.tgid).state == "T":
+                taken += own_probes.map("stops").take(key) is not None
+                os.kill(driven.process.tgid, signal.SIGCONT)
+        driven.finish()
+        pace = own_probes.map("paces").get(key)
+    assert pace is not None
+    assert (taken, pace.pauses, pace.foreign) == (199, 199, 0)
+    assert len([wake for wake in records(own_probes) if wake.process.tgid == key.tgid]) == 199
+
+
+def test_the_ring_is_read_no_further_than_asked(driver: Driver, own_probes: LibcudaProbes) -> None:
+    with driver.start("20*launch:1x1x1:32x1x1") as driven:
+        key = stop_each(own_probes, driven)
+        records(own_probes)
+        driven.begin()
+        while not select.select([driven.stdout], [], [], 0)[0]:
+            if Procfs().stat(driven.process.tgid).state == "T":
+                own_probes.map("stops").delete(key)
+                os.kill(driven.process.tgid, signal.SIGCONT)
+        driven.finish()
+    read: list[bytes] = []
+    ring = RingBuffer(own_probes.bpf.lib, own_probes.bpf.map_fd("pauses"), read.append)
+    counts = []
+    for _ in range(4):
+        ring.consume(6)
+        counts.append(len(read))
+    ring.close()
+    assert counts == [6, 12, 18, 19]
 
 
 @pytest.mark.parametrize(("kept_ms", "stops"), [(5, 0), (100, 1), (1000, 0)])

@@ -4,18 +4,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.collectors.memory import Allocations
+from agent.core.model import ProcessId
 from agent.node import preflight
 from agent.node.procfs import Procfs
 from agent.probes.libcuda import LibcudaProbes
 from agent.probes.symbols import SYMBOLS, Role
 from tests.support.programs.driver import Driver, Memory, copied, lost, memory
+from tools.harness.node import BUILD
 
 MIB = 1 << 20
 THROUGH = pytest.mark.parametrize("through", ["symbol", "pointer"])
@@ -231,3 +236,46 @@ def test_an_address_that_is_given_out_again_is_live_once(driver: Driver, monkeyp
         blind.ensure(str(driver.libcuda))
         driven = driver.run("register:4096", "unregister", "register:4096")
         assert memory(blind, driven.process)[0].live == {"pinned": 4096}
+
+
+PEER_COPIES = (
+    "peer",
+    "peer_async",
+    "peer_3d",
+    "peer_3d_async",
+    "peer_unified_3d",
+    "peer_unified_3d_async",
+    "peer_unified",
+    "peer_unified_async",
+    "peer_dtod",
+    "peer_dtod_async",
+    "peer_list",
+)
+
+
+def peer_bytes_of(driver: Driver, process: ProcessId) -> dict[tuple[int, str], int]:
+    """(device, direction) → bytes, as the simulated GPUs did it; only what is not 0."""
+    command = [str(BUILD / "bin" / "gpusim"), "truth"]
+    environment = {**os.environ, **driver.node.environment}
+    lines = subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout.splitlines()
+    entries = [entry for entry in map(json.loads, lines) if entry["pid"] == process.tgid]
+    found = {(one["device"], "to_peer"): one["peer_tx_bytes"] for one in entries}
+    found |= {(one["device"], "from_peer"): one["peer_rx_bytes"] for one in entries}
+    return {key: size for key, size in found.items() if size}
+
+
+@pytest.mark.parametrize("operation", PEER_COPIES)
+def test_a_copy_between_two_devices_is_traffic_of_both(driver: Driver, probes: LibcudaProbes, operation: str) -> None:
+    with driver.start(f"3*{operation}:4099") as driven:
+        driven.begin()
+        driven.finish()
+        found = copied(probes, driven.process)
+        assert found == {(0, "to_peer"): (3, 3 * 4099), (1, "from_peer"): (3, 3 * 4099)}
+        assert {key: size for key, (_, size) in found.items()} == peer_bytes_of(driver, driven.process)
+
+
+def test_where_an_address_lies_inside_an_allocation_the_devices_are_not_known(
+    driver: Driver, probes: LibcudaProbes
+) -> None:
+    driven = driver.run("peer_inside:4099")
+    assert copied(probes, driven.process) == {(0, "device_to_device"): (1, 4099)}

@@ -134,6 +134,8 @@ def test_a_process_that_has_called_before_is_counted_after_its_library_is_reatta
         driven.begin()
         until(lambda: kernels(fresh_probes, driven.process) == 5, "the first launches")
         os.utime(mine.libcuda)  # as a package manager may do
+        assert fresh_probes.ensure(str(mine.libcuda)) is before
+        fresh_probes.drop(before)
         assert fresh_probes.ensure(str(mine.libcuda)) is not before
         driven.finish()
         assert kernels(fresh_probes, driven.process) == 12

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,17 @@ def test_a_file_that_is_not_there_is_reported(node: Node, tmp_path: Path) -> Non
     status, output = doctor(node, tmp_path / "libcuda.so.1")
     assert status == 3
     assert f"{tmp_path}/libcuda.so.1: no such file; give the path of a libcuda.so.1" in output
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_where_criu_is_installed_it_says_which_processes_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Node, installed: bool
+) -> None:
+    if installed:
+        (tmp_path / "criu").write_text("#!/bin/sh\n")
+        (tmp_path / "criu").chmod(0o755)
+    elif shutil.which("criu"):
+        pytest.skip("criu is installed here")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _, output = doctor(node)
+    assert ("ok    CRIU: installed; it refuses processes that made a probed call" in output) is installed

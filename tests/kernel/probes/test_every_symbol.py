@@ -29,7 +29,7 @@ DIRECTIONS = {
     "memset": "memset",
 }
 IN_CONTEXT = 4096  # bytes that a context holds when it is destroyed
-KINDS = ("plain", "managed", "pool", "virtual", "array", "pinned")
+KINDS = ("plain", "managed", "pool", "virtual", "array", "graph", "pinned")
 BATCHES = [name for name in (symbol.name for symbol in SYMBOLS) if "Batch" in name]  # of two copies each
 
 

@@ -8,8 +8,11 @@ With `auto` they are there where a trial says that processes under seccomp survi
 from __future__ import annotations
 
 import ctypes
+import errno
 import platform
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -83,6 +86,26 @@ def test_the_trial_ends_on_this_kernel_with_every_return_seen_or_with_a_death() 
     statuses, returns = return_probes.try_out()
     assert returns == return_probes.CALLS * sum(status == 0 for status in statuses)
     assert (return_probes.danger_of(statuses, returns) is None) == (statuses == (0, 0))
+
+
+_UNDER_A_FILTER = """
+import ctypes, struct
+allow_all = ctypes.create_string_buffer(struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000))
+filter = ctypes.create_string_buffer(struct.pack("<QQ", 1, ctypes.addressof(allow_all)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, filter) == 0, ctypes.get_errno()  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+from agent.probes import return_probes
+print(return_probes.try_out(), return_probes.danger())
+"""
+
+
+@x86
+def test_an_agent_that_is_under_a_filter_itself_comes_to_the_same_answer() -> None:
+    """As the unit's and a container runtime's are; strict mode is refused there."""
+    command = [sys.executable, "-c", _UNDER_A_FILTER]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"(({256 - errno.EINVAL}, 0), {2 * return_probes.CALLS}) {return_probes.danger()}\n"
 
 
 @x86

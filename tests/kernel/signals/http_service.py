@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.probes.abi import LATENCY_BUCKETS
-from enforce.signals.http_probe import HttpProbes
+from enforce.signals.http_probe import HttpProbes, WatchedPort
 from tests.support.programs.driver import bounds
 
 PATIENCE_SECONDS = 60.0
@@ -45,10 +45,11 @@ class Service:
     place: int
     epoch: int
     before: dict[str, int] = field(default_factory=dict)
+    statuses: tuple[int, ...] = (1, 2, 3, 4, 5)
 
     def watch(self, port: int, *tgids: int, path: str = "") -> None:
         """Counts this port of these processes from now on."""
-        self.probes.watch(self.place, self.epoch, port, path)
+        self.probes.watch(self.place, self.epoch, WatchedPort(port, path, statuses=self.statuses))
         for tgid in tgids or (os.getpid(),):
             self.probes.follow(self.place, self.epoch, tgid)
         self.before = self.probes.tallies()

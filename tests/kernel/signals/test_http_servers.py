@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent.node import preflight
-from enforce.signals.http_probe import HttpProbes
+from enforce.signals.http_probe import HttpProbes, WatchedPort
 from tests.kernel.signals.http_servers import BODY, KINDS
 from tests.support.programs.driver import bounds
 from tools.harness.wait import until
@@ -41,7 +41,7 @@ def serving(kind: str, probes: HttpProbes) -> Iterator[int]:
             assert server.stdin
             assert server.stdout
             port = int(server.stdout.readline())
-            probes.watch(0, 1, port, "")
+            probes.watch(0, 1, WatchedPort(port))
             server.stdin.write("go\n")
             server.stdin.flush()
             yield port

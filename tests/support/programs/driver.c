@@ -406,6 +406,60 @@ static bool copy_linear(const struct operation *o)
 	return true;
 }
 
+/* peer…:BYTES: from memory of device 0, where its calls are made, to memory of device 1 */
+static bool copy_to_peer(const struct operation *o)
+{
+	size_t bytes = o->arguments[0], zero = 0;
+	CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+	CUDA_MEMCPY3D_PEER shape = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+				    .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+				    .srcContext = primary[0],
+				    .dstContext = primary[1],
+				    .WidthInBytes = bytes,
+				    .Height = 1,
+				    .Depth = 1};
+	CUdeviceptr to, from;
+	CUresult result;
+
+	if (strncmp(o->name, "peer", 4) != 0)
+		return false;
+	check(cuCtxSetCurrent(primary[1]), "cuCtxSetCurrent");
+	check(cuMemAlloc(&to, BUFFER), "cuMemAlloc");
+	check(cuCtxSetCurrent(primary[0]), "cuCtxSetCurrent");
+	check(cuMemAlloc(&from, BUFFER), "cuMemAlloc");
+	shape.srcDevice = from;
+	shape.dstDevice = to;
+	if (strstr(o->name, "unified_3d"))
+		shape.srcMemoryType = shape.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+	if (strcmp(o->name, "peer") == 0)
+		result = cuMemcpyPeer(to, primary[1], from, primary[0], bytes);
+	else if (strcmp(o->name, "peer_async") == 0)
+		result = cuMemcpyPeerAsync(to, primary[1], from, primary[0], bytes, NULL);
+	else if (strcmp(o->name, "peer_3d") == 0 || strcmp(o->name, "peer_unified_3d") == 0)
+		result = cuMemcpy3DPeer(&shape);
+	else if (strcmp(o->name, "peer_3d_async") == 0 || strcmp(o->name, "peer_unified_3d_async") == 0)
+		result = cuMemcpy3DPeerAsync(&shape, NULL);
+	else if (strcmp(o->name, "peer_unified") == 0)
+		result = cuMemcpy(to, from, bytes);
+	else if (strcmp(o->name, "peer_unified_async") == 0)
+		result = cuMemcpyAsync(to, from, bytes, NULL);
+	else if (strcmp(o->name, "peer_dtod") == 0)
+		result = cuMemcpyDtoD(to, from, bytes);
+	else if (strcmp(o->name, "peer_dtod_async") == 0)
+		result = cuMemcpyDtoDAsync(to, from, bytes, NULL);
+	else if (strcmp(o->name, "peer_inside") == 0)
+		result = cuMemcpyDtoD(to + 512, from + 512, bytes);
+	else if (strcmp(o->name, "peer_list") == 0)
+		result = cuMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &zero, 1, NULL, CU_STREAM_PER_THREAD);
+	else
+		return false;
+	check(result, o->name);
+	check(cuCtxSynchronize(), "cuCtxSynchronize");
+	check(cuMemFree(from), "cuMemFree");
+	check(cuMemFree(to), "cuMemFree");
+	return true;
+}
+
 /* rect_…:WIDTH:HEIGHT */
 static bool copy_rectangle(const struct operation *o)
 {
@@ -677,9 +731,9 @@ static void carry_out(const char *operation, int next)
 
 	for (unsigned long n = 0; n < o.count; n++)
 		if (!launch(&o) && !capture(&o) && !graph(&o) && !graph_nodes(&o) && !allocate(&o) &&
-		    !register_host(&o) && !map(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_rectangle(&o) &&
-		    !set(&o) && !copy_list(&o) && !wait_for(&o) && !context(&o) && !green_context(&o) &&
-		    !life(&o, next)) {
+		    !register_host(&o) && !map(&o) && !free_or_fail(&o) && !copy_linear(&o) && !copy_to_peer(&o) &&
+		    !copy_rectangle(&o) && !set(&o) && !copy_list(&o) && !wait_for(&o) && !context(&o) &&
+		    !green_context(&o) && !life(&o, next)) {
 			fprintf(stderr, "driver: no such operation: %s\n", operation);
 			exit(2);
 		}

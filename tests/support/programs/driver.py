@@ -121,11 +121,11 @@ class Driver:
         return driven
 
 
-def compile_driver(folder: Path) -> Path:
-    """driver.c, compiled against the simulated libcuda as any program is against the real one."""
-    path, sim = folder / "driver", BUILD.parent
+def compile_driver(folder: Path, name: str = "driver") -> Path:
+    """driver.c, or another here, compiled against the simulated libcuda as any program is against the real one."""
+    path, sim = folder / name, BUILD.parent
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{sim / 'include'}"]
-    source = Path(__file__).parent / "driver.c"
+    source = Path(__file__).parent / f"{name}.c"
     libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
     subprocess.run(["gcc", *flags, str(source), "-o", str(path), *libraries], check=True)
     return path

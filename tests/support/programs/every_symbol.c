@@ -35,6 +35,9 @@ static const CUDA_ARRAY3D_DESCRIPTOR TOO_LARGE_MIPMAP = {1ull << 40, 16, 0, CU_A
 enum { MIPMAP_BYTES = (32 * 16 + 16 * 8 + 8 * 4) * 4 };
 static const CUmemAllocationProp PHYSICAL = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					     .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUDA_MEM_ALLOC_NODE_PARAMS GRAPH_MEMORY = {
+	.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+	.bytesize = 4096};
 
 enum effect {
 	NOTHING,
@@ -52,23 +55,24 @@ enum effect {
 	ALLOC_POOL,
 	ALLOC_VIRTUAL,
 	ALLOC_ARRAY,
+	ALLOC_GRAPH,
 	ALLOC_PINNED,
 	FREE_PLAIN,
 	FREE_MANAGED,
 	FREE_POOL,
 	FREE_VIRTUAL,
 	FREE_ARRAY,
+	FREE_GRAPH,
 	FREE_PINNED,
 	FREE_WITH_CONTEXT, /* of plain memory */
 	EFFECTS
 };
 static const char *const EFFECT_NAMES[EFFECTS] = {
-	"nothing",	"launch",	 "captured",	      "node",	       "wait",
-	"context",	"to_device",	 "to_host",	      "on_device",     "memset",
-	"alloc_plain",	"alloc_managed", "alloc_pool",	      "alloc_virtual", "alloc_array",
-	"alloc_pinned", "free_plain",	 "free_managed",      "free_pool",     "free_virtual",
-	"free_array",	"free_pinned",	 "free_with_context",
-};
+	"nothing",	"launch",	 "captured",   "node",		"wait",
+	"context",	"to_device",	 "to_host",    "on_device",	"memset",
+	"alloc_plain",	"alloc_managed", "alloc_pool", "alloc_virtual", "alloc_array",
+	"alloc_graph",	"alloc_pinned",	 "free_plain", "free_managed",	"free_pool",
+	"free_virtual", "free_array",	 "free_graph", "free_pinned",	"free_with_context"};
 
 struct worker {
 	CUcontext context;
@@ -138,6 +142,15 @@ static void add(enum effect effect, uint64_t amount)
 static struct symbol *named(const char *name);
 static void primary_fill(void);
 
+/* A graph of one node, and an executable graph of that. */
+struct small {
+	CUgraph graph;
+	CUgraphNode node;
+	CUgraphExec exec;
+};
+static struct small small_graph(struct worker *w, CUgraphNodeType type);
+static void end_small(struct small *small);
+
 /* One call of another symbol. */
 #define SETUP_AS(name, effect_, amount_, type, ...)                                                                    \
 	({                                                                                                             \
@@ -175,9 +188,7 @@ static void primary_fill(void);
 #include "every_symbol_calls.h"
 
 REGISTER(cuInit, NOTHING, 0, NULL)
-REGISTER(cuStreamCreate, NOTHING, 0, NULL)
 REGISTER(cuEventCreate, NOTHING, 0, NULL)
-REGISTER(cuEventRecord, NOTHING, 0, NULL)
 REGISTER(cuModuleLoadData, NOTHING, 0, NULL)
 REGISTER(cuLibraryLoadData, NOTHING, 0, NULL)
 REGISTER(cuMemAddressReserve, NOTHING, 0, NULL)
@@ -225,6 +236,47 @@ static CUgraph graph_of(struct worker *w, int kernels, CUgraph child)
 	return graph;
 }
 
+/* A launched graph of one kernel, with memory. */
+static void hold_graph_memory(struct worker *w)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS memory = GRAPH_MEMORY;
+	CUgraph graph = graph_of(w, 1, NULL);
+	CUgraphNode node;
+	CUgraphExec exec;
+
+	SETUP(cuGraphAddMemAllocNode, T(cuGraphAddMemAllocNode), &node, graph, NULL, 0, &memory);
+	SETUP(cuGraphInstantiateWithFlags, T(cuGraphInstantiate), &exec, graph, 0);
+	SETUP_AS(cuGraphLaunch, LAUNCH, 1, T(cuGraphLaunch), exec, w->stream);
+	add(ALLOC_GRAPH, memory.bytesize);
+}
+
+static struct small small_graph(struct worker *w, CUgraphNodeType type)
+{
+	CUgraphNodeParams params = {.type = type};
+	struct small made;
+
+	if (type == CU_GRAPH_NODE_TYPE_KERNEL)
+		params.kernel = w->kernel;
+	else if (type == CU_GRAPH_NODE_TYPE_MEMCPY)
+		params.memcpy = (CUDA_MEMCPY_NODE_PARAMS){
+			.copyCtx = w->context,
+			.copyParams = {FROM_DEVICE(w->device), .WidthInBytes = 48, .Height = 1, .Depth = 1}};
+	else if (type == CU_GRAPH_NODE_TYPE_MEMSET)
+		params.memset = (CUDA_MEMSET_NODE_PARAMS_v2){w->device, 0, 0, 1, 32, 1, w->context};
+	else
+		params.graph.graph = w->graph;
+	SETUP(cuGraphCreate, T(cuGraphCreate), &made.graph, 0);
+	SETUP(cuGraphAddNode, T(cuGraphAddNode), &made.node, made.graph, NULL, 0, &params);
+	SETUP(cuGraphInstantiateWithFlags, T(cuGraphInstantiate), &made.exec, made.graph, 0);
+	return made;
+}
+
+static void end_small(struct small *small)
+{
+	SETUP(cuGraphExecDestroy, T(cuGraphExecDestroy), small->exec);
+	SETUP(cuGraphDestroy, T(cuGraphDestroy), small->graph);
+}
+
 static void set_up_memory(struct worker *w)
 {
 	w->host = calloc(1, BUFFER);
@@ -263,6 +315,7 @@ static void set_up(struct worker *w)
 	w->config = (CUlaunchConfig){2, 1, 1, 64, 1, 1, 0, w->stream, NULL, 0};
 	w->kernel = (CUDA_KERNEL_NODE_PARAMS){w->function, 2, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL, NULL};
 	set_up_memory(w);
+	hold_graph_memory(w);
 	child = graph_of(w, GRAPH_KERNELS - 1, NULL);
 	w->graph = graph_of(w, 1, child);
 	SETUP(cuGraphInstantiateWithFlags, T(cuGraphInstantiate), &w->exec, w->graph, 0);

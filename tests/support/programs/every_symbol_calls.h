@@ -169,6 +169,8 @@ SYMBOL(cuMemPrefetchAsync_v2, TO_HOST, BYTES, T(cuMemPrefetchAsync_v2), return f
 SYMBOL(cuMemPrefetchAsync_v2_ptsz, TO_HOST, BYTES, T(cuMemPrefetchAsync_v2), return f(w->managed, BYTES, (CUmemLocation){CU_MEM_LOCATION_TYPE_HOST, 0}, 0, w->stream);)
 SYMBOL(cuMemPrefetchBatchAsync, TO_DEVICE, 4096 + 8192, T(cuMemPrefetchBatchAsync), CUdeviceptr at[] = {w->managed, w->managed + 4096}; size_t sizes[] = {4096, 8192}; size_t zero = 0; CUmemLocation where = {CU_MEM_LOCATION_TYPE_DEVICE, 0}; return f(at, sizes, 2, &where, &zero, 1, 0, w->stream);)
 SYMBOL(cuMemPrefetchBatchAsync_ptsz, TO_DEVICE, 4096 + 8192, T(cuMemPrefetchBatchAsync), CUdeviceptr at[] = {w->managed, w->managed + 4096}; size_t sizes[] = {4096, 8192}; size_t zero = 0; CUmemLocation where = {CU_MEM_LOCATION_TYPE_DEVICE, 0}; return f(at, sizes, 2, &where, &zero, 1, 0, w->stream);)
+SYMBOL(cuMemDiscardAndPrefetchBatchAsync, TO_DEVICE, 4096 + 8192, T(cuMemDiscardAndPrefetchBatchAsync), CUdeviceptr at[] = {w->managed, w->managed + 4096}; size_t sizes[] = {4096, 8192}; size_t zero = 0; CUmemLocation where = {CU_MEM_LOCATION_TYPE_DEVICE, 0}; return f(at, sizes, 2, &where, &zero, 1, 0, w->stream);)
+SYMBOL(cuMemDiscardAndPrefetchBatchAsync_ptsz, TO_DEVICE, 4096 + 8192, T(cuMemDiscardAndPrefetchBatchAsync), CUdeviceptr at[] = {w->managed, w->managed + 4096}; size_t sizes[] = {4096, 8192}; size_t zero = 0; CUmemLocation where = {CU_MEM_LOCATION_TYPE_DEVICE, 0}; return f(at, sizes, 2, &where, &zero, 1, 0, w->stream);)
 SYMBOL(cuMemsetD8, MEMSET, 1 * 33, CUresult(CUdeviceptr_v1, unsigned char, unsigned), return f(w->low, 1, 33);)
 SYMBOL(cuMemsetD8_v2, MEMSET, 1 * 33, T(cuMemsetD8), return f(w->device, 1, 33);)
 SYMBOL(cuMemsetD8_v2_ptds, MEMSET, 1 * 33, T(cuMemsetD8), return f(w->device, 1, 33);)
@@ -230,6 +232,8 @@ SYMBOL(cuGraphDestroy, NOTHING, 0, T(cuGraphDestroy), CUgraph g; SETUP(cuGraphCr
 SYMBOL(cuGraphExecDestroy, NOTHING, 0, T(cuGraphExecDestroy), CUgraphExec x; SETUP(cuGraphInstantiateWithFlags, T(cuGraphInstantiate), &x, w->graph, 0); return f(x);)
 SYMBOL(cuStreamBeginCaptureToGraph, NOTHING, 0, CUresult(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t, CUstreamCaptureMode), CUgraph g, ended; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(w->second, g, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED); if (result == CUDA_SUCCESS) SETUP(cuStreamEndCapture, T(cuStreamEndCapture), w->second, &ended); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuStreamBeginCaptureToGraph_ptsz, NOTHING, 0, CUresult(CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t, CUstreamCaptureMode), CUgraph g, ended; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(w->second, g, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED); if (result == CUDA_SUCCESS) SETUP(cuStreamEndCapture, T(cuStreamEndCapture), w->second, &ended); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
+SYMBOL(cuStreamBeginRecaptureToGraph, NOTHING, 0, T(cuStreamBeginRecaptureToGraph), CUgraph g, ended; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(w->second, CU_STREAM_CAPTURE_MODE_RELAXED, g, NULL, NULL); if (result == CUDA_SUCCESS) SETUP(cuStreamEndCapture, T(cuStreamEndCapture), w->second, &ended); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
+SYMBOL(cuStreamBeginRecaptureToGraph_ptsz, NOTHING, 0, T(cuStreamBeginRecaptureToGraph), CUgraph g, ended; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(w->second, CU_STREAM_CAPTURE_MODE_RELAXED, g, NULL, NULL); if (result == CUDA_SUCCESS) SETUP(cuStreamEndCapture, T(cuStreamEndCapture), w->second, &ended); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuGraphAddKernelNode, NODE, 0, CUresult(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_KERNEL_NODE_PARAMS_v1 *), CUgraph g; CUgraphNode node; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &(CUDA_KERNEL_NODE_PARAMS_v1){w->function, 2, 1, 1, 32, 1, 1, 0, NULL, NULL}); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuGraphAddKernelNode_v2, NODE, 0, T(cuGraphAddKernelNode), CUgraph g; CUgraphNode node; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &w->kernel); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
 SYMBOL(cuGraphAddNode, NODE, 0, T(cuGraphAddNode), CUgraph g; CUgraphNode node; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &(CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = w->kernel}); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
@@ -259,6 +263,40 @@ SYMBOL(cuStreamIsCapturing_ptsz, NOTHING, 0, T(cuStreamIsCapturing), return f(w-
 SYMBOL(cuStreamGetCaptureInfo_v2, NOTHING, 0, T(cuStreamGetCaptureInfo), return f(w->stream, &(CUstreamCaptureStatus){0}, NULL, NULL, NULL, NULL);)
 SYMBOL(cuStreamGetCaptureInfo_v2_ptsz, NOTHING, 0, T(cuStreamGetCaptureInfo), return f(w->stream, &(CUstreamCaptureStatus){0}, NULL, NULL, NULL, NULL);)
 SYMBOL(cuThreadExchangeStreamCaptureMode, NOTHING, 0, T(cuThreadExchangeStreamCaptureMode), return f(&(CUstreamCaptureMode){CU_STREAM_CAPTURE_MODE_RELAXED});)
+
+SYMBOL(cuGraphAddMemAllocNode, NODE, 0, T(cuGraphAddMemAllocNode), CUgraph g; CUgraphNode node; CUDA_MEM_ALLOC_NODE_PARAMS p = GRAPH_MEMORY; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); CUresult result = f(&node, g, NULL, 0, &p); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
+SYMBOL(cuGraphAddMemFreeNode, NODE, 0, T(cuGraphAddMemFreeNode), CUgraph g; CUgraphNode node; CUDA_MEM_ALLOC_NODE_PARAMS p = GRAPH_MEMORY; SETUP(cuGraphCreate, T(cuGraphCreate), &g, 0); SETUP(cuGraphAddMemAllocNode, T(cuGraphAddMemAllocNode), &node, g, NULL, 0, &p); CUresult result = f(&node, g, NULL, 0, p.dptr); SETUP(cuGraphDestroy, T(cuGraphDestroy), g); return result;)
+SYMBOL(cuDeviceGraphMemTrim, NOTHING, 0, T(cuDeviceGraphMemTrim), return f(0);)
+SYMBOL(cuDeviceGetGraphMemAttribute, NOTHING, 0, T(cuDeviceGetGraphMemAttribute), return f(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &(cuuint64_t){0});)
+
+/* ---- streams and events ---- */
+
+SYMBOL(cuStreamCreate, NOTHING, 0, T(cuStreamCreate), CUstream s; CUresult result = f(&s, CU_STREAM_NON_BLOCKING); if (result == CUDA_SUCCESS) SETUP(cuStreamDestroy_v2, T(cuStreamDestroy), s); return result;)
+SYMBOL(cuStreamCreateWithPriority, NOTHING, 0, T(cuStreamCreateWithPriority), CUstream s; CUresult result = f(&s, CU_STREAM_NON_BLOCKING, 0); if (result == CUDA_SUCCESS) SETUP(cuStreamDestroy_v2, T(cuStreamDestroy), s); return result;)
+SYMBOL(cuStreamDestroy, NOTHING, 0, T(cuStreamDestroy), CUstream s; SETUP(cuStreamCreate, T(cuStreamCreate), &s, CU_STREAM_NON_BLOCKING); return f(s);)
+SYMBOL(cuStreamDestroy_v2, NOTHING, 0, T(cuStreamDestroy), CUstream s; SETUP(cuStreamCreate, T(cuStreamCreate), &s, CU_STREAM_NON_BLOCKING); return f(s);)
+SYMBOL(cuStreamWaitEvent, NOTHING, 0, T(cuStreamWaitEvent), return f(w->stream, w->event, 0);)
+SYMBOL(cuEventRecord, NOTHING, 0, T(cuEventRecord), return f(w->event, w->stream);)
+SYMBOL(cuEventRecordWithFlags, NOTHING, 0, T(cuEventRecordWithFlags), return f(w->event, w->stream, 0);)
+SYMBOL(cuStreamWaitEvent_ptsz, NOTHING, 0, T(cuStreamWaitEvent), return f(w->stream, w->event, 0);)
+SYMBOL(cuEventRecord_ptsz, NOTHING, 0, T(cuEventRecord), return f(w->event, w->stream);)
+SYMBOL(cuEventRecordWithFlags_ptsz, NOTHING, 0, T(cuEventRecordWithFlags), return f(w->event, w->stream, 0);)
+
+/* ---- nodes that change ---- */
+
+SYMBOL(cuGraphKernelNodeSetParams, NOTHING, 0, CUresult(CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1 *), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.node, &(CUDA_KERNEL_NODE_PARAMS_v1){w->function, 2, 1, 1, 32, 1, 1, 0, NULL, NULL}); end_small(&s); return result;)
+SYMBOL(cuGraphKernelNodeSetParams_v2, NOTHING, 0, T(cuGraphKernelNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.node, &w->kernel); end_small(&s); return result;)
+SYMBOL(cuGraphMemcpyNodeSetParams, NOTHING, 0, T(cuGraphMemcpyNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_MEMCPY); CUresult result = f(s.node, &(CUDA_MEMCPY3D){TO_DEVICE(w->device), .srcHeight = 7, .dstHeight = 7, .WidthInBytes = 48, .Height = 7, .Depth = 5}); end_small(&s); return result;)
+SYMBOL(cuGraphMemsetNodeSetParams, NOTHING, 0, T(cuGraphMemsetNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_MEMSET); CUresult result = f(s.node, &(CUDA_MEMSET_NODE_PARAMS){w->device, 0, 1, 1, 64, 1}); end_small(&s); return result;)
+SYMBOL(cuGraphNodeSetParams, NOTHING, 0, T(cuGraphNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.node, &(CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = w->kernel}); end_small(&s); return result;)
+SYMBOL(cuGraphDestroyNode, NOTHING, 0, T(cuGraphDestroyNode), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.node); end_small(&s); return result;)
+SYMBOL(cuGraphExecKernelNodeSetParams, NOTHING, 0, CUresult(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1 *), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.exec, s.node, &(CUDA_KERNEL_NODE_PARAMS_v1){w->function, 2, 1, 1, 32, 1, 1, 0, NULL, NULL}); end_small(&s); return result;)
+SYMBOL(cuGraphExecKernelNodeSetParams_v2, NOTHING, 0, T(cuGraphExecKernelNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.exec, s.node, &w->kernel); end_small(&s); return result;)
+SYMBOL(cuGraphExecMemcpyNodeSetParams, NOTHING, 0, T(cuGraphExecMemcpyNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_MEMCPY); CUresult result = f(s.exec, s.node, &(CUDA_MEMCPY3D){TO_DEVICE(w->device), .srcHeight = 7, .dstHeight = 7, .WidthInBytes = 48, .Height = 7, .Depth = 5}, w->context); end_small(&s); return result;)
+SYMBOL(cuGraphExecMemsetNodeSetParams, NOTHING, 0, T(cuGraphExecMemsetNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_MEMSET); CUresult result = f(s.exec, s.node, &(CUDA_MEMSET_NODE_PARAMS){w->device, 0, 1, 1, 64, 1}, w->context); end_small(&s); return result;)
+SYMBOL(cuGraphExecChildGraphNodeSetParams, NOTHING, 0, T(cuGraphExecChildGraphNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_GRAPH); CUresult result = f(s.exec, s.node, w->graph); end_small(&s); return result;)
+SYMBOL(cuGraphExecNodeSetParams, NOTHING, 0, T(cuGraphExecNodeSetParams), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.exec, s.node, &(CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = w->kernel}); end_small(&s); return result;)
+SYMBOL(cuGraphNodeSetEnabled, NOTHING, 0, T(cuGraphNodeSetEnabled), struct small s = small_graph(w, CU_GRAPH_NODE_TYPE_KERNEL); CUresult result = f(s.exec, s.node, 0); end_small(&s); return result;)
 
 /* ---- names ---- */
 

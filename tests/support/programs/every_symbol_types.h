@@ -29,6 +29,7 @@ typedef __typeof__(cuDevicePrimaryCtxReset) type_of_cuDevicePrimaryCtxReset;
 typedef __typeof__(cuDevicePrimaryCtxRetain) type_of_cuDevicePrimaryCtxRetain;
 typedef __typeof__(cuEventCreate) type_of_cuEventCreate;
 typedef __typeof__(cuEventRecord) type_of_cuEventRecord;
+typedef __typeof__(cuEventRecordWithFlags) type_of_cuEventRecordWithFlags;
 typedef __typeof__(cuEventSynchronize) type_of_cuEventSynchronize;
 typedef __typeof__(cuFuncGetName) type_of_cuFuncGetName;
 typedef __typeof__(cuFuncSetBlockShape) type_of_cuFuncSetBlockShape;
@@ -38,6 +39,21 @@ typedef __typeof__(cuGraphAddEmptyNode) type_of_cuGraphAddEmptyNode;
 typedef __typeof__(cuGraphAddKernelNode) type_of_cuGraphAddKernelNode;
 typedef __typeof__(cuGraphAddMemcpyNode) type_of_cuGraphAddMemcpyNode;
 typedef __typeof__(cuGraphAddMemsetNode) type_of_cuGraphAddMemsetNode;
+typedef __typeof__(cuGraphDestroyNode) type_of_cuGraphDestroyNode;
+typedef __typeof__(cuGraphExecChildGraphNodeSetParams) type_of_cuGraphExecChildGraphNodeSetParams;
+typedef __typeof__(cuGraphExecKernelNodeSetParams) type_of_cuGraphExecKernelNodeSetParams;
+typedef __typeof__(cuGraphExecMemcpyNodeSetParams) type_of_cuGraphExecMemcpyNodeSetParams;
+typedef __typeof__(cuGraphExecMemsetNodeSetParams) type_of_cuGraphExecMemsetNodeSetParams;
+typedef __typeof__(cuGraphExecNodeSetParams) type_of_cuGraphExecNodeSetParams;
+typedef __typeof__(cuGraphKernelNodeSetParams) type_of_cuGraphKernelNodeSetParams;
+typedef __typeof__(cuGraphMemcpyNodeSetParams) type_of_cuGraphMemcpyNodeSetParams;
+typedef __typeof__(cuGraphMemsetNodeSetParams) type_of_cuGraphMemsetNodeSetParams;
+typedef __typeof__(cuGraphNodeSetEnabled) type_of_cuGraphNodeSetEnabled;
+typedef __typeof__(cuGraphNodeSetParams) type_of_cuGraphNodeSetParams;
+typedef __typeof__(cuDeviceGetGraphMemAttribute) type_of_cuDeviceGetGraphMemAttribute;
+typedef __typeof__(cuDeviceGraphMemTrim) type_of_cuDeviceGraphMemTrim;
+typedef __typeof__(cuGraphAddMemAllocNode) type_of_cuGraphAddMemAllocNode;
+typedef __typeof__(cuGraphAddMemFreeNode) type_of_cuGraphAddMemFreeNode;
 typedef __typeof__(cuGraphAddNode) type_of_cuGraphAddNode;
 typedef __typeof__(cuGraphAddNode_v2) type_of_cuGraphAddNode_v2;
 typedef __typeof__(cuGraphClone) type_of_cuGraphClone;
@@ -73,6 +89,7 @@ typedef __typeof__(cuMemAllocHost) type_of_cuMemAllocHost;
 typedef __typeof__(cuMemAllocManaged) type_of_cuMemAllocManaged;
 typedef __typeof__(cuMemAllocPitch) type_of_cuMemAllocPitch;
 typedef __typeof__(cuMemCreate) type_of_cuMemCreate;
+typedef __typeof__(cuMemDiscardAndPrefetchBatchAsync) type_of_cuMemDiscardAndPrefetchBatchAsync;
 typedef __typeof__(cuMemExportToShareableHandle) type_of_cuMemExportToShareableHandle;
 typedef __typeof__(cuMemFree) type_of_cuMemFree;
 typedef __typeof__(cuMemFreeAsync) type_of_cuMemFreeAsync;
@@ -140,11 +157,15 @@ typedef __typeof__(cuParamSetSize) type_of_cuParamSetSize;
 typedef __typeof__(cuParamSetf) type_of_cuParamSetf;
 typedef __typeof__(cuParamSeti) type_of_cuParamSeti;
 typedef __typeof__(cuParamSetv) type_of_cuParamSetv;
+typedef __typeof__(cuStreamBeginRecaptureToGraph) type_of_cuStreamBeginRecaptureToGraph;
 typedef __typeof__(cuStreamBeginCapture) type_of_cuStreamBeginCapture;
 typedef __typeof__(cuStreamCreate) type_of_cuStreamCreate;
+typedef __typeof__(cuStreamCreateWithPriority) type_of_cuStreamCreateWithPriority;
+typedef __typeof__(cuStreamDestroy) type_of_cuStreamDestroy;
 typedef __typeof__(cuStreamEndCapture) type_of_cuStreamEndCapture;
 typedef __typeof__(cuStreamGetCaptureInfo) type_of_cuStreamGetCaptureInfo;
 typedef __typeof__(cuStreamIsCapturing) type_of_cuStreamIsCapturing;
+typedef __typeof__(cuStreamWaitEvent) type_of_cuStreamWaitEvent;
 typedef __typeof__(cuStreamSynchronize) type_of_cuStreamSynchronize;
 typedef __typeof__(cuThreadExchangeStreamCaptureMode) type_of_cuThreadExchangeStreamCaptureMode;
 
@@ -162,8 +183,10 @@ typedef __typeof__(cuThreadExchangeStreamCaptureMode) type_of_cuThreadExchangeSt
 #undef cuEventDestroy
 #undef cuGetProcAddress
 #undef cuGraphAddKernelNode
+#undef cuGraphExecKernelNodeSetParams
 #undef cuGraphExecUpdate
 #undef cuGraphInstantiate
+#undef cuGraphKernelNodeSetParams
 #undef cuMemAlloc
 #undef cuMemAllocHost
 #undef cuMemAllocPitch

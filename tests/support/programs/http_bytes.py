@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from enforce.signals.http_probe import TALLIES, Watch
+from enforce.signals.http_probe import TALLIES, Watch, WatchedPort
 
 _HERE = Path(__file__).parent
 READ, WRITE = 0, 1
@@ -18,7 +18,16 @@ _MOST_OUTCOMES = 4096
 
 
 class _Outcome(c.Structure):
-    _fields_ = [("begun_ns", c.c_uint64), ("ended_ns", c.c_uint64), ("tally", c.c_uint32), ("count", c.c_uint32)]
+    _fields_ = [
+        ("begun_ns", c.c_uint64),
+        ("ended_ns", c.c_uint64),
+        ("answer_ns", c.c_uint64),
+        ("receive_us", c.c_uint32),
+        ("body_us", c.c_uint32),
+        ("status_class", c.c_uint32),
+        ("tally", c.c_uint32),
+        ("count", c.c_uint32),
+    ]
 
 
 def build(folder: Path) -> c.CDLL:
@@ -41,13 +50,14 @@ class Connection:
     fresh: bool = True
     now: int = 0
     latencies: list[tuple[int, int]] = field(default_factory=list)  # (call in which it began, in which it ended)
+    answers: list[tuple[int, int]] = field(default_factory=list)  # (call of its first byte, first digit of its status)
     tallies: Counter[str] = field(default_factory=Counter)
     _state: c.Array[c.c_char] = field(init=False)
     _watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
         self._state = c.create_string_buffer(self.library.size_of_connection())
-        self._watch = Watch.of(1, 80, self.path)
+        self._watch = Watch.of(1, WatchedPort(80, self.path))
         self.library.start(self._state, int(self.fresh))
 
     def read(self, data: bytes) -> int:
@@ -77,3 +87,4 @@ class Connection:
             self.tallies[TALLIES[outcome.tally]] += outcome.count
             if TALLIES[outcome.tally] == "answered":
                 self.latencies.append((outcome.begun_ns >> 3, outcome.ended_ns >> 3))
+                self.answers.append((outcome.answer_ns >> 3, outcome.status_class))

@@ -220,16 +220,19 @@ def kill_the_agent(trial: Trial, training: int) -> None:
     until(lambda: state(training) == "T", "the training to be stopped again", step_seconds=0.001)
     trial.say("the kubelet started it again, and it enforces again")
     agent = trial.main_process("gpuwarden", name, "agent")
-    guardian = next(int(path.name) for path in Path("/proc").iterdir() if is_guardian_of(path, agent))
-    os.kill(guardian, signal.SIGSTOP)  # it shall not be the one
+    for undoing in [int(path.name) for path in Path("/proc").iterdir() if undoes_for(path, agent)]:
+        os.kill(undoing, signal.SIGSTOP)  # it shall not be the one
     seconds = stopped_for(training, lambda: os.kill(agent, signal.SIGKILL))
     log = trial.log("stand-by")
     assert "released" in log, log
-    trial.say(f"the same with a guardian that cannot act: stand-by released after {seconds * 1e3:.1f} ms")
+    trial.say(
+        f"the same with a guardian and a backstop that cannot act: stand-by released after {seconds * 1e3:.1f} ms"
+    )
     until(trial.ready, "the agent to be started again")
 
 
-def is_guardian_of(process: Path, agent: int) -> bool:
+def undoes_for(process: Path, agent: int) -> bool:
+    """Whether it is the agent's guardian or backstop."""
     if not process.name.isdigit():
         return False
     try:
@@ -237,7 +240,7 @@ def is_guardian_of(process: Path, agent: int) -> bool:
         parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return False
-    return b"enforce.recovery.guardian" in words and parent == agent
+    return parent == agent and not {b"enforce.recovery.guardian", b"enforce.recovery.backstop"}.isdisjoint(words)
 
 
 def update(trial: Trial, training: int) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from agent.containers import ContainerIndex
+from agent.containers import ContainerIndex, identify
 from agent.containers.naming import Naming
 from agent.containers.runtimes import Socket
 from agent.core.clock import NS_PER_SECOND
 from agent.node.procfs import Procfs
 from tests.support.daemons import dockerd, swept
+from tools.harness import cgroups
 from tools.harness.busybox_image import write_image
 from tools.harness.wait import until
 
@@ -83,3 +84,20 @@ def test_a_container_gets_the_name_that_docker_gave_it(path: Path, container: st
         assert dict(it.labels) == COMPOSE
         assert (it.key, it.id, it.cgroup) == (before.key, container, f"/docker/{container}")
         assert naming.counts() == {("docker", "found"): 1}
+
+
+def test_a_cgroup_that_only_claims_the_id_gets_no_name_and_docker_says_where_the_container_is(
+    path: Path, container: str
+) -> None:
+    claim = f"/gpuwarden-claims/docker-{container}.scope"
+    with cgroups.own(claim), Naming([Socket("docker", str(path))], 10 * NS_PER_SECOND) as naming:
+        it = identify(claim)
+        assert it.id == container
+        until(lambda: naming.named(it) is it and naming.placed(), "the answer")
+        assert naming.placed() == {it.key: f"/docker/{container}"}
+        assert naming.counts()["docker", "elsewhere"] == 1
+        assert naming.named(it) is it
+        real = identify(f"/docker/{container}")
+        assert real.key == it.key
+        until(lambda: naming.named(real).name == "shop-ranking-1", "the name of the one that runs there")
+        assert naming.named(it) is it

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +25,8 @@ from enforce.ledger.entries import LedgerEntry, UndoOutcome
 from enforce.ledger.ledger import Ledger, read
 from enforce.model import Subject
 from enforce.policy.model import Limits
-from tests.support.groups import Group, group, process_of, spins, ticks
+from tests.support.groups import Group, group, process_of, roots, spins, ticks
+from tools.harness import cgroups
 from tools.harness.wait import until
 
 
@@ -256,18 +259,80 @@ def test_a_container_without_a_cgroup_of_its_own_is_left_alone(box: Group, freez
     assert freeze.obstacle(subject) == "none of its processes runs"
 
 
-def test_a_cgroup_with_another_container_below_is_left_alone(box: Group, freeze: Freeze) -> None:
+def test_containers_that_it_runs_itself_are_frozen_with_it(box: Group, freeze: Freeze, path: Path) -> None:
     tgid = box.spinner()
-    box.spinner("docker-" + "ab" * 32 + ".scope")
-    assert "also holds abababababab" in (freeze.obstacle(box.subject(tgid)) or "")
-    with pytest.raises(NotFreezableError):
-        freeze.intents(box.subject(tgid))
+    inner = box.spinner("docker-" + "ab" * 32 + ".scope")
+    act(freeze, box.subject(tgid), path)
+    until(lambda: stands_still(box, freeze, inner), "the inner container to stand still")
 
 
-def test_a_program_that_others_depend_on_is_left_alone(box: Group, freeze: Freeze) -> None:
+def test_a_plain_cgroup_with_a_container_below_is_left_alone(box: Group, freeze: Freeze) -> None:
+    plain = f"/plain-{box.id[:8]}"
+    inner = f"{plain}/docker-{'ab' * 32}.scope"
+    tgid, other = box.spinner(), box.spinner()
+    subject = box.subject(tgid)
+    subject = replace(subject, container=replace(subject.container, id="", runtime="runc", cgroup=plain))
+    root = roots()[box.version]
+    (root / inner.lstrip("/")).mkdir(parents=True)
+    try:
+        (root / plain.lstrip("/") / "cgroup.procs").write_text(str(tgid))
+        (root / inner.lstrip("/") / "cgroup.procs").write_text(str(other))
+        assert "also holds abababababab" in (freeze.obstacle(subject) or "")
+        with pytest.raises(NotFreezableError):
+            freeze.intents(subject)
+    finally:
+        cgroups.empty(plain)
+        cgroups.remove(plain, ())
+
+
+@pytest.mark.parametrize("comm", ["nvidia-cuda-mps", "nvidia-persiste"])
+def test_a_program_of_the_node_that_others_depend_on_is_left_alone(box: Group, freeze: Freeze, comm: str) -> None:
     tgid = box.spinner()
-    box.spinner(comm="nvidia-cuda-mps")
-    assert "nvidia-cuda-mps, which others depend on" in (freeze.obstacle(box.subject(tgid)) or "")
+    box.spinner(comm=comm)
+    assert f"{comm}, which others depend on" in (freeze.obstacle(box.subject(tgid)) or "")
+
+
+@pytest.mark.parametrize("comm", ["runc", "containerd", "dockerd", "kubelet"])
+def test_what_a_process_is_called_protects_nobody(box: Group, freeze: Freeze, path: Path, comm: str) -> None:
+    tgid = box.spinner(comm=comm)
+    act(freeze, box.subject(tgid), path)
+    until(lambda: stands_still(box, freeze, tgid), "it to stand still")
+
+
+def test_a_runtimes_own_program_on_the_node_is_left_alone(box: Group, freeze: Freeze, tmp_path: Path) -> None:
+    program = tmp_path / "dockerd"
+    shutil.copy("/bin/sleep", program)
+    tgid = box.spinner()
+    with subprocess.Popen([program, "1000"]) as daemon:
+        try:
+            (box.folder / "cgroup.procs").write_text(str(daemon.pid))
+            until(lambda: Procfs().stat(daemon.pid).comm == "dockerd", "its name")
+            assert freeze.obstacle(box.subject(tgid)) == "its cgroup holds dockerd, which others depend on"
+        finally:
+            daemon.kill()
+
+
+def test_a_container_cannot_escape_by_making_cgroups_and_they_cost_the_deciding_thread_little(
+    box: Group, freeze: Freeze, path: Path
+) -> None:
+    tgid = box.spinner()
+    for number in range(1500):
+        (box.folder / f"w{number}").mkdir()
+    deep = box.spinner("w7")
+    subject = box.subject(tgid, deep)
+    freeze.obstacle(subject)
+    took = []
+
+    def is_answered() -> bool:
+        began = time.thread_time()
+        obstacle = freeze.obstacle(subject)
+        took.append(time.thread_time() - began)
+        return obstacle is None
+
+    until(is_answered, "the answer")
+    assert min(took) < 0.01
+    act(freeze, subject, path)
+    until(lambda: stands_still(box, freeze, deep), "all of it to stand still")
 
 
 def test_through_the_rungs_it_is_frozen_and_thawed(box: Group, freeze: Freeze, path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from agent.core.errors import SetupError
 from agent.node.procfs import Procfs
-from enforce.ledger.run_lock import FILE, RunDirLock, enforcing_elsewhere
+from enforce.ledger.run_lock import FILE, RunDirLock, closed_first, enforcing_elsewhere, hold_if_unused
 from tools.harness.wait import until
 
 PROC = Procfs()
@@ -142,3 +143,27 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot lock"):
         RunDirLock.take(tmp_path, PROC)
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_the_lock_lies_above_all_other_descriptors_which_the_kernel_closes_later(tmp_path: Path) -> None:
+    owner = RunDirLock.take(tmp_path, PROC)
+    try:
+        assert owner.fd > max(int(name) for name in os.listdir("/proc/self/fd") if int(name) != owner.fd)
+        assert not os.get_inheritable(owner.fd)
+        with hold_if_unused(tmp_path) as unused:
+            assert not unused
+    finally:
+        owner.close()
+    with hold_if_unused(tmp_path) as unused:
+        assert unused
+
+
+def test_where_no_high_number_is_free_a_descriptor_stays_where_it_is() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fd = os.memfd_create("low")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, limits[1]))
+        assert closed_first(fd) == fd
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(fd)

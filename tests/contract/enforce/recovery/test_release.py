@@ -24,7 +24,7 @@ from agent.core.model import ContainerKey, ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.launch.resume import resume
 from enforce.actuators.undo import UNDO, release_all
-from enforce.ledger.entries import LedgerEntry, UndoOutcome
+from enforce.ledger.entries import LedgerEntry, UndoOutcome, intend_line
 from enforce.ledger.ledger import Ledger, LedgerError, read
 from tools.harness.wait import until
 
@@ -310,3 +310,22 @@ def test_a_process_killed_in_the_middle_of_acting_leaves_a_ledger_that_undoes_it
     until(lambda: all(child.states() == {"T"} for child in children), "all processes to be stopped")
     assert outcomes(path) == [UndoOutcome.RESUMED] * 3
     until(lambda: all(child.states() == {"S"} for child in children), "all processes to run")
+
+
+def release_seconds(path: Path, count: int) -> float:
+    """Of so many entries of processes that have ended."""
+    lines = (LedgerEntry.of("pace", ProcessId(2**22 + n, 1), ContainerKey("c"), 0) for n in range(1, count + 1))
+    path.write_bytes(b"".join(map(intend_line, lines)))
+    path.chmod(0o600)
+    began = time.process_time()
+    released = release_all(path)
+    seconds = time.process_time() - began
+    assert [one.outcome for one in released] == [UndoOutcome.GONE] * count
+    assert read(path) == []
+    return seconds
+
+
+def test_releasing_four_times_as_much_takes_four_times_as_long(tmp_path: Path) -> None:
+    small, large = (min(release_seconds(tmp_path / f"{n}", n) for _ in range(3)) for n in (1024, 4096))
+    print(f"1,024 entries: {small * 1e3:.0f} ms, 4,096: {large * 1e3:.0f} ms")
+    assert large <= 6 * small

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,54 +28,35 @@ CONTAINERS = [  # path, runtime, id, pod uid
     (f"/docker/{A}/init.scope", "docker", A, None),
     (f"/ecs/0a1b2c3d4e5f/{A}", "docker", A, None),
     (f"/ecstasks.slice/ecstasks-0a1b.slice/docker-{A}.scope", "docker", A, None),
-    (f"/docker/{B}/docker/{A}", "docker", A, None),
-    (f"{USER}/user.slice/docker-{A}.scope", "docker", A, None),
     (f"{POD}/{A}", "containerd", A, UID),
     (f"/kubepods/pod{UID}/{A}", "containerd", A, UID),
     (f"/kubepods/besteffort/pod{STATIC}/{A}", "containerd", A, STATIC),
     (f"{POD_SLICE}/cri-containerd-{A}.scope", "containerd", A, UID),
     (f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{A}.scope", "containerd", A, UID),
     (f"/kubelet.slice/kubelet{POD_SLICE}/cri-containerd-{A}.scope", "containerd", A, UID),
-    (f"/docker/{B}/kubelet{POD}/{A}", "containerd", A, UID),
-    (
-        f"/docker/{B}/kubelet.slice/kubelet-kubepods-burstable-pod{UID_}.slice/cri-containerd-{A}.scope",
-        "containerd",
-        A,
-        None,
-    ),
     (f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{A}", "containerd", A, UID),
     (f"/system.slice/nerdctl-{A}.scope", "containerd", A, None),
-    (f"{USER}/user.slice/nerdctl-{A}.scope", "containerd", A, None),
-    (f"{USER}/user.slice/user-libpod_pod_{B}.slice/libpod-{A}.scope/container", "podman", A, None),
-    (f"{USER}/app.slice/web.service/libpod-payload-{A}/container", "podman", A, None),
     (f"/default/{A}", "runc", A, None),
     (f"/system.slice/k3s.service{POD}/{A}", "containerd", A, UID),
-    (f"/system.slice/docker-{B}.scope/docker/{A}", "docker", A, None),
-    (f"/docker/{B}/system.slice/docker-{A}.scope", "docker", A, None),
     (f"/kubepods-burstable-pod{UID_}.slice/cri-containerd-{A}.scope", "containerd", A, UID),
     (f"/cri-containerd-{A}.scope", "containerd", A, None),
     ("/lxc.payload.project_web/.lxc/init.scope", "lxc", "project_web", None),
     ("/slurm/uid_1000/job_42/step_0", "slurm", "42", None),
     ("/slurm/uid_1000/job_42", "slurm", "42", None),
     ("/system.slice/node7_slurmstepd.scope/job_42/step_batch/user/task_special", "slurm", "42", None),
-    (f"{POD}/{B}/docker/{A}", "docker", A, UID),
     (f"{POD_SLICE}/crio-{A}.scope", "cri-o", A, UID),
     (f"{POD_SLICE}/crio-{A}.scope/container", "cri-o", A, UID),
     (f"{POD}/crio-{A}", "cri-o", A, UID),
     (f"/machine.slice/libpod-{A}.scope", "podman", A, None),
     (f"/machine.slice/libpod-{A}.scope/container", "podman", A, None),
     (f"/machine.slice/machine-libpod_pod_{B}.slice/libpod-{A}.scope/container", "podman", A, None),
-    (f"{USER}/user.slice/libpod-{A}.scope/container", "podman", A, None),
     (f"/libpod_parent/libpod-{A}", "podman", A, None),
     (f"/libpod_parent/{B}/libpod-{A}", "podman", A, None),
     (f"/system.slice/web.service/libpod-payload-{A}", "podman", A, None),
-    (f"/slurm/uid_1000/job_42/step_0/libpod-{A}.scope", "podman", A, None),
     ("/lxc.payload.web", "lxc", "web", None),
     ("/lxc.payload.web/system.slice/nginx.service", "lxc", "web", None),
     ("/lxc.payload/web", "lxc", "web", None),
     ("/lxc/101/ns/init.scope", "lxc", "101", None),
-    (f"/lxc.payload.web/docker/{A}", "docker", A, None),
-    ("/lxc.payload.outer/lxc.payload.inner", "lxc", "inner", None),
     ("/slurm/uid_1000/job_42/step_0/task_0", "slurm", "42", None),
     ("/slurm_node7/uid_1000/job_42/step_batch", "slurm", "42", None),
     ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", "slurm", "42", None),
@@ -85,6 +64,27 @@ CONTAINERS = [  # path, runtime, id, pod uid
     (f"/actions_job/{A}", "runc", A, None),
     (A, "runc", A, None),
     ("/gpuwarden-demo/online", "runc", "online", None),
+]
+NESTED = [  # path, the outer container's runtime and id
+    (f"/docker/{B}/docker/{A}", "docker", B),
+    (f"/docker/{B}/kubelet{POD}/{A}", "docker", B),
+    (f"/docker/{B}/kubelet.slice/kubelet-kubepods-burstable-pod{UID_}.slice/cri-containerd-{A}.scope", "docker", B),
+    (f"/system.slice/docker-{B}.scope/docker/{A}", "docker", B),
+    (f"/docker/{B}/system.slice/docker-{A}.scope", "docker", B),
+    (f"{POD}/{B}/docker/{A}", "containerd", B),
+    (f"/slurm/uid_1000/job_42/step_0/libpod-{A}.scope", "slurm", "42"),
+    (f"/lxc.payload.web/docker/{A}", "lxc", "web"),
+    ("/lxc.payload.outer/lxc.payload.inner", "lxc", "outer"),
+]
+ROOTLESS = [  # path, runtime, id
+    (f"{USER}/user.slice/docker-{A}.scope", "docker", A),
+    (f"{USER}/user.slice/nerdctl-{A}.scope", "containerd", A),
+    (f"{USER}/user.slice/user-libpod_pod_{B}.slice/libpod-{A}.scope/container", "podman", A),
+    (f"{USER}/app.slice/web.service/libpod-payload-{A}/container", "podman", A),
+    (f"{USER}/user.slice/libpod-{A}.scope/container", "podman", A),
+    (f"{USER}/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{A}.scope", "containerd", A),
+    (f"/user.slice/user-1000.slice/cri-containerd-{A}.scope", "containerd", A),
+    (f"{USER}/lxc.payload.web", "lxc", "web"),
 ]
 OTHERS = [  # path, runtime, name
     ("/", "host", "host"),
@@ -105,6 +105,10 @@ OTHERS = [  # path, runtime, name
     ("/user.slice/user-1000.slice/session-3.scope", "systemd", "session-3.scope"),
     (f"{USER}/init.scope", "systemd", "init.scope"),
     (f"{USER}/app.slice/app-jupyter.service/kernel-1", "systemd", "app-jupyter.service"),
+    (f"/system.slice/jupyter.service/cri-containerd-{A}.scope", "systemd", "jupyter.service"),
+    (f"/system.slice/jupyter.service/a.slice/libpod-payload-{A}", "systemd", "jupyter.service"),
+    ("/system.slice/jupyter.service/ssh.service", "systemd", "jupyter.service"),
+    (f"/user.slice/user-1000.slice/session-3.scope/docker/{A}", "systemd", "session-3.scope"),
     (f"{POD_SLICE}/crio-conmon-{A}.scope", "systemd", f"crio-conmon-{A}.scope"),
     (f"/machine.slice/libpod-conmon-{A}.scope", "systemd", f"libpod-conmon-{A}.scope"),
 ]
@@ -116,6 +120,29 @@ def test_a_container_is_known_by_its_cgroup(path: str, runtime: str, full_id: st
     it = identify(path)
     assert (it.runtime, it.id, it.labels.get(POD_UID)) == (runtime, full_id, pod)
     assert it.name == {A: A[:12], "42": "job_42"}.get(full_id, full_id)
+
+
+@pytest.mark.parametrize(("path", "runtime", "full_id"), NESTED)
+def test_what_a_container_makes_inside_itself_is_its_own_whatever_its_name(
+    path: str, runtime: str, full_id: str
+) -> None:
+    it = identify(path)
+    assert (it.runtime, it.id, it.uid) == (runtime, full_id, None)
+
+
+@pytest.mark.parametrize(("path", "runtime", "full_id"), ROOTLESS)
+def test_a_users_container_never_has_the_key_nor_the_pod_of_one_of_root(path: str, runtime: str, full_id: str) -> None:
+    it = identify(path)
+    assert (it.runtime, it.id, it.uid, dict(it.labels)) == (runtime, full_id, 1000, {})
+    assert it.name == f"{A[:12] if full_id == A else full_id}@1000"
+    assert it.key not in {f"{runtime}:{full_id}", identify(f"/{runtime}/{full_id}").key}
+
+
+def test_a_name_below_a_users_directory_is_that_users_wherever_it_lies() -> None:
+    path = f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{A}.scope"
+    theirs, roots = identify(path, owner_uid=1000), identify(path, owner_uid=0)
+    assert (theirs.key, theirs.uid, dict(theirs.labels)) == (f"containerd:1000/{A}", 1000, {})
+    assert (roots.key, roots.uid) == (f"containerd:{A}", None)
 
 
 @pytest.mark.parametrize(("path", "runtime", "name"), OTHERS)
@@ -235,12 +262,18 @@ def test_what_a_container_makes_of_its_own_cgroup_changes_nothing(path: str, bel
 
 @given(
     st.sampled_from([f"/docker/{B}", "/lxc.payload.outer", f"{POD_SLICE}/cri-containerd-{B}.scope"]),
-    st.sampled_from(PATHS),
+    st.sampled_from([*PATHS, *(row[0] for row in (*NESTED, *ROOTLESS))]),
 )
-def test_the_innermost_container_wins(outer: str, inner: str) -> None:
-    if identify(inner).id == "online":
+def test_the_outermost_container_wins(outer: str, inner: str) -> None:
+    assert identify(f"{outer}/{inner.lstrip('/')}") == identify(outer)
+
+
+@given(st.sampled_from(PATHS), st.lists(PARTS, min_size=1, max_size=4), st.integers(1, 1 << 31))
+def test_no_path_below_a_users_directory_has_the_key_of_a_container_of_root(
+    victim: str, above: list[str], uid: int
+) -> None:
+    key = identify(victim).key
+    if identify(victim).id == "online":
         return
-    around, alone = identify(f"{outer}/{inner.lstrip('/')}"), identify(inner)
-    if alone.id == A and inner.lstrip("/") == A:  # a bare id takes its runtime from what it lies in
-        around = dataclasses.replace(around, runtime=alone.runtime)
-    assert (around.id, around.runtime) == (alone.id, alone.runtime)
+    path = f"/user.slice/user-{uid}.slice/user@{uid}.service/{'/'.join(above)}/{victim.lstrip('/')}"
+    assert identify(path).key != key

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.containers.identity import identify, parse_cgroup
-from agent.containers.index import Residents
-from agent.core.model import Container
+from agent.containers.index import ContainerIndex, Residents
+from agent.core.model import Container, ContainerKey, ProcessId
 from agent.node.procfs import Procfs
 
 OURS, INNER = "a" * 64, "b" * 64
@@ -42,11 +42,11 @@ def container(path: str) -> Container:
     return identify(parse_cgroup(f"4:memory:{path}\n0::/\n"))
 
 
-def test_those_of_cgroups_below_count_and_those_of_a_container_inside_do_not(tmp_path: Path) -> None:
+def test_those_of_cgroups_below_count_and_of_containers_that_it_runs_itself(tmp_path: Path) -> None:
     residents = machine(
         tmp_path, {11: PATH, 12: PATH, 13: f"{PATH}/worker", 14: f"{PATH}/docker/{INNER}", 15: f"/docker/{INNER}"}
     )
-    assert residents.of(container(PATH)) == {11, 12, 13}
+    assert residents.of(container(PATH)) == {11, 12, 13, 14}
 
 
 def test_a_process_that_left_counts_no_more(tmp_path: Path) -> None:
@@ -84,3 +84,41 @@ def test_of_any_number_of_cgroups_no_more_are_listed_than_are_looked_into(
     assert 11 in found
     assert len(found) == 20
     assert listed <= 21  # the directories, and cgroup.procs beside them
+
+
+def test_of_two_cgroups_that_claim_one_id_the_first_has_it_while_it_exists(tmp_path: Path) -> None:
+    second = f"/other/docker-{OURS}.scope"
+    machine(tmp_path, {11: PATH, 12: second, 13: second})
+    index = ContainerIndex(Procfs(str(tmp_path)))
+    first = index.container_of(ProcessId(11, 1))
+    assert (first.id, first.cgroup) == (OURS, PATH)
+    impostor = index.container_of(ProcessId(12, 1))
+    assert (impostor.key, impostor.id, impostor.cgroup) == (f"refused:{second}", "", second)
+    assert index.refused == 1
+    (tmp_path / "memory" / PATH[1:] / "cgroup.procs").unlink()
+    (tmp_path / "memory" / PATH[1:]).rmdir()
+    assert index.container_of(ProcessId(13, 1)).key == first.key
+
+
+def test_an_id_belongs_to_the_cgroup_that_its_runtime_told(tmp_path: Path) -> None:
+    claimed = f"/other/docker-{OURS}.scope"
+    machine(tmp_path, {11: claimed, 12: PATH})
+    told: dict[ContainerKey, str] = {}
+    index = ContainerIndex(Procfs(str(tmp_path)), placed=lambda: told)
+    key = index.container_of(ProcessId(11, 1)).key
+    assert index.container_of(ProcessId(12, 1)).key != key
+    assert not index.correct()
+    told[key] = PATH
+    assert index.correct()
+    assert index.container_of(ProcessId(12, 1)).key == key
+    assert index.container_of(ProcessId(11, 1)).key != key
+    assert not index.correct()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory to another user needs root")
+def test_a_container_below_a_users_directory_is_that_users(tmp_path: Path) -> None:
+    path = f"/ours/docker-{OURS}.scope"
+    machine(tmp_path, {11: path})
+    os.chown(tmp_path / "memory" / "ours", 1000, -1)
+    it = ContainerIndex(Procfs(str(tmp_path))).container_of(ProcessId(11, 1))
+    assert (it.uid, it.key) == (1000, f"docker:1000/{OURS}")

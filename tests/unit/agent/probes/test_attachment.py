@@ -116,10 +116,45 @@ def test_of_a_file_that_cannot_be_read_nothing_is_kept(stage: Stage) -> None:
 
 def test_a_file_that_was_replaced_in_place_loses_all_its_probes_when_it_is_looked_for(stage: Stage) -> None:
     both = [stage.attach(ALLOC, purpose="alloc"), stage.attach(FREE, purpose="free")]
-    os.utime(stage.path, ns=(1, 1))
+    stage.path.write_bytes(b"another program".ljust(300))
     assert stage.attachments.find(stage.opened(), "alloc") is None
     assert stage.dropped == both
     assert not stage.kernel.links
+
+
+def test_a_file_whose_times_alone_have_changed_keeps_its_probes(stage: Stage) -> None:
+    attachment = stage.attach(ALLOC, FREE)
+    for second in range(3):
+        os.utime(stage.path, ns=(second, second))
+        assert stage.attachments.find(stage.opened(), "") is attachment
+    assert stage.dropped == []
+
+
+def test_what_is_written_beside_the_probed_code_costs_no_probe_and_one_byte_of_it_costs_all(stage: Stage) -> None:
+    attachment = stage.attach(ALLOC, FREE)
+    descriptor = os.open(stage.path, os.O_RDWR)
+    stage.descriptors.append(descriptor)
+    for value in range(50):
+        os.pwrite(descriptor, bytes([value]), 0)
+        os.pwrite(descriptor, os.pread(descriptor, 1, 64), 64)  # as it is
+        assert stage.attachments.drop_changed(stage.attachments.changes.take()) == []
+    os.pwrite(descriptor, b"\x90", 64)
+    assert stage.attachments.drop_changed(stage.attachments.changes.take()) == [attachment]
+
+
+def test_a_file_that_is_written_without_an_end_is_watched_no_more_and_compared_at_the_next_look(stage: Stage) -> None:
+    attachment = stage.attach(ALLOC)
+    descriptor = os.open(stage.path, os.O_RDWR)
+    stage.descriptors.append(descriptor)
+    for _ in range(1100):
+        os.pwrite(descriptor, b"a", 0)
+        stage.attachments.drop_changed(stage.attachments.changes.take())
+    assert attachment.watch is None
+    assert stage.attachments.find(stage.opened(), "") is attachment
+    os.pwrite(descriptor, b"\x90", 64)
+    assert stage.attachments.drop_changed(stage.attachments.changes.take()) == []
+    os.utime(stage.path, ns=(1, 1))
+    assert stage.attachments.find(stage.opened(), "") is None
 
 
 def test_a_file_that_is_written_over_loses_its_probes_at_once(stage: Stage) -> None:

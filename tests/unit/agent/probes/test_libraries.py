@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import ProbeError
 from agent.core.model import HOST, ContainerKey, ProcessId
 from agent.node.elf import Extent
 from agent.node.procfs import Procfs
 from agent.probes import libcuda as module
 from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
-from agent.probes.libraries import FileId, OpenFile
+from agent.probes.libraries import FileId, FileNumbers, OpenFile
 
 
 class Kernel:
@@ -121,6 +122,17 @@ def test_a_container_with_any_number_of_libraries_leaves_places_for_others(table
 
 
 @pytest.mark.usefixtures("readable")
+def test_a_library_for_which_no_number_is_free_is_refused_and_counted_until_one_is(table: Table) -> None:
+    table.probes._numbers = FileNumbers(3)
+    first = [table.show(1, number) for number in range(3)]
+    assert len({library.number for library in first}) == 3
+    assert "numbers of libraries are in force" in table.show(2, 9).failed["*"]
+    assert table.probes.refused == 1
+    table.probes.drop(first[0])
+    assert table.show(2, 9).number == first[0].number
+
+
+@pytest.mark.usefixtures("readable")
 def test_what_is_beyond_all_places_is_neither_kept_nor_watched_nor_read_and_the_nodes_own_has_one(table: Table) -> None:
     for number in range(1000):
         table.show(1 + number % 20, number)
@@ -153,3 +165,29 @@ def test_files_that_are_no_libraries_take_no_place_and_only_the_last_of_them_are
     for number in range(7000, 7200):
         table.show(2 + number % 50, number)
     assert sum(not library.unreadable for library in table.probes.libraries()) == 100
+
+
+def test_a_file_that_is_rewritten_again_and_again_is_probed_ever_later_and_counted() -> None:
+    rewritten, file, other = module._Rewritten(), FileId(1, 1), FileId(1, 2)
+    now, attached = 0, []
+    while now < 600 * NS_PER_SECOND:
+        try:
+            rewritten.require_rest(file, now)
+            attached.append(now)
+            rewritten.note(file, now)
+        except ProbeError:
+            pass
+        rewritten.require_rest(other, now)  # nobody else's waits
+        now += NS_PER_SECOND // 10
+    assert attached[1] - attached[0] <= NS_PER_SECOND  # a package that is written over once
+    assert len(attached) < 18
+    assert rewritten.put_off > 5000
+    rewritten.require_rest(file, now + module._LONGEST_REST_NS)
+
+
+def test_what_is_remembered_of_rewritten_files_is_bounded() -> None:
+    rewritten = module._Rewritten()
+    for number in range(10_000):
+        rewritten.note(FileId(1, number), number)
+    assert len(rewritten._known) == module._MOST_REWRITTEN
+    assert rewritten.dropped == 10_000

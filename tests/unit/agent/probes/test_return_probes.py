@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 import pytest
@@ -25,6 +26,12 @@ def test_one_that_is_killed_is_enough_and_the_reason_says_what_to_do(statuses: t
 @pytest.mark.parametrize(("statuses", "returns"), [((0, 0), 0), ((0, 0), 2), ((1, 0), 4), ((0, 22), 4)])
 def test_a_trial_that_proves_nothing_is_a_danger(statuses: tuple[int, int], returns: int) -> None:
     assert "gave no answer" in (danger_of(statuses, returns) or "")
+
+
+@pytest.mark.parametrize(("own", "returns", "safe"), [(0, 4, True), (0, 3, False), (-signal.SIGSYS, 3, False)])
+def test_where_strict_mode_is_refused_the_filter_decides(own: int, returns: int, *, safe: bool) -> None:
+    """As under systemd's SystemCallFilter or a runtime's profile: prctl's EINVAL as the exit status."""
+    assert (danger_of((256 - errno.EINVAL, own), returns) is None) == safe
 
 
 def test_off_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,11 @@ def page(snapshot: Snapshot, key: str, glyphs: Glyphs = UTF8, width: int = 120) 
     return [line.plain for line in container_page(snapshot, ContainerKey(key), history, changes, (width, 40), glyphs)]
 
 
+def test_the_page_of_a_container_that_works_unseen_says_so_and_where() -> None:
+    assert any("unprobed on GPU 0: it works there by NVML" in line for line in page(rich_snapshot(), "c3"))
+    assert not any("unprobed" in line for line in page(rich_snapshot(), "d4"))
+
+
 def test_the_page_of_a_container_has_all_there_is_to_say() -> None:
     text = "\n".join(page(rich_snapshot(), "c2"))
     for part in ("trainer", "paused 35%: slack 75 %", "share 62.0%", "gemm", "plain", "25.0Gi", "because"):

@@ -98,6 +98,14 @@ def test_a_wide_terminal_shows_the_reason_and_the_pod() -> None:
     assert "slack 75 %: growing by 2 % of the device" in line
 
 
+def test_where_a_container_works_without_launches_that_are_seen_there_is_the_word_for_it() -> None:
+    unseen, seen = sorted(line for line in drawn(rich_snapshot()) if line.lstrip().startswith("twin"))
+    if "unseen" in seen:
+        unseen, seen = seen, unseen
+    assert " unseen " in unseen
+    assert "unseen" not in seen
+
+
 def test_measured_figures_have_no_tilde_and_unknown_ones_are_dashes() -> None:
     lines = drawn(rich_snapshot(), width=200)
     assert sum(" 1.0 " in line for line in lines if line.startswith("twin")) == 1

@@ -115,27 +115,25 @@ def test_hits_are_summed_by_kind() -> None:
 def test_what_may_matter_and_has_no_probe_is_distinguished_from_what_does_not_matter() -> None:
     hits = {
         "cuLaunchKernel": 1,
-        "cuGraphAddMemAllocNode": 2,
-        "cuGraphExecNodeSetParams": 3,
+        "cuGraphAddNode_v3": 2,
+        "cuGraphExecNodeSetParams_v2": 3,
         "cuLaunchHostFunc": 4,
         "cuGraphGetNodes": 5,
         "cuMemAddressReserve": 6,
         "cuCtxGetCurrent": 7,
     }
-    assert unprobed(hits) == {"cuGraphAddMemAllocNode": 2}
-    assert graph_changes(hits) == {"cuGraphExecNodeSetParams": 3}
+    assert unprobed(hits) == {"cuGraphAddNode_v3": 2}
+    assert graph_changes(hits) == {"cuGraphExecNodeSetParams_v2": 3}
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "another_number"),
     [
         ("cuGraphExecUpdate_v2", False, False),
-        ("cuGraphExecKernelNodeSetParams_v2", True, False),
-        ("cuGraphExecNodeSetParams", True, False),
-        ("cuGraphMemcpyNodeSetParams", True, False),
-        ("cuGraphExecChildGraphNodeSetParams", True, False),
-        ("cuGraphNodeSetEnabled", True, True),
-        ("cuGraphDestroyNode", True, True),
+        ("cuGraphExecKernelNodeSetParams_v2", False, False),  # probed, as all that are known
+        ("cuGraphNodeSetEnabled", False, False),
+        ("cuGraphExecKernelNodeSetParams_v3", True, False),
+        ("cuGraphDestroyNode_v2", True, True),
         ("cuGraphConditionalHandleCreate", True, True),
         ("cuGraphKernelNodeGetParams_v2", False, False),
         ("cuGraphKernelNodeSetAttribute", False, False),
@@ -192,11 +190,11 @@ def test_a_graph_that_changes_after_it_was_counted_is_reported() -> None:
     launched = {"cuGraphLaunch": 5}
     assert what not in by_what(phase_rows("it", {"cuLaunchKernel": 5}, {"launches": 5}))
     assert by_what(phase_rows("it", launched, {}))[what].verdict is Verdict.OK
-    resized = by_what(phase_rows("it", {**launched, "cuGraphExecNodeSetParams": 4}, {}))
-    assert (resized[what].verdict, resized[what].figure) == (Verdict.MEASURED, "cuGraphExecNodeSetParams 4")
+    resized = by_what(phase_rows("it", {**launched, "cuGraphExecNodeSetParams_v2": 4}, {}))
+    assert (resized[what].verdict, resized[what].figure) == (Verdict.MEASURED, "cuGraphExecNodeSetParams_v2 4")
     assert resized["it: functions called that no probe is on"].verdict is Verdict.OK
-    assert "cuGraphExecNodeSetParams" not in resized["it: functions called that no probe is on"].note
-    both = by_what(phase_rows("it", {**launched, "cuGraphExecNodeSetParams": 4, "cuGraphNodeSetEnabled": 1}, {}))
+    assert "cuGraphExecNodeSetParams_v2" not in resized["it: functions called that no probe is on"].note
+    both = by_what(phase_rows("it", {**launched, "cuGraphExecNodeSetParams_v2": 4, "cuGraphNodeSetEnabled_v2": 1}, {}))
     assert both[what].verdict is Verdict.DIFFERS
 
 

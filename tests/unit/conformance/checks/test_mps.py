@@ -13,6 +13,7 @@ import pytest
 from agent.core.model import ProcessId
 from conformance.checks.mps import plain
 from conformance.checks.mps.language import answered, confined
+from conformance.checks.mps.servers import form_row, string_kind
 from conformance.host import Host
 from conformance.report.model import Verdict
 from enforce.actuators.mps.model import Daemon, MpsError, MpsTimeoutError
@@ -88,3 +89,20 @@ def test_a_kernel_without_landlock_is_distinguished_from_a_channel_that_does_not
     ask: Callable[[], object], verdict: Verdict
 ) -> None:
     assert confined(ask).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "kind"),
+    [
+        (["[0] 01:00.0, NVIDIA H100 80GB", "17.3"], Verdict.OK, "a name"),
+        (["[0] 00000000:01:00.0, GPU-5e1f0000-51a1-4000-8000-000000000001", "17.3"], Verdict.OK, "a UUID"),
+        (["[0] 01:00.0, NVIDIA H100 80GB", "18.3"], Verdict.DIFFERS, "a name"),  # of another process
+        (["GPU-5e1f0000-51a1-4000-8000-000000000001 17"], Verdict.DIFFERS, "nothing"),
+        (["Server not found"], Verdict.DIFFERS, "nothing"),
+    ],
+)
+def test_a_list_of_clients_is_held_against_the_form_that_the_product_reads(
+    lines: list[str], verdict: Verdict, kind: str
+) -> None:
+    assert form_row(lines, 17).verdict is verdict
+    assert string_kind(lines) == kind

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from bench.enforcement.modes import mode_of
-from conformance.checks.enforcement.phases import Phase
+from conformance.checks.enforcement.phases import LEAST_REQUESTS, Phase, Times, few
 from conformance.checks.enforcement.shares import (
     LEFT,
     MEASURES,
@@ -21,6 +21,7 @@ from conformance.checks.enforcement.shares import (
 )
 from conformance.checks.enforcement.throughput import per_second, read_points, since
 from conformance.report.model import Verdict
+from tools.harness.arrivals import poisson
 
 SECOND = 1_000_000_000
 
@@ -29,7 +30,13 @@ def phase(*latencies_s: float, busy: float = 0.5, steps: float | None = None, ov
     return Phase(latencies_s, latencies_s, busy, steps, None, overrun)
 
 
-ALONE = AloneFigures(phase(0.002, 0.002, 0.004), steps_per_second=100.0)
+def telling(p99_s: float, steps: float | None = None) -> Phase:
+    """Enough requests of 2 ms, and those above the p99."""
+    slow = LEAST_REQUESTS // 50
+    return phase(*[0.002] * (LEAST_REQUESTS - slow), *[p99_s] * slow, steps=steps)
+
+
+ALONE = AloneFigures(telling(0.004), steps_per_second=100.0)
 
 
 def test_a_step_counts_by_how_much_of_its_time_lies_in_the_span() -> None:
@@ -82,8 +89,25 @@ def test_every_measure_is_a_ratio_to_alone() -> None:
     ],
 )
 def test_only_our_own_law_promises_anything(name: str, p99_s: float, steps: float, p99: Verdict, left: Verdict) -> None:
-    found = {one.measure: one for one in figures(mode_of(name), phase(0.002, 0.002, p99_s, steps=steps), ALONE)}
+    found = {one.measure: one for one in figures(mode_of(name), telling(p99_s, steps), ALONE)}
     assert (found[P99].verdict, found[LEFT].verdict) == (p99, left)
+
+
+def test_a_phase_of_few_requests_gives_figures_and_no_verdict() -> None:
+    found = {one.measure: one for one in figures(mode_of("headroom@1.1"), phase(0.002, 0.1, steps=35.0), ALONE)}
+    assert found[P99].verdict is found[LEFT].verdict is Verdict.MEASURED
+    assert "2 requests, too few for a p99" in found[P99].note
+    assert few(LEAST_REQUESTS) == "2,000 requests"
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(420.0, 5.0), (1000.0, 4.0), (100.0, 8.0)])
+def test_a_phase_lasts_until_enough_requests_have_come_within_bounds(rate: float, seconds: float) -> None:
+    assert Times(0.5, 4.0).fitting(rate, longest=8.0).measured == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("rate", [250.0, 420.0, 525.0])
+def test_the_arrivals_of_a_fitting_phase_are_enough(rate: float) -> None:
+    assert len(poisson(rate, Times(0.5, 4.0).fitting(rate, longest=10.0).measured, 1)) >= LEAST_REQUESTS
 
 
 def test_a_service_that_fell_behind_is_reported() -> None:

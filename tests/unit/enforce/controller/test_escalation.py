@@ -176,3 +176,45 @@ def test_letting_go_waits_for_no_undoing_and_releasing_does(
     escalation.release()
     assert escalation.status(TRAINING).rungs == ()
     assert read(path) == []
+
+
+def undone(escalation: Escalation, ladder: tuple[str, ...], *foreign: int) -> tuple[str, ...]:
+    """Where a container stands after one such count of foreign resumes each second."""
+    rule = offline(*ladder)
+    training = workload_of(TRAINING, Role.OFFLINE, rule)
+    for second, count in enumerate(foreign, start=1):
+        escalation.look({TRAINING: count}, second * 10**9)
+        escalation.step({TRAINING: training}, decided(training, rule, exhausted=False), second * 10**9)
+    return escalation.status(TRAINING).rungs
+
+
+def test_a_container_whose_stops_others_keep_ending_is_frozen_if_its_ladder_lists_that(marks: dict[str, Mark]) -> None:
+    ladder = ("gate", "pace", "freeze", "evict")
+    assert undone(Escalation(marks, None), ladder, 0, 1, 559) == ("freeze",)
+    assert undone(Escalation(marks, None), ("gate", "pace", "evict"), 0, 1, 559) == ()
+
+
+def test_one_foreign_resume_or_many_at_once_freeze_nothing(marks: dict[str, Mark]) -> None:
+    assert undone(Escalation(marks, None), ("pace", "freeze"), 0, 80, 80, 80) == ()
+    assert undone(Escalation(marks, None), ("pace", "freeze"), 0, 1, *[1] * 30, 2) == ()
+
+
+def test_after_a_minute_without_foreign_resumes_it_is_stopped_at_its_launches_again(marks: dict[str, Mark]) -> None:
+    ladder = ("pace", "freeze")
+    assert undone(Escalation(marks, None), ladder, 0, 1, 2, *[2] * 59) == ("freeze",)
+    assert undone(Escalation(marks, None), ladder, 0, 1, 2, *[2] * 61) == ()
+    assert undone(Escalation(marks, None), ladder, 0, 1, 2, *[2] * 50, *[3] * 50) == ("freeze",)
+
+
+def test_where_freezing_is_impossible_that_is_reported(marks: dict[str, Mark]) -> None:
+    marks["freeze"].obstacle_now = "it has no cgroup of its own"  # type: ignore[assignment]
+    escalation = Escalation(marks, None)
+    assert undone(escalation, ("pace", "freeze"), 0, 1, 2) == ()
+    assert escalation.status(TRAINING).troubles == {"freeze": "it has no cgroup of its own"}
+
+
+def test_without_an_online_container_nothing_is_frozen_for_undone_stops(marks: dict[str, Mark]) -> None:
+    escalation, rule = Escalation(marks, None), offline("pace", "freeze")
+    assert undone(escalation, ("pace", "freeze"), 0, 1, 2) == ("freeze",)
+    escalation.step({TRAINING: workload_of(TRAINING, Role.OFFLINE, rule)}, Decisions((), {}), 4 * 10**9)
+    assert escalation.status(TRAINING).rungs == ()

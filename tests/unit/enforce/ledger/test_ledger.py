@@ -12,6 +12,7 @@ import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -157,6 +158,24 @@ def test_a_torn_last_line_is_passed_over_and_the_next_one_is_whole(path: Path, c
     assert {entry(1).id, entry(3).id} <= ids(read(path)) == ids(again.outstanding())
 
 
+def test_many_entries_are_closed_by_one_write_and_one_that_was_done_anew_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(path)
+    for tgid in range(1, 101):
+        ledger.intend(entry(tgid))
+    released = Ledger(path)
+    seen = released.outstanding()
+    ledger.intend(replace(entry(7), wall_ns=1))
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    released.done_if_same(seen)
+    assert ids(ledger.outstanding()) == ids(read(path)) == {entry(7).id}
+    assert len(synced) == 1
+    released.done(entry(7).id, entry(7).id, "unknown")
+    assert read(path) == []
+
+
 def test_what_another_process_writes_is_seen_and_nothing_is_skipped_for_it(path: Path) -> None:
     agent, guardian = Ledger(path), Ledger(path)
     agent.intend(entry(1))
@@ -247,7 +266,8 @@ def test_rubbish_between_the_lines_hides_none_of_them(rubbish: list[bytes]) -> N
 
 
 OPS = st.lists(
-    st.tuples(st.sampled_from(["intend", "done", "other", "crash"]), st.integers(1, 4), st.floats(0, 1)), max_size=25
+    st.tuples(st.sampled_from(["intend", "done", "release", "other", "crash"]), st.integers(1, 4), st.floats(0, 1)),
+    max_size=25,
 )
 
 
@@ -271,6 +291,10 @@ def test_no_act_without_an_entry_and_no_entry_lost_in_any_order_of_writes_and_cr
             elif operation == "done":
                 in_force.discard(entry(tgid).id)  # undone first, then closed
                 ledger.done(entry(tgid).id)
+            elif operation == "release":  # by another process: of all up to there
+                released = [one for one in other.outstanding() if one.process and one.process.tgid <= tgid]
+                in_force -= ids(released)
+                other.done_if_same(released)
             else:
                 line = intend_line(entry(tgid)) if tgid % 2 else done_line(entry(tgid).id)
                 if not tgid % 2:

@@ -198,3 +198,17 @@ def test_a_user_session_claims_no_unit_of_the_systems(below: str) -> None:
 def test_a_users_own_manager_is_a_unit_of_the_systems() -> None:
     it = Container(ContainerKey("u"), "user@1000.service", "systemd", cgroup=MANAGER)
     assert role(one('{unit: "user@*.service"}'), it) is Role.OFFLINE
+
+
+def test_a_name_that_a_user_chose_makes_nobody_online_or_protected_but_can_be_slowed() -> None:
+    it = Container(ContainerKey("lxc:/x"), "chat@1000", "lxc", cgroup="/user.slice/user-1000.slice/lxc/chat", uid=1000)
+    match = Match(container=("chat*",))
+    assert not match.fits(ContainerFacts(it), every_process=False)
+    assert match.fits(ContainerFacts(it), every_process=True)
+    assert match.fits(ContainerFacts(replace(it, uid=None)), every_process=False)
+
+
+def test_a_unit_below_another_one_is_no_unit_of_the_systems() -> None:
+    it = Container(ContainerKey("u"), "vllm.service", "systemd", cgroup="/system.slice/jupyter.service/vllm.service")
+    assert not Match(unit=("vllm.service",)).fits(ContainerFacts(it), every_process=False)
+    assert Match(unit=("jupyter.service",)).fits(ContainerFacts(it), every_process=False)

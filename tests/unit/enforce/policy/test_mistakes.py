@@ -193,7 +193,10 @@ def test_a_mistake_in_an_offline_rule_is_reported_at_its_line(line: str, expecte
         ("version: 1\n1: b\n", 2, "unknown"),
         ("version: 1\nenforce: &a true\n<<: {a: 1}\n", 3, "merge keys"),
         ("version: 1\nprotect: &a [*a]\n", 2, "contains itself"),
-        ("version: 1\n# \u2028# line ends to PyYAML, not to an editor \x85\nenforce: 1\n", 3, "true or false"),
+        ("version: 1\n# a comment\u2028enforce: true\n", 2, "U+2028 ends a line"),
+        ("version: 1\n# a comment\x85enforce: true\n", 2, "U+0085 ends a line"),
+        ("version: 1\n# a comment\renforce: true\n", 2, "U+000D ends a line"),
+        ("version: 1\nenforce: false # \u202eeurt\n", 2, "U+202E changes the order"),
     ],
 )
 def test_what_is_not_the_yaml_of_a_policy_is_reported_at_its_line(text: str, line: int, expected: str) -> None:

@@ -165,6 +165,7 @@ def slo_of(text: str) -> Slo:
         ("signal: gpu_wait", None),
         ("signal: http, port: 8000", HttpSource(8000)),
         ("signal: http, port: 80, path: /v1/", HttpSource(80, "/v1/")),
+        ("signal: http, port: 80, status: '5xx, 2xx'", HttpSource(80, None, (2, 5))),
         (
             "signal: prometheus, url: 'http://10.0.0.7:8000/metrics', metric: 'vllm:e2e_request_latency_seconds'",
             PrometheusSource("http://10.0.0.7:8000/metrics", "vllm:e2e_request_latency_seconds"),

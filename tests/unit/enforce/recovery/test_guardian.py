@@ -13,20 +13,24 @@ from agent.core.model import ProcessId
 from agent.node.pidfd import PidfdCache
 from agent.node.procfs import Procfs
 from agent.probes.abi import (
+    PAUSE_FREE,
     PAUSE_HELD,
     PAUSE_QUEUE,
     PAUSE_STOPPED,
     RULE_PACE,
     SLOTS,
+    Control,
     Gate,
     Held,
     Pause,
     ProcessKey,
     Rule,
+    Wake,
 )
 from enforce.actuators.launch.resume import ResumeSchedule
 from enforce.memory.allocation_queue import AllocationQueue
 from enforce.recovery import guardian
+from enforce.recovery.beats import Beats
 from enforce.recovery.guardian import Guardian
 
 MS = 1_000_000
@@ -35,8 +39,27 @@ MS = 1_000_000
 class Ring:
     """Nothing comes."""
 
-    def consume(self) -> int:
-        return 0
+    def consume(self, most: int | None = None) -> None:
+        pass
+
+
+class Stops:
+    """The kernel's map of stopped processes."""
+
+    def __init__(self) -> None:
+        self.of: dict[ProcessId, Pause] = {}
+
+    def get(self, key: ProcessKey) -> Pause | None:
+        return self.of.get(key.id())
+
+    def take(self, key: ProcessKey) -> Pause | None:
+        return self.of.pop(key.id(), None)
+
+    def delete(self, key: ProcessKey) -> bool:
+        return self.take(key) is not None
+
+    def items(self) -> list[tuple[ProcessKey, Pause]]:
+        return [(ProcessKey.of(process), pause) for process, pause in self.of.items()]
 
 
 class Full:
@@ -55,16 +78,35 @@ def it(monkeypatch: pytest.MonkeyPatch) -> Guardian:
     made: Any = object.__new__(Guardian)
     made._clock = lambda: 1000 * MS
     made._resumes, made._ring, made._pidfds, made._failures = Full(), Ring(), PidfdCache(Procfs()), 0
-    made._schedule = ResumeSchedule([Gate() for _ in range(SLOTS)], 20 * MS, 0)
+    made._beats, made._released_ns = Beats(), 0
+    made._stops, made._holding, made._gates = Stops(), Stops(), [Gate() for _ in range(SLOTS)]
+    made._control, made._wakes_lost, made._prune_ns = Control(heartbeat_ns=1000 * MS), 0, 1 << 62
+    made._schedule = ResumeSchedule(made._gates, 20 * MS, 0)
     made._allocations = AllocationQueue(lambda _group, _slot: 0)
     monkeypatch.setattr(guardian, "resume_process", lambda _pidfds, _process: True)
     found: Guardian = made
     return found
 
 
-def stop(it: Guardian, tgid: int, at: int = 1000) -> None:
+def stops_of(it: Guardian) -> dict[ProcessId, Pause]:
+    stops: Any = it._stops
+    found: dict[ProcessId, Pause] = stops.of
+    return found
+
+
+def stop(it: Guardian, tgid: int, at: int = 1000, *, told: bool = True) -> None:
     rule = Rule(flags=RULE_PACE, rate_ppm=1, max_queued_ns=MS, max_pause_ns=3600_000 * MS)
-    it._receive(bytes(Pause(PAUSE_STOPPED, PAUSE_QUEUE, ProcessKey(tgid, 1), 0, 0, at * MS, 9 * MS, MS, 0, rule)))
+    stops_of(it)[ProcessId(tgid, 1)] = Pause(
+        kind=PAUSE_STOPPED,
+        reason=PAUSE_QUEUE,
+        process=ProcessKey(tgid, 1),
+        at_ns=at * MS,
+        queued_ns=9 * MS,
+        estimate_ns=MS,
+        rule=rule,
+    )
+    if told:
+        it._receive(bytes(Wake(PAUSE_STOPPED, 0, ProcessKey(tgid, 1))))
 
 
 def hold(it: Guardian, tgid: int, at: int = 1000) -> None:
@@ -108,3 +150,76 @@ def test_a_process_that_launches_is_held_at_no_earlier_allocation(it: Guardian) 
     stop(it, 7, at=1100)
     assert not it._allocations.keeps(ProcessId(7, 1))
     assert set(it._schedule.stops) == {ProcessId(7, 1)}
+
+
+def test_what_the_backstop_resumed_meanwhile_is_not_taken_for_another_writers_resume(
+    it: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[int] = []
+
+    def resume(_pidfds: PidfdCache, process: ProcessId) -> bool:
+        resumed.append(process.tgid)
+        return True
+
+    monkeypatch.setattr(guardian, "resume_process", resume)
+    stop(it, 7, at=1000)
+    it._round()
+    assert (resumed, it._beats.guardian_ns) == ([], 1000 * MS)
+    it._beats.released_ns = 900 * MS
+    it._round()
+    assert resumed == [7]
+    assert not it._schedule.stops
+    stop(it, 7, at=2000)
+    it._round()
+    assert set(it._schedule.stops) == {ProcessId(7, 1)}
+    assert resumed == [7]
+
+
+def test_the_lease_is_renewed_before_anything_that_tenants_caused_is_read(it: Guardian) -> None:
+    leases: list[int] = []
+
+    class Endless(Ring):
+        def consume(self, most: int | None = None) -> None:
+            assert most is not None  # or four processes keep the round from ending
+            leases.append(it._control.lease_until_ns)
+
+    it._ring = Endless()  # type: ignore[assignment]
+    it._round()
+    assert leases == [1000 * MS + guardian.LEASE_NS]
+
+
+def test_where_the_ring_was_full_all_stops_are_looked_through_and_gates_tell_again(it: Guardian) -> None:
+    stop(it, 7, told=False)
+    it._gates[3].free_posted = 1
+    it._round()
+    assert it._schedule.stops == {}
+    it._control.wakes_lost += 1
+    it._round()
+    assert set(it._schedule.stops) == {ProcessId(7, 1)}
+    assert it._gates[3].free_posted == 0
+
+
+def test_a_process_is_taken_out_of_the_stops_before_it_is_resumed(
+    it: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(guardian, "resume_process", lambda *_: left.append(len(stops_of(it))))
+    stop(it, 7)
+    it._resume_all()
+    assert left == [0]
+
+
+def test_a_record_of_a_gate_that_opened_lets_the_kernel_write_the_next_one(it: Guardian) -> None:
+    it._gates[2].free_posted = 1
+    it._receive(bytes(Wake(PAUSE_FREE, 2, ProcessKey())))
+    assert it._gates[2].free_posted == 0
+
+
+def test_a_stop_that_another_process_ended_counts_until_then(it: Guardian) -> None:
+    records: Any = it._resumes
+    written: list[Any] = []
+    records.put = lambda _key, record: written.append(record)
+    stop(it, 7, at=900)
+    stops_of(it)[ProcessId(7, 1)].ran_ns = 940 * MS
+    it._resume_all()
+    assert written[-1].paused_ns == 40 * MS

@@ -19,7 +19,7 @@ from enforce.ledger.entries import LedgerEntry
 from enforce.ledger.ledger import Ledger, read
 from enforce.policy.load import parse
 from enforce.recovery import supervisor
-from enforce.recovery.supervisor import Supervisor
+from enforce.recovery.supervisor import BackstopKeeper, Supervisor
 
 
 class Probes:
@@ -57,6 +57,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def it(path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     monkeypatch.setattr(supervisor, "_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(BackstopKeeper, "_spawn", lambda _self, _now_ns: None)
     probes: Any = Probes()
     return Supervisor(probes, path, parse("version: 1\n", "defaults").tuning)
 

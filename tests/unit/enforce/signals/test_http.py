@@ -29,6 +29,7 @@ class Pretended:
     forgotten: list[ContainerKey] = field(default_factory=list)
     problem: str | None = None
     foreign: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
 
     def watch(self, container: Container, source: WatchedPort, now_ns: int) -> int | None:
         self.watched.append((container, source, now_ns))
@@ -42,6 +43,9 @@ class Pretended:
 
     def buckets(self, number: int) -> bytes | None:
         return self.counted[1] if self.counted and self.counted[0] == number else None
+
+    def details(self, number: int) -> dict[str, int]:
+        return self.seen
 
     def tallies(self) -> dict[str, int]:
         return {"foreign": self.foreign}
@@ -118,6 +122,24 @@ def test_a_container_that_is_gone_is_forgotten() -> None:
 
 def test_what_keeps_the_probes_from_counting_is_reported() -> None:
     assert Http(Pretended(problem="not loaded"), Requests(), [SLO]).trouble(CHAT.key) == "not loaded"
+
+
+def test_a_service_that_only_answers_with_errors_has_no_reading_and_says_why() -> None:
+    counter = Pretended((1, histogram()), seen={"status:4xx": 300, "status:2xx": 0, "ns:service": 0})
+    requests = Requests()
+    signal = Http(counter, requests, [SLO])
+    assert [signal.read(SNAPSHOT, CHAT.key, SLO, now * S) for now in range(1, 4)] == [None] * 3
+    assert signal.trouble(CHAT.key) == "no answer has a status that slo.status counts: 300 4xx"
+    counted = requests.of(CHAT.key)
+    assert counted is not None
+    assert (counted.requests, counted.details["status:4xx"]) == (0, 300)
+
+
+def test_the_statuses_of_the_objective_are_watched() -> None:
+    counter = Pretended()
+    slo = replace(SLO, source=HttpSource(8000, "/v1/", (2, 5)))
+    Http(counter, Requests(), [slo]).read(SNAPSHOT, CHAT.key, slo, 7)
+    assert counter.watched[0][1].statuses == (2, 5)
 
 
 def test_connections_that_are_not_http_1_are_a_trouble_of_their_own() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Where HTTP/1 requests begin and their answers end, however the bytes are cut."""
+"""Where HTTP/1 requests and their answers end, however the bytes are cut."""
 
 from __future__ import annotations
 
@@ -106,12 +106,8 @@ def test_each_request_is_one_latency_however_it_is_cut(
 ) -> None:
     connection, wanted = Connection(library), []
     for exchange in all_of_them:
-        begun = None
-        for piece in _pieces(exchange.request, read_sizes):
-            call = connection.read(piece)
-            begun = begun or (call if piece.strip(b"\r\n") else None)
+        begun = max(connection.read(piece) for piece in _pieces(exchange.request, read_sizes))
         ended = max(connection.write(piece) for piece in _pieces(exchange.answer, write_sizes))
-        assert begun is not None
         wanted.append((begun, ended))
     assert connection.latencies == wanted
     assert connection.tallies == {"answered": len(wanted)}
@@ -122,13 +118,13 @@ def test_pipelined_requests_are_answered_in_their_order(
     library: c.CDLL, all_of_them: list[Exchange], read_sizes: list[int], write_sizes: list[int]
 ) -> None:
     connection, begun, at, total = Connection(library), [], 0, 0
-    starts = []
+    ends = []
     for exchange in all_of_them:
-        starts.append(total + len(exchange.request) - len(exchange.request.lstrip(b"\r\n")))
         total += len(exchange.request)
+        ends.append(total)
     for piece in _pieces(b"".join(exchange.request for exchange in all_of_them), read_sizes):
         call = connection.read(piece)
-        begun += [call for start in starts if at <= start < at + len(piece)]
+        begun += [call for end in ends if at < end <= at + len(piece)]
         at += len(piece)
     ended, at, total = [], 0, 0
     ends = []
@@ -209,6 +205,47 @@ def test_an_answer_in_another_protocol_is_none(library: c.CDLL) -> None:
     connection.write(b"GET / HTTP/1.1\r\n\r\n")  # an echo
     connection.end()
     assert connection.tallies == {"foreign": 1}
+
+
+def test_a_client_that_sends_its_head_slowly_makes_no_answer_slow(library: c.CDLL) -> None:
+    connection = Connection(library)
+    for byte in b"GET / HTTP/1.1\r\nHost: h\r\n\r\n":
+        connection.now += 100
+        head = connection.read(bytes([byte]))
+    assert connection.latencies == []
+    answered = connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    assert connection.latencies == [(head, answered)]
+
+
+def test_a_body_that_comes_after_the_answer_has_begun_moves_no_beginning(library: c.CDLL) -> None:
+    connection = Connection(library)
+    head = connection.read(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nha")
+    first = connection.write(b"HTTP/1.1 413 Too much\r\nContent-")
+    connection.read(b"lf")
+    answered = connection.write(b"Length: 0\r\n\r\n")
+    assert connection.latencies == [(head, answered)]
+    assert connection.answers == [(first, 4)]
+
+
+def test_the_first_byte_and_the_status_are_those_of_the_final_answer(library: c.CDLL) -> None:
+    connection = Connection(library)
+    connection.read(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+    connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    body = connection.read(b"body")
+    first = connection.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\n")
+    last = connection.write(b"no")
+    assert connection.latencies == [(body, last)]
+    assert connection.answers == [(first, 5)]
+
+
+def test_the_status_of_an_answer_that_is_not_looked_at_is_unknown(library: c.CDLL) -> None:
+    connection = Connection(library)
+    connection.read(b"GET /1 HTTP/1.1\r\n\r\n")
+    connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    connection.read(b"GET /2 HTTP/1.1\r\n\r\n\0")  # what follows is no request, so nothing is looked at
+    connection.write(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+    connection.end()
+    assert [status for _, status in connection.answers] == [2, 0]
 
 
 def test_after_an_upgrade_nothing_is_looked_at(library: c.CDLL) -> None:

@@ -28,9 +28,9 @@ class Pretended:
 
     ports: dict[int, int] = field(default_factory=dict)
 
-    def watch(self, place: int, epoch: int, port: int, path: str) -> None:
+    def watch(self, place: int, epoch: int, source: WatchedPort) -> None:
         assert place not in self.ports
-        self.ports[place] = port
+        self.ports[place] = source.port
 
     def unwatch(self, place: int) -> None:
         del self.ports[place]

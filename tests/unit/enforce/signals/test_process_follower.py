@@ -68,6 +68,9 @@ class Kernel:
     def changes_fd(self) -> int | None:
         return None
 
+    def details(self, number: int) -> dict[str, int]:
+        return {}
+
     def tallies(self) -> dict[str, int]:
         return {"full": 1}
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import assume, given
@@ -15,7 +16,7 @@ from agent.node.http_client import Failure, FetchError
 from enforce.policy.model import PrometheusSource, Slo
 from enforce.signals.latency_window import Requests
 from enforce.signals.prometheus import History
-from enforce.signals.scraper import Cumulative, Scrape, grown, histograms, quantile, slower
+from enforce.signals.scraper import CPU_BUDGET_SECONDS, Cumulative, Scrape, grown, histograms, quantile, slower
 
 S = 1_000_000_000
 INF = math.inf
@@ -246,3 +247,28 @@ def test_the_pages_unit_is_that_of_the_reading() -> None:
     reading = history.read(page(2, 0, 30, 30), 2 * S)
     assert reading is not None
     assert reading.latency_ns == pytest.approx(150_000)
+
+
+def _large_page() -> str:
+    """4 MiB of a histogram's lines: as much as is fetched, and as many lines as are parsed."""
+    line = 'm_bucket{model="%04d",pad="%s",le="+Inf"} 3'
+    return "\n".join(line % (number, "x" * 365) for number in range(10_000))
+
+
+def test_a_page_that_takes_too_long_to_parse_is_given_up_within_its_budget() -> None:
+    page, began = _large_page(), time.thread_time()
+    with pytest.raises(FetchError, match=r"m takes more than 100 ms of CPU to parse \(10000 lines\); add slo.labels"):
+        histograms(page, PrometheusSource("http://h/m", "m"))
+    assert time.thread_time() - began < 4 * CPU_BUDGET_SECONDS
+
+
+def test_of_a_large_page_only_the_lines_with_the_labels_are_parsed() -> None:
+    source, times = PrometheusSource("http://h/m", "m", (("model", ("0042",)),)), iter((0.0, 0.0))
+    found = histograms(_large_page(), source, lambda: next(times))
+    assert [dict(labels)["model"] for labels in found] == ["0042"]
+
+
+def test_a_budget_that_is_spent_after_the_last_line_loses_nothing() -> None:
+    page = "".join(f'm_bucket{{a="{number}",le="+Inf"}} 3\n' for number in range(60))
+    times = iter((0.0, 0.0, CPU_BUDGET_SECONDS))
+    assert len(histograms(page, PrometheusSource("http://h/m", "m"), lambda: next(times))) == 60

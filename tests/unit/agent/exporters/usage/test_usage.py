@@ -11,6 +11,7 @@ import sqlite3
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,10 +23,10 @@ from hypothesis import strategies as st
 
 from agent.core.errors import UsageError
 from agent.core.model import Container, ContainerUsage, DeviceReading, Snapshot, Totals, Unattributed, Usage
-from agent.exporters.usage.amounts import AmountKind, Amounts, period
+from agent.exporters.usage.amounts import MOST, AmountKind, Amounts, UsageKey, UsageRow, period
 from agent.exporters.usage.query import By, Report, read
 from agent.exporters.usage.recorder import Meter, UsageRecorder
-from agent.exporters.usage.store import Store
+from agent.exporters.usage.store import Store, UsageBatch
 from gpuwarden.report import add_arguments, report
 from tests.support.snapshots import GPU_0, GPU_1, NASTY, container, device
 
@@ -165,6 +166,29 @@ def test_what_a_failing_write_was_to_hold_is_written_later_and_once(
     assert everything(path).total.launches == 8
 
 
+@pytest.mark.parametrize("beyond", [1 << 61, (1 << 63) - 1, 1 << 63, 1 << 80])
+def test_no_number_stops_the_ledger_or_its_report(path: Path, beyond: int) -> None:
+    liar, hours = container("liar", "liar"), 12
+    with UsageRecorder(path, flush_seconds=3600, days=36_500) as ledger:
+        for hour in range(2 * hours):  # two flushes in each
+            total = beyond * (hour + 1)
+            lie = Totals(launches=total, pcie_tx_bytes=total, pcie_rx_bytes=total)
+            web = used(WEB, Totals(launches=5 + hour))
+            ledger.record(tick(web, used(liar, lie), at=HOUR + hour // 2 * 3600))
+            assert ledger.flush()
+        assert ledger.losses()["usage:cut_amounts"] == 2 * hours
+    rows = {group.container: amounts.launches for group, amounts in everything(path).rows.items()}
+    assert rows == {"web": 5 + 2 * hours - 1, "liar": hours * MOST}
+
+
+def test_a_report_reads_rows_that_an_older_agent_wrote_beyond_63_bits(path: Path) -> None:
+    written(path, tick(used(WEB, Totals(launches=5))))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE usage SET pcie_tx_bytes = 1e19, launches = 9223372036854775807")
+        db.execute("INSERT INTO usage SELECT hour + 3600, owner, device, 0, 0, 1e19, 0, launches FROM usage")
+    assert everything(path).total.launches == 2 * ((1 << 63) - 1)
+
+
 def test_what_waits_for_a_write_is_bounded_and_the_rest_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with UsageRecorder(path, flush_seconds=3600, days=36_500, max_waiting=10) as ledger:
         ledger.record(tick(*(used(container(f"c{n}", "c"), Totals(launches=1)) for n in range(25))))
@@ -176,15 +200,32 @@ def test_old_hours_go_and_then_the_oldest_until_the_rows_fit(path: Path) -> None
     hours = [HOUR + 3600 * n for n in range(5)]
     written(path, *[tick(used(WEB, Totals(launches=n + 1)), at=hour) for n, hour in enumerate(hours)])
     store = Store(path, max_rows=2)
-    assert store.prune(hours[1]) == 2
+    assert store.prune(hours[-1], 5) == 2  # one of the five is that in which the test runs
     store.close()
     left = everything(path, By.HOUR)
     assert [group.hour for group in left.rows] == hours[3:]
     assert left.dropped_rows == 2
     store = Store(path)
-    assert store.prune(EVER) == 0
+    assert store.prune(EVER, 1) == 0
     assert store._db.execute("SELECT count(*) FROM owner").fetchone() == (0,)
     store.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 1 << 40).map(lambda hour: hour * 3600), min_size=1, max_size=12, unique=True))
+def test_whatever_the_clock_says_the_last_hours_to_come_are_the_ones_that_stay(hours: list[int]) -> None:
+    """A step by years deletes nothing, forward or back."""
+    kept = 5
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "usage.sqlite"
+        store = Store(path)
+        for hour in hours:
+            row = UsageRow(hour, UsageKey(AmountKind.CONTAINER, WEB.key, GPU_0))
+            store.add(UsageBatch({row: Amounts(launches=1)}, {}, {}))
+            store.prune(hour, kept)
+        left = {hour for (hour,) in store._db.execute("SELECT DISTINCT hour FROM usage")}
+        store.close()
+    assert left == set(hours[-kept:])
 
 
 def test_a_file_that_was_moved_away_is_created_again(path: Path) -> None:

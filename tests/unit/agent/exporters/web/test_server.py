@@ -9,6 +9,8 @@ import errno
 import http.client
 import itertools
 import json
+import os
+import re
 import socket
 import threading
 import time
@@ -27,6 +29,8 @@ from agent.exporters.status_page.history import Ring
 from agent.exporters.status_page.routes import Site
 from agent.exporters.web import server as web
 from agent.exporters.web.auth import AccessRules, Guard, Passwords
+from agent.exporters.web.hosts import OwnNames
+from agent.exporters.web.peer import client_name
 from gpuwarden.run import _warn_of_open_access as warn_of_open_access
 from tests.support.serving import TcpServer
 from tests.support.snapshots import rich_snapshot
@@ -37,7 +41,7 @@ def port() -> Iterator[int]:
     ring = Ring()
     ring.note(rich_snapshot())
     site = Site(rich_snapshot, ring, list)
-    with TcpServer({"/metrics": collector.application(rich_snapshot), **site.routes()}) as server:
+    with TcpServer({"/metrics": OwnNames().guarded(collector.application(rich_snapshot)), **site.routes()}) as server:
         yield server.port
 
 
@@ -137,7 +141,37 @@ def test_a_name_that_was_made_to_point_here_is_refused(port: int, host: str) -> 
     for path in ("/", "/status.json"):
         status, _, body = ask(port, path, host=host)
         assert (status, body.startswith(b"ask for this page by address")) == (421, True)
-    assert ask(port, "/metrics", host=host)[0] == 200, "scrapers use whatever name they have"
+    status, _, body = ask(port, "/metrics", host=host)
+    assert (status, b"--web-host" in body) == (421, True)
+
+
+@pytest.mark.parametrize("host", ["metrics.example", "METRICS.example:9837", "metrics.example."])
+def test_a_name_that_was_given_is_answered(host: str) -> None:
+    assert OwnNames(["metrics.example"]).has(host)
+    assert not OwnNames().has(host)
+
+
+def test_on_loopback_a_client_is_a_user_and_a_cgroup_whatever_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        names = []
+        for source in ("127.0.0.1", "127.9.8.7"):
+            with socket.create_connection(server.getsockname(), source_address=(source, 0)):
+                accepted, address = server.accept()
+                with accepted:
+                    names.append(client_name(accepted, address))
+    assert names[0] == names[1]
+    assert re.fullmatch(rf"loopback {os.getuid()} \d+", names[0])
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "fe80::1%eth0"])
+def test_elsewhere_a_client_is_an_address(address: str) -> None:
+    with socket.socket() as unused:
+        assert client_name(unused, (address, 1)) == address
+
+
+def test_where_the_kernel_says_nothing_all_of_loopback_is_one_client() -> None:
+    with socket.socket() as unconnected:
+        assert client_name(unconnected, ("127.0.0.2", 1)) == "loopback"
 
 
 def test_a_taken_port_is_reported_in_one_line_with_the_remedy() -> None:
@@ -199,7 +233,8 @@ def test_a_client_is_answered_however_many_others_are_silent(addresses: int) -> 
             assert ask(server.port, "/", source=source)[0] == 404
 
 
-def test_a_client_that_reads_no_answers_shuts_out_only_itself() -> None:
+def test_a_client_that_reads_no_answers_shuts_out_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "client_name", lambda _connection, address: str(address[0]))  # the test has only loopback
     answering, over = threading.Semaphore(0), threading.Event()
 
     def endless(_environ: object, _start: object) -> list[bytes]:

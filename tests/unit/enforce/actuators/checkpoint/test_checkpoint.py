@@ -111,6 +111,8 @@ def test_a_lock_that_is_ours_is_saved_where_it_is() -> None:
     [
         (codes.NOT_SUPPORTED, AnswerKind.UNSUPPORTED),
         (codes.OUT_OF_MEMORY, AnswerKind.NO_ROOM),
+        (codes.INVALID_VALUE, AnswerKind.GONE),
+        (codes.OPERATING_SYSTEM, AnswerKind.GONE),
         (999, AnswerKind.FAILED),
     ],
 )

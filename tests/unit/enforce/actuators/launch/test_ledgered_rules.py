@@ -31,10 +31,10 @@ class RefusingLedger(Ledger):
             raise LedgerError("the ledger cannot be written")
         super().intend(entry)  # type: ignore[arg-type]
 
-    def done(self, entry_id: str) -> None:
+    def done(self, *entry_ids: str) -> None:
         if self.refuses:
             raise LedgerError("the ledger cannot be written")
-        super().done(entry_id)
+        super().done(*entry_ids)
 
 
 class Kernel:

@@ -212,31 +212,6 @@ def test_a_stop_at_a_device_that_is_not_known_waits_for_its_queue_alone() -> Non
     assert len(it.due(1000 * MS + drain_ns(stop))) == 1
 
 
-def test_launches_after_a_foreign_resume_are_noticed_however_soon_they_follow_each_other() -> None:
-    it = closed_gate()
-    assert [it.add(pause((1000 + at) * MS, reason=PAUSE_GATE)) for at in (0, 20, 40, 60, 80)] == [
-        False,  # several threads may each run into one stop …
-        False,
-        False,
-        True,  # … but not for so long
-        False,
-    ]
-
-
-@given(st.lists(st.integers(1, 49), min_size=1, max_size=20))
-def test_stops_that_follow_each_other_closely_last_no_longer_than_one(gaps: list[int]) -> None:
-    it = closed_gate()
-    at, began = 1000, 1000
-    it.add(pause(at * MS, reason=PAUSE_GATE))
-    for gap in gaps:
-        at += gap
-        if it.add(pause(at * MS, reason=PAUSE_GATE)):
-            began = at
-    (stop,) = it.stops.values()
-    assert stop.at_ns == began * MS
-    assert stop.latest_ns <= (began + 200) * MS
-
-
 def test_a_process_that_could_not_be_resumed_is_due_again() -> None:
     it = closed_gate()
     it.add(pause(1000 * MS, reason=PAUSE_GATE))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""One tenant that fills the kernel's maps: others are counted as if it were not there, and its losses are its own."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from agent.collectors.tenants import Tenants
+from agent.core.model import ProcessId
+from agent.node import preflight
+from agent.node.procfs import Procfs
+from agent.probes.libcuda import LibcudaProbes
+from tests.hostile.programs import compile_program, pretended_libcuda
+from tests.support.programs.driver import launched
+from tools.harness.containers import Container, Mount
+from tools.harness.wait import until
+
+Start = Callable[..., ProcessId]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the program, and a libcuda.so.1 of the tenant's own."""
+    folder = tmp_path_factory.mktemp("crowd")
+    pretended_libcuda(folder)
+    compile_program("crowd", folder)
+    return folder
+
+
+@pytest.fixture
+def tenants(folder: Path) -> Iterator[tuple[LibcudaProbes, Tenants]]:
+    with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
+        assert not probes.ensure(str(folder / "libcuda.so.1")).failed
+        tenants = Tenants(probes)
+        tenants.collect(0)
+        yield probes, tenants
+
+
+@pytest.fixture
+def start(folder: Path, tenants: tuple[LibcudaProbes, Tenants]) -> Iterator[Start]:
+    """Runs the program in a container of its own until all is done; the budgets are written every 0.5 s meanwhile."""
+    token = uuid.uuid4().hex[:8]
+    with ExitStack() as stack:
+
+        def started(name: str, *what: str, within: str = "") -> ProcessId:
+            output = folder / f"{name}-{token}.out"
+            container = Container.start(
+                f"{name}-{token}",
+                [str(folder / "crowd"), *what],
+                {"LD_LIBRARY_PATH": str(folder)},
+                cgroup_path=f"/gpuwarden-e2e/{within or name}-{token}" + (f"/{name}" if within else ""),
+                mounts=[Mount(folder)],
+                output=output,
+                state=folder / "containers",
+            )
+            stack.callback(container.stop)
+
+            def done() -> bool:
+                tenants[1].collect(0)
+                time.sleep(0.5)
+                return output.read_text() == "done\n"
+
+            until(done, f"{what} to be done", 120)
+            return Procfs().process_id(container.tgid)
+
+        yield started
+
+
+@pytest.mark.parametrize("what", ["functions", "contexts", "threads", "processes"])
+def test_who_fills_a_map_fills_its_own_part_and_another_is_counted_exactly(
+    tenants: tuple[LibcudaProbes, Tenants], start: Start, what: str
+) -> None:
+    probes, budgets = tenants
+    attacker = start("attacker", "functions", *([] if what == "functions" else [what]))
+    victim = start("victim", "work")
+    assert launched(probes, victim) == {(0, 32): (50, 50, 1)}
+    assert not launched(probes, victim, "other_launches")
+    assert len(launched(probes, attacker)) <= 65536 // 4 + 64  # what comes between reading a credit and writing it
+    began = time.monotonic()
+    budgets.collect(0)
+    lost = budgets.lost[budgets.owners[attacker]]
+    kept = len(launched(probes, attacker))
+    assert lost["launch_function"] >= 65600 - kept
+    if what == "threads":
+        assert lost["thread"] >= 5000 - 16384 // 4
+    assert budgets.owners[victim] not in budgets.lost
+    assert time.monotonic() - began < 5
+
+
+def test_cgroups_that_a_container_makes_share_its_budget(tenants: tuple[LibcudaProbes, Tenants], start: Start) -> None:
+    _, budgets = tenants
+    first = start("first", "functions", within="parent")
+    second = start("second", "functions", within="parent")
+    budgets.collect(0)
+    assert budgets.owners[first] == budgets.owners[second]
+    assert budgets.lost[budgets.owners[first]]["launch_function"] >= 2 * 65600 - 65536 // 4 - 64  # as above
