@@ -112,8 +112,13 @@ class GpuProcessRegistry:
             return member
 
     def _has_room(self, container: ContainerKey) -> bool:
-        """Whether a container may have one process more; takes the place."""
-        if container != HOST and self._held[container] >= _MOST_OF_ONE_CONTAINER:
+        """Whether a container may have one process more; takes the place.
+
+        No more than there are places left, so that whatever others took, the next one finds some: the dynamic
+        thresholds of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6(2), 1998).
+        """
+        left = _MOST - len(self._members)
+        if self._held[container] >= min(left, left if container == HOST else _MOST_OF_ONE_CONTAINER):
             self.refused_of = {**self.refused_of, container: self.refused_of.get(container, 0) + 1}
             return False
         self._held[container] += 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.containers import ContainerIndex
-from agent.containers.gpu_processes import GpuProcessRegistry, ProcessEvent
+from agent.containers import ContainerIndex, gpu_processes
+from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry, ProcessEvent
 from agent.core.errors import SetupError
 from agent.core.model import HOST, Container, Device, DeviceUuid, ProcessId, Snapshot
 from agent.node.procfs import Procfs
@@ -160,3 +160,20 @@ def test_a_process_that_may_not_be_read_is_counted_and_hides_no_other(
     monkeypatch.setattr(Procfs, "environ", refused)
     assert members.see(process) is None
     assert members.unreadable == 1
+
+
+def test_whatever_other_containers_took_the_next_one_finds_room(
+    members: GpuProcessRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def comes(tgid: int, container: str) -> GpuProcess | None:
+        process = ProcessId(tgid, 7)
+        return members.see(process, ProcessEvent(process, "train", 0, ("/", f"/docker/{container}")))
+
+    monkeypatch.setattr(gpu_processes, "_MOST", 64)
+    monkeypatch.setattr(gpu_processes, "_MOST_OF_ONE_CONTAINER", 32)
+    for crowd in range(5):
+        for number in range(64):
+            comes(100_000 + 64 * crowd + number, f"{crowd:064x}")
+    assert comes(9, A) is not None
+    assert members.refused == 0
+    assert sorted(members.refused_of.values()) == [32, 48, 56, 60, 62]
