@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Calls of one function in the processes of watched containers. enforce/signals/uprobe_probe.py mirrors it. */
+/* Calls of one function in the processes of watched containers. enforce/signals/uprobe.py mirrors it. */
 #pragma once
 
 #ifndef __bpf__

@@ -24,8 +24,7 @@ from enforce.policy.model import Policy, Slo, Source
 from enforce.signals.http import Http, losses, request_follower
 from enforce.signals.latency_window import Buckets, Requests, Windows
 from enforce.signals.prometheus import Prometheus
-from enforce.signals.uprobe import Uprobe
-from enforce.signals.uprobe_probe import UprobeProbes
+from enforce.signals.uprobe import Uprobe, UprobeProbes
 
 ReadHistogram = Callable[[ProcessId], Buckets | None]
 

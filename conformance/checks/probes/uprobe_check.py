@@ -25,7 +25,7 @@ from agent.node.elf import exported_functions
 from agent.probes import abi
 from agent.probes.abi import U32
 from agent.probes.libbpf import BpfObject
-from enforce.signals.uprobe_probe import Watched
+from enforce.signals.uprobe import Watched
 
 _FUNCTION: Final = "zlibVersion"  # of a library that libbpf needs, so it is here
 _OF_LIBCUDA: Final = "cuDriverGetVersion"  # any would do

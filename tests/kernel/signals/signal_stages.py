@@ -33,8 +33,7 @@ from enforce.signals.http import Http, request_follower
 from enforce.signals.prometheus import Prometheus
 from enforce.signals.registry import GpuWait
 from enforce.signals.scraper import Scraper
-from enforce.signals.uprobe import Uprobe
-from enforce.signals.uprobe_probe import UprobeProbes
+from enforce.signals.uprobe import Uprobe, UprobeProbes
 from tests.support.kernel_records import Recorded
 from tests.support.programs.timed import OBJECT, Took, compile_timed, follows, snapshot_of, start
 from tools.harness.wait import until

@@ -21,7 +21,7 @@ from agent.probes import abi
 from agent.probes.libbpf import BpfObject
 from agent.probes.libraries import FileId
 from enforce.policy.model import UprobeSource
-from enforce.signals.uprobe_probe import TALLIES, UprobeProbes, Watched
+from enforce.signals.uprobe import TALLIES, UprobeProbes, Watched
 from tests.support.programs.timed import OBJECT, Timing, Took, compile_timed, start, timing
 from tools.harness.wait import until
 

@@ -19,8 +19,7 @@ from enforce.model import Reading
 from enforce.policy.model import Slo, UprobeSource
 from enforce.signals.latency_window import Requests
 from enforce.signals.process_follower import ProcessFollower
-from enforce.signals.uprobe import Uprobe
-from enforce.signals.uprobe_probe import UprobeProbes
+from enforce.signals.uprobe import Uprobe, UprobeProbes
 from tools.harness.wait import until
 
 _WITHIN_SECONDS = 60.0
