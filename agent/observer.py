@@ -26,8 +26,7 @@ from agent.node import cgroups, preflight
 from agent.node.procfs import Procfs
 from agent.nvml.client import Nvml
 from agent.pipeline import Pipeline, SnapshotSources
-from agent.probes.content_search import ContentSearch
-from agent.probes.discovery import ROUND_NS, Discovery
+from agent.probes.discovery import ROUND_NS, ContentSearch, Discovery
 from agent.probes.events import EventReader, FunctionNames
 from agent.probes.libcuda import LibcudaProbes
 from agent.probes.return_probes import ReturnProbes, why_off

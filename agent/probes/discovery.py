@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Finds every copy of libcuda on the node: the host's, and those that containers bring.
+"""Finds every copy of libcuda on the node: the host's, and those that containers bring, under whatever name.
 
 A probe on a file covers past and future processes, so a file should be known before its first launch. The host's
 library is attached at the start and searched again in each round, since a driver upgrade replaces it; others are found
-in the maps of processes as soon as NVML lists them, and by reading the maps of all young processes in each round.
+by name (`Discovery`) in the maps of processes as soon as NVML lists them, and by reading the maps of all young
+processes in each round.
+
+Processes that work on a GPU without launches that are seen are searched by content (`ContentSearch`): for other names,
+odd paths, memfd, mapped over. Only these: other files export the driver's functions too (a library that passes calls
+on), and what such a one passes on would be counted twice if it were probed everywhere. Files are opened by the mapping,
+never by the path, and read once for each content; what cannot be opened or read is counted.
+
+Both are bounded: an unchanged process is not read again for a while, a round ends in time, and the next one begins with
+processes that have waited long.
 """
 
 from __future__ import annotations
@@ -16,14 +25,19 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import GoneError, ProbeError, SetupError
 from agent.core.model import ProcessId
+from agent.node.elf import exported_functions
+from agent.node.proc_parse import MappedFile
 from agent.node.procfs import Procfs
 from agent.probes.libcuda import LibcudaProbes
+from agent.probes.libraries import opened_mapping
 
 _log = logging.getLogger(__name__)
+DRIVER_FUNCTIONS: Final = frozenset({"cuInit", "cuLaunchKernel"})  # that every program of the driver calls
 _NAME = re.compile(r"libcuda\.so(\.[0-9.]+)?")
 _HOST_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -36,6 +50,9 @@ _MOST_IDLE = 64  # copies that stay attached without a process that maps them: t
 ROUND_NS = NS_PER_SECOND  # the tick waits for a round to end
 _MOST_OF_ONE = 8  # copies in one process: no program has more
 _LOOKS = 30  # rounds in which the maps of a process without libcuda are read again: frameworks load it late
+_MOST_CONTENTS: Final = 4096
+_REREAD_NS: Final = 30 * NS_PER_SECOND  # a file may have become another one meanwhile
+_FORGET_NS: Final = 2 * _REREAD_NS
 
 
 def host_libraries(extra: Iterable[str]) -> list[str]:
@@ -180,3 +197,77 @@ class Discovery:
         for library in unused[: len(idle) - _MOST_IDLE]:
             _log.info("%s: no process maps it any more, its probes are detached", library.path)
             self._probes.drop(library)
+
+
+class Contents:
+    """Which files have the driver's functions. Each content is read once, while it is among the last seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], bool] = {}
+        self.unreadable = 0  # files that are no library that can be read
+
+    def is_driver(self, descriptor: int) -> bool:
+        """Whether the open file exports DRIVER_FUNCTIONS."""
+        facts = os.fstat(descriptor)
+        key = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        if key not in self._known:
+            self._known[key] = self._examine(descriptor)
+            while len(self._known) > _MOST_CONTENTS:
+                del self._known[next(iter(self._known))]
+        return self._known[key]
+
+    def _examine(self, descriptor: int) -> bool:
+        try:
+            return exported_functions(descriptor, "cu").keys() >= DRIVER_FUNCTIONS
+        except (ProbeError, OSError) as error:
+            self.unreadable += 1
+            _log.debug("%s", error)
+            return False
+
+
+class ContentSearch:
+    """Finds driver libraries by their content in the processes that it is given. For the observing thread."""
+
+    def __init__(self, probes: LibcudaProbes, proc: Procfs) -> None:
+        self._probes, self._proc = probes, proc
+        self._contents = Contents()
+        self._read: dict[ProcessId, tuple[int, tuple[MappedFile, ...]]] = {}  # when, and what it had mapped
+        self._unopened = 0
+
+    def look(self, processes: Collection[ProcessId], ends_ns: int) -> None:
+        """Attaches every file with the driver's functions that these run code of, until about `ends_ns`."""
+        now_ns = monotonic_ns()
+        self._read = {process: read for process, read in self._read.items() if now_ns - read[0] < _FORGET_NS}
+        for process in sorted(processes, key=lambda one: self._read.get(one, (0, ()))[0]):
+            if monotonic_ns() > ends_ns:
+                return
+            try:
+                self._look_at(process, ends_ns)
+            except (GoneError, SetupError, ProbeError, OSError) as error:
+                self._unopened += 1
+                _log.debug("%s", error)
+
+    def lost(self) -> dict[str, int]:
+        """Files that could not be looked into, for Snapshot.lost."""
+        return {"libraries:unopened": self._unopened, "libraries:unreadable": self._contents.unreadable}
+
+    def _look_at(self, process: ProcessId, ends_ns: int) -> None:
+        now_ns, files = monotonic_ns(), self._proc.mapped_code(process.tgid)
+        read_ns, before = self._read.get(process, (0, ()))
+        if before == files and now_ns - read_ns < _REREAD_NS:
+            return
+        self._read[process] = (now_ns, ())
+        for file in files:
+            if monotonic_ns() > ends_ns:
+                return
+            self._look_into(process, file)
+        self._read[process] = (now_ns, files)
+
+    def _look_into(self, process: ProcessId, file: MappedFile) -> None:
+        try:
+            with opened_mapping(self._proc, process, file) as mapped:
+                if self._contents.is_driver(mapped.descriptor):
+                    self._probes.ensure_open(mapped, process)
+        except GoneError as error:  # unmapped since, or no regular file: a device's memory
+            self._unopened += 1
+            _log.debug("%s", error)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.node.proc_parse import parse_maps
-from agent.probes import content_search
-from agent.probes.content_search import Contents
+from agent.probes import discovery
+from agent.probes.discovery import Contents
 from sim.demo.stage import BUILD
 
 LIBCUDA = BUILD / "lib" / "libcuda.so.1"
@@ -51,7 +51,7 @@ def test_each_content_is_read_once_and_a_changed_file_again(tmp_path: Path, monk
         reads.append(descriptor)
         return {}
 
-    monkeypatch.setattr(content_search, "exported_functions", read)
+    monkeypatch.setattr(discovery, "exported_functions", read)
     contents, path = Contents(), tmp_path / "x"
     path.write_bytes(b"1")
     assert not any(is_driver(contents, path) for _ in range(3))
