@@ -23,9 +23,8 @@ from enforce.actuators.launch.levels import changes
 from enforce.audit.recorder import DecisionRecorder
 from enforce.audit.status import ContainerFigures, PauseMeter, statuses
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
-from enforce.controller.escalation import Escalation, evictions_for_health
+from enforce.controller.escalation import Escalation, UnprobedRungs, evictions_for_health
 from enforce.controller.inputs import InputReader
-from enforce.controller.unprobed import UnprobedRungs
 from enforce.device_health import published
 from enforce.memory.controller import MemoryController, MemoryOutcome
 from enforce.memory.quotas import MemoryQuotas

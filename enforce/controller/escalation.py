@@ -5,17 +5,31 @@
 Latency asks by `enforce.actuators.ladder`; what memory, health and MPS faults ask for is handed in. Only containers of
 an offline rule can be acted upon, and only by rungs that their rule lists. Without an executor (`enforce: false`)
 nothing is done; it is only reported.
+
+The exception from the ladder is a container whose GPU work has no launches that the probes see (`UnprobedRungs`):
+neither gate nor pace can hold it, so its rule says by `unprobed` whether it is frozen (by turns, within the rule's
+longest pause and floor) or evicted; neither has to be in the rule's ladder, which is climbed for other reasons. Both
+only while an online container on a device where it works unseen is in need: it has requests, or its SLO is missed. The
+need is held for some seconds, as requests come one by one. Where the rule does not ignore it, the log has it once.
+
+Invariant: nothing is asked for a container that is not offline, nor, by `unprobed`, for one beside which no online one
+is in need.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from agent.core.model import ContainerKey, DeviceUuid
+from agent.core.clock import NS_PER_SECOND
+from agent.core.model import ContainerKey, DeviceUuid, Snapshot
+from agent.core.text import printable
 from enforce.actuators.executor import RungExecutor
 from enforce.actuators.freezer.rung import Freeze
 from enforce.actuators.ladder import (
+    EVICT_AFTER_NS,
     FROM_THE_START,
     EscalationStatus,
     LadderState,
@@ -25,16 +39,19 @@ from enforce.actuators.ladder import (
     merged,
     strongest,
 )
-from enforce.controller.decision import Decisions, ShareDecision
+from enforce.controller.decision import DecisionInputs, Decisions, ShareDecision, slack_ratio
 from enforce.device_health import HealthView
 from enforce.model import Rung, Subject
+from enforce.policy.model import OnlineRule, Role
 from enforce.workloads import Workload, subject_of
 
 _log = logging.getLogger(__name__)
 LATENCY = "the promise is missed with the least share"
 ONLINE = "an online container is on its GPUs"
 UNDONE = "other processes end its stops"
+UNSEEN: Final = "it works on a GPU without launches that the probes see"
 NOTHING: Reasons = {}
+NEED_HOLD_NS: Final = 5 * NS_PER_SECOND
 _AT_ALLOCATIONS = ("deny", "hold")
 
 
@@ -75,7 +92,7 @@ class Escalation:
     ) -> None:
         """Once per decision. `others`: what memory, health and faults ask for; of two equal ones the earlier counts.
 
-        `unprobed`: what enforce.controller.unprobed asks for, which the rule allows apart from its ladder.
+        `unprobed`: what `UnprobedRungs` asks for, which the rule allows apart from its ladder.
         """
         subjects = {key: subject for key, one in workloads.items() if (subject := subject_of(one)) is not None}
         shares = {share.workload.container.key: share for share in decisions.shares}
@@ -190,3 +207,72 @@ def evictions_for_health(
         if unfit and step is not None:
             wishes[key] = {step: f"device {unfit[0].state}: {unfit[0].reason}"}
     return wishes
+
+
+@dataclass(slots=True)
+class _Need:
+    """Since when, and until when at least, an online container needs the device that one works on unseen."""
+
+    since_ns: int
+    until_ns: int
+
+
+@dataclass(slots=True)
+class UnprobedRungs:
+    """Freeze or eviction of offline containers whose work the probes do not see. For the deciding thread."""
+
+    _needs: dict[ContainerKey, _Need] = field(default_factory=dict)
+    _logged: set[ContainerKey] = field(default_factory=set)
+
+    def step(self, snapshot: Snapshot, inputs: DecisionInputs, now_ns: int) -> dict[ContainerKey, Reasons]:
+        """Once per decision: rung and reason for each container that has to be frozen or evicted."""
+        unseen = _unseen(snapshot)
+        subjects = {key: subject_of(inputs.workloads[key]) for key in unseen.keys() & inputs.workloads.keys()}
+        rules = {key: subject.rule for key, subject in subjects.items() if subject is not None}
+        self._needs = {key: need for key, need in self._needs.items() if key in rules}
+        wanted: dict[ContainerKey, Reasons] = {}
+        for key, rule in rules.items():
+            need = self._need(key, unseen[key], inputs, now_ns)
+            if need is None or rule.unprobed not in ("freeze", "evict"):
+                continue
+            if rule.unprobed == "freeze" or now_ns - need.since_ns >= EVICT_AFTER_NS:
+                wanted[key] = {rule.unprobed: UNSEEN}
+        self._log({key for key, rule in rules.items() if rule.unprobed != "ignore"}, inputs.workloads)
+        return wanted
+
+    def _need(
+        self, key: ContainerKey, devices: frozenset[DeviceUuid], inputs: DecisionInputs, now_ns: int
+    ) -> _Need | None:
+        need = self._needs.get(key)
+        if any(_is_in_need(other, devices, inputs) for other in inputs.workloads.values()):
+            since_ns = need.since_ns if need is not None else now_ns
+            need = self._needs[key] = _Need(since_ns, now_ns + NEED_HOLD_NS)
+        elif need is not None and now_ns >= need.until_ns:
+            del self._needs[key]
+            need = None
+        return need
+
+    def _log(self, unseen: set[ContainerKey], workloads: Mapping[ContainerKey, Workload]) -> None:
+        for key in unseen - self._logged:
+            name = printable(workloads[key].container.name, 160)
+            _log.warning("%s: unprobed: %s; gate and pace cannot hold it", name, UNSEEN)
+        self._logged = unseen
+
+
+def _unseen(snapshot: Snapshot) -> dict[ContainerKey, frozenset[DeviceUuid]]:
+    found = {
+        row.container.key: frozenset(device for device, unprobed in row.unprobed.items() if unprobed)
+        for row in snapshot.containers
+    }
+    return {key: devices for key, devices in found.items() if devices}
+
+
+def _is_in_need(other: Workload, devices: frozenset[DeviceUuid], inputs: DecisionInputs) -> bool:
+    """Whether it is online on one of the devices, and has requests or misses its SLO."""
+    rule, here = other.classification.rule, other.devices & devices
+    if other.classification.role is not Role.ONLINE or not isinstance(rule, OnlineRule) or not here:
+        return False
+    reading = inputs.readings.get(other.container.key)
+    slack = slack_ratio(reading, rule.slo)
+    has_requests = reading is not None and reading.recent_samples > 0
+    return has_requests or (slack is not None and slack < 0) or any(inputs.busy.get(device) for device in here)

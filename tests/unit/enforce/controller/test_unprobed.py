@@ -12,8 +12,7 @@ from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerKey, ContainerUsage, DeviceUuid, Snapshot
 from enforce.actuators.ladder import EVICT_AFTER_NS
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs
-from enforce.controller.escalation import Escalation
-from enforce.controller.unprobed import HOLD_NS, UNSEEN, UnprobedRungs
+from enforce.controller.escalation import NEED_HOLD_NS, UNSEEN, Escalation, UnprobedRungs
 from enforce.model import Reading
 from enforce.policy.model import Limits, Match, OfflineRule, OnlineRule, Role, Slo
 from enforce.workloads import Workload
@@ -51,8 +50,8 @@ def test_it_is_frozen_while_an_online_container_misses_its_target_or_has_request
     rungs = UnprobedRungs()
     assert rungs.step(snapshot(UNSEEN_JOB), inputs("freeze"), 0) == {}
     assert rungs.step(snapshot(UNSEEN_JOB), inputs("freeze", **need), 1) == {JOB: {"freeze": UNSEEN}}  # type: ignore[arg-type]
-    assert rungs.step(snapshot(UNSEEN_JOB), inputs("freeze"), HOLD_NS) == {JOB: {"freeze": UNSEEN}}
-    assert rungs.step(snapshot(UNSEEN_JOB), inputs("freeze"), 1 + HOLD_NS) == {}
+    assert rungs.step(snapshot(UNSEEN_JOB), inputs("freeze"), NEED_HOLD_NS) == {JOB: {"freeze": UNSEEN}}
+    assert rungs.step(snapshot(UNSEEN_JOB), inputs("freeze"), 1 + NEED_HOLD_NS) == {}
 
 
 @pytest.mark.parametrize("unprobed", [{}, {GPU: False}, {DeviceUuid("GPU-1"): True}])
@@ -65,8 +64,8 @@ def test_it_is_evicted_after_the_ladders_patience_and_not_while_the_need_was_int
     for second in range(EVICT_AFTER_NS // NS_PER_SECOND):
         assert rungs.step(snapshot(UNSEEN_JOB), busy, second * NS_PER_SECOND) == {}
     assert rungs.step(snapshot(UNSEEN_JOB), busy, EVICT_AFTER_NS) == {JOB: {"evict": UNSEEN}}
-    assert rungs.step(snapshot(UNSEEN_JOB), inputs("evict"), EVICT_AFTER_NS + HOLD_NS) == {}
-    assert rungs.step(snapshot(UNSEEN_JOB), busy, EVICT_AFTER_NS + HOLD_NS + 1) == {}
+    assert rungs.step(snapshot(UNSEEN_JOB), inputs("evict"), EVICT_AFTER_NS + NEED_HOLD_NS) == {}
+    assert rungs.step(snapshot(UNSEEN_JOB), busy, EVICT_AFTER_NS + NEED_HOLD_NS + 1) == {}
 
 
 @pytest.mark.parametrize(("unprobed", "lines"), [("tell", 1), ("ignore", 0), ("freeze", 1)])
