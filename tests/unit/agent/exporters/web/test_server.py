@@ -30,7 +30,6 @@ from agent.exporters.status_page.routes import Site
 from agent.exporters.web import server as web
 from agent.exporters.web.auth import AccessRules, Guard, Passwords
 from agent.exporters.web.hosts import OwnNames
-from agent.exporters.web.peer import client_name
 from gpuwarden.run import _warn_of_open_access as warn_of_open_access
 from tests.support.serving import TcpServer
 from tests.support.snapshots import rich_snapshot
@@ -158,7 +157,7 @@ def test_on_loopback_a_client_is_a_user_and_a_cgroup_whatever_its_address() -> N
             with socket.create_connection(server.getsockname(), source_address=(source, 0)):
                 accepted, address = server.accept()
                 with accepted:
-                    names.append(client_name(accepted, address))
+                    names.append(web.client_name(accepted, address))
     assert names[0] == names[1]
     assert re.fullmatch(rf"loopback {os.getuid()} \d+", names[0])
 
@@ -166,12 +165,12 @@ def test_on_loopback_a_client_is_a_user_and_a_cgroup_whatever_its_address() -> N
 @pytest.mark.parametrize("address", ["10.0.0.7", "fe80::1%eth0"])
 def test_elsewhere_a_client_is_an_address(address: str) -> None:
     with socket.socket() as unused:
-        assert client_name(unused, (address, 1)) == address
+        assert web.client_name(unused, (address, 1)) == address
 
 
 def test_where_the_kernel_says_nothing_all_of_loopback_is_one_client() -> None:
     with socket.socket() as unconnected:
-        assert client_name(unconnected, ("127.0.0.2", 1)) == "loopback"
+        assert web.client_name(unconnected, ("127.0.0.2", 1)) == "loopback"
 
 
 def test_a_taken_port_is_reported_in_one_line_with_the_remedy() -> None:
