@@ -29,7 +29,7 @@ from agent.exporters.usage.recorder import keep
 from agent.exporters.usage.store import DAYS, DEFAULT_FILE
 from agent.exporters.web.auth import Guard
 from agent.exporters.web.config import WebConfigFile
-from agent.exporters.web.hosts import OwnNames
+from agent.exporters.web.handler import OwnNames
 from agent.exporters.web.server import HttpServer, TcpListener, listen_on_tcp
 from agent.node import preflight
 from agent.observer import Observer

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agent.core.clock import wall_ns
 from agent.core.model import Snapshot
 from agent.exporters.status_page.history import Ring
-from agent.exporters.web.hosts import STATUS, OwnNames
+from agent.exporters.web.handler import MISDIRECTED, OwnNames
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -94,7 +94,7 @@ class Site:
         return self._names.has(environ.get("HTTP_HOST", ""))
 
     def _refuse(self, start_response: StartResponse) -> list[bytes]:
-        start_response(STATUS, [("Content-Type", "text/plain; charset=utf-8"), *HEADERS])
+        start_response(MISDIRECTED, [("Content-Type", "text/plain; charset=utf-8"), *HEADERS])
         return [f"ask for this page by address, as localhost or as {self._names.machine}\n".encode()]
 
 

@@ -5,6 +5,10 @@
 HTTP/1.0, one request per connection. Pages are WSGI applications, which are called for GET and HEAD alone; an order is
 a POST that another thread carries out. Invariants: whatever is refused gets a status and one line of text that says
 what to do; a client that the guard refuses reaches no route; at most MAX_REQUEST_BYTES of a request are read.
+
+`OwnNames` has the names by which a page on the TCP port may be asked for. A page from elsewhere whose name was made to
+point here (DNS rebinding) could read the answer otherwise: its requests carry that name. An address is never such a
+name.
 """
 
 from __future__ import annotations
@@ -14,21 +18,23 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from agent.exporters.web.auth import AccessRules, Guard
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 MAX_REQUEST_BYTES: Final = 16 << 10
 ORDER_SECONDS: Final = 300.0  # for an order to be carried out: what is held is released first
 PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
+MISDIRECTED: Final = "421 Misdirected Request"  # by another name than one of OwnNames
 _HANG_UP_CHECK_SECONDS: Final = 0.2
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -230,3 +236,40 @@ def _call(page: WSGIApplication, environ: WSGIEnvironment) -> Answer:
     parts += page(environ, start)
     ((status, headers),) = started
     return Answer(status, b"".join(parts), tuple(headers))
+
+
+class OwnNames:
+    """Addresses, localhost, the machine's name with and without its domain, and those given."""
+
+    def __init__(self, also: Iterable[str] = ()) -> None:
+        self.machine = socket.gethostname()
+        own = self.machine.lower()
+        self._names = {"localhost", own, own.partition(".")[0], *(name.lower().rstrip(".") for name in also)}
+
+    def has(self, host: str) -> bool:
+        """Whether a Host header, with or without a port, is one of them."""
+        try:
+            name = (urlsplit("//" + host).hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        return name in self._names or _is_address(name)
+
+    def guarded(self, page: WSGIApplication) -> WSGIApplication:
+        """The page, for requests by these names, and for those without any: browsers always send one."""
+
+        def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            if self.has(environ.get("HTTP_HOST", "localhost")):
+                return page(environ, start_response)
+            start_response(MISDIRECTED, [PLAIN])
+            text = f"ask for this page by address, as localhost, as {self.machine}, or by a name given with --web-host"
+            return [f"{text}\n".encode()]
+
+        return serve
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

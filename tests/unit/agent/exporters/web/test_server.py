@@ -29,7 +29,7 @@ from agent.exporters.status_page.history import Ring
 from agent.exporters.status_page.routes import Site
 from agent.exporters.web import server as web
 from agent.exporters.web.auth import AccessRules, Guard, Passwords
-from agent.exporters.web.hosts import OwnNames
+from agent.exporters.web.handler import OwnNames
 from gpuwarden.run import _warn_of_open_access as warn_of_open_access
 from tests.support.serving import TcpServer
 from tests.support.snapshots import rich_snapshot
