@@ -7,12 +7,18 @@ nothing that they hang on. Who lives is known by their beats; that both are dead
 writing end. The kernel stops no process while the guardian stands still or is dead (its lease is over after 200 ms), so
 what is resumed here stays so. Invariant: while one of the two lives no entry of the ledger is closed here, as they may
 go on; once both are gone the run directory's lock says whether a new agent has taken over.
+
+`Beats` is the page of memory on which the three show each other that they run. It is a memfd: it needs no file system
+and no BPF, and lives as long as one of them. Each writes its own word, whole at once, so there is no lock to be killed
+under. Times are CLOCK_MONOTONIC, which stands still while the machine sleeps.
 """
 
 from __future__ import annotations
 
+import ctypes as c
 import json
 import logging
+import mmap
 import os
 import select
 import signal
@@ -20,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -30,11 +37,11 @@ from enforce.actuators.undo import AGAIN_NS, BackgroundUndo, MadeBy, UndoResult,
 from enforce.ledger import ledger
 from enforce.ledger.entries import UndoOutcome
 from enforce.ledger.run_lock import enforcing_elsewhere
-from enforce.recovery.beats import Beats, Duty, duty
 from enforce.recovery.standby import StandBy
 
 _log = logging.getLogger("gpuwarden.backstop")
 LOOK_NS: Final = 100_000_000
+STILL_NS: Final = 500_000_000  # ten rounds of the guardian, five decisions of the agent
 _STOOD_STILL_NS = 3 * LOOK_NS  # without a look: the others have stood still as well, with all of the machine
 _LATE_ACTS_SECONDS = 0.02  # a launch that passed the lease check just before it ended may still stop
 _PATIENCE_SECONDS = 10.0  # for the lock, and for what cannot be undone at once
@@ -42,6 +49,48 @@ _AGAIN_SECONDS = 0.005
 _STOPS: Final = acts_where(MadeBy.KERNEL)
 _QUICK: Final = acts_where(quick=True)
 _SLOW: Final = acts_where(quick=False)
+
+
+class Beats(c.Structure):
+    """When each of them last ran; 0: not yet."""
+
+    _fields_ = [
+        ("agent_ns", c.c_uint64),
+        ("guardian_ns", c.c_uint64),
+        ("backstop_ns", c.c_uint64),
+        ("released_ns", c.c_uint64),  # when the backstop last resumed what the guardian holds
+    ]
+    agent_ns: int
+    guardian_ns: int
+    backstop_ns: int
+    released_ns: int
+
+    @classmethod
+    def shared(cls, fd: int) -> Beats:
+        """The page behind the descriptor, live."""
+        return cls.from_buffer(mmap.mmap(fd, mmap.PAGESIZE))
+
+
+def new_page() -> int:
+    """The descriptor of a page of zeros. OSError."""
+    fd = os.memfd_create("gpuwarden-beats")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    return fd
+
+
+class Duty(Enum):
+    """What nobody else undoes now."""
+
+    NOTHING = "nothing"
+    STOPS = "stops"  # the agent lives, and does what is its own
+    EVERYTHING = "everything"
+
+
+def duty(agent_ns: int, guardian_ns: int, now_ns: int) -> Duty:
+    """The backstop's, by the last beats of the others: the guardian undoes everything while it runs."""
+    if now_ns - guardian_ns <= STILL_NS:
+        return Duty.NOTHING
+    return Duty.STOPS if now_ns - agent_ns <= STILL_NS else Duty.EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from agent.probes.libbpf import Library, Map, RingBuffer
 from enforce.actuators.launch.resume import DueResume, ResumeSchedule
 from enforce.actuators.undo import BackgroundUndo, MadeBy, acts_where, keep_releasing, release_all
 from enforce.memory.allocation_queue import AllocationQueue, HeldAllocation, kernel_room
-from enforce.recovery.beats import Beats
+from enforce.recovery.backstop import Beats
 
 _log = logging.getLogger("gpuwarden.guardian")
 LEASE_NS = 200_000_000

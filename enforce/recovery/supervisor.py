@@ -25,8 +25,7 @@ from agent.probes.libcuda import LibcudaProbes
 from enforce.actuators.undo import MadeBy, acts_where, release_all, undo_all
 from enforce.ledger.run_lock import closed_first
 from enforce.policy.model import Tuning
-from enforce.recovery.backstop import BackstopSettings
-from enforce.recovery.beats import Beats, new_page
+from enforce.recovery.backstop import BackstopSettings, Beats, new_page
 from enforce.recovery.guardian import GuardianSettings
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from enforce.actuators.undo import UndoResult, acts_where
 from enforce.recovery import backstop
-from enforce.recovery.backstop import LOOK_NS, Backstop
-from enforce.recovery.beats import STILL_NS, Beats, Duty, duty, new_page
+from enforce.recovery.backstop import LOOK_NS, STILL_NS, Backstop, Beats, Duty, duty, new_page
 
 NS = st.integers(0, 1 << 62)
 MS = 1_000_000

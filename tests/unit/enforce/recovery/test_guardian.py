@@ -30,7 +30,7 @@ from agent.probes.abi import (
 from enforce.actuators.launch.resume import ResumeSchedule
 from enforce.memory.allocation_queue import AllocationQueue
 from enforce.recovery import guardian
-from enforce.recovery.beats import Beats
+from enforce.recovery.backstop import Beats
 from enforce.recovery.guardian import Guardian
 
 MS = 1_000_000
