@@ -13,7 +13,7 @@ from agent.core.text import printable
 from enforce.actuators.undo import release_all
 from enforce.ledger import ledger
 from enforce.ledger.entries import UndoOutcome
-from enforce.recovery.standby import LOOK_SECONDS, StandBy
+from enforce.recovery.backstop import STAND_BY_SECONDS, StandBy
 from gpuwarden.options import DEFAULT_RUN_DIR, RUN_DIR_HELP, signal_receiver
 
 
@@ -49,6 +49,6 @@ def _stand_by(run_dir: Path) -> int:
     stand_by = StandBy(run_dir)
     stand_by.look()
     logs.say("standing by")
-    while (number := receive(LOOK_SECONDS)) is None:
+    while (number := receive(STAND_BY_SECONDS)) is None:
         stand_by.look()
     return 0 if stand_by.finish(receive if number == signal.SIGTERM else None) else 1

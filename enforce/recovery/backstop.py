@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The backstop: a third process, which undoes what agent and guardian leave when both stand still or are killed.
+"""What undoes the acts of agent and guardian when neither of them can: the backstop and the standby.
 
-It does nothing but look at two words of memory ten times a second, has no descriptor of a probe or map, and so hangs on
-nothing that they hang on. Who lives is known by their beats; that both are dead, by a pipe of which only they have the
-writing end. The kernel stops no process while the guardian stands still or is dead (its lease is over after 200 ms), so
-what is resumed here stays so. Invariant: while one of the two lives no entry of the ledger is closed here, as they may
-go on; once both are gone the run directory's lock says whether a new agent has taken over.
+The backstop is a third process beside them, for when both stand still or are killed. It does nothing but look at two
+words of memory ten times a second, has no descriptor of a probe or map, and so hangs on nothing that they hang on. Who
+lives is known by their beats; that both are dead, by a pipe of which only they have the writing end. The kernel stops
+no process while the guardian stands still or is dead (its lease is over after 200 ms), so what is resumed here stays
+so. Invariant: while one of the two lives no entry of the ledger is closed here, as they may go on; once both are gone
+the run directory's lock says whether a new agent has taken over.
 
 `Beats` is the page of memory on which the three show each other that they run. It is a memfd: it needs no file system
 and no BPF, and lives as long as one of them. Each writes its own word, whole at once, so there is no lock to be killed
 under. Times are CLOCK_MONOTONIC, which stands still while the machine sleeps.
+
+In a pod guardian and backstop share the agent's fate: when a container ends or runs out of memory, all of its processes
+are killed. The standby (`gpuwarden release --stand-by`) is in a container of its own and lives on. Invariant: it undoes
+nothing while an agent or a guardian holds the run directory, so it never fights an agent; one that starts meanwhile
+waits for it.
 """
 
 from __future__ import annotations
@@ -33,11 +39,10 @@ from typing import Final
 from agent.core import logs
 from agent.core.clock import monotonic_ns
 from agent.node.procfs import Procfs
-from enforce.actuators.undo import AGAIN_NS, BackgroundUndo, MadeBy, UndoResult, acts_where, undo_all
+from enforce.actuators.undo import AGAIN_NS, BackgroundUndo, MadeBy, UndoResult, acts_where, release_all, undo_all
 from enforce.ledger import ledger
 from enforce.ledger.entries import UndoOutcome
-from enforce.ledger.run_lock import enforcing_elsewhere
-from enforce.recovery.standby import StandBy
+from enforce.ledger.run_lock import enforcing_elsewhere, hold_if_unused
 
 _log = logging.getLogger("gpuwarden.backstop")
 LOOK_NS: Final = 100_000_000
@@ -46,9 +51,13 @@ _STOOD_STILL_NS = 3 * LOOK_NS  # without a look: the others have stood still as 
 _LATE_ACTS_SECONDS = 0.02  # a launch that passed the lease check just before it ended may still stop
 _PATIENCE_SECONDS = 10.0  # for the lock, and for what cannot be undone at once
 _AGAIN_SECONDS = 0.005
+STAND_BY_SECONDS: Final = 0.02  # everything is to run again within 100 ms; ending the container takes half of them
+ENDING_SECONDS: Final = 75.0  # for an agent that is stopped at the same time
+_RETRY_SECONDS = 1.0  # what could not be undone: a device without room, a disk that is full
 _STOPS: Final = acts_where(MadeBy.KERNEL)
 _QUICK: Final = acts_where(quick=True)
 _SLOW: Final = acts_where(quick=False)
+Stamp = tuple[int, int, int]
 
 
 class Beats(c.Structure):
@@ -165,6 +174,59 @@ def _report(why: str, undone: list[UndoResult]) -> None:
     resumed = sum(one.outcome is UndoOutcome.RESUMED for one in undone)
     if resumed:
         _log.error("%s: undid %d of their acts", why, resumed)
+
+
+class StandBy:
+    """`look` is to be called every STAND_BY_SECONDS."""
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_dir, self._ledger, self._clock = run_dir, run_dir / "ledger.jsonl", clock
+        self._done: Stamp | None = None  # of a ledger with nothing to undo
+        self._again = 0.0  # not before then
+
+    def look(self) -> bool:
+        """Undoes what is left if no agent enforces. True when none does and nothing is left."""
+        with hold_if_unused(self._run_dir) as unused:
+            if not unused:
+                self._again = 0.0
+                return False
+            return self._stamp() == self._done or (self._clock() >= self._again and self._release())
+
+    def finish(self, received: Callable[[float], int | None] | None) -> bool:
+        """On SIGTERM: waits for an agent that is ending too, and looks once more. Whether nothing is left.
+
+        `received` waits so many seconds for a signal, which ends the waiting; None: do not wait.
+        """
+        until = self._clock() + ENDING_SECONDS
+        while not (over := self.look()):
+            if received is None or self._clock() >= until or received(STAND_BY_SECONDS) is not None:
+                break
+        return over
+
+    def _release(self) -> bool:
+        if (why := ledger.unreadable(self._ledger)) is not None:
+            _log.error("nothing can be undone: %s %s", self._ledger, why)
+            self._again = self._clock() + _RETRY_SECONDS
+            return False
+        released = release_all(self._ledger)
+        left = [one for one in released if not one.closed]
+        if len(released) > len(left):
+            _log.warning("the agent and its guardian are gone: released %d of their acts", len(released) - len(left))
+        for one in left:
+            what = "cannot be undone yet, tried again"
+            _log.error("%s of %s: %s: %s", one.entry.act, one.entry.container, what, one.error or one.outcome)
+        self._done = None if left else self._stamp()
+        self._again = self._clock() + _RETRY_SECONDS if left else 0.0
+        return not left
+
+    def _stamp(self) -> Stamp | None:
+        try:
+            found = os.stat(self._ledger)
+        except FileNotFoundError:
+            return (0, 0, 0)  # no agent has ever enforced here
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from agent.node.procfs import Procfs
 from enforce.ledger.entries import LedgerEntry
 from enforce.ledger.ledger import Ledger, read
 from enforce.ledger.run_lock import RunDirLock
-from enforce.recovery.standby import StandBy
+from enforce.recovery.backstop import StandBy
 from tools.harness.wait import until
 
 PROC = Procfs()

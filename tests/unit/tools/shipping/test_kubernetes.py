@@ -23,7 +23,7 @@ from agent.exporters.api.client import PATH
 from agent.exporters.usage.store import DEFAULT_FILE
 from agent.node.preflight import ANY_KERNEL
 from enforce.policy.load import load, parse
-from enforce.recovery.standby import ENDING_SECONDS
+from enforce.recovery.backstop import ENDING_SECONDS
 from gpuwarden.main import parsers
 from gpuwarden.options import DEFAULT_POLICY, DEFAULT_RUN_DIR
 
