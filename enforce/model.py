@@ -113,7 +113,7 @@ class Signal(Protocol):
 
 
 class Law(Protocol, Generic[State]):
-    """Latency and state → share. Pure. One file each; listed in `enforce.controller.laws.BUILTIN`."""
+    """Latency and state → share. Pure. Listed in `enforce.controller.laws.BUILTIN`."""
 
     name: str
 
