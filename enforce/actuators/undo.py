@@ -22,7 +22,7 @@ from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import GoneError, WardenError
 from agent.core.worker import BackgroundJob
 from agent.node.procfs import Procfs
-from enforce.actuators.checkpoint.undo import release_process
+from enforce.actuators.checkpoint.helper import release_process
 from enforce.actuators.freezer.cgroup import thaw
 from enforce.actuators.launch.resume import resume
 from enforce.actuators.mps.restore import restore

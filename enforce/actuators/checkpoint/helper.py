@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Starts the helper program, one at a time for each process, and reads its answer; finds the driver library for it.
+"""Starts the helper program, one at a time for each process, and reads its answer; finds its library; undoes its acts.
 
 `ask` first takes a lock that the helper inherits, on a file in /proc of the process that is acted on: so the lock is
 that process's alone and ends with it. When the agent is killed its helper goes on; what undoes the act waits for the
 helper's end, and so cannot look before the act and be gone after it.
+
+`release_process` undoes `lock` and `swap` from the ledger's entry alone, from any state that the driver reports back to
+running. A process that does not fit on its device stays saved, and its entry stays, to be tried again when there is
+room.
 
 `DriverLibrary` says which driver library to load, and whether it has the calls. The file is read, never loaded here.
 """
@@ -20,9 +24,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from agent.core.errors import GoneError, ProbeError, SetupError
+from agent.core.errors import GoneError, ProbeError, SetupError, WardenError
 from agent.core.model import ProcessId
-from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, HelperAnswer, parse_answer
+from agent.node.pidfd import check_identity
+from agent.node.procfs import Procfs
+from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, HelperAnswer, State, parse_answer
+from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
 LOCK_LIMIT_MS = 2000  # how long a lock may wait for the work to drain; nothing new is launched meanwhile
 _LIMITS_SECONDS = {"state": 15.0, "lock": 30.0}
@@ -30,6 +37,17 @@ _COPY_LIMIT_SECONDS = 120.0  # all other acts may move a device's memory
 _GRACE_SECONDS = 10.0  # the helper ends itself at its limit
 _AGAIN_SECONDS = 0.01
 _NO_MPS = "/nonexistent/gpuwarden"  # with a daemon's pipe the helper would become its client
+_NS_PER_MS = 1_000_000
+_SETTLE_MS = LOCK_LIMIT_MS + 1000  # after that a lock that was asked for has taken effect, or has timed out
+_OVER = {AnswerKind.GONE: UndoOutcome.GONE, AnswerKind.NO_CUDA: UndoOutcome.RUNNING}
+_SEARCH_AGAIN_NS = 60_000_000_000  # a search starts programs, and it may be asked for at every decision
+_not_ours: set[ProcessId] = set()
+_settled: set[ProcessId] = set()
+_Version = tuple[str, int, int]  # path, inode, mtime
+
+
+class CheckpointError(WardenError):
+    """A process could not be locked, saved or released. The message says why."""
 
 
 def ask(act: str, process: ProcessId, library: str = "", settle_ms: int = 0, ours: bool = False) -> HelperAnswer:
@@ -113,8 +131,46 @@ def _wait_for(held: int, ends: float) -> None:
             return
 
 
-_Version = tuple[str, int, int]  # path, inode, mtime
-_AGAIN_NS = 60_000_000_000  # a search starts programs, and it may be asked for at every decision
+def about_to_act(process: ProcessId) -> None:
+    """A lock found later may be ours, and may take effect after the state was read."""
+    _not_ours.discard(process)
+    _settled.discard(process)
+
+
+def acted(process: ProcessId, foreign: bool = False) -> None:
+    """Its helper has answered: nothing takes effect later. `foreign`: another program locked it just before."""
+    _settled.add(process)
+    if foreign:
+        _not_ours.add(process)
+
+
+def release_process(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
+    """Raises GoneError, or CheckpointError when it is not released yet."""
+    process = entry.process
+    if process is None:
+        return UndoOutcome.GONE
+    check_identity(process, procfs)
+    if process in _not_ours:
+        return UndoOutcome.RUNNING
+    settle_ms = 0 if process in _settled else _settle_ms(entry.wall_ns, time.time_ns())
+    answer = ask("release", process, entry.place, settle_ms)
+    if answer.kind in _OVER:
+        return _OVER[answer.kind]
+    if answer.kind is not AnswerKind.DONE:
+        raise CheckpointError(_why(answer))
+    return UndoOutcome.RUNNING if answer.before is State.RUNNING else UndoOutcome.RESUMED
+
+
+def _settle_ms(intended_wall_ns: int, now_wall_ns: int) -> int:
+    """How long the act may still take effect. A clock that was set back makes it longer, by a bound."""
+    age_ms = (now_wall_ns - intended_wall_ns) // _NS_PER_MS
+    return max(0, min(_SETTLE_MS, _SETTLE_MS - age_ms))
+
+
+def _why(answer: HelperAnswer) -> str:
+    if answer.kind is AnswerKind.NO_ROOM:
+        return "its memory does not fit on the device now: it stays saved and is tried again; free device memory"
+    return answer.error or str(answer.kind)
 
 
 def _host_libraries(extra: Iterable[str]) -> list[str]:
@@ -149,7 +205,7 @@ class DriverLibrary:
         version = _version(self._known[0]) if self._known else None
         if version is not None and version == self._known:
             return version
-        if self._failed is not None and self.clock() - self._failed[0] < _AGAIN_NS:
+        if self._failed is not None and self.clock() - self._failed[0] < _SEARCH_AGAIN_NS:
             raise SetupError(self._failed[1])
         try:
             version = version or self._find()

@@ -28,9 +28,8 @@ from agent.core.errors import GoneError, SetupError
 from agent.core.model import ContainerKey, ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint.driver import AnswerKind, HelperAnswer, State
-from enforce.actuators.checkpoint.helper import DriverLibrary, ask
+from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, about_to_act, acted, ask
 from enforce.actuators.checkpoint.transitions import reason_not_running
-from enforce.actuators.checkpoint.undo import CheckpointError, about_to_act, acted
 from enforce.ledger.entries import LedgerEntry
 from enforce.ledger.ledger import Ledger
 from enforce.model import Subject
@@ -183,7 +182,7 @@ def _unknown(_key: ContainerKey) -> int | None:
 
 @dataclass(slots=True)
 class Swap:
-    """A rung. Undone by `enforce.actuators.checkpoint.undo.release_process`.
+    """A rung. Undone by `enforce.actuators.checkpoint.helper.release_process`.
 
     `device_bytes`: how much a container has on its devices; None: unknown, then the room is not checked.
     """
@@ -215,7 +214,7 @@ class Swap:
 
 @dataclass(slots=True)
 class Lock:
-    """A rung. Undone by `enforce.actuators.checkpoint.undo.release_process`."""
+    """A rung. Undone by `enforce.actuators.checkpoint.helper.release_process`."""
 
     checkpoints: Checkpoints
     name: str = "lock"

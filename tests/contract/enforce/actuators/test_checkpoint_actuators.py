@@ -24,9 +24,8 @@ import pytest
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint.driver import AnswerKind, State
-from enforce.actuators.checkpoint.helper import DriverLibrary, ask
+from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, ask
 from enforce.actuators.checkpoint.rungs import Checkpoints, Lock, Swap
-from enforce.actuators.checkpoint.undo import CheckpointError
 from enforce.actuators.executor import RungExecutor, Wanted
 from enforce.actuators.undo import MadeBy, acts_where, keep_releasing, release_all
 from enforce.ledger.entries import UndoOutcome

@@ -17,7 +17,7 @@ from agent.core.model import Container, ContainerKey, ProcessId
 from agent.node.pidfd import check_identity
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint import driver as codes
-from enforce.actuators.checkpoint import rungs, transitions, undo
+from enforce.actuators.checkpoint import helper, rungs, transitions
 from enforce.actuators.checkpoint.driver import AnswerKind, CallError, HelperAnswer, State, parse_answer
 from enforce.actuators.checkpoint.helper import DriverLibrary
 from enforce.actuators.checkpoint.rungs import Checkpoints, room_bytes
@@ -187,8 +187,8 @@ def test_a_helper_that_prints_anything_else_has_failed(line: str) -> None:
 def test_what_release_found_closes_the_entry(
     answer: HelperAnswer, outcome: UndoOutcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(undo, "ask", lambda *_: answer)
-    assert undo.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path))) is outcome
+    monkeypatch.setattr(helper, "ask", lambda *_: answer)
+    assert helper.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path))) is outcome
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_what_release_found_closes_the_entry(
 def test_what_is_not_released_stays_in_the_ledger(
     kind: AnswerKind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(undo, "ask", lambda *_: HelperAnswer(kind))
-    with pytest.raises(undo.CheckpointError):
-        undo.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path)))
+    monkeypatch.setattr(helper, "ask", lambda *_: HelperAnswer(kind))
+    with pytest.raises(helper.CheckpointError):
+        helper.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path)))
 
 
 def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
