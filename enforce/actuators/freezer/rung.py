@@ -12,6 +12,11 @@ thawed at once. A cgroup that is frozen without a mark would never be thawed.
 
 `Freeze` is the rung. Decisions are too far apart for the cycles, so a thread steps them. It freezes only what the
 deciding thread allowed within the last second: if that thread hangs, nothing stays frozen.
+
+`Looks` finds the cgroup for the deciding thread, which must not wait for thousands of them. A container of up to
+AT_ONCE cgroups is looked at in place, one of more by a thread, one container at a time: the deciding thread gets the
+last answer, and before the first one it is asked to come again. So a tenant who makes cgroups by the thousand costs the
+deciding thread AT_ONCE of them, and is frozen all the same.
 """
 
 from __future__ import annotations
@@ -25,12 +30,19 @@ from typing import Final
 
 from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.core.errors import GoneError, WardenError
-from agent.core.model import ContainerKey
-from agent.core.worker import Worker
+from agent.core.model import ContainerKey, ProcessId
+from agent.core.worker import BackgroundJob, Worker
 from agent.node import preflight
 from agent.node.procfs import Procfs
-from enforce.actuators.freezer.cgroup import MARKING, Cgroup, FreezerCgroup, Mark, NotFreezableError
-from enforce.actuators.freezer.looks import Looks
+from enforce.actuators.freezer.cgroup import (
+    MARKING,
+    Cgroup,
+    FreezerCgroup,
+    Mark,
+    NotFreezableError,
+    TooManyCgroupsError,
+    freezable,
+)
 from enforce.ledger.entries import LedgerEntry
 from enforce.model import Subject
 from enforce.policy.model import Limits
@@ -43,6 +55,10 @@ FREEZE_TIMEOUT_NS: Final = NS_PER_SECOND // 4  # or the longest pause, if that i
 LEFT_ALONE_NS: Final = 600 * NS_PER_SECOND
 FROZEN_BY_OTHERS: Final = "another writer has frozen it: left alone"
 UNDONE: Final = "its freeze is being undone from the ledger: tried again later"
+AT_ONCE: Final = 32
+LOOKING: Final = "its many cgroups are being looked at; tried again in a moment"
+_FRESH_NS: Final = 2 * NS_PER_SECOND
+_KEPT_NS: Final = 60 * NS_PER_SECOND
 _POLL_SECONDS = 0.001
 _MOST_LEFT_ALONE = 4096
 
@@ -112,6 +128,58 @@ class FreezeCycle:
             self.cgroup.thaw()
         self.frozen = self.unconfirmed = False
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    at_ns: int
+    processes: tuple[ProcessId, ...]
+    found: FreezerCgroup | str  # where, or why not
+
+
+class Looks:
+    """`place` is for one thread, the deciding one; `look` for any."""
+
+    def __init__(
+        self, proc: Procfs, others: Callable[[ContainerKey], Collection[int]], clock: Callable[[], int]
+    ) -> None:
+        self._proc, self._others, self._clock = proc, others, clock
+        self._answers: dict[ContainerKey, _Answer] = {}
+        self._wanted: Subject | None = None  # what the job looks at
+        self._job = BackgroundJob("freeze-look", self._look_for_later, failed="a look at cgroups")
+
+    def place(self, subject: Subject) -> FreezerCgroup:
+        """As `freezable`, in bounded time. NotFreezableError, OSError."""
+        key = subject.container.key
+        try:
+            return freezable(subject, self._proc, self._others(key), AT_ONCE)
+        except TooManyCgroupsError:
+            answer = self._answers.get(key)
+        if (answer is None or self._clock() - answer.at_ns > _FRESH_NS) and not self._job.running:
+            self._wanted = subject
+            self._job.start()
+        if answer is None or answer.processes != subject.processes:
+            raise NotFreezableError(LOOKING)
+        if isinstance(answer.found, str):
+            raise NotFreezableError(answer.found)
+        return answer.found
+
+    def look(self, subject: Subject) -> FreezerCgroup:
+        """As `freezable`, however long it takes."""
+        return freezable(subject, self._proc, self._others(subject.container.key))
+
+    def _look_for_later(self) -> None:
+        subject = self._wanted
+        if subject is None:
+            return
+        place: FreezerCgroup | str
+        try:
+            place = self.look(subject)
+        except (OSError, WardenError) as error:
+            place = str(error)
+        now = self._clock()
+        kept = {key: answer for key, answer in self._answers.items() if now - answer.at_ns < _KEPT_NS}
+        self._answers = {**kept, subject.container.key: _Answer(now, subject.processes, place)}
 
 
 @dataclass(slots=True)
