@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from agent.attribution.placement import Place, Standing
+from agent.attribution.placement import NvmlListing, Place
 from agent.collectors.samples import AllocationCount, CopyCount, LaunchCount, LiveByAge, Sample
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import DeviceUuid, ProcessId
@@ -130,11 +130,11 @@ class CounterDeltas:
 
     def _counted(self, process: ProcessId, place: Place, work: dict[Owner, CountedWork]) -> CountedWork | None:
         """Where a claim is counted; None: NVML does not list the process there."""
-        if place.standing is Standing.UNLISTED:
+        if place.listing is NvmlListing.UNLISTED:
             self.unlisted.add((process, place.device))
             return None
         counted = work[process, place.device]
-        counted.is_new = place.standing is Standing.NEW
+        counted.is_new = place.listing is NvmlListing.NEW
         return counted
 
     def _launch(self, sample: LaunchCount, resolve: ResolvePlace, work: dict[Owner, CountedWork]) -> None:
@@ -185,13 +185,13 @@ class CounterDeltas:
     def _allocation(self, sample: AllocationCount, resolve: ResolvePlace, work: dict[Owner, CountedWork]) -> None:
         """Of a process that NVML does not list, the peak alone: others are stopped or evicted for what is live."""
         place = resolve(sample.process, sample.ordinal)
-        if place is None or (place.standing is Standing.UNLISTED and not any(sample.live_bytes.values())):
+        if place is None or (place.listing is NvmlListing.UNLISTED and not any(sample.live_bytes.values())):
             return
         counted = self._counted(sample.process, place, work)
         if counted is None:
             return
         counted.peak_bytes = min(counted.peak_bytes + sample.peak_bytes, MOST_LIVE_BYTES)
-        if place.standing is not Standing.LISTED:
+        if place.listing is not NvmlListing.LISTED:
             return
         live = counted.live_bytes = counted.live_bytes or {}
         for kind, size in sample.live_bytes.items():  # below 0, as u64, while a free overtakes its allocation
@@ -200,7 +200,7 @@ class CounterDeltas:
 
     def _ages(self, sample: LiveByAge, resolve: ResolvePlace, work: dict[Owner, CountedWork]) -> None:
         place = resolve(sample.process, sample.ordinal)
-        if place is None or place.standing is not Standing.LISTED:
+        if place is None or place.listing is not NvmlListing.LISTED:
             return
         counted = work[sample.process, place.device]
         known = counted.live_by_age or (0,) * len(sample.bytes)

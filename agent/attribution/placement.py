@@ -6,7 +6,7 @@ What the probes count is a process's claim: a library of its own may call itself
 fact. A claim counts on a device only where NVML lists the process, where it did a moment ago, or while NVML cannot
 say; for a newcomer, which may end before NVML is read, launches and copies count for GRACE_NS, its memory never.
 
-The order of evidence for an ordinal: what the driver told the process, where NVML lists the process, and only then its
+The order of evidence for an ordinal: what the driver reported to the process, where NVML lists it, and only then its
 environment, which a program may have changed since it was started. What was learned stays until other evidence comes.
 """
 
@@ -28,11 +28,11 @@ MOST_ORDINALS = 64  # of a process; no node has more devices
 MemberOf = Callable[[ProcessId], GpuProcess | None]
 
 
-class Standing(Enum):
-    """What NVML says of a process on a device."""
+class NvmlListing(Enum):
+    """Whether NVML lists a process on a device."""
 
     LISTED = "listed"  # or NVML cannot say
-    NEW = "new"  # not yet, or no more
+    NEW = "new"  # not yet or no longer, within the grace period
     UNLISTED = "unlisted"
 
 
@@ -41,25 +41,25 @@ class Place:
     """Where a claim belongs."""
 
     device: DeviceUuid
-    standing: Standing
+    listing: NvmlListing
 
 
 def ordinals_by_evidence(
-    known: Ordinals, told: Mapping[int, DeviceUuid], used: Collection[int], listed: Sequence[DeviceUuid]
+    known: Ordinals, reported: Mapping[int, DeviceUuid], used: Collection[int], listed: Sequence[DeviceUuid]
 ) -> Ordinals:
     """The devices behind a process's ordinals. `known`: as assumed so far. `used`: the ordinals that it has worked on.
 
-    What the driver told holds. `listed`: where NVML lists the process, in the node's order. Where that shows one
+    What the driver reported holds. `listed`: where NVML lists the process, in the node's order. Where that shows one
     assumption to be wrong, the others came from the same environment: as many devices as there are ordinals are taken
     in order, which is how programs name them; else what NVML does not contradict stays, and a single one left fits.
     """
     assumed = dict(enumerate(known))
-    refuted = any(assumed.get(ordinal) != device for ordinal, device in told.items())
+    refuted = any(assumed.get(ordinal) != device for ordinal, device in reported.items())
     if listed:
-        refuted |= any(assumed.get(ordinal) not in listed for ordinal in used if ordinal not in told)
+        refuted |= any(assumed.get(ordinal) not in listed for ordinal in used if ordinal not in reported)
     if not refuted:
         return known
-    found = dict(told)
+    found = dict(reported)
     unknown = sorted(set(used) - found.keys())
     left = [device for device in listed if device not in found.values()]
     if len(left) != len(unknown):
@@ -114,12 +114,12 @@ class Placements:
         for sample in samples:
             if isinstance(sample, LaunchCount | CopyCount | AllocationCount) and sample.process in self._known:
                 self._known[sample.process].use(sample.ordinal)
-        told: dict[ProcessId, dict[int, DeviceUuid]] = {}
+        reported: dict[ProcessId, dict[int, DeviceUuid]] = {}
         for (process, ordinal), device in inputs.driver_devices.items():
             if ordinal < MOST_ORDINALS:
-                told.setdefault(process, {})[ordinal] = device
+                reported.setdefault(process, {})[ordinal] = device
         for process, one in self._known.items():
-            self._update(process, one, told.get(process, {}))
+            self._update(process, one, reported.get(process, {}))
 
     def resolve(self, process: ProcessId, ordinal: int | None) -> Place | None:
         """Where a claim of this tick belongs; None: on which device is not known."""
@@ -127,11 +127,11 @@ class Placements:
         ordinals = self._everything if one is None else one.ordinals
         device = device_of(ordinal, ordinals, self._listed(process))
         if device is not None:
-            return Place(device, self._standing(process, device))
+            return Place(device, self._listing(process, device))
         if self._listed(process) or not self._everything:
             return None
-        first = Place(self._everything[0], self._standing(process, self._everything[0]))
-        return first if first.standing is Standing.UNLISTED else None  # it sees no device: refused on any
+        first = Place(self._everything[0], self._listing(process, self._everything[0]))
+        return first if first.listing is NvmlListing.UNLISTED else None  # it sees no device: refused on any
 
     def ordinals(self) -> dict[ProcessId, Ordinals]:
         """Of the processes whose ordinals are not what their environment says."""
@@ -150,20 +150,20 @@ class Placements:
             return ()
         return self._inputs.devices_of(process.tgid)
 
-    def _update(self, process: ProcessId, one: _Evidence, told: Mapping[int, DeviceUuid]) -> None:
+    def _update(self, process: ProcessId, one: _Evidence, reported: Mapping[int, DeviceUuid]) -> None:
         one.listed_ns |= dict.fromkeys(self._listed(process), self._now_ns)
         oldest_ns = self._now_ns - self._grace_ns
         recent = [device for device in self._everything if one.listed_ns.get(device, oldest_ns - 1) >= oldest_ns]
-        one.ordinals = ordinals_by_evidence(one.ordinals, told, one.used, recent)
+        one.ordinals = ordinals_by_evidence(one.ordinals, reported, one.used, recent)
 
-    def _standing(self, process: ProcessId, device: DeviceUuid) -> Standing:
+    def _listing(self, process: ProcessId, device: DeviceUuid) -> NvmlListing:
         if device not in self._listable or device in self._listed(process):
-            return Standing.LISTED
+            return NvmlListing.LISTED
         one = self._known.get(process)
         if one is None:
-            return Standing.UNLISTED
+            return NvmlListing.UNLISTED
         latest_ns = max(one.claimed_ns.setdefault(device, self._now_ns), one.listed_ns.get(device, 0))
-        return Standing.NEW if self._now_ns - latest_ns <= self._grace_ns else Standing.UNLISTED
+        return NvmlListing.NEW if self._now_ns - latest_ns <= self._grace_ns else NvmlListing.UNLISTED
 
 
 def _can_list(inputs: TickInputs, device: DeviceUuid, member_of: MemberOf) -> bool:

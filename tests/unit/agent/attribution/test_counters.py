@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.attribution.counters import BLOCKS, BYTES, KERNELS, CountedWork, CounterDeltas
-from agent.attribution.placement import Place, Standing
+from agent.attribution.placement import NvmlListing, Place
 from agent.collectors.samples import AllocationCount, CopyCount, LaunchCount, Sample
 from agent.core.model import DeviceUuid, ProcessId
 
 LIAR, HONEST = ProcessId(10, 1), ProcessId(11, 1)
-PLACE = Place(DeviceUuid("GPU-0"), Standing.LISTED)
+PLACE = Place(DeviceUuid("GPU-0"), NvmlListing.LISTED)
 
 
 def work(tally: CounterDeltas, *samples: Sample) -> dict[ProcessId, CountedWork]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a process claims counts where NVML lists it, on the device that the driver told it, NVML shows or it assumes."""
+"""What a process claims counts where NVML lists it, on the device that the driver reported it, NVML shows or it assumes."""
 
 from __future__ import annotations
 
@@ -170,9 +170,9 @@ def test_a_process_that_chose_its_device_itself_is_on_the_one_where_nvml_lists_i
 
 def test_what_the_driver_told_comes_first() -> None:
     node = Node()
-    told = OrdinalUuid(HONEST, 0, bytes.fromhex(bare_uuid(GPU_1)))
+    reported = OrdinalUuid(HONEST, 0, bytes.fromhex(bare_uuid(GPU_1)))
     both = [listed(HONEST, GPU_0), listed(HONEST, GPU_1)]
-    parts = node.tick(*both, told, *node.claims(HONEST, 0))
+    parts = node.tick(*both, reported, *node.claims(HONEST, 0))
     assert work_of(parts[GPU_1], HONEST).launches == 100
     assert node.engine.ordinals() == {HONEST: (GPU_1,)}
 
@@ -186,7 +186,7 @@ def test_another_program_in_the_same_process_is_assumed_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "used", "on", "expected"),
+    ("reported", "used", "on", "expected"),
     [
         ({}, {0, 1}, [0, 1], (0, 1, 2)),  # nothing speaks against what is assumed
         ({}, {1}, [1], (0, 1, 2)),
@@ -200,10 +200,10 @@ def test_another_program_in_the_same_process_is_assumed_anew() -> None:
     ],
 )
 def test_evidence_decides_between_devices(
-    told: dict[int, int], used: set[int], on: list[int], expected: tuple[int | None, ...]
+    reported: dict[int, int], used: set[int], on: list[int], expected: tuple[int | None, ...]
 ) -> None:
     known = tuple(DEVICES)
-    found = ordinals_by_evidence(known, {o: DEVICES[d] for o, d in told.items()}, used, [DEVICES[d] for d in on])
+    found = ordinals_by_evidence(known, {o: DEVICES[d] for o, d in reported.items()}, used, [DEVICES[d] for d in on])
     assert found == tuple(None if number is None else DEVICES[number] for number in expected)
 
 
@@ -217,13 +217,13 @@ numbers = st.integers(0, 2)
     st.sets(st.sampled_from(DEVICES)),
 )
 def test_the_same_evidence_gives_the_same_devices_again_and_the_driver_is_believed(
-    known: list[DeviceUuid | None], told: dict[int, DeviceUuid], used: set[int], on: set[DeviceUuid]
+    known: list[DeviceUuid | None], reported: dict[int, DeviceUuid], used: set[int], on: set[DeviceUuid]
 ) -> None:
     listed_on = sorted(on)
-    found = ordinals_by_evidence(tuple(known), told, used, listed_on)
-    assert all(found[ordinal] == uuid for ordinal, uuid in told.items())
-    assert ordinals_by_evidence(found, told, used, listed_on) == found
-    if len(on) == len(used) == 1 and not told:
+    found = ordinals_by_evidence(tuple(known), reported, used, listed_on)
+    assert all(found[ordinal] == uuid for ordinal, uuid in reported.items())
+    assert ordinals_by_evidence(found, reported, used, listed_on) == found
+    if len(on) == len(used) == 1 and not reported:
         assert found[next(iter(used))] in on
 
 
