@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What a process claims counts where NVML lists it, on the device that the driver reported it, NVML shows or it assumes."""
+"""A claim counts where NVML lists its process, on the device that the driver reported, NVML shows or it assumes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_process_that_chose_its_device_itself_is_on_the_one_where_nvml_lists_i
     assert node.engine.ordinals() == {HONEST: (GPU_1,)}
 
 
-def test_what_the_driver_told_comes_first() -> None:
+def test_what_the_driver_reported_comes_first() -> None:
     node = Node()
     reported = OrdinalUuid(HONEST, 0, bytes.fromhex(bare_uuid(GPU_1)))
     both = [listed(HONEST, GPU_0), listed(HONEST, GPU_1)]
