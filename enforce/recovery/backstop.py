@@ -87,19 +87,19 @@ def new_page() -> int:
     return fd
 
 
-class Duty(Enum):
-    """What nobody else undoes now."""
+class Remaining(Enum):
+    """What neither agent nor guardian undoes now."""
 
     NOTHING = "nothing"
     STOPS = "stops"  # the agent lives, and does what is its own
     EVERYTHING = "everything"
 
 
-def duty(agent_ns: int, guardian_ns: int, now_ns: int) -> Duty:
-    """The backstop's, by the last beats of the others: the guardian undoes everything while it runs."""
+def remaining(agent_ns: int, guardian_ns: int, now_ns: int) -> Remaining:
+    """What is left to the backstop, by the others' last beats: the guardian undoes everything while it runs."""
     if now_ns - guardian_ns <= STILL_NS:
-        return Duty.NOTHING
-    return Duty.STOPS if now_ns - agent_ns <= STILL_NS else Duty.EVERYTHING
+        return Remaining.NOTHING
+    return Remaining.STOPS if now_ns - agent_ns <= STILL_NS else Remaining.EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +125,15 @@ class Backstop:
         self._looked_ns = clock()
         self._again_ns = 0
 
-    def look(self) -> Duty:
-        """Undoes what nobody else does now. Returns what that was."""
+    def look(self) -> Remaining:
+        """Undoes what agent and guardian do not undo now. Returns what that was."""
         now = self._clock()
         late, self._looked_ns = now - self._looked_ns > _STOOD_STILL_NS, now
         self._beats.backstop_ns = now
         if late:
-            return Duty.NOTHING
-        found = duty(self._beats.agent_ns, self._beats.guardian_ns, now)
-        if found is Duty.NOTHING:
+            return Remaining.NOTHING
+        found = remaining(self._beats.agent_ns, self._beats.guardian_ns, now)
+        if found is Remaining.NOTHING:
             self._again_ns = 0
         elif now >= self._again_ns:
             self._undo(found)
@@ -159,10 +159,10 @@ class Backstop:
     def _is_taken_over(self) -> bool:
         return enforcing_elsewhere(self._path.parent, Procfs()) not in (None, self._agent_tgid)
 
-    def _undo(self, found: Duty) -> None:
-        """Their entries stay. The guardian, should it go on meanwhile, is told to resume what it holds as well."""
+    def _undo(self, found: Remaining) -> None:
+        """Their entries stay. Should the guardian go on meanwhile, `released_ns` has it resume what it holds as well."""
         self._beats.released_ns = self._clock()
-        if found is Duty.STOPS:
+        if found is Remaining.STOPS:
             _report("the guardian stands still", undo_all(self._path, acts=_STOPS))
         else:
             _report("agent and guardian stand still", undo_all(self._path, acts=_QUICK))
@@ -234,14 +234,14 @@ def main() -> None:
     settings = BackstopSettings(**json.loads(sys.argv[1]))
     logs.configure(logs.Format(settings.log_format))
     backstop = Backstop(Beats.shared(settings.beats), Path(settings.ledger), settings.agent_tgid)
-    alive = sys.stdin.fileno()  # at its end: nobody has the writing end any more
+    alive = sys.stdin.fileno()  # at its end: no process has the writing end any more
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     except PermissionError:
         _log.info("no CAP_SYS_NICE: resuming may be late under load")
     while not select.select([alive], [], [], LOOK_NS / 1e9)[0]:
         backstop.look()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whatever ended them may mean this process too
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what ended them may be sent to this process too
     sys.exit(0 if backstop.finish() else 1)
 
 

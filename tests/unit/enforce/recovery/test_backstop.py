@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from enforce.actuators.undo import UndoResult, acts_where
 from enforce.recovery import backstop
-from enforce.recovery.backstop import LOOK_NS, STILL_NS, Backstop, Beats, Duty, duty, new_page
+from enforce.recovery.backstop import LOOK_NS, STILL_NS, Backstop, Beats, Remaining, new_page, remaining
 
 NS = st.integers(0, 1 << 62)
 MS = 1_000_000
@@ -52,10 +52,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_the_backstop_undoes_nothing_while_the_guardian_runs_and_no_act_of_an_agent_that_runs(
     agent_ns: int, guardian_ns: int, now_ns: int
 ) -> None:
-    found = duty(agent_ns, guardian_ns, now_ns)
-    assert (found is Duty.NOTHING) == (now_ns - guardian_ns <= STILL_NS)
-    if found is not Duty.NOTHING:
-        assert (found is Duty.EVERYTHING) == (now_ns - agent_ns > STILL_NS)
+    found = remaining(agent_ns, guardian_ns, now_ns)
+    assert (found is Remaining.NOTHING) == (now_ns - guardian_ns <= STILL_NS)
+    if found is not Remaining.NOTHING:
+        assert (found is Remaining.EVERYTHING) == (now_ns - agent_ns > STILL_NS)
 
 
 def test_an_agent_that_hangs_is_the_guardians(scene: Scene) -> None:
