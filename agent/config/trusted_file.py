@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Files that control the agent: who can have written them, and reading them.
 
-A file is trusted if nobody but root, or the agent's own user, could have written it. The checks are made on the
+A file is trusted if only root, or the agent's own user, could have written it. The checks are made on the
 descriptor that is read, so what was checked is what is used. Bounded, regular files only: a FIFO in a file's place does
-not block the agent. Each directory on the path has to belong to root or to the agent's user, and nobody else may write
-it, but for two that are safe: one with the sticky bit (/tmp), and a Kubernetes ConfigMap that is mounted here
+not block the agent. Each directory on the path has to belong to root or to the agent's user, and no other user may
+write it, but for two that are safe: one with the sticky bit (/tmp), and a Kubernetes ConfigMap that is mounted here
 read-only, whose directory has mode 0777 where on the node only root can go. It is recognised by its mount, which only
 root can make; that anything else is read-only for the agent says nothing about others. A link is checked by the
 directory that it is in and by the path to its target.
@@ -66,7 +66,7 @@ def _replaceable(folder: str, entry: os.stat_result) -> str | None:
         return None
     if (facts.st_mode & stat.S_ISVTX and _is_trusted_owner(entry)) or _is_configmap(folder):
         return None
-    who = "everybody" if facts.st_mode & stat.S_IWOTH else "its group"
+    who = "every user" if facts.st_mode & stat.S_IWOTH else "its group"
     return f"lies in {folder}, where {who} could put another file in its place; chmod go-w {folder}"
 
 
@@ -92,7 +92,7 @@ def _writable(status: os.stat_result) -> str | None:
     if status.st_uid not in (0, os.geteuid()):
         return f"belongs to user {status.st_uid}, who could change what the agent does; chown it to root"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+        who = "every user" if status.st_mode & stat.S_IWOTH else "its group"
         return f"can be written by {who}, who could change what the agent does; chmod go-w it"
     return None
 

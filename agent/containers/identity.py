@@ -6,7 +6,7 @@ The one path that shows where a process belongs: with cgroup v2 there is one lin
 one per controller, and hybrid hosts have both, of which either may say nothing. So what looks like a container wins
 over what does not. Source: cgroups(7). How each runtime names its cgroups is a line in the tables below.
 
-Whoever may make cgroups may give them any name, so a name counts only where a runtime of the node puts it. The
+A user who may make cgroups may give them any name, so a name counts only where a runtime of the node puts it. The
 outermost container wins: what one makes inside its own cgroup, Docker in Docker included, is its own. A name below a
 systemd unit counts only if the unit is a runtime's. Below a user's slice, and below a directory that a user owns, it is
 a container of that user (rootless Podman), with another key than the same name of root's has.

@@ -60,7 +60,7 @@ def _nowhere() -> Mapping[ContainerKey, str]:
 class Claims:
     """Which cgroup holds each container's id. A second one that claims it is refused for as long as the first exists.
 
-    Where a runtime told the cgroup of its container, that one holds the id. Bounded: the least recently used go first.
+    Where a runtime reported the cgroup of its container, that one holds the id. Bounded: the least recently used go.
     """
 
     def __init__(self, exists: Callable[[str], bool]) -> None:
@@ -107,7 +107,7 @@ class ContainerIndex:
         most_processes: int = _MOST_PROCESSES,
         placed: Callable[[], Mapping[ContainerKey, str]] = _nowhere,
     ) -> None:
-        """`placed`: the cgroups that runtimes told for ids that another cgroup claimed."""
+        """`placed`: the cgroups that runtimes reported for ids that another cgroup claimed."""
         self._procfs = procfs or Procfs()
         self._most_processes = most_processes
         self._placed = placed
@@ -123,9 +123,9 @@ class ContainerIndex:
         return self._claims.refused
 
     def correct(self) -> bool:
-        """Takes over what runtimes told since. True: the containers of processes may be others now."""
-        told = self._placed().items()
-        changed = [self._claims.assign(key, cgroup) for key, cgroup in told if self._tree.exists(cgroup)]
+        """Takes over what runtimes reported since. True: the containers of processes may be others now."""
+        placed = self._placed().items()
+        changed = [self._claims.assign(key, cgroup) for key, cgroup in placed if self._tree.exists(cgroup)]
         if any(changed):
             self._known.clear()
         return any(changed)

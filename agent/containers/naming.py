@@ -184,7 +184,7 @@ class Naming:
         return total
 
     def placed(self) -> Mapping[ContainerKey, str]:
-        """The cgroups of containers whose id another cgroup claimed, as their runtimes told it."""
+        """The cgroups of containers whose id another cgroup claimed, as their runtimes reported it."""
         with self._lock:
             return dict(self._placed)
 

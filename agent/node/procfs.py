@@ -91,7 +91,7 @@ class Procfs:
     def is_of_node(self, tgid: int) -> bool:
         """Whether it is root's and sees the node's own processes and files: no container's, whatever its name.
 
-        For an agent in the node's PID namespace. Where the node's files cannot be told, its processes alone decide.
+        For an agent in the node's PID namespace. Where the node's files are not known, its processes alone decide.
         """
         if proc_parse.parse_status_uid(self.status(tgid)) != 0:
             return False

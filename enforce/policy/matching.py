@@ -89,8 +89,8 @@ def names_of(container: Container) -> tuple[str, ...]:
 def units_of(container: Container) -> tuple[str, ...]:
     """The systemd units that a container runs in: its own and those around it, by its cgroup's path.
 
-    None of those below a service or scope: whoever runs in it may have been given it to make cgroups of any name, as
-    each user's own manager (user@1000.service) is.
+    None of those below a service or scope: it may be delegated to what runs in it, which may make cgroups of any name,
+    as each user's own manager (user@1000.service) is.
     """
     parts = container.cgroup.split("/")
     end = next((at for at, part in enumerate(parts, 1) if part.endswith(_ENDS)), len(parts))

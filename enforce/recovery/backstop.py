@@ -160,7 +160,7 @@ class Backstop:
         return enforcing_elsewhere(self._path.parent, Procfs()) not in (None, self._agent_tgid)
 
     def _undo(self, found: Remaining) -> None:
-        """Their entries stay. Should the guardian go on meanwhile, `released_ns` has it resume what it holds as well."""
+        """Their entries stay. A guardian that goes on meanwhile sees `released_ns` and resumes what it holds too."""
         self._beats.released_ns = self._clock()
         if found is Remaining.STOPS:
             _report("the guardian stands still", undo_all(self._path, acts=_STOPS))

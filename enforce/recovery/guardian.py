@@ -194,7 +194,7 @@ class Guardian:
 
     def _resume(self, process: ProcessId, stopped_at_ns: int, pass_ns: int = 0) -> bool:
         """False when it may still be stopped. A process that cannot be resumed does not keep others stopped."""
-        pause = self._forget_stop(process)  # first: what stops it from now on is told again
+        pause = self._forget_stop(process)  # first: what stops it from now on is reported again
         ended_ns = pause.ran_ns if pause is not None and pause.ran_ns else self._clock()
         record = self._record(process)
         if pass_ns:

@@ -88,9 +88,9 @@ def rows(snapshot: Snapshot) -> Iterator[Row]:
 
 def _all(snapshot: Snapshot) -> Iterator[Candidate]:
     devices = {reading.device.uuid: device_labels(reading.device) for reading in snapshot.devices}
-    everybody = (*snapshot.containers, *snapshot.ended)
-    containers = container_labels(used.container for used in (*everybody, *snapshot.held))
-    for container, usage in _known_uses(everybody, devices):
+    usages = (*snapshot.containers, *snapshot.ended)
+    containers = container_labels(used.container for used in (*usages, *snapshot.held))
+    for container, usage in _known_uses(usages, devices):
         yield from _usage(usage, containers[container] + devices[usage.device])
     for key, device, unprobed in _unprobed(snapshot.containers, devices):
         yield "container_unprobed", containers[key] + devices[device], unprobed

@@ -162,7 +162,7 @@ def test_run_refuses_a_wrong_policy_with_all_its_mistakes(node: Node, tmp_path: 
     assert done.stderr.count(f"{policy}:") == 5
 
 
-@pytest.mark.parametrize(("mode", "writers"), [(0o602, "everybody"), (0o620, "its group")])
+@pytest.mark.parametrize(("mode", "writers"), [(0o602, "every user"), (0o620, "its group")])
 def test_run_refuses_a_policy_that_others_can_write(mode: int, writers: str, node: Node, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(node.policy(enforce=True))

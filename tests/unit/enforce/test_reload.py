@@ -191,7 +191,7 @@ def test_others_permission_to_write_it_is_a_wrong_file_and_chmod_cures_that(plac
         place.path.chmod(0o666)
         agent.look()
         agent.look()
-        assert "can be written by everybody" in (place.pipeline.policy.error or "")
+        assert "can be written by every user" in (place.pipeline.policy.error or "")
         place.path.chmod(0o600)
         agent.look()
         agent.look()

@@ -20,7 +20,7 @@ from agent.core.errors import TrustError
     [
         (0, 0o644, None),
         (0, 0o400, None),
-        (0, 0o666, "by everybody"),
+        (0, 0o666, "by every user"),
         (0, 0o660, "by its group"),
         (os.geteuid(), 0o600, None),
         (os.geteuid() + 1, 0o600, "chown it to root"),
@@ -39,7 +39,7 @@ def test_what_is_not_trusted_is_named_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="larger than"):
         read_trusted(path, 6)
     path.chmod(0o602)
-    with pytest.raises(TrustError, match=f"{path} can be written by everybody.*chmod go-w"):
+    with pytest.raises(TrustError, match=f"{path} can be written by every user.*chmod go-w"):
         read_trusted(path, 7)
     with pytest.raises(TrustError, match="not a regular file"):
         read_trusted(Path("/dev/zero"), 7)
@@ -53,5 +53,5 @@ def test_a_file_in_a_directory_that_others_can_write_is_not_trusted_either(tmp_p
     path.chmod(0o600)
     assert read_trusted(path, 7) == b"content"
     folder.chmod(0o777)
-    with pytest.raises(TrustError, match=f"{path} lies in {folder}, where everybody"):
+    with pytest.raises(TrustError, match=f"{path} lies in {folder}, where every user"):
         read_trusted(path, 7)

@@ -38,7 +38,7 @@ def test_a_file_of_ours_in_folders_of_ours_is_taken(policy: Path) -> None:
     assert load(policy, strict_permissions=True).enforce is False
 
 
-@pytest.mark.parametrize(("mode", "writers"), [(0o777, "everybody"), (0o775, "its group"), (0o757, "everybody")])
+@pytest.mark.parametrize(("mode", "writers"), [(0o777, "every user"), (0o775, "its group"), (0o757, "every user")])
 def test_a_folder_that_others_write_is_refused_with_the_cure(policy: Path, mode: int, writers: str) -> None:
     policy.parent.chmod(mode)
     message = refusal(policy)
@@ -67,7 +67,7 @@ def test_in_a_folder_with_the_sticky_bit_each_may_have_his_own(policy: Path) -> 
     theirs = policy.with_name("theirs.yaml")
     theirs.symlink_to(policy)
     os.chown(theirs, STRANGER, -1, follow_symlinks=False)
-    assert f"lies in {policy.parent}, where everybody" in (exposed_path(theirs) or "")
+    assert f"lies in {policy.parent}, where every user" in (exposed_path(theirs) or "")
 
 
 def test_a_link_is_judged_by_where_it_lies_and_by_the_way_to_what_it_names(policy: Path, tmp_path: Path) -> None:

@@ -156,4 +156,4 @@ def test_a_file_that_others_can_write_is_refused_or_reported_as_exposed(tmp_path
     assert read_text(path, strict=True).problem is not None
     read = read_text(path, strict=False)
     assert (read.text, read.problem) == ("a: b\n", None)
-    assert "can be written by everybody" in (read.exposed or "")
+    assert "can be written by every user" in (read.exposed or "")

@@ -100,15 +100,15 @@ def test_of_two_cgroups_that_claim_one_id_the_first_has_it_while_it_exists(tmp_p
     assert index.container_of(ProcessId(13, 1)).key == first.key
 
 
-def test_an_id_belongs_to_the_cgroup_that_its_runtime_told(tmp_path: Path) -> None:
+def test_an_id_belongs_to_the_cgroup_that_its_runtime_reported(tmp_path: Path) -> None:
     claimed = f"/other/docker-{OURS}.scope"
     machine(tmp_path, {11: claimed, 12: PATH})
-    told: dict[ContainerKey, str] = {}
-    index = ContainerIndex(Procfs(str(tmp_path)), placed=lambda: told)
+    reported: dict[ContainerKey, str] = {}
+    index = ContainerIndex(Procfs(str(tmp_path)), placed=lambda: reported)
     key = index.container_of(ProcessId(11, 1)).key
     assert index.container_of(ProcessId(12, 1)).key != key
     assert not index.correct()
-    told[key] = PATH
+    reported[key] = PATH
     assert index.correct()
     assert index.container_of(ProcessId(12, 1)).key == key
     assert index.container_of(ProcessId(11, 1)).key != key

@@ -261,7 +261,7 @@ def test_a_file_that_is_not_utf8_is_reported_at_the_line(tmp_path: Path) -> None
         load(tmp_path / "p.yaml")
 
 
-@pytest.mark.parametrize(("mode", "writers"), [(0o664, "its group"), (0o646, "everybody")])
+@pytest.mark.parametrize(("mode", "writers"), [(0o664, "its group"), (0o646, "every user")])
 def test_the_agent_refuses_a_policy_that_others_can_write(tmp_path: Path, mode: int, writers: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(GOOD)

@@ -205,7 +205,7 @@ def test_whatever_is_written_is_taken_or_refused_and_never_a_fault(
     assert all("; " in problem.text or problem.text.endswith("?") for problem in found.problems), found.problems
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(0o620, "by its group"), (0o602, "by everybody")])
+@pytest.mark.parametrize(("mode", "expected"), [(0o620, "by its group"), (0o602, "by every user")])
 def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, expected: str) -> None:
     path = tmp_path / "web.yml"
     path.write_text(USERS)
