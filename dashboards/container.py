@@ -181,8 +181,8 @@ CONTAINER = Page(
                     width=8,
                 ),
                 graph(
-                    "Stops that somebody else ended",
-                    "With SIGCONT. Whoever does that is not fought.",
+                    "Stops that other processes ended",
+                    "By SIGCONT. The process then runs for one second of GPU time.",
                     PER_SECOND,
                     rate("foreign_resumes", ON_NODE),
                     width=8,

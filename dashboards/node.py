@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""One node: what each container has of each GPU, what nobody is known to have caused, and how the agent fares."""
+"""One node: what each container has of each GPU, what is of no known container, and how the agent fares."""
 
 from __future__ import annotations
 

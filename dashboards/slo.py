@@ -155,7 +155,7 @@ SLO = Page(
             (
                 graph(
                     "Burn, fast",
-                    "Over 5 minutes and 1 hour. Above 14.4 in both somebody is called: 2 % of a month's budget in 1 h.",
+                    "Over 5 minutes and 1 hour. Above 14.4 in both an alert pages: 2 % of a month's budget in 1 h.",
                     COUNT,
                     Query(named(burn("5m")), f"{WHO}: 5 min"),
                     Query(named(burn("1h")), f"{WHO}: 1 h"),
@@ -165,7 +165,7 @@ SLO = Page(
                 ),
                 graph(
                     "Burn, hours",
-                    "Over 30 minutes and 6 hours. Above 6 in both somebody is called: 5 % of a month's budget in 6 h.",
+                    "Over 30 minutes and 6 hours. Above 6 in both an alert pages: 5 % of a month's budget in 6 h.",
                     COUNT,
                     Query(named(burn("30m")), f"{WHO}: 30 min"),
                     Query(named(burn("6h")), f"{WHO}: 6 h"),
