@@ -41,7 +41,7 @@ __all__ = [  # ContainerFacts, Match and ProcessFacts come from matching
 LatencySignal = Literal["gpu_wait", "http", "prometheus", "uprobe"]
 Law = Literal["headroom", "fixed", "tgs", "off"]
 Rung = Literal["pace", "gate", "deny", "hold", "freeze", "mps", "lock", "swap", "evict"]
-Unprobed = Literal["ignore", "tell", "freeze", "evict"]
+Unprobed = Literal["ignore", "report", "freeze", "evict"]
 TimeUnit = Literal["s", "ms", "us"]
 SIGNALS: tuple[str, ...] = get_args(LatencySignal)
 LAWS: tuple[str, ...] = get_args(Law)
@@ -141,7 +141,7 @@ class OfflineRule:
     weight: float
     limits: Limits
     ladder: tuple[str, ...]
-    unprobed: str = "tell"  # what is done where its work has no launches that the probes see
+    unprobed: str = "report"  # what is done where its work has no launches that the probes see
 
 
 @dataclass(frozen=True, slots=True)

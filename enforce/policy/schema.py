@@ -245,9 +245,9 @@ class OfflineSection(Section):
         description="The actions that may be taken on it, in any order; see below.",
     )
     unprobed: Unprobed = Field(
-        "tell",
+        "report",
         description="What is done to a container that works on a GPU by NVML without launches that the probes see, "
-        "which no launch rule can hold. `tell`: a line in the log (metric and alert are there anyway, also with "
+        "which no launch rule can hold. `report`: a line in the log (metric and alert are there anyway, also with "
         "`ignore`). `freeze`: its cgroup is frozen by turns, within `max_pause` and `floor`, while an online container "
         "on that GPU has requests or misses its SLO. `evict`: it is evicted when that has lasted for 30 s. Neither has "
         "to be in `ladder`.",

@@ -69,7 +69,7 @@ def test_a_container_with_the_driver_library_linked_in_is_named_and_its_neighbou
     node: Node, static: Path
 ) -> None:
     with (
-        node.agent(POLICY.format(token=node.token, unprobed="tell")) as agent,
+        node.agent(POLICY.format(token=node.token, unprobed="report")) as agent,
         working(node, "training-honest", "offline", TRAINING) as honest,
         working(node, "training-static", static) as name,
     ):
@@ -86,7 +86,7 @@ def test_a_container_with_the_driver_library_linked_in_is_named_and_its_neighbou
         until(lambda: f"{name}: unprobed" in agent.log.read_text(), "the log to say so")
         before = launches(node, "training-static")
         time.sleep(1)
-        assert launches(node, "training-static") > before  # told, not held
+        assert launches(node, "training-static") > before  # reported, not held
 
 
 def test_where_the_rule_says_freeze_it_is_frozen_only_while_an_online_container_needs_the_gpu(

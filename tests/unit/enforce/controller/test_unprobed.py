@@ -68,7 +68,7 @@ def test_it_is_evicted_after_the_ladders_patience_and_not_while_the_need_was_int
     assert rungs.step(snapshot(UNSEEN_JOB), busy, EVICT_AFTER_NS + NEED_HOLD_NS + 1) == {}
 
 
-@pytest.mark.parametrize(("unprobed", "lines"), [("tell", 1), ("ignore", 0), ("freeze", 1)])
+@pytest.mark.parametrize(("unprobed", "lines"), [("report", 1), ("ignore", 0), ("freeze", 1)])
 def test_it_is_logged_once_unless_its_rule_ignores_it(
     unprobed: str, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
