@@ -95,7 +95,7 @@ def real(major: str, libraries: Path, folder: Path) -> Control:
 
 @contextmanager
 def simulated(major: str, folder: Path) -> Iterator[Control]:
-    """On a simulated GPU, told to answer as that driver's."""
+    """On a simulated GPU, set to answer as that driver's."""
     shutil.copy(BUILD / "bin" / PROGRAM, folder / PROGRAM)
     with simulated_node(folder / "gpu") as node:
         for path in (folder / "gpu").iterdir():

@@ -27,4 +27,4 @@ def test_it_is_denied_where_the_probe_stands_behind_the_check(libcuda: Path, tmp
     assert not [line for line in lines if line.startswith("FAILED")], text
     assert "OK an allocation that does not fit is denied" in lines
     assert "OK so is every one of several threads" in lines
-    assert "OK nobody is denied or held once the lease is over" in lines
+    assert "OK no process is denied or held once the lease is over" in lines

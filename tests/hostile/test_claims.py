@@ -102,7 +102,7 @@ def refused(agent: Agent) -> float:
 
 
 @pytest.mark.parametrize("name", ["stranger", "training-claims"])  # the latter counts against all offline containers
-def test_what_a_library_of_its_own_claims_evicts_and_refuses_nobody(tmp_path: Path, programs: Path, name: str) -> None:
+def test_what_a_library_of_its_own_claims_evicts_and_refuses_none(tmp_path: Path, programs: Path, name: str) -> None:
     with (
         small_node(tmp_path / "n") as node,
         node.agent(RESERVED.format(token=node.token)) as agent,

@@ -37,7 +37,7 @@ online:
     match: {{labels: {{io.kubernetes.pod.uid: "{uid}"}}}}
     slo: {{signal: gpu_wait, quantile: 0.99, target: 400ms, window: 10s}}
 offline:
-  - {{name: nobody, match: {{container: "none-{uid}"}}, law: headroom}}
+  - {{name: none, match: {{container: "none-{uid}"}}, law: headroom}}
 """
 BY_COMMAND = """\
 version: 1
@@ -99,7 +99,7 @@ class Theft:
 
 @pytest.fixture
 def theft(node: Node) -> Iterator[Theft]:
-    """The victim runs first: a claim that root made elsewhere has the id only where nobody else is."""
+    """The victim runs first: a claim that root made elsewhere has the id only where no other is."""
     uid, full_id, other = str(uuid.uuid4()), secrets.token_hex(32), secrets.token_hex(32)
     name = f"/kubepods/besteffort/pod{uid}/{full_id}"
     scope = f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{full_id}.scope"

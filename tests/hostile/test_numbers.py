@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Numbers that no device has, through a libcuda of the tenant's own that says success to everything: what the kernel
-books of them is bounded, counted, and nobody else's."""
+counts of them is bounded, reported, and adds to no other tenant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A whole node with a tenant whose libcuda takes every number: told within seconds, all other books exact."""
+"""A whole node with a tenant whose libcuda takes every number: reported within seconds, all other totals exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.hostile.programs import compile_program, pretended_libcuda
 from tools.harness.containers import Container, Mount
 from tools.harness.wait import until
 
-_TOLD_SECONDS = 5.0
+_REPORTED_SECONDS = 5.0
 _MOST_KERNELS_SECOND, _MOST_KERNELS_AT_ONCE = 1 << 23, 1 << 27  # agent/attribution/counters.py
 _MOST_BYTES = 1 << 46
 
@@ -39,12 +39,12 @@ def launches(row: ContainerUsage | None) -> int:
     return sum(usage.totals.launches for usage in row.usage) if row else 0
 
 
-def told(agent: Agent) -> bool:
+def is_reported(agent: Agent) -> bool:
     lost = agent.snapshot().lost
     return lost.get("map:bounds", 0) > 0 and lost.get("map:ordinal", 0) > 0
 
 
-def test_numbers_that_no_device_has_are_told_and_leave_the_others_books_exact(node: Node, tmp_path: Path) -> None:
+def test_numbers_that_no_device_has_are_reported_and_leave_the_others_totals_exact(node: Node, tmp_path: Path) -> None:
     shutil.rmtree(node.folder / "usage.sqlite", ignore_errors=True)
     with node.agent(None) as agent, node.container("training-honest", "offline", TRAINING) as honest:
         until(lambda: launches(agent.container(honest.name)) > 100, "the honest one's launches")
@@ -56,8 +56,8 @@ def test_numbers_that_no_device_has_are_told_and_leave_the_others_books_exact(no
             attacker.stdin.flush()
             assert attacker.stdout.readline() == "done\n"
             done = time.monotonic()
-            until(lambda: told(agent), "the lies to be told")
-            assert time.monotonic() - done < _TOLD_SECONDS
+            until(lambda: is_reported(agent), "the lies to be reported")
+            assert time.monotonic() - done < _REPORTED_SECONDS
             assert 'gpuwarden_events_lost_total{reason="bounds",source="map"}' in agent.metrics().replace(
                 'source="map",reason="bounds"', 'reason="bounds",source="map"'
             )

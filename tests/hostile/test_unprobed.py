@@ -108,7 +108,7 @@ def test_where_the_rule_says_freeze_it_is_frozen_only_while_an_online_container_
             time.sleep(5)
             rate = (launches(node, "training-static") - first) / (time.monotonic() - began)
             assert unprobed(agent, name) is True  # idleness is no evidence
-        until(lambda: "freeze" not in rungs(), "it to be thawed when nobody needs the GPU")
+        until(lambda: "freeze" not in rungs(), "it to be thawed when no service needs the GPU")
         first, began = launches(node, "training-static"), time.monotonic()
         time.sleep(3)
         assert rate < 0.2 * (launches(node, "training-static") - first) / (time.monotonic() - began)

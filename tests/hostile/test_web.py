@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Clients that want nobody else to be answered by the agent's port: of another user, on many addresses."""
+"""Clients that try to keep all others from being answered by the agent's port: of another user, on many addresses."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def driver_that_looks(folder: Path, program: str, monkeypatch: pytest.MonkeyPatc
 
 
 def show_none(title: str, rows: object) -> None:
-    """Nobody looks."""
+    """Shows nothing."""
 
 
 def test_what_was_seen_before_looking_hangs_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_devices_are_found_by_index_uuid_and_bus_id(nvml: Any, handle: Any) -> N
     with pytest.raises(nvml.NVMLError_InvalidArgument):
         nvml.nvmlDeviceGetHandleByIndex(2)
     with pytest.raises(nvml.NVMLError_NotFound):
-        nvml.nvmlDeviceGetHandleByUUID("GPU-nobody")
+        nvml.nvmlDeviceGetHandleByUUID("GPU-unknown")
 
 
 def test_sms_follow_from_cores_and_compute_capability(nvml: Any, handle: Any) -> None:

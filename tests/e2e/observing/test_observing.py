@@ -35,7 +35,7 @@ TICKS = 4
 
 @pytest.fixture(scope="module")
 def pair(node: Node, warden: Agent) -> Iterator[tuple[str, str]]:
-    """The names of two containers that share the GPU, one of them copying too. Nobody is held."""
+    """The names of two containers that share the GPU, one of them copying too. None is held."""
     warden.reload(node.policy(enforce=False))
     with (
         node.container("chat-pair", "online", SERVING),

@@ -192,7 +192,7 @@ def test_it_works_beside_a_running_agent(node: Node, trainer: Container) -> None
 
 
 def test_an_unknown_container_is_refused_with_those_that_there_are(node: Node, trainer: Container) -> None:
-    done = node.run("stacks", "--container", f"nobody-{node.token}")
+    done = node.run("stacks", "--container", f"unknown-{node.token}")
     assert done.returncode == 1
     assert trainer.name in done.stderr
 

@@ -89,7 +89,7 @@ def test_without_the_nvml_library_the_refusal_asks_to_install_the_driver(tmp_pat
 
 
 def test_without_a_driver_the_refusal_asks_to_load_it(node: Node, tmp_path: Path) -> None:
-    message = refusal(run(start(tmp_path), {**node.environment, "GPUSIM_DIR": str(tmp_path / "nobody")}), 3)
+    message = refusal(run(start(tmp_path), {**node.environment, "GPUSIM_DIR": str(tmp_path / "none")}), 3)
     assert message == "the NVIDIA kernel driver is not loaded: run 'modprobe nvidia', see dmesg"
 
 

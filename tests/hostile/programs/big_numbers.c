@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * Books stay what they were, for all others: numbers that no device has, through a libcuda.so.1 that takes them.
+ * The totals of all others stay what they were: numbers that no device has, through a libcuda.so.1 that takes them.
  * `big_numbers WHAT…`, one after the other:
  *   wait      for a byte
  *   sizes     allocations and copies near 2^64, near 2^63, and many of just under 2^46

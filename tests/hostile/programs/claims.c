@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * Nobody is refused or evicted for what this says that it has: by a libcuda.so.1 of its own (pretended_cuda.c), in a
+ * No process is refused or evicted for what this says that it has: by a libcuda.so.1 of its own (pretended_cuda.c), in a
  * container without the GPU, it allocates 2 GiB and then launches and copies without an end.
  */
 #include <cuda.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The GPU Warden authors
 /*
- * It is told as unprobed within seconds, and where its rule says so it is frozen while an online service needs the GPU.
+ * It is reported as unprobed within seconds, and where its rule says so it is frozen while an online service needs the GPU.
  *
  * The driver library is linked into this program, which exports none of its calls: no probe sees a launch.
  */

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Nobody is stopped of whom the guardian would not hear, and no process fills its ring."""
+"""No process is stopped without a record to the guardian, and none fills its ring."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_process_that_others_resume_costs_one_record_and_each_of_its_stops_is_
     assert "event" not in lost(fresh_probes)
 
 
-def test_a_stop_after_the_guardian_has_taken_the_last_one_is_told_again_and_is_nobody_elses_doing(
+def test_a_stop_after_the_guardian_has_taken_the_last_one_is_reported_again_and_not_as_foreign(
     driver: Driver, own_probes: LibcudaProbes
 ) -> None:
     with driver.start("200*launch:1x1x1:32x1x1") as driven:

@@ -128,7 +128,7 @@ def test_work_in_two_streams_is_drained_when_both_are(streams: Driver, own_probe
     assert deliveries(own_probes, process) == [2, 2]
 
 
-def test_more_streams_than_are_told_apart_are_drained_by_their_context_alone(
+def test_more_streams_than_have_a_place_are_drained_by_their_context_alone(
     streams: Driver, own_probes: LibcudaProbes
 ) -> None:
     made = [f"stream:{n}:{NON_BLOCKING}" for n in range(1, 7)]

@@ -64,7 +64,7 @@ class Warden:
         self.bounds.put(bounds, limits, time.monotonic_ns())
 
     def until_the_lease_is_fresh(self) -> None:
-        """Nobody is held once it is over: what is to be held has to begin early in it."""
+        """No process is held once it is over: what is to be held has to begin early in it."""
         until(lambda: self._control.lease_until_ns - time.monotonic_ns() > _FRESH_NS, "a fresh lease")
 
     def stop(self) -> None:

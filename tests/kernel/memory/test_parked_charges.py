@@ -107,7 +107,7 @@ def begin(thief: subprocess.Popen[str]) -> None:
 def test_an_allocation_that_never_returns_blocks_others_for_ten_seconds_at_most(
     driver: Driver, probes: LibcudaProbes, quotas: MemoryQuotas, thief: subprocess.Popen[str]
 ) -> None:
-    told = lost(probes).get("charge", 0)
+    lost_before = lost(probes).get("charge", 0)
     with driver.start(f"alloc:{6 * MIB}") as victim:
         bound(quotas, thief=(Procfs().process_id(thief.pid), 9 * MIB), victim=(victim.process, 9 * MIB))
         begin(thief)
@@ -116,7 +116,7 @@ def test_an_allocation_that_never_returns_blocks_others_for_ten_seconds_at_most(
         victim.begin()
         victim.finish()
         assert time.monotonic() - began < CHARGE_SECONDS + 2
-        assert lost(probes)["charge"] == told + 1
+        assert lost(probes)["charge"] == lost_before + 1
         assert pending(probes) == 0
 
 

@@ -39,7 +39,7 @@ def test_a_new_kernel_denies_and_the_program_runs_on_as_after_any_failure(
     assert "deny: yes" in output[_NEW]
     assert "an allocation that does not fit returns and never runs" in checks
     assert "so does every one of several threads from any depth of stack" in checks
-    assert "nobody is denied or held once the lease is over" in checks
+    assert "no process is denied or held once the lease is over" in checks
 
 
 def test_an_old_kernel_refuses_to_deny_and_the_allocation_is_held_until_there_is_room(
@@ -50,4 +50,4 @@ def test_an_old_kernel_refuses_to_deny_and_the_allocation_is_held_until_there_is
     assert "links: single" in output[_OLD]
     assert "an allocation that does not fit stops its process before it runs" in checks
     assert "once there is room it goes on" in checks
-    assert "nobody is denied or held once the lease is over" in checks
+    assert "no process is denied or held once the lease is over" in checks

@@ -368,7 +368,7 @@ static void work_in_threads(void)
 	}
 	for (int i = 0; i < threads; i++)
 		pthread_join(running[i], NULL);
-	/* Whoever compares with the GPU finds everything done. */
+	/* A comparison with the GPU finds everything done. */
 	SETUP(cuCtxSynchronize, T(cuCtxSynchronize));
 }
 

@@ -167,7 +167,7 @@ def test_what_a_killed_run_left_is_swept(state: Path, name: str, tmp_path: Path)
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert cgroups.folders(f"/gpuwarden/{name}")
-    assert sweep("somebody-else", state) == []
+    assert sweep("another-run", state) == []
     assert sweep(name, state) == [name]
     assert_nothing_left(state, f"/gpuwarden/{name}")
 

@@ -64,6 +64,6 @@ def test_a_plain_container_cannot_pass_itself_off_as_a_pods(podman: Podman) -> N
 
 def test_without_the_service_it_keeps_its_short_id(podman: Podman) -> None:
     before = ran(podman)
-    with Naming([Socket("podman", str(podman.folder / "nobody.sock"))]) as naming:
+    with Naming([Socket("podman", str(podman.folder / "none.sock"))]) as naming:
         assert naming.named(before) is before
         assert naming.counts() == {}

@@ -450,7 +450,7 @@ def test_without_the_group_both_are_the_owners(tmp_path: Path) -> None:
         assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
-AS_SOMEBODY = """\
+AS_ANOTHER_USER = """\
 import os, sys
 import gpuwarden.main, gpuwarden.top, agent.tui.plain, agent.observer
 os.setgroups([int(group) for group in sys.argv[1].split(",") if group]); os.setgid(65534); os.setuid(65534)
@@ -460,7 +460,7 @@ gpuwarden.main.gputop(["--once", "--by-container", "--socket", sys.argv[2]])
 
 def gputop_as_another_user(groups: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Once everything is imported: the checkout may lie where other users cannot read."""
-    command = [sys.executable, "-c", AS_SOMEBODY, groups, str(path)]
+    command = [sys.executable, "-c", AS_ANOTHER_USER, groups, str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

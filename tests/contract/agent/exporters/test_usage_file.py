@@ -117,12 +117,12 @@ def test_the_file_is_readable_by_its_group_only_whatever_the_umask(tmp_path: Pat
 
 
 def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
-    path.write_bytes(b"what somebody else wrote\n" * 100)
+    path.write_bytes(b"what another program wrote\n" * 100)
     with pytest.raises(SetupError, match=r"no usage ledger.*move it away"):
         UsageRecorder(path)
     with pytest.raises(SetupError, match="no usage ledger"):
         everything(path)
-    assert path.read_bytes() == b"what somebody else wrote\n" * 100
+    assert path.read_bytes() == b"what another program wrote\n" * 100
 
 
 def test_another_programs_database_is_refused(path: Path) -> None:

@@ -113,7 +113,7 @@ class Port:
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
     def turns_away(self, context: ssl.SSLContext, path: str = "/metrics") -> None:
-        """Whoever comes with this: no answer, in whichever way the client notices."""
+        """A client with this context gets no answer, in whichever way it notices."""
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
             self.ask(path, context=context)
 
@@ -239,12 +239,12 @@ def test_paths_are_relative_to_the_files_folder(
     assert opened("tls_server_config: {cert_file: c.pem, key_file: k.pem}\n").ask()[0] == 200
 
 
-@pytest.mark.parametrize("holder", ["nobody", "stranger", "expired", "client"])
+@pytest.mark.parametrize("holder", ["none", "stranger", "expired", "client"])
 def test_only_a_valid_certificate_of_the_authority_is_admitted(opened: Opened, papers: Papers, holder: str) -> None:
     port = opened(
         tls(papers.server, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(papers.ours.cert))
     )
-    context = port.client(None if holder == "nobody" else getattr(papers, holder))
+    context = port.client(None if holder == "none" else getattr(papers, holder))
     if holder == "client":
         assert port.ask(context=context)[0] == 200
         assert port.refused("certificate") == 0
@@ -254,13 +254,13 @@ def test_only_a_valid_certificate_of_the_authority_is_admitted(opened: Opened, p
 
 
 @pytest.mark.parametrize(
-    ("holder", "admitted"), [("nobody", True), ("stranger", False), ("expired", False), ("client", True)]
+    ("holder", "admitted"), [("none", True), ("stranger", False), ("expired", False), ("client", True)]
 )
 def test_a_certificate_that_is_looked_at_if_given_must_be_valid(
     opened: Opened, papers: Papers, holder: str, admitted: bool
 ) -> None:
     port = opened(tls(papers.server, client_auth_type="VerifyClientCertIfGiven", client_ca_file=str(papers.ours.cert)))
-    context = port.client(None if holder == "nobody" else getattr(papers, holder))
+    context = port.client(None if holder == "none" else getattr(papers, holder))
     if admitted:
         assert port.ask(context=context)[0] == 200
         return
@@ -292,7 +292,7 @@ def test_only_a_client_with_one_of_the_names_is_admitted(
     opened: Opened, papers: Papers, allowed: str, admitted: bool
 ) -> None:
     asked = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(papers.ours.cert)}
-    port = opened(tls(papers.server, **asked, client_allowed_sans=["nobody.example", allowed]))
+    port = opened(tls(papers.server, **asked, client_allowed_sans=["another.example", allowed]))
     context = port.client(papers.client)
     if admitted:
         assert port.ask(context=context)[0] == 200

@@ -293,7 +293,7 @@ def test_a_program_of_the_node_that_others_depend_on_is_left_alone(box: Group, f
 
 
 @pytest.mark.parametrize("comm", ["runc", "containerd", "dockerd", "kubelet"])
-def test_what_a_process_is_called_protects_nobody(box: Group, freeze: Freeze, path: Path, comm: str) -> None:
+def test_what_a_process_is_called_does_not_protect_it(box: Group, freeze: Freeze, path: Path, comm: str) -> None:
     tgid = box.spinner(comm=comm)
     act(freeze, box.subject(tgid), path)
     until(lambda: stands_still(box, freeze, tgid), "it to stand still")

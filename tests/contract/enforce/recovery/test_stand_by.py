@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Whoever stands by: real processes that are stopped, real locks, and `gpuwarden release --stand-by` itself."""
+"""The standby, on real processes that are stopped and real locks, and `gpuwarden release --stand-by` itself."""
 
 from __future__ import annotations
 

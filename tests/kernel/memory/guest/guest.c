@@ -365,7 +365,7 @@ static void check_real_library(void)
 	check(ask('a') == OUT_OF_MEMORY && use().denied == 1, "an allocation that does not fit is denied");
 	check(ask('h') == 0 && use().denied == 1 + THREADS * ROUNDS, "so is every one of several threads");
 	lease(0);
-	check(ask('a') == NOT_INITIALIZED, "nobody is denied or held once the lease is over");
+	check(ask('a') == NOT_INITIALIZED, "no process is denied or held once the lease is over");
 }
 
 static void check_counted_library(int deny)
@@ -376,7 +376,7 @@ static void check_counted_library(int deny)
 	else
 		check_hold();
 	lease(0);
-	check(ask('a') == 0, "nobody is denied or held once the lease is over");
+	check(ask('a') == 0, "no process is denied or held once the lease is over");
 }
 
 int main(int argc, char **argv)

@@ -177,7 +177,7 @@ def test_a_file_that_is_rewritten_again_and_again_is_probed_ever_later_and_count
             rewritten.note(file, now)
         except ProbeError:
             pass
-        rewritten.require_rest(other, now)  # nobody else's waits
+        rewritten.require_rest(other, now)  # no other one's waits
         now += NS_PER_SECOND // 10
     assert attached[1] - attached[0] <= NS_PER_SECOND  # a package that is written over once
     assert len(attached) < 18

@@ -58,7 +58,7 @@ def test_a_place_where_denied_calls_go_on_is_its_librarys_alone(churn: list[tupl
         assert {cookie: inode for inode, cookie in in_force.items()} == returns
 
 
-def test_an_hour_of_churn_gives_nobody_the_number_of_the_nodes_library() -> None:
+def test_an_hour_of_churn_gives_no_other_file_the_number_of_the_nodes_library() -> None:
     numbers, node = FileNumbers((1 << 16) - 1), FileId(1, 1)
     own = numbers.take(node)
     for inode in range(2, 70_000):
@@ -101,7 +101,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Callable[[Returns], LibcudaProbes]:
     return make
 
 
-def test_a_cookie_that_is_in_use_is_told_and_its_calls_are_held_instead(
+def test_a_cookie_that_is_in_use_is_reported_and_its_calls_are_held_instead(
     bare: Callable[[Returns], LibcudaProbes], caplog: pytest.LogCaptureFixture
 ) -> None:
     returns = Returns({5: 1000})

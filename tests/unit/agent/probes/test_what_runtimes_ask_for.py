@@ -41,7 +41,7 @@ NOT_PROBED: Final[dict[str, str]] = {  # patterns of whole names
     r"cuStreamAddCallback|cuLaunchHostFunc|cuThreadExchangeStreamCaptureMode": "no work of the GPU",
     r"cuStream(Wait|Write)Value(32|64)|cuStreamBatchMemOp|cuFlushGPUDirectRDMAWrites": "some bytes, to order work",
     r"cu(Signal|Wait)ExternalSemaphoresAsync|cuImportExternalSemaphore|cuDestroyExternalSemaphore": "orders work",
-    r"cuImportExternalMemory|cuDestroyExternalMemory|cuIpc(Open|Close)\w+": "counted for whoever exported it",
+    r"cuImportExternalMemory|cuDestroyExternalMemory|cuIpc(Open|Close)\w+": "counted for the process that exported it",
     r"cuMemPool(Create|Destroy|Export\w+|Import\w+|Set\w+|TrimTo)|cu(Device|Mem)SetMemPool": "what is unused in pools",
     r"cuMemAdvise|cuMemDiscardBatchAsync": "moves nothing by itself",
     r"cuGraph(Add|Remove)Dependencies|cuGraphAdd(Empty|Host|Event\w+|ExternalSemaphores\w+)Node": "no work of the GPU",
@@ -92,6 +92,6 @@ def test_nothing_that_is_probed_is_in_the_table() -> None:
     assert {name for name in matched if "Get" not in name} == set()
 
 
-def test_a_function_that_nobody_knows_is_reported() -> None:
+def test_an_unknown_function_is_reported() -> None:
     invented = ["cuMemXyz", "cuLaunchXyz", "cuGraphAddXyzNode", "cuStreamXyz", "cuCtxXyz", "cuArrayXyz"]
     assert unexplained([*invented, "cuLaunchKernel", "cuMemGetInfo"]) == sorted(invented)

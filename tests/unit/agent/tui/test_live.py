@@ -31,7 +31,7 @@ SECOND = 1_000_000_000
 Act = Callable[[Pilot[None], Top], Awaitable[None]]
 
 
-class Standing:
+class StillFeed:
     """A feed of one snapshot; further ones are posted by the test."""
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ def drive(
     act: Act,
     size: tuple[int, int] = (120, 40),
     setting: Setting | None = None,
-    feed: Standing | ReplayFeed | None = None,
+    feed: StillFeed | ReplayFeed | None = None,
 ) -> Top:
     """Runs it, and acts once the first snapshot is on the screen."""
-    top = Top(setting or Setting(View.CONTAINER, UTF8), feed or Standing())
+    top = Top(setting or Setting(View.CONTAINER, UTF8), feed or StillFeed())
 
     async def run() -> None:
         async with top.run_test(size=size) as pilot:

@@ -185,7 +185,7 @@ def test_our_reckoning_is_held_against_the_simulated_gpus_truth() -> None:
     assert (row.verdict, row.figure) == (Verdict.DIFFERS, 0.05)
 
 
-TOLD = {
+REPORTED = {
     "sm_seconds": 0.8,
     "busy_seconds": 0.9,
     "kernels": 500,
@@ -197,7 +197,7 @@ TOLD = {
 
 def test_pytorch_alone_against_cupti() -> None:
     before, after = usage(10.0, 100, 1 << 20), usage(10.82, 600, (1 << 20) + 4096, memory=1400)
-    found = by_what(list(compared(before, after, TOLD, 2.0, "estimated")))
+    found = by_what(list(compared(before, after, REPORTED, 2.0, "estimated")))
     assert found["PyTorch alone: share of the device, agent"].figure == 0.41
     assert found["PyTorch alone: share of the device, agent"].baseline == 0.4
     assert found["PyTorch alone: share of the device, agent"].note == "against CUPTI's; estimated"
@@ -217,7 +217,7 @@ def test_where_the_agent_has_a_share_from_is_named() -> None:
 
 
 def test_kernels_that_no_probe_saw_are_missed() -> None:
-    found = by_what(list(compared(usage(1.0, 100), usage(1.8, 550), TOLD, 2.0, "")))
+    found = by_what(list(compared(usage(1.0, 100), usage(1.8, 550), REPORTED, 2.0, "")))
     missed = found["PyTorch alone: kernels that the agent missed"]
     assert (missed.verdict, missed.figure) == (Verdict.DIFFERS, 50)
     assert found["PyTorch alone: bytes by NVML beyond what its allocator holds"].verdict == Verdict.SKIPPED

@@ -84,7 +84,7 @@ def test_an_online_container_that_works_unseen_is_never_acted_upon() -> None:
     assert UnprobedRungs().step(snapshot(UNSEEN_JOB, CHAT), inputs("freeze", busy=1.0), 0) == {}
 
 
-def test_the_rung_need_not_be_in_the_ladder_and_allows_it_to_nobody_else() -> None:
+def test_the_rung_need_not_be_in_the_ladder_and_is_allowed_to_no_other_container() -> None:
     class Able:
         name = "freeze"
 

@@ -28,7 +28,7 @@ UNIT = Container(ContainerKey("u"), "train.service", "systemd", cgroup="/system.
 SLO = "slo: {signal: gpu_wait, quantile: 0.99, target: 50ms, window: 10s}"
 
 
-def policy(offline: str = "{pod: nobody}", online: str = "", protect: str = "") -> Policy:
+def policy(offline: str = "{pod: none}", online: str = "", protect: str = "") -> Policy:
     text = "version: 1\n"
     for name, match in (("chat", online), ("api", "{pod: never}")):
         text += (
@@ -200,7 +200,7 @@ def test_a_users_own_manager_is_a_unit_of_the_systems() -> None:
     assert role(one('{unit: "user@*.service"}'), it) is Role.OFFLINE
 
 
-def test_a_name_that_a_user_chose_makes_nobody_online_or_protected_but_can_be_slowed() -> None:
+def test_a_name_that_a_user_chose_makes_none_online_or_protected_but_can_be_slowed() -> None:
     it = Container(ContainerKey("lxc:/x"), "chat@1000", "lxc", cgroup="/user.slice/user-1000.slice/lxc/chat", uid=1000)
     match = Match(container=("chat*",))
     assert not match.fits(ContainerFacts(it), every_process=False)

@@ -94,7 +94,7 @@ def stops_of(it: Guardian) -> dict[ProcessId, Pause]:
     return found
 
 
-def stop(it: Guardian, tgid: int, at: int = 1000, *, told: bool = True) -> None:
+def stop(it: Guardian, tgid: int, at: int = 1000, *, reported: bool = True) -> None:
     rule = Rule(flags=RULE_PACE, rate_ppm=1, max_queued_ns=MS, max_pause_ns=3600_000 * MS)
     stops_of(it)[ProcessId(tgid, 1)] = Pause(
         kind=PAUSE_STOPPED,
@@ -105,7 +105,7 @@ def stop(it: Guardian, tgid: int, at: int = 1000, *, told: bool = True) -> None:
         estimate_ns=MS,
         rule=rule,
     )
-    if told:
+    if reported:
         it._receive(bytes(Wake(PAUSE_STOPPED, 0, ProcessKey(tgid, 1))))
 
 
@@ -189,7 +189,7 @@ def test_the_lease_is_renewed_before_anything_that_tenants_caused_is_read(it: Gu
 
 
 def test_where_the_ring_was_full_all_stops_are_looked_through_and_gates_tell_again(it: Guardian) -> None:
-    stop(it, 7, told=False)
+    stop(it, 7, reported=False)
     it._gates[3].free_posted = 1
     it._round()
     assert it._schedule.stops == {}

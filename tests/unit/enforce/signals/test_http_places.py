@@ -47,7 +47,7 @@ def wanted(kind: str, number: int, annotated: bool) -> Wanted:
     return {key: WatchedPort(8000, annotated=annotated) for key in keys}
 
 
-class Nobody:
+class NoProcesses:
     """Containers without processes."""
 
     def of(self, container: Container) -> set[int]:
@@ -63,7 +63,7 @@ def test_the_policy_files_containers_are_watched_whatever_is_annotated(
     monkeypatch.setattr(Worker, "start", lambda _: None)  # the test makes the rounds
     follower, probes = request_follower(Procfs(), Path), Pretended()
     follower._kernel.probes = HttpProcessProbes(cast(HttpProbes, probes))
-    follower._processes = Nobody()
+    follower._processes = NoProcesses()
     monkeypatch.setattr("enforce.signals.process_follower.monotonic_ns", lambda: 0)
     annotated, own = wanted("annotated", WATCHES, annotated=True), wanted("own", 40, annotated=False)
 

@@ -92,7 +92,7 @@ def test_a_scrape_whose_password_was_right_before_costs_no_bcrypt(monkeypatch: p
 def test_what_is_remembered_is_bounded_by_users() -> None:
     known = Passwords({"alice": SESAME, "bob": SESAME})
     for number in range(20):
-        known.verdict(basic(f"nobody{number}", "öpen sesame"))
+        known.verdict(basic(f"unknown{number}", "öpen sesame"))
         known.verdict(basic("bob", "öpen sesame"))
     assert list(known._known) == [b"bob"]
 
@@ -100,10 +100,10 @@ def test_what_is_remembered_is_bounded_by_users() -> None:
 def test_an_unknown_user_costs_a_bcrypt_of_a_cost_that_users_have(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, known = looks(monkeypatch), Passwords({"alice": hashed(b"a", 4), "bob": hashed(b"b", 5)})
     for number in range(24):
-        assert known.verdict(basic(f"nobody{number}", "x")) is AccessDecision.WRONG
+        assert known.verdict(basic(f"unknown{number}", "x")) is AccessDecision.WRONG
     assert {one[4:6] for one in seen} == {b"04", b"05"}
     assert len(seen) == 24
-    known.verdict(basic("nobody0", "y"))
+    known.verdict(basic("unknown0", "y"))
     assert seen[-1][4:6] == seen[0][4:6], "asked again, it is the same"
     assert all(len(one) == 60 for one in seen)
 
