@@ -28,7 +28,7 @@ UNIT = Container(ContainerKey("u"), "train.service", "systemd", cgroup="/system.
 SLO = "slo: {signal: gpu_wait, quantile: 0.99, target: 50ms, window: 10s}"
 
 
-def policy(offline: str = "{pod: none}", online: str = "", protect: str = "") -> Policy:
+def policy(offline: str = "{pod: absent}", online: str = "", protect: str = "") -> Policy:
     text = "version: 1\n"
     for name, match in (("chat", online), ("api", "{pod: never}")):
         text += (
