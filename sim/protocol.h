@@ -96,12 +96,12 @@ struct shared {
 	_Atomic uint64_t head; /* commands ever written */
 	uint64_t _pad0[7];
 	_Atomic uint64_t tail; /* commands ever taken */
-	_Atomic uint32_t progress; /* futex: changes whenever anything below does while somebody waits */
+	_Atomic uint32_t progress; /* futex: changes whenever anything below does while a thread waits */
 	_Atomic uint32_t gone; /* 1: the server dropped this client */
 	uint64_t _pad1[6];
 	_Atomic uint32_t waiters; /* threads in, or about to enter, a futex wait */
-	/* A lock from outside (cuCheckpointProcessLock): the server writes `locked`, the client the other two. Whoever adds
-	 * to `calls` and then finds `locked` set takes itself back, rings the doorbell and waits. */
+	/* A lock from outside (cuCheckpointProcessLock): the server writes `locked`, the client the other two. A thread that
+	 * adds to `calls` and then finds `locked` set takes itself back, rings the doorbell and waits. */
 	_Atomic uint32_t locked;
 	_Atomic uint32_t calls; /* threads in a call that changes something on the device */
 	_Atomic uint32_t host_calls; /* host functions that were asked for and have not returned */

@@ -2,7 +2,7 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
  * Asking the server of the simulated GPU: one connection, one question at a time. What NVML and the MPS control program
- * share. Not thread-safe: whoever shares a connection locks it.
+ * share. Not thread-safe: threads that share a connection lock it.
  */
 #pragma once
 

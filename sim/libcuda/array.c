@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* Arrays hold memory like any other allocation; only where their bytes lie is nobody's business. */
+/* Arrays hold memory like any other allocation; only the place of their bytes is not visible. */
 #include "internal.h"
 
 #include <stdlib.h>

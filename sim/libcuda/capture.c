@@ -85,7 +85,7 @@ static CUresult take_in(struct CUstream_st *stream, struct capture_point point)
 	else if (other != stream) {
 		if (other->joined < point.operations)
 			other->joined = point.operations;
-		stream->captured++; /* whoever waits for this stream has to do so after this */
+		stream->captured++; /* a wait for this stream has to come after this */
 	}
 	return CUDA_SUCCESS;
 }
@@ -208,7 +208,7 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode)
 	return begin_to(handle, NULL, mode);
 }
 
-/* Nobody is called back: nodes may do anything of the type that they had. */
+/* No caller is called back: nodes may do anything of the type that they had. */
 static CUresult begin_again(CUstream handle, CUgraph graph, CUstreamCaptureMode mode)
 {
 	CUresult result = begin_to(handle, graph, mode);

@@ -428,7 +428,7 @@ API cuDevResourceGenerateDesc(CUdevResourceDesc *description, CUdevResource *res
 		return result;
 	if (!description || !resources || !count)
 		return CUDA_ERROR_INVALID_VALUE;
-	*description = (CUdevResourceDesc)resources; /* nobody looks into it */
+	*description = (CUdevResourceDesc)resources; /* opaque to callers */
 	return CUDA_SUCCESS;
 }
 

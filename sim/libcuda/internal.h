@@ -288,7 +288,7 @@ struct memory_range {
 
 bool memory_find(uint64_t address, struct memory_range *range);
 
-/* Physical memory as another process can be told of it; a handle is an address, which is one on the whole node. */
+/* Physical memory as it can be exported to another process; a handle is an address, which is one on the whole node. */
 struct shared_memory {
 	uint64_t handle, bytes;
 	uint32_t device; /* the server's index */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * The ring to the server. One process-private mutex makes all threads one producer; nobody sleeps while holding it. Nothing in
+ * The ring to the server. One process-private mutex makes all threads one producer; no thread sleeps while holding it. Nothing in
  * shared memory is a lock, so a thread that dies or stops in here hurts its own process only.
  */
 #include "internal.h"
@@ -111,7 +111,7 @@ static void ring_bell(void)
 {
 	uint64_t one = 1;
 
-	/* EAGAIN means that it rings already; a dead server is found by whoever waits */
+	/* EAGAIN means that it rings already; a dead server is found by the thread that waits */
 	while (write(connection.doorbell, &one, sizeof(one)) < 0 && errno == EINTR)
 		;
 }
@@ -141,7 +141,7 @@ static bool made_room_in_ring(CUresult *result)
 
 	if (ring_has_room(head, 0, 0))
 		return false;
-	ring_bell(); /* the ring may be full of operations that nobody rang for */
+	ring_bell(); /* the ring may be full of operations without a ring */
 	pthread_mutex_unlock(&ring_lock);
 	*result = wait_until(ring_has_room, head, 0, 0);
 	pthread_mutex_lock(&ring_lock);
@@ -371,7 +371,7 @@ size_t ring_points(struct CUctx_st *context, struct point *points, size_t room)
 
 /* ---- streams come and go; all with ring_lock until the exported ones ---- */
 
-/* Keeps the lock throughout, so that nobody can end the context between the choice of a number and its CMD_STREAM_END. */
+/* Keeps the lock throughout, so that no thread can end the context between the choice of a number and its CMD_STREAM_END. */
 static void retire_drained(void)
 {
 	for (uint32_t n = 0; n < MAX_STREAMS && ring_has_room(head_now(), 0, 0); n++) {
@@ -442,7 +442,7 @@ CUresult ring_stream_new(struct CUctx_st *context, unsigned flags, int priority,
 					       .context = context,
 					       .flags = flags,
 					       .priority = priority};
-		/* The generation first: whoever still looks at the old stream sees it as done, then the 0. */
+		/* The generation first: a thread that still looks at the old stream sees it as done, then the 0. */
 		stream->generation = atomic_fetch_add(&generations[stream->number], 1) + 1;
 		atomic_store(&connection.shared->completed[stream->number], 0);
 		numbers[stream->number].device = context->device;

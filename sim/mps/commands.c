@@ -336,7 +336,7 @@ static void quit(int server, const char *words)
 		return;
 	}
 	close(pipe);
-	while ((pipe = pipe_open()) >= 0) { /* so that whoever starts a daemon next does not meet this one */
+	while ((pipe = pipe_open()) >= 0) { /* so that a daemon that is started next does not meet this one */
 		close(pipe);
 		pause_a_little();
 	}

@@ -147,7 +147,7 @@ static bool told_to_quit(int pipe)
 	return strncmp(text, "quit", 4) == 0;
 }
 
-/* Returns when somebody says quit, a signal comes, or the GPU's server goes away. */
+/* Returns when a client says quit, a signal comes, or the GPU's server goes away. */
 static void serve(int pipe, int server)
 {
 	struct pollfd watched[] = {{.fd = pipe, .events = POLLIN}, {.fd = server, .events = POLLIN}};

@@ -189,7 +189,7 @@ nvmlReturn_t session_enter(const char *function)
 	return ready ? check_switched_on(function) : NVML_ERROR_UNINITIALIZED;
 }
 
-/* Somebody has split or joined a GPU: learn of it. An index never becomes another device. */
+/* A GPU was split or joined: learn of it. An index never becomes another device. */
 static nvmlReturn_t keep_up(uint32_t now)
 {
 	nvmlReturn_t result = NVML_SUCCESS;

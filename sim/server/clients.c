@@ -371,7 +371,7 @@ static bool obey(struct node *node, struct client *client, const struct command 
 }
 
 /*
- * How far this round goes: what was published when it began. Whoever publishes without end waits for the next round, so
+ * How far this round goes: what was published when it began. A client that publishes without end waits for the next round, so
  * that time and the others get on. A head that cannot be is the end of the client.
  */
 static void look(struct client *client)

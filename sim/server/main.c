@@ -107,7 +107,7 @@ static void accept_client(struct node *node)
 		client->doomed = true;
 	event.data.u64 |= OF_PROCESS;
 	if (client->pid_fd < 0 || epoll_ctl(node->epoll, EPOLL_CTL_ADD, client->pid_fd, &event) < 0)
-		client->doomed = true; /* it is dead already, or nobody could tell when it is */
+		client->doomed = true; /* it is dead already, or its death could not be seen */
 }
 
 void client_send(struct node *node, struct client *client)
@@ -192,7 +192,7 @@ static void serve_client(struct node *node, struct client *client, uint32_t even
 		read_client(node, client);
 }
 
-/* A doorbell only wakes us; a pidfd is readable once its process has ended, whoever else holds the socket. */
+/* A doorbell only wakes us; a pidfd is readable once its process has ended, whatever else holds the socket. */
 static void serve_ready(struct node *node, const struct epoll_event *event)
 {
 	struct client *client = (struct client *)(event->data.u64 & ~(uint64_t)OF_MASK);

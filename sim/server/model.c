@@ -433,7 +433,7 @@ static void context_forget_awaited(struct context *context, struct stream *gone)
 			}
 }
 
-/* A stream goes away: whoever still waits for it, further back in a queue, has nothing to wait for. */
+/* A stream goes away: a command that still waits for it, further back in a queue, has nothing to wait for. */
 static void forget_awaited(struct stream *gone)
 {
 	struct model *model = gone->context->device->model;
@@ -572,7 +572,7 @@ void context_end(struct context *context)
 	const void *owner = context->owner;
 
 	for (struct stream *stream = context->streams; stream; stream = stream->next)
-		if (stream->first) /* nobody is to wait for what will not happen */
+		if (stream->first) /* no wait is to be for what will not happen */
 			model->events.completed(context->owner, stream->number, stream->last->command.sequence);
 	context->owner = NULL;
 	for (int e = 0; e < 2; e++)

@@ -58,7 +58,7 @@ uint64_t model_now(const struct model *model);
  */
 struct context *context_new(struct model *model, unsigned device, void *owner, struct record *record, bool mps,
 			    unsigned percentage, int priority);
-/* Queued work vanishes and is told to be completed, running groups finish. */
+/* Queued work vanishes and is reported as completed, running groups finish. */
 void context_end(struct context *context);
 /* priority: as CUDA has it, 0 (least) to -5 */
 struct stream *stream_new(struct context *context, uint32_t number, int priority);

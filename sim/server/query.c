@@ -158,7 +158,7 @@ static bool switch_unsupported(struct node *node, const char *name, bool on)
 	return true;
 }
 
-/* Whoever used the driver is thrown out, as when it crashes or is forced out. */
+/* The driver's clients are thrown out, as when it crashes or is forced out. */
 static void unload(struct node *node)
 {
 	for (struct client *other = node->clients; other; other = other->next)

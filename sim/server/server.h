@@ -24,7 +24,7 @@ struct allocation {
 	bool exported; /* to other processes */
 };
 
-/* A change of state of a process that somebody else asked for (cuCheckpointProcess…). */
+/* A change of state of a process that another process asked for (cuCheckpointProcess…). */
 struct transition {
 	enum checkpoint_op op; /* 0: none */
 	uint32_t caller; /* client id: may be gone by now */

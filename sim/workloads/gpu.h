@@ -2,7 +2,7 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
  * One CUDA device as the workloads use it: a primary context, one stream, and a kernel that keeps SMs busy for as long
- * as it is told. The plain driver API only, so that the same programs run on a real GPU and on a simulated one.
+ * as it is asked to. The plain driver API only, so that the same programs run on a real GPU and on a simulated one.
  */
 #ifndef GPUWARDEN_WORKLOADS_GPU_H
 #define GPUWARDEN_WORKLOADS_GPU_H

@@ -2,7 +2,7 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
  * Durations of requests: every one kept for exact quantiles, and counted into classic Prometheus buckets.
- * Not thread-safe: whoever shares one locks it.
+ * Not thread-safe: threads that share one lock it.
  */
 #ifndef GPUWARDEN_WORKLOADS_LATENCIES_H
 #define GPUWARDEN_WORKLOADS_LATENCIES_H

@@ -2,7 +2,7 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
  * offline: training-like steps. Each one launches many kernels without waiting, copies a batch, waits once, and spends
- * some time on the CPU. It reports how fast it went, and knows nothing of whoever shares the device.
+ * some time on the CPU. It reports how fast it went, and knows nothing of other users of the device.
  */
 #include <getopt.h>
 #include <stdbool.h>
@@ -202,7 +202,7 @@ static void log_step(const struct progress *progress)
 	if (!progress->log)
 		return;
 	fprintf(progress->log, "%lu %lu\n", clock_now_ns(), progress->kernels);
-	fflush(progress->log); /* whoever follows the log sees each step as it ends */
+	fflush(progress->log); /* a reader of the log sees each step as it ends */
 }
 
 static bool is_over(const struct options *options, const struct progress *progress)

@@ -65,7 +65,7 @@ static void wait_for_turn(struct service *service)
 	pthread_cond_destroy(&own.turn);
 }
 
-/* Called with the lock. The service goes from hand to hand: nobody who comes now gets in between. */
+/* Called with the lock. The service goes from hand to hand: no request that comes now gets in between. */
 static void pass_on(struct service *service)
 {
 	struct waiter *next = service->first;
@@ -106,7 +106,7 @@ static void record(struct service *service, uint64_t arrival_ns, uint64_t begun_
 	if (service->log) {
 		fprintf(service->log, "%.9f %.9f %.9f\n", (double)(int64_t)(arrival_ns - service->started_ns) / 1e9,
 			latency_s, busy_s);
-		fflush(service->log); /* whoever follows the log sees each request as it ends */
+		fflush(service->log); /* a reader of the log sees each request as it ends */
 	}
 }
 

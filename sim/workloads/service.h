@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * An inference service: one request at a time, first come first served, whoever asks. A request is a run of kernels,
+ * An inference service: one request at a time, first come first served, for all clients. A request is a run of kernels,
  * an optional small copy back, and one wait. Latency counts from the arrival that was meant, so a queue is part of it.
  */
 #ifndef GPUWARDEN_WORKLOADS_SERVICE_H

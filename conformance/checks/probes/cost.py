@@ -56,7 +56,7 @@ def hits(host: Host, built: Path) -> Iterator[Row]:
 
 
 def hits_of_libcuda(host: Host, built: Path) -> Iterator[Row]:
-    """On a copy: nobody else's calls meet these probes."""
+    """On a copy: no other process's calls meet these probes."""
     if host.libcuda is None:
         raise Unavailable("there is no libcuda.so.1 on this machine")
     if platform.machine() != "x86_64":
