@@ -145,7 +145,7 @@ static __always_inline void release_primary(const struct process_id *id, __u32 d
 	if (primary->users)
 		return;
 	end_captures(id, handle);
-	if (handle) /* else somebody retained it before the probes were there, and may still */
+	if (handle) /* else it was retained before the probes were there, and may be still */
 		end_context_memory(id, handle);
 	if (handle && find_context(id, GREEN_MEMORY(device)))
 		end_context(id, GREEN_MEMORY(device));

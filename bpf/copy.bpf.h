@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* The books of copies, and how large a copy is by its arguments. */
+/* The totals of copies, and how large a copy is by its arguments. */
 #pragma once
 #include "bounds.bpf.h"
 

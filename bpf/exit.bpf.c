@@ -47,7 +47,7 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 	if (!process) /* of threads that die at once each may be the last, and one was first */
 		return;
 	if (end_own(process, thread, bpf_ktime_get_ns()) == 1)
-		process->start_ns = 0; /* whatever is launched next begins anew: nobody will wait for this */
+		process->start_ns = 0; /* whatever is launched next begins anew: no thread will wait for this */
 }
 
 /* The leader may be over long before the others, and usually is a moment before them. */

@@ -79,7 +79,7 @@ static __always_inline void tally_for(__u32 watch, __u32 index, __u64 count)
 		__sync_fetch_and_add(&counts->tallies[index], count);
 }
 
-/* Nobody gains by errors: they come fast, and say nothing of how long work takes. Whether the answer is a latency. */
+/* No service gains by errors: they come fast, and say nothing of how long work takes. Whether it is a latency. */
 static __always_inline int record(__u32 index, const struct http_watch *watch, const struct http_outcome *outcome)
 {
 	struct latency *latency = bpf_map_lookup_elem(&http_latencies, &index);
@@ -266,7 +266,7 @@ static long step(void *map, const __u32 *key, __u32 *value, struct http_context 
 	return 1;
 }
 
-/* Bytes that nobody can look at may only be part of a body. */
+/* Bytes that cannot be looked at may only be part of a body. */
 static __always_inline void pass_opaque(struct http_context *context)
 {
 	struct http_connection *connection = context->connection;

@@ -30,7 +30,7 @@ enum http_tally {
 	HTTP_TALLIES,
 };
 
-/* What to look for in one container. `epoch` grows when the place goes to another one; 0: to nobody. */
+/* What to look for in one container. `epoch` grows when the place goes to another one; 0: to none. */
 struct http_watch {
 	__u32 epoch;
 	__u16 port; /* local, in host order */

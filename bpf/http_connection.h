@@ -92,7 +92,7 @@ static __always_inline void http_pop(struct http_connection *connection, __u64 e
 	outcome->receive_us = connection->receive_us[index];
 	outcome->body_us = connection->body_us[index];
 	outcome->status_class = status_class < HTTP_CLASSES ? status_class : 0;
-	connection->answer.status = 0; /* of an answer that nobody looks at nothing may be assumed */
+	connection->answer.status = 0; /* of an answer that is not looked at nothing may be assumed */
 	http_tell(outcome, http_first_flags(connection) & HTTP_OTHER_PATH ? HTTP_ELSEWHERE : HTTP_ANSWERED, 1);
 	connection->popped++;
 	connection->spoke = 1;

@@ -21,6 +21,6 @@ struct mapping_key {
 struct mapping {
 	__u64 bytes;
 	__u64 handle;
-	__u64 allocated_ns; /* when its memory was: by that it is told from later memory of the same handle */
+	__u64 allocated_ns; /* when its memory was: what sets it apart from later memory of the same handle */
 	__u64 at_ns;
 };

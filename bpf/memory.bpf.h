@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* The books of live memory. */
+/* The totals of live memory. */
 #pragma once
 #include "bounds.bpf.h"
 

@@ -15,7 +15,7 @@ enum memory_kind {
 	MEMORY_ARRAY,
 	/*
 	 * Of an executable graph: what its nodes allocate, less what they free, at its most in the order in which they
-	 * were added. From its first launch until it is destroyed, as the driver keeps it for the next launch, whoever
+	 * were added. From its first launch until it is destroyed, as the driver keeps it for the next launch, whatever
 	 * frees the addresses in between.
 	 */
 	MEMORY_GRAPH,

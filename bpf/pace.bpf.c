@@ -117,7 +117,7 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 		gate->stretch_since_ns = now;
 }
 
-/* More is heard of the open requests. If they counted as over they go on from here: the time between was nobody's. */
+/* More is heard of the open requests. If they counted as over they go on from here: the time between was none of theirs. */
 static __always_inline void revive_requests(struct gate *gate, __u64 now)
 {
 	__u64 since = gate->busy_since_ns, ran = busy_for(gate, now);
@@ -360,7 +360,7 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 	return recorded;
 }
 
-/* Stops the process unless nobody would hear of it: whether it did. */
+/* Stops the process unless no record of it can be written: whether it did. */
 static __always_inline int stop_launch(const struct process_id *id, struct thread *thread, struct pace *pace,
 				       const struct rule *rule, const struct verdict_on_launch *verdict)
 {

@@ -11,8 +11,8 @@
  * Beside it there is the backlog: the same charges, drained at full rate. A drained wait proves the backlog gone, but
  * not that the share's rate has paid for the work: what it has not stays in the queue.
  *
- * Nothing is ever stopped after lease_until_ns, which the guardian renews while it and the agent live: whoever dies,
- * the kernel stops stopping.
+ * Nothing is ever stopped after lease_until_ns, which the guardian renews while it and the agent live: when either
+ * dies, the kernel stops stopping.
  */
 #pragma once
 #include "abi.h"
@@ -30,7 +30,7 @@ enum role {
 enum rule_flag {
 	RULE_PACE = 1,
 	RULE_GATE = 2,
-	RULE_SOFT = 8, /* a running online request stops nobody whose queue has room, unless requests wait for each
+	RULE_SOFT = 8, /* a running online request stops no process whose queue has room, unless requests wait for each
 			  other; but queues do not drain meanwhile */
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 };
@@ -133,7 +133,7 @@ struct wake {
 
 /*
  * Map `stops`: a process that was stopped at a launch. The guardian deletes it before it resumes the process: so a stop
- * that finds it there will be ended by that resume, and one that does not is told.
+ * that finds it there will be ended by that resume, and one that does not is reported.
  */
 struct pause {
 	__u32 kind; /* 0: not filled in yet */

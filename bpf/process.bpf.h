@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * Processes: told to the agent when first seen, with their cgroups, for they may be over before anybody can read /proc.
+ * Processes: reported to the agent when first seen, with their cgroups, for they may end before it can read /proc.
  */
 #pragma once
 #include "tenant.bpf.h"

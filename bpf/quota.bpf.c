@@ -146,7 +146,7 @@ static __always_inline int could_fit(__u32 group, __u32 slot, __u64 bytes)
 	return !quota || bytes <= quota->limit_bytes;
 }
 
-/* Stops the process unless nobody would hear of it. */
+/* Stops the process unless no record of it can be written. */
 static __always_inline void hold_allocation(const struct process_id *id, const struct memory_rule *rule, __u32 slot,
 					    __u64 bytes, int for_room, __u64 now)
 {

@@ -23,7 +23,7 @@ enum stream_shape {
 #define STREAM_PER_THREAD 2ull
 #define STREAM_OF_THREAD(tid) ((__u64)(tid) << 16 | STREAM_PER_THREAD)
 #define STREAM_IS_OF_THREAD(handle) (((handle)&0xffff) == STREAM_PER_THREAD)
-#define STREAM_ANY (~0ull) /* of more streams than are told apart */
+#define STREAM_ANY (~0ull) /* of more streams than have a place */
 
 /* What an event stands for: the work of a stream up to then. */
 struct event_record {
@@ -45,7 +45,7 @@ struct queued {
 	__u64 last_ns; /* the latest launch */
 };
 
-#define MOST_STREAMS 4 /* told apart in one request */
+#define MOST_STREAMS 4 /* with a place of their own in one request */
 
 struct queued_streams {
 	struct queued list[MOST_STREAMS];

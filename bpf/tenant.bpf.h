@@ -2,8 +2,8 @@
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
  * Budgets: how many entries of the bounded maps each tenant may still make. The kernel only takes from a credit, on
- * insert; the agent counts what each holds and writes the credit anew every tick, so nothing leaks, and while nobody
- * writes it the losses are the tenant's own.
+ * insert; the agent counts what each holds and writes the credit anew every tick, so nothing leaks, and while it is
+ * not written the losses are the tenant's own.
  *
  * A tenant is the outermost cgroup that belongs to one: below the first level, and no slice, nor what the kubelet makes
  * without slices. Cgroups that a container makes within its own are its own.
@@ -57,7 +57,7 @@ static __always_inline struct cgroup *memory_cgroup(struct css_set *set)
 	return BPF_CORE_READ(state, cgroup);
 }
 
-#define TENANT_LEVELS 24 /* whoever nests deeper shares TENANT_OTHERS */
+#define TENANT_LEVELS 24 /* what nests deeper shares TENANT_OTHERS */
 #define SLICE 0x6563696c732eull /* ".slice" */
 #define BURSTABLE 0x6c62617473727562ull /* "burstabl" */
 #define BEST_EFFORT 0x6f66666574736562ull /* "besteffo" */

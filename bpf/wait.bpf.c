@@ -203,7 +203,7 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	__u64 busy = busy_total_of(process->slot, now);
 	__u64 pauses = pauses_of(id);
 
-	if (!blank || !process->start_ns) /* began while another thread ended the last one: when, nobody knows */
+	if (!blank || !process->start_ns) /* began while another thread ended the last one: when is unknown */
 		return;
 	all = find_or_add(&delivered, id, &blank->deliveries, LOST_LATENCY);
 	if (!all)
@@ -262,7 +262,7 @@ static __always_inline __u32 end_own(struct process *process, struct thread *thr
 
 /*
  * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself (PyTorch's main
- * thread waits for what the autograd threads launched), everybody's.
+ * thread waits for what the autograd threads launched), those of all threads.
  */
 static __always_inline void end_requests(const struct process_id *id, struct process *process, struct thread *thread,
 					 const struct rule *rule)
@@ -389,7 +389,7 @@ int query_return(struct pt_regs *ctx)
 		begin_wait(&id, process, thread->awaited.stream, thread->awaited.until_ns);
 		thread->spins = 1;
 	} else if ((__u32)answer == 0 && thread && thread->spins) {
-		end_wait(&id, process, 1); /* of whoever's request: another thread may have ended its own */
+		end_wait(&id, process, 1); /* of any thread's request: another one may have ended its own */
 	}
 	return 0;
 }

@@ -50,7 +50,7 @@ def bounds_ns(delivery: Delivered) -> tuple[float, float]:
     """Lower and upper bound: online requests used the device all of their time, or none of it. ns."""
     if not is_paced(delivery):
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
-    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as standing still then
+    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as not moving then
     least = _paced_ns(delivery, max(0, delivery.waited_ns - delivery.waited_busy_ns), delivery.queued_ns)
     return least, _paced_ns(delivery, delivery.waited_ns, max(0, delivery.queued_ns - run_before))
 

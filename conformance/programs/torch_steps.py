@@ -56,11 +56,11 @@ class Training:
         """So long, with a line of progress now and then, and at the end."""
         self.torch.cuda.synchronize()
         begin_ns, before = time.monotonic_ns(), self.steps
-        told_ns = begin_ns
+        reported_ns = begin_ns
         say("progress", at_ns=begin_ns, steps=0)
         while (now_ns := time.monotonic_ns()) - begin_ns < seconds * 1e9:
-            if now_ns - told_ns >= PROGRESS_NS:
-                told_ns = now_ns
+            if now_ns - reported_ns >= PROGRESS_NS:
+                reported_ns = now_ns
                 say("progress", at_ns=now_ns, steps=self.steps - before)
             self.step()
         self.torch.cuda.synchronize()

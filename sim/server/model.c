@@ -572,7 +572,7 @@ void context_end(struct context *context)
 	const void *owner = context->owner;
 
 	for (struct stream *stream = context->streams; stream; stream = stream->next)
-		if (stream->first) /* no wait is to be for what will not happen */
+		if (stream->first) /* no thread is to wait for what will not happen */
 			model->events.completed(context->owner, stream->number, stream->last->command.sequence);
 	context->owner = NULL;
 	for (int e = 0; e < 2; e++)
