@@ -13,13 +13,13 @@ from typing import Self
 from agent.collectors import BUILTIN
 from agent.collectors.devices import Devices
 from agent.collectors.samples import Collector
-from agent.containers.gpu_processes import GpuProcessRegistry
+from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
 from agent.containers.index import ContainerIndex
 from agent.containers.naming import Naming
 from agent.containers.runtimes import sockets
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import SetupError
-from agent.core.model import Device, Snapshot
+from agent.core.model import ContainerKey, Device, ProcessId, Snapshot
 from agent.core.registry import Listeners, LossRegistry
 from agent.core.worker import Worker
 from agent.node import cgroups, preflight
@@ -83,7 +83,7 @@ class Observer:
             self._index = ContainerIndex(self.proc, placed=self.naming.placed)
             members = GpuProcessRegistry(self._index, self._devices_of(nvml), self.proc, self.naming.named)
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
-            names = FunctionNames()
+            names = FunctionNames(owner=lambda process: _owner(members.get(process), process))
             self.pipeline = Pipeline(collectors, members, self.probes, names, self._sources(nvml))
             events = EventReader(self.probes, self.pipeline, names)
             events.start()
@@ -173,3 +173,8 @@ class Observer:
             self._discovered_ns = now
             self._discovery.look(ends_ns)
         return max(0.0, (self._due_ns - monotonic_ns()) / NS_PER_SECOND)
+
+
+def _owner(member: GpuProcess | None, process: ProcessId) -> ContainerKey | ProcessId:
+    """Whose part of what is bounded it uses: its container's, its own while that is not known."""
+    return process if member is None else member.container.key

@@ -35,7 +35,7 @@ enum lost {
 	LOST_LAUNCH, /* not even that: a launch is missing */
 	LOST_PROCESS, /* `processes` full */
 	LOST_THREAD, /* `threads` full */
-	LOST_ALLOCATION, /* `allocations` or `mappings` full: live bytes are short, or may come to be */
+	LOST_ALLOCATION, /* `allocations` full: live bytes are short, or may come to be */
 	LOST_MEMORY, /* `memory` full */
 	LOST_COPY, /* `copies` full */
 	LOST_CALL, /* `calls` full: an entry without its return */
@@ -52,6 +52,13 @@ enum lost {
 	LOST_ORDINAL, /* a device's number beyond MOST_ORDINALS: taken for unknown */
 	LOST_CHARGE, /* an allocation that did not return in time: it holds no room any more */
 	LOST_CONTEXT, /* its tenant has no room in `contexts`: launches there are on a device that is not known */
+	LOST_MAPPING, /* … in `mappings`: physical memory may count as freed too early */
+	LOST_CONTEXT_MEMORY, /* … in `context_memories`: what a context holds is freed by its own calls, not with it */
+	LOST_NEW_GRAPH, /* … in `graphs` or `captures`: a graph counts as one kernel, what is captured as if it ran */
+	LOST_GRAPH_MEMORY, /* … in `graph_memories`: what a graph frees is not taken off */
+	LOST_STREAM, /* … in `joins` or `non_blocking` */
+	LOST_RECORD, /* … in `recorded_events`: a wait for the event drains nothing */
+	LOST_UUID, /* … in `uuids` or `bus_ids`: which device an ordinal means is read from the environment */
 	LOST_REASONS,
 };
 

@@ -36,10 +36,7 @@ static __always_inline void put_context(const struct process_id *id, __u64 handl
 {
 	struct context_key key = {.process = *id, .context = handle};
 
-	if (!bpf_map_lookup_elem(&contexts, &key) && !take_credit(LOST_CONTEXT))
-		count_lost(LOST_CONTEXT);
-	else
-		bpf_map_update_elem(&contexts, &key, context, BPF_ANY);
+	put(&contexts, &key, context, LOST_CONTEXT);
 }
 
 static __always_inline void push_context(const struct process_id *id, __u64 handle)
@@ -197,7 +194,8 @@ static __always_inline void end_green(const struct process_id *id, __u64 handle)
 	release_primary(id, device, 0);
 }
 
-static __always_inline void learn_uuid(const struct process_id *id, __u64 address, __u32 ordinal, __u64 flags)
+/* `is_final`: it goes before what was learned by the older call. */
+static __always_inline void learn_uuid(const struct process_id *id, __u64 address, __u32 ordinal, int is_final)
 {
 	struct ordinal_key key = {.process = *id, .ordinal = ordinal};
 	struct uuid uuid;
@@ -206,8 +204,8 @@ static __always_inline void learn_uuid(const struct process_id *id, __u64 addres
 		return;
 	if (bpf_probe_read_user(&uuid, sizeof(uuid), (void *)address))
 		count_lost(LOST_USER_READ);
-	else
-		bpf_map_update_elem(&uuids, &key, &uuid, flags);
+	else if (is_final || !bpf_map_lookup_elem(&uuids, &key))
+		put(&uuids, &key, &uuid, LOST_UUID);
 }
 
 static __always_inline void learn_bus_id(const struct process_id *id, __u64 device, __u64 text)
@@ -219,7 +217,7 @@ static __always_inline void learn_bus_id(const struct process_id *id, __u64 devi
 	if (length < 0 || bpf_probe_read_user(&key.ordinal, sizeof(key.ordinal), (void *)device))
 		count_lost(LOST_USER_READ);
 	else if (known_ordinal(key.ordinal) != DEVICE_UNKNOWN)
-		bpf_map_update_elem(&bus_ids, &key, &bus, BPF_ANY);
+		put(&bus_ids, &key, &bus, LOST_UUID);
 }
 
 static __always_inline __u64 device_argument(__u32 shape, const struct arguments *arguments)
@@ -292,10 +290,10 @@ int context_return(struct pt_regs *ctx)
 		release_primary(&id, call.a, shape == CONTEXT_RESET);
 		break;
 	case CONTEXT_UUID:
-		learn_uuid(&id, call.a, call.b, BPF_NOEXIST);
+		learn_uuid(&id, call.a, call.b, 0);
 		break;
 	case CONTEXT_UUID_2:
-		learn_uuid(&id, call.a, call.b, BPF_ANY);
+		learn_uuid(&id, call.a, call.b, 1);
 		break;
 	case CONTEXT_GREEN:
 		create_green(&id, read_result(call.a), known_ordinal(call.b));

@@ -181,6 +181,7 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 	bpf_for_each_map_elem(&captures, forget_handle, &id, 0);
 	forget_thread(tid);
 	bpf_map_delete_elem(&processes, &id);
-	post_event(EVENT_PROCESS_EXEC, 0, &id);
+	if (take_credit(LOST_EVENT))
+		post_event(EVENT_PROCESS_EXEC, 0, &id);
 	return 0;
 }

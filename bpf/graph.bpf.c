@@ -38,7 +38,7 @@ static __always_inline struct graph *new_graph(void *map, const struct process_i
 	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
 	struct graph *made;
 
-	if (!blank || bpf_map_update_elem(map, &key, &blank->graph, BPF_ANY))
+	if (!blank || !put(map, &key, &blank->graph, LOST_NEW_GRAPH))
 		return NULL;
 	made = bpf_map_lookup_elem(map, &key);
 	if (made)
@@ -187,7 +187,8 @@ __noinline int hold_graph_memory(__u64 exec)
 	allocation.bytes = graph->memory_most_bytes;
 	allocation.device = graph->memory_device;
 	allocation.at_ns = bpf_ktime_get_ns();
-	add_allocation(&key, &allocation);
+	add_new_allocation(
+		&key, &allocation); /* not add_allocation(): the stack is full here, on Linux 6.1 to the last byte */
 	return 0;
 }
 

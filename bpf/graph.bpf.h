@@ -112,8 +112,7 @@ static __always_inline void graph_allocates(const struct process_id *id, struct 
 		count_lost(LOST_ALLOCATION);
 		return;
 	}
-	if (bpf_map_update_elem(&graph_memories, &key, &allocated, BPF_ANY))
-		count_lost(LOST_ALLOCATION);
+	put(&graph_memories, &key, &allocated, LOST_GRAPH_MEMORY);
 	graph->memory_device = device;
 	graph->memory_bytes += bytes;
 	if (graph->memory_bytes > graph->memory_most_bytes)

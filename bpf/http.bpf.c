@@ -50,7 +50,7 @@ struct http_context {
 	struct http_bytes *bytes;
 };
 
-MAP(http_wanted, BPF_MAP_TYPE_HASH, __u32, struct http_follower, 16384, BPF_F_NO_PREALLOC);
+MAP(http_wanted, BPF_MAP_TYPE_HASH, __u32, struct http_follower, HTTP_WATCHES *HTTP_CHILDREN * 2, BPF_F_NO_PREALLOC);
 MAP(http_watches, BPF_MAP_TYPE_ARRAY, __u32, struct http_watch, HTTP_WATCHES, 0);
 MAP(http_latencies, BPF_MAP_TYPE_ARRAY, __u32, struct latency, HTTP_WATCHES, 0);
 MAP(http_counts, BPF_MAP_TYPE_ARRAY, __u32, struct http_counts, HTTP_WATCHES, 0);
@@ -399,6 +399,17 @@ int http_state_changes(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
+/* One child more or less of a watch; false where it has as many as it may. A watch that begins anew has none. */
+static __always_inline int take_child(__u32 watch, __s64 change)
+{
+	struct http_counts *counts = bpf_map_lookup_elem(&http_counts, &watch);
+
+	if (!counts || (change > 0 && counts->children >= HTTP_CHILDREN))
+		return 0;
+	__sync_fetch_and_add(&counts->children, change);
+	return 1;
+}
+
 /* A server that forks for each connection is done with it before anybody could have asked who it is. */
 SEC("raw_tp/sched_process_fork")
 int http_process_forks(struct bpf_raw_tracepoint_args *ctx)
@@ -411,8 +422,10 @@ int http_process_forks(struct bpf_raw_tracepoint_args *ctx)
 	if (!follower || child == parent)
 		return 0;
 	copy = *follower;
-	if (bpf_map_update_elem(&http_wanted, &child, &copy, BPF_ANY))
-		tally_for(copy.watch, HTTP_NO_PROCESS, 1);
+	copy.is_child = 1;
+	if (take_child(copy.watch, 1) && !bpf_map_update_elem(&http_wanted, &child, &copy, BPF_ANY))
+		return 0;
+	tally_for(copy.watch, HTTP_NO_PROCESS, 1);
 	return 0;
 }
 
@@ -421,8 +434,12 @@ int http_process_exits(void *ctx)
 {
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	struct task_struct *task = (void *)bpf_get_current_task();
+	struct http_follower *follower = bpf_map_lookup_elem(&http_wanted, &tgid), copy;
 
-	if (bpf_map_lookup_elem(&http_wanted, &tgid) && BPF_CORE_READ(task, signal, live.counter) <= 0)
-		bpf_map_delete_elem(&http_wanted, &tgid);
+	if (!follower || BPF_CORE_READ(task, signal, live.counter) > 0)
+		return 0;
+	copy = *follower;
+	if (!bpf_map_delete_elem(&http_wanted, &tgid) && copy.is_child)
+		take_child(copy.watch, -1);
 	return 0;
 }

@@ -9,6 +9,7 @@
 
 #define HTTP_WATCHES 64 /* containers at once */
 #define HTTP_PATH 64
+#define HTTP_CHILDREN 1024 /* processes that are added at a fork, per watch */
 #define HTTP_SLOTS 1024 /* connections that are followed at once, per watch */
 #define HTTP_CLASSES 6 /* of statuses: index 0 is for those that were not seen */
 
@@ -26,7 +27,7 @@ enum http_tally {
 	HTTP_DEEP, /* more requests at once on one connection than HTTP_DEPTH */
 	HTTP_NO_CONNECTION, /* the map `http_connections` was full */
 	HTTP_EVICTED, /* the connection gave its slot to a later one of the same port */
-	HTTP_NO_PROCESS, /* the map `http_wanted` was full */
+	HTTP_NO_PROCESS, /* the watch had HTTP_CHILDREN already */
 	HTTP_TALLIES,
 };
 
@@ -48,10 +49,12 @@ struct http_counts {
 	__u64 first_byte_ns; /* sum, end of the request -> first byte of its answer */
 	__u64 service_ns; /* sum, end of the request -> last byte of its answer */
 	__u64 cursor; /* where the search for a slot goes on */
+	__s64 children; /* processes that the kernel added */
 };
 
 /* A process of a watched container; children inherit it. */
 struct http_follower {
 	__u32 watch;
 	__u32 epoch;
+	__u32 is_child; /* the kernel added it */
 };

@@ -138,14 +138,17 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 	__u32 slot;
 
 	count_launch(id, device, grid, now);
-	if (!process)
-		return;
 	rule = bpf_map_lookup_elem(&rules, id);
-	if (!rule && process->inherits)
+	if (!rule &&
+	    (!process || process->inherits)) /* without a place among the processes a rule holds all the same */
 		rule = inherited_rule(id, &payer, now);
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
-	open_request(process, thread, rule, slot, grid->function, now);
-	note_stream(&process->streams, grid->stream, now, 1);
+	if (rule && slot == SLOT_NONE && device == DEVICE_UNKNOWN && rule->role == ROLE_OFFLINE)
+		slot = busy_slot(rule, now);
+	if (process) {
+		open_request(process, thread, rule, slot, grid->function, now);
+		note_stream(&process->streams, grid->stream, now, 1);
+	}
 	if (thread)
 		note_stream(&thread->streams, grid->stream, now, 0);
 	if (rule && rule->role == ROLE_OFFLINE)

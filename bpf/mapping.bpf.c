@@ -34,9 +34,8 @@ static __always_inline void add_mapping(const struct process_id *id, const struc
 	if (stale) /* its unmapping was not seen */
 		remove_mapping(&mappings, &key, stale);
 	mapping.allocated_ns = add_reference(&memory);
-	if (!bpf_map_update_elem(&mappings, &key, &mapping, BPF_ANY))
+	if (put(&mappings, &key, &mapping, LOST_MAPPING))
 		return;
-	count_lost(LOST_ALLOCATION);
 	drop_reference(&memory, mapping.allocated_ns);
 }
 

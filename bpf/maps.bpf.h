@@ -35,6 +35,13 @@ struct atomic_count {
 struct signal_struct {
 	struct atomic_count live; /* threads that have not begun to exit */
 } CO_RE;
+struct inode;
+struct file {
+	struct inode *f_inode;
+} CO_RE;
+struct vm_area_struct {
+	struct file *vm_file;
+} CO_RE;
 struct task_struct {
 	struct task_struct *group_leader;
 	int tgid;
@@ -47,14 +54,6 @@ struct task_struct {
 	struct {                                                                                                       \
 		__uint(type, BPF_MAP_TYPE_HASH);                                                                       \
 		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                  \
-		__uint(max_entries, entries);                                                                          \
-		__type(key, key_type);                                                                                 \
-		__type(value, value_type);                                                                             \
-	} name SEC(".maps")
-
-#define LRU_HASH(name, key_type, value_type, entries)                                                                  \
-	struct {                                                                                                       \
-		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                                                   \
 		__uint(max_entries, entries);                                                                          \
 		__type(key, key_type);                                                                                 \
 		__type(value, value_type);                                                                             \
@@ -76,6 +75,7 @@ struct task_struct {
 	} name SEC(".maps")
 
 #define NO_LIBRARY (~0u)
+#define LIBRARIES 65536 /* whatever a cookie can name */
 
 /* State of a process between two drained waits. Private to the kernel side. */
 struct process {
@@ -159,7 +159,7 @@ struct last_entry {
 BOUNDED_HASH(processes, struct process_id, struct process, 16384);
 BOUNDED_HASH(threads, __u64, struct thread, 16384);
 BOUNDED_HASH(freeings, __u64, struct freeing, 16384);
-BOUNDED_HASH(calls, struct call_key, struct call, 32768); /* of the threads in `threads` */
+BOUNDED_HASH(calls, struct call_key, struct call, 65536); /* four for each of `threads` */
 BOUNDED_HASH(tenants, __u64, struct tenant, 512);
 BOUNDED_HASH(tenant_losses, __u64, struct tenant_loss, 512);
 BOUNDED_HASH(tenant_of, struct process_id, __u64, 16384);
@@ -173,37 +173,45 @@ struct {
 BOUNDED_HASH(launches, struct launch_key, struct launch_value, 65536);
 BOUNDED_HASH(other_launches, struct launch_key, struct launch_value, 8192); /* one per process and device */
 BOUNDED_HASH(memory, struct memory_key, struct memory_value, 8192);
-BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 131072);
+BOUNDED_HASH(allocations, struct allocation_key, struct allocation, 98304);
 BOUNDED_HASH(context_memories, struct context_key, struct context_memory, 8192);
 BOUNDED_HASH(mappings, struct mapping_key, struct mapping, 32768);
 BOUNDED_HASH(copies, struct copy_key, struct copy_value, 16384);
 BOUNDED_HASH(latencies, struct process_id, struct latency, 2048);
 BOUNDED_HASH(delivered, struct process_id, struct deliveries, 4096);
-LRU_HASH(contexts, struct context_key, struct context, 8192);
-LRU_HASH(uuids, struct ordinal_key, struct uuid, 4096);
-LRU_HASH(bus_ids, struct ordinal_key, struct bus_id, 512);
-LRU_HASH(graphs, struct graph_key, struct graph, 8192);
-LRU_HASH(nodes, struct node_key, struct node, 4096);
-LRU_HASH(graph_memories, struct graph_key, struct graph_memory, 1024);
-LRU_HASH(captures, struct graph_key, struct graph, 256);
-LRU_HASH(joins, struct graph_key, struct joined, 1024);
-LRU_HASH(recorded_events, struct graph_key, struct event_record, 4096);
-LRU_HASH(non_blocking, struct graph_key, __u8, 4096);
-BOUNDED_HASH(rules, struct process_id, struct rule, 8192);
-BOUNDED_HASH(paces, struct process_id, struct pace, 8192);
-BOUNDED_HASH(resumes, struct process_id, struct resume, 8192);
-BOUNDED_HASH(payers, struct process_id, struct payer, 2048);
-BOUNDED_HASH(stops, struct process_id, struct pause, 2048);
-BOUNDED_HASH(holding, struct process_id, __u64, 1024); /* records of held allocations; deleted as in `stops` */
+BOUNDED_HASH(contexts, struct context_key, struct context, 8192);
+/* Handles that no call need end: the agent deletes the oldest of a tenant that has many, and those of the dead. */
+BOUNDED_HASH(uuids, struct ordinal_key, struct uuid, 8192);
+BOUNDED_HASH(bus_ids, struct ordinal_key, struct bus_id, 8192);
+BOUNDED_HASH(graphs, struct graph_key, struct graph, 16384);
+BOUNDED_HASH(nodes, struct node_key, struct node, 8192);
+BOUNDED_HASH(graph_memories, struct graph_key, struct graph_memory, 8192);
+BOUNDED_HASH(captures, struct graph_key, struct graph, 8192);
+BOUNDED_HASH(joins, struct graph_key, struct joined, 16384);
+BOUNDED_HASH(recorded_events, struct graph_key, struct event_record, 16384);
+BOUNDED_HASH(non_blocking, struct graph_key, struct non_blocking, 16384);
+BOUNDED_HASH(rules, struct process_id, struct rule, 12288); /* online ones are written first */
+BOUNDED_HASH(paces, struct process_id, struct pace, 12288);
+BOUNDED_HASH(resumes, struct process_id, struct resume, 12288);
+BOUNDED_HASH(payers, struct process_id, struct payer, 12288);
+BOUNDED_HASH(stops, struct process_id, struct pause, 12288); /* without a place a launch passes */
+BOUNDED_HASH(holding, struct process_id, __u64, 4096); /* records of held allocations; deleted as in `stops` */
 BOUNDED_HASH(memory_rules, struct process_id, struct memory_rule, 4096);
 BOUNDED_HASH(quotas, struct quota_key, struct quota, 1024);
 BOUNDED_HASH(quota_uses, struct quota_key, struct quota_use, 4096);
-BOUNDED_HASH(charges, __u64, struct charge, 4096); /* by thread */
+BOUNDED_HASH(charges, __u64, struct charge, 16384); /* by thread, of those in `threads` */
 BOUNDED_HASH(returns, __u64, __s64, 65536); /* cookie → from the function to a return instruction, in bytes */
+/* Library → the file that it is in, as the kernel's inode; 0: not known yet, or from here it cannot be told. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIBRARIES);
+	__type(key, __u32);
+	__type(value, __u64);
+} files SEC(".maps");
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
-RING(names, 4 * 1024 * 1024);
+RING(names, 2 * 1024 * 1024);
 RING(pauses, 128 * 1024); /* a record of each process in `stops`, and some of each in `holding` */
 
 struct {
@@ -256,6 +264,7 @@ struct blank {
 	struct node node;
 	struct tenant_loss tenant_loss;
 	struct memory_value memory;
+	struct context_memory context_memory;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -314,6 +323,7 @@ static __always_inline __u64 stack_argument(struct pt_regs *ctx, __u32 offset)
 #endif
 
 __noinline int take_credit(__u32 reason); /* tenant.bpf.h */
+__noinline int give_credit(__u32 reason);
 
 static __always_inline struct thread *own_thread(void);
 
@@ -381,6 +391,15 @@ static __always_inline void *find_or_add(void *map, const void *key, const void 
 	return value;
 }
 
+/* Creates or replaces; what is new takes of its tenant's credit. False, and one lost: there is no room. */
+static __always_inline int put(void *map, const void *key, const void *value, __u32 reason)
+{
+	if ((bpf_map_lookup_elem(map, key) || take_credit(reason)) && !bpf_map_update_elem(map, key, value, BPF_ANY))
+		return 1;
+	count_lost(reason);
+	return 0;
+}
+
 static __always_inline void count_hit(__u64 cookie)
 {
 	__u32 symbol = COOKIE_SYMBOL(cookie);
@@ -390,11 +409,50 @@ static __always_inline void count_hit(__u64 cookie)
 		(*count)++;
 }
 
+struct found {
+	__u64 inode;
+};
+
+static long note_file(struct task_struct *task, struct vm_area_struct *area, struct found *found)
+{
+	found->inode = (__u64)BPF_CORE_READ(area, vm_file, f_inode);
+	return 0;
+}
+
+/* What is mapped at the address is the library's file. No inline function: it runs once for each. Since Linux 5.17. */
+__noinline int learn_file(__u64 address, __u32 library)
+{
+	struct found found = {};
+
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_find_vma))
+		return 0;
+	if (!bpf_find_vma(bpf_get_current_task_btf(), address, note_file, &found, 0) && found.inode)
+		bpf_map_update_elem(&files, &library, &found.inode, BPF_ANY);
+	return 0;
+}
+
+static __always_inline __u64 file_of(__u32 library, __u64 address)
+{
+	__u64 *file = bpf_map_lookup_elem(&files, &library);
+
+	if (file && !*file)
+		learn_file(address, library);
+	return file ? *file : 0;
+}
+
+/* Of those of which one is not known yet it is said to be, as before they could be told apart. */
+static __always_inline int is_same_file(__u32 one, __u64 file)
+{
+	__u64 *other = bpf_map_lookup_elem(&files, &one);
+
+	return !file || !other || !*other || *other == file;
+}
+
 /*
  * Counts the call; true when it is the second probe of one call. One file can be reached through several overlay mounts,
  * and a uprobe attached through each fires for all of them, one right after the other: the same thread, function,
- * instruction and stack pointer, and another library. A library that fires again without the first one between is alone
- * there: it was mapped over the other one.
+ * instruction and stack pointer, the same file, and another library. A library that fires again without the first one
+ * between is alone there: it was mapped over the other one.
  */
 static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const struct process_id *id,
 					struct process *process)
@@ -404,11 +462,12 @@ static __always_inline int is_duplicate(struct pt_regs *ctx, __u64 cookie, const
 	__u64 address = PT_REGS_IP(ctx); /* not bpf_get_func_ip(): 0 for single uprobes before Linux 6.6 */
 	__u64 stack = PT_REGS_SP(ctx);
 	__u32 library = COOKIE_LIBRARY(cookie), symbol = COOKIE_SYMBOL(cookie);
+	__u64 file = file_of(library, address);
 
 	if (!last) {
 		count_lost(LOST_THREAD);
 	} else if (last->address == address && last->stack == stack && last->symbol == symbol &&
-		   last->library != library && last->second != library) {
+		   last->library != library && last->second != library && is_same_file(last->library, file)) {
 		last->second = library;
 		count_lost(LOST_DUPLICATE);
 		return 1;

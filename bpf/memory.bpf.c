@@ -79,9 +79,10 @@ static __always_inline __u32 format_bytes(__u32 format)
 	return 4; /* UNSIGNED_INT32, SIGNED_INT32, FLOAT; compressed formats are smaller */
 }
 
+/* Without a branch: the verifier would follow both ways at each level of a mipmap. For values below 2^63. */
 static __always_inline __u64 at_least_1(__u64 value)
 {
-	return value ? value : 1;
+	return value | (value - 1) >> 63;
 }
 
 #define MOST_LEVELS 20 /* of a mipmap: an array is at most 2^17 wide */

@@ -22,12 +22,16 @@ static __always_inline __u32 kind_of(const struct allocation *allocation)
 static __always_inline void join_context(const struct process_id *id, struct allocation *allocation)
 {
 	struct context_key key = {.process = *id, .context = allocation->context};
-	struct context_memory initial = {.device = allocation->device}, *sums;
+	__u32 zero = 0, device_plus_1 = allocation->device + 1;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+	struct context_memory *sums;
 
-	if (!allocation->context)
+	if (!allocation->context || !blank)
 		return;
-	sums = find_or_add(&context_memories, &key, &initial, LOST_ALLOCATION);
-	if (!sums || sums->device != allocation->device) {
+	sums = find_or_add(&context_memories, &key, &blank->context_memory, LOST_CONTEXT_MEMORY);
+	if (sums && !sums->device_plus_1)
+		sums->device_plus_1 = device_plus_1;
+	if (!sums || sums->device_plus_1 != device_plus_1) {
 		allocation->context = 0;
 		return;
 	}
@@ -71,7 +75,7 @@ static __always_inline void end_context_memory(const struct process_id *id, __u6
 
 	if (!sums)
 		return;
-	of_device.device = sums->device;
+	of_device.device = sums->device_plus_1 - 1;
 	value = bpf_map_lookup_elem(&memory, &of_device);
 	sums->ended_ns = bpf_ktime_get_ns();
 	if (!value)
@@ -90,7 +94,8 @@ static __always_inline int take_allocation(const struct allocation_key *key, str
 	if (!allocation)
 		return 0;
 	*taken = *allocation;
-	bpf_map_delete_elem(&allocations, key);
+	if (!bpf_map_delete_elem(&allocations, key))
+		give_credit(LOST_ALLOCATION);
 	return 1;
 }
 
@@ -104,26 +109,32 @@ static __always_inline int is_beyond(const struct memory_value *value, const str
 	return allocation->bytes > MOST_BYTES || live + allocation->bytes > MOST_BYTES;
 }
 
-static __always_inline void add_allocation(const struct allocation_key *key, struct allocation *allocation)
+/* False where there is no place for it, so that its end will not be seen. */
+static __always_inline int keep_allocation(const struct allocation_key *key, struct allocation *allocation)
+{
+	join_context(&key->process, allocation);
+	if (take_credit(LOST_ALLOCATION) && !bpf_map_update_elem(&allocations, key, allocation, BPF_ANY))
+		return 1;
+	leave_context(&key->process, allocation);
+	count_lost(LOST_ALLOCATION);
+	return 0;
+}
+
+/* Of a handle that is not in use. */
+static __always_inline void add_new_allocation(const struct allocation_key *key, struct allocation *allocation)
 {
 	struct memory_value *value = memory_of(&key->process, allocation->device);
-	struct allocation before;
 	__u64 live = 0;
 
-	if (take_allocation(key, &before)) /* freed by a call that we do not know, or its return was not seen */
-		book_free(&key->process, &before);
 	if (!value)
 		return; /* by its sums user space knows whose allocations to delete */
 	if (is_beyond(value, allocation)) {
 		count_lost(LOST_BOUNDS);
 		return;
 	}
-	join_context(&key->process, allocation);
-	if (bpf_map_update_elem(&allocations, key, allocation, BPF_ANY)) {
-		leave_context(&key->process, allocation);
-		count_lost(LOST_ALLOCATION);
+	/* Under a rule it counts for as long as the process lives: whoever makes more than can be followed has no less. */
+	if (!keep_allocation(key, allocation) && !bpf_map_lookup_elem(&memory_rules, &key->process))
 		return;
-	}
 	__sync_fetch_and_add(&value->allocations, 1);
 	__sync_fetch_and_add(&value->live_bytes[kind_of(allocation)], allocation->bytes);
 #pragma unroll
@@ -131,6 +142,15 @@ static __always_inline void add_allocation(const struct allocation_key *key, str
 		live += value->live_bytes[i];
 	if (live > value->peak_bytes)
 		value->peak_bytes = live;
+}
+
+static __always_inline void add_allocation(const struct allocation_key *key, struct allocation *allocation)
+{
+	struct allocation before;
+
+	if (take_allocation(key, &before)) /* freed by a call that we do not know, or its return was not seen */
+		book_free(&key->process, &before);
+	add_new_allocation(key, allocation);
 }
 
 /* One handle or mapping of physical memory less, and the last one frees it; `at_ns`: when it was made. */
@@ -142,7 +162,8 @@ static __always_inline void drop_reference(const struct allocation_key *key, __u
 	if (!allocation || allocation->at_ns != at_ns || __sync_fetch_and_add(&allocation->references, -1) > 1)
 		return;
 	gone = *allocation;
-	bpf_map_delete_elem(&allocations, key);
+	if (!bpf_map_delete_elem(&allocations, key))
+		give_credit(LOST_ALLOCATION);
 	book_free(&key->process, &gone);
 }
 

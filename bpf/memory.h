@@ -75,7 +75,7 @@ struct context_memory {
 	__u64 live_bytes[MEMORY_KINDS];
 	__u64 allocations; /* live */
 	__u64 ended_ns; /* when a context of this handle ended last; 0: none did */
-	__u32 device; /* what is on another one is of no context */
+	__u32 device_plus_1; /* what is on another one is of no context; 0: nothing was allocated yet */
 	__u32 _pad;
 };
 

@@ -41,7 +41,7 @@ int name_return(struct pt_regs *ctx)
 	long length = 0;
 	__u32 shape;
 
-	if (!take_call(CALL_NAME, &call) || !succeeded(ctx))
+	if (!take_call(CALL_NAME, &call) || !succeeded(ctx) || !take_credit(LOST_NAME))
 		return 0;
 	shape = COOKIE_SHAPE(call.cookie);
 	name.process = this_process();

@@ -288,6 +288,18 @@ static __always_inline int stop_current_process(void)
 	return bpf_send_signal_thread(SIGSTOP) == 0;
 }
 
+/* Of a launch whose device is not known: one of the rule's devices on which requests run, else SLOT_NONE. */
+static __noinline __u32 busy_slot(const struct rule *rule, __u64 now)
+{
+	for (__u32 i = 0; i < ORDINALS; i++) {
+		struct gate *gate = gate_of(rule->slots[i]);
+
+		if (gate && is_busy(gate, now))
+			return rule->slots[i];
+	}
+	return SLOT_NONE;
+}
+
 /* A launch that is to be stopped. */
 struct verdict_on_launch {
 	__u32 slot;
@@ -443,7 +455,8 @@ static __always_inline void pace_launch(const struct process_id *payer, struct p
 	queue->held_ns = 0;
 	queue->held_for_ns = 0;
 	pace->charged_ns += estimate;
-	process->charged_ns += estimate;
+	if (process)
+		process->charged_ns += estimate;
 	verdict.queued_ns = queued;
 	verdict.reason = reason_to_stop(rule, gate, queued, estimate, now);
 	if (!verdict.reason || !may_stop(now) || has_pass(payer, pace, estimate))

@@ -62,7 +62,8 @@ static __always_inline struct process *find_process(const struct process_id *id,
 		process->slot = SLOT_NONE;
 		process->inherits = !!bpf_map_lookup_elem(&payers, id);
 		note_tenant(id);
-		post_seen(COOKIE_LIBRARY(cookie), id);
+		if (take_credit(LOST_EVENT)) /* else the agent finds it at its next tick, by what it counted */
+			post_seen(COOKIE_LIBRARY(cookie), id);
 	}
 	return process;
 }

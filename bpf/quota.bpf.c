@@ -205,9 +205,10 @@ static __always_inline enum verdict judge_allocation(const struct process_id *id
 	if (slot >= SLOTS || !bytes || bytes > MOST_BYTES) /* the driver's own to refuse */
 		return VERDICT_PASS;
 	charge.takes_room = could_fit(charge.group, slot, bytes);
-	if (bpf_map_update_elem(&charges, &tid, &charge, BPF_ANY)) {
+	/* Of a thread that has no place nothing could be charged: beyond what there is for its tenant, it gets no memory. */
+	if (!bpf_map_lookup_elem(&threads, &tid) || bpf_map_update_elem(&charges, &tid, &charge, BPF_ANY)) {
 		count_lost(LOST_QUOTA);
-		return VERDICT_PASS;
+		return can_deny && (rule->flags & QUOTA_DENY) && may_stop(now) ? VERDICT_DENY : VERDICT_PASS;
 	}
 	own = charge_group(charge.group, slot, bytes);
 	if (charge.takes_room)

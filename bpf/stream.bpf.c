@@ -20,10 +20,10 @@ static __always_inline void forget_stream(const struct process_id *id, struct pr
 static __always_inline void create_stream(const struct process_id *id, __u64 stream, __u64 flags)
 {
 	struct graph_key key = {.process = *id, .handle = stream};
-	__u8 yes = 1;
+	struct non_blocking made = {.made_ns = bpf_ktime_get_ns()};
 
 	if (flags & STREAM_NON_BLOCKING)
-		bpf_map_update_elem(&non_blocking, &key, &yes, BPF_ANY);
+		put(&non_blocking, &key, &made, LOST_STREAM);
 }
 
 static __always_inline void record_event(const struct process_id *id, const struct process *process,
@@ -39,7 +39,7 @@ static __always_inline void record_event(const struct process_id *id, const stru
 	capture = event.origin ? capture_at(id, event.origin) : NULL;
 	if (capture)
 		event.capture_ns = capture->made_ns;
-	bpf_map_update_elem(&recorded_events, &key, &event, BPF_ANY);
+	put(&recorded_events, &key, &event, LOST_RECORD);
 }
 
 static __always_inline void wait_for_event(const struct process_id *id, struct process *process,
@@ -55,7 +55,7 @@ static __always_inline void wait_for_event(const struct process_id *id, struct p
 		joined.origin = event->origin;
 		joined.capture_ns = event->capture_ns;
 		if (process->captures > 0)
-			bpf_map_update_elem(&joins, &stream, &joined, BPF_ANY);
+			put(&joins, &stream, &joined, LOST_STREAM);
 		return;
 	}
 	take_over(call->a, call->b, 1);

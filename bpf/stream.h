@@ -33,6 +33,11 @@ struct event_record {
 	__u64 capture_ns; /* … and when that began; 0: in none */
 };
 
+/* Of a stream that the legacy default stream does not wait for. */
+struct non_blocking {
+	__u64 made_ns;
+};
+
 /* A stream that waited for an event of a capture is part of it, while that lasts. */
 struct joined {
 	__u64 origin;

@@ -164,19 +164,37 @@ static __always_inline void count_tenant_loss(__u64 id, __u32 reason)
 		__sync_fetch_and_add(&loss->lost[reason], 1);
 }
 
+/* The tenant of a process that has a place among its tenant's. */
+static __always_inline int known_tenant(__u64 *id)
+{
+	struct process_id process = this_process();
+	__u64 *known = bpf_map_lookup_elem(&tenant_of, &process);
+
+	if (known)
+		*id = *known;
+	return known != NULL;
+}
+
 /*
- * Takes one from the tenant's credit for what `reason` counts the loss of; 0: it has none left. No inline function: it
- * is in many programs, several times in each.
+ * Takes one from the tenant's credit for what `reason` counts the loss of; 0: it has none left. A process that has no
+ * place among its tenant's processes has none elsewhere: the agent could not tell whose its entries are, and would not
+ * count them against anyone. No inline function: it is in many programs, several times in each.
  */
 __noinline int take_credit(__u32 reason)
 {
 	__u32 zero = 0;
-	struct tenant *first = bpf_map_lookup_elem(&newcomer, &zero), *tenant;
+	struct tenant *tenant = bpf_map_lookup_elem(&newcomer, &zero);
 	__u64 id;
 
-	if (!first || reason >= LOST_REASONS || !first->credit[reason])
+	if (!tenant || reason >= LOST_REASONS || !tenant->credit[reason])
 		return 1; /* not bounded, or no agent counts */
-	id = this_tenant();
+	if (!known_tenant(&id)) {
+		id = this_tenant();
+		if (reason != LOST_PROCESS) {
+			count_tenant_loss(id, reason);
+			return 0;
+		}
+	}
 	tenant = find_tenant(id);
 	if (!tenant)
 		return 1;
@@ -185,6 +203,20 @@ __noinline int take_credit(__u32 reason)
 		return 1;
 	}
 	count_tenant_loss(id, reason);
+	return 0;
+}
+
+/* What it took is free again: else who makes and frees many between two ticks would run out of credit. */
+__noinline int give_credit(__u32 reason)
+{
+	struct tenant *tenant;
+	__u64 id;
+
+	if (reason >= LOST_REASONS || !known_tenant(&id))
+		return 0;
+	tenant = bpf_map_lookup_elem(&tenants, &id);
+	if (tenant)
+		__sync_fetch_and_add(&tenant->credit[reason], 1);
 	return 0;
 }
 

@@ -151,18 +151,21 @@ class AttributionEngine:
         reported = {(inputs.by_tgid[tgid], device) for tgid, device in inputs.utilization if tgid in inputs.by_tgid}
         with_mps = {device for _, device in inputs.side_by_side}
         for process, device in sorted(reported | counted.keys()):
+            ratio = inputs.utilization_of(process, device)
+            busy_ns = None if ratio is None else ratio * interval_ns
+            if (container := self.members.outside(process)) is not None:
+                yield ProcessTick(process, container, device, busy_ns, [])  # counted or not, no rule reaches it
+                continue
             member = self.members.get(process)
             if member is None or (process.tgid, device) in inputs.side_by_side:
                 continue
             if device in with_mps and member.is_mps_server:
                 continue
-            ratio = inputs.utilization_of(process, device)
             functions = counted[process, device].functions if (process, device) in counted else {}
             launched = [
                 Launched(one.launches, one.kernels, self._times.per_launch_ns(process, function))
                 for function, one in functions.items()
             ]
-            busy_ns = None if ratio is None else ratio * interval_ns
             yield ProcessTick(process, member.container.key, device, busy_ns, launched)
 
     def _parts(self, interval_ns: int, inputs: TickInputs, counted: Mapping[Owner, CountedWork]) -> list[DeviceTick]:

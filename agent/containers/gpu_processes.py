@@ -79,8 +79,9 @@ class GpuProcessRegistry:
         self._members: dict[ProcessId, GpuProcess] = {}
         self._all: tuple[GpuProcess, ...] | None = ()  # None: stale, made by the next all()
         self.refused = 0
-        self.refused_of: dict[ContainerKey, int] = {}  # of containers that have their share
+        self.refused_of: dict[ContainerKey, int] = {}  # processes of containers that have their share
         self._held: Counter[ContainerKey] = Counter()
+        self._outside: dict[ProcessId, ContainerKey] = {}  # processes that were refused: they are not read every tick
         self.unreadable = 0  # looks at processes that this agent may not read
 
     def all(self) -> tuple[GpuProcess, ...]:
@@ -104,25 +105,37 @@ class GpuProcessRegistry:
             if len(self._members) >= _MOST:
                 self.refused += 1
                 return None
+            if process in self._outside and not self._has_room(self._outside[process]):
+                return None
             member = self._read(process) or (self._from_event(event) if event else None)
             if member is None or not self._has_room(member.container.key):
+                if member is not None:
+                    self._refuse(process, member.container.key)
                 return None
+            self._outside.pop(process, None)
+            self._held[member.container.key] += 1
             self._members[process] = member
             self._all = None
             return member
 
+    def outside(self, process: ProcessId) -> ContainerKey | None:
+        """The container of a process that was refused because its container has its share: no rule reaches it."""
+        return self._outside.get(process)
+
     def _has_room(self, container: ContainerKey) -> bool:
-        """Whether a container may have one process more; takes the place.
+        """Whether a container may have one process more.
 
         No more than there are places left, so that whatever others took, the next one finds some: the dynamic
         thresholds of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6(2), 1998).
         """
         left = _MOST - len(self._members)
-        if self._held[container] >= min(left, left if container == HOST else _MOST_OF_ONE_CONTAINER):
-            self.refused_of = {**self.refused_of, container: self.refused_of.get(container, 0) + 1}
-            return False
-        self._held[container] += 1
-        return True
+        return self._held[container] < (left if container == HOST else min(left, _MOST_OF_ONE_CONTAINER))
+
+    def _refuse(self, process: ProcessId, container: ContainerKey) -> None:
+        if len(self._outside) >= _MOST:
+            self._outside.clear()  # nearly all have ended; the others are refused anew
+        self._outside[process] = container
+        self.refused_of = {**self.refused_of, container: self.refused_of.get(container, 0) + 1}
 
     def renew(self, process: ProcessId) -> None:
         """Reads a process again after exec. Its container stays."""
@@ -174,6 +187,7 @@ class GpuProcessRegistry:
         with self._lock:
             gone = list(processes)
             for process in gone:
+                self._outside.pop(process, None)
                 if (member := self._members.pop(process, None)) is not None:
                     self._held[member.container.key] -= 1
             self._index.forget(gone)

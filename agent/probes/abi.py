@@ -49,6 +49,13 @@ LOST = (
     "ordinal",
     "charge",
     "context",
+    "mapping",
+    "context_memory",
+    "new_graph",
+    "graph_memory",
+    "stream",
+    "record",
+    "uuid",
 )
 EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC = 1, 2, 3, 4
 CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, LONGEST_NAME = 6, 96, 16, 256
@@ -153,7 +160,7 @@ class ContextMemory(c.Structure):
         ("live_bytes", U64 * len(MEMORY_KINDS)),
         ("allocations", U64),
         ("ended_ns", U64),
-        ("device", U32),
+        ("device_plus_1", U32),
         ("_pad", U32),
     ]
 
@@ -400,6 +407,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "tenant_losses": (U64, TenantLoss),
     "newcomer": (U32, Tenant),
     "tenant_of": (ProcessKey, U64),
+    "files": (U32, U64),
     "hits": (U32, U64),
     "sm_counts": (U32, U32),
 }
@@ -471,6 +479,11 @@ def check(bpf: BpfObject, mirrors: Mapping[str, type[c.Structure]] = _MIRRORS) -
 def size_of(bpf: BpfObject, name: str) -> int:
     """Bytes of a struct that only the kernel side reads."""
     return _fields_in_btf(bpf, name)[0]
+
+
+def offset_of(bpf: BpfObject, name: str, field: str) -> int:
+    """Where a field of such a struct is, in bytes."""
+    return _fields_in_btf(bpf, name)[1][field]
 
 
 def _fields_in_btf(bpf: BpfObject, name: str) -> tuple[int, dict[str, int]]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable
 from typing import Protocol
 
 from agent.containers.gpu_processes import ProcessEvent
@@ -32,11 +33,16 @@ _SLACK = 1024
 
 
 class FunctionNames:
-    """Names of kernel functions by process and handle. `refused`: names for which there was no room."""
+    """Names of kernel functions by process and handle. `refused`: names for which there was no room.
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most, self._count = most, 0
+    The processes of one `owner` have no more than there is room left, so that the next one's find some.
+    """
+
+    def __init__(self, most: int = _MOST, owner: Callable[[ProcessId], Hashable] = lambda process: process) -> None:
+        self._most, self._count, self._owner = most, 0, owner
         self._names: dict[ProcessId, dict[int, str]] = {}
+        self._owners: dict[ProcessId, Hashable] = {}
+        self._held: Counter[Hashable] = Counter()
         self._texts: dict[str, str] = {}
         self._lock = threading.Lock()
         self.refused = 0
@@ -50,12 +56,22 @@ class FunctionNames:
         with self._lock:
             names = self._names.get(process)
             if names is None or function not in names:
-                if self._count >= self._most:
+                if not self._take_place(process):
                     self.refused += 1
                     return
-                self._count += 1
                 names = self._names.setdefault(process, {})
             names[function] = self._texts.setdefault(text, text)
+
+    def _take_place(self, process: ProcessId) -> bool:
+        owner = self._owners.get(process)
+        if owner is None:
+            owner = self._owner(process)
+        if self._held[owner] >= self._most - self._count:
+            return False
+        self._owners[process] = owner
+        self._held[owner] += 1
+        self._count += 1
+        return True
 
     def alias(self, process: ProcessId, function: int, other: int) -> None:
         """Gives `function` the name of `other`."""
@@ -71,7 +87,10 @@ class FunctionNames:
         """Drops the names of processes that ended."""
         with self._lock:
             for process in processes:
-                self._count -= len(self._names.pop(process, ()))
+                dropped = len(self._names.pop(process, ()))
+                self._count -= dropped
+                self._held.subtract({self._owners.pop(process, None): dropped})
+            self._held = +self._held
             if len(self._texts) > 2 * self._count + _SLACK:
                 self._texts = {text: text for names in self._names.values() for text in names.values()}
 
@@ -81,6 +100,9 @@ class FunctionNames:
 
 
 _ROUND_SECONDS = 0.5
+_MOST_A_ROUND = (
+    1024  # records of each ring: whoever fills one faster than it is read delays neither the other nor the rest
+)
 _RETRY_SECONDS = 0.1  # what fails at once, over and over, must not fill a core
 
 
@@ -135,7 +157,7 @@ class EventReader:
     def _step(self) -> float:
         self._probes.drop_changed()
         for ring in self._rings:
-            ring.consume()
+            ring.consume(_MOST_A_ROUND)
         return _ROUND_SECONDS
 
     def _guarded(self, receive: Callable[[bytes], None]) -> Callable[[bytes], None]:

@@ -342,6 +342,10 @@ class BpfObject:
                 self.lib.bpf_map__set_max_entries(found, 1 if unused else entries)
             found = self.lib.bpf_object__next_map(self._object, found)
 
+    def max_entries(self, name: str) -> int:
+        """Of the map as it was loaded: before Linux 6.1 it is less than the object says."""
+        return int(self.lib.bpf_map__max_entries(self._map(name)))
+
     def _map(self, name: str) -> int:
         found = self.lib.bpf_object__find_map_by_name(self._object, name.encode())
         if not found:

@@ -252,6 +252,7 @@ class LibcudaProbes:
 
     def _release(self, library: AttachedLibrary, file: FileId) -> None:
         """Once none of its probes is there any more, its number may be another's."""
+        self.map("files").put(abi.U32(library.number), abi.U64(0))
         for cookie in library.returns:
             self.map("returns").delete(abi.U64(cookie))
         self._numbers.release(file)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.core.clock import NS_PER_SECOND
@@ -21,6 +21,7 @@ from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
 _WINDOW_NS = NS_PER_SECOND
+_SWEEP_READINGS = 300  # half a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class PauseMeter:
         self._last: dict[ProcessId, tuple[int, int, int]] = {}
         self._sums: dict[ContainerKey, tuple[int, float, int]] = {}
         self._history: dict[ContainerKey, list[tuple[int, float]]] = {}
+        self._readings = 0
 
     def foreign(self) -> dict[ContainerKey, int]:
         """Stops that other processes ended so far, as of the last reading."""
@@ -64,7 +66,19 @@ class PauseMeter:
             del self._last[process]
             self._paces.delete(ProcessKey.of(process))
             self._resumes.delete(ProcessKey.of(process))
+        self._readings += 1
+        if self._readings % _SWEEP_READINGS == 0:
+            self._sweep(alive)
         return {key: self._container(key, workload, now_ns) for key, workload in workloads.items()}
+
+    def _sweep(self, alive: Collection[ProcessId]) -> None:
+        """Deletes records made after their process was forgotten: a launch of a descendant was charged to it.
+
+        A process that is charged again gets a new record.
+        """
+        for records in (self._paces, self._resumes):
+            for key in [key for key, _ in records.items() if key.id() not in alive]:
+                records.delete(key)
 
     def _container(self, key: ContainerKey, workload: Workload, now_ns: int) -> Paused:
         pauses, paused_ns, foreign = self._sums.get(key, (0, 0.0, 0))

@@ -17,7 +17,7 @@ from typing import Any, Self
 from agent.core.errors import ProbeError
 from agent.core.model import ProcessId
 from agent.probes import abi
-from agent.probes.abi import U32, U64, Latency
+from agent.probes.abi import S64, U32, U64, Latency
 from agent.probes.libbpf import BpfObject, Map
 from enforce.signals.latency_window import Buckets
 
@@ -88,6 +88,7 @@ class Counts(c.Structure):
         ("first_byte_ns", U64),
         ("service_ns", U64),
         ("cursor", U64),
+        ("children", S64),
     ]
 
 
@@ -100,7 +101,7 @@ class Process(c.Structure):
 class Follower(c.Structure):
     """struct http_follower: a process whose calls are looked at."""
 
-    _fields_ = [("watch", U32), ("epoch", U32)]
+    _fields_ = [("watch", U32), ("epoch", U32), ("is_child", U32)]
 
 
 MIRRORS: dict[str, type[c.Structure]] = {
@@ -158,7 +159,9 @@ class HttpProbes:
 
     def follow(self, place: int, epoch: int, tgid: int) -> None:
         """Counts the requests of a process at a place. OSError when there are too many processes."""
-        self._wanted.put(Process(tgid), Follower(place, epoch))
+        known = self._wanted.get(Process(tgid))
+        is_same = known is not None and (known.watch, known.epoch) == (place, epoch)
+        self._wanted.put(Process(tgid), Follower(place, epoch, known.is_child if known and is_same else 0))
 
     def unfollow(self, tgid: int) -> None:
         """Its calls are no longer looked at."""

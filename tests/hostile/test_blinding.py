@@ -4,18 +4,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from agent.collectors.tenants import Tenants
+from agent.containers.gpu_processes import ProcessEvent
 from agent.core.model import ProcessId
 from agent.node import preflight
 from agent.node.procfs import Procfs
+from agent.probes.events import EventReader, FunctionNames
 from agent.probes.libcuda import LibcudaProbes
 from tests.hostile.programs import compile_program, pretended_libcuda
 from tests.support.programs.driver import launched
@@ -23,13 +28,16 @@ from tools.harness.containers import Container, Mount
 from tools.harness.wait import until
 
 Start = Callable[..., ProcessId]
+COPIES = 3
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the program, and a libcuda.so.1 of the tenant's own."""
     folder = tmp_path_factory.mktemp("crowd")
-    pretended_libcuda(folder)
+    library = pretended_libcuda(folder)
+    for number in range(COPIES):
+        shutil.copy(library, f"{library}.{number}")
     compile_program("crowd", folder)
     return folder
 
@@ -37,7 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tenants(folder: Path) -> Iterator[tuple[LibcudaProbes, Tenants]]:
     with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
-        assert not probes.ensure(str(folder / "libcuda.so.1")).failed
+        for library in folder.glob("libcuda.so.1*"):
+            assert not probes.ensure(str(library)).failed
         tenants = Tenants(probes)
         tenants.collect(0)
         yield probes, tenants
@@ -101,3 +110,71 @@ def test_cgroups_that_a_container_makes_share_its_budget(tenants: tuple[LibcudaP
     budgets.collect(0)
     assert budgets.owners[first] == budgets.owners[second]
     assert budgets.lost[budgets.owners[first]]["launch_function"] >= 2 * 65600 - 65536 // 4 - 64  # as above
+
+
+def test_who_has_more_processes_than_are_told_apart_fills_no_more_with_the_rest(
+    tenants: tuple[LibcudaProbes, Tenants], start: Start
+) -> None:
+    probes, budgets = tenants
+    start("attacker", "sleepers", "five")
+    victim = start("victim", "work")
+    assert launched(probes, victim) == {(0, 32): (50, 50, 1)}
+    of_others = sum(key.process.tgid != victim.tgid for key, _ in probes.map("launches").items())
+    assert of_others <= 65536 // 4 + 64
+    assert budgets.owners[victim] not in budgets.lost
+
+
+def test_events_of_one_tenant_drive_out_no_other_ones(tenants: tuple[LibcudaProbes, Tenants], start: Start) -> None:
+    probes, budgets = tenants
+    recorded = probes.bpf.map("recorded_events", ctypes.c_uint64 * 2, ctypes.c_uint8 * 32)
+    victim = start("victim", "event")
+    attacker = start("attacker", "events")
+
+    def held(process: ProcessId) -> int:
+        return sum(key[0] & 0xFFFFFFFF == process.tgid for key, _ in recorded.items())
+
+    assert held(victim) == 1
+    assert held(attacker) <= 16384 // 4
+    budgets.collect(0)
+    assert budgets.lost[budgets.owners[attacker]]["record"] > 0
+    assert budgets.owners[victim] not in budgets.lost
+
+
+def test_a_program_that_maps_copies_of_its_library_in_turns_hides_no_launch(
+    tenants: tuple[LibcudaProbes, Tenants], start: Start
+) -> None:
+    assert launched(tenants[0], start("attacker", "turns")) == {(0xFFFFFFFF, 64): (300, 300, 1)}
+
+
+class Newcomers:
+    """Notes when each process was seen."""
+
+    def __init__(self) -> None:
+        self.seen_at: dict[int, float] = {}
+
+    def seen(self, event: ProcessEvent) -> None:
+        self.seen_at.setdefault(event.process.tgid, time.monotonic())
+
+    def exited(self, process: ProcessId) -> None: ...
+
+    def replaced(self, process: ProcessId) -> None: ...
+
+
+def test_a_newcomer_is_seen_at_once_while_another_tenant_invents_names(
+    tenants: tuple[LibcudaProbes, Tenants], start: Start
+) -> None:
+    newcomers = Newcomers()
+    reader = EventReader(tenants[0], newcomers, FunctionNames())
+    reader.start()
+    try:
+        with ThreadPoolExecutor() as pool:
+            attack = pool.submit(start, "attacker", "names")
+            until(lambda: newcomers.seen_at, "the attacker")
+            began = time.monotonic()
+            victim = start("victim", "work")
+            until(lambda: victim.tgid in newcomers.seen_at, "the victim")
+            assert newcomers.seen_at[victim.tgid] - began < 2
+            assert not attack.done()
+            attack.result()
+    finally:
+        reader.stop()

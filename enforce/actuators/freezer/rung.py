@@ -30,7 +30,7 @@ from typing import Final
 
 from agent.core.clock import NS_PER_SECOND, monotonic_ns, wall_ns
 from agent.core.errors import GoneError, WardenError
-from agent.core.model import ContainerKey, ProcessId
+from agent.core.model import ContainerKey
 from agent.core.worker import BackgroundJob, Worker
 from agent.node import preflight
 from agent.node.procfs import Procfs
@@ -133,7 +133,6 @@ class FreezeCycle:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     at_ns: int
-    processes: tuple[ProcessId, ...]
     found: FreezerCgroup | str  # where, or why not
 
 
@@ -149,7 +148,8 @@ class Looks:
         self._job = BackgroundJob("freeze-look", self._look_for_later, failed="a look at cgroups")
 
     def place(self, subject: Subject) -> FreezerCgroup:
-        """As `freezable`, in bounded time. NotFreezableError, OSError."""
+        """As `freezable`, in bounded time; of many cgroups as of the last look, whatever processes have come and gone
+        since: before anything is done, `look` looks again. NotFreezableError, OSError."""
         key = subject.container.key
         try:
             return freezable(subject, self._proc, self._others(key), AT_ONCE)
@@ -158,7 +158,7 @@ class Looks:
         if (answer is None or self._clock() - answer.at_ns > _FRESH_NS) and not self._job.running:
             self._wanted = subject
             self._job.start()
-        if answer is None or answer.processes != subject.processes:
+        if answer is None:
             raise NotFreezableError(LOOKING)
         if isinstance(answer.found, str):
             raise NotFreezableError(answer.found)
@@ -179,7 +179,7 @@ class Looks:
             place = str(error)
         now = self._clock()
         kept = {key: answer for key, answer in self._answers.items() if now - answer.at_ns < _KEPT_NS}
-        self._answers = {**kept, subject.container.key: _Answer(now, subject.processes, place)}
+        self._answers = {**kept, subject.container.key: _Answer(now, place)}
 
 
 @dataclass(slots=True)

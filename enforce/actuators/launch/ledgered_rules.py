@@ -118,9 +118,12 @@ class LaunchRules:
         return {target: level for target, level in found.items() if level is not None}
 
     def perform(self, changes: Iterable[LevelChange]) -> None:
-        """Writes the changes, one by one; one that fails is counted and hinders no other."""
+        """Writes the changes, one by one; one that fails is counted and hinders no other.
+
+        Those that slow nobody first: should the kernel's map be full, the online processes' rules are in it.
+        """
         self._ledgered.maintain(self._clock())
-        for change in changes:
+        for change in sorted(changes, key=lambda change: change.after.slows):
             try:
                 self._apply(change.target, change.after)
             except (OSError, WardenError) as error:

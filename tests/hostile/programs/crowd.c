@@ -7,13 +7,26 @@
  *   contexts   8300 contexts, most of them on devices that it invents
  *   threads    5000 threads at once, a launch in each
  *   processes  3000 processes, one after the other, a launch in each
+ *   sleepers   4200 processes at once, a launch in each
+ *   five       five processes that each do what `functions` does
+ *   events     40000 events that it invents, each recorded once
+ *   names      4 threads that ask for invented functions for five seconds
+ *   turns      300 launches, each through the next of three copies of its library, which it maps at one place
+ *   event      one launch and one event
  *   work       50 launches of one function
  */
 #include <cuda.h>
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static void launch(unsigned long function)
@@ -68,6 +81,81 @@ static void processes(void)
 	}
 }
 
+static void sleepers(void)
+{
+	for (int i = 0; i < 4200; i++) {
+		if (!fork()) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			launch(16);
+			pause();
+		}
+	}
+	sleep(2);
+}
+
+static void five(void)
+{
+	for (int i = 0; i < 5; i++) {
+		if (!fork()) {
+			functions();
+			_exit(0);
+		}
+	}
+	for (int i = 0; i < 5; i++)
+		wait(NULL);
+}
+
+static void events(int count)
+{
+	launch(16);
+	for (unsigned long i = 1; i <= (unsigned long)count; i++)
+		cuEventRecord((CUevent)(i << 8), NULL);
+}
+
+static void *ask(void *unused)
+{
+	time_t end = time(NULL) + 5;
+	CUfunction function;
+	char name[32];
+
+	for (unsigned long i = 0; time(NULL) < end; i++) {
+		snprintf(name, sizeof(name), "invented_%lu", i);
+		cuModuleGetFunction(&function, NULL, name);
+	}
+	return unused;
+}
+
+static void names(void)
+{
+	pthread_t threads[4];
+
+	for (int i = 0; i < 4; i++)
+		pthread_create(&threads[i], NULL, ask, NULL);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+}
+
+static void turns(void)
+{
+	unsigned long page = (unsigned long)cuLaunchKernel & ~4095ul;
+	Dl_info library;
+	char path[4096];
+	int copies[3];
+
+	if (!dladdr((void *)cuLaunchKernel, &library))
+		exit(1);
+	for (int i = 0; i < 3; i++) {
+		snprintf(path, sizeof(path), "%s.%d", library.dli_fname, i);
+		copies[i] = open(path, O_RDONLY);
+	}
+	for (int i = 0; i < 300; i++) {
+		if (mmap((void *)page, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, copies[i % 3],
+			 (off_t)(page - (unsigned long)library.dli_fbase)) == MAP_FAILED)
+			exit(1);
+		launch(64);
+	}
+}
+
 static void work(void)
 {
 	CUcontext context;
@@ -88,6 +176,18 @@ int main(int count, char **what)
 			threads();
 		else if (!strcmp(what[i], "processes"))
 			processes();
+		else if (!strcmp(what[i], "sleepers"))
+			sleepers();
+		else if (!strcmp(what[i], "five"))
+			five();
+		else if (!strcmp(what[i], "events"))
+			events(40000);
+		else if (!strcmp(what[i], "event"))
+			events(1);
+		else if (!strcmp(what[i], "names"))
+			names();
+		else if (!strcmp(what[i], "turns"))
+			turns();
 		else
 			work();
 	}

@@ -64,6 +64,16 @@ def test_each_library_is_listed_with_what_is_attached_what_it_lacks_and_what_is_
     (absent,) = re.findall(r"not in this library: (.*)", odd)
     assert set(absent.split(", ")) == {symbol.name for symbol in SYMBOLS} - {"cuLaunchKernel", "cuMemAlloc_v2"}
     assert "newer than this program, so not seen: cuMemAlloc_v9" in odd
+    assert "probed functions" not in output
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
+def test_each_probed_function_is_listed_with_its_place_if_asked_for(node: Node, odd_library: Path) -> None:
+    status, output = doctor(node, odd_library, options=("--probes",))
+    assert status == 0, output
+    simulated = of(Path(node.environment["LD_LIBRARY_PATH"]) / "libcuda.so.1", output)
+    assert re.findall(r"^ {8}(cu\w+) .* \+10 +emulated$", simulated, re.MULTILINE) == [one.name for one in SYMBOLS]
+    assert re.findall(r"^ {8}(cu\w+) ", of(odd_library, output), re.MULTILINE) == ["cuLaunchKernel", "cuMemAlloc_v2"]
 
 
 def test_without_return_probes_it_reports_why_and_what_is_lost(node: Node, odd_library: Path) -> None:

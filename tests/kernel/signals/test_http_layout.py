@@ -33,7 +33,7 @@ def test_every_struct_and_map_has_the_objects_layout() -> None:
 
 def test_a_struct_that_differs_is_refused() -> None:
     class Shifted(c.Structure):
-        _fields_ = [("epoch", c.c_uint32), ("watch", c.c_uint32)]
+        _fields_ = [("epoch", c.c_uint32), ("watch", c.c_uint32), ("is_child", c.c_uint32)]
 
     with (
         BpfObject(preflight.bpf_object().with_name("http.bpf.o")) as bpf,

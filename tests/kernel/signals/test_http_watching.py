@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -21,7 +24,7 @@ from agent.node import preflight
 from agent.node.procfs import Procfs
 from enforce.policy.model import HttpSource, Slo
 from enforce.signals.http import Http, losses, request_follower
-from enforce.signals.http_probe import LOSSES, WatchedPort
+from enforce.signals.http_probe import LOSSES, HttpProbes, WatchedPort, details_of
 from enforce.signals.latency_window import Requests
 from enforce.signals.process_follower import ProcessFollower
 from tools.harness.containers import Container, Mount
@@ -103,3 +106,45 @@ def test_probes_that_do_not_load_are_a_trouble_and_a_failure_and_nothing_worse(t
         until(lambda: "make bpf" in (follower.trouble(known.key) or ""), "the trouble")
         assert follower.watch(known, WatchedPort(8000), monotonic_ns()) is None
         assert losses(follower)["http:failed"] == 1
+
+
+_FORKS = """
+import os, signal, sys
+sys.stdin.readline()
+children = []
+for _ in range(1100):
+    child = os.fork()
+    if not child:
+        signal.pause()
+    children.append(child)
+print("done", flush=True)
+sys.stdin.readline()
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_service_that_forks_without_end_has_its_own_part_of_the_processes_and_no_more() -> None:
+    with (
+        HttpProbes(preflight.bpf_object().with_name("http.bpf.o")) as probes,
+        subprocess.Popen([sys.executable, "-c", _FORKS], text=True, stdin=PIPE, stdout=PIPE) as service,
+    ):
+        assert service.stdin is not None
+        assert service.stdout is not None
+        probes.watch(0, 1, WatchedPort(8000))
+        probes.follow(0, 1, service.pid)
+        service.stdin.write("go\n")
+        service.stdin.flush()
+        service.stdout.readline()
+        assert len(probes.followed()) == 1 + 1024
+        assert details_of(probes.counts(0))["lost:no_process"] == 1100 - 1024
+        service.stdin.write("go\n")
+        service.stdin.flush()
+        service.stdout.readline()
+        until(lambda: len(probes.followed()) == 1, "its children to be forgotten")
+        assert probes.counts(0).children == 0
+        service.stdin.write("go\n")
+        service.stdin.flush()

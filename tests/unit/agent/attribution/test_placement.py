@@ -44,7 +44,9 @@ class Node:
     def __init__(self, command: str = "program") -> None:
         self.assumed: tuple[DeviceUuid, ...] = (GPU_0, GPU_1)
         self.commands = {LIAR: command}
-        self.engine = AttributionEngine(cast("Any", SimpleNamespace(get=self.member)), FunctionNames())
+        self.engine = AttributionEngine(
+            cast("Any", SimpleNamespace(get=self.member, outside=lambda _: None)), FunctionNames()
+        )
         self.launches = 0
 
     def member(self, process: ProcessId) -> GpuProcess:

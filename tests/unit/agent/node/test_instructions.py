@@ -12,7 +12,7 @@ from hypothesis.strategies import binary, sampled_from
 
 from agent.node.elf import Extent
 from agent.node.instructions import AT_ENTRY, EntryInstruction, ProbePlace, entry, may_become_a_call, place, places
-from gpuwarden.doctor import cost_lines
+from gpuwarden.doctor import cost_lines, probe_lines
 
 OLD, NEW = (5, 15), (6, 18)
 EMULATED = {
@@ -194,6 +194,20 @@ def test_the_doctor_says_where_probes_stand_and_which_are_expensive_or_not_seen(
     assert third.endswith("not seen: d")
     assert not list(cost_lines({}))
     assert not list(cost_lines({"a": AT_ENTRY}))
+
+
+def test_the_doctor_lists_each_probed_function_with_its_place_and_how_it_is_attached() -> None:
+    emulated, stepped, _ = EntryInstruction
+    of = {"cuLaunchKernel": ProbePlace(10, emulated), "cuMemAlloc_v2": ProbePlace(0, stepped), "cuMemFree": AT_ENTRY}
+    head, *lines = probe_lines(of, multi=True)
+    assert "attached together, by uprobe_multi" in head
+    assert [line.split() for line in lines] == [
+        ["cuLaunchKernel", "launch", "entry", "+10", "emulated"],
+        ["cuMemAlloc_v2", "alloc", "entry,", "return", "+0", "single-stepped"],
+        ["cuMemFree", "free", "entry,", "return", "+0", "unknown"],
+    ]
+    assert "each attached by a perf event of its own" in next(probe_lines(of, multi=False))
+    assert not list(probe_lines({}, multi=True))
 
 
 FIVE_BYTES = ("0f 1f 44 00 00", "66 0f 1f 40 00", "66 66 0f 1f 00", "66 66 66 66 90")

@@ -36,6 +36,9 @@ class Records:
     def delete(self, key: ProcessKey) -> None:
         self.of.pop(key.id(), None)
 
+    def items(self) -> list[tuple[ProcessKey, Any]]:
+        return [(ProcessKey.of(process), value) for process, value in self.of.items()]
+
 
 class Training:
     """A container whose processes are stopped for a part of each step, and what the meter makes of that."""
@@ -140,3 +143,12 @@ def test_the_status_carries_the_slack_of_the_latency_that_it_shows(
     inputs = DecisionInputs({KEY: workload}, readings, {})
     status = statuses(inputs, NO_DECISIONS, ContainerFigures({KEY: Paused(0, 0.0, None)}))[KEY]
     assert status.slack_ratio == (None if slack is None else pytest.approx(slack))
+
+
+def test_records_that_descendants_make_for_a_process_that_ended_do_not_stay(training: Training) -> None:
+    training.step({1: 0.2})
+    for tgid in range(100, 200):
+        training.stop(tgid)
+    for _ in range(300):
+        training.read(1)
+    assert list(training.paces.of) == list(training.resumes.of) == [ProcessId(1, 1)]
