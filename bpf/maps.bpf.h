@@ -201,7 +201,7 @@ BOUNDED_HASH(quotas, struct quota_key, struct quota, 1024);
 BOUNDED_HASH(quota_uses, struct quota_key, struct quota_use, 4096);
 BOUNDED_HASH(charges, __u64, struct charge, 16384); /* by thread, of those in `threads` */
 BOUNDED_HASH(returns, __u64, __s64, 65536); /* cookie → from the function to a return instruction, in bytes */
-/* Library → the file that it is in, as the kernel's inode; 0: not known yet, or from here it cannot be told. */
+/* Library → the file that it is in, as the kernel's inode; 0: not known yet, or not known from here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, LIBRARIES);
@@ -440,7 +440,7 @@ static __always_inline __u64 file_of(__u32 library, __u64 address)
 	return file ? *file : 0;
 }
 
-/* Of those of which one is not known yet it is said to be, as before they could be told apart. */
+/* True where one of the files is not known yet, as before files were compared. */
 static __always_inline int is_same_file(__u32 one, __u64 file)
 {
 	__u64 *other = bpf_map_lookup_elem(&files, &one);

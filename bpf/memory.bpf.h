@@ -132,7 +132,7 @@ static __always_inline void add_new_allocation(const struct allocation_key *key,
 		count_lost(LOST_BOUNDS);
 		return;
 	}
-	/* Under a rule it counts for as long as the process lives: whoever makes more than can be followed has no less. */
+	/* Under a rule it counts for as long as the process lives: allocations beyond what can be followed make it no less. */
 	if (!keep_allocation(key, allocation) && !bpf_map_lookup_elem(&memory_rules, &key->process))
 		return;
 	__sync_fetch_and_add(&value->allocations, 1);

@@ -100,9 +100,8 @@ class FunctionNames:
 
 
 _ROUND_SECONDS = 0.5
-_MOST_A_ROUND = (
-    1024  # records of each ring: whoever fills one faster than it is read delays neither the other nor the rest
-)
+# Records of each ring in one round: a ring that fills faster than it is read delays neither the other nor the rest.
+_MOST_A_ROUND = 1024
 _RETRY_SECONDS = 0.1  # what fails at once, over and over, must not fill a core
 
 

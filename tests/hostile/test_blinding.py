@@ -112,7 +112,7 @@ def test_cgroups_that_a_container_makes_share_its_budget(tenants: tuple[LibcudaP
     assert budgets.lost[budgets.owners[first]]["launch_function"] >= 2 * 65600 - 65536 // 4 - 64  # as above
 
 
-def test_who_has_more_processes_than_are_told_apart_fills_no_more_with_the_rest(
+def test_a_tenant_of_more_processes_than_have_a_place_fills_no_more_with_the_rest(
     tenants: tuple[LibcudaProbes, Tenants], start: Start
 ) -> None:
     probes, budgets = tenants

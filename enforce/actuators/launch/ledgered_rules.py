@@ -120,7 +120,7 @@ class LaunchRules:
     def perform(self, changes: Iterable[LevelChange]) -> None:
         """Writes the changes, one by one; one that fails is counted and hinders no other.
 
-        Those that slow nobody first: should the kernel's map be full, the online processes' rules are in it.
+        Those that slow no process first: should the kernel's map be full, the online processes' rules are in it.
         """
         self._ledgered.maintain(self._clock())
         for change in sorted(changes, key=lambda change: change.after.slows):
