@@ -46,6 +46,9 @@ class Kernel:
     def delete(self, _: object) -> None:
         """Nothing."""
 
+    def put(self, *_: object) -> None:
+        """Nothing."""
+
     def watch(self, _descriptor: int, _path: str) -> int:
         self.watches += 1
         return next(self._numbers)
