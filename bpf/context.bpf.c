@@ -96,7 +96,7 @@ static __always_inline void end_context(const struct process_id *id, __u64 handl
 	struct context_key key = {.process = *id, .context = handle};
 
 	end_context_memory(id, handle);
-	bpf_map_delete_elem(&contexts, &key);
+	drop(&contexts, &key, LOST_CONTEXT);
 }
 
 struct ended_context {
@@ -146,8 +146,8 @@ static __always_inline void release_primary(const struct process_id *id, __u32 d
 		end_context_memory(id, handle);
 	if (handle && find_context(id, GREEN_MEMORY(device)))
 		end_context(id, GREEN_MEMORY(device));
-	bpf_map_delete_elem(&contexts,
-			    &key); /* its handle stays known: a thread may have it current, and retain it again */
+	drop(&contexts, &key,
+	     LOST_CONTEXT); /* its handle stays known: a thread may have it current, and retain it again */
 }
 
 static __always_inline void create_green(const struct process_id *id, __u64 handle, __u32 device)
@@ -190,7 +190,7 @@ static __always_inline void end_green(const struct process_id *id, __u64 handle)
 	if (!known)
 		return;
 	device = known->device;
-	bpf_map_delete_elem(&contexts, &key);
+	drop(&contexts, &key, LOST_CONTEXT);
 	release_primary(id, device, 0);
 }
 

@@ -50,7 +50,7 @@ static __always_inline void forget_graph(const struct process_id *id, __u64 hand
 {
 	struct graph_key key = {.process = *id, .handle = handle};
 
-	bpf_map_delete_elem(&graphs, &key);
+	drop(&graphs, &key, LOST_NEW_GRAPH);
 }
 
 static __always_inline void read_kernel_node(struct work *work, __u64 address)
@@ -273,7 +273,7 @@ static __always_inline void end_capture(const struct process_id *id, __u64 strea
 		if (!capture->source)
 			graph->made_ns = capture->made_ns; /* its allocations are those of the capture */
 	}
-	bpf_map_delete_elem(&captures, &key);
+	drop(&captures, &key, LOST_NEW_GRAPH);
 }
 
 SEC("uprobe")

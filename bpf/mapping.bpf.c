@@ -20,7 +20,7 @@ static __always_inline void remove_mapping(void *map, struct mapping_key *key, c
 	struct allocation_key memory = {.process = key->process, .space = SPACE_HANDLE, .pointer = mapping->handle};
 	__u64 allocated_ns = mapping->allocated_ns;
 
-	bpf_map_delete_elem(map, key);
+	drop(map, key, LOST_MAPPING);
 	drop_reference(&memory, allocated_ns);
 }
 

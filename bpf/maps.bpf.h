@@ -400,6 +400,16 @@ static __always_inline int put(void *map, const void *key, const void *value, __
 	return 0;
 }
 
+/* Deletes, and gives the credit back: a program may make and end thousands between two ticks. 0, or a negative error. */
+static __always_inline long drop(void *map, const void *key, __u32 reason)
+{
+	long failed = bpf_map_delete_elem(map, key);
+
+	if (!failed)
+		give_credit(reason);
+	return failed;
+}
+
 static __always_inline void count_hit(__u64 cookie)
 {
 	__u32 symbol = COOKIE_SYMBOL(cookie);

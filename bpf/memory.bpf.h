@@ -94,8 +94,7 @@ static __always_inline int take_allocation(const struct allocation_key *key, str
 	if (!allocation)
 		return 0;
 	*taken = *allocation;
-	if (!bpf_map_delete_elem(&allocations, key))
-		give_credit(LOST_ALLOCATION);
+	drop(&allocations, key, LOST_ALLOCATION);
 	return 1;
 }
 
@@ -162,8 +161,7 @@ static __always_inline void drop_reference(const struct allocation_key *key, __u
 	if (!allocation || allocation->at_ns != at_ns || __sync_fetch_and_add(&allocation->references, -1) > 1)
 		return;
 	gone = *allocation;
-	if (!bpf_map_delete_elem(&allocations, key))
-		give_credit(LOST_ALLOCATION);
+	drop(&allocations, key, LOST_ALLOCATION);
 	book_free(&key->process, &gone);
 }
 

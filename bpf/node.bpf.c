@@ -89,7 +89,7 @@ static __always_inline void destroy_node(const struct process_id *id, __u64 hand
 		remove_work(&graph->work, &node->work);
 	else
 		count_lost(LOST_NODE);
-	bpf_map_delete_elem(&nodes, &key);
+	drop(&nodes, &key, LOST_NODE);
 }
 
 SEC("uprobe")

@@ -9,11 +9,11 @@ static __always_inline void forget_stream(const struct process_id *id, struct pr
 {
 	struct graph_key key = {.process = *id, .handle = stream};
 
-	bpf_map_delete_elem(&non_blocking, &key);
-	bpf_map_delete_elem(&joins, &key);
+	drop(&non_blocking, &key, LOST_STREAM);
+	drop(&joins, &key, LOST_STREAM);
 	if (!process || process->captures <= 0 || !capture_at(id, stream))
 		return;
-	if (!bpf_map_delete_elem(&captures, &key))
+	if (!drop(&captures, &key, LOST_NEW_GRAPH))
 		__sync_fetch_and_add(&process->captures, -1);
 }
 

@@ -27,12 +27,19 @@ from agent.nvml.client import Nvml
 from agent.probes.discovery import Discovery, host_libraries
 from agent.probes.libcuda import AttachedLibrary, LibcudaProbes
 from agent.probes.return_probes import ReturnProbes, why_off
+from agent.probes.symbols import PROGRAMS, SYMBOLS, Role
 from gpuwarden.options import LIBCUDA_HELP, add_return_probes
+
+_PROBES_HELP = (
+    "also list each probed function: where its probes stand, whether the kernel emulates the instruction there (cheap) "
+    "or single-steps it, and how they are attached"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gpuwarden doctor`."""
     parser.add_argument("--libcuda", action="append", default=[], metavar="FILE", help=LIBCUDA_HELP)
+    parser.add_argument("--probes", action="store_true", help=_PROBES_HELP)
     add_return_probes(parser)
 
 
@@ -41,13 +48,13 @@ def act(options: argparse.Namespace) -> int:
     if not options.verbose:
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.CRITICAL)
-    return examine(options.libcuda, sys.stdout, options.return_probes)
+    return examine(options.libcuda, sys.stdout, options.return_probes, each_probe=options.probes)
 
 
-def examine(libcuda: Sequence[str], out: TextIO, returns: ReturnProbes = ReturnProbes.AUTO) -> int:
+def examine(libcuda: Sequence[str], out: TextIO, returns: ReturnProbes, *, each_probe: bool) -> int:
     """Prints the lines of each check, and nothing else; returns 0 when all of them passed, 3 otherwise.
 
-    What a check logs as a warning or error is printed below its line.
+    What a check logs as a warning or error is printed below its line. `each_probe`: lists the probed functions, too.
     """
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("kernel", _kernel),
@@ -56,7 +63,7 @@ def examine(libcuda: Sequence[str], out: TextIO, returns: ReturnProbes = ReturnP
         ("GPUs", _gpus),
         ("libcuda", lambda: _libraries(libcuda)),
         ("return probes", lambda: _return_probes(returns)),
-        ("probes", lambda: _probes(libcuda, returns)),
+        ("probes", lambda: _probes(libcuda, returns, each_probe)),
         ("stacks", _stacks),
         ("MPS", _mps),
         ("containers' names", _container_names),
@@ -123,16 +130,16 @@ def _return_probes(choice: ReturnProbes) -> str:
     return "attached, and processes under seccomp survive them" if why is None else f"off: {why}"
 
 
-def _probes(libcuda: Sequence[str], returns: ReturnProbes) -> str:
+def _probes(libcuda: Sequence[str], returns: ReturnProbes, each: bool) -> str:
     proc = Procfs()
     with LibcudaProbes(preflight.bpf_object(), proc, why_off(returns)) as probes:
         Discovery(probes, proc).attach_host(libcuda)
         libraries = probes.libraries()
-        lines = [
-            line
-            for library in libraries
-            for line in (*_library(library.status(), library.absent), *cost_lines(_attached_places(library)))
-        ]
+        lines: list[str] = []
+        for library in libraries:
+            found = _attached_places(library)
+            lines += [*_library(library.status(), library.absent), *cost_lines(found)]
+            lines += probe_lines(found, multi=probes.bpf.multi) if each else ()
         lines = lines or ["programs load; no library to attach to yet"]
         lines.append(f"      allocations that do not fit {_at_allocations(probes)}")
     if any(library.failed for library in libraries):
@@ -200,6 +207,22 @@ def cost_lines(places: Mapping[str, ProbePlace]) -> Iterator[str]:
         yield f"      {expensive}: {', '.join(stepped)}"
     if refused := by_kind[EntryInstruction.REFUSED]:
         yield f"      the kernel takes no probe on the first instruction of these, so not seen: {', '.join(refused)}"
+
+
+def probe_lines(places: Mapping[str, ProbePlace], *, multi: bool) -> Iterator[str]:
+    """A line about each probed function. `places`: by function. `multi`: its probes are of uprobe_multi links."""
+    if not places:
+        return
+    how = "attached together, by uprobe_multi" if multi else "each attached by a perf event of its own"
+    yield f"      probed functions ({how}): role, probes, bytes into the function, the instruction there"
+    roles = {symbol.name: symbol.role for symbol in SYMBOLS}
+    name_width, role_width = max(map(len, places)), max(map(len, Role))
+    for name, (distance, instruction) in places.items():
+        probes = "entry, return" if PROGRAMS[roles[name]][1] else "entry"
+        yield (
+            f"        {name:{name_width}}  {roles[name]:{role_width}}  {probes:13}  +{distance:<2}  "
+            f"{instruction or 'unknown'}"
+        )
 
 
 def _container_names() -> str:

@@ -140,6 +140,12 @@ def test_events_of_one_tenant_drive_out_no_other_ones(tenants: tuple[LibcudaProb
     assert budgets.owners[victim] not in budgets.lost
 
 
+def test_handles_that_are_ended_again_cost_no_credit(tenants: tuple[LibcudaProbes, Tenants], start: Start) -> None:
+    process = start("honest", "graphs")
+    tenants[1].collect(0)
+    assert tenants[1].owners[process] not in tenants[1].lost
+
+
 def test_a_program_that_maps_copies_of_its_library_in_turns_hides_no_launch(
     tenants: tuple[LibcudaProbes, Tenants], start: Start
 ) -> None:

@@ -153,6 +153,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using release' -l stand-by -d 'keep r
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a doctor -d 'check what works on this machine, what does not, and what to do about it'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l libcuda -xka "(__fish_complete_path (commandline -ct))" -d 'also probe this libcuda.so.1 (those of the node and of containers are found without)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l probes -d 'also list each probed function: where its probes stand, whether the kernel emulates the instruction there (cheap) or single-steps it, and how they are attached'
 complete -c gpuwarden -n '_shtab_gpuwarden_using doctor' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a stacks -d 'sample which code of a container launches kernels or allocates memory'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -s h -l help -d 'show this help message and exit'

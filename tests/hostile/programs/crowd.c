@@ -12,6 +12,7 @@
  *   events     40000 events that it invents, each recorded once
  *   names      4 threads that ask for invented functions for five seconds
  *   turns      300 launches, each through the next of three copies of its library, which it maps at one place
+ *   graphs     20000 graphs, each ended before the next one is made
  *   event      one launch and one event
  *   work       50 launches of one function
  */
@@ -112,6 +113,17 @@ static void events(int count)
 		cuEventRecord((CUevent)(i << 8), NULL);
 }
 
+static void graphs(void)
+{
+	CUgraph graph;
+
+	launch(16);
+	for (int i = 0; i < 20000; i++) {
+		cuGraphCreate(&graph, 0);
+		cuGraphDestroy(graph);
+	}
+}
+
 static void *ask(void *unused)
 {
 	time_t end = time(NULL) + 5;
@@ -184,6 +196,8 @@ int main(int count, char **what)
 			events(40000);
 		else if (!strcmp(what[i], "event"))
 			events(1);
+		else if (!strcmp(what[i], "graphs"))
+			graphs();
 		else if (!strcmp(what[i], "names"))
 			names();
 		else if (!strcmp(what[i], "turns"))

@@ -104,6 +104,12 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuGraphDestroy(CUgraph graph)
+{
+	(void)graph;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
 			      const CUDA_KERNEL_NODE_PARAMS *params)
 {
