@@ -59,6 +59,7 @@ enum lost {
 	LOST_STREAM, /* … in `joins` or `non_blocking` */
 	LOST_RECORD, /* … in `recorded_events`: a wait for the event drains nothing */
 	LOST_UUID, /* … in `uuids` or `bus_ids`: which device an ordinal means is read from the environment */
+	LOST_PACE, /* `paces`, `stops` or `payers` full: an offline process runs that should have been held */
 	LOST_REASONS,
 };
 

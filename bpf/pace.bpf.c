@@ -233,7 +233,7 @@ static __always_inline struct pace *own_pace(const struct process_id *id)
 	__u32 zero = 0;
 	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
 
-	return blank ? find_or_add(&paces, id, &blank->pace, LOST_PROCESS) : NULL;
+	return blank ? find_or_add(&paces, id, &blank->pace, LOST_PACE) : NULL;
 }
 
 /* Whether the guardian let this much through. */
@@ -352,7 +352,7 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 		stop = bpf_map_lookup_elem(&stops, id);
 	}
 	if (!stop) {
-		count_lost(LOST_PROCESS);
+		count_lost(LOST_PACE);
 		return RECORDED_NOWHERE;
 	}
 	if (recorded == RECORDED_NEW)
@@ -429,7 +429,7 @@ static __always_inline void inherit_rule(const struct process_id *parent, const 
 		return;
 	payer.rule = *rule;
 	if (bpf_map_update_elem(&payers, child, &payer, BPF_ANY))
-		count_lost(LOST_PROCESS);
+		count_lost(LOST_PACE);
 }
 
 /* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */

@@ -13,6 +13,7 @@ import pytest
 from agent.core.clock import monotonic_ns
 from agent.node.procfs import Procfs
 from agent.probes.abi import (
+    LOST,
     PAUSE_STOPPED,
     ROLE_OFFLINE,
     RULE_GATE,
@@ -20,8 +21,10 @@ from agent.probes.abi import (
     RULE_SOFT,
     SLOT_NONE,
     SLOTS,
+    U32,
     ProcessKey,
     Rule,
+    Tenant,
     Wake,
 )
 from agent.probes.libbpf import RingBuffer
@@ -155,6 +158,25 @@ def _pauses_behind_a_soft_gate(driver: Driver, own_probes: LibcudaProbes, kept_m
         pace = own_probes.map("paces").get(key)
     assert pace is not None
     return pace.gate_pauses, took_ms
+
+
+def test_a_rule_holds_a_process_for_which_its_tenant_has_no_place_left(
+    driver: Driver, fresh_probes: LibcudaProbes
+) -> None:
+    fresh_probes.ensure(str(driver.libcuda))
+    one_process = Tenant()
+    one_process.credit[LOST.index("process")] = 1
+    fresh_probes.map("newcomer").put(U32(0), one_process)
+    first = driver.run("launch:1x1x1:32x1x1")  # in the same cgroup: it takes the place, which no agent frees
+    assert fresh_probes.map("tenant_of").get(ProcessKey.of(first.process)) is not None
+    with driver.start("3*launch:1x1x1:32x1x1") as driven:
+        key = stop_each(fresh_probes, driven)
+        driven.begin()
+        resume_until_done(driven)
+        pace = fresh_probes.map("paces").get(key)
+    assert fresh_probes.map("tenant_of").get(key) is None
+    assert pace is not None
+    assert pace.pauses == 2
 
 
 def test_each_thread_stops_at_its_own_launch_though_the_first_of_them_has_lost_its_cpu(
