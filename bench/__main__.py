@@ -33,6 +33,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.latency.gputop",
         "the live view takes at most 3 % of a core, with 8 GPUs, 100 containers and 200 processes",
     ),
+    "hostile": (
+        "bench.latency.hostile",
+        "beside each hostile program an online service keeps 1.1 times its p99",
+    ),
     "probes": (
         "bench.latency.probes",
         "on NVIDIA's own libraries a probe costs a fifth of one at a function's first instruction",

@@ -177,34 +177,31 @@ static void work(void)
 		launch(32);
 }
 
+static void event(void)
+{
+	events(1);
+}
+
+static void many_events(void)
+{
+	events(40000);
+}
+
+static const struct {
+	const char *name;
+	void (*does)(void);
+} JOBS[] = {
+	{"functions", functions}, {"contexts", contexts}, {"threads", threads},	   {"processes", processes},
+	{"sleepers", sleepers},	  {"five", five},	  {"events", many_events}, {"graphs", graphs},
+	{"names", names},	  {"turns", turns},	  {"event", event},	   {"work", work},
+};
+
 int main(int count, char **what)
 {
-	for (int i = 1; i < count; i++) {
-		if (!strcmp(what[i], "functions"))
-			functions();
-		else if (!strcmp(what[i], "contexts"))
-			contexts();
-		else if (!strcmp(what[i], "threads"))
-			threads();
-		else if (!strcmp(what[i], "processes"))
-			processes();
-		else if (!strcmp(what[i], "sleepers"))
-			sleepers();
-		else if (!strcmp(what[i], "five"))
-			five();
-		else if (!strcmp(what[i], "events"))
-			events(40000);
-		else if (!strcmp(what[i], "event"))
-			events(1);
-		else if (!strcmp(what[i], "graphs"))
-			graphs();
-		else if (!strcmp(what[i], "names"))
-			names();
-		else if (!strcmp(what[i], "turns"))
-			turns();
-		else
-			work();
-	}
+	for (int i = 1; i < count; i++)
+		for (size_t job = 0; job < sizeof(JOBS) / sizeof(*JOBS); job++)
+			if (!strcmp(what[i], JOBS[job].name))
+				JOBS[job].does();
 	puts("done");
 	fflush(stdout);
 	pause();
