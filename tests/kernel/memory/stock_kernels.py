@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -60,18 +61,24 @@ def _mirror() -> str:
 
 
 class Archive:
-    """Debian's archive, apart from what this machine has installed. Skips when it cannot be reached."""
+    """Debian's archive, apart from what this machine has installed. Skips when it cannot be reached.
 
-    def __init__(self, folder: Path) -> None:
+    `sources`: archive and suite. A folder for each object.
+    """
+
+    def __init__(self, folder: Path, sources: Iterable[str] = _SOURCES) -> None:
         self._folder = folder
         for part in ("etc/apt/sources.list.d", "lists/partial", "cache/archives/partial", "dpkg", "kernels"):
             (folder / part).mkdir(parents=True)
         (folder / "dpkg" / "status").touch()
-        lines = (f"deb [signed-by={_KEYRING}] {_mirror()}/{source} main\n" for source in _SOURCES)
+        lines = (f"deb [signed-by={_KEYRING}] {_mirror()}/{source} main\n" for source in sources)
         (folder / "etc/apt/sources.list").write_text("".join(lines))
         self._run("apt-get", "update")
+
+    @cached_property
+    def _kernels(self) -> list[tuple[tuple[int, int], str]]:
         found = _NAME.findall(self._run("apt-cache", "search", "--names-only", "^linux-(image|binary)-[0-9].*cloud"))
-        self._kernels = sorted((preflight.kernel_version(version), name) for name, version in found)
+        return sorted((preflight.kernel_version(version), name) for name, version in found)
 
     def kernel(self, oldest: tuple[int, int], before: tuple[int, int]) -> Path:
         """The image of the oldest kernel in that range."""
@@ -85,6 +92,14 @@ class Archive:
             if images:  # what is signed and what is not, the image and its parts are packages of their own
                 return images[0]
         raise pytest.skip.Exception(f"the archive has no kernel from {oldest} to {before} now")
+
+    def unpack(self, name: str) -> Path:
+        """A folder with a package and all that it depends on, the C library included."""
+        self._run("apt-get", "install", "--yes", "--no-install-recommends", "--download-only", name)
+        into = self._folder / "unpacked"
+        for package in (self._folder / "cache/archives").glob("*.deb"):
+            self._run("dpkg", "-x", str(package), str(into), limit_seconds=_UNPACK_SECONDS)
+        return into
 
     def _run(self, *command: str, limit_seconds: float = _DOWNLOAD_SECONDS) -> str:
         folder = self._folder
@@ -111,7 +126,7 @@ class Archive:
             ).stdout
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             reason = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
-            pytest.skip(f"no kernel can be had from Debian's archive: {' '.join(command)}: {reason}")
+            pytest.skip(f"Debian's archive cannot be used: {' '.join(command)}: {reason}")
 
 
 _SECCOMP_EXCEPTION = re.compile(rb"(\x8d[\x80-\xbf])\xb1\xfe\xff\xff(\x83[\xf8-\xff]\x01)")
