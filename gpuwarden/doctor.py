@@ -232,8 +232,9 @@ def _container_names() -> str:
 
 def _criu() -> str:
     return (
-        "installed; it refuses processes that made a probed call, as their [uprobes] mapping stays: checkpoint them "
-        "before the agent runs, or start them again (docs/operating.md, With CRIU)"
+        "installed; it refuses processes that made a probed call, as their [uprobes] mapping stays, and saves those "
+        "that have loaded libcuda with breakpoints in it, which end them where they are restored without the agent: "
+        "checkpoint them before the agent runs or before they load libcuda (docs/operating.md, With CRIU)"
     )
 
 
