@@ -112,7 +112,7 @@ static long end_if_of_context(void *map, struct graph_key *key, struct graph *ca
 	    capture->source_ns != ended->context)
 		return 0;
 	process = bpf_map_lookup_elem(&processes, &ended->process);
-	if (!bpf_map_delete_elem(map, key) && process)
+	if (!drop(map, key, LOST_NEW_GRAPH) && process)
 		__sync_fetch_and_add(&process->captures, -1);
 	return 0;
 }

@@ -139,8 +139,8 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 
 	count_launch(id, device, grid, now);
 	rule = bpf_map_lookup_elem(&rules, id);
-	if (!rule &&
-	    (!process || process->inherits)) /* without a place among the processes a rule holds all the same */
+	/* Of a process that has no place among its tenant's it is not known whether it has a payer. */
+	if (!rule && (!process || process->inherits))
 		rule = inherited_rule(id, &payer, now);
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
 	if (rule && slot == SLOT_NONE && device == DEVICE_UNKNOWN && rule->role == ROLE_OFFLINE)

@@ -103,7 +103,7 @@ class Setting:
     targets_ns: dict[bool, float] = field(default_factory=dict)  # by whether latencies come from HTTP
 
     def set_target(self, http: bool) -> float:
-        """From the service's latency without anybody else, as the signal reads it."""
+        """From the service's latency with nothing beside it, as the signal reads it."""
         for _ in range(_TRIES):
             with self._warden(http, enforce=False) as warden:
                 phase = self._measure(http, job=False, warden=warden)
@@ -239,7 +239,7 @@ def _seen(
     by_role: Mapping[str, list[ContainerUsage]],
     statuses: Mapping[str, list[EnforcementStatus]],
 ) -> dict[str, int]:
-    """Losses, and what is said of attackers: by what it is called in the snapshot."""
+    """Losses, and what the snapshot says of attackers, by its names there."""
     seen = {name: count for name, count in snapshot.lost.items() if count}
     for row in (*by_role["tenants"], *by_role["strangers"]):
         for reason, count in snapshot.container_losses.get(row.container.key, {}).items():

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from agent.node.elf import exported_functions
-from sim.demo.stage import BUILD
 from tests.e2e.node import TRAINING, Agent, Node
-from tests.hostile.programs import compile_program
+from tests.hostile.programs import second_library
 from tools.harness.wait import until
 
 SEEN_SECONDS = 15.0  # three to four on a machine with nothing else to do
@@ -34,9 +33,7 @@ PLACES = {
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory, node: Node) -> Path:
     """The program, where containers have it."""
-    sim = BUILD.parent
-    flags = ["-Wl,--as-needed", f"-I{sim}", str(sim / "workloads/gpu.c"), "-ldl"]
-    made = compile_program("second_library", tmp_path_factory.mktemp("second"), *flags)
+    made = second_library(tmp_path_factory.mktemp("second"))
     return Path(shutil.copy(made, node.folder / made.name))
 
 

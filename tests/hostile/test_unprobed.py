@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.demo.stage import BUILD
 from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node
-from tests.hostile.programs import compile_program
+from tests.hostile.programs import static_library
 from tools.harness.wait import until
 
 SEEN_SECONDS = 15.0  # three to four on a machine with nothing else to do
@@ -38,10 +37,7 @@ offline:
 @pytest.fixture(scope="module")
 def static(tmp_path_factory: pytest.TempPathFactory, node: Node) -> Path:
     """The program with the driver library in it, where containers have it."""
-    sim = BUILD.parent
-    library = [*sorted((sim / "libcuda").glob("*.c")), sim / "libcuda/entries.S", sim / "workloads/gpu.c"]
-    flags = ["-DPLAIN", "-fvisibility=hidden", f"-I{sim}", "-Wl,--as-needed", *map(str, library)]
-    made = compile_program("static_library", tmp_path_factory.mktemp("static"), *flags)
+    made = static_library(tmp_path_factory.mktemp("static"))
     linked = subprocess.run(["readelf", "--dynamic", str(made)], capture_output=True, text=True, check=True).stdout
     assert "libcuda" not in linked
     return Path(shutil.copy(made, node.folder / made.name))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The programs of tests/hostile/programs, compiled for whoever runs them: the tests, and the bench beside them."""
+"""The programs of tests/hostile/programs, compiled for the tests and for the bench beside them."""
 
 from __future__ import annotations
 

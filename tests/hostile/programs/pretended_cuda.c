@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * No number that it is given reaches anybody but its caller: a libcuda.so.1 of the tenant's own, which has no device and
+ * No number that it is given reaches another process than its caller: a libcuda.so.1 of the tenant's own, which has no device and
  * says success to everything. An allocation of PARKED bytes never returns.
  */
 #include <cuda.h>
