@@ -159,6 +159,7 @@ void gpu_calibrate(struct gpu *gpu, struct shape shape)
 
 	if (shape.blocks > wave)
 		shape.blocks = wave;
+	gpu->iterations_per_us = FIRST_GUESS_PER_US; /* another shape may have been measured before */
 	timed_spin_ns(gpu, shape, LONG_SPIN_NS); /* wakes the clocks */
 	for (int round = 0; round < CALIBRATION_ROUNDS; round++) {
 		uint64_t short_ns = timed_spin_ns(gpu, shape, SHORT_SPIN_NS);

@@ -76,7 +76,10 @@ def missing(path: str) -> list[Path]:
 
 
 def empty(path: str) -> None:
-    """Kills everything in that cgroup and below, frozen processes too. TimeoutError when something does not die."""
+    """Kills everything in that cgroup and below, frozen processes too. TimeoutError when something does not die.
+
+    A process that is tearing down its GPU contexts has left cgroup.procs, and v2 still counts it: no removal until then.
+    """
 
     def members() -> set[int]:
         return {tgid for folder in folders(path) for tgid in _members(folder)}
@@ -88,7 +91,7 @@ def empty(path: str) -> None:
                 os.kill(tgid, signal.SIGKILL)
         if tgids:
             thaw(path)
-        return not tgids
+        return not tgids and not any(_is_populated(folder) for folder in folders(path))
 
     until(is_empty, lambda: f"processes {sorted(members())} of cgroup {path} to die", _EMPTY_WITHIN_SECONDS)
 
@@ -127,6 +130,14 @@ def _members(folder: Path) -> Iterator[int]:
         except OSError:  # removed meanwhile, or threaded
             continue
         yield from (int(word) for word in text.split() if word != "0")
+
+
+def _is_populated(folder: Path) -> bool:
+    """v2 alone says."""
+    try:
+        return "populated 1" in (folder / "cgroup.events").read_text()
+    except OSError:
+        return False
 
 
 def _thaw(folder: Path) -> None:

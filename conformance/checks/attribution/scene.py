@@ -35,7 +35,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all scenes have in common. `cgroups` None: no containers, and so no agent."""
+    """What all scenes have in common. `cgroups` None: no containers, and so no agent. `extra`: of their environment."""
 
     host: Host
     recorder: Recorder
@@ -43,6 +43,7 @@ class Stage:
     pace: Pace
     sm_count: int
     times: Times
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class RunningTenants:
         for tenant in tenants:
             name, before = (tenant.name, []) if self.stage.cgroups is None else self.stage.cgroups.container()
             words = tenant.words(self.stage.pace, self.stage.sm_count, host.folder)
-            workload = spin_workload.start(host, tenant.name, words, before=before)
+            workload = spin_workload.start(host, tenant.name, words, self.stage.extra, before)
             self.working[tenant.name] = workload
             self.lives.append(Life(tenant.name, name, workload.pid, time.monotonic_ns()))
         for workload in self.working.values():
