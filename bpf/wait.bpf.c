@@ -261,8 +261,9 @@ static __always_inline __u32 end_own(struct process *process, struct thread *thr
 }
 
 /*
- * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself (PyTorch's main
- * thread waits for what the autograd threads launched), those of all threads.
+ * Which requests a returned wait ends: the thread's own; or, for a thread that launched nothing itself, those of all
+ * threads. A delivery is over whenever nothing is left of what the process launched: PyTorch's autograd thread, which
+ * launches the backward pass, never waits, so its request stays open while the main thread's come and go.
  */
 static __always_inline void end_requests(const struct process_id *id, struct process *process, struct thread *thread,
 					 const struct rule *rule)
@@ -285,7 +286,7 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 		close_all_gates(process, now);
 		before = 1;
 	}
-	if (before == 1) {
+	if (before == 1 || (all && process->last_launch_ns < thread->awaited.until_ns)) {
 		record_delivery(id, process, thread, rule && rule->role == ROLE_ONLINE, now);
 		settle_queue(id, rule, process->slot, now);
 		process->start_ns = 0;

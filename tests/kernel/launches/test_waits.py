@@ -81,3 +81,13 @@ def test_a_delivery_does_not_begin_with_a_thread_that_ended(driver: Driver, prob
     found = probes.map("delivered").get(ProcessKey.of(driven.process))
     assert found is not None
     assert [found.ring[n].launches for n in range(found.count)] == [3]
+
+
+def test_a_delivery_ends_with_the_wait_for_all_work_though_another_thread_that_launched_never_waits(
+    driver: Driver, probes: LibcudaProbes
+) -> None:
+    step = (LAUNCH, f"1&2*{LAUNCH}", LAUNCH, "sync_stream")  # as PyTorch trains: backward is another thread's
+    driven = driver.run("threads=0", *step * 3)
+    found = probes.map("delivered").get(ProcessKey.of(driven.process))
+    assert found is not None
+    assert [found.ring[n].launches for n in range(found.count)] == [4, 4, 4]

@@ -10,7 +10,8 @@
  * operations in each thread (which begins with device 0 current), prints "done", and ends at the end of its input.
  * With threads=0 the first thread does them itself; with leader=leaves that one ends, and another lives on.
  * `visible` sets CUDA_VISIBLE_DEVICES as programs do that set it themselves: /proc does not show that.
- * THREADS+OPERATION[+OPERATION…] is done by so many threads more, which end before the next operation.
+ * THREADS+OPERATION[+OPERATION…] is done by so many threads more, which end before the next operation; as
+ * THREADS&OPERATION… they live until the process ends.
  * GRID and BLOCK are XxYxZ. `pointer` takes every function from cuGetProcAddress.
  */
 #include <cuda.h>
@@ -77,7 +78,7 @@ extern __typeof__(cuStreamSynchronize) cuStreamSynchronize_ptsz;
 
 static bool through_pointer, per_thread, leader_leaves;
 static bool linger; /* threads that have done their operations live until the process ends */
-static pthread_barrier_t all_done;
+static pthread_barrier_t all_done, aside_done;
 static int threads = 1, operation_count;
 static char **operations, *program;
 static int devices;
@@ -740,25 +741,36 @@ static void carry_out(const char *operation, int next)
 	free(text);
 }
 
-static void *work_aside(void *joined)
+struct aside {
+	const char *joined;
+	bool stays;
+};
+
+static void *work_aside(void *given)
 {
-	char *text = strdup(joined), *place;
+	struct aside aside = *(struct aside *)given;
+	char *text = strdup(aside.joined), *place;
 
 	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
 	for (char *one = strtok_r(text, "+", &place); one; one = strtok_r(NULL, "+", &place))
 		carry_out(one, operation_count);
 	free(text);
+	pthread_barrier_wait(&aside_done);
+	if (aside.stays)
+		pause();
 	return NULL;
 }
 
-static void aside(int count, char *joined)
+static void work_of_others(int count, struct aside aside)
 {
 	pthread_t ids[64];
 
+	pthread_barrier_init(&aside_done, NULL, (unsigned)count + 1);
 	for (int t = 0; t < count; t++)
-		if (pthread_create(&ids[t], NULL, work_aside, joined) != 0)
+		if (pthread_create(&ids[t], NULL, work_aside, &aside) != 0)
 			exit(1);
-	for (int t = 0; t < count; t++)
+	pthread_barrier_wait(&aside_done);
+	for (int t = 0; t < count && !aside.stays; t++)
 		pthread_join(ids[t], NULL);
 }
 
@@ -767,10 +779,10 @@ static void *work(void *unused)
 	(void)unused;
 	check(PLAIN(cuCtxSetCurrent)(primary[0]), "cuCtxSetCurrent");
 	for (int i = 0; i < operation_count; i++) {
-		char *plus = strchr(operations[i], '+');
+		char *sign = strpbrk(operations[i], "+&");
 
-		if (plus)
-			aside(atoi(operations[i]), plus + 1);
+		if (sign)
+			work_of_others(atoi(operations[i]), (struct aside){sign + 1, *sign == '&'});
 		else
 			carry_out(operations[i], i + 1);
 	}
