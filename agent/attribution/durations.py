@@ -128,14 +128,16 @@ class _Times:
     per_launch: dict[int, float] = field(default_factory=dict)
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     deliveries: int = 0
-    elapsed_ns: float = 0.0  # of the last deliveries
+    elapsed_ns: float = 0.0  # of the last deliveries …
+    waited_ns: float = 0.0  # … of which it waited
     launches: float = 0.0
 
-    def add(self, elapsed_ns: float, launches: int) -> None:
+    def add(self, delivery: Delivered) -> None:
         """Adds a delivery to the moving sums."""
         memory = 1 - 1 / _MEAN_OF
-        self.elapsed_ns = self.elapsed_ns * memory + elapsed_ns
-        self.launches = self.launches * memory + launches
+        self.elapsed_ns = self.elapsed_ns * memory + delivery.elapsed_ns
+        self.waited_ns = self.waited_ns * memory + min(delivery.waited_ns, delivery.elapsed_ns)
+        self.launches = self.launches * memory + delivery.launches
 
 
 @dataclass(slots=True)
@@ -155,7 +157,7 @@ class FunctionTimes:
         predicted = self._predicted(times, counts, measured)
         times.ratios.append(measured / predicted if predicted > 0 else 1.0)
         times.deliveries += 1
-        times.add(delivery.elapsed_ns, delivery.launches)
+        times.add(delivery)
         rate = _DOWN if measured < predicted or times.deliveries <= _FIRST else self.up
         square = sum(n * n for n in counts.values())
         for function, n in counts.items():
@@ -166,6 +168,11 @@ class FunctionTimes:
         """Mean time from launch to drained wait, per launch, including what other processes did meanwhile."""
         times = self._times.get(owner)
         return times.elapsed_ns / times.launches if times and times.launches else None
+
+    def waited_ratio(self, owner: Owner) -> float:
+        """The part of its deliveries in which it waited: in the rest, the device may have had nothing to do."""
+        times = self._times.get(owner)
+        return times.waited_ns / times.elapsed_ns if times and times.elapsed_ns else 1.0
 
     def per_launch_ns(self, owner: Owner, function: int) -> float | None:
         """None before the owner's first delivery; the owner's mean for a function that was in none."""

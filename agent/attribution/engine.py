@@ -15,7 +15,7 @@ from agent.attribution.counters import CountedWork, CounterDeltas, Owner
 from agent.attribution.durations import FunctionTimes, observe_all
 from agent.attribution.inputs import TickInputs
 from agent.attribution.placement import Placements, fitted
-from agent.attribution.process_work import Tick
+from agent.attribution.process_work import Tick, poll_error
 from agent.attribution.sm_time import Estimate, SmTime
 from agent.attribution.split import Attribution, Work, attribute, without_instances
 from agent.attribution.unprobed import Launched, ProcessTick, UnprobedWork
@@ -101,6 +101,7 @@ class AttributionEngine:
     _placements: Placements = field(default_factory=Placements)
     _times: FunctionTimes = field(default_factory=FunctionTimes)
     _sm_time: dict[DeviceUuid, SmTime] = field(default_factory=dict)
+    _pending: dict[DeviceUuid, Mapping[ProcessId, float]] = field(default_factory=dict)
     _orphaned: int = 0
     _unread: int = 0
     _unlisted: int = 0  # claims that did not count: one per process and device in a tick
@@ -114,6 +115,7 @@ class AttributionEngine:
         self.unprobed.observe(self._process_ticks(inputs, counted, interval_ns), interval_ns)
         if present := {reading.device.uuid for reading in inputs.readings}:
             self._sm_time = {device: known for device, known in self._sm_time.items() if device in present}
+            self._pending = {device: left for device, left in self._pending.items() if device in present}
         return _without_instances(self._parts(interval_ns, inputs, counted))
 
     def ordinals(self) -> dict[ProcessId, Ordinals]:
@@ -208,7 +210,16 @@ class AttributionEngine:
                 orphaned += mine.kernels
         self._orphaned += orphaned
         newcomers = {process for process, mine in counted.items() if mine.is_new}
-        attribution = attribute(reading, work, interval_ns, others=orphaned > 0, newcomers=newcomers)
+        attribution = attribute(
+            reading,
+            work,
+            interval_ns,
+            sole=inputs.sole_on(device) if not orphaned and not newcomers else None,
+            others=orphaned > 0 or self._may_have_others(inputs, device),
+            newcomers=newcomers,
+            pending=self._pending.get(device),
+        )
+        self._pending[device] = attribution.pending
         functions = {p: self._functions(attribution, p, mine) for p, mine in counted.items() if mine.functions}
         return DeviceTick(attribution, work, functions)
 
@@ -237,8 +248,19 @@ class AttributionEngine:
             },
             deliveries=inputs.deliveries,
             on_many_devices=on_many,
+            may_have_others=self._may_have_others(inputs, device),
         )
         return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)
+
+    def _may_have_others(self, inputs: TickInputs, device: DeviceUuid) -> bool:
+        """Whether work that no probe sees may run there: NVML lists such a process, or does not list any.
+
+        The MPS server is listed, and what runs in it is its clients'.
+        """
+        listed = [inputs.by_tgid.get(tgid) for tgid in inputs.tgids_on(device)]
+        unseen = [process for process in listed if process is None or process not in inputs.probed]
+        members = [self.members.get(process) if process else None for process in unseen]
+        return device not in inputs.listing or any(member is None or not member.is_mps_server for member in members)
 
     def _functions(self, attribution: Attribution, process: ProcessId, counted: CountedWork) -> list[FunctionWork]:
         device = attribution.reading.device.uuid
@@ -305,7 +327,10 @@ class _DeviceWork:
         memory = self.memory.get(process)
         if self.interval_ns and process not in self.inputs.probed:  # only NVML's share of time is known of its kernels
             ratio = self._nvml_ratio(member)
-            return Work(process, None, None if ratio is None else ratio * self.interval_ns, None, None, memory)
+            if ratio is None:
+                return Work(process, None, None, None, None, memory)
+            error_ns = poll_error(ratio, self._busy_ratio(), self.interval_ns) * self.interval_ns
+            return Work(process, None, ratio * self.interval_ns, None, None, memory, sm_error_ns=error_ns)
         work = Work(
             process,
             *(None, None, None, None),
@@ -327,6 +352,9 @@ class _DeviceWork:
             peer_rx_bytes=counted.peer_rx_bytes,
             sm_error_ns=estimate.error_ns,
         )
+
+    def _busy_ratio(self) -> float:
+        return sum(one for (_, device), one in self.inputs.utilization.items() if device == self.reading.device.uuid)
 
     def _nvml_ratio(self, member: GpuProcess) -> float | None:
         """NVML's share of time; it leaves idle processes out. None on MIG, where it has no utilisation by process.

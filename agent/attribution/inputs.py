@@ -99,6 +99,11 @@ class TickInputs:
         """The processes that NVML lists on a device."""
         return self.tgids_by_device.get(device, ())
 
+    def sole_on(self, device: DeviceUuid) -> ProcessId | None:
+        """The only process that NVML lists on a device; None where it lists several, none, or nothing."""
+        listed = self.tgids_on(device) if device in self.listing else ()
+        return self.by_tgid.get(listed[0]) if len(listed) == 1 else None
+
     def memory_of(self, process: ProcessId, device: DeviceUuid) -> int | None:
         """NVML's bytes. They belong to the process that has the pid now, not to a dead one that had it before."""
         return self.memory.get((process.tgid, device)) if self.by_tgid.get(process.tgid) == process else None

@@ -4,10 +4,15 @@
 
 A process that NVML has not reported yet is taken together with others that run the same program: short jobs come and
 go, and what is learned from one is used for the next.
+
+NVML's share of time is exact for a process that is alone on the device. Where several take turns it is a poll: each of
+five samples a second has the device's utilisation, and credits all of it to one of them (seen on an H200 with driver
+580.159.04: bench/results/real-gpu.md). So it is a binomial sample of each one's part, without bias, and as uncertain.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,11 +20,22 @@ from agent.attribution.contention import SmDemand, sm_fraction
 from agent.attribution.counters import FunctionLaunches
 from agent.attribution.durations import FunctionTimes, Owner, ProgramTimes, shape_of
 from agent.collectors.samples import Delivered
+from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ProcessId
 
+NINETY_PERCENT = 1.645  # standard deviations of a normal distribution
 UNIT_NS = 10_000.0  # scales the unknown durations to the order of 1
-_BUSY_MEMORY = 0.8
+_POLL_MEMORY = 0.95
+_DRIFT = 0.03  # of the ratio of NVML's time to that by waits, from tick to tick
+_LEAST_WAITED = 0.1
+_JUMP = 4.0  # standard deviations: another ratio from now on
+_LEAST_BUSY = 0.01  # of a tick: NVML's resolution
 _ENOUGH_BUSY = 2.0  # ticks
+_EXACT = 0.05  # of NVML's time: its error, for that to count as exact
+_POLLS_PER_SECOND = 5.0
+_ALONE_ERROR = 0.015  # of NVML's time of a process that is alone: it comes in per cent
+_CLIENT_ERROR = 0.04  # of that of an MPS client, where NVML credits clients at all
+_LEAST_FIGURE_SIGMA = 1e-6
 Unit = tuple[Owner, int]  # an owner's factor (function 0), or the duration of one of its functions
 
 
@@ -42,42 +58,114 @@ class Tick:
     on_many_devices: Collection[ProcessId] = ()
     programs: Mapping[ProcessId, str] = field(default_factory=dict)  # of those that work on this device alone
     deliveries: Sequence[Delivered] = ()
+    may_have_others: bool = False  # work on it that is not in `work`
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value and its standard deviation."""
+
+    value: float
+    sigma: float
+
+    def combined(self, other: Figure) -> Figure:
+        """By the inverses of their variances."""
+        own, others = max(self.sigma, _LEAST_FIGURE_SIGMA) ** -2, max(other.sigma, _LEAST_FIGURE_SIGMA) ** -2
+        return Figure((self.value * own + other.value * others) / (own + others), (own + others) ** -0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlTick:
+    """NVML's time of one process in a tick, and of all on the device; `is_poll`: several took turns."""
+
+    own_ns: float
+    all_ns: float
+    interval_ns: float
+    is_poll: bool
+    is_client: bool = False
+
+
+def _polls(interval_ns: float) -> float:
+    return max(1.0, _POLLS_PER_SECOND * interval_ns / NS_PER_SECOND)
+
+
+def poll_error(own: float, all_: float, interval_ns: float) -> float:
+    """Within which the true time is in nine of ten ticks, of a process that nothing but polls are known of."""
+    one = all_ / _polls(interval_ns)
+    part = (own + one) / (all_ + 2 * one) if all_ else 0.0
+    return NINETY_PERCENT * all_ * math.sqrt(part * (1 - part) / _polls(interval_ns))
 
 
 @dataclass(slots=True)
 class NvmlTime:
-    """NVML's time of a process beside its time by deliveries and its launches, over the last ticks."""
+    """NVML's time of a process ÷ its time by waits, or, where it never waits, its launches: a Kalman filter's state.
 
-    nvml_ns: float = 0.0
-    predicted_ns: float = 0.0
-    launches: float = 0.0
+    What came before counts as much as it was exact: polls do not undo what was seen while the process was alone.
+    """
+
+    by_waits: bool = False
+    value: float = 0.0  # ns per ns, or per launch
+    variance: float = math.inf
     ticks: float = 0.0
+    last_ns: float = 0.0
+    polled_ns: float = 0.0  # what the last polls credited to it …
+    polled_all_ns: float = 0.0  # … and to any process
 
-    def observe(self, predicted_ns: float, launches: float, nvml_ns: float | None) -> None:
+    def observe(self, predicted_ns: float, launches: float, now: NvmlTick | None) -> None:
         """Adds a tick, unless NVML has no sample of it, which happens now and then."""
-        if nvml_ns is None or not launches:
+        if now is None or not launches:
             return
-        self.nvml_ns = self.nvml_ns * _BUSY_MEMORY + nvml_ns
-        self.predicted_ns = self.predicted_ns * _BUSY_MEMORY + predicted_ns
-        self.launches = self.launches * _BUSY_MEMORY + launches
-        self.ticks = self.ticks * _BUSY_MEMORY + 1
+        if self.by_waits != (predicted_ns > 0):
+            self.by_waits, self.variance, self.ticks = predicted_ns > 0, math.inf, 0.0
+        amount = predicted_ns if self.by_waits else launches
+        seen, noise = now.own_ns / amount, self._variance(now) / amount**2
+        self.last_ns = now.own_ns
+        before = self.variance + (_DRIFT * self.value) ** 2
+        if (seen - self.value) ** 2 > _JUMP**2 * (before + noise):
+            before = math.inf
+        gain = 1.0 if math.isinf(before) else before / (before + noise)
+        self.value += gain * (seen - self.value)
+        self.variance = noise if math.isinf(before) else (1 - gain) * before
+        self.ticks += 1
+
+    def _variance(self, now: NvmlTick) -> float:
+        """Of a tick. The part that polls find is estimated by the rule of succession, which is never 0 or 1."""
+        error = (_CLIENT_ERROR if now.is_client else _ALONE_ERROR) * max(now.own_ns, _LEAST_BUSY * now.interval_ns)
+        late = (now.own_ns - self.last_ns) * min(1.0, NS_PER_SECOND / (_POLLS_PER_SECOND * now.interval_ns))
+        if not now.is_poll or not now.all_ns:
+            return error**2 + late**2  # a sample's window is not the tick's
+        self.polled_ns = self.polled_ns * _POLL_MEMORY + now.own_ns
+        self.polled_all_ns = self.polled_all_ns * _POLL_MEMORY + now.all_ns
+        one = now.all_ns / _polls(now.interval_ns)
+        part = (self.polled_ns + one) / (self.polled_all_ns + 2 * one)
+        return now.all_ns**2 * part * (1 - part) / _polls(now.interval_ns)
 
     @property
     def is_known(self) -> bool:
         """Whether there are enough samples: a single one is of another second than the launches beside it."""
         return self.ticks >= _ENOUGH_BUSY
 
-    def scale(self) -> float:
-        """NVML's time ÷ the time by deliveries; 1 while it is not known."""
-        return self.nvml_ns / self.predicted_ns if self.is_known and self.predicted_ns > 0 else 1.0
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the value."""
+        return math.sqrt(self.variance)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is known so well that nothing else need be asked."""
+        return self.is_known and self.sigma <= _EXACT * self.value
+
+    def scale(self) -> Figure | None:
+        """NVML's time ÷ the time by waits; None while one of them is not known."""
+        return Figure(self.value, self.sigma) if self.is_known and self.by_waits else None
+
+    def relative_sigma(self) -> float:
+        """The standard deviation of NVML's time, of itself."""
+        return self.sigma / self.value if self.is_known and self.value else math.inf
 
     def per_launch_ns(self) -> float | None:
         """For a process that never waits."""
-        return self.nvml_ns / self.launches if self.is_known else None
-
-    def time_ns(self, predicted_ns: float, launches: float) -> float:
-        """The estimate for a tick without a sample."""
-        return predicted_ns * self.scale() if predicted_ns else launches * (self.per_launch_ns() or 0.0)
+        return self.value if self.is_known and not self.by_waits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +178,17 @@ class ProcessWork:
     open_ns: float = 0.0  # in which it had work that it had not yet waited for
     kernels: int = 0
     graph_ratio: float = 0.0  # the part of graphs: only their kernels' mean grid is known
+    by_nvml: bool = False  # the durations are NVML's mean, not those of waits
 
     @property
     def seemed_ns(self) -> float:
         """SM time of the functions that have a duration, before correction."""
         return self.units.get((self.owner, 0), 0.0)
 
-    def demand(self, interval_ns: float) -> SmDemand:
-        """Its demand, as it competes with others."""
-        fraction = self.seemed_ns / self.time_ns
-        return SmDemand(self.time_ns / interval_ns, fraction, self.time_ns / max(1, self.kernels))
+    def demand(self, interval_ns: float, scale: float) -> SmDemand:
+        """Its demand, as it competes with others. `scale`: of its durations."""
+        fraction, time_ns = self.seemed_ns / self.time_ns, self.time_ns * scale
+        return SmDemand(time_ns / interval_ns, fraction, time_ns / max(1, self.kernels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +215,21 @@ class Durations:
 
 
 def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime) -> ProcessWork:
-    """Launches × durations × share of SMs that the grids keep busy; scaled to NVML's time, once that is known."""
+    """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
     functions = tick.work[process]
     rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
     launches = rate * sum(one.launches for one in functions.values())
     durations = {function: known.of(tick, process, function) for function in functions}
     predicted_ns = rate * sum(one.launches * (durations[function] or 0.0) for function, one in functions.items())
-    nvml_ns = tick.busy_ns.get(process)
-    nvml.observe(predicted_ns, launches, nvml_ns)
-    if nvml.is_known:
-        owner: Owner = process
-        time_ns = nvml.time_ns(predicted_ns, launches) if nvml_ns is None else nvml_ns
-        lengths = {function: known.times.per_launch_ns(process, function) for function in functions}
-        weights = {function: one.launches * (lengths[function] or 1.0) for function, one in functions.items()}
-        total = sum(weights.values())
-        spent = {function: time_ns * weight / total if total else 0.0 for function, weight in weights.items()}
-        unknown: dict[Unit, float] = {}
+    if known.times.waited_ratio(process) < _LEAST_WAITED:
+        predicted_ns = 0.0  # the device was done long before: how long it took is not known from that
+    nvml.observe(predicted_ns, launches, _nvml_tick(tick, process))
+    owner = process if nvml.is_known else tick.programs.get(process, process)
+    unknown: dict[Unit, float] = {}
+    by_nvml = nvml.is_known and not predicted_ns
+    if by_nvml:
+        spent = {function: rate * one.launches * (nvml.per_launch_ns() or 0.0) for function, one in functions.items()}
     else:
-        owner = tick.programs.get(process, process)
         spent, unknown = _by_waits(tick, process, owner, known, rate)
     fractions = {function: _fraction(tick, process, one) for function, one in functions.items()}
     seemed = {(owner, 0): sum(ns * fractions[function] for function, ns in spent.items())} if spent else {}
@@ -152,7 +238,22 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime) ->
     kernels = sum(one.kernels for one in functions.values())
     waited = known.open_ns(process, tick.programs.get(process))
     open_ns = tick.interval_ns if waited is None else min(launches * waited, tick.interval_ns)
-    return ProcessWork(owner, {**seemed, **unknown}, time_ns, open_ns, kernels, graph_ns / time_ns if time_ns else 0.0)
+    graph_ratio = graph_ns / time_ns if time_ns else 0.0
+    return ProcessWork(owner, {**seemed, **unknown}, time_ns, open_ns, kernels, graph_ratio, by_nvml)
+
+
+def _nvml_tick(tick: Tick, process: ProcessId) -> NvmlTick | None:
+    """NVML's time of it; 0 where samples credited others alone. None: there is no sample."""
+    client = process in tick.side_by_side
+    own_ns = tick.busy_ns.get(process)
+    others = [one for one, ns in tick.busy_ns.items() if ns and one != process and one not in tick.side_by_side]
+    if own_ns is None:
+        if client or not others:
+            return None
+        own_ns = 0.0
+    takes_turns = not client and (others or any(one != process and one not in tick.side_by_side for one in tick.work))
+    all_ns = sum(ns for one, ns in tick.busy_ns.items() if one not in tick.side_by_side)
+    return NvmlTick(own_ns, all_ns, tick.interval_ns, bool(takes_turns), client)
 
 
 def _by_waits(

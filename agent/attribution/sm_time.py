@@ -19,27 +19,41 @@ from dataclasses import dataclass, field
 from agent.attribution.contention import SmDemand, fit_to_activity, shares_in_turns
 from agent.attribution.durations import FunctionTimes, Owner, ProgramTimes
 from agent.attribution.nnls import Row, Unknown, solve
-from agent.attribution.process_work import UNIT_NS, Durations, NvmlTime, ProcessWork, Tick, Unit, work_of
+from agent.attribution.process_work import (
+    NINETY_PERCENT,
+    UNIT_NS,
+    Durations,
+    Figure,
+    NvmlTime,
+    ProcessWork,
+    Tick,
+    Unit,
+    work_of,
+)
 from agent.core.model import ProcessId
 
 _TICKS = 40
 _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
 _LEAST_ERROR, _FIRST_ERROR = 0.05, 0.05  # of a tick: what was launched in one may run in the next
-_NVML_SIGMA = 0.015  # error of NVML's share of time
-_CONTENDED_SIGMA = 0.04  # the same for MPS clients, whose part is computed from it
 _PROGRAM_SIGMA = 0.35  # of the deliveries of a program's processes
-_LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # of the deliveries of one process: they are longer if it launches slowly
+_LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # of the deliveries of one process
+_TURN_SIGMA, _TURN_SIGMA_PER_OTHER = 0.05, 0.3  # of those of one that takes turns: longer where they were interrupted
+_HOST_CUT, _HOST_SIGMA = 0.5, 0.3  # of those in which it did not wait: the device may have idled
 _CROWD_SIGMA = 0.15
 _GRAPH_SIGMA = 0.1
+_GRID_SIGMA = 0.1  # of the SMs that a grid keeps busy: blocks end at different times, and copies count as time
 _MOST_UNKNOWNS = 48
 _ENOUGH_ROWS = 5
 _NEGLIGIBLE = 1e-6  # of a device
+_NOTHING = NvmlTime()
+_UNSEEN: Unit = ("", 0)  # work that no probe sees, where there may be some
+_UNSEEN_SIGMA = 0.5  # of the device
 _Row = tuple[Mapping[Unit, float], float, float]  # apparent SM time by unit, the device's SM time, length; ns
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """SM time in ns of the whole device, ± error; None where it is unknown."""
+    """SM time in ns of the whole device, ± error, within which it is in nine of ten ticks; None where it is unknown."""
 
     sm_ns: float | None
     error_ns: float | None
@@ -54,9 +68,11 @@ class SmTime:
     _rows: deque[_Row] = field(default_factory=lambda: deque(maxlen=_TICKS))
     _factors: dict[Unit, float] = field(default_factory=dict)
     _nvml: dict[ProcessId, NvmlTime] = field(default_factory=dict)
+    _by_nvml: set[Owner] = field(default_factory=set)  # whose rows have durations by NVML
     _error: float = _FIRST_ERROR
     _demands: dict[Owner, SmDemand] = field(default_factory=dict)
     _opens: dict[Owner, float] = field(default_factory=dict)
+    _ages: dict[Owner, int] = field(default_factory=dict)  # ticks that the averages of an owner are of
     _activity: float | None = None
     _parts: dict[Owner, float] = field(default_factory=dict)  # of its demand that each gets
     _sigmas: dict[Owner, float] = field(default_factory=dict)  # the error of that
@@ -70,8 +86,13 @@ class SmTime:
             for process, functions in tick.work.items()
             if functions
         }
+        self._rows = self._rows_without({w.owner for w in works.values() if w.by_nvml != (w.owner in self._by_nvml)})
+        self._by_nvml = (self._by_nvml | {w.owner for w in works.values() if w.by_nvml}) - {
+            w.owner for w in works.values() if not w.by_nvml
+        }
         if tick.activity_ns is not None and tick.interval_ns:
-            self._rows.append((_sum(works.values()), tick.activity_ns, float(tick.interval_ns)))
+            unseen = {_UNSEEN: float(tick.interval_ns)} if tick.may_have_others else {}
+            self._rows.append(({**_sum(works.values()), **unseen}, tick.activity_ns, float(tick.interval_ns)))
             self._update_parts(tick, works)
         self._update_uncertainty(works, tick.side_by_side)
         sigmas = self._solve()
@@ -79,8 +100,8 @@ class SmTime:
 
     def gpu_ns(self, process: ProcessId, function: int) -> float | None:
         """GPU time per launch, on the SMs that the function keeps busy; None while it is unknown."""
-        own, nvml = self.times.per_launch_ns(process, function), self._nvml.get(process, NvmlTime())
-        duration = nvml.per_launch_ns() if own is None else own * nvml.scale()
+        own = self.times.per_launch_ns(process, function)
+        duration = self._nvml_of(process).per_launch_ns() if own is None else own
         if duration is None:
             factor = self._factors.get((process, function))
             return None if factor is None else factor * UNIT_NS
@@ -89,12 +110,16 @@ class SmTime:
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Drops processes that are gone; in the ticks that are kept, their estimated SM time is taken as final."""
         gone: set[Owner] = set(processes)
-        self._rows = deque((self._without(gone, row) for row in self._rows), maxlen=_TICKS)
+        self._rows = self._rows_without(gone)
+        self._by_nvml -= gone
         self._factors = {unit: factor for unit, factor in self._factors.items() if unit[0] not in gone}
         for process in processes:
             self._nvml.pop(process, None)
             self._demands.pop(process, None)
             self._opens.pop(process, None)
+
+    def _rows_without(self, gone: Collection[Owner]) -> deque[_Row]:
+        return deque((self._without(gone, row) for row in self._rows), maxlen=_TICKS) if gone else self._rows
 
     def _without(self, gone: Collection[Owner], row: _Row) -> _Row:
         coefficients, seen, interval = row
@@ -104,36 +129,54 @@ class SmTime:
         kept = {unit: value for unit, value in coefficients.items() if unit[0] not in gone}
         return kept, max(0.0, seen - did), interval
 
-    def _has_nvml_time(self, owner: Owner) -> bool:
-        return isinstance(owner, ProcessId) and owner in self._nvml and self._nvml[owner].is_known
+    def _nvml_of(self, owner: Owner) -> NvmlTime:
+        return self._nvml.get(owner, _NOTHING) if isinstance(owner, ProcessId) else _NOTHING
+
+    def _scale(self, owner: Owner) -> Figure:
+        """The time of an owner's work, were it alone, ÷ that by its waits: exactly by NVML, or as far as waits tell."""
+        nvml = self._nvml_of(owner)
+        scale = nvml.scale() if nvml.is_exact else None
+        if scale is not None:
+            return scale
+        if nvml.is_known and not nvml.by_waits:
+            return Figure(1.0, self._sigmas.get(owner, _MOST_SIGMA))
+        idle = 1 - self.times.waited_ratio(owner)
+        return Figure(1 - _HOST_CUT * idle, self._sigmas.get(owner, _MOST_SIGMA) + _HOST_SIGMA * idle)
 
     def _update_parts(self, tick: Tick, works: Mapping[ProcessId, ProcessWork]) -> None:
         """Updates the part of its demand that each owner gets: neighbours make each other seem to do more."""
         now: dict[Owner, SmDemand] = {}
         for work in works.values():
             if work.time_ns > 0:
-                demand = work.demand(tick.interval_ns)
+                demand = work.demand(tick.interval_ns, self._scale(work.owner).value)
                 now[work.owner] = demand.combined(now[work.owner]) if work.owner in now else demand
         for owner in self._demands.keys() | now.keys():
-            known, new = self._demands.get(owner), now.get(owner)
-            self._demands[owner] = (
-                new if known is None and new else (known or SmDemand(0, 1, 0)).averaged(new, _FORGETTING)
-            )
+            known, new = self._demands.get(owner, SmDemand(0, 1, 0)), now.get(owner)
+            self._ages[owner] = self._ages.get(owner, 0) + 1
+            self._demands[owner] = known.averaged(new, self._memory(owner))
         self._demands = {owner: one for owner, one in self._demands.items() if one.time > _NEGLIGIBLE}
+        self._ages = {owner: age for owner, age in self._ages.items() if owner in self._demands}
         unknown = (v * self._factor(u) for work in works.values() for u, v in work.units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / tick.interval_ns
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
         demands = self._demands
         clients = {work.owner for process, work in works.items() if process in tick.side_by_side}
-        certain = {owner for owner in demands if self._has_nvml_time(owner)}
+        certain = {owner for owner in demands if self._nvml_of(owner).is_exact}
         turns = shares_in_turns({owner: min(1.0, time) for owner, time in self._open(tick, works).items()})
         most = {
             o: 1.0 if o in certain | clients or o not in turns else turns[o] / one.time for o, one in demands.items()
         }
         cut = {owner: min(1.0, part) for owner, part in most.items()}
+        if not clients:  # what takes turns is fitted to the activity as a whole: _solve
+            self._parts = cut
+            return
         demands = {owner: one.scaled_time(cut[owner]) for owner, one in demands.items()}
         parts = fit_to_activity(demands, clients, certain, self._activity)
         self._parts = {owner: cut[owner] * part for owner, part in parts.items()}
+
+    def _memory(self, owner: Owner) -> float:
+        """The weight of the past in its averages; while that is short, all ticks count alike."""
+        return min(_FORGETTING, 1 - 1 / self._ages.get(owner, 1))
 
     def _open(self, tick: Tick, works: Mapping[ProcessId, ProcessWork]) -> Mapping[Owner, float]:
         """Share of the time in which each owner has work that it has not yet waited for, over the last ticks."""
@@ -141,8 +184,7 @@ class SmTime:
         for work in works.values():
             now[work.owner] = now.get(work.owner, 0.0) + work.open_ns / tick.interval_ns
         for owner in self._opens.keys() | now.keys():
-            before = self._opens.get(owner)
-            self._opens[owner] = now[owner] if before is None else _mix(before, now.get(owner, 0.0))
+            self._opens[owner] = _mix(self._opens.get(owner, 0.0), now.get(owner, 0.0), self._memory(owner))
         self._opens = {owner: time for owner, time in self._opens.items() if owner in self._demands}
         return self._opens
 
@@ -153,20 +195,33 @@ class SmTime:
             more = _CROWD_SIGMA * (1 - self._parts.get(work.owner, 1.0)) + _GRAPH_SIGMA * work.graph_ratio * (
                 1 - fraction
             )
-            if self._has_nvml_time(work.owner):
-                sigma = _CONTENDED_SIGMA if process in side_by_side else _NVML_SIGMA
+            nvml = self._nvml_of(work.owner)
+            if nvml.is_exact or (nvml.is_known and nvml.scale() is None):
+                sigma = nvml.relative_sigma()
             elif work.owner != process:
                 sigma = _PROGRAM_SIGMA
+            elif process not in side_by_side and self.times.spread(process) is not None:
+                sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * self._others(work.owner)
             else:
                 spread = self.times.spread(process)
                 sigma = _MOST_SIGMA if spread is None else _LEAST_SIGMA + spread
-            self._sigmas[work.owner] = min(_MOST_SIGMA, sigma + more)
+            self._sigmas[work.owner] = min(_MOST_SIGMA, math.hypot(sigma + more, _GRID_SIGMA))
+
+    def _others(self, owner: Owner) -> float:
+        """Share of the time in which others have the device."""
+        return min(1.0, sum(one.time * self._parts.get(o, 1.0) for o, one in self._demands.items() if o != owner))
 
     def _prior(self, unit: Unit) -> Unknown:
         owner, function = unit
+        if unit == _UNSEEN:
+            return Unknown(0.0, _UNSEEN_SIGMA)
         if function:
             return Unknown(self._factor(unit), None)
-        return Unknown(self._parts.get(owner, 1.0), self._sigmas.get(owner, _MOST_SIGMA))
+        scale, part, nvml = self._scale(owner), self._parts.get(owner, 1.0), self._nvml_of(owner)
+        figure, polled = Figure(part * scale.value, part * scale.sigma), nvml.scale()
+        if polled is not None and not nvml.is_exact:
+            figure = figure.combined(polled)
+        return Unknown(figure.value, figure.sigma)
 
     def _solve(self) -> dict[Unit, float]:
         """Learns the factors; returns the standard deviation of each."""
@@ -205,7 +260,7 @@ class SmTime:
 
     def _factor(self, unit: Unit) -> float:
         """1 for work with a duration, 0 for a function without one, until it is solved for."""
-        return self._factors.get(unit, 0.0 if unit[1] else 1.0)
+        return self._factors.get(unit, 0.0 if unit[1] or unit == _UNSEEN else 1.0)
 
     def _estimate(self, work: ProcessWork, sigmas: Mapping[Unit, float]) -> Estimate:
         if any(function and (owner, function) not in self._factors for owner, function in work.units):
@@ -215,7 +270,7 @@ class SmTime:
         if any(sigma is None or math.isinf(sigma) for sigma in known):
             return Estimate(sm_ns, None)
         errors = (value * (sigmas[unit] or 0.0) for unit, value in work.units.items())
-        return Estimate(sm_ns, sum(error * error for error in errors) ** 0.5)
+        return Estimate(sm_ns, NINETY_PERCENT * sum(error * error for error in errors) ** 0.5)
 
 
 def _sum(works: Collection[ProcessWork]) -> dict[Unit, float]:
@@ -226,5 +281,5 @@ def _sum(works: Collection[ProcessWork]) -> dict[Unit, float]:
     return total
 
 
-def _mix(before: float, now: float) -> float:
-    return before * _FORGETTING + now * (1 - _FORGETTING)
+def _mix(before: float, now: float, memory: float = _FORGETTING) -> float:
+    return before * memory + now * (1 - memory)

@@ -3,19 +3,21 @@
 """Splits a device's tick between processes. Pure: values in, values out.
 
 Principle (a test of that name): Σ processes + unattributed = device, for SM time, memory and PCIe bytes. SM time is the
-device's activity, split by each process's estimated SM time; what no known process explains stays unattributed.
+device's activity, split by each process's estimated SM time. No process has more than its launches explain, with the
+error of their durations; the rest of the device's activity stays unattributed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import DeviceReading, DeviceUuid, ProcessId, Provenance, Totals, Unattributed, Usage
 
 N = TypeVar("N", int, float)
+_MOST_PENDING: Final = 1.0  # ticks of the whole device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Attribution:
     reading: DeviceReading
     usage: Mapping[ProcessId, Usage]
     unattributed: Unattributed
+    pending: Mapping[ProcessId, float] = field(default_factory=dict)  # launched and not run yet: ratio of the tick
 
 
 def attribute(
@@ -50,36 +53,37 @@ def attribute(
     work: Sequence[Work],
     interval_ns: int,
     *,
+    sole: ProcessId | None = None,
     others: bool = False,
     newcomers: Collection[ProcessId] = (),
+    pending: Mapping[ProcessId, float] | None = None,
 ) -> Attribution:
     """Splits a device among the processes that worked on it.
 
-    SM time is measured where one process is alone on the device: what the device did is what it did. `others`:
-    a process that ended before it was identified worked there too; what it did stays unattributed. `newcomers`: NVML
-    does not list them there, so they get what the others leave of the device, and never more than it has.
+    `sole`: the only process that NVML lists there, if it lists any: what the device did is what that did, so it is
+    measured. `others`: one may have worked there of which nothing is known. `newcomers`: NVML does not list them there,
+    so they get what the others leave of the device, and never more than it has. `pending`: of the tick before.
     """
     seconds = interval_ns / NS_PER_SECOND
     estimates = {w.process: _ratio(w.sm_ns, interval_ns) for w in work}
     estimates = _cut_newcomers(estimates, reading.sm_activity_ratio, newcomers)
-    sm = split_activity(reading.sm_activity_ratio, estimates, others=others)
-    alone = (
-        len(work) == 1 and not others and not newcomers and interval_ns > 0 and reading.sm_activity_ratio is not None
-    )
-    if alone:
+    errors = {w.process: _ratio(w.sm_error_ns, interval_ns) for w in work}
+    sm, left = split_activity(reading.sm_activity_ratio, estimates, errors, pending or {})
+    measured = interval_ns > 0 and reading.sm_activity_ratio is not None and [w.process for w in work] == [sole]
+    if measured:
         sm = {work[0].process: reading.sm_activity_ratio}
-    error = _device_error(reading, sm.values())
+    error = 0.0 if others else _device_error(reading, sm.values())
     work = _cut_copies(reading, work, seconds, newcomers)
     reading = _reconcile(reading, work, seconds)
     usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
     for w in work:
-        if alone:
+        if measured:
             usage[w.process] = replace(usage[w.process], sm_provenance=Provenance.MEASURED, sm_error_ratio=0.0)
         elif sm[w.process] is not None:
-            own = _ratio(w.sm_error_ns, interval_ns)
+            own = errors[w.process]
             known = None if own is None else min(1.0, (own * own + error * error) ** 0.5)
             usage[w.process] = replace(usage[w.process], sm_error_ratio=known)
-    return Attribution(reading, usage, _remainder(reading, usage.values()))
+    return Attribution(reading, usage, _remainder(reading, usage.values()), left)
 
 
 def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> Attribution:
@@ -104,22 +108,52 @@ def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> A
 
 
 def split_activity(
-    activity: float | None, estimates: Mapping[ProcessId, float | None], *, others: bool = False
-) -> dict[ProcessId, float | None]:
-    """Scales the estimates to the device's activity; up only where every process on the device is known.
+    activity: float | None,
+    estimates: Mapping[ProcessId, float | None],
+    errors: Mapping[ProcessId, float | None],
+    pending: Mapping[ProcessId, float],
+) -> tuple[dict[ProcessId, float | None], dict[ProcessId, float]]:
+    """Each process's share of the activity, and what is left of its launches for the next tick.
 
-    The estimates' sum may miss the activity by a launch that began in one tick and ran in the next, so a sum within
-    half of it is scaled up as well; if it is less, another process did the rest, which stays unattributed.
+    More activity than estimates: first what was launched before is taken to have run, then each process gets more,
+    as far as its error goes; no further. Less: each gets less, in proportion to its error, and what it launched beyond
+    that may run in the next tick. Without an error a process may have done any of it.
     """
-    total = sum(estimate for estimate in estimates.values() if estimate)
+    known = {process: estimate for process, estimate in estimates.items() if estimate is not None}
+    total = sum(known.values())
     if activity is None and total > 1:
         activity = 1.0  # it was not measured, but nothing does more than all of a device
-    if activity is None or total == 0:
-        return dict(estimates)
-    all_known = not others and all(estimate is not None for estimate in estimates.values())
-    if total < activity and not (all_known and total >= activity / 2):
-        return dict(estimates)
-    return {process: None if e is None else e * activity / total for process, e in estimates.items()}
+    if activity is None:
+        return dict(estimates), {}
+    before = {process: pending.get(process, 0.0) for process in known}
+    bounds = {process: _bound(errors.get(process), estimate) for process, estimate in known.items()}
+    if total <= activity:
+        shares = _raised(_raised(known, before, activity), bounds, activity)
+    else:
+        least = {process: min(estimate, bounds[process]) for process, estimate in known.items()}
+        shares = _lowered(known, least, activity)
+    left = {process: estimate + before[process] - shares[process] for process, estimate in known.items()}
+    return {**dict.fromkeys(estimates), **shares}, {p: min(_MOST_PENDING, ns / 2) for p, ns in left.items() if ns > 0}
+
+
+def _bound(error: float | None, estimate: float) -> float:
+    return 1.0 if error is None and estimate else error or 0.0
+
+
+def _raised(shares: Mapping[ProcessId, float], by: Mapping[ProcessId, float], most: float) -> dict[ProcessId, float]:
+    """Each by its figure, or by the same part of it, so that the sum is `most` at most."""
+    room, wanted = most - sum(shares.values()), sum(by.values())
+    part = min(1.0, max(0.0, room) / wanted) if wanted > 0 else 0.0
+    return {process: share + part * by[process] for process, share in shares.items()}
+
+
+def _lowered(shares: Mapping[ProcessId, float], by: Mapping[ProcessId, float], sum_: float) -> dict[ProcessId, float]:
+    """Each by its figure, or by the same part of it, so that the sum is `sum_`; where that is too little, all alike."""
+    over, wanted = sum(shares.values()) - sum_, sum(by.values())
+    part = min(1.0, over / wanted) if wanted > 0 else 0.0
+    lower = {process: share - part * by[process] for process, share in shares.items()}
+    total = sum(lower.values())
+    return {process: share * sum_ / total for process, share in lower.items()} if total > 0 else lower
 
 
 def add_work(totals: Totals, usage: Usage, work: Work, seconds: float) -> Totals:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.attribution.split import Work, attribute, split_activity, without_instances
-from agent.core.model import Device, DeviceReading, DeviceUuid, ProcessId
+from agent.core.model import Device, DeviceReading, DeviceUuid, ProcessId, Provenance
 
 DEVICE = Device(0, DeviceUuid("GPU-1"), "GPU", "0000:01:00.0", 132, 80 << 30)
 SECOND = 1_000_000_000
@@ -82,28 +82,67 @@ def test_what_is_unknown_stays_unknown(items: list[Work], interval: int) -> None
         assert (usage.launches_per_second is None) == (one.launches is None)
 
 
+@given(
+    st.dictionaries(st.integers(2, 20).map(process), st.tuples(st.floats(0, 2), st.floats(0, 0.5), st.floats(0, 1))),
+    st.floats(0, 1),
+)
+def test_no_process_has_more_than_its_launches_and_the_error_of_their_durations_explain(
+    parts: dict[ProcessId, tuple[float, float, float]], activity: float
+) -> None:
+    estimates, errors, pending = ({one: part[n] for one, part in parts.items()} for n in range(3))
+    shares, left = split_activity(activity, estimates, errors, pending)
+    assert sum(share or 0.0 for share in shares.values()) <= activity + 1e-9
+    for one, share in shares.items():
+        assert share is not None
+        assert -1e-9 <= share <= estimates[one] + errors[one] + pending[one] + 1e-9
+        assert left.get(one, 0.0) >= 0
+
+
 def test_estimates_are_scaled_to_what_the_device_measured() -> None:
-    shares = split_activity(0.9, {process(2): 0.4, process(3): 0.8})
+    shares, _ = split_activity(0.9, {process(2): 0.4, process(3): 0.8}, {}, {})
     assert shares[process(2)] == pytest.approx(0.3)
     assert shares[process(3)] == pytest.approx(0.6)
 
 
-def test_activity_that_no_process_explains_stays_unattributed() -> None:
-    assert split_activity(0.9, {process(2): 0.2}) == {process(2): 0.2}
+def test_the_less_certain_process_gives_more() -> None:
+    shares, _ = split_activity(0.9, {process(2): 0.5, process(3): 0.5}, {process(2): 0.01, process(3): 0.3}, {})
+    assert shares[process(2)] == pytest.approx(0.5 - 0.1 * 0.01 / 0.31)
+    assert sum(share or 0.0 for share in shares.values()) == pytest.approx(0.9)
 
 
-def test_nothing_is_scaled_up_while_a_process_is_unknown() -> None:
-    assert split_activity(0.9, {process(2): 0.6, process(3): None}) == {process(2): 0.6, process(3): None}
+def test_activity_that_no_launch_explains_stays_unattributed() -> None:
+    shares, _ = split_activity(0.45, {process(2): 0.15, process(3): 0.10}, {process(2): 0.01, process(3): 0.01}, {})
+    assert shares == {process(2): pytest.approx(0.16), process(3): pytest.approx(0.11)}
 
 
-def test_what_an_unknown_process_did_is_not_attributed_to_the_others() -> None:
+def test_an_unknown_process_leaves_the_others_what_they_launched() -> None:
+    shares, _ = split_activity(0.9, {process(2): 0.6, process(3): None}, {process(2): 0.02}, {})
+    assert shares == {process(2): pytest.approx(0.62), process(3): None}
+
+
+def test_what_did_not_run_in_one_tick_runs_in_the_next() -> None:
+    _, left = split_activity(0.9, {process(2): 1.5}, {process(2): 0.0}, {})
+    shares, _ = split_activity(0.25, {process(2): 0.0}, {process(2): 0.0}, left)
+    assert shares == {process(2): pytest.approx(0.25)}
+
+
+def test_a_device_is_measured_only_where_nvml_lists_the_one_process_that_worked_on_it() -> None:
     reading = DeviceReading(DEVICE, sm_activity_ratio=0.8)
-    known = Work(process(2), 10, 0.5 * SECOND, 0, 0, 0)
-    alone = attribute(reading, [known], SECOND)
-    assert alone.usage[process(2)].sm_ratio == 0.8
+    known = Work(process(2), 10, 0.5 * SECOND, 0, 0, 0, sm_error_ns=0.02 * SECOND)
+    sole = attribute(reading, [known], SECOND, sole=process(2)).usage[process(2)]
+    assert (sole.sm_ratio, sole.sm_provenance, sole.sm_error_ratio) == (0.8, Provenance.MEASURED, 0.0)
     shared = attribute(reading, [known], SECOND, others=True)
-    assert shared.usage[process(2)].sm_ratio == 0.5
-    assert shared.unattributed.sm_ratio == pytest.approx(0.3)
+    usage = shared.usage[process(2)]
+    assert usage.sm_ratio == pytest.approx(0.52)
+    assert (usage.sm_provenance, usage.sm_error_ratio) == (Provenance.ESTIMATED, pytest.approx(0.02))
+    assert shared.unattributed.sm_ratio == pytest.approx(0.28)
+
+
+def test_the_error_of_a_known_process_says_what_of_the_device_is_not_explained() -> None:
+    reading = DeviceReading(DEVICE, sm_activity_ratio=0.8)
+    known = Work(process(2), 10, 0.5 * SECOND, 0, 0, 0, sm_error_ns=0.02 * SECOND)
+    usage = attribute(reading, [known], SECOND).usage[process(2)]  # no other process can have done the rest
+    assert usage.sm_error_ratio == pytest.approx(math.hypot(0.02, 0.28))
 
 
 @pytest.mark.parametrize("counted", [90.0, 100.0, 130.0])  # by the GPU's own counter, read at another instant
