@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Splits a device's tick between processes. Pure: values in, values out.
 
-Principle (a test of that name): Σ processes + unattributed = device, for SM time, memory and PCIe bytes. SM time is the
-device's activity, split by each process's estimated SM time. No process has more than its launches explain, with the
-error of their durations; the rest of the device's activity stays unattributed.
+Principle (a test of that name): Σ processes + unattributed − excess = device, as read, for SM time, memory and PCIe
+bytes. SM time has no excess: it is the device's activity, split by each process's estimated SM time. No process has
+more than its launches explain, with the error of their durations; the rest of the activity stays unattributed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """One device's tick, split. `reading`: the device's, corrected so that the parts add up to it."""
+    """One device's tick, split."""
 
     reading: DeviceReading
     usage: Mapping[ProcessId, Usage]
@@ -74,7 +74,6 @@ def attribute(
         sm = {work[0].process: reading.sm_activity_ratio}
     error = 0.0 if others else _device_error(reading, sm.values())
     work = _cut_copies(reading, work, seconds, newcomers)
-    reading = _reconcile(reading, work, seconds)
     usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
     for w in work:
         if measured:
@@ -87,24 +86,19 @@ def attribute(
 
 
 def without_instances(whole: Attribution, instances: Iterable[Attribution]) -> Attribution:
-    """A GPU that is split into MIG instances has their PCIe traffic: what is known of it is not unattributed.
-
-    It has at least as much as they and its own processes do, for its counter was read at another instant.
-    """
+    """A GPU that is split into MIG instances has their PCIe traffic: what is known of it is not unattributed."""
     rows = [*whole.usage.values(), *(usage for instance in instances for usage in instance.usage.values())]
-    tx = sum(row.pcie_tx_bytes_per_second or 0.0 for row in rows)
-    rx = sum(row.pcie_rx_bytes_per_second or 0.0 for row in rows)
-    reading = replace(
-        whole.reading,
-        pcie_tx_bytes_per_second=_at_least(whole.reading.pcie_tx_bytes_per_second, tx),
-        pcie_rx_bytes_per_second=_at_least(whole.reading.pcie_rx_bytes_per_second, rx),
-    )
+    reading = whole.reading
+    tx, tx_excess = _rest(reading.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows))
+    rx, rx_excess = _rest(reading.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows))
     rest = replace(
         whole.unattributed,
-        pcie_tx_bytes_per_second=_rest(reading.pcie_tx_bytes_per_second, [tx]),
-        pcie_rx_bytes_per_second=_rest(reading.pcie_rx_bytes_per_second, [rx]),
+        pcie_tx_bytes_per_second=tx,
+        pcie_rx_bytes_per_second=rx,
+        pcie_tx_excess_bytes_per_second=tx_excess,
+        pcie_rx_excess_bytes_per_second=rx_excess,
     )
-    return replace(whole, reading=reading, unattributed=rest)
+    return replace(whole, unattributed=rest)
 
 
 def split_activity(
@@ -261,19 +255,6 @@ def _usage(reading: DeviceReading, work: Work, sm_ratio: float | None, seconds: 
     )
 
 
-def _reconcile(reading: DeviceReading, work: Sequence[Work], seconds: float) -> DeviceReading:
-    """A device has at least what its processes have: its counters were read at another instant than theirs."""
-    memory = sum(w.memory_bytes or 0 for w in work)
-    tx = sum(_rate(w.pcie_tx_bytes, seconds) or 0.0 for w in work)
-    rx = sum(_rate(w.pcie_rx_bytes, seconds) or 0.0 for w in work)
-    return replace(
-        reading,
-        memory_used_bytes=_at_least(reading.memory_used_bytes, memory),
-        pcie_tx_bytes_per_second=_at_least(reading.pcie_tx_bytes_per_second, tx),
-        pcie_rx_bytes_per_second=_at_least(reading.pcie_rx_bytes_per_second, rx),
-    )
-
-
 def _cut_newcomers(
     estimates: Mapping[ProcessId, float | None], activity: float | None, newcomers: Collection[ProcessId]
 ) -> dict[ProcessId, float | None]:
@@ -313,28 +294,26 @@ def _part(size: int | None, ratio: float) -> int | None:
     return None if size is None else int(size * ratio)
 
 
-def _at_least(value: N | None, floor: N) -> N | None:
-    return None if value is None else max(value, floor)
-
-
 def _remainder(reading: DeviceReading, usage: Iterable[Usage]) -> Unattributed:
     rows = list(usage)
+    memory, memory_excess = _rest(reading.memory_used_bytes, (row.memory_bytes for row in rows))
+    tx, tx_excess = _rest(reading.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows))
+    rx, rx_excess = _rest(reading.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows))
     return Unattributed(
         device=reading.device.uuid,
-        sm_ratio=_rest(reading.sm_activity_ratio, (row.sm_ratio for row in rows)),
-        memory_bytes=_rest(reading.memory_used_bytes, (row.memory_bytes for row in rows)),
-        pcie_tx_bytes_per_second=_rest(
-            reading.pcie_tx_bytes_per_second, (row.pcie_tx_bytes_per_second for row in rows)
-        ),
-        pcie_rx_bytes_per_second=_rest(
-            reading.pcie_rx_bytes_per_second, (row.pcie_rx_bytes_per_second for row in rows)
-        ),
+        sm_ratio=_rest(reading.sm_activity_ratio, (row.sm_ratio for row in rows))[0],
+        memory_bytes=memory,
+        pcie_tx_bytes_per_second=tx,
+        pcie_rx_bytes_per_second=rx,
+        memory_excess_bytes=memory_excess,
+        pcie_tx_excess_bytes_per_second=tx_excess,
+        pcie_rx_excess_bytes_per_second=rx_excess,
     )
 
 
-def _rest(device: N | None, parts: Iterable[N | None]) -> N | None:
-    """What is left of a device figure. Never below 0: rounding is no use of the device."""
+def _rest(device: N | None, parts: Iterable[N | None]) -> tuple[N | None, N | None]:
+    """What is left of a device's figure, and what the parts have beyond it. Both None where it was not read."""
     if device is None:
-        return None
+        return None, None
     rest = device - sum(part for part in parts if part is not None)
-    return max(rest, type(rest)(0))
+    return max(rest, type(rest)(0)), max(-rest, type(rest)(0))

@@ -155,7 +155,10 @@ class FunctionUsage:
 
 @dataclass(frozen=True, slots=True)
 class Unattributed:
-    """The use of a device that is attributed to no container: device − Σ containers."""
+    """The use of a device that is attributed to no container: device − Σ containers; never negative.
+
+    `…_excess_…`: Σ containers − device, where that is more: something was counted twice, or read at another instant.
+    """
 
     device: DeviceUuid
     sm_ratio: float | None
@@ -163,6 +166,9 @@ class Unattributed:
     pcie_tx_bytes_per_second: float | None
     pcie_rx_bytes_per_second: float | None
     totals: Totals = Totals()
+    memory_excess_bytes: int | None = None
+    pcie_tx_excess_bytes_per_second: float | None = None
+    pcie_rx_excess_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

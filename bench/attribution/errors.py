@@ -11,10 +11,11 @@ from typing import Any, Final
 from agent.core.model import Snapshot
 from bench.attribution.recording import Recording
 from bench.attribution.scenarios import Scenario
-from bench.attribution.shares import SECONDS, Owner, Shares, by_job, by_tenant, true_seconds
+from bench.attribution.shares import SECONDS, Owner, Shares, by_job, by_tenant, container_seconds, true_seconds
 
 MOST_MEAN: Final = 0.03
 MOST_WORST: Final = 0.08
+OURS: Final = "gpuwarden"
 Grouping = Callable[[Recording, Mapping[Owner, float]], Mapping[Owner, float]]
 
 
@@ -55,8 +56,28 @@ def rows_of(scenario: Scenario, recording: Recording) -> list[dict[str, Any]]:
         true = grouping(recording, truth)
         for method, seconds in SECONDS.items():
             found = errors(true, grouping(recording, seconds(recording)), names)
-            rows.append(_row(scenario, name, method, found, len({owner.name for owner in true}), recording))
+            row = _row(scenario, name, method, found, len({owner.name for owner in true}), recording)
+            rows.append({**row, **(_bounds(recording) if method == OURS else {})})
     return rows
+
+
+def _bounds(recording: Recording) -> dict[str, Any]:
+    """How often the truth lies within the error that the agent gives, how wide that is, and what it leaves over."""
+    ticks = container_seconds(recording)
+    widths = [1.0 if tick.bound is None else tick.bound for tick in ticks]
+    within = [abs(tick.true - tick.said) <= width for tick, width in zip(ticks, widths, strict=True)]
+    return {
+        "covered_ratio": round(sum(within) / len(ticks), 4) if ticks else None,
+        "mean_bound_ratio": round(sum(widths) / len(ticks), 5) if ticks else None,
+        "unattributed_error": round(abs(unattributed(recording) - unseen(recording)), 5),
+    }
+
+
+def unseen(recording: Recording) -> float:
+    """Share of the window that processes had which are no container's of this run, all devices together."""
+    ours = {life.id for life in recording.lives}
+    seconds = true_seconds(recording)
+    return sum(value for owner, value in seconds.items() if owner.name not in ours) * 1e9 / recording.window_ns
 
 
 def _row(
@@ -75,7 +96,7 @@ def _row(
 
 def misses(row: Mapping[str, Any]) -> bool:
     """Whether this is gpuwarden's row and beyond its bound."""
-    return row["method"] == "gpuwarden" and not Errors(row["mean_abs_error"], row["worst_container_error"]).fits
+    return row["method"] == OURS and not Errors(row["mean_abs_error"], row["worst_container_error"]).fits
 
 
 def unattributed(recording: Recording) -> float:

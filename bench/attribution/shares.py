@@ -117,6 +117,33 @@ def by_tenant(recording: Recording, seconds: Mapping[Owner, float]) -> dict[Owne
     return dict(shares)
 
 
+class ContainerSecond(NamedTuple):
+    """A container's tick on a device: its true share, and what the agent said, with its bound (None: it gave none)."""
+
+    true: float
+    said: float
+    bound: float | None
+
+
+def container_seconds(recording: Recording) -> list[ContainerSecond]:
+    """All ticks of the window, of each container that the agent gave a share."""
+    tgids = {life.id: life.tgid for life in recording.lives}
+    series: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for sample in recording.truth:
+        for owner, ns in sample.sm_ns.items():
+            series.setdefault(owner, []).append((sample.at_ns, ns))
+    found = []
+    for snapshot in recording.measured:
+        index = {reading.device.uuid: reading.device.index for reading in snapshot.devices}
+        for row in snapshot.containers:
+            for usage in row.usage:
+                if row.container.id in tgids and usage.device in index and usage.sm_ratio is not None:
+                    own = series.get((tgids[row.container.id], index[usage.device]), [(0, 0.0)])
+                    grown = interpolate(own, snapshot.at_ns) - interpolate(own, snapshot.at_ns - snapshot.interval_ns)
+                    found.append(ContainerSecond(grown / snapshot.interval_ns, usage.sm_ratio, usage.sm_error_ratio))
+    return found
+
+
 def by_job(recording: Recording, seconds: Mapping[Owner, float]) -> dict[Owner, float]:
     """Shares of the time in which it ran, of each container that came and went inside the window.
 

@@ -45,7 +45,7 @@ def print_details(console: Console, scenario: Scenario, recording: Recording, pr
 def print_errors(console: Console, rows: Sequence[Mapping[str, Any]], recording: Recording) -> None:
     """A line per row as soon as it is known, and whether it can be trusted."""
     for row in rows:
-        errors = f"mean {row['mean_abs_error']:.4f}  worst {row['worst_container_error']:.4f}"
+        errors = f"mean {row['mean_abs_error']:.4f}  worst {row['worst_container_error']:.4f}{_bounds_of(row)}"
         console.print(f"{row['scenario']:<18} {row['method']:<12} {errors}", highlight=False)
     if (share := strangers(recording)) > _TOLERABLE:
         console.print(
@@ -54,6 +54,13 @@ def print_errors(console: Console, rows: Sequence[Mapping[str, Any]], recording:
             style="yellow",
             highlight=False,
         )
+
+
+def _bounds_of(row: Mapping[str, Any]) -> str:
+    if row.get("covered_ratio") is None:
+        return ""
+    covered, bound, rest = row["covered_ratio"], row["mean_bound_ratio"], row["unattributed_error"]
+    return f"  within its error {covered:.0%} of the ticks (± {bound:.3f}), unattributed off by {rest:.4f}"
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -147,7 +147,7 @@ def rich_snapshot() -> Snapshot:
         containers=containers(),
         processes=processes(),
         unattributed=(
-            Unattributed(GPU_0, 0.01, 5 * GIB - 123_456, 0.0, 1.1e9, Totals(0.5, 0, 0, 12_000_000_000)),
+            Unattributed(GPU_0, 0.01, 5 * GIB - 123_456, 0.0, 1.1e9, Totals(0.5, 0, 0, 12_000_000_000), 0, 2.5e6, 0.0),
             Unattributed(GPU_1, None, GIB, None, None),
         ),
         enforcement={

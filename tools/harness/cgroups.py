@@ -78,7 +78,8 @@ def missing(path: str) -> list[Path]:
 def empty(path: str) -> None:
     """Kills everything in that cgroup and below, frozen processes too. TimeoutError when something does not die.
 
-    A process that is tearing down its GPU contexts has left cgroup.procs, and v2 still counts it: no removal until then.
+    A process that is tearing down its GPU contexts has left cgroup.procs, and v2 still counts it: until then none
+    can be removed.
     """
 
     def members() -> set[int]:

@@ -22,7 +22,8 @@ The agent serves Prometheus metrics at http://{ADDRESS}:{PORT}/metrics, rendered
   device: a container that used half of the SMs for ten seconds has 5.
 - **Unknown values are absent**, never 0. A series exists exactly while its value is known.
 - **PCIe**: transmit is device to host, receive is host to device.
-- **Conservation**: on each device the containers and `unattributed` add up to the device, for SM time, memory and PCIe.
+- **Conservation**: on each device containers + `unattributed` − `device_excess` = device, for SM time (which has no
+  excess), memory and PCIe. The device's own figures are as read. An excess says that something was counted twice.
 - `source` of `gpuwarden_device_sm_ratio`: `gpm` is the ratio of active SMs (Hopper and later); `utilization` is
   the ratio of time in which any kernel ran, the only figure that older GPUs report.
 - **SLOs**: slow requests ÷ requests over any period, ÷ (1 − quantile), is the burn rate: 1 is what the SLO allows.

@@ -93,6 +93,25 @@ CATALOG: Final = (
         "gpuwarden_unattributed_pcie_transmit_bytes_total", "counter", DEVICE, "Unattributed bytes, device to host."
     ),
     Metric("gpuwarden_unattributed_pcie_receive_bytes_total", "counter", DEVICE, "Unattributed bytes, host to device."),
+    # The sum of all containers minus the device, where that is more.
+    Metric(
+        "gpuwarden_device_excess_memory_bytes",
+        "gauge",
+        DEVICE,
+        "Memory that containers have beyond the device's own figure: counted twice, or read at another instant.",
+    ),
+    Metric(
+        "gpuwarden_device_excess_pcie_transmit_bytes_per_second",
+        "gauge",
+        DEVICE,
+        "Copies of containers beyond the device's own counter, device to host.",
+    ),
+    Metric(
+        "gpuwarden_device_excess_pcie_receive_bytes_per_second",
+        "gauge",
+        DEVICE,
+        "Copies of containers beyond the device's own counter, host to device.",
+    ),
     # The devices.
     Metric(
         "gpuwarden_device_info",

@@ -155,6 +155,9 @@ def _unattributed(rest: Unattributed, labels: Labels) -> Iterator[Candidate]:
     yield "unattributed_sm_ratio", labels, rest.sm_ratio
     yield "unattributed_memory_bytes", labels, rest.memory_bytes
     yield from _flows("unattributed", labels, rest.totals, rest)
+    yield "device_excess_memory_bytes", labels, rest.memory_excess_bytes
+    yield "device_excess_pcie_transmit_bytes_per_second", labels, rest.pcie_tx_excess_bytes_per_second
+    yield "device_excess_pcie_receive_bytes_per_second", labels, rest.pcie_rx_excess_bytes_per_second
 
 
 def _flows(owner: str, labels: Labels, totals: Totals, rate: Usage | Unattributed) -> Iterator[Candidate]:
