@@ -17,7 +17,7 @@ from agent.attribution.inputs import TickInputs
 from agent.attribution.placement import Placements, fitted
 from agent.attribution.process_work import Tick, poll_error
 from agent.attribution.sm_time import Estimate, SmTime
-from agent.attribution.split import Attribution, Work, attribute, without_instances
+from agent.attribution.split import Attribution, Present, Work, attribute, without_instances
 from agent.attribution.unprobed import Launched, ProcessTick, UnprobedWork
 from agent.collectors.samples import AGES_SECONDS, Sample
 from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
@@ -210,15 +210,12 @@ class AttributionEngine:
                 orphaned += mine.kernels
         self._orphaned += orphaned
         newcomers = {process for process, mine in counted.items() if mine.is_new}
-        attribution = attribute(
-            reading,
-            work,
-            interval_ns,
+        present = Present(
             sole=inputs.sole_on(device) if not orphaned and not newcomers else None,
             others=orphaned > 0 or self._may_have_others(inputs, device),
             newcomers=newcomers,
-            pending=self._pending.get(device),
         )
+        attribution = attribute(reading, work, interval_ns, present, self._pending.get(device, {}))
         self._pending[device] = attribution.pending
         functions = {p: self._functions(attribution, p, mine) for p, mine in counted.items() if mine.functions}
         return DeviceTick(attribution, work, functions)
@@ -248,9 +245,9 @@ class AttributionEngine:
             },
             deliveries=inputs.deliveries,
             on_many_devices=on_many,
-            may_have_others=self._may_have_others(inputs, device),
         )
-        return self._sm_time.setdefault(device, SmTime(self._times)).observe(tick)
+        estimator = self._sm_time.setdefault(device, SmTime(self._times))
+        return estimator.observe(tick, others=self._may_have_others(inputs, device))
 
     def _may_have_others(self, inputs: TickInputs, device: DeviceUuid) -> bool:
         """Whether work that no probe sees may run there: NVML lists such a process, or does not list any.

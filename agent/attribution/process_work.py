@@ -7,7 +7,7 @@ go, and what is learned from one is used for the next.
 
 NVML's share of time is exact for a process that is alone on the device. Where several take turns it is a poll: each of
 five samples a second has the device's utilisation, and credits all of it to one of them (seen on an H200 with driver
-580.159.04: bench/results/real-gpu.md). So it is a binomial sample of each one's part, without bias, and as uncertain.
+580.159.04: docs/on-a-real-gpu.md). So it is a binomial sample of each one's part, without bias, and as uncertain.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class Tick:
     on_many_devices: Collection[ProcessId] = ()
     programs: Mapping[ProcessId, str] = field(default_factory=dict)  # of those that work on this device alone
     deliveries: Sequence[Delivered] = ()
-    may_have_others: bool = False  # work on it that is not in `work`
 
 
 @dataclass(frozen=True, slots=True)

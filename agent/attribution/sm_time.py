@@ -46,6 +46,7 @@ _MOST_UNKNOWNS = 48
 _ENOUGH_ROWS = 5
 _NEGLIGIBLE = 1e-6  # of a device
 _NOTHING = NvmlTime()
+_NO_DEMAND = SmDemand(0.0, 1.0, 0.0)
 _UNSEEN: Unit = ("", 0)  # work that no probe sees, where there may be some
 _UNSEEN_SIGMA = 0.5  # of the device
 _Row = tuple[Mapping[Unit, float], float, float]  # apparent SM time by unit, the device's SM time, length; ns
@@ -60,6 +61,22 @@ class Estimate:
 
 
 @dataclass(slots=True)
+class _Average:
+    """An owner's last ticks. `open`: share of the time in which it has work that it has not yet waited for."""
+
+    demand: SmDemand = _NO_DEMAND
+    open: float = 0.0
+    ticks: int = 0
+
+    def add(self, demand: SmDemand | None, opened: float) -> None:
+        """One more; while they are few, all count alike."""
+        self.ticks += 1
+        memory = min(_FORGETTING, 1 - 1 / self.ticks)
+        self.demand = self.demand.averaged(demand, memory)
+        self.open = _mix(self.open, opened, memory)
+
+
+@dataclass(slots=True)
 class SmTime:
     """The estimator of one device."""
 
@@ -70,15 +87,13 @@ class SmTime:
     _nvml: dict[ProcessId, NvmlTime] = field(default_factory=dict)
     _by_nvml: set[Owner] = field(default_factory=set)  # whose rows have durations by NVML
     _error: float = _FIRST_ERROR
-    _demands: dict[Owner, SmDemand] = field(default_factory=dict)
-    _opens: dict[Owner, float] = field(default_factory=dict)
-    _ages: dict[Owner, int] = field(default_factory=dict)  # ticks that the averages of an owner are of
+    _averages: dict[Owner, _Average] = field(default_factory=dict)
     _activity: float | None = None
     _parts: dict[Owner, float] = field(default_factory=dict)  # of its demand that each gets
     _sigmas: dict[Owner, float] = field(default_factory=dict)  # the error of that
 
-    def observe(self, tick: Tick) -> dict[ProcessId, Estimate]:
-        """Learns from a tick, and estimates it."""
+    def observe(self, tick: Tick, *, others: bool = False) -> dict[ProcessId, Estimate]:
+        """Learns from a tick, and estimates it. `others`: some that are not in it may have worked, too."""
         self._programs.observe(tick.deliveries, tick.programs, tick.work)
         known = Durations(self.times, self._programs)
         works = {
@@ -86,12 +101,11 @@ class SmTime:
             for process, functions in tick.work.items()
             if functions
         }
-        self._rows = self._rows_without({w.owner for w in works.values() if w.by_nvml != (w.owner in self._by_nvml)})
-        self._by_nvml = (self._by_nvml | {w.owner for w in works.values() if w.by_nvml}) - {
-            w.owner for w in works.values() if not w.by_nvml
-        }
+        changed: set[Owner] = {w.owner for w in works.values() if w.by_nvml != (w.owner in self._by_nvml)}
+        self._rows = self._rows_without(changed)
+        self._by_nvml ^= changed
         if tick.activity_ns is not None and tick.interval_ns:
-            unseen = {_UNSEEN: float(tick.interval_ns)} if tick.may_have_others else {}
+            unseen = {_UNSEEN: float(tick.interval_ns)} if others else {}
             self._rows.append(({**_sum(works.values()), **unseen}, tick.activity_ns, float(tick.interval_ns)))
             self._update_parts(tick, works)
         self._update_uncertainty(works, tick.side_by_side)
@@ -115,8 +129,7 @@ class SmTime:
         self._factors = {unit: factor for unit, factor in self._factors.items() if unit[0] not in gone}
         for process in processes:
             self._nvml.pop(process, None)
-            self._demands.pop(process, None)
-            self._opens.pop(process, None)
+            self._averages.pop(process, None)
 
     def _rows_without(self, gone: Collection[Owner]) -> deque[_Row]:
         return deque((self._without(gone, row) for row in self._rows), maxlen=_TICKS) if gone else self._rows
@@ -146,26 +159,23 @@ class SmTime:
     def _update_parts(self, tick: Tick, works: Mapping[ProcessId, ProcessWork]) -> None:
         """Updates the part of its demand that each owner gets: neighbours make each other seem to do more."""
         now: dict[Owner, SmDemand] = {}
+        opens: dict[Owner, float] = {}
         for work in works.values():
             if work.time_ns > 0:
                 demand = work.demand(tick.interval_ns, self._scale(work.owner).value)
                 now[work.owner] = demand.combined(now[work.owner]) if work.owner in now else demand
-        for owner in self._demands.keys() | now.keys():
-            known, new = self._demands.get(owner, SmDemand(0, 1, 0)), now.get(owner)
-            self._ages[owner] = self._ages.get(owner, 0) + 1
-            self._demands[owner] = known.averaged(new, self._memory(owner))
-        self._demands = {owner: one for owner, one in self._demands.items() if one.time > _NEGLIGIBLE}
-        self._ages = {owner: age for owner, age in self._ages.items() if owner in self._demands}
+            opens[work.owner] = opens.get(work.owner, 0.0) + work.open_ns / tick.interval_ns
+        for owner in self._averages.keys() | now.keys():
+            self._averages.setdefault(owner, _Average()).add(now.get(owner), opens.get(owner, 0.0))
+        self._averages = {owner: one for owner, one in self._averages.items() if one.demand.time > _NEGLIGIBLE}
         unknown = (v * self._factor(u) for work in works.values() for u, v in work.units.items() if u[1])
         activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / tick.interval_ns
         self._activity = activity if self._activity is None else _mix(self._activity, activity)
-        demands = self._demands
+        demands = {owner: one.demand for owner, one in self._averages.items()}
         clients = {work.owner for process, work in works.items() if process in tick.side_by_side}
         certain = {owner for owner in demands if self._nvml_of(owner).is_exact}
-        turns = shares_in_turns({owner: min(1.0, time) for owner, time in self._open(tick, works).items()})
-        most = {
-            o: 1.0 if o in certain | clients or o not in turns else turns[o] / one.time for o, one in demands.items()
-        }
+        turns = shares_in_turns({owner: min(1.0, one.open) for owner, one in self._averages.items()})
+        most = {o: 1.0 if o in certain | clients else turns[o] / one.time for o, one in demands.items()}
         cut = {owner: min(1.0, part) for owner, part in most.items()}
         if not clients:  # what takes turns is fitted to the activity as a whole: _solve
             self._parts = cut
@@ -173,20 +183,6 @@ class SmTime:
         demands = {owner: one.scaled_time(cut[owner]) for owner, one in demands.items()}
         parts = fit_to_activity(demands, clients, certain, self._activity)
         self._parts = {owner: cut[owner] * part for owner, part in parts.items()}
-
-    def _memory(self, owner: Owner) -> float:
-        """The weight of the past in its averages; while that is short, all ticks count alike."""
-        return min(_FORGETTING, 1 - 1 / self._ages.get(owner, 1))
-
-    def _open(self, tick: Tick, works: Mapping[ProcessId, ProcessWork]) -> Mapping[Owner, float]:
-        """Share of the time in which each owner has work that it has not yet waited for, over the last ticks."""
-        now: dict[Owner, float] = {}
-        for work in works.values():
-            now[work.owner] = now.get(work.owner, 0.0) + work.open_ns / tick.interval_ns
-        for owner in self._opens.keys() | now.keys():
-            self._opens[owner] = _mix(self._opens.get(owner, 0.0), now.get(owner, 0.0), self._memory(owner))
-        self._opens = {owner: time for owner, time in self._opens.items() if owner in self._demands}
-        return self._opens
 
     def _update_uncertainty(self, works: Mapping[ProcessId, ProcessWork], side_by_side: Collection[ProcessId]) -> None:
         """Updates the standard deviation of each owner's own figures."""
@@ -209,7 +205,8 @@ class SmTime:
 
     def _others(self, owner: Owner) -> float:
         """Share of the time in which others have the device."""
-        return min(1.0, sum(one.time * self._parts.get(o, 1.0) for o, one in self._demands.items() if o != owner))
+        others = ((o, one.demand.time) for o, one in self._averages.items() if o != owner)
+        return min(1.0, sum(time * self._parts.get(o, 1.0) for o, time in others))
 
     def _prior(self, unit: Unit) -> Unknown:
         owner, function = unit

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from agent.core.clock import NS_PER_SECOND
@@ -48,32 +49,41 @@ class Attribution:
     pending: Mapping[ProcessId, float] = field(default_factory=dict)  # launched and not run yet: ratio of the tick
 
 
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Who is on a device.
+
+    `sole`: the only process that NVML lists there, if it lists any: what the device did is what that did, so it is
+    measured. `others`: one may have worked there of which nothing is known. `newcomers`: NVML does not list them there,
+    so they get what the others leave of the device, and never more than it has.
+    """
+
+    sole: ProcessId | None = None
+    others: bool = False
+    newcomers: Collection[ProcessId] = ()
+
+
+_ANYONE: Final = Present()
+
+
 def attribute(
     reading: DeviceReading,
     work: Sequence[Work],
     interval_ns: int,
-    *,
-    sole: ProcessId | None = None,
-    others: bool = False,
-    newcomers: Collection[ProcessId] = (),
-    pending: Mapping[ProcessId, float] | None = None,
+    present: Present = _ANYONE,
+    pending: Mapping[ProcessId, float] = MappingProxyType({}),
 ) -> Attribution:
-    """Splits a device among the processes that worked on it.
-
-    `sole`: the only process that NVML lists there, if it lists any: what the device did is what that did, so it is
-    measured. `others`: one may have worked there of which nothing is known. `newcomers`: NVML does not list them there,
-    so they get what the others leave of the device, and never more than it has. `pending`: of the tick before.
-    """
+    """Splits a device among the processes that worked on it. `pending`: of the tick before."""
     seconds = interval_ns / NS_PER_SECOND
     estimates = {w.process: _ratio(w.sm_ns, interval_ns) for w in work}
-    estimates = _cut_newcomers(estimates, reading.sm_activity_ratio, newcomers)
+    estimates = _cut_newcomers(estimates, reading.sm_activity_ratio, present.newcomers)
     errors = {w.process: _ratio(w.sm_error_ns, interval_ns) for w in work}
-    sm, left = split_activity(reading.sm_activity_ratio, estimates, errors, pending or {})
-    measured = interval_ns > 0 and reading.sm_activity_ratio is not None and [w.process for w in work] == [sole]
+    sm, left = split_activity(reading.sm_activity_ratio, estimates, errors, pending)
+    measured = interval_ns > 0 and reading.sm_activity_ratio is not None and [w.process for w in work] == [present.sole]
     if measured:
         sm = {work[0].process: reading.sm_activity_ratio}
-    error = 0.0 if others else _device_error(reading, sm.values())
-    work = _cut_copies(reading, work, seconds, newcomers)
+    error = 0.0 if present.others else _device_error(reading, sm.values())
+    work = _cut_copies(reading, work, seconds, present.newcomers)
     usage = {w.process: _usage(reading, w, sm[w.process], seconds) for w in work}
     for w in work:
         if measured:

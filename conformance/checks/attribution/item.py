@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TITLE: Final = "attribution: shares, launches, bytes and memory of containers, against the truth"
 SECONDS: Final = 90
-LEAST_SECONDS: Final = 55
+LEAST_SECONDS: Final = 47
 WHAT: Final = (
     "the agent",
     "{scene}: can be looked at",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -169,7 +168,7 @@ def test_work_that_no_probe_sees_is_not_taken_for_that_of_others() -> None:
     device = SmTime(times)
     for _ in range(40):
         work = {A: {1: launched(150)}, B: {1: launched(100)}}
-        estimates = device.observe(replace(tick(0.45, work), may_have_others=True))
+        estimates = device.observe(tick(0.45, work), others=True)
     assert ratio(estimates, A) == pytest.approx(0.15, abs=0.02)
     assert ratio(estimates, B) == pytest.approx(0.10, abs=0.02)
 
