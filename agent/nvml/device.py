@@ -200,12 +200,23 @@ class Gpu:
         values = [s.sampleValue.uiVal for s in samples if s.timeStamp > since and s.sampleValue.uiVal <= 100]
         return sum(values) / len(values) / 100 if values else None
 
+    def free_bytes(self) -> int | None:
+        """What can still be allocated. Raises DeviceLostError or NvmlDownError."""
+        info = None if self._split else self._memory_info_v2() or self._memory_info_v1()
+        return None if info is None else int(info.free)
+
     def _memory(self) -> tuple[int | None, int | None]:
-        info = self._first(("nvmlDeviceGetMemoryInfo",), self._calls.api.nvmlMemory_v2)
+        info = self._memory_info_v2()
         if info is not None:
             return int(info.used), int(info.reserved)
-        info = self._calls.try_call(f"{self.device.uuid}/v1", "nvmlDeviceGetMemoryInfo", self.handle)
+        info = self._memory_info_v1()
         return (None, None) if info is None else (int(info.used), None)  # v1 counts the reserved bytes as used
+
+    def _memory_info_v2(self) -> Any | None:
+        return self._first(("nvmlDeviceGetMemoryInfo",), self._calls.api.nvmlMemory_v2)
+
+    def _memory_info_v1(self) -> Any | None:
+        return self._calls.try_call(f"{self.device.uuid}/v1", "nvmlDeviceGetMemoryInfo", self.handle)
 
     def _rates(self, gpm: GpmReading | None, throughput: PcieThroughput, now_ns: int) -> PcieRates:
         counted = self._pcie.read(self.handle, now_ns)

@@ -5,7 +5,8 @@
  *
  * A transition belongs to the process that it changes: it goes on when the one who asked for it is gone, and the next
  * one waits for its end. The process has to take part, as its restore thread does on a GPU: while it is stopped or
- * frozen nothing moves, and only a lock has a limit.
+ * frozen nothing moves, and only a lock has a limit. A process whose restore found no room stays saved for ever, as with
+ * the driver 580.159.04.
  */
 #include <errno.h>
 #include <limits.h>
@@ -270,6 +271,14 @@ static int objection(const struct client *target, enum checkpoint_op op)
 	return op == CHECKPOINT_SAVE && shares_memory(target) ? NOT_SUPPORTED : SUCCESS;
 }
 
+static int begin_restoring(struct node *node, struct client *target)
+{
+	if (target->restore_failed)
+		return OPERATING_SYSTEM;
+	target->restore_failed = !return_to_devices(node, target);
+	return target->restore_failed ? OUT_OF_MEMORY : SUCCESS;
+}
+
 static void start(struct node *node, struct client *caller, struct client *target, uint64_t now_ns)
 {
 	struct question *question = &caller->question;
@@ -277,8 +286,8 @@ static void start(struct node *node, struct client *caller, struct client *targe
 	uint64_t copy_ns =
 		(uint64_t)((double)bytes_of(node, target) * 1e9 / (double)node->config.copy_bytes_per_second);
 
-	if (result == SUCCESS && question->op == CHECKPOINT_RESTORE && !return_to_devices(node, target))
-		result = OUT_OF_MEMORY;
+	if (result == SUCCESS && question->op == CHECKPOINT_RESTORE)
+		result = begin_restoring(node, target);
 	if (result != SUCCESS) {
 		answer(node, caller, result, 0);
 		return;

@@ -69,6 +69,7 @@ struct client {
 	enum checkpoint_state state;
 	bool swapped; /* its memory is not on the devices */
 	bool checkpoint_fails;
+	bool restore_failed; /* for want of room: it is never restored again */
 	uint32_t opened; /* memory of other processes */
 };
 

@@ -386,14 +386,29 @@ static void what_is_saved_leaves_its_place_to_others(void)
 	CHECK(cuMemAlloc(&mine, 1024 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
 	OK(cuCheckpointProcessCheckpoint(target, NULL));
 	OK(cuMemAlloc(&mine, 1024 * MIB));
-	CHECK(cuCheckpointProcessRestore(target, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
-	CHECK(state() == CU_PROCESS_STATE_CHECKPOINTED);
 	OK(cuMemFree(mine));
 	OK(cuCheckpointProcessRestore(target, NULL));
 	CHECK(cuMemAlloc(&mine, 1024 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
 	atomic_store(&board->go, 1);
 	OK(cuCheckpointProcessUnlock(target, NULL));
 	target_ends_well();
+}
+
+static void what_was_restored_without_room_is_never_restored_again(void)
+{
+	CUdeviceptr mine;
+
+	start(hold_memory);
+	begin();
+	OK(lock_for(LIMIT_MS));
+	OK(cuCheckpointProcessCheckpoint(target, NULL));
+	OK(cuMemAlloc(&mine, 1024 * MIB));
+	CHECK(cuCheckpointProcessRestore(target, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(state() == CU_PROCESS_STATE_CHECKPOINTED);
+	OK(cuMemFree(mine));
+	CHECK(cuCheckpointProcessRestore(target, NULL) == CUDA_ERROR_OPERATING_SYSTEM); /* as R580 */
+	CHECK(state() == CU_PROCESS_STATE_CHECKPOINTED);
+	end_target();
 }
 
 static void a_stopped_process_cannot_be_locked(void)
@@ -598,6 +613,7 @@ static const struct test TESTS[] = {
 	TEST(a_lock_waits_for_the_work_that_was_launched),
 	TEST(a_lock_waits_for_host_functions),
 	TEST(what_is_saved_leaves_its_place_to_others),
+	TEST(what_was_restored_without_room_is_never_restored_again),
 	TEST(a_stopped_process_cannot_be_locked),
 	TEST(unlocking_a_stopped_process_waits_until_it_runs),
 	TEST(a_lock_outlives_the_process_that_asked),

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,37 @@ def test_what_has_no_room_is_tried_again_until_there_is(stage: Stage) -> None:
     assert keep_releasing(stage.path, [released], limit_seconds=DEADLINE_SECONDS, every_seconds=0.1) == []
     assert read(stage.path) == []
     stage.goes_on(tgid)
+
+
+def test_a_process_that_the_driver_restores_no_more_is_reported_until_it_has_ended(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    stage.swap(subject_of(tgid))
+    [entry] = read(stage.path)
+    assert entry.device_bytes is not None
+    assert 5 * GIB < entry.device_bytes[0][1] < 6 * GIB
+    other = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    stage.ledger.intend(replace(entry, device_bytes=()))  # as if the other one had come after the look for room
+    [released] = release_all(stage.path)
+    assert "OUT_OF_MEMORY" in (released.error or "")
+    os.kill(other, signal.SIGKILL)
+    until(lambda: stage.used_bytes() == 0, "all GPU memory to be free")
+    [released] = release_all(stage.path)
+    assert released.outcome is UndoOutcome.FAILED
+    assert "end the process" in (released.error or "")
+    assert len(read(stage.path)) == 1
+    os.kill(tgid, signal.SIGKILL)
+    until(lambda: Procfs().stat(tgid).dead, "the process to be dead")
+    assert stage.release() == [UndoOutcome.GONE]
+
+
+def test_a_lock_beneath_a_swap_is_undone_with_it(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(GIB))
+    other = stage.offline(*SHORT)  # so that nothing is restored whose needs are unknown
+    stage.lock(subject_of(tgid))
+    stage.swap(subject_of(tgid))
+    assert stage.release() == [UndoOutcome.RESUMED, UndoOutcome.RUNNING]
+    stage.goes_on(tgid)
+    stage.goes_on(other)
 
 
 def test_what_a_later_agent_intends_again_is_not_undone_by_an_earlier_ones_guardian(stage: Stage) -> None:
