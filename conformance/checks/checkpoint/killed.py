@@ -45,7 +45,7 @@ def _locking(stage: Stage) -> Iterator[Row]:
         at_once = _state(later.ask(f"state {holder.tgid}", CALL_SECONDS))
         time.sleep(_KERNEL_MS * _KERNELS / 1000 + _SETTLED_SECONDS)
         drained = _state(later.ask(f"state {holder.tgid}", CALL_SECONDS))
-        yield row(LOCKING, Verdict.MEASURED, f"{at_once}, {drained}")
+        yield row(LOCKING, Verdict.MEASURED, f"{at_once}, {drained}", baseline="LOCKED, LOCKED")
         freed = must_call(later, f"release {holder.tgid}")
         must_do(holder, "step")
         yield row(LOCKING_FREED, judged(freed["state"] == "RUNNING"), freed["state"], baseline="RUNNING")

@@ -33,7 +33,7 @@ from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, Helpe
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
 LOCK_LIMIT_MS = 2000  # how long a lock may wait for the work to drain; nothing new is launched meanwhile
-_LIMITS_SECONDS = {"state": 15.0, "held": 15.0, "lock": 30.0}
+_LIMITS_SECONDS = {"state": 15.0, "held": 15.0, "lock": 15.0}  # a lock of a process that is stopped has no end
 _COPY_LIMIT_SECONDS = 120.0  # all other acts may move a device's memory
 _GRACE_SECONDS = 10.0  # the helper ends itself at its limit
 _AGAIN_SECONDS = 0.01
@@ -44,6 +44,7 @@ _OVER = {AnswerKind.GONE: UndoOutcome.GONE, AnswerKind.NO_CUDA: UndoOutcome.RUNN
 _SEARCH_AGAIN_NS = 60_000_000_000  # a search starts programs, and it may be asked for at every decision
 _not_ours: set[ProcessId] = set()
 _settled: set[ProcessId] = set()
+_late: set[ProcessId] = set()
 _Version = tuple[str, int, int]  # path, inode, mtime
 
 
@@ -139,6 +140,12 @@ def about_to_act(process: ProcessId) -> None:
     """A lock found later may be ours, and may take effect after the state was read."""
     _not_ours.discard(process)
     _settled.discard(process)
+    _late.discard(process)
+
+
+def unanswered(process: ProcessId) -> None:
+    """Its helper has given up: a lock that it asked for takes effect when the process runs again, whenever that is."""
+    _late.add(process)
 
 
 def acted(process: ProcessId, foreign: bool = False) -> None:
@@ -156,7 +163,8 @@ def release_process(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
     check_identity(process, procfs)
     if process in _not_ours:
         return UndoOutcome.RUNNING
-    settle_ms = 0 if process in _settled else _settle_ms(entry.wall_ns, time.time_ns())
+    settle_ms = _SETTLE_MS if process in _late else _settle_ms(entry.wall_ns, time.time_ns())
+    settle_ms = 0 if process in _settled else settle_ms
     answer = ask("release", process, entry.place, f"--settle-ms={settle_ms}", *needs_option(entry))
     if answer.kind in _OVER:
         return _OVER[answer.kind]

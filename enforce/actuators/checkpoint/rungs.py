@@ -29,7 +29,15 @@ from agent.core.errors import GoneError, SetupError
 from agent.core.model import ContainerKey, ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint.driver import AnswerKind, HelperAnswer, State
-from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, about_to_act, acted, ask, needs_option
+from enforce.actuators.checkpoint.helper import (
+    CheckpointError,
+    DriverLibrary,
+    about_to_act,
+    acted,
+    ask,
+    needs_option,
+    unanswered,
+)
 from enforce.actuators.checkpoint.transitions import reason_not_running
 from enforce.ledger.entries import LedgerEntry
 from enforce.ledger.ledger import Ledger
@@ -103,7 +111,9 @@ class Checkpoints:
     def _note(self, process: ProcessId, answer: HelperAnswer) -> None:
         if answer.kind is AnswerKind.DONE:
             self._mine.add(process)
-        if answer.kind is not AnswerKind.TIMEOUT:
+        if answer.kind is AnswerKind.TIMEOUT:
+            unanswered(process)
+        else:
             acted(process, foreign=answer.kind is AnswerKind.FOREIGN and process not in self._mine)
         if answer.kind is AnswerKind.UNSUPPORTED:
             self._refused = {one: why for one, why in self._refused.items() if self.procfs.is_alive(one)}

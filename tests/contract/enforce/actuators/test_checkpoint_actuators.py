@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,8 @@ import pytest
 
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
-from enforce.actuators.checkpoint.driver import AnswerKind, State
+from enforce.actuators.checkpoint import helper
+from enforce.actuators.checkpoint.driver import AnswerKind, Cuda, State
 from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, ask
 from enforce.actuators.checkpoint.rungs import Checkpoints, Lock, Swap
 from enforce.actuators.executor import RungExecutor, Wanted
@@ -287,6 +289,26 @@ def test_a_stopped_process_is_refused_and_stays_as_it_was(stage: Stage) -> None:
     os.kill(tgid, signal.SIGCONT)
     assert stage.release() == [UndoOutcome.RUNNING]
     assert Procfs().stat(tgid).state != "T"
+    stage.goes_on(tgid)
+
+
+def test_a_lock_of_a_process_that_is_stopped_meanwhile_ends_by_its_limit_and_is_undone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(helper._LIMITS_SECONDS, "lock", 4.0)
+    tgid = stage.offline("--kernels", "1", "--kernel-us", "1500000", "--blocks", "66")
+    driver, rung, subject = Cuda(LIBCUDA), Lock(stage.checkpoints), subject_of(tgid)
+    for entry in rung.intents(subject):
+        stage.ledger.intend(entry)
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(rung.apply, subject)
+        until(lambda: driver.state(tgid) is State.LOCKED, "the lock to wait for the kernel")
+        os.kill(tgid, signal.SIGSTOP)
+        with pytest.raises(CheckpointError, match="did not return in time"):
+            applied.result()
+    assert stage.release() == [UndoOutcome.FAILED]  # it is stopped
+    os.kill(tgid, signal.SIGCONT)
+    assert stage.release() == [UndoOutcome.RESUMED]
     stage.goes_on(tgid)
 
 
