@@ -96,6 +96,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->mps = either(where, key, value, "on", "off");
 	else if (strcmp(key, "mps_credits") == 0)
 		config->mps_credits_server = either(where, key, value, "server", "client");
+	else if (strcmp(key, "mps_start") == 0)
+		config->mps_start_ns = number(where, key, value);
 	else if (strcmp(key, "old_process_utilization") == 0)
 		config->old_process_utilization_off = either(where, key, value, "off", "on");
 	else if (strcmp(key, "mig") == 0)
@@ -236,6 +238,7 @@ void config_load(struct config *config, const char *path)
 	static const char *const KEYS[] = {"name",
 					   "mps",
 					   "mps_credits",
+					   "mps_start",
 					   "old_process_utilization",
 					   "mig",
 					   "gpus",
@@ -258,6 +261,8 @@ void config_load(struct config *config, const char *path)
 				  .context_bytes = 300ull << 20,
 				  .copy_bytes_per_second = 25000000000ull,
 				  .dram_bytes_per_second = 2000000000000ull,
+				  .mps_credits_server = 1,
+				  .mps_start_ns = 170000000,
 				  .save_ns = 290000000,
 				  .save_bytes_per_second = 2500000000ull,
 				  .restore_ns = 180000000,
