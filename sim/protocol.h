@@ -13,7 +13,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GPUSIM_VERSION 2u
+#define GPUSIM_VERSION 3u
 #define GPUSIM_MAGIC 0x4d495347u
 #define GPUSIM_DEFAULT_DIR "/run/gpusim"
 #define GPUSIM_SOCKET "gpusim.sock"
@@ -97,8 +97,9 @@ struct shared {
 	uint64_t _pad0[7];
 	_Atomic uint64_t tail; /* commands ever taken */
 	_Atomic uint32_t progress; /* futex: changes whenever anything below does while a thread waits */
-	_Atomic uint32_t gone; /* 1: the server dropped this client */
-	uint64_t _pad1[6];
+	_Atomic uint32_t gone; /* a CUresult: every call fails with it, the server serves this client no more */
+	_Atomic uint32_t leaving; /* by the client: its process ends by exit() */
+	uint32_t _pad1[11];
 	_Atomic uint32_t waiters; /* threads in, or about to enter, a futex wait */
 	/* A lock from outside (cuCheckpointProcessLock): the server writes `locked`, the client the other two. A thread that
 	 * adds to `calls` and then finds `locked` set takes itself back, rings the doorbell and waits. */
@@ -205,7 +206,7 @@ struct truth_entry { /* one process on one device */
 };
 
 struct mps_status {
-	uint32_t running, started, server_pid; /* the daemon; its server */
+	uint32_t running, started, ready, server_pid; /* the daemon; its server */
 	uint32_t default_percentage, percentage; /* of later servers, of later clients of this one; in thousandths */
 	int32_t default_priority;
 	uint32_t clients;

@@ -62,11 +62,11 @@ class Pidfd:
         except ProcessLookupError as error:
             raise GoneError(f"process {self.process.tgid} has ended") from error
 
-    def has_ended(self) -> bool:
-        """Whether the process has ended, reaped or not."""
+    def has_ended(self, wait_ms: int = 0) -> bool:
+        """Whether the process has ended, reaped or not. `wait_ms`: how long it may still take."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(wait_ms))
 
     def close(self) -> None:
         """Closes the descriptor."""

@@ -112,6 +112,10 @@ class Nvml:
         """(tgid, used bytes) of each process on the device; empty for a lost one. Host pids."""
         return self._ask(self._get(device), lambda it: it.processes()) or []
 
+    def free_bytes(self, device: Device) -> int | None:
+        """What can still be allocated on the device; None where NVML does not say."""
+        return self._ask(self._get(device), lambda it: it.free_bytes())
+
     def lists_processes(self, device: Device) -> bool:
         """Whether the last `processes` is all of them: False where NVML could not say."""
         gpu = self._get(device)

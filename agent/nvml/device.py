@@ -14,8 +14,9 @@ not idle.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from agent.core.model import Device, DeviceReading, DeviceUuid
@@ -30,6 +31,7 @@ LISTS: Final = tuple(
 
 UTILIZATION: Final = ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization")
 FIRST_LOOK_US: Final = 1_000_000  # 0 would return the driver's whole buffer: several minutes
+LEAST_PERIOD_US: Final = 50_000  # samples of a process that are closer are not two looks of the driver
 AHEAD_US: Final = 5_000_000  # a timestamp further ahead of the clock than this would silence a device for good
 
 
@@ -59,17 +61,23 @@ def running(calls: Calls, owner: str, handle: Any) -> Running:
 
 
 class ProcessUtilization:
-    """The utilisation samples of one device."""
+    """The utilisation samples of one device.
+
+    The driver takes them several times a second, and leaves out a process that was idle since the last one: so the sum
+    of what there is counts, over the time from the newest sample before. How often they come is learnt; until then, and
+    where there is one at each look, it is their mean.
+    """
 
     def __init__(self, calls: Calls, owner: str) -> None:
         self._calls, self._owner = calls, owner
         self._last_seen_us: int | None = None
+        self._period_us: int | None = None
 
     def read(self, handle: Any, listed: Collection[int], wall_us: int) -> dict[int, float]:
-        """tgid → share of time with a kernel of it running (0–1, mean of the new samples). Sums can pass 1."""
-        since = wall_us - FIRST_LOOK_US if self._last_seen_us is None else self._last_seen_us
+        """tgid → share of time with a kernel of it running (0–1). Sums can pass 1."""
+        first, since = self._last_seen_us is None, self._last_seen_us or wall_us - FIRST_LOOK_US
         samples = self._calls.first(self._owner, UTILIZATION, handle, since) or ()
-        found: defaultdict[int, list[int]] = defaultdict(list)
+        found: defaultdict[int, dict[int, int]] = defaultdict(dict)
         newest = since
         for sample in samples:
             stamp, percent = int(sample.timeStamp), int(sample.smUtil)
@@ -78,9 +86,22 @@ class ProcessUtilization:
                 continue
             newest = max(newest, stamp)
             if sample.pid in listed:
-                found[int(sample.pid)].append(percent)
+                found[int(sample.pid)][stamp] = percent
         self._last_seen_us = newest
-        return {tgid: sum(values) / len(values) / 100 for tgid, values in found.items()}
+        self._learn(found.values())
+        span_us = 0 if first else newest - since
+        return {tgid: self._share(list(values.values()), span_us) for tgid, values in found.items()}
+
+    def _learn(self, found: Iterable[Collection[int]]) -> None:
+        for stamps in found:
+            for earlier, later in pairwise(sorted(stamps)):
+                if later - earlier >= LEAST_PERIOD_US:
+                    self._period_us = min(later - earlier, self._period_us or later - earlier)
+
+    def _share(self, percents: list[int], span_us: int) -> float:
+        """`span_us`: 0 when it is unknown."""
+        looks = span_us / self._period_us if self._period_us else 0.0
+        return sum(percents) / max(len(percents), round(looks)) / 100
 
 
 MHZ: Final = 1_000_000
@@ -200,12 +221,23 @@ class Gpu:
         values = [s.sampleValue.uiVal for s in samples if s.timeStamp > since and s.sampleValue.uiVal <= 100]
         return sum(values) / len(values) / 100 if values else None
 
+    def free_bytes(self) -> int | None:
+        """What can still be allocated. Raises DeviceLostError or NvmlDownError."""
+        info = None if self._split else self._memory_info_v2() or self._memory_info_v1()
+        return None if info is None else int(info.free)
+
     def _memory(self) -> tuple[int | None, int | None]:
-        info = self._first(("nvmlDeviceGetMemoryInfo",), self._calls.api.nvmlMemory_v2)
+        info = self._memory_info_v2()
         if info is not None:
             return int(info.used), int(info.reserved)
-        info = self._calls.try_call(f"{self.device.uuid}/v1", "nvmlDeviceGetMemoryInfo", self.handle)
+        info = self._memory_info_v1()
         return (None, None) if info is None else (int(info.used), None)  # v1 counts the reserved bytes as used
+
+    def _memory_info_v2(self) -> Any | None:
+        return self._first(("nvmlDeviceGetMemoryInfo",), self._calls.api.nvmlMemory_v2)
+
+    def _memory_info_v1(self) -> Any | None:
+        return self._calls.try_call(f"{self.device.uuid}/v1", "nvmlDeviceGetMemoryInfo", self.handle)
 
     def _rates(self, gpm: GpmReading | None, throughput: PcieThroughput, now_ns: int) -> PcieRates:
         counted = self._pcie.read(self.handle, now_ns)

@@ -95,12 +95,8 @@ def record(scenario: Scenario, times: Times, folder: Path, agents: Agents) -> Re
 
 
 def _gpus(folder: Path, scenario: Scenario) -> AbstractContextManager[Node]:
-    config = {"gpus": str(scenario.gpus)}
-    if not scenario.server_credited:
-        return simulated_node(folder / "gpu", config)
-    server = folder / "nvidia-cuda-mps-server"  # the one whom NVML credits is known by its name
-    server.symlink_to(BUILD / "bin" / "gpusim")
-    return simulated_node(folder / "gpu", {**config, "mps_credits": "server"}, str(server))
+    credited = "client" if scenario.clients_credited else "server"
+    return simulated_node(folder / "gpu", {"gpus": str(scenario.gpus), "mps_credits": credited})
 
 
 def _recording(

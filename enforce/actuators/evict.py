@@ -2,9 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`evict`: the container's GPU processes are asked to end, and killed if they do not.
 
-As an MPS client a process first loses the device through the daemon, and is never killed: a client that is killed with
-work outstanding can take all clients of its server along. Nothing waits here: `apply` is called again until all have
-ended, so that a grace period never delays the agent's own end.
+As an MPS client a process first loses the device through the daemon, is asked to end a little later, and is never
+killed: a client that a signal ends with work outstanding takes all clients of its server along (seen with 580.159.04,
+with SIGTERM too, and not after `terminate_client`). So one that may be a client gets no signal at all before the daemon
+has answered. Nothing waits here: `apply` is called again until all have ended, so that a grace period never delays the
+agent's own end.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from enforce.ledger.entries import LedgerEntry
 from enforce.model import Subject
 
 _log = logging.getLogger(__name__)
+SETTLES_NS: Final = NS_PER_SECOND // 5  # terminate_client takes effect after some 35 ms
 FORGET_NS: Final = 60 * NS_PER_SECOND  # not applied for so long: the next time is another eviction
 
 
@@ -42,12 +45,13 @@ class MpsClients(Protocol):
 
 @dataclass(slots=True)
 class _Eviction:
-    """A process that was asked to end."""
+    """A process that is to end. `kept_because`: why it is not killed; "": it may be."""
 
-    at_ns: int  # of the SIGTERM
+    at_ns: int  # since when
     seen_ns: int
-    may_be_killed: bool
     kept_because: str = ""
+    ask_at_ns: int | None = None  # when to send the SIGTERM; None: it may be an MPS client
+    asked: bool = False
 
 
 class Evict:
@@ -76,11 +80,11 @@ class Evict:
                 self._evictions.pop(process, None)
         grace_ns = subject.rule.limits.evict_grace_ns
         left = [process for process in subject.processes if self._step(process, grace_ns, now)]
-        stubborn = [process for process in left if not self._evictions[process].may_be_killed]
+        stubborn = [process for process in left if self._evictions[process].kept_because]
         overdue = [process for process in stubborn if now - self._evictions[process].at_ns >= grace_ns]
         if overdue:
             tgid, reason = overdue[0].tgid, self._evictions[overdue[0]].kept_because
-            raise EvictError(f"process {tgid} does not end and is not killed, as {reason}: end it by hand")
+            raise EvictError(f"process {tgid} has not ended and is not killed, as {reason}: end it by hand")
         if left:
             raise UnfinishedError(f"{len(left)} of its processes have not ended yet")
 
@@ -96,27 +100,33 @@ class Evict:
 
     def _proceed(self, pidfd: Pidfd, grace_ns: int, now_ns: int) -> None:
         process = pidfd.process
-        eviction = self._evictions.get(process)
-        if eviction is None:
-            reason = self._reason_not_to_kill(process)
-            self._evictions[process] = _Eviction(now_ns, now_ns, not reason, reason)
+        eviction = self._evictions.setdefault(process, _Eviction(now_ns, now_ns))
+        eviction.seen_ns = now_ns
+        if eviction.ask_at_ns is None:
+            self._take_device(process, eviction, now_ns)
+        if eviction.ask_at_ns is None or now_ns < eviction.ask_at_ns:
+            return
+        if not eviction.asked:
             _log.info("process %d is asked to end", process.tgid)
+            eviction.asked = True
             self.asked_to_end += 1
             pidfd.send(signal.SIGTERM)
             pidfd.send(signal.SIGCONT)  # stopped at a launch, it could not
-            return
-        eviction.seen_ns = now_ns
-        if eviction.may_be_killed and now_ns - eviction.at_ns >= grace_ns:
+        elif not eviction.kept_because and now_ns - eviction.at_ns >= grace_ns:
             _log.warning("process %d has not ended within %.0f s: killed", process.tgid, grace_ns / NS_PER_SECOND)
             self.killed += 1
             pidfd.send(signal.SIGKILL)
 
-    def _reason_not_to_kill(self, process: ProcessId) -> str:
-        """Takes the device from an MPS client, which is not killed. "": it is no client."""
+    def _take_device(self, process: ProcessId, eviction: _Eviction, now_ns: int) -> None:
+        """From an MPS client, which is not killed. Says when it can be asked to end, or why it cannot be yet."""
         try:
-            return "it is an MPS client" if self._mps.terminate(process) else ""
+            if self._mps.terminate(process):
+                eviction.ask_at_ns, eviction.kept_because = now_ns + SETTLES_NS, "it is an MPS client"
+            else:
+                eviction.ask_at_ns, eviction.kept_because = now_ns, ""
         except GoneError:
             raise
         except WardenError as error:
-            _log.warning("process %d: %s", process.tgid, error)
-            return f"it may be an MPS client ({error})"
+            if not eviction.kept_because:
+                _log.warning("process %d is not asked to end yet: %s", process.tgid, error)
+            eviction.kept_because = f"it may be an MPS client ({error})"

@@ -53,12 +53,13 @@ class ActUndo:
 
 UNDO: Final[dict[str, ActUndo]] = {
     # In this order: what is quick and lets most workloads run comes first. Thawing comes before resuming, as a frozen
-    # process does not show that it is stopped as well; unlocking after both, as the driver needs the process to run.
+    # process does not show that it is stopped as well; unlocking after both, as the driver needs the process to run. A
+    # process that is locked and saved is given back its memory by the entry that says how much that is.
     "freeze": ActUndo(thaw, MadeBy.AGENT, quick=True),
     "pace": ActUndo(resume, MadeBy.KERNEL, quick=True),
     "hold": ActUndo(resume, MadeBy.KERNEL, quick=True),
-    "lock": ActUndo(release_process, MadeBy.AGENT, quick=False, retryable=True),
     "swap": ActUndo(release_process, MadeBy.AGENT, quick=False, retryable=True),
+    "lock": ActUndo(release_process, MadeBy.AGENT, quick=False, retryable=True),
     "mps": ActUndo(restore, MadeBy.AGENT, quick=False),  # a control daemon may hang
 }
 

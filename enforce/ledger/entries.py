@@ -32,6 +32,7 @@ class LedgerEntry:
     wall_ns: int
     boot: str = ""  # "": unknown; set by the ledger
     place: str = ""  # what undoing needs to find it: a cgroup's directory, an MPS pipe directory, …; "" for none
+    device_bytes: tuple[tuple[str, int], ...] | None = None  # a process's, by device UUID, before it is saved
 
     @classmethod
     def of(cls, act: str, process: ProcessId, container: ContainerKey, wall_ns: int, place: str = "") -> LedgerEntry:
@@ -87,6 +88,8 @@ def intend_line(entry: LedgerEntry) -> bytes:
     }
     if entry.process is not None:
         record |= {"tgid": entry.process.tgid, "start_ticks": entry.process.start_ticks}
+    if entry.device_bytes is not None:
+        record["device_bytes"] = dict(entry.device_bytes)
     if entry.place:
         record["place"] = entry.place
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
@@ -117,7 +120,15 @@ def _entry(record: dict[str, object]) -> LedgerEntry | None:
     process = _process(record)
     if process is None and ("tgid" in record or not place):
         return None
-    return LedgerEntry(entry_id, act, process, ContainerKey(container), wall_ns, boot, place)
+    held = _device_bytes(record.get("device_bytes"))
+    return LedgerEntry(entry_id, act, process, ContainerKey(container), wall_ns, boot, place, held)
+
+
+def _device_bytes(value: object) -> tuple[tuple[str, int], ...] | None:
+    held = {str(uuid): _natural(used) for uuid, used in value.items()} if isinstance(value, dict) else None
+    if held is None or None in held.values():
+        return None
+    return tuple(sorted((uuid, used) for uuid, used in held.items() if used is not None))
 
 
 def _process(record: dict[str, object]) -> ProcessId | None:

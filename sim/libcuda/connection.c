@@ -47,6 +47,13 @@ __attribute__((constructor)) static void watch_forks(void)
 	pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
+/* As the driver's own end of a process: what is queued is given up in order. */
+__attribute__((destructor)) static void leave(void)
+{
+	if (connection.shared)
+		atomic_store(&connection.shared->leaving, 1);
+}
+
 /* ---- what the environment says ---- */
 
 static void parse_pinned(const char *text, uint64_t bytes[MAX_DEVICES])
@@ -359,13 +366,15 @@ CUresult connection_open(void)
 
 CUresult ready(void)
 {
+	CUresult result;
+
 	if (atomic_load_explicit(&state, memory_order_acquire) != OPEN ||
 	    atomic_load_explicit(&forked, memory_order_relaxed))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (atomic_load_explicit(&dead, memory_order_relaxed) ||
-	    atomic_load_explicit(&connection.shared->gone, memory_order_relaxed))
-		return CUDA_ERROR_DEVICE_UNAVAILABLE;
-	return CUDA_SUCCESS;
+	result = (CUresult)atomic_load_explicit(&connection.shared->gone, memory_order_relaxed);
+	if (result == CUDA_SUCCESS && atomic_load_explicit(&dead, memory_order_relaxed))
+		result = CUDA_ERROR_DEVICE_UNAVAILABLE;
+	return result;
 }
 
 CUresult ready_ordinal(CUdevice device)

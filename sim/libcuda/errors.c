@@ -30,6 +30,8 @@ static const struct {
 	E(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
 	E(CUDA_ERROR_NOT_READY, "device not ready"),
 	E(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),
+	E(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
+	E(CUDA_ERROR_MPS_CLIENT_TERMINATED, "the MPS client has been terminated by the server"),
 	E(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "part or all of the requested memory range is already mapped"),
 	E(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "pointer does not correspond to a registered memory region"),
 	E(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure"),

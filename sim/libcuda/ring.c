@@ -70,12 +70,13 @@ static CUresult wait_until(condition *met, uint64_t a, uint64_t b, uint64_t c)
 
 	for (;;) {
 		uint32_t progress = atomic_load(&shared->progress);
+		CUresult result = ready();
 		bool timed_out = false;
 
+		if (result != CUDA_SUCCESS)
+			return result;
 		if (met(a, b, c))
 			return CUDA_SUCCESS;
-		if (ready() != CUDA_SUCCESS)
-			return CUDA_ERROR_DEVICE_UNAVAILABLE;
 		atomic_fetch_add(&shared->waiters, 1);
 		atomic_thread_fence(memory_order_seq_cst);
 		if (!met(a, b, c))
@@ -83,8 +84,8 @@ static CUresult wait_until(condition *met, uint64_t a, uint64_t b, uint64_t c)
 				syscall(SYS_futex, &shared->progress, FUTEX_WAIT, progress, &patience, NULL, 0) < 0 &&
 				errno == ETIMEDOUT;
 		atomic_fetch_sub(&shared->waiters, 1);
-		if (timed_out && !connection_alive(true))
-			return CUDA_ERROR_DEVICE_UNAVAILABLE;
+		if (timed_out)
+			connection_alive(true); /* ready() has what it finds */
 	}
 }
 
@@ -100,8 +101,10 @@ CUresult point_wait(struct point point)
 
 CUresult point_query(struct point point)
 {
-	if (point_reached(point))
-		return CUDA_SUCCESS;
+	CUresult result = ready();
+
+	if (result != CUDA_SUCCESS || point_reached(point))
+		return result;
 	return connection_alive(false) ? CUDA_ERROR_NOT_READY : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 

@@ -43,7 +43,7 @@ static void get_server_status(int server, const char *words)
 	else if (!status.started || pid != (int)status.server_pid)
 		say("Server %d not found", pid);
 	else
-		say(is_starting() ? "INITIALIZING" : "ACTIVE");
+		say(is_ready(&status) ? "ACTIVE" : "INITIALIZING");
 }
 
 /* There is one server for every user. */
@@ -109,7 +109,7 @@ static void get_device_client_list(int server, const char *words)
 	int pid;
 
 	if (sscanf(words, "%d", &pid) == 1 ? !server_ready(server, pid, &status)
-					   : !get_status(server, &status) || !status.started || is_starting())
+					   : !get_status(server, &status) || !is_ready(&status))
 		return;
 	if (!get_devices(server, &facts, &device_count))
 		return;
@@ -175,7 +175,7 @@ static void ps(int server, const char *words)
 		say("Server %d not found\nServer %d not found\n", pid, pid);
 		return;
 	}
-	if (!status.started || is_starting()) {
+	if (!is_ready(&status)) {
 		say("Server not found");
 		return;
 	}

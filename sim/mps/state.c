@@ -101,11 +101,11 @@ bool set(int server, const char *what, unsigned device, uint64_t value)
 	return true;
 }
 
-bool is_starting(void)
+bool is_ready(const struct mps_status *status)
 {
 	const char *held = getenv("GPUSIM_MPS_STARTING");
 
-	return held && *held;
+	return status->ready && !(held && *held);
 }
 
 bool server_ready(int server, int pid, struct mps_status *status)
@@ -114,5 +114,5 @@ bool server_ready(int server, int pid, struct mps_status *status)
 		return false;
 	if (!status->started || pid != (int)status->server_pid)
 		return say("Server %d not found", pid);
-	return !is_starting();
+	return is_ready(status);
 }

@@ -32,7 +32,8 @@ bool set(int server, const char *what, unsigned device, uint64_t value);
  * nothing ($GPUSIM_MPS_STARTING holds it there); for a pid that is none the answer is that it is not found. */
 bool server_ready(int server, int pid, struct mps_status *status);
 
-bool is_starting(void);
+/* Not while $GPUSIM_MPS_STARTING is set. */
+bool is_ready(const struct mps_status *status);
 
 /* Commands about limits; `words`: what follows the name. */
 void get_default_percentage(int server, const char *words);

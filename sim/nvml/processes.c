@@ -18,7 +18,8 @@ static bool belongs(const struct process_entry *process, enum process_list list)
 {
 	if (list == GRAPHICS)
 		return process->graphics != GRAPHICS_NONE;
-	return process->graphics != GRAPHICS_ONLY && list == (process->mps ? MPS_COMPUTE : COMPUTE);
+	/* an MPS client is in both lists, its server in the first one */
+	return process->graphics != GRAPHICS_ONLY && (list == COMPUTE || process->mps);
 }
 
 static nvmlProcessInfo_t describe(const struct process_entry *process)

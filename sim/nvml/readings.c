@@ -12,6 +12,12 @@ enum {
 
 static const uint64_t RECENT_US = 2000000;
 
+/* Programs can have what is reserved, too. */
+static unsigned long long free_bytes(unsigned long long total, unsigned long long used)
+{
+	return used < total ? total - used : 0;
+}
+
 /* The first version counts what the driver reserves as used; the second tells it apart. */
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
@@ -23,7 +29,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *m
 		return NVML_ERROR_INVALID_ARGUMENT;
 	memory->total = session_facts(index)->memory_bytes;
 	memory->used = state.memory_used + state.memory_reserved;
-	memory->free = memory->total - memory->used;
+	memory->free = free_bytes(memory->total, memory->used);
 	return NVML_SUCCESS;
 }
 
@@ -40,7 +46,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 	memory->total = session_facts(index)->memory_bytes;
 	memory->reserved = state.memory_reserved;
 	memory->used = state.memory_used;
-	memory->free = memory->total - memory->used - memory->reserved;
+	memory->free = free_bytes(memory->total, memory->used + memory->reserved);
 	return NVML_SUCCESS;
 }
 

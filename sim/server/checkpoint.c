@@ -5,7 +5,9 @@
  *
  * A transition belongs to the process that it changes: it goes on when the one who asked for it is gone, and the next
  * one waits for its end. The process has to take part, as its restore thread does on a GPU: while it is stopped or
- * frozen nothing moves, and only a lock has a limit.
+ * frozen nothing moves, and a lock does not give up either, whatever its limit; only among work that goes on it does. Who
+ * asks for the state meanwhile hears that it is locked. A process whose restore found no room stays saved for ever, as with
+ * the driver 580.159.04.
  */
 #include <errno.h>
 #include <limits.h>
@@ -16,6 +18,7 @@
 #include "server.h"
 
 #define POLL_NS 2000000ull
+#define UNLOCK_NS 1800000ull
 #define NS_PER_MS 1000000ull
 
 enum { /* CUresult */
@@ -120,15 +123,6 @@ static uint64_t bytes_on(const struct node *node, const struct client *target, u
 	return bytes;
 }
 
-static uint64_t bytes_of(const struct node *node, const struct client *target)
-{
-	uint64_t bytes = 0;
-
-	for (unsigned d = 0; d < device_count(node->model); d++)
-		bytes += bytes_on(node, target, d);
-	return bytes;
-}
-
 static void leave_devices(struct node *node, struct client *target)
 {
 	for (unsigned d = 0; d < device_count(node->model); d++) {
@@ -214,7 +208,9 @@ static bool drained(const struct node *node, const struct client *target)
 
 static void go_on_locking(struct node *node, struct client *target, uint64_t now_ns)
 {
-	if (takes_part(target) && drained(node, target)) {
+	if (!takes_part(target))
+		return;
+	if (drained(node, target)) {
 		target->state = STATE_LOCKED;
 		finish(node, target, SUCCESS);
 	} else if (now_ns >= target->transition.deadline_ns) {
@@ -270,15 +266,36 @@ static int objection(const struct client *target, enum checkpoint_op op)
 	return op == CHECKPOINT_SAVE && shares_memory(target) ? NOT_SUPPORTED : SUCCESS;
 }
 
+static int begin_restoring(struct node *node, struct client *target)
+{
+	if (target->restore_failed)
+		return OPERATING_SYSTEM;
+	target->restore_failed = !return_to_devices(node, target);
+	return target->restore_failed ? OUT_OF_MEMORY : SUCCESS;
+}
+
+/* Contexts are in the constants: measured with 256 MiB and 1 GiB. */
+static uint64_t duration_ns(const struct node *node, const struct client *target, enum checkpoint_op op)
+{
+	const struct config *config = &node->config;
+	double bytes = 0;
+
+	for (size_t i = 0; i < target->allocation_count; i++)
+		bytes += (double)target->allocations[i].bytes;
+	if (op == CHECKPOINT_SAVE)
+		return config->save_ns + (uint64_t)(bytes * 1e9 / (double)config->save_bytes_per_second);
+	if (op == CHECKPOINT_RESTORE)
+		return config->restore_ns + (uint64_t)(bytes * 1e9 / (double)config->restore_bytes_per_second);
+	return op == CHECKPOINT_UNLOCK ? UNLOCK_NS : 0;
+}
+
 static void start(struct node *node, struct client *caller, struct client *target, uint64_t now_ns)
 {
 	struct question *question = &caller->question;
 	int result = objection(target, question->op);
-	uint64_t copy_ns =
-		(uint64_t)((double)bytes_of(node, target) * 1e9 / (double)node->config.copy_bytes_per_second);
 
-	if (result == SUCCESS && question->op == CHECKPOINT_RESTORE && !return_to_devices(node, target))
-		result = OUT_OF_MEMORY;
+	if (result == SUCCESS && question->op == CHECKPOINT_RESTORE)
+		result = begin_restoring(node, target);
 	if (result != SUCCESS) {
 		answer(node, caller, result, 0);
 		return;
@@ -286,11 +303,10 @@ static void start(struct node *node, struct client *caller, struct client *targe
 	if (question->op == CHECKPOINT_LOCK)
 		set_locked(target, true);
 	question->begun = true;
-	target->transition =
-		(struct transition){.op = question->op,
-				    .caller = caller->id,
-				    .deadline_ns = question->deadline_ns,
-				    .done_ns = question->op == CHECKPOINT_UNLOCK ? now_ns : now_ns + copy_ns};
+	target->transition = (struct transition){.op = question->op,
+						 .caller = caller->id,
+						 .deadline_ns = question->deadline_ns,
+						 .done_ns = now_ns + duration_ns(node, target, question->op)};
 	go_on(node, target, now_ns);
 }
 
@@ -310,6 +326,11 @@ static bool exists(uint32_t pid)
 	return file_has(path, ")");
 }
 
+static uint32_t state_shown(const struct client *target)
+{
+	return target->transition.op == CHECKPOINT_LOCK ? STATE_LOCKED : target->state;
+}
+
 static void serve_question(struct node *node, struct client *caller, uint64_t now_ns)
 {
 	const struct question *question = &caller->question;
@@ -320,7 +341,7 @@ static void serve_question(struct node *node, struct client *caller, uint64_t no
 	else if (caller->uid && caller->uid != target->uid)
 		answer(node, caller, NOT_PERMITTED, 0);
 	else if (question->op == CHECKPOINT_STATE)
-		answer(node, caller, SUCCESS, target->state);
+		answer(node, caller, SUCCESS, state_shown(target));
 	else if (question->op == CHECKPOINT_THREAD)
 		answer(node, caller, SUCCESS, target->pid);
 	else if (question->begun && target->transition.caller != caller->id)

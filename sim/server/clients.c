@@ -19,6 +19,7 @@
 #define CUDA_OK 0
 #define CUDA_INVALID_VALUE 1
 #define CUDA_OUT_OF_MEMORY 2
+#define CUDA_DEVICE_UNAVAILABLE 46
 #define CUDA_NO_DEVICE 100
 #define FIRST_ADDRESS 0x700000000000ull
 #define ALIGNMENT 512
@@ -51,7 +52,6 @@ static void take_mps_limits(struct node *node, struct client *client)
 	client->mps = mps->running && hello->mps;
 	if (!client->mps)
 		return;
-	mps_start_server(node);
 	percentage = (mps->percentage + ALL_SMS / 100 - 1) / (ALL_SMS / 100);
 	client->percentage = own < percentage ? own : percentage; /* a client can only lower it */
 	client->priority = hello->mps_priority >= 0 ? hello->mps_priority : mps->default_priority;
@@ -110,7 +110,8 @@ void client_end_cuda(struct node *node, struct client *client)
 		memory_give(node->model, client->allocations[i].device, client->allocations[i].bytes);
 	free(client->allocations);
 	if (client->shared) {
-		atomic_store(&client->shared->gone, 1);
+		if (!atomic_load(&client->shared->gone))
+			atomic_store(&client->shared->gone, CUDA_DEVICE_UNAVAILABLE);
 		wake(client->shared);
 		munmap(client->shared, sizeof(struct shared));
 	}
@@ -378,7 +379,7 @@ static void look(struct client *client)
 {
 	uint64_t head;
 
-	if (!client->shared || client->doomed)
+	if (!client->shared || client->doomed || client->broken)
 		return;
 	head = atomic_load(&client->shared->head);
 	if (head - client->tail > RING_COMMANDS)
@@ -389,7 +390,7 @@ static void look(struct client *client)
 
 static const struct command *peek(const struct client *client)
 {
-	if (client->doomed || client->seen == client->tail)
+	if (client->doomed || client->broken || client->seen == client->tail)
 		return NULL;
 	return &client->shared->ring[client->tail % RING_COMMANDS];
 }
@@ -444,7 +445,8 @@ void clients_run(struct node *node, uint64_t to)
 bool clients_idle(const struct node *node)
 {
 	for (struct client *client = node->clients; client; client = client->next)
-		if (client->shared && !client->doomed && atomic_load(&client->shared->head) != client->tail)
+		if (client->shared && !client->doomed && !client->broken &&
+		    atomic_load(&client->shared->head) != client->tail)
 			return false;
 	return true;
 }

@@ -96,6 +96,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->mps = either(where, key, value, "on", "off");
 	else if (strcmp(key, "mps_credits") == 0)
 		config->mps_credits_server = either(where, key, value, "server", "client");
+	else if (strcmp(key, "mps_start") == 0)
+		config->mps_start_ns = number(where, key, value);
 	else if (strcmp(key, "old_process_utilization") == 0)
 		config->old_process_utilization_off = either(where, key, value, "off", "on");
 	else if (strcmp(key, "mig") == 0)
@@ -112,6 +114,14 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->copy_bytes_per_second = number(where, key, value);
 	else if (strcmp(key, "dram_bandwidth") == 0)
 		config->dram_bytes_per_second = number(where, key, value);
+	else if (strcmp(key, "save_time") == 0)
+		config->save_ns = number(where, key, value);
+	else if (strcmp(key, "save_bandwidth") == 0)
+		config->save_bytes_per_second = number(where, key, value);
+	else if (strcmp(key, "restore_time") == 0)
+		config->restore_ns = number(where, key, value);
+	else if (strcmp(key, "restore_bandwidth") == 0)
+		config->restore_bytes_per_second = number(where, key, value);
 	else if (strcmp(key, "timeslice") == 0)
 		config->timeslice_ns = number(where, key, value);
 	else if (strcmp(key, "context_switch") == 0)
@@ -225,10 +235,24 @@ static bool sms_fit(const struct config *config)
 
 void config_load(struct config *config, const char *path)
 {
-	static const char *const KEYS[] = {
-		"name",		  "mps",       "mps_credits",	"old_process_utilization", "mig",
-		"gpus",		  "sms",       "memory",	"context_memory",	   "copy_bandwidth",
-		"dram_bandwidth", "timeslice", "context_switch"};
+	static const char *const KEYS[] = {"name",
+					   "mps",
+					   "mps_credits",
+					   "mps_start",
+					   "old_process_utilization",
+					   "mig",
+					   "gpus",
+					   "sms",
+					   "memory",
+					   "context_memory",
+					   "copy_bandwidth",
+					   "dram_bandwidth",
+					   "timeslice",
+					   "context_switch",
+					   "save_time",
+					   "save_bandwidth",
+					   "restore_time",
+					   "restore_bandwidth"};
 	char variable[64];
 
 	*config = (struct config){.gpus = 1,
@@ -237,6 +261,12 @@ void config_load(struct config *config, const char *path)
 				  .context_bytes = 300ull << 20,
 				  .copy_bytes_per_second = 25000000000ull,
 				  .dram_bytes_per_second = 2000000000000ull,
+				  .mps_credits_server = 1,
+				  .mps_start_ns = 170000000,
+				  .save_ns = 290000000,
+				  .save_bytes_per_second = 2500000000ull,
+				  .restore_ns = 180000000,
+				  .restore_bytes_per_second = 4000000000ull,
 				  .timeslice_ns = 2000000,
 				  .switch_ns = 50000,
 				  .name = "Simulated H200"};
@@ -250,7 +280,7 @@ void config_load(struct config *config, const char *path)
 			set(config, variable, KEYS[i], getenv(variable));
 	}
 	if (config->gpus < 1 || config->gpus > MAX_GPUS || !sms_fit(config) || !config->copy_bytes_per_second ||
-	    !config->dram_bytes_per_second) {
+	    !config->dram_bytes_per_second || !config->save_bytes_per_second || !config->restore_bytes_per_second) {
 		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms and bandwidths above 0\n", MAX_GPUS);
 		exit(2);
 	}

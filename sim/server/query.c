@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "server.h"
 
@@ -78,20 +77,20 @@ static void list(struct process_list *all, struct process_entry entry)
 
 static void list_device(const struct node *node, struct process_list *all, uint32_t device)
 {
-	bool any_mps = false;
+	bool shared = false;
 
 	for (struct client *other = node->clients; other; other = other->next) {
 		if (!other->contexts[device] || other->swapped)
 			continue;
-		any_mps |= other->mps;
+		shared |= other->mps;
 		list(all, (struct process_entry){.pid = other->pid,
 						 .mps = other->mps,
 						 .graphics = other->hello.graphics,
 						 .device = device,
 						 .used_bytes = other->records[device]->truth.memory_bytes});
 	}
-	if (any_mps && node->config.mps_credits_server)
-		list(all, (struct process_entry){.pid = (uint32_t)getpid(), .device = device});
+	if (shared)
+		list(all, (struct process_entry){.pid = mps_server_pid(node), .device = device});
 }
 
 /* Of a GPU in MIG mode: those on its instances. */
@@ -212,101 +211,6 @@ static bool is_unsupported(const struct node *node, const char *name)
 	return false;
 }
 
-/* ---- MPS ---- */
-
-static void mps_status(const struct node *node, struct client *client)
-{
-	struct mps_status status = {.running = node->mps.running,
-				    .started = node->mps.started,
-				    .server_pid = (uint32_t)getpid(),
-				    .default_percentage = node->mps.default_percentage,
-				    .percentage = node->mps.percentage,
-				    .default_priority = node->mps.default_priority};
-
-	memcpy(status.default_memory, node->mps.default_memory, sizeof(status.default_memory));
-	memcpy(status.memory, node->mps.memory, sizeof(status.memory));
-	for (struct client *other = node->clients; other; other = other->next)
-		status.clients += other->mps && other->shared;
-	query_reply(client, 0, &status, 1, sizeof(status));
-}
-
-static void mps_reset(struct node *node, bool running)
-{
-	node->mps = (struct mps){.running = running, .default_percentage = ALL_SMS, .percentage = ALL_SMS};
-}
-
-/* Defaults are for servers that start later: a server has those of its start. */
-void mps_start_server(struct node *node)
-{
-	struct mps *mps = &node->mps;
-
-	if (mps->started)
-		return;
-	mps->started = true;
-	mps->percentage = mps->default_percentage;
-	memcpy(mps->memory, mps->default_memory, sizeof(mps->memory));
-}
-
-static uint32_t mps_set_server(struct node *node, bool started)
-{
-	if (started)
-		mps_start_server(node);
-	else
-		node->mps.started = false;
-	return 0;
-}
-
-static uint32_t mps_set(struct node *node, const struct query *query)
-{
-	struct mps *mps = &node->mps;
-
-	if (!mps->running)
-		return ENOTCONN;
-	if (strcmp(query->text, "server") == 0)
-		return mps_set_server(node, query->a != 0);
-	if (strcmp(query->text, "default-percentage") == 0 && query->a >= 1 && query->a <= ALL_SMS)
-		mps->default_percentage = (uint32_t)query->a;
-	else if (strcmp(query->text, "percentage") == 0 && query->a >= 1 && query->a <= ALL_SMS)
-		mps->percentage = (uint32_t)query->a;
-	else if (strcmp(query->text, "default-priority") == 0 && query->a <= 1)
-		mps->default_priority = (int32_t)query->a;
-	else if (strcmp(query->text, "default-memory") == 0 && query->b < MAX_DEVICES)
-		mps->default_memory[query->b] = query->a;
-	else if (strcmp(query->text, "memory") == 0 && query->b < MAX_DEVICES)
-		mps->memory[query->b] = query->a;
-	else
-		return EINVAL;
-	return 0;
-}
-
-static void mps_clients(const struct node *node, struct client *client)
-{
-	struct mps_client *found = NULL;
-	size_t count = 0;
-
-	for (struct client *other = node->clients; other; other = other->next)
-		for (uint32_t d = 0; d < device_count(node->model) && other->mps; d++) {
-			if (!other->contexts[d])
-				continue;
-			found = realloc(found, (count + 1) * sizeof(*found));
-			if (!found)
-				abort();
-			found[count++] = (struct mps_client){other->id, other->pid, d, other->percentage};
-		}
-	query_reply(client, 0, found, count, sizeof(*found));
-	free(found);
-}
-
-static uint32_t mps_terminate(struct node *node, uint64_t id)
-{
-	for (struct client *other = node->clients; other; other = other->next)
-		if (other->mps && other->id == id && other->shared) {
-			other->doomed = true;
-			return 0;
-		}
-	return ESRCH;
-}
-
 void query_answer(struct node *node, struct client *client, const struct query *query)
 {
 	if (query->device >= device_count(node->model)) {
@@ -341,25 +245,16 @@ void query_answer(struct node *node, struct client *client, const struct query *
 	case Q_TRUTH:
 		truth(node, client);
 		return;
-	case Q_MPS_STATUS:
-		mps_status(node, client);
-		return;
-	case Q_MPS_START:
-	case Q_MPS_QUIT:
-		mps_reset(node, query->op == Q_MPS_START);
-		query_reply(client, 0, NULL, 0, 0);
-		return;
-	case Q_MPS_SET:
-		query_reply(client, mps_set(node, query), NULL, 0, 0);
-		return;
-	case Q_MPS_CLIENTS:
-		mps_clients(node, client);
-		return;
 	case Q_CHECKPOINT:
 		checkpoint_ask(node, client, query);
 		return;
+	case Q_MPS_STATUS:
+	case Q_MPS_START:
+	case Q_MPS_QUIT:
+	case Q_MPS_SET:
+	case Q_MPS_CLIENTS:
 	case Q_MPS_TERMINATE:
-		query_reply(client, mps_terminate(node, query->a), NULL, 0, 0);
+		mps_answer(node, client, query);
 		return;
 	}
 	query_reply(client, EINVAL, NULL, 0, 0);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 #include <time.h>
-#include <unistd.h>
 
 #include "server.h"
 
@@ -18,24 +17,23 @@ static void keep(struct samples *samples, uint64_t at_us, uint32_t pid, uint32_t
 	samples->ring[samples->count++ % SAMPLES] = (struct util_sample){at_us, pid, percent};
 }
 
-struct second {
+struct span {
 	uint64_t elapsed_ns, at_us;
 	uint64_t alone_ns[MAX_DEVICES]; /* busy with processes that are no MPS clients */
 	bool mps[MAX_DEVICES]; /* MPS clients were busy */
 };
 
-static void keep_process(struct node *node, const struct second *second, unsigned device, uint32_t pid,
-			 uint64_t busy_ns)
+static void keep_process(struct node *node, const struct span *span, unsigned device, uint32_t pid, uint64_t busy_ns)
 {
-	uint32_t percent = (uint32_t)((busy_ns * 100 + second->elapsed_ns / 2) / second->elapsed_ns);
+	uint32_t percent = (uint32_t)((busy_ns * 100 + span->elapsed_ns / 2) / span->elapsed_ns);
 
 	if (node->drop_samples)
 		node->drop_samples--;
 	else
-		keep(&node->process_samples[device], second->at_us, pid, percent ? percent : 1);
+		keep(&node->process_samples[device], span->at_us, pid, percent ? percent : 1);
 }
 
-static void sample_processes(struct node *node, struct second *second)
+static void sample_processes(struct node *node, struct span *span)
 {
 	size_t count;
 	struct record **all = records(node->model, &count);
@@ -46,39 +44,39 @@ static void sample_processes(struct node *node, struct second *second)
 
 		all[i]->sampled_busy_ns = truth->busy_ns;
 		if (!truth->mps)
-			second->alone_ns[truth->device] += busy;
+			span->alone_ns[truth->device] += busy;
 		else if (busy)
-			second->mps[truth->device] = true;
+			span->mps[truth->device] = true;
 		if (busy && truth->alive && !(truth->mps && node->config.mps_credits_server))
-			keep_process(node, second, truth->device, truth->pid, busy);
+			keep_process(node, span, truth->device, truth->pid, busy);
 	}
 }
 
 /* Contexts that do not share take turns: what is left of the device's busy time is the MPS clients'. */
-static void sample_mps_server(struct node *node, const struct second *second, unsigned device, uint64_t busy_ns)
+static void sample_mps_server(struct node *node, const struct span *span, unsigned device, uint64_t busy_ns)
 {
-	if (node->config.mps_credits_server && second->mps[device] && busy_ns > second->alone_ns[device])
-		keep_process(node, second, device, (uint32_t)getpid(), busy_ns - second->alone_ns[device]);
+	if (node->config.mps_credits_server && span->mps[device] && busy_ns > span->alone_ns[device])
+		keep_process(node, span, device, mps_server_pid(node), busy_ns - span->alone_ns[device]);
 }
 
-/* NVML's utilisation is a share of time: the part of the second in which any of the process's kernels ran. */
+/* NVML's utilisation is a share of time: the part since the last sample in which any of the process's kernels ran. */
 void samples_take(struct node *node, uint64_t now_ns)
 {
-	struct second second = {.elapsed_ns = now_ns - node->sampled_ns, .at_us = wall_us()};
+	struct span span = {.elapsed_ns = now_ns - node->sampled_ns, .at_us = wall_us()};
 	struct device_state state;
 
-	if (!second.elapsed_ns)
+	if (!span.elapsed_ns)
 		return;
-	sample_processes(node, &second);
+	sample_processes(node, &span);
 	for (unsigned d = 0; d < device_count(node->model); d++) {
 		uint64_t busy;
 
 		device_state_of(node, d, &state);
 		busy = state.busy_ns - node->device_sampled_busy_ns[d];
 		node->device_sampled_busy_ns[d] = state.busy_ns;
-		node->load[d] = (double)busy / (double)second.elapsed_ns;
-		keep(&node->device_samples[d], second.at_us, 0, (uint32_t)(node->load[d] * 100 + 0.5));
-		sample_mps_server(node, &second, d, busy);
+		node->load[d] = (double)busy / (double)span.elapsed_ns;
+		keep(&node->device_samples[d], span.at_us, 0, (uint32_t)(node->load[d] * 100 + 0.5));
+		sample_mps_server(node, &span, d, busy);
 	}
 	node->sampled_ns = now_ns;
 }

@@ -10,7 +10,7 @@
 #include "model.h"
 
 #define MOST_FAULTS 32
-#define SAMPLES 16384 /* of one device: 60 s of many processes */
+#define SAMPLES 65536 /* of one device: 60 s of many processes */
 #define XIDS 256
 /* What of a client is ready: the low bits of epoll's pointer. */
 #define OF_SOCKET 0u
@@ -45,6 +45,8 @@ struct client {
 	uint32_t kind; /* 0: no hello yet */
 	uint32_t pid, id, uid;
 	bool mps, dirty, doomed;
+	bool broken; /* an MPS client that another one took along: it is not served any more */
+	uint64_t terminate_at_ns, terminated_ns; /* by the MPS daemon; 0: not */
 	struct hello hello;
 	char command[16];
 	/* input and output of the socket */
@@ -69,6 +71,7 @@ struct client {
 	enum checkpoint_state state;
 	bool swapped; /* its memory is not on the devices */
 	bool checkpoint_fails;
+	bool restore_failed; /* for want of room: it is never restored again */
 	uint32_t opened; /* memory of other processes */
 };
 
@@ -76,6 +79,8 @@ struct client {
 
 struct mps {
 	bool running, started; /* the daemon; its server, which the first client has started too */
+	int server; /* its pid; 0: none */
+	uint64_t ready_ns; /* when it is */
 	uint32_t default_percentage, percentage; /* in thousandths */
 	int32_t default_priority;
 	uint64_t default_memory[MAX_DEVICES], memory[MAX_DEVICES];
@@ -131,15 +136,29 @@ uint32_t checkpoint_fault(struct node *node, uint32_t pid);
 
 /* query.c */
 void query_reply(struct client *client, uint32_t status, const void *items, size_t count, size_t item_bytes);
-void mps_start_server(struct node *node);
 void query_answer(struct node *node, struct client *client, const struct query *query);
+
+/* mps.c */
+#define MPS_SERVER_NAME "nvidia-cuda-mps-server"
+void mps_answer(struct node *node, struct client *client, const struct query *query);
+void mps_reset(struct node *node, bool running);
+/* The server's, or where there is none that of this process. */
+uint32_t mps_server_pid(const struct node *node);
+/* Whether this newcomer is to be served later, as the server is still starting. */
+bool mps_makes_wait(struct node *node, const struct hello *hello);
+/* Before its contexts end. */
+void mps_client_ends(struct node *node, struct client *client);
+void mps_run(struct node *node, uint64_t now_ns);
+/* When to look again; UINT64_MAX: nothing is under way. */
+uint64_t mps_next(const struct node *node, uint64_t now_ns);
+void mps_end(struct node *node);
 
 /* mig.c: 0 or an errno; EBUSY while anything runs on the GPU or its instances */
 uint32_t mig_split(struct node *node, unsigned gpu, bool mode, const struct mig_profile profiles[MAX_INSTANCES]);
 void mig_sum(const struct node *node, unsigned gpu, struct device_state *state);
 void device_state_of(const struct node *node, unsigned device, struct device_state *state);
 
-/* samples.c: once a second, what NVML would have sampled */
+/* samples.c: every 0.2 s, what NVML would have sampled */
 void samples_take(struct node *node, uint64_t now_ns);
 void samples_forget(struct node *node);
 

@@ -139,12 +139,6 @@ static CUprocessState state(void)
 	return found;
 }
 
-static void becomes(CUprocessState wanted)
-{
-	while (state() != wanted)
-		nap();
-}
-
 /* More launches than before, as soon as they come. */
 static void goes_on(void)
 {
@@ -386,8 +380,6 @@ static void what_is_saved_leaves_its_place_to_others(void)
 	CHECK(cuMemAlloc(&mine, 1024 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
 	OK(cuCheckpointProcessCheckpoint(target, NULL));
 	OK(cuMemAlloc(&mine, 1024 * MIB));
-	CHECK(cuCheckpointProcessRestore(target, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
-	CHECK(state() == CU_PROCESS_STATE_CHECKPOINTED);
 	OK(cuMemFree(mine));
 	OK(cuCheckpointProcessRestore(target, NULL));
 	CHECK(cuMemAlloc(&mine, 1024 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
@@ -396,15 +388,71 @@ static void what_is_saved_leaves_its_place_to_others(void)
 	target_ends_well();
 }
 
-static void a_stopped_process_cannot_be_locked(void)
+static void what_was_restored_without_room_is_never_restored_again(void)
 {
+	CUdeviceptr mine;
+
+	start(hold_memory);
+	begin();
+	OK(lock_for(LIMIT_MS));
+	OK(cuCheckpointProcessCheckpoint(target, NULL));
+	OK(cuMemAlloc(&mine, 1024 * MIB));
+	CHECK(cuCheckpointProcessRestore(target, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(state() == CU_PROCESS_STATE_CHECKPOINTED);
+	OK(cuMemFree(mine));
+	CHECK(cuCheckpointProcessRestore(target, NULL) == CUDA_ERROR_OPERATING_SYSTEM); /* as R580 */
+	CHECK(state() == CU_PROCESS_STATE_CHECKPOINTED);
+	end_target();
+}
+
+static void *lock_briefly(void *result)
+{
+	*(_Atomic int *)result = (int)lock_for(SHORT_MS);
+	return NULL;
+}
+
+static void locking_a_stopped_process_waits_until_it_runs_whatever_its_limit(void)
+{
+	_Atomic int result = -1;
+	pthread_t thread;
+
 	start(launch_without_end);
 	CHECK(kill(target, SIGSTOP) == 0);
 	CHECK(waitpid(target, NULL, WUNTRACED) == target);
-	CHECK(lock_for(SHORT_MS) == CUDA_ERROR_NOT_READY);
-	CHECK(state() == CU_PROCESS_STATE_RUNNING);
+	CHECK(pthread_create(&thread, NULL, lock_briefly, &result) == 0);
+	for (int i = 0; i < 2 * SHORT_MS; i++)
+		nap();
+	CHECK(atomic_load(&result) == -1);
+	CHECK(state() == CU_PROCESS_STATE_LOCKED);
 	CHECK(kill(target, SIGCONT) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(atomic_load(&result) == CUDA_SUCCESS);
+	OK(cuCheckpointProcessUnlock(target, NULL));
+	goes_on();
+	end_target();
+}
+
+static unsigned long long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (unsigned long long)now.tv_sec * 1000 + (unsigned long long)now.tv_nsec / MS;
+}
+
+/* The server is told: 100 ms and 4 GB/s, 50 ms and 8 GB/s. */
+static void saving_and_restoring_last_as_long_as_they_are_told_to(void)
+{
+	unsigned long long begun;
+
+	start(hold_memory);
 	OK(lock_for(LIMIT_MS));
+	begun = now_ms();
+	OK(cuCheckpointProcessCheckpoint(target, NULL));
+	CHECK(now_ms() - begun >= 100 + 268 - 1);
+	begun = now_ms();
+	OK(cuCheckpointProcessRestore(target, NULL));
+	CHECK(now_ms() - begun >= 50 + 134 - 1);
 	end_target();
 }
 
@@ -466,7 +514,7 @@ static void a_lock_under_way_goes_on_when_its_caller_is_killed(void)
 	} while (atomic_load(&board->count) != before);
 	kill(locker, SIGKILL);
 	CHECK(waitpid(locker, NULL, 0) == locker);
-	becomes(CU_PROCESS_STATE_LOCKED);
+	CHECK(state() == CU_PROCESS_STATE_LOCKED); /* though its work still drains */
 	OK(cuCheckpointProcessUnlock(target, NULL));
 	goes_on();
 	end_target();
@@ -598,7 +646,9 @@ static const struct test TESTS[] = {
 	TEST(a_lock_waits_for_the_work_that_was_launched),
 	TEST(a_lock_waits_for_host_functions),
 	TEST(what_is_saved_leaves_its_place_to_others),
-	TEST(a_stopped_process_cannot_be_locked),
+	TEST(what_was_restored_without_room_is_never_restored_again),
+	TEST(locking_a_stopped_process_waits_until_it_runs_whatever_its_limit),
+	TEST(saving_and_restoring_last_as_long_as_they_are_told_to),
 	TEST(unlocking_a_stopped_process_waits_until_it_runs),
 	TEST(a_lock_outlives_the_process_that_asked),
 	TEST(a_lock_under_way_goes_on_when_its_caller_is_killed),

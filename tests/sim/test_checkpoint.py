@@ -21,6 +21,12 @@ _HERE = Path(__file__).parent
 _SIM = _HERE.parents[1] / "sim"
 _LIBRARIES = BUILD / "lib"
 _NAMES = re.findall(r"^\s*TEST\((\w+)\)", (_HERE / "checkpoint_test.c").read_text(), re.MULTILINE)
+_TIMES = {
+    "GPUSIM_SAVE_TIME": "100ms",
+    "GPUSIM_SAVE_BANDWIDTH": "4GB/s",
+    "GPUSIM_RESTORE_TIME": "50ms",
+    "GPUSIM_RESTORE_BANDWIDTH": "8GB/s",
+}
 _WITH_MPS = "an_mps_client_is_refused"
 
 
@@ -43,7 +49,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def server(folder: Path, mps: bool) -> Iterator[None]:
-    settings = {"GPUSIM_SMS": "4", "GPUSIM_MEMORY": "2GiB", "GPUSIM_MPS": "on" if mps else "off"}
+    settings = {"GPUSIM_SMS": "4", "GPUSIM_MEMORY": "2GiB", "GPUSIM_MPS": "on" if mps else "off"} | _TIMES
     command = [str(BUILD / "bin" / "gpusim"), "serve", "--dir", str(folder)]
     with subprocess.Popen(command, env={**os.environ, **settings}, text=True, stdout=subprocess.PIPE) as process:
         try:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.harness.wait import until
+
 BUILD = Path(__file__).resolve().parents[2] / "sim" / "build"
 _PATIENCE_SECONDS = 60.0
 
@@ -91,10 +93,16 @@ class Node:
         try:
             if server:
                 self.mps_control(f"start_server -uid {os.geteuid()}")
+                until(self._has_ready_server, "the MPS server to be ready")
             yield
         finally:
             self.mps_control("quit -t 0")
             self.mps = False
+
+    def _has_ready_server(self) -> bool:
+        servers = self.mps_control("get_server_list").stdout.split()
+        answer = self.mps_control(f"get_active_thread_percentage {servers[0]}").stdout if servers else ""
+        return answer.startswith(tuple("0123456789"))  # one that starts says nothing
 
     def end(self) -> None:
         """Ends what still runs, the server last."""

@@ -23,7 +23,7 @@ WHAT: Final = (
     *_HELPER,
     *neighbours.WHATS,
     *refusals.BUSY,
-    refusals.STOPPED,
+    *refusals.HELD,
     *killed.WHATS,
     *refusals.ROOM,
     *refusals.UNDER_MPS,
@@ -40,7 +40,7 @@ def rows(host: Host) -> Iterator[Row]:
     yield from part(NAME, _HELPER, lambda: killed.helper(stage))
     yield from part(NAME, neighbours.WHATS, lambda: neighbours.rows(stage))
     yield from part(NAME, refusals.BUSY, lambda: refusals.busy(stage))
-    yield from part(NAME, [refusals.STOPPED], lambda: refusals.stopped(stage))
+    yield from part(NAME, refusals.HELD, lambda: refusals.stopped(stage))
     yield from part(NAME, killed.WHATS, lambda: killed.rows(stage))
     yield from part(NAME, refusals.ROOM, lambda: refusals.room(stage))
     yield from part(NAME, refusals.UNDER_MPS, lambda: refusals.under_mps(stage))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -44,7 +45,7 @@ def _locking(stage: Stage) -> Iterator[Row]:
         at_once = _state(later.ask(f"state {holder.tgid}", CALL_SECONDS))
         time.sleep(_KERNEL_MS * _KERNELS / 1000 + _SETTLED_SECONDS)
         drained = _state(later.ask(f"state {holder.tgid}", CALL_SECONDS))
-        yield row(LOCKING, Verdict.MEASURED, f"{at_once}, {drained}")
+        yield row(LOCKING, Verdict.MEASURED, f"{at_once}, {drained}", baseline="LOCKED, LOCKED")
         freed = must_call(later, f"release {holder.tgid}")
         must_do(holder, "step")
         yield row(LOCKING_FREED, judged(freed["state"] == "RUNNING"), freed["state"], baseline="RUNNING")
@@ -82,13 +83,14 @@ def helper(stage: Stage) -> Iterator[Row]:
     library = launcher.library(stage.host)
     with stage.holder(stage.less_bytes) as holder:
         process = Procfs().process_id(holder.tgid)
+        needs = f"--needs={json.dumps(ask('held', process, library).held or {})}"
         for act in ACTS:
             begun = time.monotonic_ns()
-            answer = ask(act, process, library, ours=True)
+            answer = ask(act, process, library, "--ours", needs)
             ms = (time.monotonic_ns() - begun) / 1e6
             if answer.kind is not AnswerKind.DONE:
-                ask("release", process, library)
+                ask("release", process, library, needs)
                 raise Unavailable(f"{act}: {answer.kind}: {answer.error}")
             yield row(HELPER.format(act=act), Verdict.MEASURED, ms, "ms", note=f"{stage.less_bytes >> 20} MiB")
-        ask("release", process, library)
+        ask("release", process, library, needs)
         must_do(holder, "step")

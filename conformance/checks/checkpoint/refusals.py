@@ -27,10 +27,12 @@ LATE_MS: Final = "a lock with a limit of 200 ms gives up after"
 LATE_STATE: Final = "state after the lock that gave up"
 PATIENT: Final = "a lock with a long limit waits for what is queued"
 STOPPED: Final = "error of a lock with a limit of 300 ms of a stopped process"
+STOPPED_STATES: Final = "its states after the caller was killed: stopped, when it runs again, and released"
+HELD: Final = (STOPPED, STOPPED_STATES)
 BUSY: Final = (LATE, LATE_MS, LATE_STATE, PATIENT)
 NO_ROOM: Final = "error of a restore without room on the device"
 STAYS: Final = "state after the restore without room"
-AGAIN: Final = "a restore once there is room again"
+AGAIN: Final = "a restore once there is room again"  # never, by 580.159.04
 AGAIN_STATE: Final = "state after that"
 ROOM: Final = (NO_ROOM, STAYS, AGAIN, AGAIN_STATE)
 MPS: Final = "error of a lock of an MPS client"
@@ -47,6 +49,8 @@ _OUT_OF_MEMORY, _NOT_INITIALIZED, _OPERATING_SYSTEM, _ILLEGAL_STATE, _NOT_READY,
 )
 _SMALL_BYTES: Final = 1 << 24
 _LIMIT_MS: Final = 200
+_NO_ANSWER: Final = "no answer"
+_SETTLED_SECONDS: Final = 0.5
 _PATIENCE_SECONDS: Final = 4.0  # far more than any of these calls should take
 _AGAIN_SECONDS: Final = 5.0
 _MOST_USED_BYTES: Final = 4 << 30  # by others: more, and taking the rest might harm them
@@ -89,14 +93,21 @@ def busy(stage: Stage) -> Iterator[Row]:
 
 
 def stopped(stage: Stage) -> Iterator[Row]:
-    """Locking a process that cannot take part."""
-    with stage.calls() as calls, stage.holder(_SMALL_BYTES) as holder:
+    """Locking a process that cannot take part: its caller does not come back, with 580.159.04."""
+    with stage.calls() as calls, stage.calls() as later, stage.holder(_SMALL_BYTES) as holder:
         os.kill(holder.tgid, signal.SIGSTOP)
         try:
             until(lambda: is_stopped(holder.tgid), "the process to be stopped", 5.0, error=StuckError)
-            yield refused(STOPPED, asked(calls, f"lock {holder.tgid} 300"), _NOT_READY)
+            yield refused(STOPPED, asked(calls, f"lock {holder.tgid} 300"), _NO_ANSWER)
+            calls.end()
+            answers = [asked(later, f"state {holder.tgid}")]
         finally:
             os.kill(holder.tgid, signal.SIGCONT)
+        time.sleep(_SETTLED_SECONDS)
+        answers += [asked(later, f"{command} {holder.tgid}") for command in ("state", "release")]
+        works = answers[-1].get("state") == "RUNNING" and "error" not in holder.ask("step", CALL_SECONDS)
+        states = ", ".join(str(one.get("state") or one["code"]) for one in answers)
+        yield row(STOPPED_STATES, judged(works), states, baseline="LOCKED, LOCKED, RUNNING")
 
 
 def room(stage: Stage) -> Iterator[Row]:
@@ -116,8 +127,8 @@ def room(stage: Stage) -> Iterator[Row]:
             must_do(other, "drop", 30.0)
             yield _again(later, saved)
             state = asked(later, f"state {saved.tgid}")
-            works = state.get("state") == "RUNNING" and "error" not in saved.ask("step", 30.0)
-            yield row(AGAIN_STATE, judged(works), state.get("state", state["code"]), baseline="RUNNING")
+            same = state.get("state") == "CHECKPOINTED"
+            yield row(AGAIN_STATE, judged(same), state.get("state", state["code"]), baseline="CHECKPOINTED")
 
 
 def _again(calls: Client, saved: Client) -> Row:
@@ -132,7 +143,7 @@ def _again(calls: Client, saved: Client) -> Row:
     worked = poll(works, _AGAIN_SECONDS, 0.5)
     errors = ", then ".join(dict.fromkeys(one["message"] or "it succeeded" for one in answers))
     note = f"{len(answers)} tries in {time.monotonic() - begun:.1f} s: {errors}"
-    return row(AGAIN, judged(bool(worked)), "works" if worked else "refused", baseline="works", note=note)
+    return row(AGAIN, judged(not worked), "works" if worked else "refused", baseline="refused", note=note)
 
 
 def under_mps(stage: Stage) -> Iterator[Row]:
@@ -156,10 +167,10 @@ def asked(calls: Client, command: str, seconds: float = _PATIENCE_SECONDS) -> di
         return calls.ask(command, seconds)
     except SilenceError as error:
         answer = f"no answer in {seconds:g} s: {error}"
-        return {"code": "no answer", "message": answer, "ms": (time.monotonic_ns() - begun) / 1e6}
+        return {"code": _NO_ANSWER, "message": answer, "ms": (time.monotonic_ns() - begun) / 1e6}
 
 
-def refused(what: str, answer: Mapping[str, Any], expected: int) -> Row:
+def refused(what: str, answer: Mapping[str, Any], expected: int | str) -> Row:
     """A row of what was asked, and of the error that it should have got."""
     note = f"{answer.get('message') or 'it succeeded'}, after {answer['ms']:.1f} ms"
     return row(what, judged(answer["code"] == expected), answer["code"], baseline=expected, note=note)

@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Rows about the end of a client that has work queued: how the other one fares, and in which state the server is.
 
+With 580.159.04 a signal that ends it takes the other one along, `terminate_client` does not.
+
 Each with a daemon of its own: one that hangs costs its own rows only.
 """
 
@@ -38,6 +40,7 @@ _START_SECONDS: Final = 15.0  # of a client, with that of the server
 _LIMIT_SECONDS: Final = 10.0  # for the other one to answer
 _SLOWER_RATIO: Final = 0.8
 _HURTS_MS: Final = 500.0
+_HURT: Final = "CUDA_ERROR_ILLEGAL_ADDRESS"  # by a signal, and not at all by terminate_client
 _SUSPECT: Final = ("error", "fail", "fatal", "fault", "terminat")
 
 
@@ -103,11 +106,17 @@ def _other(stage: Stage, end: str, other: Client, ended_ns: int) -> Iterator[Row
     before = line.rate(ended_ns - span, ended_ns)
     after = line.rate(ended_ns, ended_ns + span)
     ratio = round(after / before, 3) if before else 0.0
-    yield row(named[0], judged(ratio >= _SLOWER_RATIO), ratio, "ratio", 1.0, "alone it may be faster than before")
     longest = gap_ms(line.ended_ns, ended_ns, ended_ns + span)
-    yield row(named[1], judged(longest < _HURTS_MS), longest, "ms")
     failure = record["error"] or "none"
-    yield row(named[2], judged(failure == "none"), failure, baseline="none")
+    if end == TERMINATED:
+        note = "alone it may be faster than before"
+        yield row(named[0], judged(ratio >= _SLOWER_RATIO), ratio, "ratio", 1.0, note)
+        yield row(named[1], judged(longest < _HURTS_MS), longest, "ms")
+        yield row(named[2], judged(failure == "none"), failure, baseline="none")
+        return
+    yield row(named[0], judged(ratio < _SLOWER_RATIO), ratio, "ratio", 0.0)
+    yield row(named[1], Verdict.MEASURED, longest, "ms")
+    yield row(named[2], judged(failure == _HURT), failure, baseline=_HURT)
 
 
 def gap_ms(ended_ns: Sequence[int], since_ns: int, until_ns: int) -> float:
@@ -152,15 +161,13 @@ def quitting(host: Host) -> Iterator[Row]:
             client.finish()
         begun = time.monotonic_ns()
         stage.asked("quit")
-        gone = _gone([daemon.process.tgid, *([server.tgid] if server.tgid else [])], stage.host.simulated)
+        gone = _gone([daemon.process.tgid, *([server.tgid] if server.tgid else [])])
         ms = (time.monotonic_ns() - begun) / 1e6
         yield row(QUIT, judged(gone), ms, "ms", note="" if gone else "something was still there after 10 s")
 
 
-def _gone(tgids: list[int], simulated: bool) -> bool:
-    """The simulated server is the simulated GPU itself, and stays."""
-    wanted = tgids[:1] if simulated else tgids
-    return bool(poll(lambda: not any(_lives(tgid) for tgid in wanted), _LIMIT_SECONDS, 0.01))
+def _gone(tgids: list[int]) -> bool:
+    return bool(poll(lambda: not any(_lives(tgid) for tgid in tgids), _LIMIT_SECONDS, 0.01))
 
 
 def _lives(tgid: int) -> bool:

@@ -45,6 +45,7 @@ WHATS: Final = (
     *(COMMAND.format(command=command) for command in COMMANDS),
 )
 _NOT_ALWAYS: Final = frozenset({"lspart", "get_server_status S", "device_query"})  # of newer daemons only
+_UNKNOWN: Final = frozenset({"lspart"})  # to 580
 _ERRORS: Final = ("unknown", "invalid", "not found", "insufficient")  # the exit code is 0 then too
 _LONGEST_NOTE: Final = 160
 
@@ -154,8 +155,9 @@ def answered(command: str, answer: CommandAnswer) -> Row:
     """What a daemon said to one line of protocol 2."""
     what = COMMAND.format(command=command)
     fine = answer.succeeded and not any(word in answer.text.lower() for word in _ERRORS)
-    verdict = Verdict.MEASURED if command in _NOT_ALWAYS else judged(fine)
-    return row(what, verdict, fine, baseline=True, note=_short(answer.text) or "it says nothing")
+    expected = command not in _UNKNOWN
+    verdict = Verdict.MEASURED if command in _NOT_ALWAYS else judged(fine == expected)
+    return row(what, verdict, fine, baseline=expected, note=_short(answer.text) or "it says nothing")
 
 
 def _short(text: str) -> str:

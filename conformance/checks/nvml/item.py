@@ -186,7 +186,7 @@ def _server(host: Host, clients: Mapping[str, str]) -> Row:
 
     what = "MPS: name of the server's program"
     if host.simulated:
-        return skipped(_NVML, what, "the simulated MPS server is the simulated GPU itself")
+        return skipped(_NVML, what, "the simulated GPU starts it, so it has no such folder in its environment")
     pipes = f"CUDA_MPS_PIPE_DIRECTORY={clients['CUDA_MPS_PIPE_DIRECTORY']}"
     names = {program_of(process.pid).rpartition("/")[2] for process in process_tree.with_variable(pipes)}
     servers = sorted(name for name in names if "mps" in name and "control" not in name)

@@ -2,28 +2,41 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`python -m enforce.actuators.checkpoint ACT --pid N --start-ticks T`: one act on one process, one line of JSON.
 
-Acts: state, lock, swap-out, swap-in, unlock, release (from any state back to running). The identity of the process is
-checked right before the act, and its end right after. The program ends by its own limit, whatever the driver does.
+Acts: state, held (the state, and the process's bytes on each device), lock, swap-out, swap-in, unlock, release (from
+any state back to running). The identity of the process is checked right before the act, and its end right after. The
+program ends by its own limit, whatever the driver does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 from agent.core.errors import GoneError, SetupError, WardenError
 from agent.core.model import ProcessId
 from agent.node.pidfd import Pidfd
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint import transitions
-from enforce.actuators.checkpoint.driver import AnswerKind, Cuda, Driver, HelperAnswer
+from enforce.actuators.checkpoint.driver import (
+    AnswerKind,
+    Cuda,
+    DeviceMemory,
+    Driver,
+    HelperAnswer,
+    Needs,
+    RoomChecked,
+    nvml_beside,
+)
 from enforce.actuators.checkpoint.transitions import wait_until_running
 
-ACTS = ("state", "lock", "swap-out", "swap-in", "unlock", "release")
+ACTS = ("state", "held", "lock", "swap-out", "swap-in", "unlock", "release")
+_ENDING_MS = 500  # how long a process for which the driver has an error may take to end
 _IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # half an act is worse than one that ends by its own limit
 
 
@@ -52,8 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settle-ms", type=int, default=0, help="release: how long a lock may still come to be")
     parser.add_argument("--library", default="", help="the driver library, if not the first of the node")
     parser.add_argument("--parent", type=int, default=0, help="does nothing if this process is no longer its parent")
+    parser.add_argument("--needs", type=_needs, help="bytes by device UUID: to be saved, or to be restored (JSON)")
     parser.add_argument("--ours", action="store_true", help="a lock that is there is ours")
     return parser
+
+
+def _needs(text: str) -> Needs:
+    return {str(uuid): int(used) for uuid, used in json.loads(text).items()}
 
 
 def _answer(options: argparse.Namespace) -> HelperAnswer:
@@ -70,8 +88,10 @@ def _answer(options: argparse.Namespace) -> HelperAnswer:
 
 
 def _act_on(pidfd: Pidfd, procfs: Procfs, options: argparse.Namespace) -> HelperAnswer:
-    driver = Cuda(_library(options.library))
-    if options.act != "state":
+    library = _library(options.library)
+    memory = DeviceMemory(lambda: nvml_beside(library))
+    driver = RoomChecked(Cuda(library), memory, options.needs)
+    if options.act not in ("state", "held"):
         reason = wait_until_running(pidfd.process.tgid, procfs, options.timeout_ms / 1e3)
         if reason is not None:
             return HelperAnswer(
@@ -80,7 +100,10 @@ def _act_on(pidfd: Pidfd, procfs: Procfs, options: argparse.Namespace) -> Helper
     if options.parent and os.getppid() != options.parent:
         return HelperAnswer(AnswerKind.FAILED, error="the agent has ended: nothing is done any more")
     pidfd.check()
-    return _check_again(_act(driver, options), driver, pidfd)
+    answer = _act(driver, options)
+    if options.act == "held" and answer.kind is AnswerKind.DONE:
+        answer = replace(answer, held=memory.held(pidfd.process.tgid))
+    return _check_again(answer, driver, pidfd)
 
 
 def _act(driver: Driver, options: argparse.Namespace) -> HelperAnswer:
@@ -99,8 +122,11 @@ def _act(driver: Driver, options: argparse.Namespace) -> HelperAnswer:
 
 
 def _check_again(answer: HelperAnswer, driver: Driver, pidfd: Pidfd) -> HelperAnswer:
-    """The driver takes a number, not a pidfd: if the process ended meanwhile, another one may have been locked."""
-    if not pidfd.has_ended():
+    """The driver takes a number, not a pidfd: if the process ended meanwhile, another one may have been locked.
+
+    Only its end says that it is gone: the driver's error for that is also one of a process that cannot be restored.
+    """
+    if not pidfd.has_ended(_ENDING_MS if answer.kind is AnswerKind.FAILED else 0):
         return answer
     tgid = pidfd.process.tgid
     if answer.kind is AnswerKind.DONE and answer.before != answer.after and answer.after:

@@ -8,7 +8,7 @@ helper's end, and so cannot look before the act and be gone after it.
 
 `release_process` undoes `lock` and `swap` from the ledger's entry alone, from any state that the driver reports back to
 running. A process that does not fit on its device stays saved, and its entry stays, to be tried again when there is
-room.
+room: the entry says how much it needs.
 
 `DriverLibrary` says which driver library to load, and whether it has the calls. The file is read, never loaded here.
 """
@@ -16,6 +16,7 @@ room.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from enforce.actuators.checkpoint.driver import CALLS, PREFIX, AnswerKind, Helpe
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
 LOCK_LIMIT_MS = 2000  # how long a lock may wait for the work to drain; nothing new is launched meanwhile
-_LIMITS_SECONDS = {"state": 15.0, "lock": 30.0}
+_LIMITS_SECONDS = {"state": 15.0, "held": 15.0, "lock": 15.0}  # a lock of a process that is stopped has no end
 _COPY_LIMIT_SECONDS = 120.0  # all other acts may move a device's memory
 _GRACE_SECONDS = 10.0  # the helper ends itself at its limit
 _AGAIN_SECONDS = 0.01
@@ -43,6 +44,7 @@ _OVER = {AnswerKind.GONE: UndoOutcome.GONE, AnswerKind.NO_CUDA: UndoOutcome.RUNN
 _SEARCH_AGAIN_NS = 60_000_000_000  # a search starts programs, and it may be asked for at every decision
 _not_ours: set[ProcessId] = set()
 _settled: set[ProcessId] = set()
+_late: set[ProcessId] = set()
 _Version = tuple[str, int, int]  # path, inode, mtime
 
 
@@ -50,14 +52,17 @@ class CheckpointError(WardenError):
     """A process could not be locked, saved or released. The message says why."""
 
 
-def ask(act: str, process: ProcessId, library: str = "", settle_ms: int = 0, ours: bool = False) -> HelperAnswer:
-    """One act on one process. Blocks until the helper has ended, at most for its limit. Every failure is an answer."""
+def ask(act: str, process: ProcessId, library: str = "", *options: str) -> HelperAnswer:
+    """One act on one process. Blocks until the helper has ended, at most for its limit. Every failure is an answer.
+
+    `options`: further ones of the helper's command line.
+    """
     limit_seconds = _LIMITS_SECONDS.get(act, _COPY_LIMIT_SECONDS)
     # -I: neither the working directory nor the caller's environment says what runs
     command = [sys.executable, "-I", "-m", "enforce.actuators.checkpoint", act]
     command += ["--pid", str(process.tgid), "--start-ticks", str(process.start_ticks)]
     command += ["--timeout-ms", str(LOCK_LIMIT_MS), "--limit-ms", str(int(limit_seconds * 1000))]
-    command += ["--settle-ms", str(settle_ms), "--library", library, *(["--ours"] if ours else [])]
+    command += ["--library", library, *options]
     if act in ("lock", "swap-out"):
         command += ["--parent", str(os.getpid())]
     try:
@@ -135,6 +140,12 @@ def about_to_act(process: ProcessId) -> None:
     """A lock found later may be ours, and may take effect after the state was read."""
     _not_ours.discard(process)
     _settled.discard(process)
+    _late.discard(process)
+
+
+def unanswered(process: ProcessId) -> None:
+    """Its helper has given up: a lock that it asked for takes effect when the process runs again, whenever that is."""
+    _late.add(process)
 
 
 def acted(process: ProcessId, foreign: bool = False) -> None:
@@ -152,12 +163,13 @@ def release_process(entry: LedgerEntry, procfs: Procfs) -> UndoOutcome:
     check_identity(process, procfs)
     if process in _not_ours:
         return UndoOutcome.RUNNING
-    settle_ms = 0 if process in _settled else _settle_ms(entry.wall_ns, time.time_ns())
-    answer = ask("release", process, entry.place, settle_ms)
+    settle_ms = _SETTLE_MS if process in _late else _settle_ms(entry.wall_ns, time.time_ns())
+    settle_ms = 0 if process in _settled else settle_ms
+    answer = ask("release", process, entry.place, f"--settle-ms={settle_ms}", *needs_option(entry))
     if answer.kind in _OVER:
         return _OVER[answer.kind]
     if answer.kind is not AnswerKind.DONE:
-        raise CheckpointError(_why(answer))
+        raise CheckpointError(answer.error or str(answer.kind))
     return UndoOutcome.RUNNING if answer.before is State.RUNNING else UndoOutcome.RESUMED
 
 
@@ -167,10 +179,11 @@ def _settle_ms(intended_wall_ns: int, now_wall_ns: int) -> int:
     return max(0, min(_SETTLE_MS, _SETTLE_MS - age_ms))
 
 
-def _why(answer: HelperAnswer) -> str:
-    if answer.kind is AnswerKind.NO_ROOM:
-        return "its memory does not fit on the device now: it stays saved and is tried again; free device memory"
-    return answer.error or str(answer.kind)
+def needs_option(entry: LedgerEntry | None) -> tuple[str, ...]:
+    """How the helper is told what the process holds, or held, on its devices; nothing where that is unknown."""
+    if entry is None or entry.device_bytes is None:
+        return ()
+    return (f"--needs={json.dumps(dict(entry.device_bytes))}",)
 
 
 def _host_libraries(extra: Iterable[str]) -> list[str]:

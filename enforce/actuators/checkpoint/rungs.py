@@ -7,7 +7,8 @@ processes run on otherwise, unlike with `freeze`: they answer their health check
 
 `swap`: its device memory goes to the host, and the device is free for others (cuCheckpoint…). The host memory is
 charged to the process: where its cgroups or the host have no room the kernel would kill it, so that is an obstacle.
-Going back needs room on the device; until then it stays saved.
+Going back needs room on the device; until then it stays saved. How much it has there is in the ledger before it is
+saved, as it is never restored without: the driver would not restore it any more, even when there is room again.
 
 A process that another program has locked is refused before anything is written or done. One that the driver cannot lock
 or save (an MPS client, memory shared with other processes) is remembered, so that the ladder goes on to the next rung.
@@ -21,14 +22,22 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from agent.core.errors import GoneError, SetupError
 from agent.core.model import ContainerKey, ProcessId
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint.driver import AnswerKind, HelperAnswer, State
-from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, about_to_act, acted, ask
+from enforce.actuators.checkpoint.helper import (
+    CheckpointError,
+    DriverLibrary,
+    about_to_act,
+    acted,
+    ask,
+    needs_option,
+    unanswered,
+)
 from enforce.actuators.checkpoint.transitions import reason_not_running
 from enforce.ledger.entries import LedgerEntry
 from enforce.ledger.ledger import Ledger
@@ -72,7 +81,7 @@ class Checkpoints:
         ours = self._in_ledger()
         entries = []
         for process in subject.processes:
-            found = ask("state", process, library)
+            found = ask("held" if act == "swap" else "state", process, library)
             if found.kind in _NOTHING_TO_DO:
                 continue
             if found.kind is not AnswerKind.DONE:
@@ -81,14 +90,19 @@ class Checkpoints:
                 state = found.after.name if found.after else "?"
                 raise CheckpointError(f"process {process.tgid} is {state} already, by another program: left alone")
             self._about_to_act(process, found.after)
-            entries.append(LedgerEntry.of(act, process, subject.container.key, self.wall_ns(), library))
+            entry = LedgerEntry.of(act, process, subject.container.key, self.wall_ns(), library)
+            held = None if found.held is None else tuple(sorted(found.held.items()))
+            if found.after is State.CHECKPOINTED:
+                held = ours[process].device_bytes  # NVML lists it no more
+            entries.append(replace(entry, device_bytes=held))
         return entries
 
     def apply(self, command: str, subject: Subject) -> None:
         """All processes, or CheckpointError at the first that cannot."""
-        library = self.library.path()
+        library, entries = self.library.path(), self._in_ledger()
         for process in subject.processes:
-            answer = ask(command, process, library, ours=process in self._mine)
+            options = ("--ours",) if process in self._mine else ()
+            answer = ask(command, process, library, *options, *needs_option(entries.get(process)))
             self._note(process, answer)
             if answer.kind is AnswerKind.DONE or answer.kind in _NOTHING_TO_DO:
                 continue
@@ -97,7 +111,9 @@ class Checkpoints:
     def _note(self, process: ProcessId, answer: HelperAnswer) -> None:
         if answer.kind is AnswerKind.DONE:
             self._mine.add(process)
-        if answer.kind is not AnswerKind.TIMEOUT:
+        if answer.kind is AnswerKind.TIMEOUT:
+            unanswered(process)
+        else:
             acted(process, foreign=answer.kind is AnswerKind.FOREIGN and process not in self._mine)
         if answer.kind is AnswerKind.UNSUPPORTED:
             self._refused = {one: why for one, why in self._refused.items() if self.procfs.is_alive(one)}
@@ -126,9 +142,11 @@ class Checkpoints:
             self._mine.add(process)
         about_to_act(process)
 
-    def _in_ledger(self) -> frozenset[ProcessId]:
+    def _in_ledger(self) -> dict[ProcessId, LedgerEntry]:
+        """The processes that are ours, each with its entry of `swap`, or else of `lock`."""
         entries = self.ledger.outstanding() if self.ledger is not None else ()
-        return frozenset(entry.process for entry in entries if entry.process is not None and entry.act in ACTS)
+        entries = sorted((entry for entry in entries if entry.act in ACTS), key=lambda entry: ACTS.index(entry.act))
+        return {entry.process: entry for entry in entries if entry.process is not None}
 
 
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)

@@ -23,9 +23,7 @@ _MAX_STEPS = 16  # of one release: two are the rule; more only while others act 
 _LOOK_AGAIN_SECONDS = 0.02
 _RUNS_AGAIN_SECONDS = 0.005
 _STOPPED_OR_TRACED = "Tt"
-_KINDS = {
-    codes.INVALID_VALUE: AnswerKind.GONE,
-    codes.OPERATING_SYSTEM: AnswerKind.GONE,  # what R580 says of a pid that has ended
+_KINDS = {  # that a process has ended is never taken from an error: the driver says 304 of one that it cannot restore
     codes.NOT_INITIALIZED: AnswerKind.NO_CUDA,
     codes.NOT_READY: AnswerKind.BUSY,
     codes.NOT_SUPPORTED: AnswerKind.UNSUPPORTED,

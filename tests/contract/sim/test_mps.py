@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tools.harness.node import Node, simulated_node
+from tools.harness.wait import until
 
 
 @pytest.fixture
@@ -31,6 +34,29 @@ def mps(node: Node) -> Iterator[Node]:
 
 def server_pid(node: Node) -> str:
     return node.mps_control("get_server_list").stdout.strip()
+
+
+def start(node: Node, kernels: int = 10, kernel_us: int = 100) -> subprocess.Popen[str]:
+    """A client that launches without end."""
+    made = node.start("offline", ["--seconds", "0", "--kernel-us", str(kernel_us), "--kernels", str(kernels)])
+    assert made.stdout
+    assert made.stdout.readline() == "ready\n"
+    return made
+
+
+def launches(node: Node, process: subprocess.Popen[str]) -> int:
+    return sum(entry["launches"] for entry in node.truth() if entry["pid"] == process.pid)
+
+
+def goes_on(node: Node, process: subprocess.Popen[str]) -> None:
+    before = launches(node, process)
+    until(lambda: launches(node, process) > before, "more launches")
+
+
+def error_of(process: subprocess.Popen[str]) -> str:
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    return errors
 
 
 def test_without_a_daemon_every_command_fails_and_reports_it(node: Node) -> None:
@@ -75,21 +101,68 @@ def test_a_second_daemon_is_refused(mps: Node) -> None:
 def test_the_server_starts_with_the_first_client_and_has_the_defaults_of_then(node: Node) -> None:
     with node.mps_daemon(server=False):
         assert node.mps_control("get_server_list", "set_default_active_thread_percentage 40").stdout == "40.0\n"
-        client = node.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
-        assert client.stdout
-        assert client.stdout.readline() == "ready\n"
+        begun = time.monotonic()
+        start(node)
+        assert time.monotonic() - begun > 0.17  # it waits for its server
         node.mps_control("set_default_active_thread_percentage 60")
         assert node.mps_control(f"get_active_thread_percentage {server_pid(node)}").stdout == "40.0\n"
 
 
 def test_a_server_is_shut_down_with_its_clients_when_it_is_forced(mps: Node) -> None:
     server = server_pid(mps)
-    client = mps.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
-    assert client.stdout
-    assert client.stdout.readline() == "ready\n"
+    client = start(mps)
     assert mps.mps_control(f"shutdown_server {server}", "get_server_list").stdout == f"{server}\n"
     assert mps.mps_control(f"shutdown_server {server} -f", "get_server_list").stdout == ""
     assert client.wait(timeout=60) != 0
+
+
+def test_a_server_is_a_process_of_its_own_that_answers_nothing_before_it_is_ready(node: Node) -> None:
+    with node.mps_daemon(server=False):
+        assert node.mps_control(f"start_server -uid {os.geteuid()}", "get_server_list").stdout == ""
+        server = until(lambda: server_pid(node), "a server in the list")
+        assert Path(f"/proc/{server}/cmdline").read_text().rstrip("\0") == "nvidia-cuda-mps-server"
+        until(lambda: node.mps_control(f"get_server_status {server}").stdout == "ACTIVE\n", "the server to be ready")
+        assert node.mps_control(f"get_active_thread_percentage {server}").stdout == "100.0\n"
+    until(lambda: not Path(f"/proc/{server}").exists(), "the server to end with its daemon")
+
+
+def test_a_client_that_is_killed_at_work_takes_the_others_along_and_newcomers_work(mps: Node) -> None:
+    mps.mps = False
+    apart = start(mps)
+    mps.mps = True
+    victim, other = start(mps, kernel_us=100_000), start(mps)
+    until(lambda: launches(mps, victim), "its kernels")
+    victim.kill()
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in error_of(other)
+    assert mps.mps_control(f"get_server_status {server_pid(mps)}").stdout == "ACTIVE\n"
+    goes_on(mps, start(mps))
+    goes_on(mps, apart)
+
+
+def test_a_client_that_leaves_in_order_harms_nobody(mps: Node) -> None:
+    leaving, other = start(mps, kernel_us=100_000), start(mps)
+    until(lambda: launches(mps, leaving), "its kernels")
+    leaving.terminate()
+    leaving.communicate(timeout=60)
+    goes_on(mps, other)
+
+
+def test_a_client_that_is_idle_when_it_is_killed_harms_nobody(mps: Node) -> None:
+    idle = mps.start("online", ["--start-now", "--rate", "0.001", "--seconds", "1000"])
+    assert idle.stdout
+    assert idle.stdout.readline() == "ready\n"
+    other = start(mps)
+    idle.kill()
+    idle.communicate(timeout=60)
+    goes_on(mps, other)
+
+
+def test_a_terminated_client_gets_its_error_a_little_later_and_harms_nobody(mps: Node) -> None:
+    ended, other = start(mps, kernel_us=20_000), start(mps)
+    until(lambda: launches(mps, ended), "its kernels")
+    assert mps.mps_control(f"terminate_client {server_pid(mps)} {ended.pid}").stdout == "0\n"
+    assert "CUDA_ERROR_MPS_CLIENT_TERMINATED" in error_of(ended)
+    goes_on(mps, other)
 
 
 def test_there_is_one_active_server(mps: Node) -> None:
@@ -169,9 +242,7 @@ def test_the_daemon_ends_with_the_gpu(tmp_path: Path) -> None:
 
 
 def test_clients_are_listed_and_can_be_terminated(mps: Node) -> None:
-    client = mps.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
-    assert client.stdout
-    assert client.stdout.readline() == "ready\n"
+    client = start(mps)
     server = server_pid(mps)
     assert mps.mps_control(f"get_client_list {server}").stdout == f"{client.pid}\n"
     header, line = mps.mps_control("ps").stdout.splitlines()
@@ -189,12 +260,10 @@ def test_clients_are_listed_and_can_be_terminated(mps: Node) -> None:
     ]
     assert mps.mps_control(f"terminate_client {server} {client.pid}").stdout == "0\n"
     assert client.wait(timeout=60) != 0
-    assert mps.mps_control(f"get_client_list {server}").stdout == ""
+    until(lambda: mps.mps_control(f"get_client_list {server}").stdout == "", "the client to be off the list")
 
 
 def test_quit_with_a_limit_does_not_wait_for_clients_for_ever(mps: Node) -> None:
-    client = mps.start("offline", ["--seconds", "0", "--kernel-us", "100", "--kernels", "10"])
-    assert client.stdout
-    assert client.stdout.readline() == "ready\n"
+    client = start(mps)
     assert mps.mps_control("quit -t 1").returncode == 0
     assert client.wait(timeout=60) != 0

@@ -132,12 +132,13 @@ def test_memory_of_a_process_is_in_its_entry_and_in_the_device(node: Node, nvml:
     assert nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used == before.used
 
 
-def test_mps_clients_are_in_the_third_list(node: Node, nvml: Any, handle: Any) -> None:
+def test_mps_clients_are_in_two_lists_and_their_server_in_the_first(node: Node, nvml: Any, handle: Any) -> None:
     with node.mps_daemon():
         process = start(node)
         (entry,) = nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
         assert entry.pid == process.pid
-        assert nvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
+        server = int(node.mps_control("get_server_list").stdout)
+        assert {one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)} == {process.pid, server}
 
 
 def test_an_idle_device_has_no_process_utilization(nvml: Any, handle: Any) -> None:
@@ -148,22 +149,22 @@ def test_an_idle_device_has_no_process_utilization(nvml: Any, handle: Any) -> No
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"])
-def test_process_utilization_comes_once_a_second_in_wall_time(node: Node, nvml: Any, handle: Any, call: str) -> None:
+def test_process_utilization_comes_every_200_ms_in_wall_time(node: Node, nvml: Any, handle: Any, call: str) -> None:
     process = start(node)
     (first, *_) = answered(lambda: getattr(nvml, call)(handle, 0))
     assert first.pid == process.pid
     assert 0 < first.smUtil <= 100
     assert abs(first.timeStamp / 1e6 - time.time()) < 60
     (second, *_) = answered(lambda: getattr(nvml, call)(handle, first.timeStamp))
-    assert 500_000 < second.timeStamp - first.timeStamp < 30_000_000
+    assert 100_000 < second.timeStamp - first.timeStamp < 30_000_000
 
 
 def test_a_dropped_sample_is_missing_and_the_next_one_is_there(node: Node, nvml: Any, handle: Any) -> None:
     start(node)
     samples = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0))
-    node.fault("drop-samples", "2")
+    node.fault("drop-samples", "3")
     after = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, samples[-1].timeStamp))
-    assert after[0].timeStamp - samples[-1].timeStamp > 1_500_000
+    assert after[0].timeStamp - samples[-1].timeStamp > 300_000
 
 
 def test_gpm_tells_how_many_sms_were_busy_not_how_long(node: Node, nvml: Any, handle: Any) -> None:

@@ -224,17 +224,17 @@ def test_a_lost_gpu_loses_its_instances(node: Node, gpu: Any) -> None:
     assert pynvml.nvmlDeviceGetMemoryInfo(three).total == 40 * GIB
 
 
-def test_the_server_can_be_credited_with_the_work_of_mps_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with nvml_on(tmp_path / "gpu", monkeypatch, {"mps_credits": "server"}) as node, node.mps_daemon():
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+def test_the_server_is_credited_with_the_work_of_mps_clients(plain: Node) -> None:
+    handle, node = pynvml.nvmlDeviceGetHandleByIndex(0), plain
+    with node.mps_daemon():
         clients = [start(node), start(node)]
         samples = answered(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
         (server,) = {sample.pid for sample in samples}
         assert server not in [client.pid for client in clients]
         assert all(0 < sample.smUtil <= 100 for sample in samples)
-        assert pids(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) == [server]
+        assert node.mps_control("get_server_list").stdout == f"{server}\n"
+        listed = sorted(pids(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)))
+        assert listed == sorted([server, *(client.pid for client in clients)])
         assert sorted(pids(pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle))) == sorted(c.pid for c in clients)
         alone = time.time_ns() // 1000
         for client in clients:
@@ -250,13 +250,12 @@ def test_the_server_can_be_credited_with_the_work_of_mps_clients(
         node.mps = True
 
 
-def test_clients_are_credited_unless_configured_otherwise(plain: Node) -> None:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    with plain.mps_daemon():
-        client = start(plain)
+def test_clients_can_be_credited_with_their_own_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nvml_on(tmp_path / "gpu", monkeypatch, {"mps_credits": "client"}) as node, node.mps_daemon():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        client = start(node)
         samples = answered(lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, 0))
         assert {sample.pid for sample in samples} == {client.pid}
-        assert pids(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) == []
 
 
 def test_programs_that_draw_are_in_the_graphics_list(plain: Node) -> None:

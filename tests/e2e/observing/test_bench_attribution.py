@@ -64,9 +64,7 @@ def test_clients_of_mps_have_their_shares_though_nvml_credits_the_server(tmp_pat
     light = ("--kernels", "20", "--kernel-us", "400", "--host-us", "24000", "--seconds", "100000")
     tenants = (Tenant("heavy", "offline", STEADY), Tenant("light", "offline", light))
     with Agents(isolated=True) as agents:
-        recording = record(
-            Scenario("made-up", 1, 1, True, tenants, server_credited=True), Times(3, 10), tmp_path / "run", agents
-        )
+        recording = record(Scenario("made-up", 1, 1, True, tenants), Times(3, 10), tmp_path / "run", agents)
     clients = {life.tgid for life in recording.lives}
     credited = {tgid for listing in recording.listings for _, tgid, ratio in listing.samples if ratio > 0}
     assert credited

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import pytest
 
 from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
-from enforce.actuators.checkpoint.driver import AnswerKind, State
+from enforce.actuators.checkpoint import helper
+from enforce.actuators.checkpoint.driver import AnswerKind, Cuda, State
 from enforce.actuators.checkpoint.helper import CheckpointError, DriverLibrary, ask
 from enforce.actuators.checkpoint.rungs import Checkpoints, Lock, Swap
 from enforce.actuators.executor import RungExecutor, Wanted
@@ -168,6 +170,37 @@ def test_what_has_no_room_is_tried_again_until_there_is(stage: Stage) -> None:
     stage.goes_on(tgid)
 
 
+def test_a_process_that_the_driver_restores_no_more_is_reported_until_it_has_ended(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    stage.swap(subject_of(tgid))
+    [entry] = read(stage.path)
+    assert entry.device_bytes is not None
+    assert 5 * GIB < entry.device_bytes[0][1] < 6 * GIB
+    other = stage.offline(*SHORT, "--memory", str(5 * GIB))
+    stage.ledger.intend(replace(entry, device_bytes=()))  # as if the other one had come after the look for room
+    [released] = release_all(stage.path)
+    assert "OUT_OF_MEMORY" in (released.error or "")
+    os.kill(other, signal.SIGKILL)
+    until(lambda: stage.used_bytes() == 0, "all GPU memory to be free")
+    [released] = release_all(stage.path)
+    assert released.outcome is UndoOutcome.FAILED
+    assert "end the process" in (released.error or "")
+    assert len(read(stage.path)) == 1
+    os.kill(tgid, signal.SIGKILL)
+    until(lambda: Procfs().stat(tgid).dead, "the process to be dead")
+    assert stage.release() == [UndoOutcome.GONE]
+
+
+def test_a_lock_beneath_a_swap_is_undone_with_it(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(GIB))
+    other = stage.offline(*SHORT)  # so that nothing is restored whose needs are unknown
+    stage.lock(subject_of(tgid))
+    stage.swap(subject_of(tgid))
+    assert stage.release() == [UndoOutcome.RESUMED, UndoOutcome.RUNNING]
+    stage.goes_on(tgid)
+    stage.goes_on(other)
+
+
 def test_what_a_later_agent_intends_again_is_not_undone_by_an_earlier_ones_guardian(stage: Stage) -> None:
     tgid = stage.offline(*SHORT, "--memory", str(5 * GIB))
     stage.swap(subject_of(tgid))
@@ -256,6 +289,26 @@ def test_a_stopped_process_is_refused_and_stays_as_it_was(stage: Stage) -> None:
     os.kill(tgid, signal.SIGCONT)
     assert stage.release() == [UndoOutcome.RUNNING]
     assert Procfs().stat(tgid).state != "T"
+    stage.goes_on(tgid)
+
+
+def test_a_lock_of_a_process_that_is_stopped_meanwhile_ends_by_its_limit_and_is_undone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(helper._LIMITS_SECONDS, "lock", 4.0)
+    tgid = stage.offline("--kernels", "1", "--kernel-us", "1500000", "--blocks", "66")
+    driver, rung, subject = Cuda(LIBCUDA), Lock(stage.checkpoints), subject_of(tgid)
+    for entry in rung.intents(subject):
+        stage.ledger.intend(entry)
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(rung.apply, subject)
+        until(lambda: driver.state(tgid) is State.LOCKED, "the lock to wait for the kernel")
+        os.kill(tgid, signal.SIGSTOP)
+        with pytest.raises(CheckpointError, match="did not return in time"):
+            applied.result()
+    assert stage.release() == [UndoOutcome.FAILED]  # it is stopped
+    os.kill(tgid, signal.SIGCONT)
+    assert stage.release() == [UndoOutcome.RESUMED]
     stage.goes_on(tgid)
 
 

@@ -15,7 +15,7 @@ import pytest
 from agent.core.errors import WardenError
 from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId
 from agent.node.procfs import Procfs
-from enforce.actuators.evict import Evict, EvictError
+from enforce.actuators.evict import SETTLES_NS, Evict, EvictError
 from enforce.actuators.ladder import UnfinishedError
 from enforce.model import Subject
 from enforce.policy.model import Limits, Match, OfflineRule
@@ -134,19 +134,23 @@ def test_an_mps_client_loses_the_device_and_is_asked_but_never_killed(
     mps.clients = set(target.processes)
     with pytest.raises(UnfinishedError):
         evict.apply(target)
-    assert mps.terminated == list(target.processes)
+    assert (mps.terminated, evict.asked_to_end) == (list(target.processes), 0)  # a signal might come first
+    clock.now_ns += SETTLES_NS
+    with pytest.raises(UnfinishedError):
+        evict.apply(target)
+    assert evict.asked_to_end == 1
     for _ in range(5):
         clock.now_ns += GRACE_NS
-        with pytest.raises(EvictError, match=f"process {program.pid} does not end and is not killed"):
+        with pytest.raises(EvictError, match=f"process {program.pid} has not ended and is not killed"):
             evict.apply(target)
     assert program.poll() is None
     assert (evict.asked_to_end, evict.killed) == (1, 0)
 
 
-def test_where_it_is_unknown_whether_it_is_an_mps_client_it_is_not_killed(
+def test_where_it_is_unknown_whether_it_is_an_mps_client_it_gets_no_signal_until_that_is_known(
     evict: Evict, clock: SetClock, mps: Mps, start: Callable[[str], subprocess.Popen[str]]
 ) -> None:
-    program = start(DEAF)
+    program = start(CIVIL)
     mps.error = WardenError("the daemon does not answer")
     target = subject(process_of(program.pid))
     with pytest.raises(UnfinishedError):
@@ -155,6 +159,11 @@ def test_where_it_is_unknown_whether_it_is_an_mps_client_it_is_not_killed(
     with pytest.raises(EvictError, match="the daemon does not answer"):
         evict.apply(target)
     assert program.poll() is None
+    assert evict.asked_to_end == 0
+    mps.error = None
+    with pytest.raises(UnfinishedError):
+        evict.apply(target)
+    assert program.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_a_pid_that_is_another_processes_now_is_left_alone(

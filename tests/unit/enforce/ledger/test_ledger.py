@@ -57,6 +57,13 @@ def test_an_entry_comes_back_as_it_was_with_the_boot_it_belongs_to(path: Path) -
     assert found.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def test_what_a_process_held_on_its_devices_comes_back_with_its_entry(path: Path) -> None:
+    ledger = Ledger(path)
+    for number, held in enumerate((None, (), (("GPU-a", 1 << 35), ("GPU-b", 7)))):
+        ledger.intend(replace(entry(number + 1, "swap"), device_bytes=held))
+    assert [one.device_bytes for one in read(path)] == [None, (), (("GPU-a", 1 << 35), ("GPU-b", 7))]
+
+
 def test_the_line_is_on_disk_before_intend_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(path)
     synced: list[bytes] = []

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,7 +21,15 @@ from agent.node.pidfd import check_identity
 from agent.node.procfs import Procfs
 from enforce.actuators.checkpoint import driver as codes
 from enforce.actuators.checkpoint import helper, rungs, transitions
-from enforce.actuators.checkpoint.driver import AnswerKind, CallError, HelperAnswer, State, parse_answer
+from enforce.actuators.checkpoint.driver import (
+    AnswerKind,
+    CallError,
+    DeviceMemory,
+    HelperAnswer,
+    RoomChecked,
+    State,
+    parse_answer,
+)
 from enforce.actuators.checkpoint.helper import DriverLibrary
 from enforce.actuators.checkpoint.rungs import Checkpoints, room_bytes
 from enforce.actuators.checkpoint.transitions import reason_not_running
@@ -40,6 +51,7 @@ answers = st.builds(
     st.none() | st.sampled_from(State),
     st.none() | st.sampled_from(State),
     st.none() | st.text(min_size=1),
+    st.none() | st.dictionaries(st.text(), st.integers(0, 2**40)),
 )
 
 
@@ -111,8 +123,7 @@ def test_a_lock_that_is_ours_is_saved_where_it_is() -> None:
     [
         (codes.NOT_SUPPORTED, AnswerKind.UNSUPPORTED),
         (codes.OUT_OF_MEMORY, AnswerKind.NO_ROOM),
-        (codes.INVALID_VALUE, AnswerKind.GONE),
-        (codes.OPERATING_SYSTEM, AnswerKind.GONE),
+        (codes.OPERATING_SYSTEM, AnswerKind.FAILED),  # that is no proof that it has ended
         (999, AnswerKind.FAILED),
     ],
 )
@@ -120,6 +131,80 @@ def test_what_can_be_locked_but_not_saved_is_unlocked_again(code: int, kind: Ans
     driver = FakeDriver(refusals={"Checkpoint": [code]})
     assert transitions.swap_out(driver, TGID, 100).kind is kind
     assert driver.now is State.RUNNING
+
+
+GIB = 1 << 30
+GPU, OTHER_GPU = "GPU-a", "GPU-b"
+
+
+@dataclass
+class FakeNvml:
+    """GPUs: how much is free on each, and what the processes there hold."""
+
+    free: dict[str, int | None]
+    used: dict[str, list[tuple[int, int | None]]] = field(default_factory=dict)
+    lists: bool = True
+
+    def devices(self) -> tuple[Any, ...]:
+        return tuple(SimpleNamespace(uuid=uuid) for uuid in self.free)
+
+    def processes(self, device: Any) -> list[tuple[int, int | None]]:
+        return self.used.get(device.uuid, [])
+
+    def lists_processes(self, _device: Any) -> bool:
+        return self.lists
+
+    def free_bytes(self, device: Any) -> int | None:
+        return self.free[device.uuid]
+
+
+def checked(driver: FakeDriver, nvml: FakeNvml, needs: dict[str, int] | None) -> RoomChecked:
+    return RoomChecked(driver, DeviceMemory(lambda: cast(Any, nvml)), needs)
+
+
+@pytest.mark.parametrize(
+    ("needs", "free", "used", "fits"),
+    [
+        ({GPU: 10 * GIB}, {GPU: 20 * GIB}, [(1, GIB)], True),
+        ({GPU: 10 * GIB}, {GPU: 9 * GIB}, [(1, GIB)], False),
+        ({GPU: 10 * GIB}, {GPU: 10 * GIB + 1}, [(1, GIB)], False),  # others may allocate, and it takes a little more
+        ({GPU: 10 * GIB}, {GPU: 10 * GIB + 1}, [], True),  # there will never be more room
+        ({GPU: 10 * GIB}, {GPU: 9 * GIB}, [], False),
+        ({GPU: 10 * GIB, OTHER_GPU: GIB}, {GPU: 20 * GIB, OTHER_GPU: 0}, [], False),
+        ({GPU: 10 * GIB}, {OTHER_GPU: 20 * GIB}, [], False),  # it is not there
+        ({GPU: 10 * GIB}, {GPU: None}, [], False),
+        ({}, {GPU: 0}, [(1, GIB)], True),
+        (None, {GPU: 20 * GIB}, [(1, GIB)], False),
+        (None, {GPU: 20 * GIB}, [], True),
+    ],
+)
+def test_a_restore_is_tried_only_where_there_is_room(
+    needs: dict[str, int] | None, free: dict[str, int | None], used: list[tuple[int, int | None]], fits: bool
+) -> None:
+    driver = FakeDriver(State.CHECKPOINTED)
+    answer = transitions.release(checked(driver, FakeNvml(free, {GPU: used}), needs), TGID)
+    assert (answer.kind is AnswerKind.DONE) == fits
+    assert ("Restore" in driver.calls) == fits
+    assert driver.now is (State.RUNNING if fits else State.CHECKPOINTED)
+    assert fits or "tried again" in (answer.error or "")
+
+
+def test_what_has_allocated_since_its_entry_was_written_is_not_saved() -> None:
+    nvml = FakeNvml({GPU: 0}, {GPU: [(TGID, 2 * GIB), (1, GIB)]})
+    driver = FakeDriver()
+    assert transitions.swap_out(checked(driver, nvml, {GPU: GIB}), TGID, 100).kind is AnswerKind.BUSY
+    assert (driver.now, driver.calls) == (State.RUNNING, ["Lock", "Unlock"])
+    assert transitions.swap_out(checked(driver, nvml, {GPU: 2 * GIB}), TGID, 100).kind is AnswerKind.DONE
+    assert driver.now is State.CHECKPOINTED
+
+
+def test_how_much_a_process_holds_is_known_or_an_error() -> None:
+    used: list[tuple[int, int | None]] = [(TGID, GIB), (1, None)]
+    assert DeviceMemory(lambda: cast(Any, FakeNvml({GPU: 0, OTHER_GPU: 0}, {GPU: used}))).held(TGID) == {GPU: GIB}
+    assert DeviceMemory(lambda: cast(Any, FakeNvml({GPU: 0}, {GPU: used}))).held(2) == {}
+    for nvml in (FakeNvml({GPU: 0}, {GPU: [(TGID, None)]}), FakeNvml({GPU: 0}, lists=False)):
+        with pytest.raises(SetupError, match="NVML does not"):
+            DeviceMemory(lambda nvml=nvml: cast(Any, nvml)).held(TGID)  # type: ignore[misc]
 
 
 def test_a_lock_that_does_not_come_in_time_is_reported() -> None:
@@ -208,6 +293,21 @@ def test_what_is_not_released_stays_in_the_ledger(
     monkeypatch.setattr(helper, "ask", lambda *_: HelperAnswer(kind))
     with pytest.raises(helper.CheckpointError):
         helper.release_process(entry_of(proc_with(tmp_path)), Procfs(str(tmp_path)))
+
+
+def test_the_helper_is_told_what_the_process_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def ask(*words: Any) -> HelperAnswer:
+        said.extend(word for word in words if isinstance(word, str))
+        return HelperAnswer(AnswerKind.DONE)
+
+    monkeypatch.setattr(helper, "ask", ask)
+    entry = entry_of(proc_with(tmp_path))
+    helper.release_process(entry, Procfs(str(tmp_path)))
+    assert not any(word.startswith("--needs") for word in said)
+    helper.release_process(replace(entry, device_bytes=((GPU, GIB),)), Procfs(str(tmp_path)))
+    assert f'--needs={{"{GPU}": {GIB}}}' in said
 
 
 def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
