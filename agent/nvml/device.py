@@ -14,9 +14,8 @@ not idle.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from agent.core.model import Device, DeviceReading, DeviceUuid
@@ -31,7 +30,6 @@ LISTS: Final = tuple(
 
 UTILIZATION: Final = ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization")
 FIRST_LOOK_US: Final = 1_000_000  # 0 would return the driver's whole buffer: several minutes
-LEAST_PERIOD_US: Final = 50_000  # samples of a process that are closer are not two looks of the driver
 AHEAD_US: Final = 5_000_000  # a timestamp further ahead of the clock than this would silence a device for good
 
 
@@ -61,23 +59,17 @@ def running(calls: Calls, owner: str, handle: Any) -> Running:
 
 
 class ProcessUtilization:
-    """The utilisation samples of one device.
-
-    The driver takes them several times a second, and leaves out a process that was idle since the last one: so the sum
-    of what there is counts, over the time from the newest sample before. How often they come is learnt; until then, and
-    where there is one at each look, it is their mean.
-    """
+    """The utilisation samples of one device."""
 
     def __init__(self, calls: Calls, owner: str) -> None:
         self._calls, self._owner = calls, owner
         self._last_seen_us: int | None = None
-        self._period_us: int | None = None
 
     def read(self, handle: Any, listed: Collection[int], wall_us: int) -> dict[int, float]:
-        """tgid → share of time with a kernel of it running (0–1). Sums can pass 1."""
-        first, since = self._last_seen_us is None, self._last_seen_us or wall_us - FIRST_LOOK_US
+        """tgid → share of time with a kernel of it running (0–1, mean of the new samples). Sums can pass 1."""
+        since = wall_us - FIRST_LOOK_US if self._last_seen_us is None else self._last_seen_us
         samples = self._calls.first(self._owner, UTILIZATION, handle, since) or ()
-        found: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        found: defaultdict[int, list[int]] = defaultdict(list)
         newest = since
         for sample in samples:
             stamp, percent = int(sample.timeStamp), int(sample.smUtil)
@@ -86,22 +78,9 @@ class ProcessUtilization:
                 continue
             newest = max(newest, stamp)
             if sample.pid in listed:
-                found[int(sample.pid)][stamp] = percent
+                found[int(sample.pid)].append(percent)
         self._last_seen_us = newest
-        self._learn(found.values())
-        span_us = 0 if first else newest - since
-        return {tgid: self._share(list(values.values()), span_us) for tgid, values in found.items()}
-
-    def _learn(self, found: Iterable[Collection[int]]) -> None:
-        for stamps in found:
-            for earlier, later in pairwise(sorted(stamps)):
-                if later - earlier >= LEAST_PERIOD_US:
-                    self._period_us = min(later - earlier, self._period_us or later - earlier)
-
-    def _share(self, percents: list[int], span_us: int) -> float:
-        """`span_us`: 0 when it is unknown."""
-        looks = span_us / self._period_us if self._period_us else 0.0
-        return sum(percents) / max(len(percents), round(looks)) / 100
+        return {tgid: sum(values) / len(values) / 100 for tgid, values in found.items()}
 
 
 MHZ: Final = 1_000_000

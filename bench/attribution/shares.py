@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from agent.core.clock import NS_PER_SECOND
@@ -74,27 +73,21 @@ def _totals(snapshot: Snapshot) -> dict[Owner, float]:
 
 
 def nvml_seconds(recording: Recording) -> dict[Owner, float]:
-    """smUtil of each sample, over the time from one to the next."""
+    """smUtil of each look, over the time since the one before."""
     ids = {life.tgid: life.id for life in recording.lives}
     last = recording.measured[-1]
     to_monotonic_ns = last.at_ns - last.wall_ns
     seconds: defaultdict[Owner, float] = defaultdict(float)
-    period = _sample_seconds(recording)
+    before: dict[int, int] = {}
     for listing in recording.listings:
+        newest_us = max((wall_us for wall_us, _, _ in listing.samples), default=0)
+        span = min(1.0, (newest_us - before.get(listing.device, 0)) / 1e6)
         for wall_us, tgid, ratio in listing.samples:
             if recording.begin_ns < wall_us * 1000 + to_monotonic_ns <= recording.end_ns:
-                seconds[Owner(ids.get(tgid, f"process {tgid}"), listing.device)] += ratio * period
+                seconds[Owner(ids.get(tgid, f"process {tgid}"), listing.device)] += ratio * span
+        if listing.samples:
+            before[listing.device] = newest_us
     return dict(seconds)
-
-
-def _sample_seconds(recording: Recording) -> float:
-    """The shortest time between two samples of a process: those of its idle times are left out."""
-    stamps: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    for listing in recording.listings:
-        for wall_us, tgid, _ in listing.samples:
-            stamps[listing.device, tgid].add(wall_us)
-    gaps = (later - earlier for found in stamps.values() for earlier, later in pairwise(sorted(found)))
-    return min(gaps, default=1_000_000) / 1e6
 
 
 def equal_split_seconds(recording: Recording) -> dict[Owner, float]:

@@ -98,9 +98,33 @@ RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses, COMPUTE)
 RUNNING_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS)
 RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, MPS_COMPUTE)
 
+/* One entry for each process, the mean over all samples since then: those that credit it with nothing count, too. */
+static unsigned merge(struct util_sample *samples, unsigned count, uint64_t newest_us, unsigned looks)
+{
+	unsigned merged = 0;
+
+	for (unsigned at = 0; at < count; at++) {
+		struct util_sample one = samples[at];
+		unsigned same = 0;
+
+		while (same < merged && samples[same].pid != one.pid)
+			same++;
+		if (same == merged)
+			samples[merged++] = (struct util_sample){newest_us, one.pid, 0};
+		samples[same].percent += one.percent;
+	}
+	for (unsigned at = 0; at < merged; at++) {
+		unsigned mean = (samples[at].percent + looks / 2) / looks;
+
+		samples[at].percent = mean ? mean : 1;
+	}
+	return merged;
+}
+
 static nvmlReturn_t utilization(unsigned index, uint64_t since_us, struct util_sample **samples, unsigned *count)
 {
 	struct query query = {.op = Q_PROCESS_SAMPLES, .device = index, .a = since_us};
+	struct util_sample *looks;
 	struct answer answer;
 	void *items;
 
@@ -109,7 +133,14 @@ static nvmlReturn_t utilization(unsigned index, uint64_t since_us, struct util_s
 	TRY(session_ask(&query, &answer, &items));
 	*samples = items;
 	*count = answer.count;
-	return answer.count ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+	if (!answer.count)
+		return NVML_ERROR_NOT_FOUND;
+	query.op = Q_DEVICE_SAMPLES;
+	TRY(session_ask(&query, &answer, &items));
+	looks = items;
+	*count = merge(*samples, *count, looks[answer.count - 1].at_us, answer.count);
+	free(looks);
+	return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *to,

@@ -362,6 +362,7 @@ static int serve(const char *dir, const char *config)
 	open_loop(node);
 	hurry();
 	node->sampled_ns = clock_ns();
+	node->random = node->sampled_ns | 1;
 	model_advance(node->model, node->sampled_ns);
 	puts("ready");
 	fflush(stdout);

@@ -107,6 +107,7 @@ struct node {
 	uint64_t xid_count;
 	struct samples process_samples[MAX_DEVICES], device_samples[MAX_DEVICES];
 	uint64_t sampled_ns, device_sampled_busy_ns[MAX_DEVICES];
+	uint64_t random; /* of samples; never 0 */
 	double load[MAX_DEVICES]; /* of the last sample, for clocks and power */
 	uint64_t next_address;
 	uint32_t next_id;

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,3 +262,18 @@ def test_a_forked_child_does_not_share_its_parents_conversation(nvml: Any, handl
         os._exit(0 if answers == [80 * GIB] * 50 else 1)
     assert [nvml.nvmlDeviceGetMemoryInfo(handle).total for _ in range(50)] == [80 * GIB] * 50
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_samples_credit_one_of_those_that_take_turns_with_all_that_the_device_did(
+    node: Node, nvml: Any, handle: Any
+) -> None:
+    pids = {start(node).pid, start(node).pid}
+    since_us, credited, sums = 0, set[int](), []
+    while len(sums) < 8:
+        found = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+        since_us = found[-1].timeStamp
+        credited |= {one.pid for one in found}
+        sums.append(sum(one.smUtil for one in found))
+        assert {one.pid for one in found} <= pids
+    assert credited == pids
+    assert statistics.median(sums) == pytest.approx(100, abs=10)  # both are busy all the time

@@ -233,22 +233,6 @@ def test_utilization_samples_that_cannot_be_true_are_left_out() -> None:
     assert nvml.errors["nvmlDeviceGetProcessesUtilizationInfo:implausible_sample"] == 2
 
 
-def test_a_process_is_idle_in_the_looks_in_which_the_driver_leaves_it_out() -> None:
-    gpu = FakeGpu("GPU-a", compute=[(1, 0), (2, 0)])
-    nvml, _, clock = session(gpu)
-    device = nvml.devices()[0]
-    begun = clock.now_us
-    gpu.process_samples = [(1, begun - 200_000, 50), (1, begun, 50)]
-    assert nvml.process_utilization(device) == {1: 0.5}  # nothing is known of how often there are samples
-    ends = [begun + 200_000 * look for look in range(1, 6)]
-    clock.now_ns += 1_000_000_000
-    gpu.process_samples = [(1, end, 100) for end in ends] + [(2, ends[1], 100)]
-    assert nvml.process_utilization(device) == {1: 1.0, 2: pytest.approx(0.2)}
-    clock.now_ns += 2_000_000_000
-    gpu.process_samples = [(2, ends[-1] + 2_000_000, 100)]  # nothing in the ten looks before
-    assert nvml.process_utilization(device) == {2: pytest.approx(0.1)}
-
-
 def test_the_last_sample_seen_is_kept_per_device() -> None:
     first, second = FakeGpu("GPU-a", compute=[(1, 0)]), FakeGpu("GPU-b", compute=[(1, 0)])
     nvml, api, clock = session(first, second)
