@@ -258,7 +258,7 @@ void config_load(struct config *config, const char *path)
 	*config = (struct config){.gpus = 1,
 				  .sms = 132,
 				  .memory_bytes = 80ull << 30,
-				  .context_bytes = 300ull << 20,
+				  .context_bytes = 520ull << 20,
 				  .copy_bytes_per_second = 25000000000ull,
 				  .dram_bytes_per_second = 2000000000000ull,
 				  .mps_credits_server = 1,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * One process locks, saves and restores another, against a server with a GPU of 4 SMs and 2 GiB. `checkpoint_test` lists
+ * One process locks, saves and restores another, against a server with a GPU of 4 SMs and 3 GiB. `checkpoint_test` lists
  * the tests, `checkpoint_test NAME` runs one. $GPUSIM is the server's program.
  */
 #include <cuda.h>
@@ -27,7 +27,7 @@ enum {
 	THREADS = 4,
 	ROUNDS = 40,
 	GRAPH = 5,
-	CONTEXT_MIB = 300
+	CONTEXT_MIB = 520
 };
 
 static const size_t MIB = 1 << 20;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * The client library through its exports, against a server with two GPUs of 4 SMs and 2 GiB. `libcuda_test` lists the
+ * The client library through its exports, against a server with two GPUs of 4 SMs and 3 GiB. `libcuda_test` lists the
  * tests, `libcuda_test NAME` runs one; the server's pid is in $SERVER_PID.
  */
 #include <cuda.h>
@@ -368,7 +368,7 @@ static void a_killed_process_gives_its_memory_back(void)
 	CHECK(free_bytes() < 1024 * MIB);
 	CHECK(kill(pid, SIGKILL) == 0);
 	CHECK(waitpid(pid, NULL, 0) == pid);
-	before = 2048 * MIB - 300 * MIB; /* all but our own context */
+	before = 3072 * MIB - 520 * MIB; /* all but our own context */
 	expect_memory_back(before);
 	launch(NULL, 1000);
 	OK(cuCtxSynchronize());
@@ -399,7 +399,7 @@ static void a_killed_process_gives_its_memory_back_although_its_child_lives(void
 	begin();
 	CHECK(kill(pid, SIGKILL) == 0);
 	CHECK(waitpid(pid, NULL, 0) == pid);
-	expect_memory_back(2048 * MIB - 300 * MIB);
+	expect_memory_back(3072 * MIB - 520 * MIB);
 	CHECK(kill(-pid, 0) == 0); /* the child is still there */
 	CHECK(kill(-pid, SIGKILL) == 0);
 }
@@ -523,9 +523,9 @@ static void memory_runs_out_and_comes_back(void)
 	before = free_bytes();
 	while (cuMemAlloc(&memory[count], 512 * MIB) == CUDA_SUCCESS)
 		count++;
-	CHECK(count == 3); /* of 2 GiB, less our own context */
+	CHECK(count == 4); /* of 3 GiB, less our own context */
 	CHECK(cuMemAlloc(&more, 512 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
-	CHECK(free_bytes() == before - 3 * 512 * MIB);
+	CHECK(free_bytes() == before - 4 * 512 * MIB);
 	OK(cuMemAlloc(&more, MIB)); /* what fits is still given */
 	OK(cuMemFree(more));
 	while (count)
@@ -549,7 +549,7 @@ static void contexts_give_their_memory_back(void)
 	OK(cuCtxDestroy(context));
 	CHECK(free_bytes() == before);
 	OK(cuCtxSetCurrent(contexts[1]));
-	CHECK(free_bytes() == 2048 * MIB - 300 * MIB);
+	CHECK(free_bytes() == 3072 * MIB - 520 * MIB);
 }
 
 static char uuids[GPUS][UUID_ROOM];
@@ -640,7 +640,7 @@ static void work_on_one_device_leaves_the_other_alone(void)
 	OK(cuMemAlloc(&memory, 1024 * MIB));
 	launch(far, 3600000 * MS);
 	OK(cuCtxPopCurrent(NULL));
-	CHECK(free_bytes() == 2048 * MIB - 300 * MIB);
+	CHECK(free_bytes() == 3072 * MIB - 520 * MIB);
 	launch(NULL, 1000);
 	OK(cuCtxSynchronize());
 	CHECK(cuStreamQuery(far) == CUDA_ERROR_NOT_READY);

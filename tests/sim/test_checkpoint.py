@@ -49,7 +49,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def server(folder: Path, mps: bool) -> Iterator[None]:
-    settings = {"GPUSIM_SMS": "4", "GPUSIM_MEMORY": "2GiB", "GPUSIM_MPS": "on" if mps else "off"} | _TIMES
+    settings = {"GPUSIM_SMS": "4", "GPUSIM_MEMORY": "3GiB", "GPUSIM_MPS": "on" if mps else "off"} | _TIMES
     command = [str(BUILD / "bin" / "gpusim"), "serve", "--dir", str(folder)]
     with subprocess.Popen(command, env={**os.environ, **settings}, text=True, stdout=subprocess.PIPE) as process:
         try:

@@ -41,7 +41,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    settings = {"GPUSIM_GPUS": "2", "GPUSIM_SMS": "4", "GPUSIM_MEMORY": "2GiB"}
+    settings = {"GPUSIM_GPUS": "2", "GPUSIM_SMS": "4", "GPUSIM_MEMORY": "3GiB"}
     command = [str(BUILD / "bin" / "gpusim"), "serve", "--dir", str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, **settings}, text=True, stdout=subprocess.PIPE) as server:
         assert server.stdout

@@ -21,7 +21,7 @@ from tools.harness.node import BUILD, Node, simulated_node
 
 _KINDS = ("plain", "managed", "pool", "virtual", "array", "graph")
 _PRIMES = (2, 3, 5, 7, 11, 13)
-_CONTEXT_BYTES = 300 << 20
+_CONTEXT_BYTES = 520 << 20
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ ITEM: Final = "attribution"
 METHODS: Final = {"gpuwarden": "agent", "nvml": "NVML alone", "equal_split": "equal split"}
 _OWN_WITHIN: Final = 0.02
 _BYTES_WITHIN: Final = 0.01
-_SIMULATED_CONTEXT_BYTES: Final = 300 << 20
+_SIMULATED_CONTEXT_BYTES: Final = 520 << 20
 
 
 def of_shares(one: SceneResult, nvml_ended: str | None, why_no_agent: str | None) -> Iterator[Row]:

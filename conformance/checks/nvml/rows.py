@@ -33,7 +33,7 @@ _LEAST_RATIO: Final = 0.95
 _MOST_HEADERS: Final = 1.35  # of PCIe packets, for each byte that they carry
 _THROUGHPUT_MS: Final = 20.0  # as the field notes have it
 _MIB: Final = 1 << 20
-SIMULATED_CONTEXT_BYTES: Final = 300 * _MIB
+SIMULATED_CONTEXT_BYTES: Final = 520 * _MIB
 
 
 def of_a_duty(seen: Observation, percent: int) -> Iterator[Row]:

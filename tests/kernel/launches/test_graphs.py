@@ -24,7 +24,7 @@ from tests.support.programs.driver import Driver, compile_driver, copied, kernel
 from tools.harness.node import BUILD
 
 TYPES: Final = ("kernel", "copy", "set", "child")
-CONTEXT_BYTES: Final = 300 << 20
+CONTEXT_BYTES: Final = 520 << 20
 
 
 @pytest.fixture(scope="session")
