@@ -94,6 +94,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		snprintf(config->name, sizeof(config->name), "%s", value);
 	else if (strcmp(key, "mps") == 0)
 		config->mps = either(where, key, value, "on", "off");
+	else if (strcmp(key, "mps_priority") == 0)
+		config->mps_priority = either(where, key, value, "on", "off");
 	else if (strcmp(key, "mps_credits") == 0)
 		config->mps_credits_server = either(where, key, value, "server", "client");
 	else if (strcmp(key, "old_process_utilization") == 0)
@@ -225,10 +227,20 @@ static bool sms_fit(const struct config *config)
 
 void config_load(struct config *config, const char *path)
 {
-	static const char *const KEYS[] = {
-		"name",		  "mps",       "mps_credits",	"old_process_utilization", "mig",
-		"gpus",		  "sms",       "memory",	"context_memory",	   "copy_bandwidth",
-		"dram_bandwidth", "timeslice", "context_switch"};
+	static const char *const KEYS[] = {"name",
+					   "mps",
+					   "mps_priority",
+					   "mps_credits",
+					   "old_process_utilization",
+					   "mig",
+					   "gpus",
+					   "sms",
+					   "memory",
+					   "context_memory",
+					   "copy_bandwidth",
+					   "dram_bandwidth",
+					   "timeslice",
+					   "context_switch"};
 	char variable[64];
 
 	*config = (struct config){.gpus = 1,
@@ -237,8 +249,8 @@ void config_load(struct config *config, const char *path)
 				  .context_bytes = 300ull << 20,
 				  .copy_bytes_per_second = 25000000000ull,
 				  .dram_bytes_per_second = 2000000000000ull,
-				  .timeslice_ns = 2000000,
-				  .switch_ns = 50000,
+				  .timeslice_ns = 2150000,
+				  .switch_ns = 200000,
 				  .name = "Simulated H200"};
 	if (path)
 		load_file(config, path);
@@ -250,8 +262,8 @@ void config_load(struct config *config, const char *path)
 			set(config, variable, KEYS[i], getenv(variable));
 	}
 	if (config->gpus < 1 || config->gpus > MAX_GPUS || !sms_fit(config) || !config->copy_bytes_per_second ||
-	    !config->dram_bytes_per_second) {
-		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms and bandwidths above 0\n", MAX_GPUS);
+	    !config->dram_bytes_per_second || !config->timeslice_ns) {
+		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms, bandwidths and a timeslice above 0\n", MAX_GPUS);
 		exit(2);
 	}
 	if (!mig_fits(config)) {
