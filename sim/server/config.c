@@ -118,6 +118,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->timeslice_ns = number(where, key, value);
 	else if (strcmp(key, "context_switch") == 0)
 		config->switch_ns = number(where, key, value);
+	else if (strcmp(key, "launch_cost") == 0)
+		config->launch_ns = number(where, key, value);
 	else
 		fail(where, key, value);
 }
@@ -240,17 +242,19 @@ void config_load(struct config *config, const char *path)
 					   "copy_bandwidth",
 					   "dram_bandwidth",
 					   "timeslice",
-					   "context_switch"};
+					   "context_switch",
+					   "launch_cost"};
 	char variable[64];
 
 	*config = (struct config){.gpus = 1,
 				  .sms = 132,
 				  .memory_bytes = 80ull << 30,
 				  .context_bytes = 300ull << 20,
-				  .copy_bytes_per_second = 25000000000ull,
+				  .copy_bytes_per_second = 55000000000ull,
 				  .dram_bytes_per_second = 2000000000000ull,
 				  .timeslice_ns = 2150000,
 				  .switch_ns = 200000,
+				  .launch_ns = 3000,
 				  .name = "Simulated H200"};
 	if (path)
 		load_file(config, path);

@@ -15,7 +15,7 @@ struct config {
 	unsigned gpus, sms;
 	uint64_t memory_bytes, context_bytes;
 	uint64_t copy_bytes_per_second, dram_bytes_per_second;
-	uint64_t timeslice_ns, switch_ns;
+	uint64_t timeslice_ns, switch_ns, launch_ns;
 	int mps, mps_priority, mps_credits_server, old_process_utilization_off;
 	unsigned gpu_sms[MAX_GPUS]; /* 0: as `sms` says */
 	int mig_mode[MAX_GPUS];
