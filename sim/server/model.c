@@ -8,6 +8,7 @@
 #define NEVER UINT64_MAX
 #define MOST_DEAD_RECORDS 4096
 #define COPY_LATENCY_NS 2000
+#define COPY_BLOCK_BYTES 65536
 #define THREADS_PER_SM 2048
 #define BLOCKS_PER_SM 32
 /* What a client asks for is bounded here, so that no sum of times can wrap around. */
@@ -23,7 +24,8 @@ struct op {
 	struct stream *stream;
 	struct stream *awaited;
 	struct command command;
-	uint64_t blocks_left; /* not yet on an SM */
+	uint64_t block_ns, blocks_left; /* of work on SMs; left: not yet on one */
+	uint32_t threads; /* of a block */
 	uint32_t per_sm; /* blocks on each SM when it is alone: its block time is meant for so many */
 	uint32_t placed; /* parts of it that SMs hold */
 	bool ready, started;
@@ -234,15 +236,40 @@ static void ready_remove(struct device *device, struct op *op)
 		device->ready_last = op->ready_previous;
 }
 
-static uint32_t per_sm(const struct command *kernel, unsigned sms)
+/* Copies within the device and memset are kernels too. */
+static bool on_sms(const struct command *command)
 {
-	uint64_t most = THREADS_PER_SM / (kernel->b ? kernel->b : 1), spread = (kernel->a - 1) / sms + 1;
+	return command->kind == CMD_KERNEL ||
+	       (command->kind == CMD_COPY && (command->a == COPY_D2D || command->a == COPY_SET));
+}
 
-	if (most < 1)
-		most = 1;
+static void shape_kernel(struct op *op, unsigned sms)
+{
+	uint64_t most, spread = (op->command.a - 1) / sms + 1;
+
+	op->threads = (uint32_t)op->command.b;
+	op->block_ns = op->command.c;
+	op->blocks_left = op->command.a;
+	most = THREADS_PER_SM / op->threads;
 	if (most > BLOCKS_PER_SM)
 		most = BLOCKS_PER_SM;
-	return (uint32_t)(spread < most ? spread : most);
+	op->per_sm = (uint32_t)(spread < most ? spread : most);
+}
+
+static uint64_t copy_ns(const struct op *op, uint64_t bytes_per_second)
+{
+	return COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / (double)bytes_per_second);
+}
+
+/* A large copy takes whole SMs, all of them: what it waits for is the memory. */
+static void shape_copy(struct op *op, const struct device *device)
+{
+	uint64_t blocks = 1 + op->command.b / COPY_BLOCK_BYTES;
+
+	op->threads = THREADS_PER_SM;
+	op->per_sm = 1;
+	op->block_ns = copy_ns(op, device->dram_bytes_per_second);
+	op->blocks_left = blocks < device->sms ? blocks : device->sms;
 }
 
 /* ---- dispatching ---- */
@@ -286,7 +313,7 @@ static void run_first(struct sm_set *set, uint64_t now_ns)
 /* How many blocks of a kernel run one after another in a slot before the next event. */
 static uint64_t bunch(const struct op *op, const struct device *device)
 {
-	uint64_t most = BUNCH_NS * op->per_sm / op->command.c,
+	uint64_t most = BUNCH_NS * op->per_sm / op->block_ns,
 		 waves = op->blocks_left / ((uint64_t)op->per_sm * device->sms);
 
 	if (most > waves)
@@ -297,10 +324,10 @@ static uint64_t bunch(const struct op *op, const struct device *device)
 /* Puts so many blocks into one more slot of each SM of the set. */
 static void fill_slot(struct sm_set *set, struct op *op, uint64_t blocks, uint64_t now_ns)
 {
-	uint64_t ns = blocks * op->command.c / op->per_sm;
+	uint64_t ns = blocks * op->block_ns / op->per_sm;
 
 	set->parts[set->length++] = (struct part){op, ns ? ns : 1};
-	set->threads += (uint32_t)op->command.b;
+	set->threads += op->threads;
 	op->placed += set->count;
 	op->stream->context->placed += set->count;
 	op->blocks_left -= blocks * set->count;
@@ -346,7 +373,7 @@ static struct sm_set *roomiest(const struct group *group, const struct op *op, u
 	struct sm_set *best = NULL;
 
 	for (struct sm_set *set = group->busy; set; set = set->next)
-		if (set->threads + op->command.b <= THREADS_PER_SM && set->length < BLOCKS_PER_SM &&
+		if (set->threads + op->threads <= THREADS_PER_SM && set->length < BLOCKS_PER_SM &&
 		    (!best || set->threads < best->threads) && (more || holds(set, op->stream->context)))
 			best = set;
 	return best;
@@ -493,12 +520,8 @@ static void dispatch(struct device *device, uint64_t now_ns)
 
 static void copy_start(struct device *device, struct op *op, uint64_t now_ns)
 {
-	const struct config *config = &device->model->config;
-	bool bus = op->command.a <= COPY_D2H || op->command.a == COPY_PEER;
-	double rate = (double)(bus ? config->copy_bytes_per_second : device->dram_bytes_per_second);
-
 	op->stream->context->copying++;
-	item_push(device, now_ns + COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / rate), ITEM_COPY, op);
+	item_push(device, now_ns + copy_ns(op, device->model->config.copy_bytes_per_second), ITEM_COPY, op);
 }
 
 static void copy_queue(struct device *device, struct op *op, uint64_t now_ns)
@@ -565,7 +588,7 @@ static void stream_go(struct stream *stream, uint64_t now_ns)
 
 	count_blocked(stream, false);
 	while ((op = stream->first) && !op->started && !op->ready) {
-		if (op->command.kind == CMD_KERNEL) {
+		if (on_sms(&op->command)) {
 			ready_add(device, op);
 			return;
 		}
@@ -691,7 +714,8 @@ static void stream_drop_queue(struct stream *stream)
 		next = op->next;
 		ready_remove(stream->context->device, op);
 		op->blocks_left = 0;
-		if (op == stream->first && (op->placed || (op->command.kind == CMD_COPY && op->started)))
+		if (op == stream->first &&
+		    (op->placed || (op->command.kind == CMD_COPY && !on_sms(&op->command) && op->started)))
 			kept = op;
 		else
 			op_free(op);
@@ -776,7 +800,7 @@ static void part_end(struct group *group, uint64_t now_ns)
 	hold(context, -(int64_t)set->count, now_ns);
 	part.op->placed -= set->count;
 	context->placed -= set->count;
-	set->threads -= (uint32_t)part.op->command.b;
+	set->threads -= part.op->threads;
 	memmove(&set->parts[0], &set->parts[1], --set->length * sizeof(part));
 	if (set->length) {
 		run_first(set, now_ns);
@@ -786,7 +810,7 @@ static void part_end(struct group *group, uint64_t now_ns)
 	}
 	if (part.op->blocks_left || part.op->placed)
 		return;
-	if (context->owner)
+	if (context->owner && part.op->command.kind == CMD_KERNEL)
 		context->record->truth.kernels++;
 	op_done(part.op, now_ns);
 	context_free_if_idle(context);
@@ -1037,6 +1061,8 @@ static void bound(struct command *command, uint64_t now_ns)
 		command->c = LONGEST_BLOCK_NS;
 	if (command->kind == CMD_KERNEL && command->c == 0)
 		command->c = 1;
+	if (command->kind == CMD_KERNEL && command->b == 0)
+		command->b = 1;
 	if (command->kind == CMD_COPY && command->b > LARGEST_COPY_BYTES)
 		command->b = LARGEST_COPY_BYTES;
 }
@@ -1055,9 +1081,10 @@ void stream_submit(struct stream *stream, const struct command *command, struct 
 		awaited->awaiters++;
 	bound(&op->command, model->now_ns);
 	if (command->kind == CMD_KERNEL) {
-		op->blocks_left = command->a;
-		op->per_sm = per_sm(command, context->device->sms);
+		shape_kernel(op, context->device->sms);
 		context->record->truth.launches += command->d != 0;
+	} else if (on_sms(command)) {
+		shape_copy(op, context->device);
 	}
 	context->queued++;
 	if (stream->last)

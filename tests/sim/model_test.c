@@ -588,6 +588,46 @@ static void copies_use_two_engines_beside_kernels(void)
 	CHECK_EQUAL(client->record->truth.tx_bytes, 1000000);
 }
 
+static void copies_within_the_device_take_sms_and_turns(void)
+{
+	uint64_t each = 2 * US + MS; /* 100 GB/s */
+	struct client *a, *b;
+	uint64_t start;
+
+	begin(shape(10));
+	a = join();
+	b = join();
+	warm(a);
+	start = model_now(model);
+	launch(a, 0, 20, 30 * MS);
+	copy(b, 0, COPY_D2D, 100000000);
+	copy(b, 0, COPY_SET, 1); /* one SM */
+	mark(b, 0, 1);
+	run_all();
+	CHECK_EQUAL(b->marks[1] - start, 2 * MS - 1 + 50 * US + each + 2 * US);
+	CHECK_EQUAL(sm_time(b), 10 * each + 2 * US);
+	CHECK_EQUAL(b->record->truth.kernels, 0);
+	CHECK_EQUAL(b->record->truth.rx_bytes + b->record->truth.tx_bytes, 0);
+}
+
+static void a_context_that_ends_leaves_no_copy_that_waits_for_sms(void)
+{
+	struct client *a, *b;
+
+	begin(shape(10));
+	a = join_as(0, true, 100, 0);
+	b = join_as(0, true, 100, 0);
+	launch(a, 0, 5, 3 * MS);
+	copy(b, 0, COPY_D2D, 100000000); /* on five SMs, and then on the same again */
+	model_advance(model, MS / 2);
+	context_end(b->context);
+	run_all();
+	CHECK_EQUAL(b->completed[0], b->submitted[0]);
+	CHECK_EQUAL(sm_time(b), 5 * (2 * US + MS));
+	context_end(a->context);
+	CHECK(device_idle(model, 0));
+}
+
 static void a_wait_holds_a_stream_until_the_other_gets_there(void)
 {
 	struct client *client;
@@ -900,6 +940,8 @@ static const struct {
 	TEST(an_urgent_stream_goes_before_an_older_one),
 	TEST(an_mps_group_and_a_context_of_its_own_take_turns),
 	TEST(copies_use_two_engines_beside_kernels),
+	TEST(copies_within_the_device_take_sms_and_turns),
+	TEST(a_context_that_ends_leaves_no_copy_that_waits_for_sms),
 	TEST(a_wait_holds_a_stream_until_the_other_gets_there),
 	TEST(a_wait_reaches_across_devices),
 	TEST(a_wait_for_what_is_gone_ends),
