@@ -177,7 +177,7 @@ _LIMITS: Final = """## How to read it, and what does not match
   it does not show that it predicts a given pair. The model's rules and lengths are those that an H200 showed
   ([on a real GPU](../../docs/on-a-real-gpu.md#calibration-of-the-simulated-gpu)), not fitted to this table.
 - The published p99 alone is near 4.1 ms for a request of about 4 ms at half load, so its arrivals hardly queue. Ours
-  are Poisson: alone already includes queueing (p99 about four times p50), and the ratios here are of a queue to a queue.
+  are Poisson: alone already includes queueing (p99 about four times p50), and the ratios are of a queue to a queue.
 - Under MPS an online block that shares an SM with an older offline one waits for it, and a request of 40 kernels meets
   many: its queue is close to what it can serve, so small differences of a kernel's length move the p99 a lot.
 - MPS priority does nothing in the model, as nothing could be measured of it on an H200 with driver 580; the published
