@@ -25,7 +25,7 @@
 #define MAX_MARKS 4096
 #define MAX_REPLIES 64
 #define RING_COMMANDS 8192
-#define QUEUE_DEPTH 1024 /* operations that one stream holds before a launch blocks, as on the real driver */
+#define QUEUE_DEPTH 1022 /* operations that one stream holds before a launch blocks, as on the real driver */
 
 enum hello_kind { HELLO_CUDA = 1, HELLO_QUERY, HELLO_NVML /* a query client that needs the driver */ };
 enum graphics { GRAPHICS_NONE, GRAPHICS_ONLY, GRAPHICS_TOO /* and computes */ };
@@ -54,6 +54,7 @@ struct device_facts {
 
 struct welcome {
 	uint32_t magic, devices;
+	uint64_t launch_ns; /* that a launch takes of the calling thread's time */
 	struct device_facts facts[MAX_DEVICES];
 };
 

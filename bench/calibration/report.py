@@ -109,7 +109,7 @@ def write_report(result: Result, requests: int, seed: int) -> str:
     parts += ["## What was run", "", *_shapes(), ""]
     parts += [
         f"{requests} requests in each run, Poisson arrivals with seed {seed}: every run has the same ones. "
-        "Time slice 2 ms, context switch 50 µs, 132 SMs. "
+        "Time slice 2.15 ms, context switch 200 µs, 132 SMs. "
         "Share of the time in which a task waited for a CPU of this machine: "
         f"alone {_percent(result.alone_pressure_ratio)}, the pairs {pressures}; "
         f"a run with more than {QUIET_RATIO:.0%} is repeated, at most twice.",
@@ -165,7 +165,7 @@ def _shapes() -> Iterator[str]:
 
 _HEAD: Final = """# The simulated GPU's contention, beside published figures
 
-Written by `make bench-calibration`. An online workload (4 ms requests, 50 % load) runs beside an offline one with
+Written by `make bench-calibration`. An online workload (3 ms requests, 37 % load) runs beside an offline one with
 without any control. Published: Tally (ASPLOS'25), BERT inference on an A100-40GB, mean and max over its offline
 workloads; its +173 % is 2.73 here, and the factor is taken between such ratios."""
 
@@ -174,15 +174,13 @@ _LIMITS: Final = """## How to read it, and what does not match
 - The shapes were picked from some seventy plausible ones (in a quick model of the same rules), and their host pauses
   moved twice after measurements, so that the queue is stable in every run and the ratios come near the table. So
   this shows that the model can be as hard on an online workload as real GPUs are, with kernels that could be real ones;
-  it does not show that it predicts a given pair. The physics of the model was not adapted.
-- The published p99 alone is near 4.1 ms for a request of about 4 ms, so its arrivals hardly queue. Ours are Poisson:
-  alone already includes queueing (p99 about four times p50), and the ratios here are of a queue to a queue.
-- Time-slicing: the model never pre-empts a kernel, real GPUs do at the end of a slice. Beside long kernels the model is
-  therefore harsher on the online side and kinder to the offline side (near 1 where the table has 0.57).
-- MPS priority is strict in the model (the online side's blocks go first whenever an SM is free) and a hint on the real
-  thing, so the model protects the online side better than the published row. Taken as overheads
-  instead of ratios (+110 % against +317 %) that row misses the factor of 2. As a ratio it is at the edge:
-  2.06, 1.87 and 1.99 in three runs (the first two with slightly different host pauses), and 1.59 in one in which the
-  machine was disturbed.
+  it does not show that it predicts a given pair. The model's rules and lengths are those that an H200 showed
+  ([on a real GPU](../../docs/on-a-real-gpu.md#calibration-of-the-simulated-gpu)), not fitted to this table.
+- The published p99 alone is near 4.1 ms for a request of about 4 ms at half load, so its arrivals hardly queue. Ours
+  are Poisson: alone already includes queueing (p99 about four times p50), and the ratios are of a queue to a queue.
+- Under MPS an online block that shares an SM with an older offline one waits for it, and a request of 40 kernels meets
+  many: its queue is close to what it can serve, so small differences of a kernel's length move the p99 a lot.
+- MPS priority does nothing in the model, as nothing could be measured of it on an H200 with driver 580; the published
+  row is of an A100, where it helped.
 - Not modelled: contention for memory bandwidth and caches, and clocks that fall with load. Kernels on different SMs do
   not slow each other down."""

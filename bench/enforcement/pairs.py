@@ -3,7 +3,7 @@
 """Who shares the GPU in the enforcement bench: an online service and the offline work beside it, pair by pair.
 
 Shapes are those of tools/harness/workloads.py, whose contention was compared with published figures, and variations of
-one trait each. A request is half as long as there, so that two thousand of them take eight seconds at half load.
+one trait each. A request is shorter than there, so that two thousand of them take eight seconds at half load.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tools.harness.workloads import RESNET_LIKE, WHISPER_LIKE
 
 TRACE: Final = Path(__file__).parent / "traces" / "bursts.csv"
 
-# 20 kernels of 100 µs = 2 ms, each a full wave of 50 µs blocks and a little more: a BERT-like request, half as long.
-SERVICE: Final = shlex.split("--kernels 20 --kernel-us 50 --blocks 284 --threads 1024")
+# 20 kernels of 100 µs = 2 ms: a full wave of 66.7 µs, and a little more in half of that. A BERT-like request, shorter.
+SERVICE: Final = shlex.split("--kernels 20 --kernel-us 66.7 --blocks 284 --threads 1024")
 
 
 @dataclass(frozen=True, slots=True)

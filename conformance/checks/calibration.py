@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Final
 
 from bench.enforcement.figures import nearest_rank
-from bench.enforcement.pairs import PAIRS, SERVICE
+from bench.enforcement.pairs import PAIRS
 from conformance.checks.enforcement.constants import CONSTANTS, constants
 from conformance.checks.enforcement.phases import Arrivals, Phase, Times, few, play
 from conformance.checks.enforcement.scene import EXPECTED_ERRORS, NO_TIME, reason
@@ -67,8 +67,9 @@ def _program(text: str | Sequence[str]) -> Program:
     return Program(tuple(shlex.split(text) if isinstance(text, str) else text))
 
 
-_SERVICE: Final = _program(SERVICE)
-_COPYING: Final = _program(PAIRS["copies"].online)
+_REQUEST: Final = "--kernels 20 --kernel-us 50 --blocks 284 --threads 1024"
+_SERVICE: Final = _program(_REQUEST)
+_COPYING: Final = _program(f"{_REQUEST} --copy-bytes 2MiB")
 _SHORT: Final = _program(RESNET_LIKE)
 _LONG: Final = _program(WHISPER_LIKE)
 _COPIES: Final = _program(PAIRS["copies"].offline[0])

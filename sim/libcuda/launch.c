@@ -71,8 +71,19 @@ CUresult kernel_of(const CUDA_KERNEL_NODE_PARAMS *p, struct kernel *kernel)
 	return CUDA_SUCCESS;
 }
 
+/* What a launch costs the calling thread: the driver writes its commands before the GPU can begin. */
+static void spend_launch(void)
+{
+	uint64_t until_ns = clock_ns() + connection.welcome.launch_ns;
+
+	while (clock_ns() < until_ns)
+		;
+}
+
 CUresult kernel_submit(struct CUstream_st *stream, const struct kernel *k, bool first)
 {
+	if (first)
+		spend_launch();
 	return ring_operation(stream, CMD_KERNEL, (uint64_t[4]){k->blocks, k->threads, k->block_ns, first}, NULL);
 }
 

@@ -27,7 +27,8 @@
 
 static bool send_welcome(const struct node *node, const struct client *client, int memory)
 {
-	struct welcome welcome = {.magic = GPUSIM_MAGIC, .devices = device_count(node->model)};
+	struct welcome welcome = {
+		.magic = GPUSIM_MAGIC, .devices = device_count(node->model), .launch_ns = node->config.launch_ns};
 	char control[CMSG_SPACE(2 * sizeof(int))] = {0};
 	struct iovec part = {&welcome, sizeof(welcome)};
 	struct msghdr message = {

@@ -94,6 +94,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		snprintf(config->name, sizeof(config->name), "%s", value);
 	else if (strcmp(key, "mps") == 0)
 		config->mps = either(where, key, value, "on", "off");
+	else if (strcmp(key, "mps_priority") == 0)
+		config->mps_priority = either(where, key, value, "on", "off");
 	else if (strcmp(key, "mps_credits") == 0)
 		config->mps_credits_server = either(where, key, value, "server", "client");
 	else if (strcmp(key, "mps_start") == 0)
@@ -126,6 +128,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->timeslice_ns = number(where, key, value);
 	else if (strcmp(key, "context_switch") == 0)
 		config->switch_ns = number(where, key, value);
+	else if (strcmp(key, "launch_cost") == 0)
+		config->launch_ns = number(where, key, value);
 	else
 		fail(where, key, value);
 }
@@ -237,6 +241,7 @@ void config_load(struct config *config, const char *path)
 {
 	static const char *const KEYS[] = {"name",
 					   "mps",
+					   "mps_priority",
 					   "mps_credits",
 					   "mps_start",
 					   "old_process_utilization",
@@ -252,14 +257,15 @@ void config_load(struct config *config, const char *path)
 					   "save_time",
 					   "save_bandwidth",
 					   "restore_time",
-					   "restore_bandwidth"};
+					   "restore_bandwidth",
+					   "launch_cost"};
 	char variable[64];
 
 	*config = (struct config){.gpus = 1,
 				  .sms = 132,
 				  .memory_bytes = 80ull << 30,
 				  .context_bytes = 520ull << 20,
-				  .copy_bytes_per_second = 25000000000ull,
+				  .copy_bytes_per_second = 55000000000ull,
 				  .dram_bytes_per_second = 2000000000000ull,
 				  .mps_credits_server = 1,
 				  .mps_start_ns = 170000000,
@@ -267,8 +273,9 @@ void config_load(struct config *config, const char *path)
 				  .save_bytes_per_second = 2500000000ull,
 				  .restore_ns = 180000000,
 				  .restore_bytes_per_second = 4000000000ull,
-				  .timeslice_ns = 2000000,
-				  .switch_ns = 50000,
+				  .timeslice_ns = 2150000,
+				  .switch_ns = 200000,
+				  .launch_ns = 3000,
 				  .name = "Simulated H200"};
 	if (path)
 		load_file(config, path);
@@ -280,8 +287,9 @@ void config_load(struct config *config, const char *path)
 			set(config, variable, KEYS[i], getenv(variable));
 	}
 	if (config->gpus < 1 || config->gpus > MAX_GPUS || !sms_fit(config) || !config->copy_bytes_per_second ||
-	    !config->dram_bytes_per_second || !config->save_bytes_per_second || !config->restore_bytes_per_second) {
-		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms and bandwidths above 0\n", MAX_GPUS);
+	    !config->dram_bytes_per_second || !config->save_bytes_per_second || !config->restore_bytes_per_second ||
+	    !config->timeslice_ns) {
+		fprintf(stderr, "gpusim: need 1-%d gpus, 1-1024 sms, bandwidths and a timeslice above 0\n", MAX_GPUS);
 		exit(2);
 	}
 	if (!mig_fits(config)) {

@@ -16,8 +16,8 @@ struct config {
 	uint64_t memory_bytes, context_bytes;
 	uint64_t copy_bytes_per_second, dram_bytes_per_second;
 	uint64_t save_ns, save_bytes_per_second, restore_ns, restore_bytes_per_second; /* of other processes */
-	uint64_t timeslice_ns, switch_ns, mps_start_ns;
-	int mps, mps_credits_server, old_process_utilization_off;
+	uint64_t timeslice_ns, switch_ns, launch_ns, mps_start_ns;
+	int mps, mps_priority, mps_credits_server, old_process_utilization_off;
 	unsigned gpu_sms[MAX_GPUS]; /* 0: as `sms` says */
 	int mig_mode[MAX_GPUS];
 	struct mig_profile mig[MAX_GPUS][MAX_INSTANCES];

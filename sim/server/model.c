@@ -8,6 +8,7 @@
 #define NEVER UINT64_MAX
 #define MOST_DEAD_RECORDS 4096
 #define COPY_LATENCY_NS 2000
+#define COPY_BLOCK_BYTES 65536
 #define THREADS_PER_SM 2048
 #define BLOCKS_PER_SM 32
 /* What a client asks for is bounded here, so that no sum of times can wrap around. */
@@ -23,8 +24,10 @@ struct op {
 	struct stream *stream;
 	struct stream *awaited;
 	struct command command;
-	uint64_t groups_left;
-	uint32_t running; /* SMs that hold its groups */
+	uint64_t block_ns, blocks_left; /* of work on SMs; left: not yet on one */
+	uint32_t threads; /* of a block */
+	uint32_t per_sm; /* blocks on each SM when it is alone: its block time is meant for so many */
+	uint32_t placed; /* parts of it that SMs hold */
 	bool ready, started;
 };
 
@@ -39,10 +42,25 @@ struct stream {
 	bool ended, blocked;
 };
 
+struct part { /* what is in a slot of an SM: a block, or short blocks that run one after another */
+	struct op *op;
+	uint64_t ns; /* of the whole SM */
+};
+
+/* SMs that hold the same. An SM works on the part that came first; the others wait in their slots. */
+struct sm_set {
+	struct sm_set *next; /* in its group, by end */
+	uint64_t end_ns; /* of the first part; while the group is preempted, its ns is what is left of it */
+	uint32_t count, length, threads;
+	struct part parts[BLOCKS_PER_SM];
+};
+
 /* Contexts that run side by side: all MPS clients of a device, or one context alone. */
 struct group {
+	struct group *next_preempted;
+	struct sm_set *busy;
 	uint64_t last_active_ns;
-	uint32_t held, contexts;
+	uint32_t idle_sms, contexts;
 };
 
 struct context {
@@ -52,18 +70,17 @@ struct context {
 	struct stream *streams;
 	struct record *record;
 	void *owner; /* NULL: ended */
-	uint32_t cap, held, copying;
+	uint32_t cap, placed, copying;
 	uint32_t queued; /* operations submitted and not completed */
 	int priority;
 };
 
-enum item_kind { ITEM_GROUPS, ITEM_COPY, ITEM_SWITCHED };
+enum item_kind { ITEM_COPY, ITEM_SWITCHED };
 
 struct item { /* something that ends */
 	uint64_t at_ns;
 	uint64_t order;
 	enum item_kind kind;
-	uint32_t count;
 	struct op *op;
 };
 
@@ -78,9 +95,9 @@ struct device {
 	uint64_t memory_bytes, dram_bytes_per_second;
 	struct context *contexts;
 	struct group shared; /* of the MPS clients */
-	struct group *active;
+	struct group *active, *preempted;
 	uint64_t slice_end_ns;
-	bool switching;
+	bool switching, contended; /* contended: another group waits for its turn */
 	uint32_t free_sms;
 	struct op *ready_first, *ready_last;
 	struct engine engines[2]; /* COPY_H2D, COPY_D2H */
@@ -114,10 +131,10 @@ static bool before(const struct item *a, const struct item *b)
 	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
 }
 
-static void item_push(struct device *device, uint64_t at_ns, enum item_kind kind, struct op *op, uint32_t count)
+static void item_push(struct device *device, uint64_t at_ns, enum item_kind kind, struct op *op)
 {
 	size_t i = device->item_count++, parent;
-	struct item item = {at_ns, device->model->order++, kind, count, op};
+	struct item item = {at_ns, device->model->order++, kind, op};
 
 	if (device->item_count > device->item_room) {
 		device->item_room = device->item_room ? device->item_room * 2 : 64;
@@ -179,8 +196,6 @@ static void hold(struct context *context, int64_t change, uint64_t now_ns)
 	device_update(device, now_ns);
 	record_update(context->record, now_ns);
 	device->free_sms -= (uint32_t)change;
-	context->held += (uint32_t)change;
-	context->group->held += (uint32_t)change;
 	context->record->held += (uint32_t)change;
 }
 
@@ -221,17 +236,40 @@ static void ready_remove(struct device *device, struct op *op)
 		device->ready_last = op->ready_previous;
 }
 
-static uint64_t groups_of(const struct command *kernel, unsigned sms)
+/* Copies within the device and memset are kernels too. */
+static bool on_sms(const struct command *command)
 {
-	uint64_t threads = kernel->b ? kernel->b : 1, per_sm = THREADS_PER_SM / threads, wave, rest;
+	return command->kind == CMD_KERNEL ||
+	       (command->kind == CMD_COPY && (command->a == COPY_D2D || command->a == COPY_SET));
+}
 
-	if (per_sm < 1)
-		per_sm = 1;
-	if (per_sm > BLOCKS_PER_SM)
-		per_sm = BLOCKS_PER_SM;
-	wave = per_sm * sms;
-	rest = kernel->a % wave;
-	return kernel->a / wave * sms + (rest < sms ? rest : sms);
+static void shape_kernel(struct op *op, unsigned sms)
+{
+	uint64_t most, spread = (op->command.a - 1) / sms + 1;
+
+	op->threads = (uint32_t)op->command.b;
+	op->block_ns = op->command.c;
+	op->blocks_left = op->command.a;
+	most = THREADS_PER_SM / op->threads;
+	if (most > BLOCKS_PER_SM)
+		most = BLOCKS_PER_SM;
+	op->per_sm = (uint32_t)(spread < most ? spread : most);
+}
+
+static uint64_t copy_ns(const struct op *op, uint64_t bytes_per_second)
+{
+	return COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / (double)bytes_per_second);
+}
+
+/* A large copy takes whole SMs, all of them: what it waits for is the memory. */
+static void shape_copy(struct op *op, const struct device *device)
+{
+	uint64_t blocks = 1 + op->command.b / COPY_BLOCK_BYTES;
+
+	op->threads = THREADS_PER_SM;
+	op->per_sm = 1;
+	op->block_ns = copy_ns(op, device->dram_bytes_per_second);
+	op->blocks_left = blocks < device->sms ? blocks : device->sms;
 }
 
 /* ---- dispatching ---- */
@@ -247,65 +285,210 @@ static void note_start(struct op *op, uint64_t now_ns)
 		truth->queued_max_ns = waited;
 }
 
-/* How many groups each of `sms` SMs runs one after another before the next event. */
-static uint64_t bunch(const struct op *op, uint32_t sms)
+static struct context *first_context(const struct sm_set *set)
 {
-	uint64_t most = BUNCH_NS / op->command.c, waves = op->groups_left / sms;
+	return set->parts[0].op->stream->context;
+}
+
+static void enqueue_set(struct group *group, struct sm_set *set)
+{
+	struct sm_set **link = &group->busy;
+
+	while (*link && (*link)->end_ns <= set->end_ns)
+		link = &(*link)->next;
+	set->next = *link;
+	*link = set;
+}
+
+/* Its SMs begin with the part that is now the first. */
+static void run_first(struct sm_set *set, uint64_t now_ns)
+{
+	if (!set->parts[0].op->started)
+		note_start(set->parts[0].op, now_ns);
+	set->end_ns = now_ns + set->parts[0].ns;
+	hold(first_context(set), set->count, now_ns);
+	enqueue_set(first_context(set)->group, set);
+}
+
+/* How many blocks of a kernel run one after another in a slot before the next event. */
+static uint64_t bunch(const struct op *op, const struct device *device)
+{
+	uint64_t most = BUNCH_NS * op->per_sm / op->block_ns,
+		 waves = op->blocks_left / ((uint64_t)op->per_sm * device->sms);
 
 	if (most > waves)
 		most = waves;
 	return most ? most : 1;
 }
 
-static void start_groups(struct device *device, struct op *op, uint32_t sms, uint64_t now_ns)
+/* Puts so many blocks into one more slot of each SM of the set. */
+static void fill_slot(struct sm_set *set, struct op *op, uint64_t blocks, uint64_t now_ns)
 {
-	uint64_t each = bunch(op, sms);
+	uint64_t ns = blocks * op->block_ns / op->per_sm;
 
-	if (!op->started)
-		note_start(op, now_ns);
-	op->groups_left -= each * sms;
-	op->running += sms;
-	hold(op->stream->context, sms, now_ns);
-	item_push(device, now_ns + each * op->command.c, ITEM_GROUPS, op, sms);
-	if (!op->groups_left)
-		ready_remove(device, op);
+	set->parts[set->length++] = (struct part){op, ns ? ns : 1};
+	set->threads += op->threads;
+	op->placed += set->count;
+	op->stream->context->placed += set->count;
+	op->blocks_left -= blocks * set->count;
+	if (set->length == 1)
+		run_first(set, now_ns);
 }
 
-/* Gives free SMs to the group's ready kernels in their order; a capped context lets the next one pass. */
+/* Leaves `count` of its SMs in the set; the rest become another one. */
+static void split_set(struct group *group, struct sm_set *set, uint32_t count)
+{
+	struct sm_set *rest = must(malloc(sizeof(*rest)));
+
+	*rest = *set;
+	rest->count = set->count - count;
+	set->count = count;
+	enqueue_set(group, rest);
+}
+
+static bool holds(const struct sm_set *set, const struct context *context)
+{
+	for (uint32_t i = 0; i < set->length; i++)
+		if (set->parts[i].op->stream->context == context)
+			return true;
+	return false;
+}
+
+/* SMs that the context may take beyond those on which it has something. */
+static uint32_t more_sms(const struct group *group, const struct context *context)
+{
+	uint32_t left = context->cap;
+
+	if (context->cap == context->device->sms)
+		return left;
+	for (const struct sm_set *set = group->busy; set; set = set->next)
+		if (holds(set, context))
+			left -= set->count;
+	return left;
+}
+
+/* The SMs with the fewest threads that have room for a block; NULL: none. */
+static struct sm_set *roomiest(const struct group *group, const struct op *op, uint32_t more)
+{
+	struct sm_set *best = NULL;
+
+	for (struct sm_set *set = group->busy; set; set = set->next)
+		if (set->threads + op->threads <= THREADS_PER_SM && set->length < BLOCKS_PER_SM &&
+		    (!best || set->threads < best->threads) && (more || holds(set, op->stream->context)))
+			best = set;
+	return best;
+}
+
+/* Puts blocks on SMs, a slot on each of those that are alike: idle ones first. False: none has room. */
+static bool place(struct device *device, struct group *group, struct op *op, uint64_t now_ns)
+{
+	uint32_t more = more_sms(group, op->stream->context);
+	uint64_t blocks = bunch(op, device), most = op->blocks_left / blocks;
+	struct sm_set *set;
+
+	if (group->idle_sms && more) {
+		set = must(calloc(1, sizeof(*set)));
+		set->count = group->idle_sms < more ? group->idle_sms : more;
+		if (set->count > most)
+			set->count = (uint32_t)most;
+		group->idle_sms -= set->count;
+	} else {
+		set = roomiest(group, op, more);
+		if (!set)
+			return false;
+		if (!holds(set, op->stream->context) && most > more)
+			most = more;
+		if (set->count > most)
+			split_set(group, set, (uint32_t)most);
+	}
+	fill_slot(set, op, blocks, now_ns);
+	return true;
+}
+
+/* Places the group's ready kernels in their order; one that finds no room lets the next one pass. */
 static void dispatch_group(struct device *device, struct group *group, uint64_t now_ns)
 {
 	struct op *op, *next;
 
-	for (op = device->ready_first; op && device->free_sms; op = next) {
-		struct context *context = op->stream->context;
-		uint64_t sms = op->groups_left;
-
+	for (op = device->ready_first; op; op = next) {
 		next = op->ready_next;
-		if (context->group != group)
+		if (op->stream->context->group != group)
 			continue;
-		if (sms > device->free_sms)
-			sms = device->free_sms;
-		if (sms > context->cap - context->held)
-			sms = context->cap - context->held;
-		if (sms)
-			start_groups(device, op, (uint32_t)sms, now_ns);
+		while (op->blocks_left && place(device, group, op, now_ns))
+			;
+		if (!op->blocks_left)
+			ready_remove(device, op);
 	}
 }
 
-static struct group *next_group(struct device *device, bool *active_has_work)
+/* ---- turns ---- */
+
+static void preempt(struct device *device, uint64_t now_ns)
+{
+	struct group *group = device->active;
+
+	group->last_active_ns = now_ns;
+	if (!group->busy)
+		return;
+	for (struct sm_set *set = group->busy; set; set = set->next) {
+		hold(first_context(set), -(int64_t)set->count, now_ns);
+		set->parts[0].ns = set->end_ns - now_ns;
+	}
+	group->next_preempted = device->preempted;
+	device->preempted = group;
+}
+
+/* Goes on where it was stopped. */
+static void resume(struct device *device, uint64_t now_ns)
+{
+	struct group *group = device->active, **link = &device->preempted;
+
+	if (!group || !group->busy)
+		return;
+	while (*link != group)
+		link = &(*link)->next_preempted;
+	*link = group->next_preempted;
+	for (struct sm_set *set = group->busy; set; set = set->next) {
+		hold(first_context(set), set->count, now_ns);
+		set->end_ns = now_ns + set->parts[0].ns;
+	}
+}
+
+static struct group *longest_without(struct group *one, struct group *other)
+{
+	return !one || other->last_active_ns < one->last_active_ns ? other : one;
+}
+
+/* The group whose turn is next, of those that have work and do not run. */
+static struct group *next_group(const struct device *device)
 {
 	struct group *best = NULL;
 
-	*active_has_work = false;
-	for (struct op *op = device->ready_first; op; op = op->ready_next) {
-		struct group *group = op->stream->context->group;
-
-		if (group == device->active)
-			*active_has_work = true;
-		else if (!best || group->last_active_ns < best->last_active_ns)
-			best = group;
-	}
+	for (struct group *group = device->preempted; group; group = group->next_preempted)
+		best = longest_without(best, group);
+	for (struct op *op = device->ready_first; op; op = op->ready_next)
+		if (op->stream->context->group != device->active)
+			best = longest_without(best, op->stream->context->group);
 	return best;
+}
+
+static bool has_work(const struct device *device, const struct group *group)
+{
+	if (!group || group->busy)
+		return group != NULL;
+	for (struct op *op = device->ready_first; op; op = op->ready_next)
+		if (op->stream->context->group == group)
+			return true;
+	return false;
+}
+
+/* Slices of a group that is alone follow one another: one that comes waits for the end of the present one. */
+static void renew_slice(struct device *device, uint64_t now_ns)
+{
+	uint64_t slice = device->model->config.timeslice_ns;
+
+	if (slice && now_ns >= device->slice_end_ns)
+		device->slice_end_ns += ((now_ns - device->slice_end_ns) / slice + 1) * slice;
 }
 
 static void dispatch(struct device *device, uint64_t now_ns)
@@ -313,32 +496,32 @@ static void dispatch(struct device *device, uint64_t now_ns)
 	bool active_has_work;
 	struct group *other;
 
-	if (device->switching || !device->ready_first)
+	if (device->switching)
 		return;
-	other = next_group(device, &active_has_work);
+	other = next_group(device);
+	active_has_work = has_work(device, device->active);
+	if (other && !device->contended)
+		renew_slice(device, now_ns);
+	device->contended = other && active_has_work;
 	if (active_has_work && (!other || now_ns < device->slice_end_ns)) {
 		dispatch_group(device, device->active, now_ns);
 		return;
 	}
-	if (!other || (device->active && device->active->held))
-		return; /* what runs of the old slice runs to its end first */
+	if (!other)
+		return;
 	if (device->active)
-		device->active->last_active_ns = now_ns;
+		preempt(device, now_ns);
 	device->active = other;
 	device->switching = true;
-	item_push(device, now_ns + device->model->config.switch_ns, ITEM_SWITCHED, NULL, 0);
+	item_push(device, now_ns + device->model->config.switch_ns, ITEM_SWITCHED, NULL);
 }
 
 /* ---- streams ---- */
 
 static void copy_start(struct device *device, struct op *op, uint64_t now_ns)
 {
-	const struct config *config = &device->model->config;
-	bool bus = op->command.a <= COPY_D2H || op->command.a == COPY_PEER;
-	double rate = (double)(bus ? config->copy_bytes_per_second : device->dram_bytes_per_second);
-
 	op->stream->context->copying++;
-	item_push(device, now_ns + COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / rate), ITEM_COPY, op, 0);
+	item_push(device, now_ns + copy_ns(op, device->model->config.copy_bytes_per_second), ITEM_COPY, op);
 }
 
 static void copy_queue(struct device *device, struct op *op, uint64_t now_ns)
@@ -405,7 +588,7 @@ static void stream_go(struct stream *stream, uint64_t now_ns)
 
 	count_blocked(stream, false);
 	while ((op = stream->first) && !op->started && !op->ready) {
-		if (op->command.kind == CMD_KERNEL) {
+		if (on_sms(&op->command)) {
 			ready_add(device, op);
 			return;
 		}
@@ -530,8 +713,9 @@ static void stream_drop_queue(struct stream *stream)
 	for (; op; op = next) {
 		next = op->next;
 		ready_remove(stream->context->device, op);
-		op->groups_left = 0;
-		if (op == stream->first && (op->running || (op->command.kind == CMD_COPY && op->started)))
+		op->blocks_left = 0;
+		if (op == stream->first &&
+		    (op->placed || (op->command.kind == CMD_COPY && !on_sms(&op->command) && op->started)))
 			kept = op;
 		else
 			op_free(op);
@@ -547,7 +731,7 @@ static void context_free_if_idle(struct context *context)
 	struct context **link = &device->contexts;
 	struct stream *stream;
 
-	if (context->owner || context->held || context->copying)
+	if (context->owner || context->placed || context->copying)
 		return;
 	while (*link != context)
 		link = &(*link)->next;
@@ -605,18 +789,30 @@ void stream_end(struct stream *stream)
 
 /* ---- time ---- */
 
-static void groups_end(const struct item *item)
+/* The first part of a set of SMs ends, and the next one begins. */
+static void part_end(struct group *group, uint64_t now_ns)
 {
-	struct op *op = item->op;
-	struct context *context = op->stream->context;
+	struct sm_set *set = group->busy;
+	struct part part = set->parts[0];
+	struct context *context = part.op->stream->context;
 
-	hold(context, -(int64_t)item->count, item->at_ns);
-	op->running -= item->count;
-	if (!op->groups_left && !op->running) {
-		if (context->owner)
-			context->record->truth.kernels++;
-		op_done(op, item->at_ns);
+	group->busy = set->next;
+	hold(context, -(int64_t)set->count, now_ns);
+	part.op->placed -= set->count;
+	context->placed -= set->count;
+	set->threads -= part.op->threads;
+	memmove(&set->parts[0], &set->parts[1], --set->length * sizeof(part));
+	if (set->length) {
+		run_first(set, now_ns);
+	} else {
+		group->idle_sms += set->count;
+		free(set);
 	}
+	if (part.op->blocks_left || part.op->placed)
+		return;
+	if (context->owner && part.op->command.kind == CMD_KERNEL)
+		context->record->truth.kernels++;
+	op_done(part.op, now_ns);
 	context_free_if_idle(context);
 }
 
@@ -676,45 +872,72 @@ static void copy_end(struct device *device, const struct item *item)
 	context_free_if_idle(context);
 }
 
-static struct device *earliest(const struct model *model)
+static uint64_t part_end_ns(const struct device *device)
+{
+	return device->active && device->active->busy && !device->switching ? device->active->busy->end_ns : NEVER;
+}
+
+static uint64_t device_next(const struct device *device)
+{
+	uint64_t next = device->item_count ? device->items[0].at_ns : NEVER, end = part_end_ns(device);
+
+	if (device->contended && !device->switching && device->slice_end_ns < next)
+		next = device->slice_end_ns;
+	return end < next ? end : next;
+}
+
+static struct device *earliest(const struct model *model, uint64_t *at_ns)
 {
 	struct device *best = NULL;
 
+	*at_ns = NEVER;
 	for (unsigned d = 0; d < model->device_count; d++) {
-		const struct device *device = &model->devices[d];
+		uint64_t next = device_next(&model->devices[d]);
 
-		if (device->item_count && (!best || before(&device->items[0], &best->items[0])))
-			best = (struct device *)device;
+		if (next < *at_ns) {
+			*at_ns = next;
+			best = (struct device *)&model->devices[d];
+		}
 	}
 	return best;
 }
 
 uint64_t model_next(const struct model *model)
 {
-	const struct device *device = earliest(model);
+	uint64_t at_ns;
 
-	return device ? device->items[0].at_ns : NEVER;
+	earliest(model, &at_ns);
+	return at_ns;
+}
+
+static void item_end(struct device *device, const struct item *item)
+{
+	if (item->kind == ITEM_COPY) {
+		copy_end(device, item);
+		return;
+	}
+	device->switching = false;
+	device->slice_end_ns = item->at_ns + device->model->config.timeslice_ns;
+	resume(device, item->at_ns);
 }
 
 bool model_step(struct model *model, uint64_t to)
 {
-	struct device *device = earliest(model);
+	uint64_t at_ns;
+	struct device *device = earliest(model, &at_ns);
 	struct item item;
 
-	if (!device || device->items[0].at_ns > to)
+	if (!device || at_ns > to)
 		return false;
-	item = item_pop(device);
-	if (item.at_ns > model->now_ns)
-		model->now_ns = item.at_ns;
-	if (item.kind == ITEM_GROUPS) {
-		groups_end(&item);
-	} else if (item.kind == ITEM_COPY) {
-		copy_end(device, &item);
-	} else {
-		device->switching = false;
-		device->slice_end_ns = item.at_ns + model->config.timeslice_ns;
+	if (at_ns > model->now_ns)
+		model->now_ns = at_ns;
+	if (device->item_count && device->items[0].at_ns == at_ns) {
+		item = item_pop(device);
+		item_end(device, &item);
 	}
-	dispatch(device, item.at_ns);
+	while (part_end_ns(device) <= at_ns)
+		part_end(device->active, at_ns);
+	dispatch(device, at_ns);
 	return true;
 }
 
@@ -752,7 +975,7 @@ unsigned device_add(struct model *model, unsigned sms, uint64_t memory_bytes)
 
 	device->model = model;
 	device->index = model->device_count;
-	device->sms = device->free_sms = sms;
+	device->sms = device->free_sms = device->shared.idle_sms = sms;
 	device->memory_bytes = memory_bytes;
 	device->dram_bytes_per_second = (uint64_t)(part * (double)config->dram_bytes_per_second);
 	if (!device->dram_bytes_per_second)
@@ -783,10 +1006,10 @@ void model_free(struct model *model)
 
 		for (struct context *context = device->contexts, *next; context; context = next) {
 			next = context->next;
-			if (context->owner) /* else it has ended, and its last groups still run */
+			if (context->owner) /* else it has ended, and its last blocks are still there */
 				context_end(context);
 		}
-		while (device->item_count)
+		while (device_next(device) != NEVER)
 			model_step(model, NEVER);
 		free(device->items);
 	}
@@ -808,8 +1031,9 @@ struct context *context_new(struct model *model, unsigned device_index, void *ow
 	context->record = record;
 	record->uses++;
 	context->cap = mps && percentage && percentage < 100 ? (sms * percentage + 99) / 100 : sms;
-	context->priority = mps && priority > 0 ? 1 : 0;
+	context->priority = mps && priority > 0 && model->config.mps_priority;
 	context->group = mps ? &device->shared : must(calloc(1, sizeof(struct group)));
+	context->group->idle_sms = mps ? context->group->idle_sms : sms;
 	context->group->contexts++;
 	context->next = device->contexts;
 	device->contexts = context;
@@ -837,6 +1061,8 @@ static void bound(struct command *command, uint64_t now_ns)
 		command->c = LONGEST_BLOCK_NS;
 	if (command->kind == CMD_KERNEL && command->c == 0)
 		command->c = 1;
+	if (command->kind == CMD_KERNEL && command->b == 0)
+		command->b = 1;
 	if (command->kind == CMD_COPY && command->b > LARGEST_COPY_BYTES)
 		command->b = LARGEST_COPY_BYTES;
 }
@@ -855,8 +1081,10 @@ void stream_submit(struct stream *stream, const struct command *command, struct 
 		awaited->awaiters++;
 	bound(&op->command, model->now_ns);
 	if (command->kind == CMD_KERNEL) {
-		op->groups_left = groups_of(command, context->device->sms);
+		shape_kernel(op, context->device->sms);
 		context->record->truth.launches += command->d != 0;
+	} else if (on_sms(command)) {
+		shape_copy(op, context->device);
 	}
 	context->queued++;
 	if (stream->last)

@@ -3,9 +3,9 @@
 /*
  * The model of the GPUs: a discrete-event simulation without I/O and without a clock of its own.
  *
- * Time only moves forward, by model_advance. Kernels become groups of blocks, one group per SM; groups run to their
- * end. Contexts that do not share (no MPS) take time slices. The sum of the processes' SM time is the device's,
- * exactly.
+ * Time only moves forward, by model_advance. A kernel's blocks go into slots of SMs, and an SM works on the block that
+ * came first. Contexts that do not share (no MPS) take time slices; at the end of one what runs is stopped, and goes on
+ * in the next. The sum of the processes' SM time is the device's, exactly.
  */
 #pragma once
 #include <stdbool.h>
@@ -54,11 +54,12 @@ bool model_step(struct model *model, uint64_t to);
 void model_advance(struct model *model, uint64_t to);
 uint64_t model_now(const struct model *model);
 
-/* share_cap: SMs that it may hold at once; priority 0 is served before 1; mps: shares SMs with the other MPS contexts.
+/* mps: shares SMs with the other MPS contexts, and may have blocks on so many percent of them at once. Priority 0 is
+ * served before 1 where the configuration says that it counts.
  */
 struct context *context_new(struct model *model, unsigned device, void *owner, struct record *record, bool mps,
 			    unsigned percentage, int priority);
-/* Queued work vanishes and is reported as completed, running groups finish. */
+/* Queued work vanishes and is reported as completed; blocks that are on SMs finish, in the turns of their group. */
 void context_end(struct context *context);
 /* priority: as CUDA has it, 0 (least) to -5 */
 struct stream *stream_new(struct context *context, uint32_t number, int priority);

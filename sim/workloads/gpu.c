@@ -125,22 +125,25 @@ void gpu_open(struct gpu *gpu, int ordinal, unsigned functions)
 	gpu->iterations_per_us = FIRST_GUESS_PER_US;
 }
 
-static unsigned blocks_per_wave(const struct gpu *gpu, struct shape shape)
+static unsigned resident(struct shape shape)
 {
-	unsigned resident = THREADS_PER_SM / shape.threads;
+	unsigned blocks = THREADS_PER_SM / shape.threads;
 
-	if (resident < 1)
-		resident = 1;
-	if (resident > BLOCKS_PER_SM)
-		resident = BLOCKS_PER_SM;
-	return gpu->sm_count * resident;
+	return blocks < 1 ? 1 : blocks > BLOCKS_PER_SM ? BLOCKS_PER_SM : blocks;
 }
 
-unsigned gpu_waves(const struct gpu *gpu, struct shape shape)
+static unsigned blocks_per_wave(const struct gpu *gpu, struct shape shape)
 {
-	unsigned wave = blocks_per_wave(gpu, shape);
+	return gpu->sm_count * resident(shape);
+}
 
-	return (shape.blocks + wave - 1) / wave;
+uint64_t gpu_length_ns(const struct gpu *gpu, struct shape shape, uint64_t ns)
+{
+	unsigned wave = blocks_per_wave(gpu, shape), waves = shape.blocks / wave, rest = shape.blocks % wave;
+
+	if (!waves)
+		return ns;
+	return ns * waves + ns * ((rest + gpu->sm_count - 1) / gpu->sm_count) / resident(shape);
 }
 
 static uint64_t timed_spin_ns(const struct gpu *gpu, struct shape shape, uint64_t spin_ns)

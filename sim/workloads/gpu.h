@@ -46,8 +46,8 @@ void gpu_spin(const struct gpu *gpu, unsigned function, struct shape shape, uint
 void gpu_begin_graph(const struct gpu *gpu);
 CUgraphExec gpu_end_graph(const struct gpu *gpu);
 
-/* How often the device's SMs have to be filled to run all blocks: the launch lasts so many times the block's time. */
-unsigned gpu_waves(const struct gpu *gpu, struct shape shape);
+/* What a kernel of the shape takes alone, whose blocks take ns in a full wave; the rest of a wave shares SMs with less. */
+uint64_t gpu_length_ns(const struct gpu *gpu, struct shape shape, uint64_t ns);
 
 void gpu_wait(const struct gpu *gpu);
 

@@ -4,7 +4,7 @@
 
 static uint64_t kernel_length_ns(const struct worker *worker, struct kernel kernel)
 {
-	return kernel.ns * gpu_waves(&worker->gpu, kernel.shape);
+	return gpu_length_ns(&worker->gpu, kernel.shape, kernel.ns);
 }
 
 static void record_graph(struct worker *worker, struct work *work)

@@ -156,7 +156,7 @@ static void one_wave_takes_the_time_of_a_block(void)
 	CHECK_EQUAL(sm_time(client), 10 * 3 * MS + 1);
 }
 
-static void a_wave_and_a_bit_takes_two_block_times(void)
+static void the_bit_beyond_a_wave_has_its_sms_to_itself(void)
 {
 	struct client *client;
 	uint64_t start;
@@ -165,11 +165,11 @@ static void a_wave_and_a_bit_takes_two_block_times(void)
 	client = join();
 	warm(client);
 	start = model_now(model);
-	launch(client, 0, 23, 3 * MS); /* a full wave, then three SMs with one block each */
+	launch(client, 0, 23, 3 * MS); /* a full wave, then three SMs with one block each, which runs twice as fast */
 	mark(client, 0, 1);
 	run_all();
-	CHECK_EQUAL(client->marks[1] - start, 6 * MS);
-	CHECK_EQUAL(sm_time(client), (10 + 3) * 3 * MS + 1);
+	CHECK_EQUAL(client->marks[1] - start, 3 * MS + 3 * MS / 2);
+	CHECK_EQUAL(sm_time(client), 23 * 3 * MS / 2 + 1);
 }
 
 static void a_stream_is_a_queue(void)
@@ -286,7 +286,7 @@ static void a_context_without_work_gives_way_at_once(void)
 	CHECK_EQUAL(b->marks[1] - start, 100 * US + 50 * US + 100 * US);
 }
 
-static void blocks_run_to_their_end_after_the_slice(void)
+static void what_runs_stops_at_the_end_of_a_slice_and_goes_on_in_the_next(void)
 {
 	struct client *a, *b;
 	uint64_t start;
@@ -297,11 +297,93 @@ static void blocks_run_to_their_end_after_the_slice(void)
 	warm(a);
 	start = model_now(model);
 	launch(a, 0, 20, 30 * MS);
-	launch(a, 0, 20, 30 * MS);
+	launch(b, 0, 20, MS);
+	mark(a, 0, 1);
+	mark(b, 0, 1);
+	run_all();
+	CHECK_EQUAL(b->marks[1] - start,
+		    2 * MS - 1 + 50 * US + MS); /* warming took the first nanosecond of the slice */
+	CHECK_EQUAL(a->marks[1] - start, 30 * MS + 50 * US + MS + 50 * US);
+	CHECK_EQUAL(sm_time(a), 10 * 30 * MS + 1);
+}
+
+static void turns_are_equal_however_long_the_kernels_are(void)
+{
+	struct client *a, *b;
+	uint64_t each = 10 * 50 * 2 * MS; /* of 205 ms, 50 slices */
+
+	begin(shape(10));
+	a = join();
+	b = join();
+	for (int i = 0; i < 50; i++)
+		launch(a, 0, 20, 5 * MS);
+	for (int i = 0; i < 1000; i++)
+		launch(b, 0, 20, 200 * US);
+	model_advance(model, 205 * MS);
+	CHECK_EQUAL(sm_time(a), each);
+	CHECK_EQUAL(sm_time(b), each);
+}
+
+static void a_newcomer_waits_for_the_rest_of_the_slice_of_one_that_was_alone(void)
+{
+	struct client *a, *b;
+	uint64_t start;
+
+	begin(shape(10));
+	a = join();
+	b = join();
+	launch(a, 0, 20, 100 * MS);
+	start = 50 * US; /* of the first slice */
+	model_advance(model, start + 7 * MS); /* in the middle of the fourth one */
 	launch(b, 0, 20, MS);
 	mark(b, 0, 1);
 	run_all();
-	CHECK_EQUAL(b->marks[1] - start, 30 * MS + 50 * US + MS);
+	CHECK_EQUAL(b->marks[1] - start, 8 * MS + 50 * US + MS);
+}
+
+static void a_context_that_ends_between_its_turns_finishes_in_them(void)
+{
+	struct device_state state;
+	struct client *a, *b;
+	uint64_t start;
+
+	begin(shape(10));
+	a = join();
+	b = join();
+	warm(a);
+	start = model_now(model);
+	launch(a, 0, 20, 10 * MS);
+	launch(b, 0, 20, 3 * MS);
+	mark(b, 0, 1);
+	model_advance(model, start + 3 * MS); /* b runs */
+	CHECK_EQUAL(sm_time(a), 10 * (2 * MS - 1) + 1);
+	context_end(a->context);
+	CHECK_EQUAL(a->completed[0], a->submitted[0]);
+	run_all();
+	CHECK_EQUAL(b->marks[1] - start, 2 * MS - 1 + 50 * US + 2 * MS + 50 * US + 2 * MS + 50 * US + MS);
+	CHECK_EQUAL(sm_time(a), 10 * 10 * MS + 1);
+	context_end(b->context);
+	CHECK(device_idle(model, 0));
+	device_read(model, 0, &state);
+	CHECK_EQUAL(state.sm_active_ns * 10, sm_time(a) + sm_time(b) - 1);
+}
+
+static void a_stream_that_is_destroyed_between_turns_finishes_its_work(void)
+{
+	struct client *a, *b;
+
+	begin(shape(10));
+	a = join();
+	b = join();
+	launch(a, 1, 20, 5 * MS);
+	launch(a, 1, 20, 5 * MS);
+	launch(b, 0, 20, 5 * MS);
+	model_advance(model, 3 * MS);
+	stream_end(a->streams[1]);
+	run_all();
+	CHECK_EQUAL(a->completed[1], 2);
+	CHECK_EQUAL(sm_time(a), 10 * 10 * MS);
+	CHECK_EQUAL(sm_time(b), 10 * 5 * MS);
 }
 
 static void under_mps_contexts_share_the_sms(void)
@@ -332,10 +414,10 @@ static void a_percentage_caps_the_sms_held_and_rounds_up(void)
 	a = join_as(0, true, 25, 0);
 	warm(a);
 	start = model_now(model);
-	launch(a, 0, 20, MS); /* ten groups on three SMs: 3 + 3 + 3 + 1 */
+	launch(a, 0, 20, MS); /* twenty halves of a millisecond on three SMs: 7 + 7 + 6 */
 	mark(a, 0, 1);
 	run_all();
-	CHECK_EQUAL(a->marks[1] - start, 4 * MS);
+	CHECK_EQUAL(a->marks[1] - start, 7 * MS / 2);
 }
 
 static void a_capped_client_does_not_block_those_behind_it(void)
@@ -365,21 +447,60 @@ static void left_over_sms_go_to_the_next_kernel(void)
 	b = join_as(0, true, 100, 0);
 	warm(a);
 	start = model_now(model);
-	launch(a, 0, 23, MS); /* ten SMs, then three */
+	launch(a, 0, 23, MS); /* ten SMs, then three for half as long */
 	launch(b, 0, 7, MS);
 	mark(a, 0, 1);
 	mark(b, 0, 1);
 	run_all();
-	CHECK_EQUAL(a->marks[1] - start, 2 * MS);
+	CHECK_EQUAL(a->marks[1] - start, 3 * MS / 2);
 	CHECK_EQUAL(b->marks[1] - start, 2 * MS);
 }
 
-static void normal_clients_go_before_those_below_normal(void)
+static void an_sm_finishes_the_blocks_that_came_first(void)
+{
+	struct client *a, *b;
+	uint64_t start;
+
+	begin(shape(10));
+	a = join_as(0, true, 100, 0);
+	b = join_as(0, true, 100, 0);
+	warm(a);
+	start = model_now(model);
+	launch(a, 0, 8, 5 * MS); /* half of the threads of eight SMs */
+	launch(b, 0, 12,
+	       MS); /* one on each of the idle SMs, then one on each SM: ten, and two for which they end first */
+	mark(a, 0, 1);
+	mark(b, 0, 1);
+	run_all();
+	CHECK_EQUAL(a->marks[1] - start, 5 * MS);
+	CHECK_EQUAL(b->marks[1] - start, 5 * MS + MS / 2);
+}
+
+static void blocks_wait_only_for_those_on_their_own_sm(void)
+{
+	struct client *a, *b;
+	uint64_t start;
+
+	begin(shape(10));
+	a = join_as(0, true, 100, 0);
+	b = join_as(0, true, 30, 0);
+	warm(a);
+	start = model_now(model);
+	launch(b, 0, 6, 5 * MS); /* one on each of three SMs, and then the other three */
+	launch(a, 0, 14, MS); /* two on each of the other seven */
+	mark(a, 0, 1);
+	mark(b, 0, 1);
+	run_all();
+	CHECK_EQUAL(a->marks[1] - start, MS);
+	CHECK_EQUAL(b->marks[1] - start, 10 * MS);
+}
+
+static uint64_t normal_beside_below_normal_ns(struct config config)
 {
 	struct client *low, *high;
 	uint64_t start;
 
-	begin(shape(10));
+	begin(config);
 	low = join_as(0, true, 100, 1);
 	high = join_as(0, true, 100, 0);
 	warm(low);
@@ -387,10 +508,21 @@ static void normal_clients_go_before_those_below_normal(void)
 	launch(low, 0, 100, MS); /* five waves */
 	launch(high, 0, 20, MS);
 	mark(high, 0, 1);
-	mark(low, 0, 1);
 	run_all();
-	CHECK_EQUAL(high->marks[1] - start, 2 * MS);
-	CHECK_EQUAL(low->marks[1] - start, 6 * MS);
+	return high->marks[1] - start;
+}
+
+static void a_client_below_normal_waits_for_none(void)
+{
+	CHECK_EQUAL(normal_beside_below_normal_ns(shape(10)), 6 * MS);
+}
+
+static void where_priority_counts_normal_clients_get_the_first_free_slots(void)
+{
+	struct config config = shape(10);
+
+	config.mps_priority = true;
+	CHECK_EQUAL(normal_beside_below_normal_ns(config), 2 * MS);
 }
 
 static void an_urgent_stream_goes_before_an_older_one(void)
@@ -454,6 +586,46 @@ static void copies_use_two_engines_beside_kernels(void)
 	CHECK_EQUAL(client->marks[3] - start, 5 * MS);
 	CHECK_EQUAL(client->record->truth.rx_bytes, 2000000);
 	CHECK_EQUAL(client->record->truth.tx_bytes, 1000000);
+}
+
+static void copies_within_the_device_take_sms_and_turns(void)
+{
+	uint64_t each = 2 * US + MS; /* 100 GB/s */
+	struct client *a, *b;
+	uint64_t start;
+
+	begin(shape(10));
+	a = join();
+	b = join();
+	warm(a);
+	start = model_now(model);
+	launch(a, 0, 20, 30 * MS);
+	copy(b, 0, COPY_D2D, 100000000);
+	copy(b, 0, COPY_SET, 1); /* one SM */
+	mark(b, 0, 1);
+	run_all();
+	CHECK_EQUAL(b->marks[1] - start, 2 * MS - 1 + 50 * US + each + 2 * US);
+	CHECK_EQUAL(sm_time(b), 10 * each + 2 * US);
+	CHECK_EQUAL(b->record->truth.kernels, 0);
+	CHECK_EQUAL(b->record->truth.rx_bytes + b->record->truth.tx_bytes, 0);
+}
+
+static void a_context_that_ends_leaves_no_copy_that_waits_for_sms(void)
+{
+	struct client *a, *b;
+
+	begin(shape(10));
+	a = join_as(0, true, 100, 0);
+	b = join_as(0, true, 100, 0);
+	launch(a, 0, 5, 3 * MS);
+	copy(b, 0, COPY_D2D, 100000000); /* on five SMs, and then on the same again */
+	model_advance(model, MS / 2);
+	context_end(b->context);
+	run_all();
+	CHECK_EQUAL(b->completed[0], b->submitted[0]);
+	CHECK_EQUAL(sm_time(b), 5 * (2 * US + MS));
+	context_end(a->context);
+	CHECK(device_idle(model, 0));
 }
 
 static void a_wait_holds_a_stream_until_the_other_gets_there(void)
@@ -533,7 +705,7 @@ static void a_dead_client_s_blocks_finish_and_its_queue_vanishes(void)
 	launch(b, 0, 20, MS);
 	mark(b, 0, 1);
 	run_all();
-	CHECK_EQUAL(b->marks[1] - start, 10 * MS + 50 * US + MS);
+	CHECK_EQUAL(b->marks[1] - start, 2 * MS - 1 + 50 * US + MS);
 	CHECK_EQUAL(sm_time(a), 10 * 10 * MS + 1);
 	CHECK_EQUAL(a->completed[0], a->submitted[0]); /* no request is left waiting */
 }
@@ -745,22 +917,31 @@ static const struct {
 	void (*run)(void);
 } TESTS[] = {
 	TEST(one_wave_takes_the_time_of_a_block),
-	TEST(a_wave_and_a_bit_takes_two_block_times),
+	TEST(the_bit_beyond_a_wave_has_its_sms_to_itself),
 	TEST(a_stream_is_a_queue),
 	TEST(streams_of_a_context_overlap),
 	TEST(a_launch_counts_from_its_own_time_however_late_it_is_taken),
 	TEST(contexts_take_turns),
 	TEST(three_contexts_take_turns_in_a_ring),
 	TEST(a_context_without_work_gives_way_at_once),
-	TEST(blocks_run_to_their_end_after_the_slice),
+	TEST(what_runs_stops_at_the_end_of_a_slice_and_goes_on_in_the_next),
+	TEST(turns_are_equal_however_long_the_kernels_are),
+	TEST(a_newcomer_waits_for_the_rest_of_the_slice_of_one_that_was_alone),
+	TEST(a_context_that_ends_between_its_turns_finishes_in_them),
+	TEST(a_stream_that_is_destroyed_between_turns_finishes_its_work),
 	TEST(under_mps_contexts_share_the_sms),
 	TEST(a_percentage_caps_the_sms_held_and_rounds_up),
 	TEST(a_capped_client_does_not_block_those_behind_it),
 	TEST(left_over_sms_go_to_the_next_kernel),
-	TEST(normal_clients_go_before_those_below_normal),
+	TEST(an_sm_finishes_the_blocks_that_came_first),
+	TEST(blocks_wait_only_for_those_on_their_own_sm),
+	TEST(a_client_below_normal_waits_for_none),
+	TEST(where_priority_counts_normal_clients_get_the_first_free_slots),
 	TEST(an_urgent_stream_goes_before_an_older_one),
 	TEST(an_mps_group_and_a_context_of_its_own_take_turns),
 	TEST(copies_use_two_engines_beside_kernels),
+	TEST(copies_within_the_device_take_sms_and_turns),
+	TEST(a_context_that_ends_leaves_no_copy_that_waits_for_sms),
 	TEST(a_wait_holds_a_stream_until_the_other_gets_there),
 	TEST(a_wait_reaches_across_devices),
 	TEST(a_wait_for_what_is_gone_ends),

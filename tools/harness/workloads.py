@@ -13,11 +13,11 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-# 40 kernels of 100 µs = 4 ms. Each is one full wave of 50 µs blocks and a little more (20 of 132 SMs): the ragged end
+# 40 kernels of 75 µs = 3 ms. Each is one full wave of 50 µs blocks and a little more (20 of 132 SMs): the ragged end
 # that inference kernels of small batches have, in which blocks of other processes get in.
 BERT_LIKE: Final = shlex.split("--kernels 40 --kernel-us 50 --blocks 284 --threads 1024")
 
-# Half of the GPU's time when alone: 125 requests of 4 ms a second.
+# Three eighths of the GPU's time when alone: 125 requests of 3 ms a second.
 BERT_RATE: Final = shlex.split("--rate 125")
 
 # Short kernels (125 to 375 µs) of about one wave (110 of 132 SMs), four at a time, and then the host has to catch up.

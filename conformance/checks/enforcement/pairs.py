@@ -34,7 +34,7 @@ class Pair:
 LOAD_RATIO: Final = 0.4
 
 
-# 10 kernels of 100 µs: half a request of the enforcement bench.
+# 10 kernels of 75 µs: three eighths of a request of the enforcement bench.
 _SERVICE: Final = Program(tuple(shlex.split("--kernels 10 --kernel-us 50 --blocks 284 --threads 1024")))
 _RATE_PER_SECOND: Final = 420.0
 # Short sequences and few layers: what a BERT of 12 layers takes 3 ms for.
