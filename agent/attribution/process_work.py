@@ -244,10 +244,10 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime) ->
 def _nvml_tick(tick: Tick, process: ProcessId) -> NvmlTick | None:
     """NVML's time of it; 0 where samples credited others alone. None: there is no sample."""
     client = process in tick.side_by_side
-    own_ns = tick.busy_ns.get(process)
+    own_ns = tick.busy_ns.get(process) if tick.interval_ns else None
     others = [one for one, ns in tick.busy_ns.items() if ns and one != process and one not in tick.side_by_side]
     if own_ns is None:
-        if client or not others:
+        if client or not others or not tick.interval_ns:
             return None
         own_ns = 0.0
     takes_turns = not client and (others or any(one != process and one not in tick.side_by_side for one in tick.work))

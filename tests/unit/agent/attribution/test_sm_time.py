@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -268,3 +269,8 @@ def test_a_process_that_waits_its_turn_is_not_taken_to_have_worked_all_that_time
     estimates = device.observe(tick(1.0, {A: {1: launched(500)}, B: {1: launched(500)}}))
     assert ratio(estimates, A) == pytest.approx(0.5, rel=0.05)
     assert ratio(estimates, B) == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_first_tick_which_has_no_length_teaches_nothing() -> None:
+    first = replace(tick(0.5, {A: {1: launched(250)}}, busy={A: 0.25}), interval_ns=0, counted_ns=0)
+    SmTime(stretched()).observe(first)
