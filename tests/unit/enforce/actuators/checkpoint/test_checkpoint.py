@@ -310,6 +310,25 @@ def test_the_helper_is_told_what_the_process_needs(monkeypatch: pytest.MonkeyPat
     assert f'--needs={{"{GPU}": {GIB}}}' in said
 
 
+def test_a_lock_without_an_answer_is_waited_for_however_old_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def ask(*words: Any) -> HelperAnswer:
+        said.extend(word for word in words if isinstance(word, str) and word.startswith("--settle-ms"))
+        return HelperAnswer(AnswerKind.DONE, State.RUNNING, State.RUNNING)
+
+    monkeypatch.setattr(helper, "ask", ask)
+    process, procfs = proc_with(tmp_path), Procfs(str(tmp_path))
+    long_ago = entry_of(process)
+    for change in (helper.about_to_act, helper.unanswered, helper.acted):
+        change(process)
+        helper.release_process(long_ago, procfs)
+    assert said == ["--settle-ms=0", f"--settle-ms={helper.LOCK_LIMIT_MS + 1000}", "--settle-ms=0"]
+    helper.about_to_act(process)
+
+
 def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
     proc_with(tmp_path)
     with pytest.raises(GoneError):
