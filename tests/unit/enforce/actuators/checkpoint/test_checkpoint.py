@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,6 +190,29 @@ def test_a_restore_is_tried_only_where_there_is_room(
     assert ("Restore" in driver.calls) == fits
     assert driver.now is (State.RUNNING if fits else State.CHECKPOINTED)
     assert fits or "tried again" in (answer.error or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hold others up")
+def test_two_restores_do_not_count_on_the_same_room() -> None:
+    nvml, begun, go_on = FakeNvml({GPU: 10 * GIB}, {GPU: [(1, GIB)]}), threading.Event(), threading.Event()
+
+    class Slow(FakeDriver):
+        def restore(self, tgid: int) -> None:
+            begun.set()
+            assert go_on.wait(60)
+            nvml.free[GPU] = 2 * GIB
+            super().restore(tgid)
+
+    with ThreadPoolExecutor(2) as pool:
+        needs = {GPU: 8 * GIB}
+        first = pool.submit(transitions.release, checked(Slow(State.CHECKPOINTED), nvml, needs), TGID)
+        assert begun.wait(60)
+        second = pool.submit(transitions.release, checked(FakeDriver(State.CHECKPOINTED), nvml, needs), TGID)
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        go_on.set()
+        assert first.result(60).kind is AnswerKind.DONE
+        assert second.result(60).kind is AnswerKind.NO_ROOM
 
 
 def test_what_has_allocated_since_its_entry_was_written_is_not_saved() -> None:
