@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
@@ -189,7 +189,7 @@ class RungExecutor:
         rungs.failed.pop(name, None)
         if name not in rungs.in_force:
             _log.info("%s: %s", subject.container.name, name)
-        rungs.in_force[name] = list(known.values())
+        rungs.in_force[name] = self._as_written(known.values())
         rungs.again_ns[name] = self._clock() + again_ns
         rungs.processes[name] = subject.processes
 
@@ -198,8 +198,17 @@ class RungExecutor:
         self.failures += 1
         rungs.failed[name] = (self._clock(), why)
         _log.warning("%s: %s: %s", subject.container.name, name, why)
-        rungs.in_force[name] = entries
+        rungs.in_force[name] = self._as_written(entries)
         self._descend(rungs, name)
+
+    def _as_written(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+        """As the ledger has them: a rung may know more of an act once it is applied."""
+        try:
+            written = {entry.id: entry for entry in self._ledger.outstanding()}
+        except WardenError as error:
+            _log.warning("%s", error)
+            written = {}
+        return [written.get(entry.id, entry) for entry in entries]
 
     def _descend(self, rungs: _ContainerRungs, name: str) -> None:
         left = []

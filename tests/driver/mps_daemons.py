@@ -110,7 +110,7 @@ def starting_server(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterat
     with control.daemon(starting=True):
         monkeypatch.setenv("GPUSIM_MPS_STARTING", "1")
         assert control.ask("start_server -uid 0") == ""
-        (server,) = control.ask("get_server_list").split()
+        (server,) = until(lambda: control.ask("get_server_list").split(), "a server in the list")
         try:
             yield int(server)
         finally:

@@ -255,9 +255,9 @@ def _answered(question: Callable[[], T]) -> T:
 
 @contextmanager
 def _one_restore() -> Iterator[None]:
-    """Two restores at once could both find the same room. Who may not open the file goes without."""
+    """Two restores at once could both find the same room. Where the file cannot be opened it goes without."""
     try:
-        held = os.open("/proc/1/environ", os.O_RDONLY | os.O_CLOEXEC)  # which only root can keep others from
+        held = os.open("/proc/vmallocinfo", os.O_RDONLY | os.O_CLOEXEC)  # a file of every node that only root opens
     except OSError:
         yield
         return

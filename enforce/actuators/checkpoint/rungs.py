@@ -8,7 +8,8 @@ processes run on otherwise, unlike with `freeze`: they answer their health check
 `swap`: its device memory goes to the host, and the device is free for others (cuCheckpoint…). The host memory is
 charged to the process: where its cgroups or the host have no room the kernel would kill it, so that is an obstacle.
 Going back needs room on the device; until then it stays saved. How much it has there is in the ledger before it is
-saved, as it is never restored without: the driver would not restore it any more, even when there is room again.
+saved, noted once it is locked and can allocate no more, as it is never restored without room: the driver would not
+restore it any more, even when there is room again.
 
 A process that another program has locked is refused before anything is written or done. One that the driver cannot lock
 or save (an MPS client, memory shared with other processes) is remembered, so that the ladder goes on to the next rung.
@@ -107,6 +108,14 @@ class Checkpoints:
             if answer.kind is AnswerKind.DONE or answer.kind in _NOTHING_TO_DO:
                 continue
             raise CheckpointError(f"process {process.tgid}: {answer.error or answer.kind}")
+
+    def note_held(self, subject: Subject) -> None:
+        """What the processes hold now, into their entries of `swap`. CheckpointError, LedgerError."""
+        known = self._in_ledger()
+        for entry in self.intents("swap", subject):
+            before = known.get(entry.process) if entry.process is not None else None
+            if self.ledger is not None and (before is None or before.device_bytes != entry.device_bytes):
+                self.ledger.intend(entry)
 
     def _note(self, process: ProcessId, answer: HelperAnswer) -> None:
         if answer.kind is AnswerKind.DONE:
@@ -219,7 +228,9 @@ class Swap:
         return self.checkpoints.intents(self.name, subject)
 
     def apply(self, subject: Subject) -> None:
-        """Locks and saves; takes as long as the memory takes over PCIe. CheckpointError."""
+        """Locks and saves; takes as long as the memory takes to the host. CheckpointError, LedgerError."""
+        self.checkpoints.apply("lock", subject)
+        self.checkpoints.note_held(subject)
         self.checkpoints.apply("swap-out", subject)
 
     def _no_room(self, subject: Subject) -> str | None:

@@ -191,6 +191,21 @@ def test_a_process_that_the_driver_restores_no_more_is_reported_until_it_has_end
     assert stage.release() == [UndoOutcome.GONE]
 
 
+def test_what_a_process_holds_is_noted_once_it_can_allocate_no_more(stage: Stage) -> None:
+    tgid = stage.offline(*SHORT, "--memory", str(GIB))
+    rung, subject = Swap(stage.checkpoints), subject_of(tgid)
+    [entry] = rung.intents(subject)
+    stage.ledger.intend(replace(entry, device_bytes=()))  # as if it had allocated all of it since then
+    rung.apply(subject)
+    [noted] = read(stage.path)
+    assert noted.device_bytes == entry.device_bytes
+    rung.apply(subject)  # as is done again and again
+    assert read(stage.path) == [noted]
+    assert state_of(tgid) is State.CHECKPOINTED
+    assert stage.release() == [UndoOutcome.RESUMED]
+    stage.goes_on(tgid)
+
+
 def test_a_lock_beneath_a_swap_is_undone_with_it(stage: Stage) -> None:
     tgid = stage.offline(*SHORT, "--memory", str(GIB))
     other = stage.offline(*SHORT)  # so that nothing is restored whose needs are unknown

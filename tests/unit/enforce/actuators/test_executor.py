@@ -251,6 +251,25 @@ def test_after_a_long_descent_only_what_is_wanted_by_then_is_climbed_and_on_whom
     assert bool(subjects) == bool(still)
 
 
+def test_what_a_rung_notes_while_it_is_applied_is_what_is_undone(
+    path: Path, chalk: Chalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, undone = Ledger(path), list[LedgerEntry]()
+    noted = replace(LedgerEntry.at("chalk", "/board", KEY, 0), device_bytes=(("GPU-a", 7),))
+
+    def undo(entry: LedgerEntry, _proc: Procfs) -> UndoOutcome:
+        undone.append(entry)
+        return UndoOutcome.RESUMED
+
+    monkeypatch.setitem(UNDO, "chalk", ActUndo(undo, MadeBy.AGENT, quick=True))
+    monkeypatch.setattr(chalk, "apply", lambda _subject: ledger.intend(noted))
+    rungs = RungExecutor({"chalk": chalk}, ledger)
+    until_wanting(rungs, WANTED, lambda: rungs.in_force(KEY) == {"chalk"})
+    until_wanting(rungs, {}, lambda: not rungs.in_force(KEY))
+    assert [entry.device_bytes for entry in undone] == [noted.device_bytes]
+    rungs.release_all()
+
+
 def test_a_container_is_released_once_a_thread_can_be_made_again(
     path: Path, chalk: Chalk, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

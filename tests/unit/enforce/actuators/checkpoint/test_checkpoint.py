@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,6 +192,29 @@ def test_a_restore_is_tried_only_where_there_is_room(
     assert fits or "tried again" in (answer.error or "")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hold others up")
+def test_two_restores_do_not_count_on_the_same_room() -> None:
+    nvml, begun, go_on = FakeNvml({GPU: 10 * GIB}, {GPU: [(1, GIB)]}), threading.Event(), threading.Event()
+
+    class Slow(FakeDriver):
+        def restore(self, tgid: int) -> None:
+            begun.set()
+            assert go_on.wait(60)
+            nvml.free[GPU] = 2 * GIB
+            super().restore(tgid)
+
+    with ThreadPoolExecutor(2) as pool:
+        needs = {GPU: 8 * GIB}
+        first = pool.submit(transitions.release, checked(Slow(State.CHECKPOINTED), nvml, needs), TGID)
+        assert begun.wait(60)
+        second = pool.submit(transitions.release, checked(FakeDriver(State.CHECKPOINTED), nvml, needs), TGID)
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        go_on.set()
+        assert first.result(60).kind is AnswerKind.DONE
+        assert second.result(60).kind is AnswerKind.NO_ROOM
+
+
 def test_what_has_allocated_since_its_entry_was_written_is_not_saved() -> None:
     nvml = FakeNvml({GPU: 0}, {GPU: [(TGID, 2 * GIB), (1, GIB)]})
     driver = FakeDriver()
@@ -308,6 +334,25 @@ def test_the_helper_is_told_what_the_process_needs(monkeypatch: pytest.MonkeyPat
     assert not any(word.startswith("--needs") for word in said)
     helper.release_process(replace(entry, device_bytes=((GPU, GIB),)), Procfs(str(tmp_path)))
     assert f'--needs={{"{GPU}": {GIB}}}' in said
+
+
+def test_a_lock_without_an_answer_is_waited_for_however_old_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    def ask(*words: Any) -> HelperAnswer:
+        said.extend(word for word in words if isinstance(word, str) and word.startswith("--settle-ms"))
+        return HelperAnswer(AnswerKind.DONE, State.RUNNING, State.RUNNING)
+
+    monkeypatch.setattr(helper, "ask", ask)
+    process, procfs = proc_with(tmp_path), Procfs(str(tmp_path))
+    long_ago = entry_of(process)
+    for change in (helper.about_to_act, helper.unanswered, helper.acted):
+        change(process)
+        helper.release_process(long_ago, procfs)
+    assert said == ["--settle-ms=0", f"--settle-ms={helper.LOCK_LIMIT_MS + 1000}", "--settle-ms=0"]
+    helper.about_to_act(process)
 
 
 def test_another_process_under_the_pid_is_not_asked_about(tmp_path: Path) -> None:
