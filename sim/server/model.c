@@ -367,7 +367,8 @@ static void part_end(struct group *group, uint64_t now_ns)
 	hold(context, -(int64_t)set->count, now_ns);
 	part.op->placed -= set->count;
 	context->placed -= set->count;
-	set->threads -= part.op->threads;
+	set->slots -= part.slots;
+	set->threads -= part.slots * part.op->threads;
 	memmove(&set->parts[0], &set->parts[1], --set->length * sizeof(part));
 	if (set->length) {
 		run_first(set, now_ns);

@@ -31,16 +31,18 @@ struct stream {
 	bool ended, blocked;
 };
 
-struct part { /* what is in a slot of an SM: a block, or short blocks that run one after another */
+struct part { /* what is in a slot of an SM: a block, or short blocks that run one after another; or in a few slots */
 	struct op *op;
 	uint64_t ns; /* of the whole SM */
+	uint32_t slots;
 };
 
 /* SMs that hold the same. An SM works on the part that came first; the others wait in their slots. */
 struct sm_set {
 	struct sm_set *next; /* in its group, by end */
 	uint64_t end_ns; /* of the first part; while the group is preempted, its ns is what is left of it */
-	uint32_t count, length, threads;
+	uint32_t count, length;
+	uint32_t slots, threads; /* taken */
 	struct part parts[BLOCKS_PER_SM];
 };
 

@@ -13,6 +13,8 @@
 #define THREADS_PER_SM 2048
 /* Short blocks run in bunches of about this length: their number costs the server nothing, at this grain of time. */
 #define BUNCH_NS 50000
+/* Blocks that take an SM less than this are put into several slots at once, whose end is one event. */
+#define SLOTS_NS 20000
 
 void hold(struct context *context, int64_t change, uint64_t now_ns)
 {
@@ -143,13 +145,32 @@ static uint64_t bunch(const struct op *op, const struct device *device)
 	return most ? most : 1;
 }
 
-/* Puts so many blocks into one more slot of each SM of the set. */
-static void fill_slot(struct sm_set *set, struct op *op, uint64_t blocks, uint64_t now_ns)
+/* Into how many slots of each SM of the set blocks are put at once, of those for which there are enough. */
+static uint32_t slots_at_once(const struct sm_set *set, const struct op *op, uint64_t blocks)
 {
-	uint64_t ns = blocks * op->block_ns / op->per_sm;
+	uint64_t slots = SLOTS_NS * op->per_sm / (blocks * op->block_ns),
+		 enough = op->blocks_left / (blocks * set->count);
 
-	set->parts[set->length++] = (struct part){op, ns ? ns : 1};
-	set->threads += op->threads;
+	if (slots > enough)
+		slots = enough;
+	if (slots > (THREADS_PER_SM - set->threads) / op->threads)
+		slots = (THREADS_PER_SM - set->threads) / op->threads;
+	if (slots > BLOCKS_PER_SM - set->slots)
+		slots = BLOCKS_PER_SM - set->slots;
+	return slots ? (uint32_t)slots : 1;
+}
+
+/* Puts so many blocks each into more slots of each SM of the set. */
+static void fill_slots(struct sm_set *set, struct op *op, uint64_t blocks, uint64_t now_ns)
+{
+	uint32_t slots = slots_at_once(set, op, blocks);
+	uint64_t ns;
+
+	blocks *= slots;
+	ns = blocks * op->block_ns / op->per_sm;
+	set->parts[set->length++] = (struct part){op, ns ? ns : 1, slots};
+	set->slots += slots;
+	set->threads += slots * op->threads;
 	op->placed += set->count;
 	op->stream->context->placed += set->count;
 	op->blocks_left -= blocks * set->count;
@@ -195,13 +216,13 @@ static struct sm_set *roomiest(const struct group *group, const struct op *op, u
 	struct sm_set *best = NULL;
 
 	for (struct sm_set *set = group->busy; set; set = set->next)
-		if (set->threads + op->threads <= THREADS_PER_SM && set->length < BLOCKS_PER_SM &&
+		if (set->threads + op->threads <= THREADS_PER_SM && set->slots < BLOCKS_PER_SM &&
 		    (!best || set->threads < best->threads) && (more || holds(set, op->stream->context)))
 			best = set;
 	return best;
 }
 
-/* Puts blocks on SMs, a slot on each of those that are alike: idle ones first. False: none has room. */
+/* Puts blocks on SMs, as many on each of those that are alike: idle ones first. False: none has room. */
 static bool place(struct device *device, struct group *group, struct op *op, uint64_t now_ns)
 {
 	uint32_t more = more_sms(group, op->stream->context);
@@ -223,7 +244,7 @@ static bool place(struct device *device, struct group *group, struct op *op, uin
 		if (set->count > most)
 			split_set(group, set, (uint32_t)most);
 	}
-	fill_slot(set, op, blocks, now_ns);
+	fill_slots(set, op, blocks, now_ns);
 	return true;
 }
 
