@@ -212,6 +212,11 @@ def test_the_constants_are_those_of_the_model(node: Node) -> None:
     assert 3000 <= figures["launch_ns"] < figures["launch_and_wait_ns"]
 
 
+def test_a_launch_takes_as_much_of_the_thread_as_is_configured(tmp_path: Path) -> None:
+    with simulated_node(tmp_path / "slow", {"launch_cost": "20us"}) as slow:
+        assert summary(slow.run("constants", ["--rounds", "1"]))["launch_ns"] >= 20_000
+
+
 def test_jitter_changes_lengths_and_repeats_with_the_seed(node: Node) -> None:
     steady = ["--steps", "2", "--kernels", "50", "--kernel-us", "50"]
     once, again, other = (
