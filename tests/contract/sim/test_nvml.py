@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -268,9 +269,9 @@ def test_samples_credit_one_of_those_that_take_turns_with_all_that_the_device_di
     node: Node, nvml: Any, handle: Any
 ) -> None:
     pids = {start(node).pid, start(node).pid}
-    since_us, credited, sums = 0, set[int](), []
+    since_us, credited, sums = 0, set[int](), list[int]()
     while len(sums) < 8:
-        found = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+        found = answered(partial(nvml.nvmlDeviceGetProcessUtilization, handle, since_us))
         since_us = found[-1].timeStamp
         credited |= {one.pid for one in found}
         sums.append(sum(one.smUtil for one in found))
