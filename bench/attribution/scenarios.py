@@ -124,6 +124,15 @@ def _never_waits(kind: str, seed: int, random: Random) -> Scenario:
     return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
 
 
+def _autograd(kind: str, seed: int, random: Random) -> Scenario:
+    one, two = _loads(random, 2, 2)
+    tenants = (
+        Tenant("training", "offline", (*batch(random, one), "--backward")),
+        _some(random, "other", two),
+    )
+    return Scenario(kind, seed, 1, random.random() < 0.5, tenants)
+
+
 def _two_gpus(kind: str, seed: int, random: Random) -> Scenario:
     one, two, three = _loads(random, 3, 4)
     devices = random.choice(["0,1", "1,0", "0,0,1", "0,1,1"])  # twice the same: two streams, and more work there
@@ -165,6 +174,7 @@ KINDS: Final[Mapping[str, Callable[[str, int, Random], Scenario]]] = MappingProx
         "graphs": _graphs,
         "drift": _drift,
         "never-waits": _never_waits,
+        "autograd": _autograd,
         "two-gpus": _two_gpus,
         "short-jobs": _short_jobs,
         "many-functions": _functions,

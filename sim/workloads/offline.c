@@ -5,6 +5,7 @@
  * some time on the CPU. It reports how fast it went, and knows nothing of other users of the device.
  */
 #include <getopt.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ struct options {
 	uint64_t seed, steps;
 	int devices[MOST_DEVICES];
 	unsigned device_count;
-	bool never_sync, verbose;
+	bool never_sync, verbose, backward;
 	const char *json, *log;
 };
 
@@ -48,6 +49,7 @@ static const char USAGE[] =
 	"  --host-us U          CPU-side pause after each step (default 0)\n"
 	"  --depth N            wait for launch n - N before launching n (default: the driver's own limit)\n"
 	"  --never-sync         no wait per step; one at the very end\n"
+	"  --backward           another thread launches the second half of each step, as PyTorch's autograd does\n"
 	"  --memory N           bytes allocated on each device at the start (default 0)\n"
 	"  --device N           CUDA ordinal (default 0); --devices 0,1 for several\n"
 	"  --iterations-per-us N     of the spin kernel, instead of measuring it at the start\n"
@@ -101,6 +103,9 @@ static void parse_run(struct options *options, int letter)
 	case 'N':
 		options->never_sync = true;
 		break;
+	case 'B':
+		options->backward = true;
+		break;
 	case 'g':
 		options->work.graph = (unsigned)option_count("--graph", optarg, 1, MOST_IN_GRAPH);
 		break;
@@ -142,6 +147,7 @@ static void parse(struct options *options, int argc, char **argv)
 		{"host-us", required_argument, NULL, 'H'},
 		{"depth", required_argument, NULL, 'D'},
 		{"never-sync", no_argument, NULL, 'N'},
+		{"backward", no_argument, NULL, 'B'},
 		{"memory", required_argument, NULL, 'm'},
 		{"device", required_argument, NULL, 'V'},
 		{"devices", required_argument, NULL, 'V'},
@@ -178,15 +184,62 @@ static void report(const struct options *options, struct progress *progress)
 	progress->next_report_ns = now_ns + NS_PER_SECOND;
 }
 
-static void launch_step(struct worker *worker, struct options *options, struct progress *progress)
+struct step {
+	struct worker *worker;
+	struct options *options;
+	struct progress *progress;
+};
+
+static void launch(struct step step, unsigned launches)
 {
-	worker_begin(worker, &options->work);
-	progress->copies++;
-	for (unsigned i = 0; i < options->work.launches && !stop_asked; i++) {
-		progress->gpu_seconds_requested += (double)worker_launch(worker, &options->work) / 1e9;
-		progress->kernels += options->work.graph ? options->work.graph : 1;
-		report(options, progress);
+	for (unsigned i = 0; i < launches && !stop_asked; i++) {
+		step.progress->gpu_seconds_requested += (double)worker_launch(step.worker, &step.options->work) / 1e9;
+		step.progress->kernels += step.options->work.graph ? step.options->work.graph : 1;
+		report(step.options, step.progress);
 	}
+}
+
+/* A thread that lives as long as the program, launches when it is asked to, and never waits for the device. */
+static struct {
+	pthread_barrier_t begin, end;
+	struct step step;
+} backward;
+
+static void *launch_backward(void *unused)
+{
+	for (;;) {
+		pthread_barrier_wait(&backward.begin);
+		cuda_check(cuCtxSetCurrent(backward.step.worker->gpu.context), "cuCtxSetCurrent");
+		launch(backward.step, backward.step.options->work.launches / 2);
+		pthread_barrier_wait(&backward.end);
+	}
+	return unused;
+}
+
+static void start_backward(void)
+{
+	pthread_t thread;
+
+	pthread_barrier_init(&backward.begin, NULL, 2);
+	pthread_barrier_init(&backward.end, NULL, 2);
+	if (pthread_create(&thread, NULL, launch_backward, NULL) != 0)
+		exit(1);
+}
+
+static void launch_step(struct step step)
+{
+	unsigned launches = step.options->work.launches;
+
+	worker_begin(step.worker, &step.options->work);
+	step.progress->copies++;
+	if (!step.options->backward) {
+		launch(step, launches);
+		return;
+	}
+	launch(step, launches - launches / 2);
+	backward.step = step;
+	pthread_barrier_wait(&backward.begin);
+	pthread_barrier_wait(&backward.end);
 }
 
 static void wait_for_all(struct worker *workers, const struct options *options)
@@ -217,7 +270,7 @@ static void train(struct worker *workers, struct options *options, struct progre
 {
 	while (!is_over(options, progress)) {
 		for (unsigned device = 0; device < options->device_count; device++)
-			launch_step(&workers[device], options, progress);
+			launch_step((struct step){&workers[device], options, progress});
 		if (!options->never_sync)
 			wait_for_all(workers, options);
 		progress->steps++;
@@ -279,6 +332,8 @@ int main(int argc, char **argv)
 	kernels_start(&options.work.kernels, options.seed);
 	for (unsigned device = 0; device < options.device_count; device++)
 		worker_open(&workers[device], &options.work, options.devices[device]);
+	if (options.backward)
+		start_backward();
 	printf("ready\n");
 	fflush(stdout);
 	progress.started_ns = options.work.kernels.started_ns = clock_now_ns();

@@ -334,3 +334,10 @@ def test_memory_that_does_not_fit_ends_with_cudas_name_for_it(node: Node) -> Non
     done = node.run("offline", ["--memory", "1000GiB"])
     assert done.returncode == 1
     assert "CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
+
+
+def test_a_step_whose_backward_pass_another_thread_launches_is_as_long(node: Node) -> None:
+    arguments = ["--steps", "5", "--kernels", "21", "--kernel-us", "200"]
+    figures = [run_offline(node, *arguments, *more) for more in ([], ["--backward"])]
+    assert [one["kernels"] for one in figures] == [5 * 21] * 2
+    assert figures[0]["gpu_seconds_requested"] == figures[1]["gpu_seconds_requested"]
