@@ -239,7 +239,7 @@ class AttributionEngine:
             work={process: mine.functions for process, mine in counted.items()},
             busy_ns={process: ratio * interval_ns for process, ratio in busy.items()},
             sm_limits={p: member.sm_limit for p in counted if (member := self.members.get(p))},
-            side_by_side=[p for p in counted if (p.tgid, device) in inputs.side_by_side],
+            side_by_side=frozenset(p for p in counted if (p.tgid, device) in inputs.side_by_side),
             programs={
                 p: member.process.command for p in counted if p not in on_many and (member := self.members.get(p))
             },

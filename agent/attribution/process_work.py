@@ -74,6 +74,21 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """Those that take turns on a device: how many worked, how many NVML credits with time, and with how much."""
+
+    workers: int
+    credited: int
+    credited_ns: float
+
+    @classmethod
+    def of(cls, tick: Tick) -> Turns:
+        """All but MPS clients."""
+        credited = [ns for process, ns in tick.busy_ns.items() if ns and process not in tick.side_by_side]
+        return cls(sum(process not in tick.side_by_side for process in tick.work), len(credited), sum(credited))
+
+
+@dataclass(frozen=True, slots=True)
 class NvmlTick:
     """NVML's time of one process in a tick, and of all on the device; `is_poll`: several took turns."""
 
@@ -213,7 +228,7 @@ class Durations:
         return self.times.waited_ns(process) if known is None else known
 
 
-def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime) -> ProcessWork:
+def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, turns: Turns) -> ProcessWork:
     """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
     functions = tick.work[process]
     rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
@@ -222,7 +237,7 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime) ->
     predicted_ns = rate * sum(one.launches * (durations[function] or 0.0) for function, one in functions.items())
     if known.times.waited_ratio(process) < _LEAST_WAITED:
         predicted_ns = 0.0  # the device was done long before: how long it took is not known from that
-    nvml.observe(predicted_ns, launches, _nvml_tick(tick, process))
+    nvml.observe(predicted_ns, launches, _nvml_tick(tick, process, turns))
     owner = process if nvml.is_known else tick.programs.get(process, process)
     unknown: dict[Unit, float] = {}
     by_nvml = nvml.is_known and not predicted_ns
@@ -241,18 +256,19 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime) ->
     return ProcessWork(owner, {**seemed, **unknown}, time_ns, open_ns, kernels, graph_ratio, by_nvml)
 
 
-def _nvml_tick(tick: Tick, process: ProcessId) -> NvmlTick | None:
+def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:
     """NVML's time of it; 0 where samples credited others alone. None: there is no sample."""
+    if not tick.interval_ns:
+        return None
     client = process in tick.side_by_side
-    own_ns = tick.busy_ns.get(process) if tick.interval_ns else None
-    others = [one for one, ns in tick.busy_ns.items() if ns and one != process and one not in tick.side_by_side]
+    own_ns = tick.busy_ns.get(process)
+    others = turns.credited - (not client and bool(own_ns))
     if own_ns is None:
-        if client or not others or not tick.interval_ns:
+        if client or not others:
             return None
         own_ns = 0.0
-    takes_turns = not client and (others or any(one != process and one not in tick.side_by_side for one in tick.work))
-    all_ns = sum(ns for one, ns in tick.busy_ns.items() if one not in tick.side_by_side)
-    return NvmlTick(own_ns, all_ns, tick.interval_ns, bool(takes_turns), client)
+    takes_turns = not client and (others > 0 or turns.workers > 1)
+    return NvmlTick(own_ns, turns.credited_ns, tick.interval_ns, takes_turns, client)
 
 
 def _by_waits(

@@ -27,6 +27,7 @@ from agent.attribution.process_work import (
     NvmlTime,
     ProcessWork,
     Tick,
+    Turns,
     Unit,
     work_of,
 )
@@ -95,9 +96,9 @@ class SmTime:
     def observe(self, tick: Tick, *, others: bool = False) -> dict[ProcessId, Estimate]:
         """Learns from a tick, and estimates it. `others`: some that are not in it may have worked, too."""
         self._programs.observe(tick.deliveries, tick.programs, tick.work)
-        known = Durations(self.times, self._programs)
+        known, turns = Durations(self.times, self._programs), Turns.of(tick)
         works = {
-            process: work_of(tick, process, known, self._nvml.setdefault(process, NvmlTime()))
+            process: work_of(tick, process, known, self._nvml.setdefault(process, NvmlTime()), turns)
             for process, functions in tick.work.items()
             if functions
         }
@@ -186,6 +187,8 @@ class SmTime:
 
     def _update_uncertainty(self, works: Mapping[ProcessId, ProcessWork], side_by_side: Collection[ProcessId]) -> None:
         """Updates the standard deviation of each owner's own figures."""
+        had = {owner: one.demand.time * self._parts.get(owner, 1.0) for owner, one in self._averages.items()}
+        had_by_all = sum(had.values())
         for process, work in works.items():
             fraction = work.seemed_ns / work.time_ns if work.time_ns else 1.0
             more = _CROWD_SIGMA * (1 - self._parts.get(work.owner, 1.0)) + _GRAPH_SIGMA * work.graph_ratio * (
@@ -197,16 +200,11 @@ class SmTime:
             elif work.owner != process:
                 sigma = _PROGRAM_SIGMA
             elif process not in side_by_side and self.times.spread(process) is not None:
-                sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * self._others(work.owner)
+                sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * min(1.0, had_by_all - had.get(work.owner, 0.0))
             else:
                 spread = self.times.spread(process)
                 sigma = _MOST_SIGMA if spread is None else _LEAST_SIGMA + spread
             self._sigmas[work.owner] = min(_MOST_SIGMA, math.hypot(sigma + more, _GRID_SIGMA))
-
-    def _others(self, owner: Owner) -> float:
-        """Share of the time in which others have the device."""
-        others = ((o, one.demand.time) for o, one in self._averages.items() if o != owner)
-        return min(1.0, sum(time * self._parts.get(o, 1.0) for o, time in others))
 
     def _prior(self, unit: Unit) -> Unknown:
         owner, function = unit
