@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 _SINGULAR = 1e-10  # of the diagonal: an unknown that others explain as well keeps its prior
 
@@ -38,13 +39,16 @@ def solve(unknowns: Sequence[Unknown], rows: Sequence[Row]) -> tuple[list[float]
     normal = [[0.0] * size for _ in range(size)]
     right = [0.0] * size
     for row in rows:
-        used = [j for j, a in enumerate(row.coefficients) if a]
-        for j in used:
-            weighted = row.weight * row.coefficients[j]
+        used = [(j, a) for j, a in enumerate(row.coefficients) if a]
+        for place, (j, a) in enumerate(used):
+            weighted = row.weight * a
             right[j] += weighted * row.seen
             line = normal[j]
-            for k in used:
-                line[k] += weighted * row.coefficients[k]
+            for k, b in used[: place + 1]:
+                line[k] += weighted * b
+    for j in range(size):
+        for k in range(j):
+            normal[k][j] = normal[j][k]
     for j, unknown in enumerate(unknowns):
         if unknown.sigma:
             normal[j][j] += 1 / unknown.sigma**2
@@ -72,31 +76,44 @@ def _active_set(normal: list[list[float]], right: list[float], priors: list[floa
 def _invert(
     normal: list[list[float]], right: list[float], free: list[int], priors: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Solution and variances of the free unknowns, by Gauss and Jordan on the scaled matrix."""
+    """Solution and variances of the free unknowns, by Cholesky's factor of the scaled matrix."""
     scale = [normal[j][j] ** -0.5 for j in free]
-    size = len(free)
-    work = [
-        [normal[a][b] * scale[i] * scale[k] for k, b in enumerate(free)] + [float(i == k) for k in range(size)]
-        for i, a in enumerate(free)
-    ]
+    lower: list[list[float]] = []
     dropped = set()
-    for i in range(size):
-        pivot = work[i][i]
+    for i, a in enumerate(free):
+        line = normal[a]
+        row: list[float] = []
+        for k, above in enumerate(lower):
+            rest = line[free[k]] * scale[i] * scale[k] - sum(map(mul, row, above))
+            row.append(rest * above[k] if k not in dropped else 0.0)
+        pivot = 1.0 - sum(map(mul, row, row))
         if pivot <= _SINGULAR:
             dropped.add(i)
-            continue
-        row = work[i] = [value / pivot for value in work[i]]
-        for k in range(size):
-            factor = work[k][i]
-            if k != i and factor:
-                work[k] = [a - factor * b for a, b in zip(work[k], row, strict=True)]
-    scaled = [right[j] * scale[i] for i, j in enumerate(free)]
+            row = [0.0] * i
+        row.append(1 / pivot**0.5 if pivot > _SINGULAR else 0.0)  # its inverse, which is all that is asked for
+        lower.append(row)
+    inverse = _inverse(lower)
+    ahead = [sum(map(mul, row, (right[j] * scale[i] for i, j in enumerate(free)))) for row in inverse]
     solved, variances = [], []
     for i, j in enumerate(free):
         if i in dropped:
             solved.append(priors[j])
             variances.append(float("inf"))
             continue
-        solved.append(sum(work[i][size + k] * scaled[k] for k in range(size)) * scale[i])
-        variances.append(max(0.0, work[i][size + i]) * scale[i] ** 2)
+        solved.append(sum(inverse[k][i] * ahead[k] for k in range(i, len(free))) * scale[i])
+        variances.append(sum(inverse[k][i] ** 2 for k in range(i, len(free))) * scale[i] ** 2)
     return solved, variances
+
+
+def _inverse(lower: list[list[float]]) -> list[list[float]]:
+    """Of a lower triangular matrix whose diagonal is given as its inverse; 0 there: a row that is not in it."""
+    inverse: list[list[float]] = []
+    for i, row in enumerate(lower):
+        line = [0.0] * i + [row[i]]
+        for k in range(i):
+            if row[k]:
+                factor = row[k] * row[i]
+                for column, value in enumerate(inverse[k]):
+                    line[column] -= factor * value
+        inverse.append(line)
+    return inverse
