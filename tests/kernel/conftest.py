@@ -33,7 +33,7 @@ def every_symbol(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """Two small GPUs."""
-    with simulated_node(tmp_path_factory.mktemp("gpu"), {"gpus": "2", "memory": "2GiB"}) as node:
+    with simulated_node(tmp_path_factory.mktemp("gpu"), {"gpus": "2", "memory": "4GiB"}) as node:
         yield node
 
 
