@@ -417,4 +417,4 @@ def check_sums(page: Snapshot, device: DeviceUuid) -> None:
         assert (whole is None) == (left is None)
         if whole is not None and left is not None:
             assert left >= 0
-            assert sum(part or 0 for part in parts) + left - (excess or 0) == pytest.approx(whole, rel=1e-9, abs=1e-9)
+            assert sum(part or 0 for part in parts) + left == pytest.approx(whole + (excess or 0), rel=1e-9, abs=1e-9)

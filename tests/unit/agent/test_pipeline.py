@@ -268,7 +268,7 @@ def assert_it_adds_up(snapshot: Snapshot) -> None:
             parts = [getattr(usage, name) for one in on for usage in rows(snapshot, one)]
             known = sum(part for part in parts if part is not None)
             excess = getattr(rest[device], EXCESS[name]) if name in EXCESS else 0
-            assert math.isclose(known + left - excess, whole, rel_tol=1e-9, abs_tol=1e-9), (name, device, parts, left)
+            assert math.isclose(known + left, whole + excess, rel_tol=1e-9, abs_tol=1e-9), (name, device, parts, left)
 
 
 def assert_nothing_is_negative(snapshot: Snapshot) -> None:
