@@ -38,8 +38,7 @@ _FORGETTING = 0.92  # weight of a tick against the next one: durations drift
 _LEAST_ERROR, _FIRST_ERROR = 0.05, 0.05  # of a tick: what was launched in one may run in the next
 _PROGRAM_SIGMA = 0.35  # of the deliveries of a program's processes
 _LEAST_SIGMA, _MOST_SIGMA = 0.25, 0.7  # of the deliveries of one process
-_TURN_SIGMA = 0.05  # of those of one that takes turns, without others
-_SIGMA_PER_OTHER = 0.3  # of any, per time that others have the device: interrupted or not, side by side or not
+_TURN_SIGMA, _TURN_SIGMA_PER_OTHER = 0.05, 0.3  # of those of one that takes turns: longer where they were interrupted
 _HOST_CUT, _HOST_SIGMA = 0.5, 0.3  # of those in which it did not wait: the device may have idled
 _CROWD_SIGMA = 0.15
 _GRAPH_SIGMA = 0.1
@@ -196,15 +195,15 @@ class SmTime:
                 1 - fraction
             )
             nvml = self._nvml_of(work.owner)
-            beside = _SIGMA_PER_OTHER * min(1.0, had_by_all - had.get(work.owner, 0.0))
             if nvml.is_exact or (nvml.is_known and nvml.scale() is None):
                 sigma = nvml.relative_sigma()
             elif work.owner != process:
-                sigma = _PROGRAM_SIGMA + (beside if process in side_by_side else 0.0)
-            elif (spread := self.times.spread(process)) is None:
-                sigma = _MOST_SIGMA
+                sigma = _PROGRAM_SIGMA
+            elif process not in side_by_side and self.times.spread(process) is not None:
+                sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * min(1.0, had_by_all - had.get(work.owner, 0.0))
             else:
-                sigma = beside + (_LEAST_SIGMA + spread if process in side_by_side else _TURN_SIGMA)
+                spread = self.times.spread(process)
+                sigma = _MOST_SIGMA if spread is None else _LEAST_SIGMA + spread
             self._sigmas[work.owner] = min(_MOST_SIGMA, math.hypot(sigma + more, _GRID_SIGMA))
 
     def _prior(self, unit: Unit) -> Unknown:
