@@ -194,7 +194,10 @@ class AttributionEngine:
         on_many: Collection[ProcessId],
     ) -> DeviceTick:
         device = reading.device.uuid
-        estimates = self._estimate(reading, interval_ns, counted, inputs, on_many)
+        others = self._may_have_others(inputs, device)
+        estimates = self._sm_time.setdefault(device, SmTime(self._times)).observe(
+            self._tick(reading, interval_ns, counted, inputs, on_many), others=others
+        )
         for tgid in inputs.tgids_on(device):
             process = inputs.by_tgid.get(tgid)
             if process is not None:
@@ -212,7 +215,7 @@ class AttributionEngine:
         newcomers = {process for process, mine in counted.items() if mine.is_new}
         present = Present(
             sole=inputs.sole_on(device) if not orphaned and not newcomers else None,
-            others=orphaned > 0 or self._may_have_others(inputs, device),
+            others=orphaned > 0 or others,
             newcomers=newcomers,
         )
         attribution = attribute(reading, work, interval_ns, present, self._pending.get(device, {}))
@@ -220,17 +223,17 @@ class AttributionEngine:
         functions = {p: self._functions(attribution, p, mine) for p, mine in counted.items() if mine.functions}
         return DeviceTick(attribution, work, functions)
 
-    def _estimate(
+    def _tick(
         self,
         reading: DeviceReading,
         interval_ns: int,
         counted: Mapping[ProcessId, CountedWork],
         inputs: TickInputs,
         on_many: Collection[ProcessId],
-    ) -> Mapping[ProcessId, Estimate]:
+    ) -> Tick:
         device, activity = reading.device.uuid, reading.sm_activity_ratio
         busy = {p: r for p in counted if (r := inputs.utilization_of(p, device)) is not None}
-        tick = Tick(
+        return Tick(
             interval_ns=interval_ns,
             counted_ns=inputs.counted_ns or interval_ns,
             activity_ns=None if activity is None else activity * interval_ns,
@@ -246,8 +249,6 @@ class AttributionEngine:
             deliveries=inputs.deliveries,
             on_many_devices=on_many,
         )
-        estimator = self._sm_time.setdefault(device, SmTime(self._times))
-        return estimator.observe(tick, others=self._may_have_others(inputs, device))
 
     def _may_have_others(self, inputs: TickInputs, device: DeviceUuid) -> bool:
         """Whether work that no probe sees may run there: NVML lists such a process, or does not list any.

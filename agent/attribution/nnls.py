@@ -85,7 +85,7 @@ def _invert(
         row: list[float] = []
         for k, above in enumerate(lower):
             rest = line[free[k]] * scale[i] * scale[k] - sum(map(mul, row, above))
-            row.append(rest * above[k] if k not in dropped else 0.0)
+            row.append(rest * above[k])
         pivot = 1.0 - sum(map(mul, row, row))
         if pivot <= _SINGULAR:
             dropped.add(i)
@@ -93,7 +93,8 @@ def _invert(
         row.append(1 / pivot**0.5 if pivot > _SINGULAR else 0.0)  # its inverse, which is all that is asked for
         lower.append(row)
     inverse = _inverse(lower)
-    ahead = [sum(map(mul, row, (right[j] * scale[i] for i, j in enumerate(free)))) for row in inverse]
+    scaled = [right[j] * scale[i] for i, j in enumerate(free)]
+    ahead = [sum(map(mul, row, scaled)) for row in inverse]
     solved, variances = [], []
     for i, j in enumerate(free):
         if i in dropped:

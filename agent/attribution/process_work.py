@@ -103,11 +103,20 @@ def _polls(interval_ns: float) -> float:
     return max(1.0, _POLLS_PER_SECOND * interval_ns / NS_PER_SECOND)
 
 
+def _poll_variance(own: float, of: float, all_: float, interval_ns: float) -> float:
+    """Of a tick's polls, which credit `all_` to any process, where `own` of `of` is what they credited to this one.
+
+    Its part is estimated by the rule of succession, which is never 0 or 1.
+    """
+    polls = _polls(interval_ns)
+    one = all_ / polls
+    part = (own + one) / (of + 2 * one)
+    return all_**2 * part * (1 - part) / polls
+
+
 def poll_error(own: float, all_: float, interval_ns: float) -> float:
     """Within which the true time is in nine of ten ticks, of a process that nothing but polls are known of."""
-    one = all_ / _polls(interval_ns)
-    part = (own + one) / (all_ + 2 * one) if all_ else 0.0
-    return NINETY_PERCENT * all_ * math.sqrt(part * (1 - part) / _polls(interval_ns))
+    return NINETY_PERCENT * math.sqrt(_poll_variance(own, all_, all_, interval_ns)) if all_ else 0.0
 
 
 @dataclass(slots=True)
@@ -143,16 +152,14 @@ class NvmlTime:
         self.ticks += 1
 
     def _variance(self, now: NvmlTick) -> float:
-        """Of a tick. The part that polls find is estimated by the rule of succession, which is never 0 or 1."""
+        """Of a tick."""
         error = (_CLIENT_ERROR if now.is_client else _ALONE_ERROR) * max(now.own_ns, _LEAST_BUSY * now.interval_ns)
         late = (now.own_ns - self.last_ns) * min(1.0, NS_PER_SECOND / (_POLLS_PER_SECOND * now.interval_ns))
         if not now.is_poll or not now.all_ns:
             return error**2 + late**2  # a sample's window is not the tick's
         self.polled_ns = self.polled_ns * _POLL_MEMORY + now.own_ns
         self.polled_all_ns = self.polled_all_ns * _POLL_MEMORY + now.all_ns
-        one = now.all_ns / _polls(now.interval_ns)
-        part = (self.polled_ns + one) / (self.polled_all_ns + 2 * one)
-        return now.all_ns**2 * part * (1 - part) / _polls(now.interval_ns)
+        return _poll_variance(self.polled_ns, self.polled_all_ns, now.all_ns, now.interval_ns)
 
     @property
     def is_known(self) -> bool:

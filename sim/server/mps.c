@@ -5,7 +5,7 @@
  *
  * The server is a process of its own that does nothing: NVML and the daemon name it. It starts with the first client or
  * when it is asked for, and its clients wait until it is ready. A client that dies while its work is queued takes all
- * the others along; one that the daemon terminated, or that leaves by exit(), harms nobody.
+ * the others along; one that the daemon terminated, or that leaves by exit(), harms no other.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -440,7 +440,7 @@ static unsigned long long now_ms(void)
 	return (unsigned long long)now.tv_sec * 1000 + (unsigned long long)now.tv_nsec / MS;
 }
 
-/* The server is told: 100 ms and 4 GB/s, 50 ms and 8 GB/s. */
+/* The server is configured so: 100 ms and 4 GB/s, 50 ms and 8 GB/s. */
 static void saving_and_restoring_last_as_long_as_they_are_told_to(void)
 {
 	unsigned long long begun;

@@ -180,7 +180,7 @@ def _settle_ms(intended_wall_ns: int, now_wall_ns: int) -> int:
 
 
 def needs_option(entry: LedgerEntry | None) -> tuple[str, ...]:
-    """How the helper is told what the process holds, or held, on its devices; nothing where that is unknown."""
+    """The helper's option for what the process holds, or held, on its devices; none where that is unknown."""
     if entry is None or entry.device_bytes is None:
         return ()
     return (f"--needs={json.dumps(dict(entry.device_bytes))}",)
