@@ -203,7 +203,8 @@ class AttributionEngine:
             if process is not None:
                 counted.setdefault(process, CountedWork())
         memory = _memory(reading, inputs, counted)
-        of_device = _DeviceWork(reading, interval_ns, inputs, memory, self.sees_returns)
+        busy = sum(ratio for (_, on), ratio in inputs.utilization.items() if on == device)
+        of_device = _DeviceWork(reading, interval_ns, inputs, memory, busy, self.sees_returns)
         work, orphaned = [], 0
         for process, mine in counted.items():
             member = self.members.get(process)
@@ -317,6 +318,7 @@ class _DeviceWork:
     interval_ns: int
     inputs: TickInputs
     memory: Mapping[ProcessId, int]
+    busy_ratio: float  # of all its processes together, by NVML
     counts_copies: bool
 
     def of(self, member: GpuProcess, counted: CountedWork, estimate: Estimate | None) -> Work:
@@ -327,7 +329,7 @@ class _DeviceWork:
             ratio = self._nvml_ratio(member)
             if ratio is None:
                 return Work(process, None, None, None, None, memory)
-            error_ns = poll_error(ratio, self._busy_ratio(), self.interval_ns) * self.interval_ns
+            error_ns = poll_error(ratio, self.busy_ratio, self.interval_ns) * self.interval_ns
             return Work(process, None, ratio * self.interval_ns, None, None, memory, sm_error_ns=error_ns)
         work = Work(
             process,
@@ -350,9 +352,6 @@ class _DeviceWork:
             peer_rx_bytes=counted.peer_rx_bytes,
             sm_error_ns=estimate.error_ns,
         )
-
-    def _busy_ratio(self) -> float:
-        return sum(one for (_, device), one in self.inputs.utilization.items() if device == self.reading.device.uuid)
 
     def _nvml_ratio(self, member: GpuProcess) -> float | None:
         """NVML's share of time; it leaves idle processes out. None on MIG, where it has no utilisation by process.

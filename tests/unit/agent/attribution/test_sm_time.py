@@ -55,6 +55,14 @@ def waited(process: ProcessId, launches: int, elapsed_ns: int, function: int = 1
     return Delivered(process, 0, launches, 0, 0, elapsed_ns, 0, elapsed_ns, 0, 0, ((function, launches),))
 
 
+def learned(*deliveries: Delivered) -> FunctionTimes:
+    """The durations after twenty of each."""
+    times = FunctionTimes()
+    for delivery in deliveries * 20:
+        times.observe(delivery.process, delivery)
+    return times
+
+
 def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
     sm_ns = estimates[process].sm_ns
     assert sm_ns is not None
@@ -62,10 +70,7 @@ def ratio(estimates: Mapping[ProcessId, Estimate], process: ProcessId) -> float:
 
 
 def test_durations_of_functions_are_learned_from_waits() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 10_000_000))
-    device = SmTime(times)
+    device = SmTime(learned(waited(A, 10, 10_000_000)))
     for _ in range(5):
         estimates = device.observe(tick(0.2, {A: {1: launched(200)}}))
     assert ratio(estimates, A) == pytest.approx(0.2, rel=0.02)
@@ -73,25 +78,19 @@ def test_durations_of_functions_are_learned_from_waits() -> None:
 
 
 def test_a_small_grid_keeps_only_its_blocks_busy() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 10_000_000))
+    times = learned(waited(A, 10, 10_000_000))
     estimates = SmTime(times).observe(tick(None, {A: {1: launched(500, blocks=33)}}))
     assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
 
 
 def test_a_share_of_the_sms_under_mps_is_the_most_that_a_grid_takes() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 10_000_000))
+    times = learned(waited(A, 10, 10_000_000))
     estimates = SmTime(times).observe(tick(None, {A: {1: launched(500, blocks=10 * FULL)}}, limits={A: 0.25}))
     assert ratio(estimates, A) == pytest.approx(0.125, rel=0.05)
 
 
 def test_kernels_of_a_graph_that_differ_keep_busy_what_each_does() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 1, 1_000_000))
+    times = learned(waited(A, 1, 1_000_000))
     graph = FunctionLaunches(100, 200, 100 * (1 + 3 * FULL), 2048, waves=400, wave_sms=100 * (1 + 3 * FULL))
     estimates = SmTime(times).observe(tick(None, {A: {1: graph}}))
     assert ratio(estimates, A) == pytest.approx(0.1 * (1 + 3 * FULL) / (4 * FULL), rel=0.02)
@@ -99,11 +98,7 @@ def test_kernels_of_a_graph_that_differ_keep_busy_what_each_does() -> None:
 
 def stretched() -> FunctionTimes:
     """Of two that take turns: A's deliveries seem four times as long as its work, B's twice."""
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 40_000_000))
-        times.observe(B, waited(B, 10, 20_000_000))
-    return times
+    return learned(waited(A, 10, 40_000_000), waited(B, 10, 20_000_000))
 
 
 def polls(rng: random.Random, shares: Mapping[ProcessId, float]) -> dict[ProcessId, float]:
@@ -137,9 +132,7 @@ def test_a_second_of_nvml_is_taken_for_the_poll_that_it_is(seed: int) -> None:
 
 
 def test_what_was_seen_while_a_process_was_alone_outweighs_polls() -> None:
-    rng, times = random.Random(1), FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 20_000_000))
+    rng, times = random.Random(1), learned(waited(A, 10, 20_000_000))
     device = SmTime(times)
     for _ in range(10):
         device.observe(tick(0.25, {A: {1: launched(250)}}, busy={A: 0.25}))
@@ -152,21 +145,14 @@ def test_what_was_seen_while_a_process_was_alone_outweighs_polls() -> None:
 
 
 def test_waits_that_find_the_device_done_say_nothing_of_how_long_it_took() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, Delivered(A, 0, 10, 0, 0, 1000, 0, 40_000_000, 0, 0, ((1, 10),)))
-    device = SmTime(times)
+    device = SmTime(learned(Delivered(A, 0, 10, 0, 0, 1000, 0, 40_000_000, 0, 0, ((1, 10),))))
     for _ in range(5):
         estimates = device.observe(tick(0.25, {A: {1: launched(250)}}, busy={A: 0.25}))
     assert ratio(estimates, A) == pytest.approx(0.25, abs=0.01)
 
 
 def test_work_that_no_probe_sees_is_not_taken_for_that_of_others() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 10_000_000))
-        times.observe(B, waited(B, 10, 10_000_000))
-    device = SmTime(times)
+    device = SmTime(learned(waited(A, 10, 10_000_000), waited(B, 10, 10_000_000)))
     for _ in range(40):
         work = {A: {1: launched(150)}, B: {1: launched(100)}}
         estimates = device.observe(tick(0.45, work), others=True)
@@ -175,9 +161,7 @@ def test_work_that_no_probe_sees_is_not_taken_for_that_of_others() -> None:
 
 
 def test_a_process_that_never_waits_gets_what_the_others_leave() -> None:
-    rng, times = random.Random(3), FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 5_000_000))
+    rng, times = random.Random(3), learned(waited(A, 10, 5_000_000))
     device = SmTime(times)
     for _ in range(40):
         a, b = rng.randrange(200, 800), rng.randrange(100, 300)
@@ -199,21 +183,14 @@ def test_durations_that_drift_are_followed() -> None:
 
 
 def test_side_by_side_what_processes_seem_to_do_is_cut_to_what_there_was() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 20_000_000))
-        times.observe(B, waited(B, 10, 20_000_000))
-    device = SmTime(times)
+    device = SmTime(learned(waited(A, 10, 20_000_000), waited(B, 10, 20_000_000)))
     for _ in range(10):
         estimates = device.observe(tick(1.0, {A: {1: launched(500)}, B: {1: launched(500)}}))
     assert ratio(estimates, A) + ratio(estimates, B) == pytest.approx(1.0, abs=0.02)
 
 
 def test_the_error_is_larger_for_the_less_certain_process() -> None:
-    times = FunctionTimes()
-    for _ in range(20):
-        times.observe(A, waited(A, 10, 10_000_000))
-    device = SmTime(times)
+    device = SmTime(learned(waited(A, 10, 10_000_000)))
     for _ in range(10):  # always the same mix: nothing distinguishes B's functions
         estimates = device.observe(tick(0.5, {A: {1: launched(200)}, B: {1: launched(10), 2: launched(10)}}))
     a, b = estimates[A].error_ns, estimates[B].error_ns
