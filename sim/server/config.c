@@ -3,6 +3,7 @@
 #include "config.h"
 
 #include <ctype.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +89,41 @@ static void set_mig(struct config *config, const char *where, const char *value)
 	}
 }
 
+/* Keys that are a number with a unit, and what they are by default. */
+static const struct {
+	const char *key;
+	size_t at;
+	uint64_t value;
+} NUMBERS[] = {
+	{"memory", offsetof(struct config, memory_bytes), 80ull << 30},
+	{"context_memory", offsetof(struct config, context_bytes), 520ull << 20},
+	{"copy_bandwidth", offsetof(struct config, copy_bytes_per_second), 55000000000ull},
+	{"dram_bandwidth", offsetof(struct config, dram_bytes_per_second), 2000000000000ull},
+	{"save_time", offsetof(struct config, save_ns), 290000000},
+	{"save_bandwidth", offsetof(struct config, save_bytes_per_second), 2500000000ull},
+	{"restore_time", offsetof(struct config, restore_ns), 180000000},
+	{"restore_bandwidth", offsetof(struct config, restore_bytes_per_second), 4000000000ull},
+	{"timeslice", offsetof(struct config, timeslice_ns), 2150000},
+	{"context_switch", offsetof(struct config, switch_ns), 200000},
+	{"launch_cost", offsetof(struct config, launch_ns), 3000},
+	{"mps_start", offsetof(struct config, mps_start_ns), 170000000},
+};
+
+enum { NUMBER_COUNT = sizeof(NUMBERS) / sizeof(NUMBERS[0]) };
+
+static uint64_t *number_at(struct config *config, size_t i)
+{
+	return (uint64_t *)((char *)config + NUMBERS[i].at);
+}
+
+static uint64_t *number_of(struct config *config, const char *key)
+{
+	for (size_t i = 0; i < NUMBER_COUNT; i++)
+		if (strcmp(key, NUMBERS[i].key) == 0)
+			return number_at(config, i);
+	return NULL;
+}
+
 static void set(struct config *config, const char *where, const char *key, const char *value)
 {
 	if (strcmp(key, "name") == 0)
@@ -98,8 +134,6 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->mps_priority = either(where, key, value, "on", "off");
 	else if (strcmp(key, "mps_credits") == 0)
 		config->mps_credits_server = either(where, key, value, "server", "client");
-	else if (strcmp(key, "mps_start") == 0)
-		config->mps_start_ns = number(where, key, value);
 	else if (strcmp(key, "old_process_utilization") == 0)
 		config->old_process_utilization_off = either(where, key, value, "off", "on");
 	else if (strcmp(key, "mig") == 0)
@@ -108,28 +142,8 @@ static void set(struct config *config, const char *where, const char *key, const
 		config->gpus = (unsigned)number(where, key, value);
 	else if (strcmp(key, "sms") == 0)
 		set_sms(config, where, value);
-	else if (strcmp(key, "memory") == 0)
-		config->memory_bytes = number(where, key, value);
-	else if (strcmp(key, "context_memory") == 0)
-		config->context_bytes = number(where, key, value);
-	else if (strcmp(key, "copy_bandwidth") == 0)
-		config->copy_bytes_per_second = number(where, key, value);
-	else if (strcmp(key, "dram_bandwidth") == 0)
-		config->dram_bytes_per_second = number(where, key, value);
-	else if (strcmp(key, "save_time") == 0)
-		config->save_ns = number(where, key, value);
-	else if (strcmp(key, "save_bandwidth") == 0)
-		config->save_bytes_per_second = number(where, key, value);
-	else if (strcmp(key, "restore_time") == 0)
-		config->restore_ns = number(where, key, value);
-	else if (strcmp(key, "restore_bandwidth") == 0)
-		config->restore_bytes_per_second = number(where, key, value);
-	else if (strcmp(key, "timeslice") == 0)
-		config->timeslice_ns = number(where, key, value);
-	else if (strcmp(key, "context_switch") == 0)
-		config->switch_ns = number(where, key, value);
-	else if (strcmp(key, "launch_cost") == 0)
-		config->launch_ns = number(where, key, value);
+	else if (number_of(config, key))
+		*number_of(config, key) = number(where, key, value);
 	else
 		fail(where, key, value);
 }
@@ -237,55 +251,31 @@ static bool sms_fit(const struct config *config)
 	return config->sms >= 1 && config->sms <= 1024;
 }
 
-void config_load(struct config *config, const char *path)
+static void set_from_environment(struct config *config, const char *key)
 {
-	static const char *const KEYS[] = {"name",
-					   "mps",
-					   "mps_priority",
-					   "mps_credits",
-					   "mps_start",
-					   "old_process_utilization",
-					   "mig",
-					   "gpus",
-					   "sms",
-					   "memory",
-					   "context_memory",
-					   "copy_bandwidth",
-					   "dram_bandwidth",
-					   "timeslice",
-					   "context_switch",
-					   "save_time",
-					   "save_bandwidth",
-					   "restore_time",
-					   "restore_bandwidth",
-					   "launch_cost"};
 	char variable[64];
 
-	*config = (struct config){.gpus = 1,
-				  .sms = 132,
-				  .memory_bytes = 80ull << 30,
-				  .context_bytes = 520ull << 20,
-				  .copy_bytes_per_second = 55000000000ull,
-				  .dram_bytes_per_second = 2000000000000ull,
-				  .mps_credits_server = 1,
-				  .mps_start_ns = 170000000,
-				  .save_ns = 290000000,
-				  .save_bytes_per_second = 2500000000ull,
-				  .restore_ns = 180000000,
-				  .restore_bytes_per_second = 4000000000ull,
-				  .timeslice_ns = 2150000,
-				  .switch_ns = 200000,
-				  .launch_ns = 3000,
-				  .name = "Simulated H200"};
+	snprintf(variable, sizeof(variable), "GPUSIM_%s", key);
+	for (char *c = variable; *c; c++)
+		*c = (char)toupper((unsigned char)*c);
+	if (getenv(variable))
+		set(config, variable, key, getenv(variable));
+}
+
+void config_load(struct config *config, const char *path)
+{
+	static const char *const OTHERS[] = {"name", "mps",  "mps_priority", "mps_credits", "old_process_utilization",
+					     "mig",  "gpus", "sms"};
+
+	*config = (struct config){.gpus = 1, .sms = 132, .mps_credits_server = 1, .name = "Simulated H200"};
+	for (size_t i = 0; i < NUMBER_COUNT; i++)
+		*number_at(config, i) = NUMBERS[i].value;
 	if (path)
 		load_file(config, path);
-	for (size_t i = 0; i < sizeof(KEYS) / sizeof(KEYS[0]); i++) {
-		snprintf(variable, sizeof(variable), "GPUSIM_%s", KEYS[i]);
-		for (char *c = variable; *c; c++)
-			*c = (char)toupper((unsigned char)*c);
-		if (getenv(variable))
-			set(config, variable, KEYS[i], getenv(variable));
-	}
+	for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]); i++)
+		set_from_environment(config, OTHERS[i]);
+	for (size_t i = 0; i < NUMBER_COUNT; i++)
+		set_from_environment(config, NUMBERS[i].key);
 	if (config->gpus < 1 || config->gpus > MAX_GPUS || !sms_fit(config) || !config->copy_bytes_per_second ||
 	    !config->dram_bytes_per_second || !config->save_bytes_per_second || !config->restore_bytes_per_second ||
 	    !config->timeslice_ns) {
