@@ -43,8 +43,13 @@ def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
 
 
 def stopped_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
-    """How long after `act` the last process was still seen stopped: a slow look can only make it shorter."""
+    """As `released_seconds_after`, once all of them have been stopped for a while."""
     until_all_stopped(tgids)
+    return released_seconds_after(act, tgids)
+
+
+def released_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
+    """How long after `act` the last process was still seen stopped: a slow look can only make it shorter."""
     began = time.monotonic()
     act()
     last = began

@@ -20,8 +20,8 @@ import pytest
 from enforce.ledger import ledger
 from enforce.ledger.run_lock import FILE
 from tests.e2e.node import Agent, Node, backstops, guardians, is_gone, state
-from tests.e2e.recovery.test_fail_open import stopped_seconds_after
-from tests.e2e.workloads import Busy, assert_none_stops, until_all_stopped, until_launching
+from tests.e2e.recovery.test_fail_open import released_seconds_after, stopped_seconds_after
+from tests.e2e.workloads import Busy, all_stopped, assert_none_stops, until_all_stopped, until_launching
 from tools.harness.wait import until
 
 STILL_SECONDS = 1.5  # promised: max_pause + 1 s
@@ -58,6 +58,21 @@ def standing_still(*tgids: int) -> Iterator[None]:
 def stop_each(*tgids: int) -> None:
     for tgid in tgids:
         os.kill(tgid, signal.SIGSTOP)
+
+
+def stop_within_a_pause(both: list[int], tgids: list[int]) -> None:
+    """Holds them still at a moment at which they keep every process stopped: a pause may end just before they stop."""
+
+    def held() -> bool:
+        stop_each(*both)
+        if all_stopped(tgids):
+            return True
+        for tgid in both:
+            os.kill(tgid, signal.SIGCONT)
+        return False
+
+    until_all_stopped(tgids)
+    until(held, "a moment at which all offline processes are stopped")
 
 
 def kill_each(*tgids: int) -> None:
@@ -118,11 +133,10 @@ def test_after_both_are_killed_every_process_runs_within_half_a_second_and_the_l
     with node.agent(node.policy(enforce=True, max_pause="10s"), run_dir=f"both-{first}") as agent:
         both = [agent.process.pid, agent.guardian()]
         backstop = agent.backstop()
-        until_all_stopped(tgids)
         if first == "guardian":
             both.reverse()
-        stop_each(*both)  # so that neither can act before it dies
-        seconds = stopped_seconds_after(lambda: kill_each(*both), tgids)
+        stop_within_a_pause(both, tgids)  # so that neither can act before it dies
+        seconds = released_seconds_after(lambda: kill_each(*both), tgids)
         print(f"released after {seconds * 1e3:.0f} ms")
         until(lambda: is_gone(backstop), "the backstop to end")
         assert guardians(agent.run_dir) == []

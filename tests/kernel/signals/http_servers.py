@@ -54,6 +54,7 @@ class Forking(socketserver.ForkingMixIn, socketserver.TCPServer):
 
 def _serve_epoll(listener: socket.socket, delay_seconds: float) -> None:
     """One thread, no blocking calls; heads and bodies by writev, each as much as the socket takes."""
+    listener.setblocking(False)
     poll = select.epoll()
     poll.register(listener.fileno(), select.EPOLLIN)
     clients: dict[int, socket.socket] = {}
@@ -62,7 +63,10 @@ def _serve_epoll(listener: socket.socket, delay_seconds: float) -> None:
     while True:
         for fd, _ in poll.poll():
             if fd == listener.fileno():
-                client = listener.accept()[0]
+                try:
+                    client = listener.accept()[0]
+                except BlockingIOError:
+                    continue  # another worker has it
                 client.setblocking(False)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
                 clients[client.fileno()], asked[client.fileno()], waiting[client.fileno()] = client, b"", b""

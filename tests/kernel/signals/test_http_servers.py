@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -51,11 +51,10 @@ def serving(kind: str, probes: HttpProbes) -> Iterator[int]:
 
 def ask(port: int) -> None:
     """So many requests on one connection, every other with a body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    for number in range(_REQUESTS):
-        connection.request(*(("POST", "/", b"y" * 30_000) if number % 2 else ("GET", "/")))
-        assert connection.getresponse().read() == BODY
-    connection.close()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        for number in range(_REQUESTS):
+            connection.request(*(("POST", "/", b"y" * 30_000) if number % 2 else ("GET", "/")))
+            assert connection.getresponse().read() == BODY
 
 
 def counted(probes: HttpProbes, count: int) -> Any:
