@@ -17,7 +17,7 @@ from cri_api.v1 import api_pb2 as cri
 from cri_api.v1 import api_pb2_grpc as rpc
 
 from tests.support.daemons import containerd, swept
-from tools.harness.busybox_image import write_image
+from tools.harness.containers.busybox_image import write_image
 
 IMAGE = "localhost/test:1"
 _SECONDS = 60

@@ -156,7 +156,7 @@ def test_the_simulated_gpu_is_on_the_path_of_the_agents_environment_only(
         "sim/demo/__init__.py",
         "sim/build/bin/gpusim",
         "sim/build/lib/libcuda.so.1",
-        "tools/harness/containers.py",
+        "tools/harness/containers/container.py",
     ):
         assert (simulated_tree / "usr/lib/gpuwarden-sim" / name).is_file(), name
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from enforce.ledger import ledger
-from tools.harness.busybox_image import write_image
+from tools.harness.containers.busybox_image import write_image
 from tools.shipping.kubernetes.cluster import ROOT, Cluster, cluster, until
 
 CHART = ROOT / "packaging/kubernetes/chart"

@@ -21,7 +21,7 @@ from agent.core.clock import NS_PER_SECOND
 from agent.node.procfs import Procfs
 from tests.support.daemons import dockerd, swept
 from tools.harness import cgroups
-from tools.harness.busybox_image import write_image
+from tools.harness.containers.busybox_image import write_image
 from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="dockerd needs root")

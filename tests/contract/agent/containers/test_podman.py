@@ -16,7 +16,7 @@ from agent.core.clock import NS_PER_SECOND
 from agent.core.model import Container
 from agent.node.procfs import Procfs
 from tests.support.daemons import Podman, emptied, swept
-from tools.harness.busybox_image import write_image
+from tools.harness.containers.busybox_image import write_image
 from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="podman with real cgroups needs root")

@@ -20,11 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tools.harness import cgroups, runc
-from tools.harness.oci_bundle import Mount, unmount_root, write_bundle
-from tools.harness.runc import ContainerError
-
-__all__ = ["Container", "ContainerError", "Mount", "sweep"]
+from tools.harness import cgroups
+from tools.harness.containers import runc
+from tools.harness.containers.oci_bundle import Mount, unmount_root, write_bundle
+from tools.harness.containers.runc import ContainerError
 
 STATE = Path(os.environ.get("GPUWARDEN_CONTAINERS", "/run/gpuwarden-containers"))
 
