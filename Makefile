@@ -48,12 +48,15 @@ driver-binaries: ## fetch NVIDIA's libcuda, NVML and MPS daemon of three drivers
 frameworks: $(VENV) ## install numba-cuda and cuda-python's bindings (PyPI; NVIDIA's compiler, its licence) into build/frameworks, for tests/e2e/frameworks
 	@tools/frameworks.sh build/frameworks $(BIN)/python
 
+# Two, if all tests run: tests/conftest.py says what runs beside what.
+WORKERS = $(if $(findstring tests/,$(ARGS)),0,2)
+
 test: setup packages-test driver-binaries frameworks ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses=$(WORKERS) $(ARGS)
 
 coverage: setup packages-test driver-binaries frameworks ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
 	@mkdir -p build/coverage
-	@$(BIN)/pytest --cov $(ARGS)
+	@$(BIN)/pytest --numprocesses=$(WORKERS) --cov $(ARGS)
 
 lint: $(VENV) packages-test bpf-check ## ruff, the import contracts, the format of Python and C, and BPF for each architecture
 	@$(BIN)/ruff check .

@@ -3,6 +3,8 @@
 """What holds for every test: its tier, a second try, a skip that is known, and the number of hypothesis' examples.
 
 - A test's tier is the folder that it lies in, so that none can be without.
+- With several workers (`pytest --numprocesses`) one runs all that needs the machine for itself, one test after another.
+  What is ASIDE runs beside it, on CPU time that is left over.
 - In CI, a test that is no unit test and fails runs once more, and is listed as RERUN with what failed: those depend on
   a machine that may stall. One that fails twice fails the run, and so do more than MOST_SECOND_TRIES of them.
 - With CI in the environment, a run in which a test is skipped that is not in KNOWN_SKIPS fails: what a machine lacks
@@ -19,6 +21,7 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 MOST_SECOND_TRIES: Final = 5
 """More in one run are no accident"""
@@ -36,12 +39,22 @@ KNOWN_SKIPS: Final[Mapping[str, str]] = {
 }
 """Test → what CI lacks for it"""
 
+ASIDE: Final = (
+    "tests/unit/",
+    "tests/contract/dashboards/",
+    "tests/contract/packaging/",
+    "tests/driver/test_denial.py",
+    "tests/kernel/memory/test_quota_on_stock_kernels.py",
+    "tests/kernel/probes/test_seccomp_on_stock_kernels.py",
+)
+"""Tests that disturb no other and may take as long as it takes: no GPU program, container or probe of this machine"""
+
 TIERS: Final = ("unit", "contract", "kernel", "driver", "sim", "e2e", "hostile", "gpu")
 _EXAMPLES: Final = 100
 _LONG_FACTOR: Final = 10
 _ROOT: Final = Path(__file__).parent
 
-unknown_skips = pytest.StashKey[dict[str, str]]()
+_UNKNOWN_SKIP: Final = "skipped, and not known"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,  # @reproduce_failure, to be pasted above the test
     )
     settings.load_profile("here")
-    config.stash[unknown_skips] = {}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,34 +103,65 @@ def _try_more(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Notes the skips that are not in KNOWN_SKIPS, with their reasons."""
+    """Notes the skips that are not in KNOWN_SKIPS, with their reasons, in their reports: those reach every process."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if KNOWN_SKIPS.get(item.nodeid) not in (reason, reason.removeprefix("Skipped: ")):
-            item.config.stash[unknown_skips][item.nodeid] = reason
+            report.user_properties.append((_UNKNOWN_SKIP, reason))
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Turns success into failure where CI skipped what it should run, or needed too many second tries."""
-    tries = second_tries(session.config.pluginmanager.get_plugin("terminalreporter"))
-    is_doubtful = session.config.stash[unknown_skips] or len(tries) > MOST_SECOND_TRIES
-    if "CI" in os.environ and is_doubtful and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+class _Scheduling(LoadScopeScheduling):
+    """What needs the machine is one piece of work, and each module of the rest another: the largest first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.partition("::")[0] if nodeid.startswith(ASIDE) else "the machine"
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
+    """Whatever --dist says."""
+    return _Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What runs beside tests that need the machine gives way to them, with all that it starts."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or os.geteuid() != 0:
+        return (yield)
+    policy = os.SCHED_IDLE if item.nodeid.startswith(ASIDE) else os.SCHED_OTHER
+    if os.sched_getscheduler(0) != policy:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Lists the second tries, with what failed at the first, and the skips that CI does not know."""
     if tries := second_tries(terminalreporter):
         terminalreporter.section(f"a second try: {len(tries)}, of {MOST_SECOND_TRIES} at most")
         for report in tries:
             terminalreporter.write_line(f"{report.nodeid} ({report.when})")
             terminalreporter.write_line(report.longreprtext)
-    if "CI" in os.environ and (skips := config.stash[unknown_skips]):
+    if "CI" in os.environ and (skips := unknown_skips(terminalreporter)):
         terminalreporter.section("skipped, and not in KNOWN_SKIPS of tests/conftest.py")
         for nodeid, reason in skips.items():
             terminalreporter.write_line(f"{nodeid}: {reason}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turns success into failure where CI skipped what it should run, or needed too many second tries."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "CI" not in os.environ or reporter is None or session.exitstatus != pytest.ExitCode.OK:
+        return  # a worker has no reporter: the process that started it judges
+    if unknown_skips(reporter) or len(second_tries(reporter)) > MOST_SECOND_TRIES:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def unknown_skips(terminalreporter: Any) -> dict[str, str]:
+    """The skips that are not in KNOWN_SKIPS, with their reasons."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    return {one.nodeid: why for one in skipped for name, why in one.user_properties if name == _UNKNOWN_SKIP}
 
 
 def second_tries(terminalreporter: Any) -> list[pytest.TestReport]:
