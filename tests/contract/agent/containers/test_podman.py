@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +26,8 @@ IMAGE = "localhost/test:1"
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    folder = tmp_path_factory.mktemp("podman")
+def podman() -> Iterator[Podman]:
+    folder = Path(tempfile.mkdtemp(prefix="podman-"))  # its own names below it may have 50 characters
     with swept("/libpod_parent"), emptied(folder):
         podman = Podman(folder)
         write_image(folder / "image.tar", IMAGE, {"org.opencontainers.image.title": "test"})
