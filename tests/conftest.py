@@ -75,6 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,  # @reproduce_failure, to be pasted above the test
     )
     settings.load_profile("here")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # execnet gives it the size of a terminal, which programs would draw for
+        for name in ("LINES", "COLUMNS"):
+            os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
