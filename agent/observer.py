@@ -14,7 +14,7 @@ from agent.collectors import BUILTIN
 from agent.collectors.devices import Devices
 from agent.collectors.samples import Collector
 from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
-from agent.containers.index import ContainerIndex
+from agent.containers.index import ContainerIndex, Residents
 from agent.containers.naming import Naming
 from agent.containers.runtimes import sockets
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
@@ -81,7 +81,9 @@ class Observer:
             self._by_content = ContentSearch(self.probes, self.proc)
             self.naming = stack.enter_context(Naming(sockets(self._settings.sockets)))
             self._index = ContainerIndex(self.proc, placed=self.naming.placed)
-            members = GpuProcessRegistry(self._index, self._devices_of(nvml), self.proc, self.naming.named)
+            members = GpuProcessRegistry(
+                self._index, self._devices_of(nvml), self.proc, self.naming.named, Residents(self.proc).of
+            )
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
             names = FunctionNames(owner=lambda process: _owner(members.get(process), process))
             self.pipeline = Pipeline(collectors, members, self.probes, names, self._sources(nvml))

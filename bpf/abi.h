@@ -81,18 +81,27 @@ struct event {
 #define CGROUP_LEVELS 6
 #define CGROUP_NAME 96
 #define COMMAND_NAME 16
+#define VISIBLE_DEVICES 768 /* of CUDA_VISIBLE_DEVICES: 16 UUIDs and what lies between them need 655 */
 
 /* The lowest parts of a cgroup's path, the innermost first; "" above the root. */
 struct cgroup_path {
 	char parts[CGROUP_LEVELS][CGROUP_NAME];
 };
 
+/* What is known of a process's environment: bits. */
+enum environment {
+	ENVIRONMENT_READ = 1, /* all of it: what is not there is not set */
+	ENVIRONMENT_VISIBLE = 2, /* CUDA_VISIBLE_DEVICES is set */
+	ENVIRONMENT_BUS_ORDER = 4, /* CUDA_DEVICE_ORDER is PCI_BUS_ID */
+};
+
 /* EVENT_PROCESS_SEEN: enough to say whose a process is that ends before anybody can read /proc. */
 struct seen {
 	struct event event;
 	__u32 uid;
-	__u32 _pad;
+	__u32 environment; /* enum environment */
 	char command[COMMAND_NAME];
+	char visible[VISIBLE_DEVICES]; /* CUDA_VISIBLE_DEVICES, if that is set */
 	struct cgroup_path unified; /* cgroup v2 */
 	struct cgroup_path legacy; /* cgroup v1, where the memory controller is */
 };

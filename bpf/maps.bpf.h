@@ -42,9 +42,13 @@ struct file {
 struct vm_area_struct {
 	struct file *vm_file;
 } CO_RE;
+struct mm_struct {
+	unsigned long env_start, env_end;
+} CO_RE;
 struct task_struct {
 	struct task_struct *group_leader;
 	int tgid;
+	struct mm_struct *mm;
 	struct signal_struct *signal;
 	__u64 start_boottime; /* Linux 5.5: was real_start_time */
 	struct css_set *cgroups;

@@ -19,6 +19,93 @@ static __always_inline void read_cgroup(struct cgroup_path *path, struct cgroup 
 	}
 }
 
+/* Variables and pieces of variables that are looked at: an environment of a megabyte holds as many. */
+#define MOST_VARIABLES 4096
+#define LONGEST_PIECE 256
+
+struct piece {
+	char text[LONGEST_PIECE];
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct piece);
+} pieces SEC(".maps");
+
+/* A walk through an environment: the variables that are looked for count as getenv() has them, the first of a name. */
+struct variables {
+	__u64 at, end;
+	__u64 visible; /* address of the value; 0: not found */
+	__u32 found; /* enum environment */
+	__u32 inside; /* of a variable: what is at `at` is no beginning */
+	__u32 ordered; /* CUDA_DEVICE_ORDER was met */
+};
+
+#define VISIBLE "CUDA_VISIBLE_DEVICES="
+#define ORDER "CUDA_DEVICE_ORDER="
+
+/* Volatile, or clang makes a call of memcmp() of it, which there is not. */
+static __always_inline int begins_with(const volatile char *text, const char *word, __u32 length)
+{
+	for (__u32 i = 0; i < length; i++)
+		if (text[i] != word[i])
+			return 0;
+	return 1;
+}
+#define begins(text, word) begins_with(text, word, sizeof(word) - 1)
+
+static long next_variable(__u32 index, struct variables *variables)
+{
+	__u32 zero = 0;
+	struct piece *piece = bpf_map_lookup_elem(&pieces, &zero);
+	long length;
+
+	if (variables->at >= variables->end) {
+		variables->found |= ENVIRONMENT_READ;
+		return 1;
+	}
+	if (!piece)
+		return 1;
+	length = bpf_probe_read_user_str(piece->text, sizeof(piece->text), (void *)variables->at);
+	if (length <= 0)
+		return 1;
+	if (!variables->inside && !variables->visible && begins(piece->text, VISIBLE))
+		variables->visible = variables->at + sizeof(VISIBLE) - 1;
+	if (!variables->inside && !variables->ordered && begins(piece->text, ORDER)) {
+		variables->ordered = 1;
+		if (begins(piece->text + sizeof(ORDER) - 1, "PCI_BUS_ID\0"))
+			variables->found |= ENVIRONMENT_BUS_ORDER;
+	}
+	variables->inside = length == sizeof(piece->text);
+	variables->at += variables->inside ? length - 1 : length; /* the last byte of a cut piece is a NUL of our own */
+	return 0;
+}
+
+/*
+ * What its devices are called: the process may end before the agent can read /proc. No inline function: it is in many
+ * programs. Since Linux 5.17.
+ */
+static __noinline int read_environment(struct seen *seen, struct task_struct *task)
+{
+	struct variables variables = {};
+
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_loop))
+		return 0;
+	variables.at = BPF_CORE_READ(task, mm, env_start);
+	variables.end = BPF_CORE_READ(task, mm, env_end);
+	bpf_loop(MOST_VARIABLES, next_variable, &variables, 0);
+	if (variables.visible) {
+		long length = bpf_probe_read_user_str(seen->visible, sizeof(seen->visible), (void *)variables.visible);
+
+		if (length <= 0 || length == sizeof(seen->visible)) /* it may be longer: then it is not known */
+			return 0;
+		variables.found |= ENVIRONMENT_VISIBLE;
+	}
+	seen->environment = variables.found;
+	return 0;
+}
+
 static __always_inline void post_seen(__u32 library, const struct process_id *process)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
@@ -34,7 +121,9 @@ static __always_inline void post_seen(__u32 library, const struct process_id *pr
 	seen->event.process = *process;
 	seen->event.at_ns = bpf_ktime_get_ns();
 	seen->uid = bpf_get_current_uid_gid();
-	seen->_pad = 0;
+	seen->environment = 0;
+	seen->visible[0] = 0;
+	read_environment(seen, task);
 	bpf_get_current_comm(seen->command, sizeof(seen->command));
 	read_cgroup(&seen->unified, BPF_CORE_READ(set, dfl_cgrp));
 	read_cgroup(&seen->legacy, memory_cgroup(set));

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agent.containers.index import ContainerIndex
@@ -58,10 +59,15 @@ class ProcessEvent:
     comm: str
     uid: int
     cgroup_paths: tuple[str, ...]  # the v2 one, then one of v1
+    environment: Mapping[str, str] | None = None  # those of VARIABLES that are set; None: not known
 
 
 def _unnamed(container: Container) -> Container:
     return container
+
+
+def _nobody(_: Container) -> Collection[int]:
+    return ()
 
 
 class GpuProcessRegistry:
@@ -73,7 +79,9 @@ class GpuProcessRegistry:
         devices: Callable[[], Sequence[Device]],
         proc: Procfs,
         named: Callable[[Container], Container] = _unnamed,
+        residents: Callable[[Container], Collection[int]] = _nobody,
     ) -> None:
+        """`residents`: the tgids of a container's processes, whether they use a GPU or not."""
         self._index, self._devices, self.proc, self.named = index, devices, proc, named
         self._lock = threading.Lock()
         self._members: dict[ProcessId, GpuProcess] = {}
@@ -81,6 +89,8 @@ class GpuProcessRegistry:
         self.refused = 0
         self.refused_of: dict[ContainerKey, int] = {}  # processes of containers that have their share
         self._held: Counter[ContainerKey] = Counter()
+        self._residents = residents
+        self._exposed: dict[ContainerKey, Collection[int] | None] = {}  # minor numbers of devices; None: of all
         self._outside: dict[ProcessId, ContainerKey] = {}  # processes that were refused: they are not read every tick
         self.unreadable = 0  # looks at processes that this agent may not read
 
@@ -198,10 +208,8 @@ class GpuProcessRegistry:
         try:
             container = self._index.container_of(process)
             environment = self.proc.environ(tgid, (*VARIABLES, _MPS_PERCENTAGE))
-            exposed = self.proc.gpu_minors(process)
             made = Process(process, self.proc.command(tgid), self.proc.user(tgid), container.key)
-            if self.proc.process_id(tgid) != process:
-                return None
+            exposed = self._note_exposed(process, container.key)
         except GoneError:
             return None
         except SetupError as error:  # denied by a security module: one process must not hide all others
@@ -213,13 +221,40 @@ class GpuProcessRegistry:
         return GpuProcess(made, self.named(container), visible, _sm_limit(environment), visible)
 
     def _from_event(self, event: ProcessEvent) -> GpuProcess:
-        """Without its environment, the devices that it could use are known only where there is just one."""
+        """One that has ended: its devices are known where there is just one, or by its environment as a probe read it
+        and those that its container sees."""
         container = self._index.container_of(event.process, event.cgroup_paths or ("/",))
         command = f"[{printable(event.comm, LONGEST_COMMAND - 2)}]"
         made = Process(event.process, command, user_name(event.uid), container.key)
         devices = self._devices()
-        visible = (devices[0].uuid,) if len(devices) == 1 else ()
+        visible: Ordinals = (devices[0].uuid,) if len(devices) == 1 else ()
+        if not visible and event.environment is not None:
+            with suppress(GoneError, SetupError):
+                visible = visible_devices(event.environment, devices, self._exposed_to(container))
         return GpuProcess(made, self.named(container), visible, by_environment=visible)
+
+    def _exposed_to(self, container: Container) -> Collection[int] | None:
+        """The minor numbers of the devices that a container's processes see. GoneError when none of them is there."""
+        if container.key == HOST:
+            return None
+        if container.key not in self._exposed:
+            for tgid in sorted(self._residents(container)):
+                with suppress(GoneError, SetupError):
+                    self._note_exposed(self.proc.process_id(tgid), container.key)
+                    break
+        if container.key not in self._exposed:
+            raise GoneError(f"no process of {container.key} is there any more")
+        return self._exposed[container.key]
+
+    def _note_exposed(self, process: ProcessId, container: ContainerKey) -> Collection[int] | None:
+        """Of a process, and kept for those of its container that end sooner than they can be read."""
+        exposed = self.proc.gpu_minors(process)
+        if self.proc.process_id(process.tgid) != process:
+            raise GoneError(f"process {process.tgid} ended while its devices were read")
+        if len(self._exposed) >= _MOST:
+            self._exposed.clear()
+        self._exposed[container] = exposed
+        return exposed
 
 
 def _sm_limit(environment: Mapping[str, str]) -> float:

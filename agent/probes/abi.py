@@ -59,7 +59,8 @@ LOST = (
     "pace",
 )
 EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC = 1, 2, 3, 4
-CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, LONGEST_NAME = 6, 96, 16, 256
+CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, VISIBLE_DEVICES, LONGEST_NAME = 6, 96, 16, 768, 256
+ENVIRONMENT_READ, ENVIRONMENT_VISIBLE, ENVIRONMENT_BUS_ORDER = 1, 2, 4
 NAME_FUNCTION, NAME_ALIAS = 1, 2
 ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
 RULE_PACE, RULE_GATE, RULE_BLOCKS, RULE_SOFT = 1, 2, 4, 8
@@ -101,8 +102,9 @@ class Seen(c.Structure):
     _fields_ = [
         ("event", Event),
         ("uid", U32),
-        ("_pad", U32),
+        ("environment", U32),
         ("command", c.c_char * COMMAND_NAME),
+        ("visible", c.c_char * VISIBLE_DEVICES),
         ("unified", CgroupPath),
         ("legacy", CgroupPath),
     ]

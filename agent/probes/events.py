@@ -188,4 +188,17 @@ class EventReader:
 
 def _process_event(seen: abi.Seen) -> ProcessEvent:
     comm = seen.command.decode(errors="surrogateescape")
-    return ProcessEvent(seen.event.process.id(), comm, seen.uid, (seen.unified.text(), seen.legacy.text()))
+    paths = (seen.unified.text(), seen.legacy.text())
+    return ProcessEvent(seen.event.process.id(), comm, seen.uid, paths, _environment(seen))
+
+
+def _environment(seen: abi.Seen) -> dict[str, str] | None:
+    """What decides on its devices; None: it could not be read to its end."""
+    if not seen.environment & abi.ENVIRONMENT_READ:
+        return None
+    found = {}
+    if seen.environment & abi.ENVIRONMENT_VISIBLE:
+        found["CUDA_VISIBLE_DEVICES"] = seen.visible.decode(errors="surrogateescape")
+    if seen.environment & abi.ENVIRONMENT_BUS_ORDER:
+        found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return found

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -43,8 +43,10 @@ class Heard:
     """The events of processes, in order."""
 
     words: list[tuple[str, ProcessId]] = field(default_factory=list)
+    environments: dict[ProcessId, Mapping[str, str] | None] = field(default_factory=dict)
 
     def seen(self, event: ProcessEvent) -> None:
+        self.environments[event.process] = event.environment
         self.words.append(("seen", event.process))
 
     def exited(self, process: ProcessId) -> None:
@@ -88,6 +90,35 @@ def become(first: Driven) -> Iterator[Driven]:
     second.begin()
     second.finish()
     yield second
+
+
+# One piece of a variable is 255 bytes: what a long one's second piece begins with is not the name of another.
+INSIDE = {"AAA_FIRST": "x" * (255 - len("AAA_FIRST=")) + "CUDA_VISIBLE_DEVICES=0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "MY_CUDA_VISIBLE_DEVICES": "1"}, {}),
+        (INSIDE, {}),
+        ({**INSIDE, "CUDA_VISIBLE_DEVICES": "1,0"}, {"CUDA_VISIBLE_DEVICES": "1,0"}),
+        ({f"VARIABLE_{number}": "x" * 500 for number in range(1000)}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "0" + ",-1" * 300}, None),
+        ({f"V{number}": "x" for number in range(5000)}, None),
+    ],
+    ids=["unset", "set", "order", "other", "inside", "behind it", "500 kB", "too long", "too many"],
+)
+def test_the_environment_of_a_process_is_known_at_its_first_call(
+    driver: Driver, heard: Heard, variables: Mapping[str, str], found: Mapping[str, str] | None
+) -> None:
+    with driver.start(LAUNCH, **variables) as driven:
+        driven.begin()
+        driven.finish()
+    assert heard.until_over(driven) == ["seen", "exited"]
+    assert heard.environments[driven.process] == found
 
 
 def test_a_fork_changes_nothing_for_its_parent_and_adds_no_process(

@@ -18,7 +18,10 @@ from enforce.policy.load import load
 from enforce.workloads import workloads_of
 
 A = "3f29c1a7" * 8
-DEVICES = [Device(index, DeviceUuid(f"GPU-{index}"), "simulated", f"0000:0{index}:00.0", 1, 1) for index in range(2)]
+DEVICES = [
+    Device(index, DeviceUuid(f"GPU-{index}"), "simulated", f"0000:0{index}:00.0", 1, 1, minor=index)
+    for index in range(2)
+]
 NAMED = {"name": "server", "pod": "chat-0", "namespace": "serving", "image": "vllm:1", "labels": {"app": "chat"}}
 
 
@@ -126,6 +129,34 @@ def test_a_process_that_is_gone_is_believed_to_have_been_what_the_kernel_saw(mem
     assert (member.process.command, member.process.user) == ("[train\\x1b[2J]", "root")
     assert member.visible == ()  # its environment went with it
     assert members.get(GONE) is members.see(GONE) is member
+
+
+def test_one_that_is_gone_has_the_devices_of_the_environment_that_the_kernel_read(members: GpuProcessRegistry) -> None:
+    member = members.see(GONE, ProcessEvent(GONE, "train", 0, ("/",), {"CUDA_VISIBLE_DEVICES": "1"}))
+    assert member
+    assert (member.container.key, member.visible) == (HOST, ("GPU-1",))
+
+
+def test_one_that_set_nothing_sees_all_of_the_devices(members: GpuProcessRegistry) -> None:
+    member = members.see(GONE, ProcessEvent(GONE, "train", 0, ("/",), {}))
+    assert member
+    assert member.visible == ("GPU-0", "GPU-1")
+
+
+def test_one_of_a_container_counts_them_as_its_container_sees_them(
+    proc: Path, members: GpuProcessRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Procfs, "gpu_minors", lambda *_: frozenset({1}))
+    members.see(runs(proc, 10, f"/docker/{A}"))
+    member = members.see(GONE, ProcessEvent(GONE, "train", 0, ("/", f"/docker/{A}"), {}))
+    assert member
+    assert member.visible == ("GPU-1",)
+
+
+def test_without_another_process_of_its_container_nothing_is_known_of_them(members: GpuProcessRegistry) -> None:
+    member = members.see(GONE, ProcessEvent(GONE, "train", 0, ("/", f"/docker/{A}"), {}))
+    assert member
+    assert member.visible == ()
 
 
 def test_what_proc_shows_goes_before_what_the_kernel_reported(proc: Path, members: GpuProcessRegistry) -> None:
