@@ -3,8 +3,8 @@
 """What holds for every test: its tier, a second try, a skip that is known, and the number of hypothesis' examples.
 
 - A test's tier is the folder that it lies in, so that none can be without.
-- With several workers (`pytest --numprocesses`) one runs all that needs the machine for itself, one test after another.
-  What is ASIDE runs beside it, on CPU time that is left over.
+- With two workers (`pytest --numprocesses=2`) tests at the edge run beside those of probes, then tests with agents
+  beside what is ASIDE, which has the CPU time that is left over.
 - In CI, a test that is no unit test and fails runs once more, and is listed as RERUN with what failed: those depend on
   a machine that may stall. One that fails twice fails the run, and so do more than MOST_SECOND_TRIES of them.
 - With CI in the environment, a run in which a test is skipped that is not in KNOWN_SKIPS fails: what a machine lacks
@@ -38,6 +38,13 @@ KNOWN_SKIPS: Final[Mapping[str, str]] = {
     )
 }
 """Test → what CI lacks for it"""
+
+PIECES: Final = {
+    "things at the edge": ("tests/contract/", "tests/sim/"),
+    "probes": ("tests/kernel/", "tests/driver/"),
+    "agents": ("tests/e2e/", "tests/hostile/"),
+}
+"""Of what needs the machine, what runs one test after another: an agent sees all programs that use a GPU"""
 
 ASIDE: Final = (
     "tests/unit/",
@@ -93,6 +100,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"the {tier} tier needs root"))
         if config.getoption("--long"):
             _try_more(item)
+    order = list(PIECES)
+    items.sort(key=lambda item: order.index(_piece(item.nodeid)) if _piece(item.nodeid) in PIECES else len(order))
 
 
 def _try_more(item: pytest.Item) -> None:
@@ -115,16 +124,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def _piece(nodeid: str) -> str:
+    """Which tests it runs with, one after another, on one worker."""
+    if nodeid.startswith(ASIDE):
+        return nodeid.partition("::")[0]
+    return next((name for name, tiers in PIECES.items() if nodeid.startswith(tiers)), nodeid)
+
+
 class _Scheduling(LoadScopeScheduling):
-    """What needs the machine is one piece of work, and each module of the rest another: the largest first."""
+    """A worker that has ended one piece takes the next one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0] if nodeid.startswith(ASIDE) else "the machine"
+        return _piece(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
-    """Whatever --dist says."""
+    """Whatever --dist says: the pieces in the order of the tests."""
+    config.option.loadscopereorder = False
     return _Scheduling(config, log)
 
 
