@@ -86,7 +86,9 @@ class Observer:
             )
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
             names = FunctionNames(owner=lambda process: _owner(members.get(process), process))
-            self.pipeline = Pipeline(collectors, members, self.probes, names, self._sources(nvml))
+            self.pipeline = Pipeline(
+                collectors, members, self.probes, names, self._sources(nvml), lambda: events.drain()
+            )
             events = EventReader(self.probes, self.pipeline, names)
             events.start()
             stack.callback(events.stop)

@@ -133,13 +133,17 @@ class ContainerLosses:
 
 @dataclass(slots=True)
 class Pipeline:
-    """`tick` observes once. `members`: the processes on GPUs. Without `probes` only the collectors say what runs."""
+    """`tick` observes once. `members`: the processes on GPUs. Without `probes` only the collectors say what runs.
+
+    `drain_events` has `seen`, `exited` and `replaced` called for all that the probes have reported so far.
+    """
 
     collectors: Sequence[Collector]
     members: GpuProcessRegistry
     probes: LibcudaProbes | None
     names: InitVar[FunctionNames | None] = None
     sources: SnapshotSources = field(default_factory=SnapshotSources)
+    drain_events: Callable[[], object] = lambda: None
     snapshot: Snapshot | None = field(init=False, default=None)
     enforcement: EnforcementReport = field(init=False, default=EnforcementReport())
     policy: PolicyStatus = field(init=False, default=PolicyStatus())
@@ -174,6 +178,7 @@ class Pipeline:
         """Observes once and publishes the snapshot."""
         dead = self._exited.find()  # before the samples are taken, so that these hold all that the dead ever did
         samples, health = self._collect(now_ns)
+        self.drain_events()  # so that the processes of what was counted are known, though they have ended
         interval = now_ns - self._last_ns if self._last_ns is not None else 0
         self._last_ns = now_ns
         inputs = TickInputs.of(samples, self.members.proc)

@@ -102,11 +102,12 @@ class FunctionNames:
 _ROUND_SECONDS = 0.5
 # Records of each ring in one round: a ring that fills faster than it is read delays neither the other nor the rest.
 _MOST_A_ROUND = 1024
+_MOST_DRAINED = 8192  # at once: more than the ring holds of processes that were seen
 _RETRY_SECONDS = 0.1  # what fails at once, over and over, must not fill a core
 
 
 class Listener(Protocol):
-    """Receives the events of processes, on the event reader's thread."""
+    """Receives the events of processes, on one thread at a time."""
 
     def seen(self, event: ProcessEvent) -> object:
         """A process made its first call."""
@@ -122,10 +123,11 @@ class Listener(Protocol):
 
 
 class EventReader:
-    """Calls the listener and fills `names` from its own thread, between `start` and `stop`."""
+    """Calls the listener and fills `names` from its own thread, from `start` to `stop`, and from `drain`."""
 
     def __init__(self, probes: LibcudaProbes, listener: Listener, names: FunctionNames) -> None:
         self._probes, self._listener, self._names = probes, listener, names
+        self._reading = threading.Lock()  # a ring has one reader
         self._rings = [
             RingBuffer(probes.bpf.lib, probes.bpf.map_fd(name), self._guarded(receive))
             for name, receive in (("events", self._event), ("names", self._name))
@@ -143,6 +145,11 @@ class EventReader:
         """Starts the thread."""
         self._worker.start()
 
+    def drain(self) -> None:
+        """Handles the events that wait, before it returns: a process is reported before anything is counted for it."""
+        with self._reading:
+            self._rings[0].consume(_MOST_DRAINED)
+
     def stop(self) -> None:
         """Stops the thread; what the rings hold is not read any more."""
         self._worker.close()
@@ -156,7 +163,8 @@ class EventReader:
     def _step(self) -> float:
         self._probes.drop_changed()
         for ring in self._rings:
-            ring.consume(_MOST_A_ROUND)
+            with self._reading:
+                ring.consume(_MOST_A_ROUND)
         return _ROUND_SECONDS
 
     def _guarded(self, receive: Callable[[bytes], None]) -> Callable[[bytes], None]:

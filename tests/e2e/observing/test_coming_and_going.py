@@ -146,7 +146,11 @@ def test_programs_that_are_gone_before_the_agent_can_look_are_counted_for_their_
             assert not container.cgroup.exists()
             gone[container] = count
     shown = {container: {hardware.uuids[n % 2]: gone[container]} for n, container in enumerate(gone)}
-    until(lambda: {one: launches_of(warden.snapshot(), one) for one in gone} == shown, "all launches of all of them")
+
+    def found() -> dict[Docker, dict[str, int]]:
+        return {one: launches_of(warden.snapshot(), one) for one in gone}
+
+    until(lambda: found() == shown, lambda: f"all launches of all of them, not {found()} and {warden.snapshot().lost}")
     lost = warden.snapshot().lost
     for reason in ("launches:no_container", "map:event"):
         assert lost.get(reason, 0) == before.get(reason, 0), reason
