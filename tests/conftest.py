@@ -39,22 +39,20 @@ KNOWN_SKIPS: Final[Mapping[str, str]] = {
 }
 """Test → what CI lacks for it"""
 
-PIECES: Final = {
-    "things at the edge": ("tests/contract/", "tests/sim/"),
-    "probes": ("tests/kernel/", "tests/driver/"),
-    "agents": ("tests/e2e/", "tests/hostile/"),
-}
-"""Of what needs the machine, what runs one test after another: an agent sees all programs that use a GPU"""
-
-ASIDE: Final = (
-    "tests/unit/",
-    "tests/contract/dashboards/",
-    "tests/contract/packaging/",
+_STOCK_KERNELS: Final = (
     "tests/driver/test_denial.py",
     "tests/kernel/memory/test_quota_on_stock_kernels.py",
     "tests/kernel/probes/test_seccomp_on_stock_kernels.py",
 )
-"""Tests that disturb no other and may take as long as it takes: no GPU program, container or probe of this machine"""
+PIECES: Final = {
+    "things at the edge": ("tests/contract/", "tests/sim/", *_STOCK_KERNELS),
+    "probes": ("tests/kernel/", "tests/driver/"),
+    "agents": ("tests/e2e/", "tests/hostile/"),
+}
+"""What runs one test after another, of those that need the machine: an agent sees all programs that use a GPU"""
+
+ASIDE: Final = ("tests/unit/", "tests/contract/dashboards/", "tests/contract/packaging/")
+"""Tests that disturb no other and may take as long as it takes: no GPU program, container or probe"""
 
 TIERS: Final = ("unit", "contract", "kernel", "driver", "sim", "e2e", "hostile", "gpu")
 _EXAMPLES: Final = 100
