@@ -102,7 +102,6 @@ class FunctionNames:
 _ROUND_SECONDS = 0.5
 # Records of each ring in one round: a ring that fills faster than it is read delays neither the other nor the rest.
 _MOST_A_ROUND = 1024
-_MOST_DRAINED = 8192  # at once: more than the ring holds of processes that were seen
 _RETRY_SECONDS = 0.1  # what fails at once, over and over, must not fill a core
 
 
@@ -146,9 +145,9 @@ class EventReader:
         self._worker.start()
 
     def drain(self) -> None:
-        """Handles the events that wait, before it returns: a process is reported before anything is counted for it."""
+        """Handles the events that wait, up to a round of them: a process is reported before anything is counted for it."""
         with self._reading:
-            self._rings[0].consume(_MOST_DRAINED)
+            self._rings[0].consume(_MOST_A_ROUND)
 
     def stop(self) -> None:
         """Stops the thread; what the rings hold is not read any more."""

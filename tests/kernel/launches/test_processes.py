@@ -121,6 +121,15 @@ def test_the_environment_of_a_process_is_known_at_its_first_call(
     assert heard.environments[driven.process] == found
 
 
+def test_who_asks_hears_at_once_of_a_process_that_is_gone(driver: Driver, probes: LibcudaProbes) -> None:
+    heard = Heard()
+    reader = EventReader(probes, heard, FunctionNames())  # its thread is not started
+    driven = driver.run(LAUNCH)
+    reader.drain()
+    assert heard.of(driven) == ["seen", "exited"]
+    reader.stop()
+
+
 def test_a_fork_changes_nothing_for_its_parent_and_adds_no_process(
     driver: Driver, probes: LibcudaProbes, heard: Heard
 ) -> None:
