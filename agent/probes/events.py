@@ -145,7 +145,7 @@ class EventReader:
         self._worker.start()
 
     def drain(self) -> None:
-        """Handles the events that wait, up to a round of them: a process is reported before anything is counted for it."""
+        """Handles the events that wait, a round of them at most: a process is reported before it is counted."""
         with self._reading:
             self._rings[0].consume(_MOST_A_ROUND)
 
