@@ -66,8 +66,58 @@ def _unnamed(container: Container) -> Container:
     return container
 
 
-def _nobody(_: Container) -> Collection[int]:
+def _none(_: Container) -> Collection[int]:
     return ()
+
+
+class VisibleDevices:
+    """Which devices a process sees: by its environment, and by the device files in its container.
+
+    `residents`: the tgids of a container's processes, whether they use a GPU or not.
+    """
+
+    def __init__(
+        self,
+        devices: Callable[[], Sequence[Device]],
+        proc: Procfs,
+        residents: Callable[[Container], Collection[int]] = _none,
+    ) -> None:
+        self._devices, self._proc, self._residents = devices, proc, residents
+        self._exposed: dict[ContainerKey, Collection[int] | None] = {}  # minor numbers, as last read; None: all
+
+    def of(self, process: ProcessId, container: Container, environment: Mapping[str, str]) -> Ordinals:
+        """Of a process that is there. GoneError."""
+        return visible_devices(environment, self._devices(), self._read(process, container))
+
+    def of_gone(self, container: Container, environment: Mapping[str, str] | None) -> Ordinals:
+        """Of one that has ended, if its environment is known, and another one of its container is there or was read."""
+        devices = self._devices()
+        if len(devices) == 1:
+            return (devices[0].uuid,)
+        if environment is None:
+            return ()
+        if container.key == HOST:
+            return visible_devices(environment, devices)
+        if container.key not in self._exposed:
+            self._read_any(container)
+        if container.key not in self._exposed:
+            return ()
+        return visible_devices(environment, devices, self._exposed[container.key])
+
+    def _read_any(self, container: Container) -> None:
+        for tgid in sorted(self._residents(container)):
+            with suppress(GoneError, SetupError):
+                self._read(self._proc.process_id(tgid), container)
+                return
+
+    def _read(self, process: ProcessId, container: Container) -> Collection[int] | None:
+        exposed = self._proc.gpu_minors(process)
+        if self._proc.process_id(process.tgid) != process:
+            raise GoneError(f"process {process.tgid} ended while its devices were read")
+        if len(self._exposed) >= _MOST:
+            self._exposed.clear()
+        self._exposed[container.key] = exposed
+        return exposed
 
 
 class GpuProcessRegistry:
@@ -79,18 +129,17 @@ class GpuProcessRegistry:
         devices: Callable[[], Sequence[Device]],
         proc: Procfs,
         named: Callable[[Container], Container] = _unnamed,
-        residents: Callable[[Container], Collection[int]] = _nobody,
+        residents: Callable[[Container], Collection[int]] = _none,
     ) -> None:
         """`residents`: the tgids of a container's processes, whether they use a GPU or not."""
-        self._index, self._devices, self.proc, self.named = index, devices, proc, named
+        self._index, self.proc, self.named = index, proc, named
+        self._visible = VisibleDevices(devices, proc, residents)
         self._lock = threading.Lock()
         self._members: dict[ProcessId, GpuProcess] = {}
         self._all: tuple[GpuProcess, ...] | None = ()  # None: stale, made by the next all()
         self.refused = 0
         self.refused_of: dict[ContainerKey, int] = {}  # processes of containers that have their share
         self._held: Counter[ContainerKey] = Counter()
-        self._residents = residents
-        self._exposed: dict[ContainerKey, Collection[int] | None] = {}  # minor numbers of devices; None: of all
         self._outside: dict[ProcessId, ContainerKey] = {}  # processes that were refused: they are not read every tick
         self.unreadable = 0  # looks at processes that this agent may not read
 
@@ -209,7 +258,7 @@ class GpuProcessRegistry:
             container = self._index.container_of(process)
             environment = self.proc.environ(tgid, (*VARIABLES, _MPS_PERCENTAGE))
             made = Process(process, self.proc.command(tgid), self.proc.user(tgid), container.key)
-            exposed = self._note_exposed(process, container.key)
+            visible = self._visible.of(process, container, environment)
         except GoneError:
             return None
         except SetupError as error:  # denied by a security module: one process must not hide all others
@@ -217,44 +266,15 @@ class GpuProcessRegistry:
                 _log.warning("%s; its work stays unattributed; further cases are only counted", error)
             self.unreadable += 1
             return None
-        visible = visible_devices(environment, self._devices(), exposed)
         return GpuProcess(made, self.named(container), visible, _sm_limit(environment), visible)
 
     def _from_event(self, event: ProcessEvent) -> GpuProcess:
-        """One that has ended: its devices are known where there is just one, or by its environment as a probe read it
-        and those that its container sees."""
+        """One that has ended."""
         container = self._index.container_of(event.process, event.cgroup_paths or ("/",))
         command = f"[{printable(event.comm, LONGEST_COMMAND - 2)}]"
         made = Process(event.process, command, user_name(event.uid), container.key)
-        devices = self._devices()
-        visible: Ordinals = (devices[0].uuid,) if len(devices) == 1 else ()
-        if not visible and event.environment is not None:
-            with suppress(GoneError, SetupError):
-                visible = visible_devices(event.environment, devices, self._exposed_to(container))
+        visible = self._visible.of_gone(container, event.environment)
         return GpuProcess(made, self.named(container), visible, by_environment=visible)
-
-    def _exposed_to(self, container: Container) -> Collection[int] | None:
-        """The minor numbers of the devices that a container's processes see. GoneError when none of them is there."""
-        if container.key == HOST:
-            return None
-        if container.key not in self._exposed:
-            for tgid in sorted(self._residents(container)):
-                with suppress(GoneError, SetupError):
-                    self._note_exposed(self.proc.process_id(tgid), container.key)
-                    break
-        if container.key not in self._exposed:
-            raise GoneError(f"no process of {container.key} is there any more")
-        return self._exposed[container.key]
-
-    def _note_exposed(self, process: ProcessId, container: ContainerKey) -> Collection[int] | None:
-        """Of a process, and kept for those of its container that end sooner than they can be read."""
-        exposed = self.proc.gpu_minors(process)
-        if self.proc.process_id(process.tgid) != process:
-            raise GoneError(f"process {process.tgid} ended while its devices were read")
-        if len(self._exposed) >= _MOST:
-            self._exposed.clear()
-        self._exposed[container] = exposed
-        return exposed
 
 
 def _sm_limit(environment: Mapping[str, str]) -> float:
