@@ -8,12 +8,10 @@ after the last arrival and then ends, so that the rest is served: such latencies
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from agent.core.errors import SetupError
@@ -21,6 +19,7 @@ from bench.enforcement.callers import calling
 from bench.enforcement.figures import Phase
 from tools.harness.arrivals import phase_arrivals, write_trace
 from tools.harness.node import Node
+from tools.harness.quiet import Stolen
 from tools.harness.stage import PATIENCE_SECONDS, Stage, Workload
 from tools.harness.wait import poll, until
 
@@ -74,9 +73,9 @@ def measure(
                 arrivals = phase_arrivals(load.settling, load.measured, settle_seconds)
                 stack.enter_context(calling(arrivals, load.port or 0, stage.folder, stage.cpus))
         _sleep_until(begun + settle_seconds)
-        before, ticks = _truth(stage), stolen_ticks()
+        before, stolen = _truth(stage), Stolen.now()
         _sleep_until(begun + settle_seconds + seconds)
-        after, signal_ns, stolen = _truth(stage), read(), stolen_since(ticks, seconds)
+        after, signal_ns, stolen_ratio = _truth(stage), read(), stolen.ratio()
         for workload in offline:
             workload.require_alive()
         requests = _finish(stage, offline, settle_seconds) if online else ()
@@ -84,7 +83,7 @@ def measure(
             tuple(latency_s for latency_s, _ in requests),
             after.ratio_since(before, [online] if online else []),
             after.ratio_since(before, offline),
-            stolen,
+            stolen_ratio,
             sum(service_s for _, service_s in requests) / seconds,
             signal_ns,
         )
@@ -123,13 +122,3 @@ def _truth(stage: Stage[Node]) -> _Truth:
     before = time.monotonic_ns()
     rows = stage.node.truth()
     return _Truth((before + time.monotonic_ns()) // 2, {row["pid"]: row["sm_ns"] for row in rows})
-
-
-def stolen_ticks() -> int:
-    """Ticks that the hypervisor took from all CPUs since boot."""
-    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
-
-
-def stolen_since(before: int, seconds: float) -> float:
-    """Stolen share of the CPUs' time since then."""
-    return (stolen_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds / (os.cpu_count() or 1)

@@ -23,13 +23,13 @@ from bench.enforcement.pairs import Pair
 from bench.enforcement.phase import Load, measure
 from tools.harness.arrivals import fitted, following, poisson, read_trace
 from tools.harness.node import Node, simulated_node
+from tools.harness.quiet import STOLEN_RATIO
 from tools.harness.stage import Cpus, Stage, open_stage
 
 _ALONE_SETTLE_SECONDS: Final = 1.0
 _OFFLINE_SECONDS: Final = 4.0
 _LONGEST_SETTLE_SECONDS: Final = 60.0
 _TRIES: Final = 3
-_STOLEN_RATIO: Final = 0.02  # more, and a phase is measured once more; the yardstick knows nothing of latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Runner:
 
     def _least_stolen(self, load: Load, settle_seconds: float, read: Callable[[], float | None]) -> Phase:
         phase = measure(self.stage, load, settle_seconds, self.seconds, read)
-        if (phase.stolen_ratio or 0.0) <= _STOLEN_RATIO:
+        if (phase.stolen_ratio or 0.0) <= STOLEN_RATIO:
             return phase
         again = measure(self.stage, load, settle_seconds, self.seconds, read)
         return min(phase, again, key=lambda one: one.stolen_ratio or 0.0)

@@ -33,6 +33,7 @@ class Figures:
     pauses: int
     online_p50_ms: dict[str, float]
     requests: int
+    stolen_ratio: float  # of the CPUs' time, by the hypervisor: the simulated GPU is a program, and late without them
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""

@@ -17,6 +17,7 @@ from sim.demo.screen import Screen
 from sim.demo.stage import Stage, agent, simulated_gpu
 from sim.demo.watch import Watch
 from tools.harness.containers import Container
+from tools.harness.quiet import Stolen
 from tools.harness.wait import poll
 
 _WATCHED_ALONE_SECONDS = 6.0
@@ -46,6 +47,7 @@ class Outcomes:
 
 def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
     """Runs all phases. Everything that was started is gone in the end, also after an error."""
+    stolen = Stolen.now()
     with simulated_gpu(stage):
         watch = Watch(stage, screen.show)
         screen.phase("online alone", "the baseline: no agent, no probe")
@@ -71,7 +73,7 @@ def run(stage: Stage, seconds: float, screen: Screen) -> Figures:
             controlled = _phase(stage, watch, online_seconds=seconds, offline_seconds=seconds)
         truth = {row["pid"]: row["launches"] for row in stage.truth()}
         screen.end()
-    return _figures(seconds, Outcomes(online, offline, uncontrolled, controlled), watch, truth)
+    return _figures(seconds, Outcomes(online, offline, uncontrolled, controlled), watch, truth, stolen.ratio())
 
 
 def _phase(stage: Stage, watch: Watch | None, *, online_seconds: float = 0.0, offline_seconds: float = 0.0) -> Outcome:
@@ -113,7 +115,7 @@ def _check(running: list[Container], *expected: Path | None) -> None:
             raise WardenError(f"a workload of the demo wrote no {path.name}: {errors or 'it did not end in time'}")
 
 
-def _figures(seconds: float, measured: Outcomes, watch: Watch, truth: dict[int, int]) -> Figures:
+def _figures(seconds: float, measured: Outcomes, watch: Watch, truth: dict[int, int], stolen_ratio: float) -> Figures:
     online = measured.online
     phases = {"alone": online, "uncontrolled": measured.uncontrolled, "controlled": measured.controlled}
     alone = measured.offline.kernels_per_second or float("nan")
@@ -130,4 +132,5 @@ def _figures(seconds: float, measured: Outcomes, watch: Watch, truth: dict[int, 
         launches_missed=sum(abs(launched[key] - count) for key, count in watch.launches.items()),
         pauses=sum(watch.pauses.values()),
         requests=len(settled(online.requests)),
+        stolen_ratio=round(stolen_ratio, 4),
     )

@@ -14,6 +14,7 @@ from rich.text import Text
 from agent.core.model import Snapshot
 from agent.tui import View, render
 from sim.demo.figures import Figures
+from tools.harness.quiet import STOLEN_RATIO
 
 _PLAIN_SECONDS = 5.0
 
@@ -74,9 +75,15 @@ def outcome(figures: Figures) -> Table:
             title, f"{p50[name]:.1f} ms", f"{p99[name]:.1f} ms", f"{p99[name] / p99['alone']:.2f}×", f"{share:.0%}"
         )
     error, missed = figures.attribution_error_ratio, figures.launches_missed
-    table.caption = (
+    caption = (
         f"left over by the online service: {figures.left_over_ratio:.0%} · requests per phase: {figures.requests} · "
         f"attribution error: {'–' if error is None else f'{error:.1%}'} · "
         f"launches missed: {'–' if missed is None else missed} · pauses: {figures.pauses}"
     )
+    if figures.stolen_ratio > STOLEN_RATIO:
+        caption += (
+            f"\nthe hypervisor took {figures.stolen_ratio:.0%} of this machine's CPU time meanwhile, without which the "
+            "simulated GPU is late: these figures say little, run it again on a quiet machine"
+        )
+    table.caption = caption
     return table

@@ -1,22 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Whether anything else on the machine was in the way of a measurement: the share of time in which a runnable task had
-to wait for a CPU (PSI). The yardstick knows nothing of what was measured, so repeating by it favours no result.
+"""Whether anything was in the way of a measurement: the share of time in which a runnable task had to wait for a CPU
+(PSI), or in which the hypervisor had taken the CPUs. Neither knows anything of what was measured, so repeating by them
+favours no result.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 T = TypeVar("T")
 
 QUIET_RATIO: Final = 0.10
+STOLEN_RATIO: Final = 0.02  # of the CPUs' time: more shows in latencies of milliseconds
 _SAMPLE_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 120.0
 _TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stolen:
+    """A moment, for what the hypervisor takes from the CPUs after it. `seconds`: of all of them, since boot."""
+
+    at: float  # time.monotonic()
+    seconds: float
+
+    @classmethod
+    def now(cls) -> Stolen:
+        """This moment."""
+        ticks = int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8])
+        return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"))
+
+    def ratio(self) -> float:
+        """Of the CPUs' time since then."""
+        now = Stolen.now()
+        return (now.seconds - self.seconds) / (now.at - self.at) / (os.cpu_count() or 1)
 
 
 def waited_us() -> int | None:
@@ -29,13 +52,13 @@ def waited_us() -> int | None:
 
 
 def timed(action: Callable[[], T]) -> tuple[T, float | None]:
-    """The result of the action, and the share of its time in which a task waited for a CPU."""
-    begun, before = time.monotonic(), waited_us()
+    """The result of the action, and the share of its time in which a task waited for a CPU, or a CPU was taken away."""
+    stolen, before = Stolen.now(), waited_us()
     result = action()
     after = waited_us()
     if before is None or after is None:
         return result, None
-    return result, (after - before) / 1e6 / (time.monotonic() - begun)
+    return result, max(stolen.ratio(), (after - before) / 1e6 / (time.monotonic() - stolen.at))
 
 
 def wait_until_quiet() -> None:
