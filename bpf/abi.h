@@ -81,7 +81,7 @@ struct event {
 #define CGROUP_LEVELS 6
 #define CGROUP_NAME 96
 #define COMMAND_NAME 16
-#define VISIBLE_DEVICES 768 /* of CUDA_VISIBLE_DEVICES: 16 UUIDs and what lies between them need 655 */
+#define VISIBLE_DEVICES 384 /* of CUDA_VISIBLE_DEVICES: 8 UUIDs and what lies between them need 327 */
 
 /* The lowest parts of a cgroup's path, the innermost first; "" above the root. */
 struct cgroup_path {

@@ -23,16 +23,6 @@ static __always_inline void read_cgroup(struct cgroup_path *path, struct cgroup 
 #define MOST_VARIABLES 4096
 #define LONGEST_PIECE 256
 
-struct piece {
-	char text[LONGEST_PIECE];
-};
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct piece);
-} pieces SEC(".maps");
-
 /* A walk through an environment: the variables that are looked for count as getenv() has them, the first of a name. */
 struct variables {
 	__u64 at, end;
@@ -40,6 +30,7 @@ struct variables {
 	__u32 found; /* enum environment */
 	__u32 inside; /* of a variable: what is at `at` is no beginning */
 	__u32 ordered; /* CUDA_DEVICE_ORDER was met */
+	char *piece; /* LONGEST_PIECE bytes of its own: another process may run on this CPU meanwhile */
 };
 
 #define VISIBLE "CUDA_VISIBLE_DEVICES="
@@ -57,27 +48,24 @@ static __always_inline int begins_with(const volatile char *text, const char *wo
 
 static long next_variable(__u32 index, struct variables *variables)
 {
-	__u32 zero = 0;
-	struct piece *piece = bpf_map_lookup_elem(&pieces, &zero);
+	char *piece = variables->piece;
 	long length;
 
 	if (variables->at >= variables->end) {
 		variables->found |= ENVIRONMENT_READ;
 		return 1;
 	}
-	if (!piece)
-		return 1;
-	length = bpf_probe_read_user_str(piece->text, sizeof(piece->text), (void *)variables->at);
+	length = bpf_probe_read_user_str(piece, LONGEST_PIECE, (void *)variables->at);
 	if (length <= 0)
 		return 1;
-	if (!variables->inside && !variables->visible && begins(piece->text, VISIBLE))
+	if (!variables->inside && !variables->visible && begins(piece, VISIBLE))
 		variables->visible = variables->at + sizeof(VISIBLE) - 1;
-	if (!variables->inside && !variables->ordered && begins(piece->text, ORDER)) {
+	if (!variables->inside && !variables->ordered && begins(piece, ORDER)) {
 		variables->ordered = 1;
-		if (begins(piece->text + sizeof(ORDER) - 1, "PCI_BUS_ID\0"))
+		if (begins(piece + sizeof(ORDER) - 1, "PCI_BUS_ID\0"))
 			variables->found |= ENVIRONMENT_BUS_ORDER;
 	}
-	variables->inside = length == sizeof(piece->text);
+	variables->inside = length == LONGEST_PIECE;
 	variables->at += variables->inside ? length - 1 : length; /* the last byte of a cut piece is a NUL of our own */
 	return 0;
 }
@@ -88,7 +76,7 @@ static long next_variable(__u32 index, struct variables *variables)
  */
 static __noinline int read_environment(struct seen *seen, struct task_struct *task)
 {
-	struct variables variables = {};
+	struct variables variables = {.piece = seen->visible};
 
 	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_loop))
 		return 0;
