@@ -129,7 +129,7 @@ def _piece(nodeid: str) -> str:
     return next((name for name, tiers in PIECES.items() if nodeid.startswith(tiers)), nodeid)
 
 
-class _Scheduling(LoadScopeScheduling):
+class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """A worker that has ended one piece takes the next one."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -147,7 +147,7 @@ def test_programs_that_are_gone_before_the_agent_can_look_are_counted_for_their_
             gone[container] = count
     shown = {container: {hardware.uuids[n % 2]: gone[container]} for n, container in enumerate(gone)}
 
-    def found() -> dict[Docker, dict[str, int]]:
+    def found() -> dict[Docker, dict[DeviceUuid, int]]:
         return {one: launches_of(warden.snapshot(), one) for one in gone}
 
     until(lambda: found() == shown, lambda: f"all launches of all of them, not {found()} and {warden.snapshot().lost}")
