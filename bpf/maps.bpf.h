@@ -214,7 +214,7 @@ struct {
 } files SEC(".maps");
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
-RING(events, 2 * 1024 * 1024);
+RING(events, 1024 * 1024);
 RING(names, 2 * 1024 * 1024);
 RING(pauses, 128 * 1024); /* a record of each process in `stops`, and some of each in `holding` */
 
