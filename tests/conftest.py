@@ -39,17 +39,19 @@ KNOWN_SKIPS: Final[Mapping[str, str]] = {
 }
 """Test → what CI lacks for it"""
 
-_STOCK_KERNELS: Final = (
-    "tests/driver/test_denial.py",
-    "tests/kernel/memory/test_quota_on_stock_kernels.py",
-    "tests/kernel/probes/test_seccomp_on_stock_kernels.py",
-)
 PIECES: Final = {
-    "things at the edge": ("tests/contract/", "tests/sim/", *_STOCK_KERNELS),
+    "things at the edge": ("tests/contract/", "tests/sim/"),
     "probes": ("tests/kernel/", "tests/driver/"),
     "agents": ("tests/e2e/", "tests/hostile/"),
 }
 """What runs one test after another, of those that need the machine: an agent sees all programs that use a GPU"""
+
+STOCK_KERNELS: Final = (
+    "tests/driver/test_denial.py",
+    "tests/kernel/memory/test_quota_on_stock_kernels.py",
+    "tests/kernel/probes/test_seccomp_on_stock_kernels.py",
+)
+"""Tests that take all CPUs: part of the last piece, beside which nothing runs but what is ASIDE"""
 
 ASIDE: Final = ("tests/unit/", "tests/contract/dashboards/", "tests/contract/packaging/")
 """Tests that disturb no other and may take as long as it takes: no GPU program, container or probe"""
@@ -126,6 +128,8 @@ def _piece(nodeid: str) -> str:
     """Which tests it runs with, one after another, on one worker."""
     if nodeid.startswith(ASIDE):
         return nodeid.partition("::")[0]
+    if nodeid.startswith(STOCK_KERNELS):
+        return "agents"
     return next((name for name, tiers in PIECES.items() if nodeid.startswith(tiers)), nodeid)
 
 
