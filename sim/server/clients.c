@@ -116,8 +116,7 @@ void client_end_cuda(struct node *node, struct client *client)
 		wake(client->shared);
 		munmap(client->shared, sizeof(struct shared));
 	}
-	if (client->doorbell >= 0)
-		close(client->doorbell);
+	close_watched(node, client->doorbell);
 }
 
 /* ---- what the model tells ---- */

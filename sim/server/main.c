@@ -47,6 +47,15 @@ static void die(const char *what)
 
 /* ---- connections ---- */
 
+/* epoll goes by what is open: a child of ours may still have a copy, and what came of it would name a client that is gone. */
+void close_watched(const struct node *node, int fd)
+{
+	if (fd < 0)
+		return;
+	epoll_ctl(node->epoll, EPOLL_CTL_DEL, fd, NULL);
+	close(fd);
+}
+
 static void drop(struct node *node, struct client *client)
 {
 	struct client **link = &node->clients;
@@ -58,9 +67,8 @@ static void drop(struct node *node, struct client *client)
 		mps_client_ends(node, client);
 		client_end_cuda(node, client);
 	}
-	if (client->pid_fd >= 0)
-		close(client->pid_fd);
-	close(client->socket);
+	close_watched(node, client->pid_fd);
+	close_watched(node, client->socket);
 	free(client->output);
 	free(client);
 }

@@ -26,7 +26,7 @@ enum { /* CUresult */ ILLEGAL_ADDRESS = 700, MPS_CLIENT_TERMINATED = 810 };
 
 /* ---- the server ---- */
 
-/* vfork: no copy of a client's descriptor may live on in the child when it is closed here, or epoll would name it. */
+/* vfork: no copy of all that this process has mapped is made. */
 static pid_t spawn_server(void)
 {
 	char *words[] = {(char[]){MPS_SERVER_NAME}, NULL};

@@ -127,6 +127,8 @@ extern const struct model_events CLIENT_EVENTS;
 
 /* main.c */
 void client_send(struct node *node, struct client *client);
+/* Closes what epoll watches; -1: nothing. */
+void close_watched(const struct node *node, int fd);
 
 /* checkpoint.c: the answer comes when checkpoints_run has it */
 void checkpoint_ask(struct node *node, struct client *client, const struct query *query);
