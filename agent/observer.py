@@ -82,7 +82,7 @@ class Observer:
             self.naming = stack.enter_context(Naming(sockets(self._settings.sockets)))
             self._index = ContainerIndex(self.proc, placed=self.naming.placed)
             members = GpuProcessRegistry(
-                self._index, self._devices_of(nvml), self.proc, self.naming.named, Residents(self.proc).of
+                self._index, self._devices_of(nvml), self.proc, self.naming.named, Residents(self.proc).once
             )
             collectors: list[Collector] = [*(collector(self.probes) for collector in BUILTIN), Devices(nvml)]
             names = FunctionNames(owner=lambda process: _owner(members.get(process), process))

@@ -80,7 +80,7 @@ class VisibleDevices:
         self,
         devices: Callable[[], Sequence[Device]],
         proc: Procfs,
-        residents: Callable[[Container], Collection[int]] = _none,
+        residents: Callable[[Container], Collection[int]],
     ) -> None:
         self._devices, self._proc, self._residents = devices, proc, residents
         self._exposed: dict[ContainerKey, Collection[int] | None] = {}  # minor numbers, as last read; None: all
@@ -105,15 +105,14 @@ class VisibleDevices:
         return visible_devices(environment, devices, self._exposed[container.key])
 
     def _read_any(self, container: Container) -> None:
-        for tgid in sorted(self._residents(container)):
+        for tgid in self._residents(container):
             with suppress(GoneError, SetupError):
                 self._read(self._proc.process_id(tgid), container)
                 return
 
     def _read(self, process: ProcessId, container: Container) -> Collection[int] | None:
         exposed = self._proc.gpu_minors(process)
-        if self._proc.process_id(process.tgid) != process:
-            raise GoneError(f"process {process.tgid} ended while its devices were read")
+        self._proc.require(process)
         if len(self._exposed) >= _MOST:
             self._exposed.clear()
         self._exposed[container.key] = exposed

@@ -207,6 +207,13 @@ class Residents:
         self._known[container.key] = now
         return {tgid for tgid, belongs in now.items() if belongs}
 
+    def once(self, container: Container) -> set[int]:
+        """The same for who asks no more: nothing is kept about the container."""
+        try:
+            return self.of(container)
+        finally:
+            self.forget(container.key)
+
     def forget(self, container: ContainerKey) -> None:
         """Drops what is kept about a container."""
         self._known.pop(container, None)

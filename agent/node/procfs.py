@@ -146,7 +146,7 @@ class Procfs:
         except OSError as error:
             raise _translated(error, f"root of process {process.tgid}") from error
         try:
-            self._require(process)  # after it was opened: no other process can have had the pid before
+            self.require(process)  # after it was opened: no other process can have had the pid before
             yield root
         finally:
             os.close(root)
@@ -200,7 +200,7 @@ class Procfs:
         except OSError as error:
             raise _translated(error, f"mapped files of process {process.tgid}") from error
         try:
-            self._require(process)
+            self.require(process)
         except BaseException:
             os.close(opened)
             raise
@@ -221,7 +221,8 @@ class Procfs:
         except OSError:
             return True
 
-    def _require(self, process: ProcessId) -> None:
+    def require(self, process: ProcessId) -> None:
+        """GoneError when the process has ended, whichever has its pid now."""
         if self.process_id(process.tgid) != process:
             raise GoneError(f"process {process.tgid} has ended, and another one has its pid")
 

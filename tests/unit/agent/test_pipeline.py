@@ -90,6 +90,10 @@ class World:
     def is_alive(self, process: ProcessId) -> bool:
         return self.alive.get(process.tgid) == process
 
+    def require(self, process: ProcessId) -> None:
+        if not self.is_alive(process):
+            raise GoneError(str(process))
+
     def _life(self, tgid: int) -> Life:
         life = self.lives[self.process_id(tgid)]
         if not life.readable:

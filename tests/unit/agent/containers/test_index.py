@@ -56,6 +56,14 @@ def test_a_process_that_left_counts_no_more(tmp_path: Path) -> None:
     assert residents.of(container(PATH)) == {12}
 
 
+def test_who_asks_once_leaves_nothing_behind_that_a_later_process_could_be_taken_for(tmp_path: Path) -> None:
+    residents = machine(tmp_path, {11: PATH, 12: PATH})
+    assert residents.once(container(PATH)) == {11, 12}
+    (tmp_path / "11" / "stat").write_text("11 (x) S" + " 2" * 49 + "\n")  # another one, which another container has
+    (tmp_path / "11" / "cgroup").write_text(f"4:memory:/docker/{INNER}\n0::/\n")
+    assert residents.of(container(PATH)) == {12}
+
+
 def test_a_container_that_is_gone_has_none(tmp_path: Path) -> None:
     assert machine(tmp_path, {11: PATH}).of(container("/docker/" + "c" * 64)) == set()
 
