@@ -100,8 +100,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"the {tier} tier needs root"))
         if config.getoption("--long"):
             _try_more(item)
-    order = list(PIECES)
-    items.sort(key=lambda item: order.index(_piece(item.nodeid)) if _piece(item.nodeid) in PIECES else len(order))
+    ranks = {name: rank for rank, name in enumerate(PIECES)}
+    items.sort(key=lambda item: ranks.get(_piece(item.nodeid), len(ranks)))
 
 
 def _try_more(item: pytest.Item) -> None:

@@ -200,7 +200,7 @@ def boot(kernels: Iterable[Path], guest: Path) -> list[str]:
     line = "console=ttyS0 quiet panic=-1 mitigations=off"
     machines = [
         subprocess.Popen(
-            ["nice", "-n", "5", "qemu-system-x86_64", *options, "-kernel", str(kernel), "-append", line],
+            ["qemu-system-x86_64", *options, "-kernel", str(kernel), "-append", line],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
