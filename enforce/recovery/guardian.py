@@ -76,7 +76,7 @@ class Guardian:
         self._settings, self._clock = settings, clock
         self._control = maps["controls"].share(1)[0]
         self._beats = Beats.shared(settings.beats)
-        self._released_ns = self._beats.released_ns
+        self._releases = self._beats.releases & ~1
         self._gates = maps["gates"].share(abi.SLOTS)
         self._resumes, self._stops, self._holding = maps["resumes"], maps["stops"], maps["holding"]
         self._wakes_lost = -1  # what an earlier guardian left is looked through at once
@@ -132,9 +132,12 @@ class Guardian:
 
     def _round(self) -> None:
         self._beats.guardian_ns = self._clock()
-        if self._released_ns != self._beats.released_ns:
-            self._released_ns = self._beats.released_ns
+        if (releases := self._beats.releases) != self._releases:
+            self._control.lease_until_ns = 0
             self._resume_all()  # the backstop has: another stop is none of a process that another writer resumed
+            if releases & 1:
+                return
+            self._releases = releases
         now = self._clock()
         if now - self._control.heartbeat_ns > STALE_HEARTBEAT_NS:
             self._control.lease_until_ns = 0
@@ -142,12 +145,12 @@ class Guardian:
                 background_undo.start_if_due()
             self._resume_all()
             return
-        self._control.lease_until_ns = now + LEASE_NS  # first: nothing that is read below may keep it waiting
+        self._renew_lease()  # first: nothing that is read below may keep it waiting
         self._ring.consume(MOST_RECORDS)
         self._look_through_stops()
         now = self._clock()
         for due in self._schedule.due(now):
-            self._control.lease_until_ns = self._clock() + LEASE_NS
+            self._renew_lease()
             if not self._allocations.keeps(due.stop.process):  # a wait for memory does not end with the longest pause
                 self._end_stop(due)
         for hold in self._allocations.due(now):
@@ -159,6 +162,12 @@ class Guardian:
                 self._schedule.forget(process)
                 self._allocations.forget(process)
                 self._forget_stop(process)
+
+    def _renew_lease(self) -> None:
+        """Not while the backstop resumes what is held, nor before that is forgotten here."""
+        now = self._clock()  # first: of one that stands still at any place after it, the lease is over when it goes on
+        if self._beats.releases == self._releases:
+            self._control.lease_until_ns = now + LEASE_NS
 
     def _look_through_stops(self) -> None:
         """Where the ring was full, a stop's own record is missing; the stop is not."""

@@ -67,7 +67,13 @@ def test_an_agent_that_hangs_is_the_guardians(scene: Scene) -> None:
 def test_of_a_guardian_that_stands_still_only_the_stops_are_undone(scene: Scene) -> None:
     scene.pass_ms(600, "agent")
     assert scene.undone == [{"pace", "hold"}]
-    assert scene.beats.released_ns == scene.now_ns
+    assert scene.beats.releases == 2
+
+
+def test_a_backstop_that_was_killed_while_it_resumed_is_followed_by_one_that_is_not_at_it(scene: Scene) -> None:
+    scene.beats.releases = 7
+    Backstop(scene.beats, Path("ledger.jsonl"), 1)
+    assert scene.beats.releases == 8
 
 
 def test_when_both_stand_still_everything_is_undone_again_and_again_until_one_goes_on(scene: Scene) -> None:

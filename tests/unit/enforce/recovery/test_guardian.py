@@ -78,7 +78,7 @@ def it(monkeypatch: pytest.MonkeyPatch) -> Guardian:
     made: Any = object.__new__(Guardian)
     made._clock = lambda: 1000 * MS
     made._resumes, made._ring, made._pidfds, made._failures = Full(), Ring(), PidfdCache(Procfs()), 0
-    made._beats, made._released_ns = Beats(), 0
+    made._beats, made._releases = Beats(), 0
     made._stops, made._holding, made._gates = Stops(), Stops(), [Gate() for _ in range(SLOTS)]
     made._control, made._wakes_lost, made._prune_ns = Control(heartbeat_ns=1000 * MS), 0, 1 << 62
     made._schedule = ResumeSchedule(made._gates, 20 * MS, 0)
@@ -165,14 +165,38 @@ def test_what_the_backstop_resumed_meanwhile_is_not_taken_for_another_writers_re
     stop(it, 7, at=1000)
     it._round()
     assert (resumed, it._beats.guardian_ns) == ([], 1000 * MS)
-    it._beats.released_ns = 900 * MS
+    it._beats.releases = 1
     it._round()
     assert resumed == [7]
+    assert it._control.lease_until_ns == 0  # the backstop is still at it: it would resume what is stopped now
+    it._beats.releases = 2
+    it._round()
+    assert it._control.lease_until_ns > it._clock()
     assert not it._schedule.stops
     stop(it, 7, at=2000)
     it._round()
     assert set(it._schedule.stops) == {ProcessId(7, 1)}
     assert resumed == [7]
+
+
+def test_a_guardian_that_stood_still_while_it_resumed_does_not_renew_the_lease_of_what_the_backstop_resumed(
+    it: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_ns = 3600_900 * MS  # of the longest pause
+
+    def resume(_pidfds: PidfdCache, _process: ProcessId) -> bool:
+        it._clock = lambda: ends_ns + 1000 * MS
+        it._beats.releases = 2
+        return True
+
+    monkeypatch.setattr(guardian, "resume_process", resume)
+    for tgid in (7, 8):
+        stop(it, tgid, at=900)
+    it._clock = lambda: ends_ns
+    it._control.heartbeat_ns = ends_ns
+    it._round()
+    assert not it._schedule.stops
+    assert it._control.lease_until_ns == ends_ns + guardian.LEASE_NS
 
 
 def test_the_lease_is_renewed_before_anything_that_tenants_caused_is_read(it: Guardian) -> None:
