@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Self
 
 from agent.collectors import BUILTIN
@@ -28,24 +30,28 @@ from agent.nvml.client import Nvml
 from agent.pipeline import Pipeline, SnapshotSources
 from agent.probes.discovery import ROUND_NS, ContentSearch, Discovery
 from agent.probes.events import EventReader, FunctionNames
+from agent.probes.kept_state import KeptState
 from agent.probes.libcuda import LibcudaProbes
 from agent.probes.return_probes import ReturnProbes, why_off
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_NS = 2 * NS_PER_SECOND
+_SAVED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ObserverSettings:
     """`interval_ns`: how often to observe. `libcuda`: libraries to attach besides the node's own.
 
-    `sockets`: where to ask for containers' names besides the usual places, as KIND=PATH.
+    `sockets`: where to ask for containers' names besides the usual places, as KIND=PATH. `kept`: the file with what the
+    agent before knew of running processes, for the one that comes next; None: neither.
     """
 
     interval_ns: int = NS_PER_SECOND
     libcuda: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
     return_probes: ReturnProbes = ReturnProbes.AUTO
+    kept: Path | None = None
 
 
 class Observer:
@@ -89,6 +95,8 @@ class Observer:
             self.pipeline = Pipeline(
                 collectors, members, self.probes, names, self._sources(nvml), lambda: events.drain()
             )
+            if self._settings.kept is not None:
+                self._keep(KeptState(self.probes.bpf, self._settings.kept, self.proc), names, stack)
             events = EventReader(self.probes, self.pipeline, names)
             events.start()
             stack.callback(events.stop)
@@ -106,6 +114,22 @@ class Observer:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _keep(self, kept: KeptState, names: FunctionNames, stack: ExitStack) -> None:
+        """Takes over what the agent before knew, before anything is attached, and writes it for the next one."""
+        for process, of_process in kept.take_over().items():
+            for function, name in of_process.items():
+                names.learn(process, function, name)
+
+        def save() -> float:
+            kept.save(names.all())
+            return _SAVED_SECONDS
+
+        keeper = Worker("keeper", save, failed="writing what is known of processes", first_seconds=_SAVED_SECONDS)
+        stack.callback(partial(_once_more, save))
+        stack.callback(keeper.close)
+        keeper.start()
+        stack.enter_context(self.losses.register("kept", lambda: _losses(kept, keeper)))
 
     @property
     def members(self) -> GpuProcessRegistry:
@@ -177,6 +201,18 @@ class Observer:
             self._discovered_ns = now
             self._discovery.look(ends_ns)
         return max(0.0, (self._due_ns - monotonic_ns()) / NS_PER_SECOND)
+
+
+def _once_more(save: Callable[[], object]) -> None:
+    """As the agent ends."""
+    try:
+        save()
+    except OSError as error:
+        _log.warning("the next agent will know less of what runs: %s", error)
+
+
+def _losses(kept: KeptState, keeper: Worker) -> dict[str, int]:
+    return {"kept:full": kept.refused, "kept:failed": keeper.failures}
 
 
 def _owner(member: GpuProcess | None, process: ProcessId) -> ContainerKey | ProcessId:

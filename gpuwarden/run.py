@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from agent.exporters.web.handler import OwnNames
 from agent.exporters.web.server import HttpServer, TcpListener, listen_on_tcp
 from agent.node import preflight
 from agent.observer import Observer
+from agent.probes import kept_state
 from enforce.audit.history import History
 from enforce.device_health import SysMonitor
 from enforce.policy.model import Policy
@@ -90,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def act(options: argparse.Namespace) -> int:
     """Until SIGTERM or SIGINT; SIGHUP reads the policy again."""
     _check_machine()
-    observer, history = Observer(observer_settings(options)), History()
+    observing = replace(observer_settings(options), kept=options.run_dir / kept_state.FILE)
+    observer, history = Observer(observing), History()
     notifier = Notifier.of(os.environ, observer.decided_ns)
     receive = signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr

@@ -30,6 +30,7 @@ class Stat:
     parent_tgid: int
     threads: int
     start_ticks: int  # field 22, 1/100 s since boot; the low 32 bits, which are what the probes carry (497 days)
+    start_stack: int = 0  # field 28, the address where its stack begins; another one after each exec
 
     @property
     def dead(self) -> bool:
@@ -60,7 +61,8 @@ def parse_stat(text: str) -> Stat:
     if not closing or "(" not in head or len(fields) < 20:
         raise ValueError("not a stat line")
     comm = head[head.index("(") + 1 :]
-    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]) & _START_TICKS)
+    start_stack = int(fields[25]) if len(fields) > 25 else 0
+    return Stat(comm, fields[0], int(fields[1]), int(fields[17]), int(fields[19]) & _START_TICKS, start_stack)
 
 
 def parse_status_uid(text: str) -> int | None:

@@ -269,3 +269,10 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def this_boot() -> str:
+    """The kernel's id of this boot; "" where it has none."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read(64).strip()
+    return ""

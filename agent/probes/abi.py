@@ -489,6 +489,12 @@ def offset_of(bpf: BpfObject, name: str, field: str) -> int:
     return _fields_in_btf(bpf, name)[1][field]
 
 
+def layout_of(bpf: BpfObject, name: str) -> list[Any]:
+    """A struct's size and its fields with their offsets, as JSON has them: to see whether another object's is equal."""
+    size, fields = _fields_in_btf(bpf, name)
+    return [size, fields]
+
+
 def _fields_in_btf(bpf: BpfObject, name: str) -> tuple[int, dict[str, int]]:
     lib, btf = bpf.lib, bpf.btf
     number = lib.btf__find_by_name_kind(btf, name.encode(), _KIND_STRUCT)

@@ -83,6 +83,11 @@ class FunctionNames:
         """ "" where it is unknown."""
         return self._names.get(process, {}).get(function, "")
 
+    def all(self) -> dict[ProcessId, dict[int, str]]:
+        """A copy of all names, by process and handle."""
+        with self._lock:
+            return {process: dict(names) for process, names in self._names.items()}
+
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Drops the names of processes that ended."""
         with self._lock:

@@ -22,6 +22,7 @@ from typing import Self
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.errors import WardenError
 from agent.core.model import ContainerKey, ProcessId, Snapshot
+from agent.node.procfs import this_boot
 from agent.observer import Observer
 from enforce.actuators.checkpoint.helper import DriverLibrary
 from enforce.actuators.checkpoint.rungs import Checkpoints, Lock, Swap
@@ -34,7 +35,7 @@ from enforce.actuators.mps.rung import Mps
 from enforce.actuators.mps.survey import MpsSurvey
 from enforce.actuators.undo import undo
 from enforce.ledger.entries import LedgerEntry
-from enforce.ledger.ledger import Ledger, this_boot
+from enforce.ledger.ledger import Ledger
 from enforce.model import Rung, Subject
 from enforce.workloads import Workload
 

@@ -21,7 +21,7 @@ from typing import Final
 from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import GoneError, WardenError
 from agent.core.worker import BackgroundJob
-from agent.node.procfs import Procfs
+from agent.node.procfs import Procfs, this_boot
 from enforce.actuators.checkpoint.helper import release_process
 from enforce.actuators.freezer.cgroup import thaw
 from enforce.actuators.launch.resume import resume
@@ -108,7 +108,7 @@ def undo_all(
 
     `acts`: only these. Needs neither the ledger's lock nor space on its disk.
     """
-    boot = ledger.this_boot()
+    boot = this_boot()
     return [undo(entry, boot, proc_root) for entry in _outstanding(ledger_path, acts)]
 
 
@@ -189,7 +189,7 @@ def _is_slow(entry: LedgerEntry) -> bool:
 def _release(
     entries: list[LedgerEntry], ledger_path: str | os.PathLike[str], proc_root: str, patience_seconds: float
 ) -> list[UndoResult]:
-    boot = ledger.this_boot()  # reading needs neither the lock nor space on the disk: undoing comes first
+    boot = this_boot()  # reading needs neither the lock nor space on the disk: undoing comes first
     results = [undo(entry, boot, proc_root) for entry in entries if not _is_slow(entry)]
     unclosed = _close(results, ledger_path)
     for entry in entries:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from agent.core.errors import WardenError
+from agent.node.procfs import this_boot
 from enforce.ledger.entries import MAX_LINE_BYTES, LedgerEntry, Replay, done_line, intend_line
 from enforce.ledger.journal import MAX_BYTES, Journal
 
@@ -167,10 +168,3 @@ def _distrusted(facts: os.stat_result) -> str | None:
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "can be written by others: read it, and if all of it is the agent's, chmod go-w it; else remove it"
     return None
-
-
-def this_boot() -> str:
-    """The kernel's id of this boot; "" where it has none."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read(64).strip()
-    return ""

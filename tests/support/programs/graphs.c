@@ -12,6 +12,9 @@
  *   capture_memory:FIRST:SECOND                         allocated and freed one after another, in a captured stream; launched
  *   again:BLOCKS                                        captures a kernel, then another into the same graph; both are launched
  *
+ *   await                                               prints "done" and waits for another line
+ *   exec                                                this program again, with the operations that are left
+ *
  * It prints "ready", waits for a line, does them, prints "done", and ends at the end of its input.
  */
 #include <cuda.h>
@@ -21,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MOST_NODES = 64, BUFFER = 1 << 20 };
 
@@ -288,11 +292,19 @@ static void set_up(void)
 	check(cuGraphCreate(&graph, 0), "cuGraphCreate");
 }
 
+static bool say(const char *word)
+{
+	char line[8];
+
+	puts(word);
+	fflush(stdout);
+	return fgets(line, sizeof(line), stdin) != NULL;
+}
+
 int main(int argc, char **argv)
 {
-	puts("ready");
-	fflush(stdout);
-	if (getchar() == EOF)
+	setvbuf(stdin, NULL, _IONBF, 0); /* what it becomes reads the rest */
+	if (!say("ready"))
 		return 1;
 	set_up();
 	for (int i = 1; i < argc; i++) {
@@ -300,14 +312,22 @@ int main(int argc, char **argv)
 		unsigned long first = 0, second = 0;
 
 		sscanf(argv[i], "%31[^:]:%lu:%lu", name, &first, &second);
+		if (strcmp(name, "await") == 0) {
+			if (!say("done"))
+				return 0;
+			continue;
+		}
+		if (strcmp(name, "exec") == 0) {
+			argv[i] = argv[0];
+			execv("/proc/self/exe", argv + i);
+			return 1;
+		}
 		if (!add(name, first) && !add_memory(name, first) && !carry_out(name, first, second)) {
 			fprintf(stderr, "graphs: no such operation: %s\n", argv[i]);
 			return 2;
 		}
 	}
-	puts("done");
-	fflush(stdout);
-	while (getchar() != EOF)
+	while (say("done"))
 		;
 	return 0;
 }
