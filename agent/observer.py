@@ -125,7 +125,13 @@ class Observer:
             kept.save(names.all())
             return _SAVED_SECONDS
 
-        keeper = Worker("keeper", save, failed="writing what is known of processes", first_seconds=_SAVED_SECONDS)
+        keeper = Worker(
+            "keeper",
+            save,
+            failed="writing what is known of processes",
+            first_seconds=_SAVED_SECONDS,
+            retry_seconds=_SAVED_SECONDS,
+        )
         stack.callback(partial(_once_more, save))
         stack.callback(keeper.close)
         keeper.start()

@@ -119,7 +119,8 @@ static __always_inline __u64 tenant_at(struct kernfs_node *node)
 	return TENANT_OTHERS;
 }
 
-static __always_inline __u64 this_tenant(void)
+/* No inline function: verified once, not in each program. */
+__noinline __u64 this_tenant(void)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct css_set *set = BPF_CORE_READ(task, cgroups);

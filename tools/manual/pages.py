@@ -47,6 +47,7 @@ _WARDEN_FILES: Final = (
     (f"{DEFAULT_RUN_DIR}/read.sock", "The read-only API, for root and the group gpuwarden, where that exists."),
     (f"{DEFAULT_RUN_DIR}/agent.sock", "The same API and the order to reload, for root alone."),
     (f"{DEFAULT_RUN_DIR}/ledger.jsonl", "The ledger: every act that is in force and has to be undone."),
+    (f"{DEFAULT_RUN_DIR}/known.json", "What is known of running processes, for the agent that comes next."),
     (str(DEFAULT_FILE), "The usage ledger: hourly sums."),
 )
 _WARDEN_ENVIRONMENT: Final = (
