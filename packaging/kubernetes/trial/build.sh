@@ -7,17 +7,14 @@
 set -euo pipefail
 dir=${1:?usage: $0 DIR}
 
-install_packages() { # those that are missing
-	dpkg-query -W -f '${Status}\n' "$@" 2>/dev/null | grep -c '^install ok installed' | grep -qx $# ||
-		DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >/dev/null
-}
-install_packages containerd containernetworking-plugins etcd-server iproute2 runc # what the node consists of
+setup=$(dirname "$(realpath "$0")")/../../setup.sh
+"$setup" node
 
 programs=(kubelet kube-scheduler kube-controller-manager kube-apiserver kubectl)
 for program in "${programs[@]}"; do [ -x "$dir/bin/$program" ] || missing=1; done
 [ -n "${missing:-}" ] || exit 0
 
-install_packages dpkg-dev golang-go
+"$setup" node-build
 mkdir -p "$dir/bin"
 tree=$dir/go/src/k8s.io/kubernetes
 
