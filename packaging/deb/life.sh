@@ -76,7 +76,7 @@ look_around() {
 
 run_the_demo() { inside gpuwarden demo --plain --seconds 8; }
 
-# As if agent and guardian had been killed while a process was held.
+# As if agent, guardian and backstop had been killed while a process was held.
 leave_a_throttle() {
 	setsid sleep 600 >/dev/null 2>&1 &
 	local tgid=$!
