@@ -27,6 +27,7 @@ BY_NUMBER = {
 BESIDES = {
     *("perf_event_open", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "fstatfs", "prctl"),
     *("pidfd_open", "pidfd_send_signal", "setxattr", "getxattr", "removexattr", "setpriority", "chown", "ioctl"),
+    "memfd_create",
 }
 # It joins the node's cgroup namespace only from inside a container, where this unit is not.
 NOT_HERE = {"setns"}
