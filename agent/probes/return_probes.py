@@ -72,13 +72,12 @@ def danger_of(statuses: tuple[int, ...], returns: int) -> str | None:
     Strict mode is refused to what is under a filter already, as the agent is under systemd's and a runtime's. Then the
     filter's answer stands for both: the kernel's exception for these calls is one for both (cf6cb56ef244).
     """
-    if statuses[0] == _STRICT_REFUSED:
-        statuses, returns = statuses[1:], returns - CALLS  # it went on without, and was seen
-    killed = [status for status in statuses if status < 0]
+    judged = statuses[1:] if statuses[0] == _STRICT_REFUSED else statuses  # it went on without, and was seen
+    killed = [status for status in judged if status < 0]
     if killed:
         names = ", ".join(signal.Signals(-status).name for status in killed)
         return f"on this kernel a process under seccomp ends at the return of a probed function ({names}); {_UPGRADE}"
-    if any(statuses) or returns != CALLS * len(statuses):
+    if any(judged) or returns != CALLS * len(statuses):
         return f"a trial under seccomp gave no answer: exit statuses {statuses}, {returns} returns seen"
     return None
 

@@ -34,6 +34,11 @@ def test_where_strict_mode_is_refused_the_filter_decides(own: int, returns: int,
     assert (danger_of((256 - errno.EINVAL, own), returns) is None) == safe
 
 
+def test_a_trial_that_proves_nothing_is_reported_as_it_was_seen() -> None:
+    """As in a PID namespace, where the probe sees no process of the number that it was given."""
+    assert f"exit statuses {(256 - errno.EINVAL, 0)}, 0 returns seen" in (danger_of((256 - errno.EINVAL, 0), 0) or "")
+
+
 def test_off_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.probes.return_probes.try_out", lambda: pytest.fail("nothing is to be tried"))
     assert no_returns(why_off(ReturnProbes.OFF)) == "return probes are off: --return-probes off"
