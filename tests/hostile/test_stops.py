@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,19 +18,20 @@ from agent.core.clock import monotonic_ns
 from agent.core.model import ProcessId
 from agent.node import preflight
 from agent.node.procfs import Procfs
-from agent.probes.abi import ROLE_OFFLINE, RULE_PACE, SLOT_NONE, ProcessKey, Rule
+from agent.probes.abi import ROLE_OFFLINE, RULE_PACE, SLOT_NONE, Pace, ProcessKey, Resume, Rule
 from agent.probes.libcuda import LibcudaProbes
 from enforce.policy.load import parse
+from enforce.recovery.guardian import LEASE_NS
 from enforce.recovery.supervisor import Supervisor
 from tests.hostile.programs import compile_program, pretended_libcuda
 from tests.support.programs.driver import lost
 from tools.harness.wait import until
 
 MS, RATE_PPM = 1_000_000, 500_000
-STORMS, STORM_SECONDS = 4, 4
+STORMS = 4
 MAX_PAUSE_NS = 200 * MS
-MOST_LATE_NS = 300 * MS  # of a machine whose every processor storms …
-MOST_MISSING_RATIO = 0.05  # … and now and then gives the guardian none for longer than the lease
+UNTIL_KILLED = "3600"  # seconds
+FOR_EVER = 1 << 63
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +46,33 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def probes(library: Path, tmp_path: Path) -> Iterator[LibcudaProbes]:
-    """With a guardian, whose agent is alive."""
+def probes(library: Path) -> Iterator[LibcudaProbes]:
     with LibcudaProbes(preflight.bpf_object(), Procfs()) as probes:
         assert not probes.ensure(str(library)).failed
-        supervisor = Supervisor(probes, tmp_path / "ledger.jsonl", parse("version: 1\n", "defaults").tuning)
-        supervisor.start()
-        over = threading.Event()
+        yield probes
 
-        def beat() -> None:
-            while not over.wait(0.05):
-                supervisor.beat()
 
-        beating = threading.Thread(target=beat)
-        beating.start()
-        try:
-            control = probes.map("controls").share(1)[0]
-            until(lambda: control.lease_until_ns > monotonic_ns(), "the lease")
-            yield probes
-        finally:
-            over.set()
-            beating.join()
-            supervisor.stop()
+@pytest.fixture
+def guarded(probes: LibcudaProbes, tmp_path: Path) -> Iterator[LibcudaProbes]:
+    """With a guardian, whose agent is alive."""
+    supervisor = Supervisor(probes, tmp_path / "ledger.jsonl", parse("version: 1\n", "defaults").tuning)
+    supervisor.start()
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.05):
+            supervisor.beat()
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        control = probes.map("controls").share(1)[0]
+        until(lambda: control.lease_until_ns > monotonic_ns(), "the lease")
+        yield probes
+    finally:
+        over.set()
+        beating.join()
+        supervisor.stop()
 
 
 def put_rule(probes: LibcudaProbes, process: ProcessId, launch_ns: int, rate_ppm: int = 1_000_000) -> None:
@@ -103,61 +109,69 @@ def begin(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def missing_lease_ratio(probes: LibcudaProbes, seconds: float) -> float:
-    """Share of the samples, one each ms, at which nothing could be stopped."""
-    control, missing, samples = probes.map("controls").share(1)[0], 0, 0
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        samples += 1
-        missing += control.lease_until_ns < monotonic_ns()
-        time.sleep(0.001)
-    return missing / samples
+def lease_lasts(probes: LibcudaProbes, process: subprocess.Popen[str]) -> bool:
+    """Whether the kernel could stop it from its beginning until it prints: not while the guardian stalls."""
+    control = probes.map("controls").share(1)[0]
+    lasts, lease_ns = True, control.lease_until_ns
+    begin(process)
+    assert process.stdout
+    while not select.select([process.stdout], [], [], 0.001)[0]:
+        before_ns, lease_ns = lease_ns, control.lease_until_ns
+        lasts &= lease_ns - LEASE_NS <= before_ns  # it was renewed before it was over
+    return lasts and lease_ns >= monotonic_ns()
+
+
+def pace_of(probes: LibcudaProbes, process: ProcessId) -> Pace:
+    return probes.map("paces").get(ProcessKey.of(process)) or Pace()
+
+
+def resume_of(probes: LibcudaProbes, process: ProcessId) -> Resume:
+    return probes.map("resumes").get(ProcessKey.of(process)) or Resume()
 
 
 def test_four_processes_that_end_their_stops_leave_enforcement_on_and_no_other_process_stopped(
-    probes: LibcudaProbes, library: Path, programs: Path
+    guarded: LibcudaProbes, library: Path, programs: Path
 ) -> None:
     storm, honest = compile_program("stop_storm", programs), compile_program("honest_launches", programs)
     with ExitStack() as stack:
-        storms = [stack.enter_context(started(storm, library, str(STORM_SECONDS))) for _ in range(STORMS)]
-        victim = stack.enter_context(started(honest, library, str(STORM_SECONDS - 1)))
+        started_ones = [stack.enter_context(started(storm, library, UNTIL_KILLED)) for _ in range(STORMS)]
+        started_ones.append(stack.enter_context(started(honest, library, UNTIL_KILLED)))
+        *storms, victim = (Procfs().process_id(one.pid) for one in started_ones)
         for process in storms:
-            put_rule(probes, Procfs().process_id(process.pid), 2000 * MS)  # more than a foreign resume lets through
-        mine = Procfs().process_id(victim.pid)
-        put_rule(probes, mine, 2 * MS)
-        for process in [*storms, victim]:
-            begin(process)
-        missing = missing_lease_ratio(probes, STORM_SECONDS - 1)
-        key = ProcessKey.of(mine)
-        assert victim.stdout
-        longest_ns, launches = (int(word) for word in victim.stdout.readline().split())
-        pace, resume = probes.map("paces").get(key), probes.map("resumes").get(key)
-        stormed = [probes.map("paces").get(ProcessKey.of(Procfs().process_id(one.pid))) for one in storms]
-    assert missing < MOST_MISSING_RATIO
-    assert pace is not None
-    assert resume is not None
-    assert pace.pauses > 20
-    assert launches > 20
-    assert (resume.resumes, pace.foreign) == (pace.pauses, 0)  # none was lost, and none resumed by another
-    assert longest_ns < MAX_PAUSE_NS + MOST_LATE_NS
-    assert "event" not in lost(probes)
-    assert all(one is not None and one.foreign > 100 for one in stormed)
+            put_rule(guarded, process, 2000 * MS)  # more than a foreign resume lets through
+        put_rule(guarded, victim, 2 * MS)
+        for one in started_ones:
+            begin(one)
+        until(lambda: all(pace_of(guarded, process).foreign > 100 for process in storms), "stops that the storms end")
+        before = pace_of(guarded, victim).pauses
+        until(lambda: pace_of(guarded, victim).pauses > before + 20, "stops of the victim meanwhile")
+        until(  # in this order: later pauses do not make up for one that was lost
+            lambda: resume_of(guarded, victim).resumes == pace_of(guarded, victim).pauses, "a resume of each stop"
+        )
+        resume = resume_of(guarded, victim)
+        print(f"{resume.resumes} pauses of the victim, on average of {resume.paused_ns / resume.resumes / MS:.1f} ms")
+        assert pace_of(guarded, victim).foreign == 0
+    assert "event" not in lost(guarded)
 
 
 def test_a_chain_of_short_lives_gets_no_more_than_one_process(
-    probes: LibcudaProbes, library: Path, programs: Path
+    guarded: LibcudaProbes, library: Path, programs: Path
 ) -> None:
     lives, life_ms = 100, 5
-    with started(compile_program("short_lives", programs), library, str(lives), str(life_ms)) as process:
-        first = Procfs().process_id(process.pid)
-        put_rule(probes, first, MS, rate_ppm=RATE_PPM)
-        begin(process)
-        assert process.stdout
-        launches, took_ns = (int(word) for word in process.stdout.readline().split())
-        pace = probes.map("paces").get(ProcessKey.of(first))
+    program = compile_program("short_lives", programs)
+    for _ in range(20):
+        with started(program, library, str(lives), str(life_ms)) as process:
+            first = Procfs().process_id(process.pid)
+            put_rule(guarded, first, MS, rate_ppm=RATE_PPM)
+            lasted = lease_lasts(guarded, process)
+            assert process.stdout
+            launches, took_ns = (int(word) for word in process.stdout.readline().split())
+            assert pace_of(guarded, first).charged_ns == launches * MS
+        if lasted:
+            break
+    else:
+        pytest.fail("the lease never lasted for a whole chain")
     allowed = took_ns / MS * RATE_PPM / 1_000_000
-    assert pace is not None
-    assert pace.charged_ns == launches * MS
     assert allowed > lives / 2  # as most lives end at their first launch or are stopped in it
     assert launches <= 1.2 * allowed + 2
 
@@ -167,12 +181,10 @@ def test_stops_that_a_tracer_swallows_are_counted(probes: LibcudaProbes, library
     with started(compile_program("swallow_stops", programs), library, str(launches)) as process:
         traced = Procfs().process_id(process.pid)
         until(lambda: "TracerPid:\t0\n" not in Path(f"/proc/{process.pid}/status").read_text(), "the tracer")
-        put_rule(probes, traced, 2000 * MS)
+        put_rule(probes, traced, 2000 * MS, rate_ppm=1)
+        probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER
         begin(process)
         assert process.stdout
         assert process.stdout.readline() == f"{launches}\n"
-        pace, resume = (probes.map(name).get(ProcessKey.of(traced)) for name in ("paces", "resumes"))
-    assert pace is not None
-    assert resume is not None
-    assert pace.pauses > launches / 2
-    assert pace.pauses - resume.resumes - 1 <= pace.foreign < pace.pauses
+        pace = pace_of(probes, traced)
+    assert (pace.pauses, pace.foreign) == (launches - 1, launches - 2)  # the last one is seen by the next launch
