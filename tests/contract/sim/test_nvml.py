@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from tests.support.nvml.reading import answered
 from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.wait import until
 
 GIB = 1 << 30
 OFFLINE = ["--seconds", "0", "--kernels", "20", "--kernel-us", "500", "--blocks", "66"]
@@ -157,16 +159,27 @@ def test_process_utilization_comes_every_200_ms_in_wall_time(node: Node, nvml: A
     assert first.pid == process.pid
     assert 0 < first.smUtil <= 100
     assert abs(first.timeStamp / 1e6 - time.time()) < 60
-    (second, *_) = answered(lambda: getattr(nvml, call)(handle, first.timeStamp))
-    assert 100_000 < second.timeStamp - first.timeStamp < 30_000_000
+    stamps = [first.timeStamp]
+
+    def come_so_often() -> bool:
+        stamps.append(answered(lambda: getattr(nvml, call)(handle, stamps[-1]))[0].timeStamp)
+        return any(later - earlier < 300_000 for earlier, later in pairwise(stamps)) and len(stamps) > 10
+
+    until(come_so_often, "samples without a stall between them")
+    assert stamps[-1] - stamps[0] > (len(stamps) - 2) * 200_000  # only the first may be late, by less than that
 
 
-def test_a_dropped_sample_is_missing_and_the_next_one_is_there(node: Node, nvml: Any, handle: Any) -> None:
+def test_dropped_samples_are_missing_and_the_next_one_is_there(node: Node, nvml: Any, handle: Any) -> None:
     start(node)
-    samples = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0))
-    node.fault("drop-samples", "3")
-    after = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, samples[-1].timeStamp))
-    assert after[0].timeStamp - samples[-1].timeStamp > 300_000
+    answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0))
+    node.fault("drop-samples", "1000000")
+    (last,) = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
+    time.sleep(0.5)  # the time in which two samples would be taken
+    with pytest.raises(nvml.NVMLError_NotFound):
+        nvml.nvmlDeviceGetProcessUtilization(handle, last.timeStamp)
+    node.fault("drop-samples", "0")
+    (after,) = answered(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, last.timeStamp))
+    assert after.timeStamp - last.timeStamp > 300_000
 
 
 def test_gpm_tells_how_many_sms_were_busy_not_how_long(node: Node, nvml: Any, handle: Any) -> None:
