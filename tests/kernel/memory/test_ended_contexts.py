@@ -14,7 +14,7 @@ from tests.support.programs.driver import Driven, Driver, memory
 
 MIB = 1 << 20
 _MANY = 60_000  # allocations of another process
-_CONTEXTS = 200
+_CONTEXTS = 1000
 
 
 def _singles(probes: LibcudaProbes, process: ProcessId) -> int:
@@ -58,7 +58,8 @@ def test_the_end_of_a_context_costs_the_same_whatever_others_have_allocated(
     finally:
         for key in keys:
             allocations.delete(key)
-    assert among_many - alone < _CONTEXTS * 0.0002  # looking through them took 5 ms each
+    print(f"{_CONTEXTS} contexts: {alone:.3f} s alone, {among_many:.3f} s among many")
+    assert among_many - alone < _CONTEXTS * 0.001  # looking through them took 5 ms each
 
 
 def _seconds(driver: Driver, *operations: str) -> float:
