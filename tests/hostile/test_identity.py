@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -27,7 +26,6 @@ from tools.harness.wait import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="runc with real cgroups needs root")
 PROGRAMS = Path(__file__).with_name("programs")
-SEEN_SECONDS = 5.0
 SERVING = ("--rate", "50", "--kernels", "4", "--kernel-us", "500", "--seconds", "3600", "--start-now")
 ONLINE = """\
 version: 1
@@ -152,15 +150,13 @@ def test_a_cgroup_named_as_a_victims_gets_neither_its_role_nor_its_bill(node: No
         assert len({line.rpartition(" ")[0] for line in series}) == len(series)  # no two of one name and labels
 
 
-def test_a_second_cgroup_that_claims_an_id_is_refused_and_counted_within_5_s(node: Node, theft: Theft) -> None:
+def test_a_second_cgroup_that_claims_an_id_is_refused_and_counted(node: Node, theft: Theft) -> None:
     with node.agent(theft.policy, run_dir="claim") as agent:
         until(lambda: theft.victim.tgid in rows(agent.snapshot()), "the victim to be seen")
         claim = "/elsewhere" + theft.victim.cgroup_path.removeprefix(f"/gpuwarden-e2e/{node.token}")
         with start(node, f"claim-{node.token}", claim, program("offline"), *TRAINING) as thief:
-            began = time.monotonic()
             counted = re.compile(r'^gpuwarden_events_lost_total{reason="id_refused",source="containers"} [1-9]', re.M)
             until(lambda: counted.search(agent.metrics()) and thief.tgid in rows(agent.snapshot()), "the refusal")
-            assert time.monotonic() - began < SEEN_SECONDS
             seen = rows(agent.snapshot())
             container = seen[thief.tgid].container
             assert (container.id, container.key) == ("", f"refused:{thief.cgroup_path}")
@@ -204,21 +200,17 @@ def test_one_odd_command_does_not_take_a_container_out_of_its_rule_and_what_does
         assert (stance.role, stance.rule) == ("offline", "training")
         assert left(agent, "training", "processes") == 0
         go_on(training)
-        began = time.monotonic()
         until(lambda: left(agent, "training", "processes") == 1, "the metric")
-        assert time.monotonic() - began < SEEN_SECONDS
         assert f"{shown} left rule training, as its processes changed" in agent.log.read_text()
 
 
-def test_what_a_new_policy_takes_out_of_its_rule_is_counted_within_5_s(node: Node) -> None:
+def test_what_a_new_policy_takes_out_of_its_rule_is_counted(node: Node) -> None:
     shown = node.name("training")
     policy = BY_COMMAND.format(token=node.token, container=shown)
     with node.container("training", "offline", TRAINING), node.agent(policy, run_dir="changed") as agent:
         until(lambda: (stance := agent.stance(shown)) is not None and stance.role == "offline", "its rule")
-        began = time.monotonic()
         agent.reload(policy.replace(f'container: "{shown}"', 'container: "another"'))
         until(lambda: left(agent, "training", "policy") == 1, "the metric")
-        assert time.monotonic() - began < SEEN_SECONDS
         assert f"{shown} left rule training, as its policy changed" in agent.log.read_text()
 
 
