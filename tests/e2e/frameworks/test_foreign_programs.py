@@ -7,15 +7,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from agent.core.model import FunctionUsage, Usage
+from agent.probes.abi import RULE_PACE, Pace
 from sim.demo.stage import BUILD
+from tests.e2e.kernel_maps import pace_of, rule_of
 from tests.e2e.node import ALWAYS_BUSY, Agent, Node
+from tests.e2e.workloads import assert_none_stops, until_launching
 from tests.support import frameworks
 from tools.harness.containers import Container, Mount
 from tools.harness.wait import until
@@ -24,13 +26,11 @@ STEPS = 20
 NAMES = ("numba", "cuda-python-ptx", "cuda-python-cubin")
 ONLINE = ("--rate", "5", "--kernels", "1", "--kernel-us", "100", "--seconds", "3600", "--start-now")
 SHARE = 0.5
-MEASURED_SECONDS = 3.0
-PATIENCE_SECONDS = 60.0
 BLOCK_NS = 250_000  # a launch of 4,096 blocks of 256 threads is four waves of the simulated GPU: 1 ms
 
 POLICY = """\
 version: 1
-enforce: {enforce}
+enforce: true
 online:
   - name: chat
     match: {{container: "chat-{token}*"}}
@@ -45,10 +45,10 @@ offline:
 """
 
 
-def policy(node: Node, rung: str, *, enforce: bool = True) -> str:
+def policy(node: Node, rung: str) -> str:
     """At the gate all of the time that the online container leaves; paced, SHARE of it."""
     share = SHARE if rung == "pace" else 1.0
-    return POLICY.format(enforce="true" if enforce else "false", token=node.token, share=share, rung=rung)
+    return POLICY.format(token=node.token, share=share, rung=rung)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +81,6 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
     if request.param == "cuda-python-ptx":
         return Program("cuda_python_axpy.py", (frameworks.AXPY,))
     return Program("cuda_python_axpy.py", (frameworks.cubin(frameworks.AXPY, tmp_path / "axpy.cubin"),))
-
-
-class Rate:
-    """Launches per second of a process over the last MEASURED_SECONDS, and how long they have been within bounds."""
-
-    def __init__(self, node: Node, tgid: int) -> None:
-        """Counts from now on."""
-        self._node, self._tgid = node, tgid
-        self._counts: deque[tuple[float, int]] = deque()
-
-    def now(self) -> float | None:
-        """None until it was looked at for long enough."""
-        at = time.monotonic()
-        self._counts.append((at, self._node.truth().get(self._tgid, 0)))
-        while len(self._counts) > 1 and at - self._counts[1][0] >= MEASURED_SECONDS:
-            self._counts.popleft()
-        (began, before), (ended, after) = self._counts[0], self._counts[-1]
-        return (after - before) / (ended - began) if ended - began >= MEASURED_SECONDS else None
-
-    def measured(self) -> float:
-        """Once it launches at all."""
-        return until(self.now, "a rate of launches", PATIENCE_SECONDS, step_seconds=0.1)
-
-    def until_between(self, least: float, most: float) -> None:
-        """Waits until it has been there for MEASURED_SECONDS."""
-        since: float | None = None
-
-        def stays() -> bool:
-            nonlocal since
-            rate = self.now()
-            inside = rate is not None and least <= rate <= most
-            since = (since or time.monotonic()) if inside else None
-            return since is not None and time.monotonic() - since >= MEASURED_SECONDS
-
-        until(stays, lambda: f"{least:g} to {most:g} launches/s, not {self.now()}", PATIENCE_SECONDS, step_seconds=0.1)
 
 
 def usage_of(agent: Agent, name: str) -> Usage | None:
@@ -177,16 +142,24 @@ def test_it_is_stopped_at_the_gate_and_goes_on_behind_it(node: Node, warden: Age
         assert container.alive(), container.errors()
 
 
-def test_it_is_held_at_its_share_and_runs_on_at_its_own_rate_when_the_agent_ends(node: Node, program: Program) -> None:
+def test_it_is_held_at_its_share_and_runs_on_unheld_when_the_agent_ends(node: Node, program: Program) -> None:
     with (
         node.container("chat-share", "online", ONLINE),
         program.start(node, "training-share", steps=0) as container,
     ):
         until(lambda: node.truth().get(container.tgid), "launches")
-        rate = Rate(node, container.tgid)
-        with node.agent(policy(node, "pace", enforce=False), run_dir="sharing") as agent:
-            alone = rate.measured()
-            agent.reload(policy(node, "pace"))
-            rate.until_between(0.4 * alone, 0.6 * alone)
-        rate.until_between(0.8 * alone, 1.2 * alone)
+        with node.agent(policy(node, "pace"), run_dir="sharing") as agent:
+
+            def pace() -> Pace:
+                return pace_of(agent.process.pid, container.tgid) or Pace()
+
+            until(lambda: pace().pauses, "the first pause")
+            rule = rule_of(agent.process.pid, container.tgid)
+            assert rule is not None
+            assert (rule.flags, rule.rate_ppm) == (RULE_PACE, SHARE * 1_000_000)
+            pauses, charged_ns, launches = pace().pauses, pace().charged_ns, node.truth()[container.tgid]
+            until(lambda: node.truth()[container.tgid] > launches + STEPS, "launches between the pauses")
+            until(lambda: pace().pauses > pauses and pace().charged_ns > charged_ns, "more pauses for what it launches")
+        assert_none_stops([container.tgid])
+        until_launching(node, [container.tgid])
         assert container.alive(), container.errors()
