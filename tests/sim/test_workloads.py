@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.harness.node import Node, simulated_node
+from tools.harness.wait import until
 
 SHORT = ["--kernels", "3", "--kernel-us", "200"]
 ARRIVALS = ["--rate", "200", "--requests", "40", "--start-now", *SHORT]
@@ -203,13 +204,20 @@ def test_a_summary_states_how_fast_the_loop_is_taken_to_be(node: Node) -> None:
 
 
 def test_the_constants_are_those_of_the_model(node: Node) -> None:
-    figures = summary(node.run("constants", ["--rounds", "1"]))
-    assert figures["queue_depth"] == 1022
-    assert figures["smallest_kernel_ns"] == pytest.approx(1000, rel=0.01)
-    assert figures["spin_100000_ns"] == pytest.approx(100_000, rel=0.01)
-    assert figures["ragged_ns"] == pytest.approx(75_000, rel=0.01)
-    assert 0 < figures["to_device_bytes_per_second"] <= 55e9
-    assert 3000 <= figures["launch_ns"] < figures["launch_and_wait_ns"]
+    figures: dict[str, float] = {}
+
+    def are_those_of_the_model() -> bool:
+        figures.update(summary(node.run("constants", [])))
+        return (
+            figures["queue_depth"] == 1022
+            and figures["smallest_kernel_ns"] == pytest.approx(1000, rel=0.01)
+            and figures["spin_100000_ns"] == pytest.approx(100_000, rel=0.01)
+            and figures["ragged_ns"] == pytest.approx(75_000, rel=0.01)
+            and 0 < figures["to_device_bytes_per_second"] <= 55e9
+            and 3000 <= figures["launch_ns"] < figures["launch_and_wait_ns"]
+        )
+
+    until(are_those_of_the_model, lambda: f"a run that nothing disturbs; the last one was {figures}")
 
 
 def test_a_launch_takes_as_much_of_the_thread_as_is_configured(tmp_path: Path) -> None:
