@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A share of time is that share of what a process did before, however often it waits for its work."""
+"""A share of time is that share of the GPU time of all launches, however often a process waits for them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from agent.core.clock import monotonic_ns
+from agent.probes.abi import RULE_PACE
+from tests.e2e.kernel_maps import pace_of, rule_of
 from tests.e2e.node import Agent, Node
 from tools.harness.containers import Container
 from tools.harness.node import simulated_node
@@ -22,9 +24,8 @@ SHAPES = {
     "no-wait": ("--kernels", "10", "--kernel-us", "1000", "--never-sync", "--iterations-per-us", "100"),
 }
 ONLINE = ("--rate", "5", "--kernels", "1", "--kernel-us", "100", "--seconds", "3600", "--start-now")
-MEASURED_SECONDS = 3.0
-LEARNING_SECONDS = 6.0
 SHARE = 0.5
+COUNTED = 100  # launches of each
 
 POLICY = """\
 version: 1
@@ -59,23 +60,37 @@ def start_batches(stack: ExitStack, node: Node) -> list[Container]:
     ]
 
 
-def rates(node: Node, containers: Sequence[Container], seconds: float = MEASURED_SECONDS) -> list[float]:
-    """Launches per second of each."""
-    before, began = node.truth(), time.monotonic()
-    time.sleep(seconds)  # the time in which launches are counted
-    after, lasted = node.truth(), time.monotonic() - began
-    return [(after[one.tgid] - before[one.tgid]) / lasted for one in containers]
-
-
 def policy(node: Node, *, enforce: bool) -> str:
     return POLICY.format(enforce="true" if enforce else "false", token=node.token, share=SHARE)
 
 
-def until_held(agent: Agent, count: int) -> None:
-    until(
-        lambda: sum(one.pauses_total > 0 for one in agent.snapshot().enforcement.values()) >= count,
-        "the first pause of each",
+def length_ns(shape: tuple[str, ...]) -> int:
+    """Of each of its kernels."""
+    return 1000 * int(shape[shape.index("--kernel-us") + 1])
+
+
+def is_held(agent: Agent, batch: Container, kernel_ns: int) -> bool:
+    """At the share, and a launch is taken to be about as long as it is."""
+    rule = rule_of(agent.process.pid, batch.tgid)
+    return (
+        rule is not None
+        and (rule.flags, rule.rate_ppm) == (RULE_PACE, SHARE * 1_000_000)
+        and 0.67 * kernel_ns < rule.launch_ns < 1.5 * kernel_ns
     )
+
+
+def charged_ns_of(agent: Agent, batch: Container) -> int:
+    pace = pace_of(agent.process.pid, batch.tgid)
+    return pace.charged_ns if pace else 0
+
+
+def charged_part(node: Node, agent: Agent, batch: Container, kernel_ns: int) -> float:
+    """What it is charged for the next launches, of the time that they take: all of them count."""
+    began_ns, charged_ns, launches = monotonic_ns(), charged_ns_of(agent, batch), node.truth()[batch.tgid]
+    until(lambda: node.truth()[batch.tgid] >= launches + COUNTED, "launches under the rule")
+    charged_ns = charged_ns_of(agent, batch) - charged_ns
+    assert charged_ns > 0.67 * kernel_ns * (COUNTED - 1)  # one was charged before
+    return charged_ns / (monotonic_ns() - began_ns)
 
 
 def test_a_share_is_the_same_part_of_each_kind_of_work(node: Node) -> None:
@@ -84,13 +99,8 @@ def test_a_share_is_the_same_part_of_each_kind_of_work(node: Node) -> None:
             stack.enter_context(node.tenant(f"chat-{device}", str(device), "online", *ONLINE))
         batches = start_batches(stack, node)
         until(lambda: all(node.truth().get(one.tgid, 0) > 0 for one in batches), "work of each")
-        time.sleep(1)  # past the start, which is no steady work
-        alone = rates(node, batches)
         agent.reload(policy(node, enforce=True))
-        until_held(agent, len(SHAPES))
-        time.sleep(LEARNING_SECONDS)  # for the law to settle: what is measured is the share after that
-        held = rates(node, batches)
-    parts = {name: after / before for name, before, after in zip(SHAPES, alone, held, strict=True)}
-    by_nvml = parts.pop("no-wait")  # whose percents and seconds are coarser than a process's own waits
-    assert all(0.45 <= part <= 0.55 for part in parts.values()), parts
-    assert 0.35 <= by_nvml <= 0.65
+        for (name, shape), batch in zip(SHAPES.items(), batches, strict=True):
+            kernel_ns = length_ns(shape)
+            until(lambda: is_held(agent, batch, kernel_ns), f"the rule of {name}")  # noqa: B023
+            until(lambda: charged_part(node, agent, batch, kernel_ns) < 0.7, f"{name} to be held")  # noqa: B023
