@@ -213,7 +213,7 @@ def test_threads_leave_nothing_behind_them(driver: Driver, probes: LibcudaProbes
 
 def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver: Driver, probes: LibcudaProbes) -> None:
     slots = (ctypes.c_uint8 * ORDINALS)(*[SLOT] * ORDINALS)
-    with driver.start("threads=6", "set:1", "launch:1x1x1:32x1x1:0:300000000", "sync") as driven:
+    with driver.start("threads=6", "set:1", "launch:1x1x1:32x1x1:0:300000000000", "sync") as driven:
         probes.map("rules").put(ProcessKey.of(driven.process), Rule(role=ROLE_ONLINE, slots=slots, slot_unknown=SLOT))
         driven.begin()
         until(lambda: (gate(probes).open, gate(probes).in_wait) == (6, 6), "all threads to wait")

@@ -28,7 +28,6 @@ from tools.harness.wait import until
 
 MIB, SECOND = 1 << 20, 1_000_000_000
 PARKED, ROOM = 8_000_000, 10 * MIB  # of pretended_cuda.c; of all together
-CHARGE_SECONDS = 10.0
 THIEF, VICTIM = ContainerKey("test:thief"), ContainerKey("test:victim")
 
 
@@ -104,7 +103,7 @@ def begin(thief: subprocess.Popen[str]) -> None:
     thief.stdin.flush()
 
 
-def test_an_allocation_that_never_returns_blocks_others_for_ten_seconds_at_most(
+def test_an_allocation_that_never_returns_blocks_others_for_less_than_they_wait(
     driver: Driver, probes: LibcudaProbes, quotas: MemoryQuotas, thief: subprocess.Popen[str]
 ) -> None:
     lost_before = lost(probes).get("charge", 0)
@@ -112,12 +111,11 @@ def test_an_allocation_that_never_returns_blocks_others_for_ten_seconds_at_most(
         bound(quotas, thief=(Procfs().process_id(thief.pid), 9 * MIB), victim=(victim.process, 9 * MIB))
         begin(thief)
         until(lambda: pending(probes) == PARKED, "the thief to be in its call")
-        began = time.monotonic()
         victim.begin()
         victim.finish()
-        assert time.monotonic() - began < CHARGE_SECONDS + 2
-        assert lost(probes)["charge"] == lost_before + 1
+        until(lambda: lost(probes).get("charge", 0) == lost_before + 1, "the charge to be dropped")
         assert pending(probes) == 0
+        assert quotas.refusals(VICTIM).denied == 0
 
 
 def test_what_a_container_may_never_have_keeps_no_room_from_others_while_it_waits(
