@@ -42,6 +42,7 @@ open(sys.argv[1], "w").write(str(os.getpid()))
 time.sleep(600)
 """
 
+LIMIT_SECONDS = 10.0  # more than a program takes to begin on a machine that stalls
 FREEZING = {
     1: ("freezer.state", "FROZEN", "freezer.state", "FROZEN"),
     2: ("cgroup.freeze", "1", "cgroup.events", "frozen 1"),
@@ -56,7 +57,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             process_tree.send(process, signal.SIGKILL)
 
 
-def attempt(folder: Path, program: str, seconds: float = 20.0) -> list[Row]:
+def attempt(folder: Path, program: str, seconds: float = 60.0) -> list[Row]:
     """Rows of an item that does this."""
     script = folder / "item.py"
     script.write_text(BEGINNING + program)
@@ -92,9 +93,9 @@ def test_rows_come_through(folder: Path) -> None:
 
 
 def test_what_came_before_the_limit_is_kept(folder: Path) -> None:
-    rows = attempt(folder, "time.sleep(600)", seconds=1.0)
+    rows = attempt(folder, "time.sleep(600)", seconds=LIMIT_SECONDS)
     assert verdicts(rows) == [("first", Verdict.OK), (WHOLE, Verdict.FAILED)]
-    assert rows[-1].note == "not done within its 1 s: ended"
+    assert rows[-1].note == "not done within its 10 s: ended"
     assert not begun(folder)
 
 
@@ -110,7 +111,7 @@ try:
 finally:
     (folder / "cleaned").write_text("yes")
 """,
-        seconds=1.0,
+        seconds=LIMIT_SECONDS,
     )
     assert (folder / "cleaned").read_text() == "yes"
 
@@ -122,7 +123,7 @@ os.waitid(os.P_PID, child.pid, os.WSTOPPED)
 (folder / "child").write_text(str(child.pid))
 os.kill(os.getpid(), signal.SIGSTOP)
 """
-    rows = attempt(folder, program, seconds=2.0)
+    rows = attempt(folder, program, seconds=LIMIT_SECONDS)
     assert verdicts(rows)[0] == ("first", Verdict.OK)
     assert is_gone((folder / "child").read_text())
 
@@ -241,10 +242,10 @@ def test_a_program_that_takes_too_long_ends_with_its_children(host: Host, tmp_pa
     inner = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     run = f"s.run([sys.executable, '-c', {inner!r}, sys.argv[1]])"
     outer = f"import subprocess as s, sys; print('begun', flush=True); {run}"
-    done = host.run([sys.executable, "-c", outer, str(tmp_path / "pid")], timeout=2.0)
+    done = host.run([sys.executable, "-c", outer, str(tmp_path / "pid")], timeout=LIMIT_SECONDS)
     assert done.returncode == OVERDUE
     assert done.stdout == "begun\n"
-    assert "not done within 2 s" in done.stderr
+    assert "not done within 10 s" in done.stderr
     pid = content(tmp_path / "pid")
     until(lambda: is_gone(pid), "the end of the killed child")
 
