@@ -18,7 +18,6 @@ import pytest
 from agent.containers.identity import identify, parse_cgroup
 from agent.core import snapshot_json
 from agent.core.model import Snapshot
-from agent.exporters.api.client import fetch
 from sim.demo.stage import BUILD
 from tests.e2e.node import ROOT, Agent, Node
 from tests.e2e.prometheus import CONFIG, Prometheus
@@ -111,56 +110,61 @@ def test_gputop_asks_the_agent_and_shows_both_containers(node: Node, warden: Age
 
 
 def test_gputop_observes_by_itself_where_no_agent_runs(node: Node, pair: tuple[str, str], tmp_path: Path) -> None:
-    document = gputop(node, "--json", "--once", "--socket", str(tmp_path / "none.sock"))
-    snapshot = snapshot_json.loads(document.encode())
-    for name in pair:
-        (row,) = [row for row in snapshot.containers if row.container.name == name]
-        assert sum(usage.launches_per_second or 0 for usage in row.usage) > 0
+    def launching() -> bool:
+        document = gputop(node, "--json", "--once", "--socket", str(tmp_path / "none.sock"))
+        rows = {row.container.name: row.usage for row in snapshot_json.loads(document.encode()).containers}
+        return all(sum(usage.launches_per_second or 0 for usage in rows.get(name, ())) > 0 for name in pair)
+
+    until(launching, "launches of both containers in the one tick that it shows")
+
+
+def sums(snapshot: Snapshot) -> Iterator[tuple[float, float, float, float]]:
+    """Of each figure of each device: the device's, all containers' together, what is left, and the excess."""
+    for reading in snapshot.devices:
+        device = reading.device.uuid
+        (rest,) = [rest for rest in snapshot.unattributed if rest.device == device]
+        usage = [u for row in snapshot.containers for u in row.usage if u.device == device]
+        tx, rx = [u.pcie_tx_bytes_per_second for u in usage], [u.pcie_rx_bytes_per_second for u in usage]
+        tx_excess, rx_excess = rest.pcie_tx_excess_bytes_per_second, rest.pcie_rx_excess_bytes_per_second
+        wholes = (
+            (reading.sm_activity_ratio, [u.sm_ratio for u in usage], rest.sm_ratio, 0.0),
+            (reading.memory_used_bytes, [u.memory_bytes for u in usage], rest.memory_bytes, 0),
+            (reading.pcie_tx_bytes_per_second, tx, rest.pcie_tx_bytes_per_second, tx_excess),
+            (reading.pcie_rx_bytes_per_second, rx, rest.pcie_rx_bytes_per_second, rx_excess),
+        )
+        for whole, parts, left, excess in wholes:
+            assert whole is not None
+            assert left is not None
+            assert excess is not None
+            yield whole, sum(part or 0 for part in parts), left, excess
 
 
 def test_containers_and_the_unattributed_rest_add_up_to_the_device_in_every_snapshot(
     warden: Agent, pair: tuple[str, str]
 ) -> None:
     for snapshot in snapshots(warden, TICKS):
-        assert all(sm_ratio(snapshot, name) > 0 for name in pair)
-        for reading in snapshot.devices:
-            device = reading.device.uuid
-            (rest,) = [rest for rest in snapshot.unattributed if rest.device == device]
-            usage = [u for row in snapshot.containers for u in row.usage if u.device == device]
-            tx, rx = [u.pcie_tx_bytes_per_second for u in usage], [u.pcie_rx_bytes_per_second for u in usage]
-            tx_excess, rx_excess = rest.pcie_tx_excess_bytes_per_second, rest.pcie_rx_excess_bytes_per_second
-            wholes = (
-                (reading.sm_activity_ratio, [u.sm_ratio for u in usage], rest.sm_ratio, 0.0),
-                (reading.memory_used_bytes, [u.memory_bytes for u in usage], rest.memory_bytes, 0),
-                (reading.pcie_tx_bytes_per_second, tx, rest.pcie_tx_bytes_per_second, tx_excess),
-                (reading.pcie_rx_bytes_per_second, rx, rest.pcie_rx_bytes_per_second, rx_excess),
-            )
-            for whole, parts, left, excess in wholes:
-                assert whole is not None
-                assert left is not None
-                assert excess is not None
-                assert left >= 0
-                together = sum(part or 0 for part in parts)
-                assert together + left == pytest.approx(whole + excess, rel=1e-9, abs=1e-9)
-                assert excess <= 0.05 * together  # read at another instant, not counted twice
+        for whole, together, left, excess in sums(snapshot):
+            assert left >= 0
+            assert together + left == pytest.approx(whole + excess, rel=1e-9, abs=1e-9)
+
+    def next_to_no_excess() -> bool:
+        snapshot = warden.snapshot()
+        busy = all(sm_ratio(snapshot, name) > 0 for name in pair)
+        return busy and all(excess <= 0.05 * together for _, together, _, excess in sums(snapshot))
+
+    until(next_to_no_excess, "a snapshot that counts nothing twice; one may be read late")
 
 
 def counted_until_gone(agent: Agent, containers: Sequence[Container]) -> dict[str, int]:
-    """Launches as last shown, container by container: the last tick of the dead is shown for one interval."""
-    counted: dict[str, int] = {}
+    """Launches as last shown, container by container."""
+    names = {container.name for container in containers}
 
-    def over() -> bool:
-        alive = any(container.alive() for container in containers)
-        snapshot = fetch(agent.socket)
-        assert snapshot is not None
-        rows = {row.container.name: row for row in snapshot.containers}
-        for container in containers:
-            if container.name in rows:
-                counted[container.name] = sum(usage.totals.launches for usage in rows[container.name].usage)
-        return not alive and not any(container.name in rows for container in containers)
+    def ended() -> dict[str, int] | None:
+        rows = [row for row in agent.snapshot().ended if row.container.name in names]
+        counted = {row.container.name: sum(usage.totals.launches for usage in row.usage) for row in rows}
+        return counted if counted.keys() == names and not any(one.alive() for one in containers) else None
 
-    until(over, "the containers to end and to be forgotten")
-    return counted
+    return until(ended, "the containers to end")
 
 
 def test_launches_are_counted_exactly(node: Node, warden: Agent) -> None:

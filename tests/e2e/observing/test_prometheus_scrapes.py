@@ -132,4 +132,4 @@ def test_a_real_prometheus_scrapes_with_a_certificate_and_a_password_and_not_wit
     secured.until('gpuwarden_web_refused_total{job="right", reason="password"} > 1')
     secured.until('gpuwarden_web_refused_total{job="right", reason="certificate"} > 1')
     secured.until('gpuwarden_web_config_reload_success{job="right"} == 1')
-    assert secured.query('up{job="right"} == 1')
+    secured.until('up{job="right"} == 1')
