@@ -43,7 +43,7 @@ def test_every_scrape_beside_a_crowd_of_loopback_addresses_is_answered(way: str)
     with TcpServer({"/metrics": collector.application(rich_snapshot)}) as server, crowd(server.port, way):
         for _ in range(_SCRAPES):
             try:
-                with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+                with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as answer:
                     assert answer.read().startswith(b"# HELP")
             except OSError as error:
                 failed.append(error)
