@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +29,7 @@ UNIT = "gpuwarden.service"
 
 WITHOUT_ADMIN = kernel_version(platform.release()) >= UPROBE_MULTI
 
-WATCHDOG_SECONDS = 3
+WATCHDOG_SECONDS = 15
 
 _GPU = f"GPUSIM_DIR=/var/lib/gpusim LD_LIBRARY_PATH={CHECKOUT}/sim/build/lib:{PYTHON}/lib"
 
@@ -192,10 +191,11 @@ def test_in_a_pid_namespace_of_its_own_it_enforces_nothing_and_logs_why(started:
 
 
 def test_pings_come_while_ticks_and_decisions_are_completed(started: Machine) -> None:
-    before, [first] = restarts(started), started.show(UNIT, "WatchdogTimestampMonotonic")
-    time.sleep(WATCHDOG_SECONDS + 1)  # the time that passes is what is tested
-    [later] = started.show(UNIT, "WatchdogTimestampMonotonic")
-    assert int(later) - int(first) > WATCHDOG_SECONDS * 1_000_000
+    def pinged_us() -> int:
+        return int(started.show(UNIT, "WatchdogTimestampMonotonic")[0])
+
+    before, first_us = restarts(started), pinged_us()
+    until(lambda: pinged_us() - first_us > WATCHDOG_SECONDS * 1_000_000, "pings for longer than it may be silent")
     assert restarts(started) == before
 
 
@@ -204,7 +204,7 @@ def test_an_agent_that_hangs_is_ended_and_started_again_and_the_release_ran(star
     park(started)
     stopped = started.run("kill", "-STOP", hanging)
     assert (stopped.returncode, restarts(started)) == (0, before), "systemd has started another one already"
-    until(lambda: restarts(started) == before + 1, "systemd to start it again")
+    until(lambda: restarts(started) > before, "systemd to start it again")
     until(lambda: started.show(UNIT, "SubState") == ["running"], "the new agent to be ready")
     assert started.show(UNIT, "MainPID") != [hanging]
     until(lambda: "Watchdog timeout" in started.journal(), "the reason")
