@@ -15,7 +15,7 @@ from agent.probes.abi import ROLE_OFFLINE, ROLE_ONLINE
 from enforce.ledger import ledger
 from tests.e2e.kernel_maps import pace_of, rule_of
 from tests.e2e.node import Agent, Node, guardians, state
-from tests.e2e.workloads import Busy
+from tests.e2e.workloads import Busy, until_all_run
 from tools.harness.wait import until
 
 WATCHED_SECONDS = 1.5
@@ -73,8 +73,8 @@ def test_the_offline_containers_are_paused_and_each_hold_is_in_the_ledger(
         lambda: all(enforcing.pauses(node.name(f"training-{n}")) > before[n] for n in range(3)),
         "pauses of all offline containers to grow",
     )
-    assert all("T" in states for states in seen([one.tgid for one in busy.training]).values())
     for one in busy.training:
+        until(lambda: "T" in states_of(one.tgid), "it to be stopped", step_seconds=0.001)  # noqa: B023
         rule = rule_of(enforcing.process.pid, one.tgid)
         assert rule is not None
         assert rule.role == ROLE_OFFLINE
@@ -109,6 +109,8 @@ def test_every_decision_is_a_line_of_json_with_its_reason(node: Node, warden: Ag
     before = warden.decisions.stat().st_size
     warden.reload(node.policy(enforce=True))
     until(lambda: any(line["latency_ns"] for line in lines(warden, before)), "a decision with a latency")
+    names = {"0", "1", "2"}
+    until(lambda: {line["container"][-1] for line in lines(warden, before)} >= names, "decisions about all of them")
     taken = lines(warden, before)
     for line in taken:
         assert line["acted"] is True
@@ -117,7 +119,7 @@ def test_every_decision_is_a_line_of_json_with_its_reason(node: Node, warden: Ag
         assert (line["rule"], line["law"], line["target_ns"]) == ("training", "headroom", 400_000_000)
         assert line["container"].startswith(f"runc:/gpuwarden-e2e/training-{node.token}-")
         assert 0 < line["share_after"] <= 1
-    assert {line["container"][-1] for line in taken} == {"0", "1", "2"}
+    assert {line["container"][-1] for line in taken} == names
 
 
 def test_sighup_from_false_to_true_holds_and_back_to_false_releases(node: Node, deciding: Agent, busy: Busy) -> None:
@@ -125,6 +127,7 @@ def test_sighup_from_false_to_true_holds_and_back_to_false_releases(node: Node, 
     deciding.reload(node.policy(enforce=True, max_pause="10s"))
     until(lambda: all(state(tgid) == "T" for tgid in tgids), "all offline processes to be stopped", step_seconds=0.001)
     deciding.reload(node.policy(enforce=False))
+    until_all_run(tgids)
     assert not any("T" in states for states in seen(tgids).values())
     assert [rule_of(deciding.process.pid, tgid) for tgid in (busy.chat.tgid, *tgids)] == [None] * 4
     assert ledger.read(deciding.run_dir / "ledger.jsonl") == []

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Whatever dies or hangs, every workload runs on.
 
-The offline processes meet an online side that never rests, so each stop would last ten seconds: one that ends sooner
-was ended by what is tested here.
+The offline processes meet an online side that never rests, so after each stop, which lasts ten seconds, comes another
+one: where none comes, everything was released.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ import os
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from enforce.ledger import ledger
 from tests.e2e.node import Agent, Node, guardians, is_gone, state
-from tests.e2e.workloads import Busy, all_stopped, assert_none_stops, until_all_stopped, until_launching
+from tests.e2e.workloads import (
+    Busy,
+    all_stopped,
+    assert_none_stops,
+    stop_within_a_pause,
+    until_all_run,
+    until_all_stopped,
+    until_launching,
+)
 from tools.harness.wait import until
 
-PROMISED_SECONDS = 0.1
-HANG_SECONDS = 1.5  # a heartbeat goes stale after 1 s; rounds and the last heartbeat's age come on top
 KILLS = int(os.environ.get("GPUWARDEN_E2E_KILLS", "5"))
 
 
@@ -42,31 +47,10 @@ def enforcing(node: Node, warden: Agent, busy: Busy) -> Iterator[Agent]:
     warden.reload(node.policy(enforce=False))
 
 
-def stopped_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
-    """As `released_seconds_after`, once all of them have been stopped for a while."""
-    until_all_stopped(tgids)
-    return released_seconds_after(act, tgids)
-
-
-def released_seconds_after(act: Callable[[], object], tgids: list[int]) -> float:
-    """How long after `act` the last process was still seen stopped: a slow look can only make it shorter."""
-    began = time.monotonic()
-    act()
-    last = began
-    while True:
-        now = time.monotonic()
-        if not any(state(tgid) == "T" for tgid in tgids):
-            return last - began
-        last = now
-        assert now - began < 30, f"still stopped after 30 s: {tgids}"
-
-
 def cut_the_power(agent: Agent, tgids: list[int]) -> None:
-    """All of it dies at once, while processes are stopped. The others are held still so that they cannot act."""
-    others = [agent.guardian(), agent.backstop()]
-    until_all_stopped(tgids)
-    for other in others:
-        os.kill(other, signal.SIGSTOP)
+    """All of it dies at once, while processes are stopped. It is held still first so that none of it can act."""
+    others = [agent.backstop(), agent.guardian()]
+    stop_within_a_pause([agent.process.pid, *others], tgids)
     agent.process.kill()
     for other in others:
         os.kill(other, signal.SIGKILL)
@@ -89,27 +73,28 @@ def stopped_by_another_process() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("time_", range(KILLS))
-def test_after_the_agent_is_killed_every_stopped_process_runs_within_100_ms(
-    time_: int, node: Node, tgids: list[int]
-) -> None:
+def test_after_the_agent_is_killed_every_stopped_process_runs(time_: int, node: Node, tgids: list[int]) -> None:
     with node.agent(node.policy(enforce=True, max_pause="10s"), run_dir=f"killed-{time_}") as agent:
         guardian = agent.guardian()
-        seconds = stopped_seconds_after(agent.process.kill, tgids)
-        print(f"released after {seconds * 1e3:.2f} ms")
+        until_all_stopped(tgids)
+        agent.process.kill()
+        until_all_run(tgids)
         assert_none_stops(tgids)
         until(lambda: is_gone(guardian), "the guardian to end")
         until_launching(node, tgids)
         assert ledger.read(agent.run_dir / "ledger.jsonl") == []
-        assert seconds <= PROMISED_SECONDS
 
 
 def test_after_the_guardian_is_killed_every_process_runs_and_a_new_one_takes_over(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
-    guardian = enforcing.guardian()
-    stopped_seconds_after(lambda: os.kill(guardian, signal.SIGKILL), tgids)
-    until(lambda: guardians(enforcing.run_dir), "a new guardian")
-    assert guardians(enforcing.run_dir) != [guardian]
+    guardian, logged = enforcing.guardian(), len(enforcing.log.read_text())
+    until_all_stopped(tgids)
+    launched = node.truth()
+    os.kill(guardian, signal.SIGKILL)
+    until_launching(node, tgids, launched)
+    until(lambda: guardians(enforcing.run_dir) not in ([], [guardian]), "a new guardian")
+    assert "released 3 processes, starting it again" in enforcing.log.read_text()[logged:]
     until_all_stopped(tgids)
     assert {entry.process.tgid for entry in ledger.read(enforcing.run_dir / "ledger.jsonl") if entry.process} == set(
         tgids
@@ -119,12 +104,17 @@ def test_after_the_guardian_is_killed_every_process_runs_and_a_new_one_takes_ove
 def test_a_guardian_that_hangs_is_replaced_and_every_process_runs_meanwhile(
     node: Node, enforcing: Agent, tgids: list[int]
 ) -> None:
-    guardian = enforcing.guardian()
-    stopped_seconds_after(lambda: os.kill(guardian, signal.SIGSTOP), tgids)
+    guardian, logged = enforcing.guardian(), len(enforcing.log.read_text())
+    until_all_stopped(tgids)
+    launched = node.truth()
+    os.kill(guardian, signal.SIGSTOP)
+    until_launching(node, tgids, launched)
     until(lambda: is_gone(guardian), "the hanging guardian to be killed")
     until(lambda: guardians(enforcing.run_dir), "a new guardian")
     until_all_stopped(tgids)
-    assert "the guardian hangs" in enforcing.log.read_text()
+    written = enforcing.log.read_text()[logged:]
+    assert "the guardian hangs" in written
+    assert "released 3 processes, starting it again" in written
 
 
 def test_a_process_that_another_writer_resumes_runs_for_a_while_and_that_is_reported(
@@ -149,7 +139,8 @@ def test_when_the_agent_hangs_every_process_runs_and_when_it_wakes_it_enforces_a
 ) -> None:
     pauses = enforcing.pauses(node.name("training-0"))
     try:
-        seconds = stopped_seconds_after(lambda: enforcing.process.send_signal(signal.SIGSTOP), tgids)
+        stop_within_a_pause([enforcing.process.pid], tgids)
+        until_all_run(tgids)
         assert_none_stops(tgids)
         until_launching(node, tgids)
     finally:
@@ -159,7 +150,6 @@ def test_when_the_agent_hangs_every_process_runs_and_when_it_wakes_it_enforces_a
     assert {entry.process.tgid for entry in ledger.read(enforcing.run_dir / "ledger.jsonl") if entry.process} == set(
         tgids
     )
-    assert seconds <= HANG_SECONDS
 
 
 def test_release_resumes_what_a_power_cut_left_stopped_and_nothing_else(node: Node, tgids: list[int]) -> None:
@@ -191,7 +181,9 @@ def test_the_next_start_releases_what_a_power_cut_left_and_its_end_releases_ever
             assert_none_stops(tgids)
             until_launching(node, tgids)
             agent.reload(node.policy(enforce=True, max_pause="10s"))
-            stopped_seconds_after(agent.process.terminate, tgids)
+            until_all_stopped(tgids)
+            agent.process.terminate()
+            until_all_run(tgids)
             assert_none_stops(tgids)
             assert guardians(agent.run_dir) == []
             assert agent.process.wait(timeout=120) == 0
