@@ -12,13 +12,12 @@ device's activity.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.attribution.contention import SmDemand, fit_to_activity, shares_in_turns
 from agent.attribution.durations import FunctionTimes, Owner, ProgramTimes
-from agent.attribution.nnls import Row, Unknown, solve
+from agent.attribution.nnls import Evidence, Unknown
 from agent.attribution.process_work import (
     NINETY_PERCENT,
     UNIT_NS,
@@ -43,14 +42,12 @@ _HOST_CUT, _HOST_SIGMA = 0.5, 0.3  # of those in which it did not wait: the devi
 _CROWD_SIGMA = 0.15
 _GRAPH_SIGMA = 0.1
 _GRID_SIGMA = 0.1  # of the SMs that a grid keeps busy: blocks end at different times, and copies count as time
-_MOST_UNKNOWNS = 48
 _ENOUGH_ROWS = 5
 _NEGLIGIBLE = 1e-6  # of a device
 _NOTHING = NvmlTime()
 _NO_DEMAND = SmDemand(0.0, 1.0, 0.0)
 _UNSEEN: Unit = ("", 0)  # work that no probe sees, where there may be some
 _UNSEEN_SIGMA = 0.5  # of the device
-_Row = tuple[Mapping[Unit, float], float, float]  # apparent SM time by unit, the device's SM time, length; ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class SmTime:
 
     times: FunctionTimes
     _programs: ProgramTimes = field(default_factory=ProgramTimes)
-    _rows: deque[_Row] = field(default_factory=lambda: deque(maxlen=_TICKS))
+    _evidence: Evidence[Unit] = field(default_factory=lambda: Evidence(_FORGETTING, _TICKS))  # shares of the device
     _factors: dict[Unit, float] = field(default_factory=dict)
     _nvml: dict[ProcessId, NvmlTime] = field(default_factory=dict)
     _by_nvml: set[Owner] = field(default_factory=set)  # whose rows have durations by NVML
@@ -103,11 +100,13 @@ class SmTime:
             if functions
         }
         changed: set[Owner] = {w.owner for w in works.values() if w.by_nvml != (w.owner in self._by_nvml)}
-        self._rows = self._rows_without(changed)
+        self._drop(changed)
         self._by_nvml ^= changed
         if tick.activity_ns is not None and tick.interval_ns:
-            unseen = {_UNSEEN: float(tick.interval_ns)} if others else {}
-            self._rows.append(({**_sum(works.values()), **unseen}, tick.activity_ns, float(tick.interval_ns)))
+            parts = {unit: ns / tick.interval_ns for unit, ns in _sum(works.values()).items()}
+            self._evidence.add(
+                {**parts, _UNSEEN: 1.0} if others else parts, tick.activity_ns / tick.interval_ns, self._factor
+            )
             self._update_parts(tick, works)
         self._update_uncertainty(works, tick.side_by_side)
         sigmas = self._solve()
@@ -125,23 +124,17 @@ class SmTime:
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Drops processes that are gone; in the ticks that are kept, their estimated SM time is taken as final."""
         gone: set[Owner] = set(processes)
-        self._rows = self._rows_without(gone)
+        self._drop(gone)
         self._by_nvml -= gone
         self._factors = {unit: factor for unit, factor in self._factors.items() if unit[0] not in gone}
         for process in processes:
             self._nvml.pop(process, None)
             self._averages.pop(process, None)
 
-    def _rows_without(self, gone: Collection[Owner]) -> deque[_Row]:
-        return deque((self._without(gone, row) for row in self._rows), maxlen=_TICKS) if gone else self._rows
-
-    def _without(self, gone: Collection[Owner], row: _Row) -> _Row:
-        coefficients, seen, interval = row
-        if not any(owner in gone for owner, _ in coefficients):
-            return row
-        did = sum(value * self._factor(unit) for unit, value in coefficients.items() if unit[0] in gone)
-        kept = {unit: value for unit, value in coefficients.items() if unit[0] not in gone}
-        return kept, max(0.0, seen - did), interval
+    def _drop(self, gone: Collection[Owner]) -> None:
+        """Takes their estimated SM time as final."""
+        if gone:
+            self._evidence.drop({unit for unit in self._evidence.keys if unit[0] in gone}, self._factor)
 
     def _nvml_of(self, owner: Owner) -> NvmlTime:
         return self._nvml.get(owner, _NOTHING) if isinstance(owner, ProcessId) else _NOTHING
@@ -220,38 +213,12 @@ class SmTime:
 
     def _solve(self) -> dict[Unit, float]:
         """Learns the factors; returns the standard deviation of each."""
-        weights: dict[Unit, float] = {}
-        for coefficients, _, _ in self._rows:
-            for unit, value in coefficients.items():
-                weights[unit] = weights.get(unit, 0.0) + value
-        units = sorted(weights, key=lambda unit: -weights[unit])[:_MOST_UNKNOWNS]
-        unknowns = [self._prior(unit) for unit in units]
-        kept = set(units)
-        rows = []
-        age = 1.0
-        for coefficients, seen, interval in reversed(self._rows):
-            others = sum(v * self._factor(u) for u, v in coefficients.items() if u not in kept)
-            weight = age / (self._error * interval) ** 2
-            rows.append(Row([coefficients.get(unit, 0.0) for unit in units], seen - others, weight))
-            age *= _FORGETTING
-        values, sigmas = solve(unknowns, rows)
-        self._factors = dict(zip(units, values, strict=True))
-        self._sigmas = {owner: sigma for owner, sigma in self._sigmas.items() if (owner, 0) in weights}
-        self._error = self._residual()
-        return dict(zip(units, sigmas, strict=True))
-
-    def _residual(self) -> float:
-        """Root mean square error of the ticks with these factors, as a ratio of a tick."""
-        total = square = 0.0
-        age = 1.0
-        for coefficients, seen, interval in reversed(self._rows):
-            off = (seen - sum(v * self._factor(u) for u, v in coefficients.items())) / interval
-            square += age * off * off
-            total += age
-            age *= _FORGETTING
-        if len(self._rows) < _ENOUGH_ROWS:
-            return _FIRST_ERROR
-        return max(_LEAST_ERROR, math.sqrt(square / total))
+        solved = self._evidence.solve(self._prior, self._error**2)
+        self._factors = {unit: one.value for unit, one in solved.items()}
+        self._sigmas = {owner: sigma for owner, sigma in self._sigmas.items() if (owner, 0) in solved}
+        enough = self._evidence.count >= _ENOUGH_ROWS
+        self._error = max(_LEAST_ERROR, self._evidence.error(self._factor)) if enough else _FIRST_ERROR
+        return {unit: one.sigma or 0.0 for unit, one in solved.items()}
 
     def _factor(self, unit: Unit) -> float:
         """1 for work with a duration, 0 for a function without one, until it is solved for."""
