@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeVar
 
 K = TypeVar("K")
@@ -59,16 +60,20 @@ class SmDemand:
 
 def shares_side_by_side(demands: Mapping[K, SmDemand]) -> dict[K, float]:
     """With MPS: the part of its time × SMs that each gets, 0–1."""
-    parts = {}
-    for key, mine in demands.items():
-        others = [other for k, other in demands.items() if k != key]
+    parts, all_ = {}, list(demands.values())
+    for at, (key, mine) in enumerate(demands.items()):
+        others = all_[:at] + all_[at + 1 :]
         parts[key] = math.cbrt(_in_proportion(mine, others) * _in_order(mine, others) * _smaller_first(mine, others))
     return parts
 
 
 def shares_in_turns(opens: Mapping[K, float]) -> dict[K, float]:
     """Share of the time that each has the device, if they take turns. `opens`: share of the time that each has work."""
-    return {key: time * _in_turn([other for k, other in opens.items() if k != key]) for key, time in opens.items()}
+    if len(opens) > _MOST_EXACT:
+        total = sum(opens.values())
+        return {key: time / (1 + total - time) for key, time in opens.items()}
+    times = list(opens.values())
+    return {key: time * _in_turn(times[:at] + times[at + 1 :]) for at, (key, time) in enumerate(opens.items())}
 
 
 def fit_to_activity(
@@ -129,9 +134,11 @@ def _used(others: Sequence[tuple[float, float]]) -> dict[int, float]:
 
 def _in_turn(others: Sequence[float]) -> float:
     """Mean of 1 ÷ (number of processes with work), for one that has work."""
-    if len(others) >= _MOST_EXACT:
-        return 1 / (1 + sum(others))
-    return sum(chance / (1 + used / _STEPS) for used, chance in _used([(1.0, time) for time in others]).items())
+    chances = [1.0]  # by the number of others with work
+    for time in others:
+        one_more = zip([*chances, 0.0], [0.0, *chances], strict=True)
+        chances = [same * (1 - time) + fewer * time for same, fewer in one_more]
+    return sum(chance / (1 + count) for count, chance in enumerate(chances))
 
 
 def _in_proportion(mine: SmDemand, others: Sequence[SmDemand]) -> float:
@@ -161,6 +168,8 @@ def _in_order(mine: SmDemand, others: Sequence[SmDemand]) -> float:
     """The part that kernels which began earlier leave."""
     part = 1.0
     for other in others:
+        if mine.sms + other.sms <= 1:
+            continue
         left = max(0.0, min(1.0, (1 - other.sms) / mine.sms)) if mine.sms else 1.0
         behind = 1 - _began_first(mine.kernel_ns, other.kernel_ns)
         part *= 1 - min(1.0, max(0.0, other.time)) * behind * (1 - left)
@@ -190,6 +199,7 @@ def waves(blocks: float, threads_per_block: int, sm_count: int) -> tuple[float, 
     return full + (1 if rest else 0), full * sm_count + min(rest, sm_count)
 
 
+@lru_cache(4096)
 def sm_fraction(blocks: float, threads_per_block: int, sm_count: int | None) -> float:
     """Mean share of the SMs over the launch's waves, 0–1; 1 where the device's SM count is unknown."""
     if not sm_count or blocks <= 0:

@@ -22,8 +22,8 @@ handles differ from process to process, so a function is recognised by the shape
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.attribution.counters import FunctionLaunches
@@ -113,31 +113,88 @@ class LaunchTimes:
 
 
 Owner = ProcessId | str  # a process, or all those that run a program
+Functions = Sequence[tuple[int, int]]  # (function, launches)
 OTHER = 0  # any function that a delivery does not list
 _DOWN, _UP = 0.3, 0.08
-_MEAN_OF = 200.0  # deliveries
+_MEMORY = 0.995  # weight of a delivery against the next one
 _FIRST = 8  # deliveries that move the durations both ways alike
 _KEPT = 32
 _MOST_FUNCTIONS = 512  # of one process; more share OTHER
 
 
 @dataclass(slots=True)
-class _Times:
-    """One process: ns per launch by function, and measured ÷ predicted time of the last deliveries."""
+class OwnerTimes:
+    """One owner: ns per launch by function, and measured ÷ predicted time of the last deliveries."""
 
     per_launch: dict[int, float] = field(default_factory=dict)
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     deliveries: int = 0
     elapsed_ns: float = 0.0  # of the last deliveries …
-    waited_ns: float = 0.0  # … of which it waited
+    waited: float = 0.0  # … of which it waited
     launches: float = 0.0
+    _spread: float | None = None  # since the last delivery
 
-    def add(self, delivery: Delivered) -> None:
-        """Adds a delivery to the moving sums."""
-        memory = 1 - 1 / _MEAN_OF
-        self.elapsed_ns = self.elapsed_ns * memory + delivery.elapsed_ns
-        self.waited_ns = self.waited_ns * memory + min(delivery.waited_ns, delivery.elapsed_ns)
-        self.launches = self.launches * memory + delivery.launches
+    def observe(self, delivery: Delivered, functions: Functions, measured_ns: float, up: float) -> None:
+        """Takes one delivery in. `functions`: those that were launched in it."""
+        counts = self._counts(functions, delivery.launches)
+        durations = self.per_launch
+        predicted = self._predicted(counts, measured_ns)
+        self.ratios.append(measured_ns / predicted if predicted > 0 else 1.0)
+        self._spread = None
+        self.deliveries += 1
+        self.elapsed_ns = self.elapsed_ns * _MEMORY + delivery.elapsed_ns
+        self.waited = self.waited * _MEMORY + min(delivery.waited_ns, delivery.elapsed_ns)
+        self.launches = self.launches * _MEMORY + delivery.launches
+        rate = _DOWN if measured_ns < predicted or self.deliveries <= _FIRST else up
+        step = rate * (measured_ns - predicted) / sum([n * n for n in counts.values()])
+        for function, n in counts.items():
+            durations[function] = max(0.0, durations[function] + step * n)
+
+    def _counts(self, functions: Functions, launches: int) -> dict[int, int]:
+        """Launches by function, where those that there is no room for share OTHER."""
+        counts: dict[int, int] = {}
+        for function, count in functions:
+            known = function in self.per_launch or len(self.per_launch) < _MOST_FUNCTIONS
+            key = function if known else OTHER
+            counts[key] = counts.get(key, 0) + count
+            launches -= count
+        if launches > 0:
+            counts[OTHER] = counts.get(OTHER, 0) + launches
+        return counts
+
+    def _predicted(self, counts: Mapping[int, int], measured_ns: float) -> float:
+        """Time by the durations so far; new functions begin with an equal share of what is left over."""
+        durations = self.per_launch
+        if new := counts.keys() - durations.keys():
+            rest = measured_ns - sum(durations[f] * n for f, n in counts.items() if f not in new)
+            durations.update(dict.fromkeys(new, max(0.0, rest) / sum(counts[f] for f in new)))
+        return sum([durations[f] * n for f, n in counts.items()])
+
+    def per_launch_ns(self, function: int) -> float:
+        """The owner's mean for a function that was in no delivery."""
+        known = self.per_launch.get(function)
+        if known is None:
+            known = self.per_launch.get(OTHER)
+        return known if known is not None else sum(self.per_launch.values()) / len(self.per_launch)
+
+    @property
+    def waited_ns(self) -> float:
+        """Mean time from launch to drained wait, per launch, including what other processes did meanwhile."""
+        return self.elapsed_ns / self.launches
+
+    @property
+    def waited_ratio(self) -> float:
+        """The part of its deliveries in which it waited: in the rest, the device may have had nothing to do."""
+        return self.waited / self.elapsed_ns if self.elapsed_ns else 1.0
+
+    @property
+    def spread(self) -> float:
+        """Their uncertainty: half of the interquartile range of measured ÷ predicted."""
+        if self._spread is None:
+            ordered = sorted(self.ratios)
+            quarter = len(ordered) // 4
+            self._spread = (ordered[-1 - quarter] - ordered[quarter]) / 2
+        return self._spread
 
 
 @dataclass(slots=True)
@@ -145,80 +202,31 @@ class FunctionTimes:
     """See the module. Durations are of a process alone on the device, with the SMs that it may use."""
 
     up: float = _UP
-    _times: dict[Owner, _Times] = field(default_factory=dict)
+    _times: dict[Owner, OwnerTimes] = field(default_factory=dict)
 
-    def observe(self, owner: Owner, delivery: Delivered) -> None:
-        """Takes one delivery in."""
+    def observe(self, owner: Owner, delivery: Delivered, functions: Functions | None = None) -> None:
+        """Takes one delivery in. `functions`: in place of those that it lists."""
         measured = delivered_ns(delivery)
         if not delivery.launches or measured <= 0:
             return
-        times = self._times.setdefault(owner, _Times())
-        counts = self._counts(times, delivery)
-        predicted = self._predicted(times, counts, measured)
-        times.ratios.append(measured / predicted if predicted > 0 else 1.0)
-        times.deliveries += 1
-        times.add(delivery)
-        rate = _DOWN if measured < predicted or times.deliveries <= _FIRST else self.up
-        square = sum(n * n for n in counts.values())
-        for function, n in counts.items():
-            now = times.per_launch[function] + rate * (measured - predicted) * n / square
-            times.per_launch[function] = max(0.0, now)
-
-    def waited_ns(self, owner: Owner) -> float | None:
-        """Mean time from launch to drained wait, per launch, including what other processes did meanwhile."""
         times = self._times.get(owner)
-        return times.elapsed_ns / times.launches if times and times.launches else None
+        if times is None:
+            times = self._times[owner] = OwnerTimes()
+        times.observe(delivery, delivery.functions if functions is None else functions, measured, self.up)
 
-    def waited_ratio(self, owner: Owner) -> float:
-        """The part of its deliveries in which it waited: in the rest, the device may have had nothing to do."""
-        times = self._times.get(owner)
-        return times.waited_ns / times.elapsed_ns if times and times.elapsed_ns else 1.0
+    def of(self, owner: Owner) -> OwnerTimes | None:
+        """None before the owner's first delivery."""
+        return self._times.get(owner)
 
     def per_launch_ns(self, owner: Owner, function: int) -> float | None:
-        """None before the owner's first delivery; the owner's mean for a function that was in none."""
+        """None before the owner's first delivery."""
         times = self._times.get(owner)
-        if times is None or not times.per_launch:
-            return None
-        known = times.per_launch.get(function)
-        if known is None:
-            known = times.per_launch.get(OTHER)
-        return known if known is not None else sum(times.per_launch.values()) / len(times.per_launch)
-
-    def spread(self, owner: Owner) -> float | None:
-        """Their uncertainty: half of the interquartile range of measured ÷ predicted. None before the first."""
-        times = self._times.get(owner)
-        if times is None or not times.ratios:
-            return None
-        ordered = sorted(times.ratios)
-        quarter = len(ordered) // 4
-        return (ordered[-1 - quarter] - ordered[quarter]) / 2
+        return None if times is None else times.per_launch_ns(function)
 
     def forget(self, owners: Collection[Owner]) -> None:
         """Drops owners that are gone."""
         for owner in owners:
             self._times.pop(owner, None)
-
-    @staticmethod
-    def _counts(times: _Times, delivery: Delivered) -> dict[int, int]:
-        counts: dict[int, int] = {}
-        for function, launches in delivery.functions:
-            known = function in times.per_launch or len(times.per_launch) < _MOST_FUNCTIONS
-            key = function if known else OTHER
-            counts[key] = counts.get(key, 0) + launches
-        rest = delivery.launches - sum(counts.values())
-        if rest > 0:
-            counts[OTHER] = counts.get(OTHER, 0) + rest
-        return counts
-
-    @staticmethod
-    def _predicted(times: _Times, counts: Mapping[int, int], measured: float) -> float:
-        """Time by the durations so far; new functions begin with an equal share of what is left over."""
-        new = [function for function in counts if function not in times.per_launch]
-        if new:
-            rest = measured - sum(times.per_launch[f] * n for f, n in counts.items() if f in times.per_launch)
-            each = max(0.0, rest) / sum(counts[f] for f in new)
-            times.per_launch.update(dict.fromkeys(new, each))
-        return sum(times.per_launch[f] * n for f, n in counts.items())
 
 
 def observe_all(times: FunctionTimes, deliveries: Iterable[Delivered]) -> None:
@@ -250,24 +258,24 @@ class ProgramTimes:
         work: Mapping[ProcessId, Mapping[int, FunctionLaunches]],
     ) -> None:
         """Takes the deliveries of a tick in. `work`: what was launched in it."""
+        shapes: dict[ProcessId, dict[int, int]] = {}
         for delivery in deliveries:
-            program, launched = programs.get(delivery.process), work.get(delivery.process, {})
+            process = delivery.process
+            program, launched = programs.get(process), work.get(process)
             if program is None or not launched:
                 continue
-            self._used.pop(program, None)
-            self._used[program] = None
-            shapes = {function: shape_of(one) for function, one in launched.items()}
-            functions = tuple((shapes.get(function, OTHER), count) for function, count in delivery.functions)
-            self._times.observe(program, replace(delivery, functions=functions))
+            known = shapes.get(process)
+            if known is None:
+                known = shapes[process] = {function: shape_of(one) for function, one in launched.items()}
+                self._used.pop(program, None)
+                self._used[program] = None
+            functions = [(known.get(function, OTHER), count) for function, count in delivery.functions]
+            self._times.observe(program, delivery, functions)
         while len(self._used) > _MOST_PROGRAMS:
             oldest = next(iter(self._used))
             del self._used[oldest]
             self._times.forget([oldest])
 
-    def per_launch_ns(self, program: str, one: FunctionLaunches) -> float | None:
-        """None before the program's first delivery."""
-        return self._times.per_launch_ns(program, shape_of(one))
-
-    def waited_ns(self, program: str) -> float | None:
-        """As FunctionTimes.waited_ns, of the program's processes."""
-        return self._times.waited_ns(program)
+    def of(self, program: str | None) -> OwnerTimes | None:
+        """By shape_of() in place of the function; None before the program's first delivery."""
+        return None if program is None else self._times.of(program)

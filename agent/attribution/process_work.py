@@ -174,7 +174,7 @@ class NvmlTime:
     @property
     def is_exact(self) -> bool:
         """Whether it is known so well that nothing else need be asked."""
-        return self.is_known and self.sigma <= _EXACT * self.value
+        return self.is_known and self.variance <= (_EXACT * self.value) ** 2
 
     def scale(self) -> Figure | None:
         """NVML's time ÷ the time by waits; None while one of them is not known."""
@@ -219,48 +219,60 @@ class Durations:
     times: FunctionTimes
     programs: ProgramTimes
 
-    def of(self, tick: Tick, process: ProcessId, function: int) -> float | None:
+    def own(self, tick: Tick, process: ProcessId) -> list[float] | None:
         """By the process's waits. None for a process on several devices: it waits for the slowest one."""
-        return None if process in tick.on_many_devices else self.times.per_launch_ns(process, function)
+        times = None if process in tick.on_many_devices else self.times.of(process)
+        return [times.per_launch_ns(function) for function in tick.work[process]] if times else None
 
-    def of_new(self, tick: Tick, process: ProcessId, function: int) -> float | None:
+    def of_new(self, tick: Tick, process: ProcessId) -> list[float] | None:
         """By the waits of all processes of the same program; else by the process's own."""
-        program, one = tick.programs.get(process), tick.work[process][function]
-        known = None if program is None else self.programs.per_launch_ns(program, one)
-        return self.of(tick, process, function) if known is None else known
+        times = self.programs.of(tick.programs.get(process))
+        launched = tick.work[process].values()
+        return [times.per_launch_ns(shape_of(one)) for one in launched] if times else self.own(tick, process)
 
-    def open_ns(self, process: ProcessId, program: str | None) -> float | None:
+    def open_ns(self, tick: Tick, process: ProcessId) -> float | None:
         """Mean time per launch from the launch until the process has waited for it."""
-        known = None if program is None else self.programs.waited_ns(program)
-        return self.times.waited_ns(process) if known is None else known
+        times = self.programs.of(tick.programs.get(process)) or self.times.of(process)
+        return times.waited_ns if times else None
+
+    def are_waited_for(self, process: ProcessId) -> bool:
+        """False: the device was done long before each wait, so how long it took is not known from that."""
+        times = self.times.of(process)
+        return times is not None and times.waited_ratio >= _LEAST_WAITED
 
 
 def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, turns: Turns) -> ProcessWork:
     """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
-    functions = tick.work[process]
-    rate = tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
-    launches = rate * sum(one.launches for one in functions.values())
-    durations = {function: known.of(tick, process, function) for function in functions}
-    predicted_ns = rate * sum(one.launches * (durations[function] or 0.0) for function, one in functions.items())
-    if known.times.waited_ratio(process) < _LEAST_WAITED:
-        predicted_ns = 0.0  # the device was done long before: how long it took is not known from that
-    nvml.observe(predicted_ns, launches, _nvml_tick(tick, process, turns))
+    functions, rate = tick.work[process], tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
+    counts = [rate * one.launches for one in functions.values()]
+    own = known.own(tick, process) if known.are_waited_for(process) else None
+    predicted_ns = _dot(counts, own) if own else 0.0
+    nvml.observe(predicted_ns, sum(counts), _nvml_tick(tick, process, turns))
     owner = process if nvml.is_known else tick.programs.get(process, process)
-    unknown: dict[Unit, float] = {}
-    by_nvml = nvml.is_known and not predicted_ns
-    if by_nvml:
-        spent = {function: rate * one.launches * (nvml.per_launch_ns() or 0.0) for function, one in functions.items()}
-    else:
-        spent, unknown = _by_waits(tick, process, owner, known, rate)
-    fractions = {function: _fraction(tick, process, one) for function, one in functions.items()}
-    seemed = {(owner, 0): sum(ns * fractions[function] for function, ns in spent.items())} if spent else {}
-    time_ns = sum(spent.values())
-    graph_ns = sum(ns for function, ns in spent.items() if functions[function].kernels > functions[function].launches)
-    kernels = sum(one.kernels for one in functions.values())
-    waited = known.open_ns(process, tick.programs.get(process))
-    open_ns = tick.interval_ns if waited is None else min(launches * waited, tick.interval_ns)
-    graph_ratio = graph_ns / time_ns if time_ns else 0.0
-    return ProcessWork(owner, {**seemed, **unknown}, time_ns, open_ns, kernels, graph_ratio, by_nvml)
+    mean_ns = None if predicted_ns else nvml.per_launch_ns()
+    durations = known.of_new(tick, process) if mean_ns is None else [mean_ns] * len(counts)
+    limit = tick.sm_limits.get(process, 1.0)
+    busy = [count * _fraction(tick, limit, one) for count, one in zip(counts, functions.values(), strict=True)]
+    waited, kernels = known.open_ns(tick, process), sum([one.kernels for one in functions.values()])
+    open_ns = tick.interval_ns if waited is None else min(sum(counts) * waited, tick.interval_ns)
+    if durations is None:
+        return ProcessWork(owner, _unknown(owner, process, functions, busy), 0.0, open_ns, kernels)
+    time_ns, graph_ns = _dot(counts, durations), 0.0
+    for one, count, ns in zip(functions.values(), counts, durations, strict=True):
+        graph_ns += count * ns if one.kernels > one.launches else 0.0
+    units, graph_ratio = {(owner, 0): _dot(busy, durations)}, graph_ns / time_ns if time_ns else 0.0
+    return ProcessWork(owner, units, time_ns, open_ns, kernels, graph_ratio, mean_ns is not None)
+
+
+def _unknown(
+    owner: Owner, process: ProcessId, functions: Mapping[int, FunctionLaunches], busy: Sequence[float]
+) -> dict[Unit, float]:
+    """Units of functions without a duration. `busy`: launches × share of the SMs, of each."""
+    units: dict[Unit, float] = {}
+    for (function, one), times in zip(functions.items(), busy, strict=True):
+        unit = (owner, function if owner == process else shape_of(one))
+        units[unit] = units.get(unit, 0.0) + times * UNIT_NS
+    return units
 
 
 def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:
@@ -278,28 +290,10 @@ def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:
     return NvmlTick(own_ns, turns.credited_ns, tick.interval_ns, takes_turns, client)
 
 
-def _by_waits(
-    tick: Tick, process: ProcessId, owner: Owner, known: Durations, rate: float
-) -> tuple[dict[int, float], dict[Unit, float]]:
-    """For a process with too few NVML samples: ns by function; and units of functions without a duration."""
-    spent: dict[int, float] = {}
-    unknown: dict[Unit, float] = {}
-    for function, one in tick.work[process].items():
-        duration = known.of_new(tick, process, function)
-        if duration is None:
-            unit = (owner, function if owner == process else shape_of(one))
-            times = rate * one.launches * _fraction(tick, process, one)
-            unknown[unit] = unknown.get(unit, 0.0) + times * UNIT_NS
-        else:
-            spent[function] = rate * one.launches * duration
-    return spent, unknown
-
-
-def _fraction(tick: Tick, process: ProcessId, one: FunctionLaunches) -> float:
-    """Share of the device's SMs that a launch keeps busy while it runs."""
+def _fraction(tick: Tick, limit: float, one: FunctionLaunches) -> float:
+    """Share of the device's SMs that a launch keeps busy while it runs. `limit`: what its process may use."""
     if not tick.is_share_of_sms:
         return 1.0
-    limit = tick.sm_limits.get(process, 1.0)
     if not one.blocks or not tick.sm_count:
         return limit
     if one.waves and limit >= 1:
@@ -307,3 +301,7 @@ def _fraction(tick: Tick, process: ProcessId, one: FunctionLaunches) -> float:
     usable = max(1, round(tick.sm_count * limit))
     blocks = one.blocks / max(1, one.kernels)
     return sm_fraction(blocks, one.threads_per_block, usable) * usable / tick.sm_count
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum([x * y for x, y in zip(a, b, strict=True)])

@@ -147,7 +147,8 @@ class SmTime:
             return scale
         if nvml.is_known and not nvml.by_waits:
             return Figure(1.0, self._sigmas.get(owner, _MOST_SIGMA))
-        idle = 1 - self.times.waited_ratio(owner)
+        times = self.times.of(owner)
+        idle = 1 - times.waited_ratio if times else 0.0
         return Figure(1 - _HOST_CUT * idle, self._sigmas.get(owner, _MOST_SIGMA) + _HOST_SIGMA * idle)
 
     def _update_parts(self, tick: Tick, works: Mapping[ProcessId, ProcessWork]) -> None:
@@ -187,16 +188,17 @@ class SmTime:
             more = _CROWD_SIGMA * (1 - self._parts.get(work.owner, 1.0)) + _GRAPH_SIGMA * work.graph_ratio * (
                 1 - fraction
             )
-            nvml = self._nvml_of(work.owner)
+            nvml, times = self._nvml_of(work.owner), self.times.of(process)
             if nvml.is_exact or (nvml.is_known and nvml.scale() is None):
                 sigma = nvml.relative_sigma()
             elif work.owner != process:
                 sigma = _PROGRAM_SIGMA
-            elif process not in side_by_side and self.times.spread(process) is not None:
+            elif times is None:
+                sigma = _MOST_SIGMA
+            elif process not in side_by_side:
                 sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * min(1.0, had_by_all - had.get(work.owner, 0.0))
             else:
-                spread = self.times.spread(process)
-                sigma = _MOST_SIGMA if spread is None else _LEAST_SIGMA + spread
+                sigma = _LEAST_SIGMA + times.spread
             self._sigmas[work.owner] = min(_MOST_SIGMA, math.hypot(sigma + more, _GRID_SIGMA))
 
     def _prior(self, unit: Unit) -> Unknown:

@@ -51,7 +51,7 @@ def test_launches_beyond_those_that_are_listed_share_a_duration() -> None:
 def test_nothing_is_known_of_a_process_that_never_waited_or_was_dropped() -> None:
     times = FunctionTimes()
     assert times.per_launch_ns(A, 1) is None
-    assert times.spread(A) is None
+    assert times.of(A) is None
     times.observe(A, delivery((1, 1), launches=1, elapsed_ns=5))
     times.forget([A])
     assert times.per_launch_ns(A, 1) is None
