@@ -22,7 +22,7 @@ handles differ from process to process, so a function is recognised by the shape
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -229,12 +229,6 @@ class FunctionTimes:
             self._times.pop(owner, None)
 
 
-def observe_all(times: FunctionTimes, deliveries: Iterable[Delivered]) -> None:
-    """Takes deliveries in, in the order in which they ended."""
-    for delivery in sorted(deliveries, key=lambda one: one.at_ns):
-        times.observe(delivery.process, delivery)
-
-
 _PROGRAM_UP: Final = 0.015  # they are many: there is time to find the lower edge of all their deliveries
 _MOST_PROGRAMS: Final = 256
 
@@ -253,24 +247,21 @@ class ProgramTimes:
 
     def observe(
         self,
-        deliveries: Iterable[Delivered],
+        deliveries: Mapping[ProcessId, Sequence[Delivered]],
         programs: Mapping[ProcessId, str],
         work: Mapping[ProcessId, Mapping[int, FunctionLaunches]],
     ) -> None:
         """Takes the deliveries of a tick in. `work`: what was launched in it."""
-        shapes: dict[ProcessId, dict[int, int]] = {}
-        for delivery in deliveries:
-            process = delivery.process
-            program, launched = programs.get(process), work.get(process)
-            if program is None or not launched:
+        for process, program in programs.items():
+            launched, mine = work.get(process), deliveries.get(process)
+            if not launched or not mine:
                 continue
-            known = shapes.get(process)
-            if known is None:
-                known = shapes[process] = {function: shape_of(one) for function, one in launched.items()}
-                self._used.pop(program, None)
-                self._used[program] = None
-            functions = [(known.get(function, OTHER), count) for function, count in delivery.functions]
-            self._times.observe(program, delivery, functions)
+            self._used.pop(program, None)
+            self._used[program] = None
+            shapes = {function: shape_of(one) for function, one in launched.items()}
+            for delivery in mine:
+                functions = [(shapes.get(function, OTHER), count) for function, count in delivery.functions]
+                self._times.observe(program, delivery, functions)
         while len(self._used) > _MOST_PROGRAMS:
             oldest = next(iter(self._used))
             del self._used[oldest]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.attribution.counters import CountedWork, CounterDeltas, Owner
-from agent.attribution.durations import FunctionTimes, observe_all
+from agent.attribution.durations import FunctionTimes
 from agent.attribution.inputs import TickInputs
 from agent.attribution.placement import Placements, fitted
 from agent.attribution.process_work import Tick, poll_error
@@ -108,7 +108,9 @@ class AttributionEngine:
 
     def tick(self, samples: Sequence[Sample], inputs: TickInputs, interval_ns: int) -> list[DeviceTick]:
         """One part per device that was read. MIG: what instances did is not in the part of their GPU."""
-        observe_all(self._times, inputs.deliveries)
+        for process, deliveries in inputs.deliveries.items():
+            for delivery in deliveries:
+                self._times.observe(process, delivery)
         self._placements.observe(samples, inputs, self.members.get, interval_ns)
         counted = self._deltas.tick(samples, self._placements.resolve, interval_ns)
         self._unlisted += len(self._deltas.unlisted)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agent.collectors.samples import (
@@ -43,7 +43,7 @@ class TickInputs:
     driver_devices: dict[tuple[ProcessId, int], DeviceUuid]  # (process, ordinal) → what the driver answered it
     side_by_side: frozenset[tuple[int, DeviceUuid]] = frozenset()  # MPS clients
     counted_ns: int | None = None  # how long launches were counted for
-    deliveries: tuple[Delivered, ...] = ()
+    deliveries: Mapping[ProcessId, Sequence[Delivered]] = field(default_factory=dict)
     listing: frozenset[DeviceUuid] = frozenset()  # devices whose processes NVML lists
 
     @classmethod
@@ -74,7 +74,7 @@ class TickInputs:
         tgids_by_device = _grouped((device, tgid) for tgid, device in sorted(listed))
         by_tgid = _identify(devices_by_tgid, probed, proc)
         driver_devices = _driver_devices(ordinals, readings)
-        deliveries = tuple(sample for sample in samples if isinstance(sample, Delivered))
+        deliveries = _grouped((one.process, one) for one in samples if isinstance(one, Delivered))
         listing = frozenset(sample.device for sample in samples if isinstance(sample, ProcessesListed))
         by_device = (devices_by_tgid, tgids_by_device)
         parts = (by_tgid, memory, utilization, *by_device, driver_devices, frozenset(clients), counted_ns, deliveries)

@@ -57,7 +57,7 @@ class Tick:
     side_by_side: Collection[ProcessId] = ()  # MPS clients; the others take turns
     on_many_devices: Collection[ProcessId] = ()
     programs: Mapping[ProcessId, str] = field(default_factory=dict)  # of those that work on this device alone
-    deliveries: Sequence[Delivered] = ()
+    deliveries: Mapping[ProcessId, Sequence[Delivered]] = field(default_factory=dict)  # of any process
 
 
 @dataclass(frozen=True, slots=True)

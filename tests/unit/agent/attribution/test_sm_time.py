@@ -47,7 +47,7 @@ def tick(
         busy_ns=busy_ns,
         sm_limits=limits or {},
         programs=programs or {},
-        deliveries=deliveries,
+        deliveries={process: [one for one in deliveries if one.process == process] for process in work},
     )
 
 
