@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +30,8 @@ from agent.probes import libbpf_log
 _log = logging.getLogger(__name__)
 _ENOUGH = -errno.EAGAIN  # libbpf counts this record as consumed, and stops
 _SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
-_BATCH = 4096
+_BUFFER_BYTES = 128 * 1024  # of one map: what each read of it uses
+_ALIGNED = 8
 _DETACHED_AT_ONCE = 32
 _UPROBE_MULTI = 48  # enum bpf_attach_type
 _MULTI_RETURN = 1
@@ -141,6 +143,7 @@ class Map:
 
     def __init__(self, lib: Library, fd: int, key: Any, value: Any) -> None:
         self._lib, self.fd, self._key, self._value = lib, fd, key, value
+        self._buffers: list[c.Array[c.c_uint8]] = []  # as many as reads were under way at once
 
     def get(self, key: Any) -> Any | None:
         """The value at `key`, or None where there is none."""
@@ -172,39 +175,46 @@ class Map:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Every entry, copied in batches. Entries that come or go meanwhile may or may not be among them."""
-        key_bytes, value_bytes = c.sizeof(self._key), c.sizeof(self._value)
-        for keys, values, count in self._batches():
-            for index in range(count):
-                yield (
-                    self._key.from_buffer_copy(keys, index * key_bytes),
-                    self._value.from_buffer_copy(values, index * value_bytes),
-                )
+        key, key_bytes, value, value_bytes = self._key, c.sizeof(self._key), self._value, c.sizeof(self._value)
+        for keys, values in self.raw():
+            for at in range(len(keys) // key_bytes):
+                yield key.from_buffer_copy(keys, at * key_bytes), value.from_buffer_copy(values, at * value_bytes)
 
     def raw(self) -> Iterator[tuple[memoryview, memoryview]]:
         """The same as bytes, a batch at a time: for maps that are too large for an object per entry.
 
         Valid until the next step; of keys' and of values' size times the number of entries.
         """
-        for keys, values, count in self._batches():
-            yield (
-                memoryview(keys).cast("B")[: count * c.sizeof(self._key)],
-                memoryview(values).cast("B")[: count * c.sizeof(self._value)],
-            )
+        return self._batches(c.sizeof(self._value))
 
-    def _batches(self) -> Iterator[tuple[Any, Any, int]]:
-        keys, values = (self._key * _BATCH)(), (self._value * _BATCH)()
-        batch, count, first = c.c_uint64(), c.c_uint32(), True
+    def _batches(self, value_bytes: int) -> Iterator[tuple[memoryview, memoryview]]:
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:  # the first read, or one within or beside another one
+            buffer = (c.c_uint8 * _BUFFER_BYTES)()
+        try:
+            yield from self._read(buffer, value_bytes)
+        finally:
+            self._buffers.append(buffer)
+
+    def _read(self, buffer: c.Array[c.c_uint8], value_bytes: int) -> Iterator[tuple[memoryview, memoryview]]:
+        key_bytes = c.sizeof(self._key)
+        entries = (_BUFFER_BYTES - _ALIGNED) // (key_bytes + value_bytes)  # more than ever share a bucket
+        data, keys = memoryview(buffer).cast("B"), c.addressof(buffer)
+        first = (_BUFFER_BYTES - entries * value_bytes) // _ALIGNED * _ALIGNED  # of the values
+        batch, count, start = c.c_uint64(), c.c_uint32(), None
         while True:
-            count.value = _BATCH
-            start = None if first else c.byref(batch)
-            code = self._lib.bpf_map_lookup_batch(self.fd, start, c.byref(batch), keys, values, c.byref(count), None)
+            count.value = entries
+            code = self._lib.bpf_map_lookup_batch(
+                self.fd, start, c.byref(batch), keys, keys + first, c.byref(count), None
+            )
             failure = c.get_errno() if code else 0
             if failure not in (0, errno.ENOENT):
                 raise OSError(failure, f"bpf_map_lookup_batch: {os.strerror(failure)}")
-            yield keys, values, count.value
+            yield data[: count.value * key_bytes], data[first : first + count.value * value_bytes]
             if failure == errno.ENOENT:
                 return
-            first = False
+            start = c.byref(batch)
 
     def per_cpu(self, key: Any) -> list[int]:
         """One u64 per possible CPU, of a PERCPU map."""
@@ -214,8 +224,14 @@ class Map:
         return list(values)
 
     def per_cpu_array(self, entries: int) -> list[int]:
-        """Sums over the CPUs, of a PERCPU array of u64."""
-        return [sum(self.per_cpu(c.c_uint32(index))) for index in range(entries)]
+        """Sums over the CPUs, of the first entries of a PERCPU array of u64 (in batches: Linux ≥ 5.13)."""
+        cpus, sums = _possible_cpus(), [0] * entries
+        for keys, values in self._batches(8 * cpus):
+            counts = values.cast("Q")
+            for at, index in enumerate(keys.cast("I")):
+                if index < entries:
+                    sums[index] = sum(counts[at * cpus : (at + 1) * cpus])
+        return sums
 
     def share(self, entries: int) -> Any:
         """The elements of an mmapable array, live: reading and writing them costs no system call."""
@@ -479,6 +495,7 @@ def load_uprobes(path: Path, programs: Collection[str], *, also: Collection[str]
         return BpfObject(path, also=also)
 
 
+@cache
 def _possible_cpus() -> int:
     last = Path("/sys/devices/system/cpu/possible").read_text().strip().split("-")[-1].split(",")[-1]
     return int(last) + 1

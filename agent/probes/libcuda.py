@@ -343,9 +343,7 @@ class LibcudaProbes:
 
     def lost(self) -> Iterator[tuple[str, int]]:
         """What the kernel side dropped since the start, by reason."""
-        counts = self.map("lost")
-        for index, name in enumerate(abi.LOST):
-            yield name, sum(counts.per_cpu(abi.U32(index)))
+        return zip(abi.LOST, self.map("lost").per_cpu_array(len(abi.LOST)), strict=True)
 
     def expire_charges(self) -> None:
         """Gives back what allocations hold that have not returned in time; `lost` counts them. For each tick."""

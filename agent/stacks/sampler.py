@@ -144,7 +144,7 @@ class Sampler:
 
     def tallies(self) -> dict[str, int]:
         """Calls seen, samples recorded, samples lost by cause."""
-        return {name: sum(self._tallies.per_cpu(U32(index))) for index, name in enumerate(TALLIES)}
+        return dict(zip(TALLIES, self._tallies.per_cpu_array(len(TALLIES)), strict=True))
 
     def _ensure(self, process: ProcessId, path: str) -> None:
         with suppress(GoneError), opened(self._proc, process, path) as file:
