@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 K = TypeVar("K")
 _STEPS: Final = 20  # of the SMs, in which what others use is counted
@@ -29,8 +28,7 @@ _NEGLIGIBLE: Final = 1e-9  # of a device
 _LEAST_LEFT: Final = 0.05  # of the activity, for processes with uncertain figures
 
 
-@dataclass(frozen=True, slots=True)
-class SmDemand:
+class SmDemand(NamedTuple):
     """Share of the time in which it has work, share of the SMs that this would use, and how long a kernel is (ns)."""
 
     time: float

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import mul
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 Values = Callable[[K], float]
@@ -25,8 +25,7 @@ _MOST_KEPT = 64
 _MOST_SINGLE = 16  # with a prior; those without one are all solved for one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(NamedTuple):
     """A value and its standard deviation. Prior: None where there is none; solution: ∞ where none was found."""
 
     value: float

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.attribution.contention import SmDemand, sm_fraction
 from agent.attribution.counters import FunctionLaunches
-from agent.attribution.durations import FunctionTimes, Owner, ProgramTimes, shape_of
+from agent.attribution.durations import Owner, OwnerTimes, shape_of
 from agent.collectors.samples import Delivered
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ProcessId
@@ -60,8 +61,7 @@ class Tick:
     deliveries: Mapping[ProcessId, Sequence[Delivered]] = field(default_factory=dict)  # of any process
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """A value and its standard deviation."""
 
     value: float
@@ -73,8 +73,7 @@ class Figure:
         return Figure((self.value * own + other.value * others) / (own + others), (own + others) ** -0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
+class Turns(NamedTuple):
     """Those that take turns on a device: how many worked, how many NVML credits with time, and with how much."""
 
     workers: int
@@ -88,8 +87,7 @@ class Turns:
         return cls(sum(process not in tick.side_by_side for process in tick.work), len(credited), sum(credited))
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlTick:
+class NvmlTick(NamedTuple):
     """NVML's time of one process in a tick, and of all on the device; `is_poll`: several took turns."""
 
     own_ns: float
@@ -189,8 +187,7 @@ class NvmlTime:
         return self.value if self.is_known and not self.by_waits else None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessWork:
+class ProcessWork(NamedTuple):
     """A process's tick: SM time by unit, ns, if the unit's factor is 1."""
 
     owner: Owner
@@ -212,49 +209,38 @@ class ProcessWork:
         return SmDemand(time_ns / interval_ns, fraction, time_ns / max(1, self.kernels))
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """Durations of functions on one device, by process and by program."""
+class Durations(NamedTuple):
+    """Durations of the functions of one process: by its own waits, and by those of all processes of its program."""
 
-    times: FunctionTimes
-    programs: ProgramTimes
+    own: OwnerTimes | None
+    program: OwnerTimes | None
 
-    def own(self, tick: Tick, process: ProcessId) -> list[float] | None:
-        """By the process's waits. None for a process on several devices: it waits for the slowest one."""
-        times = None if process in tick.on_many_devices else self.times.of(process)
-        return [times.per_launch_ns(function) for function in tick.work[process]] if times else None
-
-    def of_new(self, tick: Tick, process: ProcessId) -> list[float] | None:
-        """By the waits of all processes of the same program; else by the process's own."""
-        times = self.programs.of(tick.programs.get(process))
-        launched = tick.work[process].values()
-        return [times.per_launch_ns(shape_of(one)) for one in launched] if times else self.own(tick, process)
-
-    def open_ns(self, tick: Tick, process: ProcessId) -> float | None:
-        """Mean time per launch from the launch until the process has waited for it."""
-        times = self.programs.of(tick.programs.get(process)) or self.times.of(process)
-        return times.waited_ns if times else None
-
-    def are_waited_for(self, process: ProcessId) -> bool:
-        """False: the device was done long before each wait, so how long it took is not known from that."""
-        times = self.times.of(process)
-        return times is not None and times.waited_ratio >= _LEAST_WAITED
+    def of(self, functions: Mapping[int, FunctionLaunches], *, with_program: bool) -> list[float] | None:
+        """Of each function, by the program's waits if it has any; None: nothing is known."""
+        if with_program and self.program:
+            return [self.program.per_launch_ns(shape_of(one)) for one in functions.values()]
+        return [self.own.per_launch_ns(function) for function in functions] if self.own else None
 
 
 def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, turns: Turns) -> ProcessWork:
     """Launches × durations × share of SMs that the grids keep busy. A process without durations has NVML's mean."""
     functions, rate = tick.work[process], tick.interval_ns / tick.counted_ns if tick.counted_ns else 1.0
     counts = [rate * one.launches for one in functions.values()]
-    own = known.own(tick, process) if known.are_waited_for(process) else None
+    launches, waited = sum(counts), known.program or known.own
+    open_ns = min(launches * waited.waited_ns, tick.interval_ns) if waited else tick.interval_ns
+    if process in tick.on_many_devices:  # it waits for the slowest one
+        known = Durations(None, known.program)
+    own = None
+    if known.own and known.own.waited_ratio >= _LEAST_WAITED:  # else the device was done long before
+        own = known.of(functions, with_program=False)
     predicted_ns = _dot(counts, own) if own else 0.0
-    nvml.observe(predicted_ns, sum(counts), _nvml_tick(tick, process, turns))
+    nvml.observe(predicted_ns, launches, _nvml_tick(tick, process, turns))
     owner = process if nvml.is_known else tick.programs.get(process, process)
     mean_ns = None if predicted_ns else nvml.per_launch_ns()
-    durations = known.of_new(tick, process) if mean_ns is None else [mean_ns] * len(counts)
+    durations = known.of(functions, with_program=True) if mean_ns is None else [mean_ns] * len(counts)
     limit = tick.sm_limits.get(process, 1.0)
     busy = [count * _fraction(tick, limit, one) for count, one in zip(counts, functions.values(), strict=True)]
-    waited, kernels = known.open_ns(tick, process), sum([one.kernels for one in functions.values()])
-    open_ns = tick.interval_ns if waited is None else min(sum(counts) * waited, tick.interval_ns)
+    kernels = sum([one.kernels for one in functions.values()])
     if durations is None:
         return ProcessWork(owner, _unknown(owner, process, functions, busy), 0.0, open_ns, kernels)
     time_ns, graph_ns = _dot(counts, durations), 0.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.attribution.contention import SmDemand, fit_to_activity, shares_in_turns
 from agent.attribution.durations import FunctionTimes, Owner, ProgramTimes
@@ -44,14 +45,12 @@ _GRAPH_SIGMA = 0.1
 _GRID_SIGMA = 0.1  # of the SMs that a grid keeps busy: blocks end at different times, and copies count as time
 _ENOUGH_ROWS = 5
 _NEGLIGIBLE = 1e-6  # of a device
-_NOTHING = NvmlTime()
 _NO_DEMAND = SmDemand(0.0, 1.0, 0.0)
 _UNSEEN: Unit = ("", 0)  # work that no probe sees, where there may be some
 _UNSEEN_SIGMA = 0.5  # of the device
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """SM time in ns of the whole device, ± error, within which it is in nine of ten ticks; None where it is unknown."""
 
     sm_ns: float | None
@@ -59,19 +58,33 @@ class Estimate:
 
 
 @dataclass(slots=True)
-class _Average:
-    """An owner's last ticks. `open`: share of the time in which it has work that it has not yet waited for."""
+class _Known:
+    """What is known of one owner. `demand` and `open`, share of the time in which it has work at all: of late."""
 
+    nvml: NvmlTime = field(default_factory=NvmlTime)
+    by_nvml: bool = False  # the durations of its work in the ticks that are kept are NVML's
     demand: SmDemand = _NO_DEMAND
     open: float = 0.0
     ticks: int = 0
+    part: float = 1.0  # of its demand that it gets
+    sigma: float = _MOST_SIGMA  # the error of its own figures
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it did anything of late."""
+        return self.demand.time > _NEGLIGIBLE
 
     def add(self, demand: SmDemand | None, opened: float) -> None:
-        """One more; while they are few, all count alike."""
+        """One more tick; while they are few, all count alike."""
         self.ticks += 1
         memory = min(_FORGETTING, 1 - 1 / self.ticks)
         self.demand = self.demand.averaged(demand, memory)
         self.open = _mix(self.open, opened, memory)
+        if not self.is_active:
+            self.demand, self.open, self.ticks, self.part = _NO_DEMAND, 0.0, 0, 1.0
+
+
+Works = Mapping[ProcessId, ProcessWork]
 
 
 @dataclass(slots=True)
@@ -80,126 +93,127 @@ class SmTime:
 
     times: FunctionTimes
     _programs: ProgramTimes = field(default_factory=ProgramTimes)
+    _owners: dict[Owner, _Known] = field(default_factory=dict)
     _evidence: Evidence[Unit] = field(default_factory=lambda: Evidence(_FORGETTING, _TICKS))  # shares of the device
-    _factors: dict[Unit, float] = field(default_factory=dict)
-    _nvml: dict[ProcessId, NvmlTime] = field(default_factory=dict)
-    _by_nvml: set[Owner] = field(default_factory=set)  # whose rows have durations by NVML
+    _solved: Mapping[Unit, Unknown] = field(default_factory=dict)
     _error: float = _FIRST_ERROR
-    _averages: dict[Owner, _Average] = field(default_factory=dict)
     _activity: float | None = None
-    _parts: dict[Owner, float] = field(default_factory=dict)  # of its demand that each gets
-    _sigmas: dict[Owner, float] = field(default_factory=dict)  # the error of that
 
     def observe(self, tick: Tick, *, others: bool = False) -> dict[ProcessId, Estimate]:
         """Learns from a tick, and estimates it. `others`: some that are not in it may have worked, too."""
         self._programs.observe(tick.deliveries, tick.programs, tick.work)
-        known, turns = Durations(self.times, self._programs), Turns.of(tick)
+        turns = Turns.of(tick)
         works = {
-            process: work_of(tick, process, known, self._nvml.setdefault(process, NvmlTime()), turns)
+            process: work_of(tick, process, self._durations(tick, process), self._of(process).nvml, turns)
             for process, functions in tick.work.items()
             if functions
         }
-        changed: set[Owner] = {w.owner for w in works.values() if w.by_nvml != (w.owner in self._by_nvml)}
-        self._drop(changed)
-        self._by_nvml ^= changed
+        self._drop({work.owner for work in works.values() if work.by_nvml != self._of(work.owner).by_nvml})
+        for work in works.values():
+            self._of(work.owner).by_nvml = work.by_nvml
         if tick.activity_ns is not None and tick.interval_ns:
-            parts = {unit: ns / tick.interval_ns for unit, ns in _sum(works.values()).items()}
-            self._evidence.add(
-                {**parts, _UNSEEN: 1.0} if others else parts, tick.activity_ns / tick.interval_ns, self._factor
-            )
+            units = {unit: ns / tick.interval_ns for unit, ns in _sum(works.values()).items()}
+            if others:
+                units[_UNSEEN] = 1.0
+            self._evidence.add(units, tick.activity_ns / tick.interval_ns, self._factor)
+            self._update_demands(tick, works)
             self._update_parts(tick, works)
         self._update_uncertainty(works, tick.side_by_side)
-        sigmas = self._solve()
-        return {process: self._estimate(work, sigmas) for process, work in works.items()}
+        self._solve()
+        self._owners = {o: one for o, one in self._owners.items() if isinstance(o, ProcessId) or one.is_active}
+        return {process: self._estimate(work) for process, work in works.items()}
 
     def gpu_ns(self, process: ProcessId, function: int) -> float | None:
         """GPU time per launch, on the SMs that the function keeps busy; None while it is unknown."""
         own = self.times.per_launch_ns(process, function)
-        duration = self._nvml_of(process).per_launch_ns() if own is None else own
+        duration = self._of(process).nvml.per_launch_ns() if own is None else own
         if duration is None:
-            factor = self._factors.get((process, function))
-            return None if factor is None else factor * UNIT_NS
-        return duration * self._factors.get((process, 0), 1.0)
+            solved = self._solved.get((process, function))
+            return None if solved is None else solved.value * UNIT_NS
+        return duration * self._factor((process, 0))
 
     def forget(self, processes: Collection[ProcessId]) -> None:
-        """Drops processes that are gone; in the ticks that are kept, their estimated SM time is taken as final."""
-        gone: set[Owner] = set(processes)
-        self._drop(gone)
-        self._by_nvml -= gone
-        self._factors = {unit: factor for unit, factor in self._factors.items() if unit[0] not in gone}
+        """Drops processes that are gone."""
+        self._drop(processes)
+        self._solved = {unit: one for unit, one in self._solved.items() if unit[0] not in processes}
         for process in processes:
-            self._nvml.pop(process, None)
-            self._averages.pop(process, None)
+            self._owners.pop(process, None)
 
     def _drop(self, gone: Collection[Owner]) -> None:
-        """Takes their estimated SM time as final."""
+        """Takes what they are estimated to have done as final."""
         if gone:
             self._evidence.drop({unit for unit in self._evidence.keys if unit[0] in gone}, self._factor)
 
-    def _nvml_of(self, owner: Owner) -> NvmlTime:
-        return self._nvml.get(owner, _NOTHING) if isinstance(owner, ProcessId) else _NOTHING
+    def _durations(self, tick: Tick, process: ProcessId) -> Durations:
+        return Durations(self.times.of(process), self._programs.of(tick.programs.get(process)))
 
-    def _scale(self, owner: Owner) -> Figure:
+    def _of(self, owner: Owner) -> _Known:
+        known = self._owners.get(owner)
+        if known is None:
+            known = self._owners[owner] = _Known()
+        return known
+
+    def _scale(self, owner: Owner, known: _Known) -> Figure:
         """The time of an owner's work, were it alone, ÷ that by its waits: exactly by NVML, or as far as waits tell."""
-        nvml = self._nvml_of(owner)
-        scale = nvml.scale() if nvml.is_exact else None
-        if scale is not None:
-            return scale
+        nvml = known.nvml
         if nvml.is_known and not nvml.by_waits:
-            return Figure(1.0, self._sigmas.get(owner, _MOST_SIGMA))
+            return Figure(1.0, known.sigma)
+        if nvml.is_exact:
+            return Figure(nvml.value, nvml.sigma)
         times = self.times.of(owner)
         idle = 1 - times.waited_ratio if times else 0.0
-        return Figure(1 - _HOST_CUT * idle, self._sigmas.get(owner, _MOST_SIGMA) + _HOST_SIGMA * idle)
+        return Figure(1 - _HOST_CUT * idle, known.sigma + _HOST_SIGMA * idle)
 
-    def _update_parts(self, tick: Tick, works: Mapping[ProcessId, ProcessWork]) -> None:
-        """Updates the part of its demand that each owner gets: neighbours make each other seem to do more."""
+    def _update_demands(self, tick: Tick, works: Works) -> None:
         now: dict[Owner, SmDemand] = {}
         opens: dict[Owner, float] = {}
         for work in works.values():
+            owner = work.owner
             if work.time_ns > 0:
-                demand = work.demand(tick.interval_ns, self._scale(work.owner).value)
-                now[work.owner] = demand.combined(now[work.owner]) if work.owner in now else demand
-            opens[work.owner] = opens.get(work.owner, 0.0) + work.open_ns / tick.interval_ns
-        for owner in self._averages.keys() | now.keys():
-            self._averages.setdefault(owner, _Average()).add(now.get(owner), opens.get(owner, 0.0))
-        self._averages = {owner: one for owner, one in self._averages.items() if one.demand.time > _NEGLIGIBLE}
-        unknown = (v * self._factor(u) for work in works.values() for u, v in work.units.items() if u[1])
-        activity = max(0.0, (tick.activity_ns or 0.0) - sum(unknown)) / tick.interval_ns
-        self._activity = activity if self._activity is None else _mix(self._activity, activity)
-        demands = {owner: one.demand for owner, one in self._averages.items()}
-        clients = {work.owner for process, work in works.items() if process in tick.side_by_side}
-        certain = {owner for owner in demands if self._nvml_of(owner).is_exact}
-        turns = shares_in_turns({owner: min(1.0, one.open) for owner, one in self._averages.items()})
-        most = {o: 1.0 if o in certain | clients else turns[o] / one.time for o, one in demands.items()}
-        cut = {owner: min(1.0, part) for owner, part in most.items()}
-        if not clients:  # what takes turns is fitted to the activity as a whole: _solve
-            self._parts = cut
-            return
-        demands = {owner: one.scaled_time(cut[owner]) for owner, one in demands.items()}
-        parts = fit_to_activity(demands, clients, certain, self._activity)
-        self._parts = {owner: cut[owner] * part for owner, part in parts.items()}
+                demand = work.demand(tick.interval_ns, self._scale(owner, self._of(owner)).value)
+                now[owner] = demand.combined(now[owner]) if owner in now else demand
+            opens[owner] = opens.get(owner, 0.0) + work.open_ns / tick.interval_ns
+        for owner, known in self._owners.items():
+            if known.ticks or owner in now:
+                known.add(now.get(owner), opens.get(owner, 0.0))
 
-    def _update_uncertainty(self, works: Mapping[ProcessId, ProcessWork], side_by_side: Collection[ProcessId]) -> None:
+    def _update_parts(self, tick: Tick, works: Works) -> None:
+        """Updates the part of its demand that each owner gets: neighbours make each other seem to do more."""
+        unknown = sum(v * self._factor(u) for work in works.values() for u, v in work.units.items() if u[1])
+        activity = max(0.0, (tick.activity_ns or 0.0) - unknown) / tick.interval_ns
+        self._activity = activity if self._activity is None else _mix(self._activity, activity)
+        active = {owner: one for owner, one in self._owners.items() if one.is_active}
+        clients = {work.owner for process, work in works.items() if process in tick.side_by_side}
+        certain = {owner for owner, one in active.items() if one.nvml.is_exact}
+        turns = shares_in_turns({owner: min(1.0, one.open) for owner, one in active.items()})
+        for owner, one in active.items():
+            cut = owner not in certain and owner not in clients
+            one.part = min(1.0, turns[owner] / one.demand.time) if cut else 1.0
+        if clients:  # what takes turns is fitted to the activity as a whole: _solve
+            demands = {owner: one.demand.scaled_time(one.part) for owner, one in active.items()}
+            for owner, part in fit_to_activity(demands, clients, certain, self._activity).items():
+                active[owner].part *= part
+
+    def _update_uncertainty(self, works: Works, side_by_side: Collection[ProcessId]) -> None:
         """Updates the standard deviation of each owner's own figures."""
-        had = {owner: one.demand.time * self._parts.get(owner, 1.0) for owner, one in self._averages.items()}
-        had_by_all = sum(had.values())
+        had_by_all = sum(one.demand.time * one.part for one in self._owners.values())
         for process, work in works.items():
+            known = self._of(work.owner)
             fraction = work.seemed_ns / work.time_ns if work.time_ns else 1.0
-            more = _CROWD_SIGMA * (1 - self._parts.get(work.owner, 1.0)) + _GRAPH_SIGMA * work.graph_ratio * (
-                1 - fraction
-            )
-            nvml, times = self._nvml_of(work.owner), self.times.of(process)
-            if nvml.is_exact or (nvml.is_known and nvml.scale() is None):
+            more = _CROWD_SIGMA * (1 - known.part) + _GRAPH_SIGMA * work.graph_ratio * (1 - fraction)
+            nvml, times = known.nvml, self.times.of(process)
+            if nvml.is_exact or (nvml.is_known and not nvml.by_waits):
                 sigma = nvml.relative_sigma()
             elif work.owner != process:
                 sigma = _PROGRAM_SIGMA
             elif times is None:
                 sigma = _MOST_SIGMA
             elif process not in side_by_side:
-                sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * min(1.0, had_by_all - had.get(work.owner, 0.0))
+                had_by_others = had_by_all - known.demand.time * known.part
+                sigma = _TURN_SIGMA + _TURN_SIGMA_PER_OTHER * min(1.0, had_by_others)
             else:
                 sigma = _LEAST_SIGMA + times.spread
-            self._sigmas[work.owner] = min(_MOST_SIGMA, math.hypot(sigma + more, _GRID_SIGMA))
+            known.sigma = min(_MOST_SIGMA, math.hypot(sigma + more, _GRID_SIGMA))
 
     def _prior(self, unit: Unit) -> Unknown:
         owner, function = unit
@@ -207,34 +221,36 @@ class SmTime:
             return Unknown(0.0, _UNSEEN_SIGMA)
         if function:
             return Unknown(self._factor(unit), None)
-        scale, part, nvml = self._scale(owner), self._parts.get(owner, 1.0), self._nvml_of(owner)
-        figure, polled = Figure(part * scale.value, part * scale.sigma), nvml.scale()
-        if polled is not None and not nvml.is_exact:
+        known = self._of(owner)
+        scale, polled = self._scale(owner, known), known.nvml.scale()
+        figure = Figure(known.part * scale.value, known.part * scale.sigma)
+        if polled is not None and not known.nvml.is_exact:
             figure = figure.combined(polled)
         return Unknown(figure.value, figure.sigma)
 
-    def _solve(self) -> dict[Unit, float]:
-        """Learns the factors; returns the standard deviation of each."""
-        solved = self._evidence.solve(self._prior, self._error**2)
-        self._factors = {unit: one.value for unit, one in solved.items()}
-        self._sigmas = {owner: sigma for owner, sigma in self._sigmas.items() if (owner, 0) in solved}
+    def _solve(self) -> None:
+        """Learns the factors."""
+        self._solved = self._evidence.solve(self._prior, self._error**2)
         enough = self._evidence.count >= _ENOUGH_ROWS
         self._error = max(_LEAST_ERROR, self._evidence.error(self._factor)) if enough else _FIRST_ERROR
-        return {unit: one.sigma or 0.0 for unit, one in solved.items()}
 
     def _factor(self, unit: Unit) -> float:
         """1 for work with a duration, 0 for a function without one, until it is solved for."""
-        return self._factors.get(unit, 0.0 if unit[1] or unit == _UNSEEN else 1.0)
+        solved = self._solved.get(unit)
+        if solved is not None:
+            return solved.value
+        return 0.0 if unit[1] or unit == _UNSEEN else 1.0
 
-    def _estimate(self, work: ProcessWork, sigmas: Mapping[Unit, float]) -> Estimate:
-        if any(function and (owner, function) not in self._factors for owner, function in work.units):
-            return Estimate(None, None)
-        sm_ns = sum(value * self._factor(unit) for unit, value in work.units.items())
-        known = [sigmas.get(unit) for unit in work.units]
-        if any(sigma is None or math.isinf(sigma) for sigma in known):
-            return Estimate(sm_ns, None)
-        errors = (value * (sigmas[unit] or 0.0) for unit, value in work.units.items())
-        return Estimate(sm_ns, NINETY_PERCENT * sum(error * error for error in errors) ** 0.5)
+    def _estimate(self, work: ProcessWork) -> Estimate:
+        sm_ns = variance = 0.0
+        for unit, ns in work.units.items():
+            solved = self._solved.get(unit)
+            if solved is None and unit[1]:
+                return Estimate(None, None)
+            sm_ns += ns * (solved.value if solved else 1.0)
+            sigma = (solved.sigma or 0.0) if solved else math.inf
+            variance += (ns * sigma) ** 2 if ns else 0.0
+        return Estimate(sm_ns, None if math.isinf(variance) else NINETY_PERCENT * math.sqrt(variance))
 
 
 def _sum(works: Collection[ProcessWork]) -> dict[Unit, float]:
