@@ -180,13 +180,13 @@ class Tenants:
     def _write(self, tenant: int, before: Tenant, wanted: Tenant) -> None:
         """Less what it spent since it was read: that may not be among what was counted."""
         now = self._tenants.get(U64(tenant)) or before
-        granted = [
-            max(0, credit - max(0, old - left))
-            for credit, old, left in zip(wanted.credit, before.credit, now.credit, strict=True)
-        ]
-        if granted != list(now.credit):
-            now.credit[:] = granted
-            self._tenants.put(U64(tenant), now)
+        if bytes(now) != bytes(before):
+            wanted.credit[:] = [
+                max(0, credit - max(0, old - left))
+                for credit, old, left in zip(wanted.credit, before.credit, now.credit, strict=True)
+            ]
+        if bytes(now) != bytes(wanted):
+            self._tenants.put(U64(tenant), wanted)
 
 
 def _size(probes: LibcudaProbes, budget: Budget) -> int:
