@@ -19,18 +19,32 @@ from typing import Final
 from agent.collectors.samples import CountedSince, Delivered, LaunchCount, Probed
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.model import ProcessId
-from agent.probes.abi import DELIVERIES, DEVICE_UNKNOWN, LaunchKey, LaunchValue, ProcessKey
+from agent.probes.abi import (
+    DELIVERED_FUNCTIONS,
+    DELIVERIES,
+    DEVICE_UNKNOWN,
+    Delivery,
+    LaunchKey,
+    LaunchValue,
+    ProcessKey,
+)
 from agent.probes.abi import Deliveries as Ring
 from agent.probes.libbpf import Map
 from agent.probes.libcuda import LibcudaProbes
 
 _KEY: Final = struct.Struct("=IIIxxxxQ")
 _VALUE: Final = struct.Struct("=QQQQQQIxxxx")
+_FIXED: Final = len(Delivery._fields_) - 1  # words before the functions
+_DELIVERY: Final = struct.Struct(f"={_FIXED + 2 * DELIVERED_FUNCTIONS}Q")
 _MARGIN_NS: Final = NS_PER_SECOND  # a launch gets its time as it enters the probe, and is counted a moment later
 
 assert _KEY.size == ctypes.sizeof(LaunchKey)
 
 assert _VALUE.size == ctypes.sizeof(LaunchValue)
+
+assert _DELIVERY.size == ctypes.sizeof(Delivery)
+
+assert Delivered._fields[1:] == tuple(name for name, *_ in Delivery._fields_)
 
 
 class Launches:
@@ -103,17 +117,6 @@ class Deliveries:
 def fresh(process: ProcessId, ring: Ring, seen: int) -> Iterable[Delivered]:
     """Those entries of a ring that came after the first `seen`."""
     for number in range(max(seen, ring.count - DELIVERIES), ring.count):
-        entry = ring.ring[number % DELIVERIES]
-        yield Delivered(
-            process,
-            entry.at_ns,
-            entry.launches,
-            entry.charged_ns,
-            entry.queued_ns,
-            entry.waited_ns,
-            entry.waited_busy_ns,
-            entry.elapsed_ns,
-            entry.elapsed_busy_ns,
-            entry.pauses,
-            tuple((one.function, one.launches) for one in entry.functions if one.launches),
-        )
+        words = _DELIVERY.unpack_from(ring, Ring.ring.offset + number % DELIVERIES * _DELIVERY.size)
+        functions = zip(words[_FIXED::2], words[_FIXED + 1 :: 2], strict=True)
+        yield Delivered._make((process, *words[:_FIXED], tuple([one for one in functions if one[1]])))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from agent.core.model import DeviceReading, DeviceUuid, ProcessId
 
@@ -96,8 +96,7 @@ class CopyCount:
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """Work launched between two drained waits, and how long it took. Fields as struct delivery of bpf/wait.h."""
 
     process: ProcessId
