@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -87,3 +88,13 @@ def test_many_clients_that_are_alike_get_alike() -> None:
     wanted = {n: SmDemand(0.5, 1.0, 1e6) for n in range(12)}
     parts = fit_to_activity(wanted, list(wanted), list(wanted), 1.0)
     assert all(part == pytest.approx(parts[0]) and part > 0 for part in parts.values())
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_who_takes_turns_has_its_part_of_each_moment(opens: list[float]) -> None:
+    expected = dict.fromkeys(range(len(opens)), 0.0)
+    for present in product((False, True), repeat=len(opens)):
+        chance = math.prod(time if here else 1 - time for time, here in zip(opens, present, strict=True))
+        for key in (key for key, here in enumerate(present) if here):
+            expected[key] += chance / sum(present)
+    assert shares_in_turns(dict(enumerate(opens))) == pytest.approx(expected, abs=1e-12)

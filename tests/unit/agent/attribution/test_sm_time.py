@@ -251,3 +251,16 @@ def test_a_process_that_waits_its_turn_is_not_taken_to_have_worked_all_that_time
 def test_the_first_tick_which_has_no_length_teaches_nothing() -> None:
     first = replace(tick(0.5, {A: {1: launched(250)}}, busy={A: 0.25}), interval_ns=0, counted_ns=0)
     SmTime(stretched()).observe(first)
+
+
+def test_of_many_processes_each_has_an_estimate_with_an_error_and_none_is_left_uncorrected() -> None:
+    rng = random.Random(5)
+    many = [ProcessId(1000 + n, 1) for n in range(60)]
+    device = SmTime(learned(*(waited(process, 10, 20_000_000) for process in many)))
+    for _ in range(30):
+        work = {process: {1: launched(rng.randrange(5, 15))} for process in many}
+        total = sum(functions[1].launches for functions in work.values()) * 1_000_000
+        estimates = device.observe(tick(total / SECOND, work, busy=polls(rng, dict.fromkeys(many, 0.01))))
+    assert sum(ratio(estimates, process) for process in many) == pytest.approx(total / SECOND, rel=0.05)
+    assert all(ratio(estimates, p) == pytest.approx(work[p][1].launches / 1000, rel=0.4) for p in many)
+    assert all(one.error_ns for one in estimates.values())
