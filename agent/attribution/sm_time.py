@@ -125,8 +125,9 @@ class SmTime:
 
     def gpu_ns(self, process: ProcessId, function: int) -> float | None:
         """GPU time per launch, on the SMs that the function keeps busy; None while it is unknown."""
-        own = self.times.per_launch_ns(process, function)
-        duration = self._of(process).nvml.per_launch_ns() if own is None else own
+        duration = self.times.per_launch_ns(process, function)
+        if duration is None and (known := self._owners.get(process)):
+            duration = known.nvml.per_launch_ns()
         if duration is None:
             solved = self._solved.get((process, function))
             return None if solved is None else solved.value * UNIT_NS
