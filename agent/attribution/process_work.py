@@ -238,27 +238,24 @@ def work_of(tick: Tick, process: ProcessId, known: Durations, nvml: NvmlTime, tu
     owner = process if nvml.is_known else tick.programs.get(process, process)
     mean_ns = None if predicted_ns else nvml.per_launch_ns()
     durations = known.of(functions, with_program=True) if mean_ns is None else [mean_ns] * len(counts)
-    limit = tick.sm_limits.get(process, 1.0)
-    busy = [count * _fraction(tick, limit, one) for count, one in zip(counts, functions.values(), strict=True)]
-    kernels = sum([one.kernels for one in functions.values()])
-    if durations is None:
-        return ProcessWork(owner, _unknown(owner, process, functions, busy), 0.0, open_ns, kernels)
-    time_ns, graph_ns = _dot(counts, durations), 0.0
-    for one, count, ns in zip(functions.values(), counts, durations, strict=True):
-        graph_ns += count * ns if one.kernels > one.launches else 0.0
-    units, graph_ratio = {(owner, 0): _dot(busy, durations)}, graph_ns / time_ns if time_ns else 0.0
-    return ProcessWork(owner, units, time_ns, open_ns, kernels, graph_ratio, mean_ns is not None)
-
-
-def _unknown(
-    owner: Owner, process: ProcessId, functions: Mapping[int, FunctionLaunches], busy: Sequence[float]
-) -> dict[Unit, float]:
-    """Units of functions without a duration. `busy`: launches × share of the SMs, of each."""
+    limit, kernels = tick.sm_limits.get(process, 1.0), 0
+    time_ns = seemed_ns = graph_ns = 0.0
     units: dict[Unit, float] = {}
-    for (function, one), times in zip(functions.items(), busy, strict=True):
-        unit = (owner, function if owner == process else shape_of(one))
-        units[unit] = units.get(unit, 0.0) + times * UNIT_NS
-    return units
+    for at, (function, one) in enumerate(functions.items()):
+        kernels += one.kernels
+        busy = counts[at] * _fraction(tick, limit, one)
+        if durations is None:
+            unit = (owner, function if owner == process else shape_of(one))
+            units[unit] = units.get(unit, 0.0) + busy * UNIT_NS
+            continue
+        time_ns += counts[at] * durations[at]
+        seemed_ns += busy * durations[at]
+        if one.kernels > one.launches:
+            graph_ns += counts[at] * durations[at]
+    if durations is not None:
+        units[owner, 0] = seemed_ns
+    graph_ratio = graph_ns / time_ns if time_ns else 0.0
+    return ProcessWork(owner, units, time_ns, open_ns, kernels, graph_ratio, mean_ns is not None)
 
 
 def _nvml_tick(tick: Tick, process: ProcessId, turns: Turns) -> NvmlTick | None:
