@@ -14,6 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
@@ -38,6 +39,7 @@ from enforce.policy.findings import (
     idle_rules,
     ignored_annotations,
     lines,
+    objectives,
     summary,
     warnings,
 )
@@ -149,7 +151,8 @@ def unresolved(policy: Policy, page: Callable[[str], str] = _page) -> Iterator[A
                 yield Advice(("online", index, "slo", "url"), f"{rule.name}: {error}")
                 continue
             ends = {round(le * source.unit_ns) for one in series.values() for le in one if math.isfinite(le)}
-            yield from _resolution(("online", index, "slo"), rule, source, ends)
+            for below, slo in objectives(rule.slo):
+                yield from _resolution(("online", index, "slo", *below), replace(rule, slo=slo), source, ends)
 
 
 def _resolution(

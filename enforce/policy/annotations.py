@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -22,6 +23,7 @@ from agent.config.sections import Section, mistake, scalar
 from agent.config.validation import value_mistake
 from enforce.policy import load, schema
 from enforce.policy.model import Classification, ContainerFacts, OfflineRule, OnlineRule, Policy, Role
+from enforce.policy.quantities import UnitError, parse_duration_ns
 
 PREFIX: Final = "gpuwarden.io/"
 NAME: Final = "annotations"  # of the rules: it becomes a label, and is bounded
@@ -104,18 +106,18 @@ def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule 
     if role not in KEYS:
         return _wrong("class", value_mistake(PodSection, "role", role))
     promises = [key for key in values if role == "online" and _SLO.fullmatch(key)]
-    mistakes = [*_mistakes(role, values, promises), *(_promise(promises) if role == "online" else ())]
+    mistakes = [*_mistakes(role, values, promises), *(_promise(promises, values) if role == "online" else ())]
     if mistakes:
         return "; ".join(mistakes[:_MOST_REPORTED])
     head: dict[str, Any] = {"name": NAME, "match": {"pod": "*"}}  # never matched: the rule is this pod's own
     if role == "offline":
         more = {key: scalar(value) for key, value in values.items()}
         return load.offline(schema.OfflineSection.model_validate({**head, **more}))
-    target = values.pop(promises[0])
+    first, *second = [{"quantile": _quantile(key), "target": values.pop(key)} for key in _highest_first(promises)]
     slo = {"signal": "gpu_wait", "window": WINDOW, **{_key(key): scalar(value) for key, value in values.items()}}
     if (problem := _signal_mistake(slo)) is not None:
         return problem
-    slo |= {"quantile": _quantile(promises[0]), "target": target}
+    slo |= {**first, **({"also": second[0]} if second else {})}
     return load.online(schema.OnlineSection.model_validate({**head, "slo": slo}))
 
 
@@ -138,10 +140,25 @@ def _unknown(role: str, key: str) -> str:
     return f"is no annotation of an {role} pod; {cure}"
 
 
-def _promise(promises: list[str]) -> Iterator[str]:
-    if len(promises) != 1:
-        count = "there is no target" if not promises else f"{' and '.join(promises)} are both there"
-        yield f"{count}; write one such as {PREFIX}slo-p99: 50ms"
+def _highest_first(promises: list[str]) -> list[str]:
+    return sorted(promises, key=_quantile, reverse=True)
+
+
+def _promise(promises: list[str], values: Mapping[str, str]) -> Iterator[str]:
+    """There is one target, or two of which each may bind."""
+    if not promises:
+        yield f"there is no target; write one such as {PREFIX}slo-p99: 50ms"
+    elif len(promises) > 2:
+        yield f"there are {len(promises)} targets; write up to two of them"
+    elif len(promises) == 2:
+        high, low = _highest_first(promises)
+        if _quantile(high) == _quantile(low):
+            yield f"{high} and {low} are the same quantile; remove one of them"
+            return
+        with suppress(UnitError):
+            if parse_duration_ns(values[low]) >= parse_duration_ns(values[high]):
+                text = f"is not below {high}, but a lower quantile is never above a higher one"
+                yield _wrong(low, f"{text}; write less than {values[high]}, or remove it")
 
 
 def _signal_mistake(slo: Mapping[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ A value of the wrong type is skipped here: pydantic reports it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, cast
 
 from agent.config.sections import example
@@ -121,6 +122,26 @@ def _slos(source: Source) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(slo, dict) and isinstance(signal, str) and signal in model.SIGNALS:
             yield from _foreign_keys((*path, "slo"), slo, signal)
             yield from _missing_keys((*path, "slo"), slo, signal)
+        if isinstance(slo, dict) and isinstance(also := slo.get("also"), dict):
+            for key, problem in _also(slo, also):
+                yield (*path, "slo", "also", key), f"{label((*path, 'slo'))}.also.{key}: {problem}"
+
+
+def _also(slo: dict[str, object], also: dict[str, object]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the second quantile beside the first: its key, and a text."""
+    with suppress(quantities.UnitError, KeyError):
+        first, second = quantities.parse_ratio(slo["quantile"]), quantities.parse_ratio(also["quantile"])
+        if second == first:
+            yield "quantile", "is slo.quantile again; write a lower one such as 0.5, or remove also"
+        elif first < second < 1:
+            yield "quantile", f"{second:g} is above slo.quantile, {first:g}; exchange the two with their targets"
+    with suppress(quantities.UnitError, KeyError):
+        target_ns = quantities.parse_duration_ns(slo["target"])
+        if quantities.parse_duration_ns(also["target"]) >= target_ns:
+            text = (
+                f"is not below slo.target, {quantities.format_duration(target_ns)}: a lower quantile is never above a"
+            )
+            yield "target", f"{text} higher one, so it is kept whenever that is; write less, or remove also"
 
 
 def _foreign_keys(path: KeyPath, slo: dict[str, object], signal: str) -> Iterator[tuple[KeyPath, str]]:

@@ -23,7 +23,7 @@ from agent.probes.latency_histogram import middle_ns
 from enforce.policy import model
 from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers
-from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role
+from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Slo
 from enforce.policy.quantities import format_duration
 from enforce.policy.schema import MOST_SAMPLES
 
@@ -80,9 +80,16 @@ def _promise(path: KeyPath, rule: OnlineRule) -> Iterator[Advice]:
         if slo.window_ns < 2 * _SCRAPE_NS:
             text = f"{rule.name}: the page of metrics is scraped once a second, so such a window often has no sample"
             yield Advice((*at, "window"), f"{text}; make it 10s")
-    elif slo.target_ns <= middle_ns(0):
-        text = f"{rule.name}: signal {slo.signal} cannot resolve {format_duration(slo.target_ns)}"
-        yield Advice((*at, "target"), f"{text}; write 10us or more")
+    else:
+        below, lowest = objectives(slo)[-1]
+        if lowest.target_ns <= middle_ns(0):
+            text = f"{rule.name}: signal {slo.signal} cannot resolve {format_duration(lowest.target_ns)}"
+            yield Advice((*at, *below, "target"), f"{text}; write 10us or more")
+
+
+def objectives(slo: Slo) -> tuple[tuple[KeyPath, Slo], ...]:
+    """The SLO by each of its quantiles, the highest first, with the place of its keys below `slo`."""
+    return (((), slo),) if slo.also is None else (((), slo), (("also",), slo.also))
 
 
 def _bounds(path: KeyPath, rule: OfflineRule) -> Iterator[Advice]:

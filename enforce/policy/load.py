@@ -41,6 +41,8 @@ def online(rule: schema.OnlineSection) -> model.OnlineRule:
         min_samples=rule.slo.min_samples,
         source=_source(rule.slo),
     )
+    if (also := rule.slo.also) is not None:
+        slo = replace(slo, also=replace(slo, quantile=also.quantile, target_ns=also.target))
     return model.OnlineRule(name=rule.name, match=_match(rule.match), slo=slo, reserve_bytes=rule.reserve)
 
 

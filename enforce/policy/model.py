@@ -94,7 +94,10 @@ Source = HttpSource | PrometheusSource | UprobeSource
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The objective: `quantile` of the signal's latency over `window_ns` stays under `target_ns`."""
+    """The objective: `quantile` of the signal's latency over `window_ns` stays under `target_ns`.
+
+    `also`: a second, lower quantile of the same requests with a target of its own; it has no further one.
+    """
 
     signal: str
     quantile: float  # 0–1, both excluded
@@ -102,6 +105,7 @@ class Slo:
     window_ns: int
     min_samples: int  # fewer in the window: unknown
     source: Source | None = None  # where the signal is read; None for gpu_wait
+    also: Slo | None = None
 
     def slack_ratio(self, latency_ns: float) -> float:
         """How much of the target is left, as a ratio of it; negative where the latency misses it."""

@@ -127,6 +127,17 @@ _BY_LAW: dict[str, Any] = {
 }
 
 
+class AlsoSection(Section):
+    """A second quantile of the same latency. Offline work gets as much as keeps the stricter of the two."""
+
+    quantile: Annotated[float, Ratio("0.5", inside=True)] = Field(
+        description="A quantile below that of `slo`: 0.5 is what most requests take."
+    )
+    target: Annotated[int, Duration("8ms", "1us", "10m")] = Field(
+        description="Upper bound on that quantile, below the target of `slo`."
+    )
+
+
 class SloSection(Section):
     """The latency SLO of an online container. The keys from `port` on belong to one signal each."""
 
@@ -139,6 +150,7 @@ class SloSection(Section):
         description="The quantile of the latency that must stay under the target."
     )
     target: Annotated[int, Duration("50ms", "1us", "10m")] = Field(description="Upper bound on that quantile.")
+    also: AlsoSection | None = Field(None, description="A second quantile that must be kept too. Left out: none.")
     window: Annotated[int, Duration("10s", "100ms", "1h")] = Field(description="The time window of the quantile.")
     min_samples: Samples = Field(
         20, examples=[20], description="With fewer requests in the window the latency counts as unknown."

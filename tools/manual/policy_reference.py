@@ -84,6 +84,11 @@ _SIGNALS = """\
   So in a program that can throw, a function is probed only if the rule declares `nothrow: true`. Functions of Go
   programs are never probed: Go moves its stacks.
 
+With `also: {quantile: 0.5, target: 8ms}` a second quantile of the same requests is kept too. A p99 with a loose target
+allows that most requests get slower, and hides it where requests queue behind each other: p50 shows it. Each decision
+is that of the quantile which leaves offline work less; `gpuwarden explain` and the decision log name it. Metrics of
+requests that were too slow, and burn rates, are about the first quantile.
+
 A signal without data is unknown, never 0: the share stays as it is for `tuning.no_data_hold`, then offline work is
 released.
 """
@@ -139,7 +144,7 @@ In the namespaces that `annotations` lists, a pod may declare its own role:
 | annotation | value | meaning |
 |---|---|---|
 | `gpuwarden.io/class` | `online` or `offline` | The role. Without it the other annotations are ignored. |
-| `gpuwarden.io/slo-p99` | duration | Online, required: the target. Or `slo-p95`, `slo-p99.9` … |
+| `gpuwarden.io/slo-p99` | duration | Online, required: the target. Or `slo-p95`, `slo-p99.9` … Of two, the lower is `also`. |
 | `gpuwarden.io/signal` | `gpu_wait` or `http` | Online; default `gpu_wait`. |
 | `gpuwarden.io/port`, `…/path`, `…/status` | as in `slo` | Online with signal `http`; a port is required. |
 | `gpuwarden.io/window`, `…/min-samples` | as in `slo` | Online; default 10s and 20. |

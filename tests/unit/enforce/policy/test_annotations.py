@@ -38,6 +38,17 @@ def test_an_online_pod_declares_its_objective() -> None:
     assert (slo.signal, slo.source, found.rule.name) == ("gpu_wait", None, "annotations")
 
 
+@pytest.mark.parametrize("keys", [("slo-p99", "slo-p50"), ("slo-p50", "slo-p99")])
+def test_an_online_pod_may_declare_a_second_quantile_in_any_order(keys: tuple[str, str]) -> None:
+    targets = {"slo-p99": "50ms", "slo-p50": "8ms"}
+    found = classification_of({"class": "online", **{key: targets[key] for key in keys}})
+    assert isinstance(found.rule, OnlineRule)
+    slo = found.rule.slo
+    assert slo.also is not None
+    assert (slo.quantile, slo.target_ns) == (0.99, 50_000_000)
+    assert (slo.also.quantile, slo.also.target_ns, slo.also.also) == (0.5, 8_000_000, None)
+
+
 def test_an_online_pod_may_name_its_port() -> None:
     more = {"signal": "http", "port": "8000", "path": "/v1/", "window": "5s", "min-samples": "50"}
     found = classification_of({"class": "online", "slo-p95": "200ms", **more})
@@ -70,7 +81,12 @@ def test_the_quantile_is_in_the_name(key: str, quantile: float) -> None:
         ({"slo-p99": "50ms"}, "class is not there; write online or offline"),
         ({"class": "onlin"}, "did you mean online?"),
         ({"class": "online"}, "write one such as gpuwarden.io/slo-p99: 50ms"),
-        ({"class": "online", "slo-p99": "50ms", "slo-p50": "9ms"}, "are both there"),
+        ({"class": "online", "slo-p99": "50ms", "slo-p50": "9ms", "slo-p9": "1ms"}, "write up to two of them"),
+        (
+            {"class": "online", "slo-p999": "50ms", "slo-p99.9": "9ms"},
+            "slo-p99.9 and slo-p999 are the same",
+        ),
+        ({"class": "online", "slo-p99": "50ms", "slo-p50": "50ms"}, "slo-p50: is not below slo-p99"),
         ({"class": "online", "slo-p99": "50"}, "slo-p99: '50' is a duration without a unit"),
         ({"class": "online", "slo-p0": "50ms"}, "slo-p0: is no annotation of an online pod; did you mean slo-p99?"),
         ({"class": "online", "slo-p100": "50ms"}, "is no annotation of an online pod"),

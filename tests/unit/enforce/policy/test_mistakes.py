@@ -53,6 +53,9 @@ def test_every_message_names_file_line_and_what_to_write() -> None:
         assert re.fullmatch(r"p\.yaml:[0-9]+: .+; .+|p\.yaml:[0-9]+: .+; did you mean .+\?", message), message
 
 
+ALSO = "also: {quantile: 0.5, target: 8ms}"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "expected"),
     [
@@ -93,6 +96,20 @@ def test_every_message_names_file_line_and_what_to_write() -> None:
         ("quantile: 0.99", "quantile: .inf", 6, "between 0 and 1"),
         ("quantile: 0.99", "quantile: p99", 6, "between 0 and 1"),
         ("quantile: 0.99", "quantile: true", 6, "between 0 and 1"),
+        ("window: 10s", f"window: 10s, {ALSO}".replace("0.5", "0.99"), 6, "also.quantile: is slo.quantile again"),
+        (
+            "window: 10s",
+            f"window: 10s, {ALSO}".replace("0.5", "99.9%"),
+            6,
+            "also.quantile: 0.999 is above",
+        ),
+        ("window: 10s", f"window: 10s, {ALSO}".replace("0.5", "1"), 6, "between 0 and 1"),
+        ("window: 10s", f"window: 10s, {ALSO}".replace("0.5", "0"), 6, "between 0 and 1"),
+        ("window: 10s", f"window: 10s, {ALSO}".replace("8ms", "50ms"), 6, "is not below slo.target, 50ms"),
+        ("window: 10s", f"window: 10s, {ALSO}".replace("8ms", "8"), 6, "without a unit"),
+        ("window: 10s", "window: 10s, also: {quantile: 0.5}", 6, "has no target; write target: 8ms"),
+        ("window: 10s", "window: 10s, also: 8ms", 6, "is not a mapping"),
+        ("window: 10s", "window: 10s, also:", 6, "has no value"),
         ("target: 50ms", "target: 0ms", 6, "out of range"),
         ("target: 50ms", "target: -5ms", 6, "out of range"),
         ("target: 50ms", "target: 50", 6, "without a unit"),

@@ -55,7 +55,9 @@ def slos(draw: st.DrawFn) -> dict[str, Any]:
     """A promise, with what its signal needs."""
     signal = draw(st.sampled_from(model.SIGNALS))
     common = {"signal": signal, "quantile": draw(INSIDE), "target": draw(DURATIONS), "window": "10s"}
-    return {**common, **draw(OF_SIGNAL[signal]), **draw(st.sampled_from([{}, {"min_samples": 50}]))}
+    second = {"target": "10m", "also": {"quantile": "0.01%", "target": draw(DURATIONS)}}  # below whatever is drawn
+    also = draw(st.sampled_from([{}, second]))
+    return {**common, **draw(OF_SIGNAL[signal]), **draw(st.sampled_from([{}, {"min_samples": 50}])), **also}
 
 
 @st.composite

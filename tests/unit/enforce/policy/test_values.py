@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -43,6 +44,12 @@ def test_the_policy_of_the_design_is_read_in_base_units() -> None:
     assert policy.offline[0].limits == Limits(40 * 2**30, 0.05, 200_000_000, None)
     assert policy.offline[0].ladder == ("pace", "freeze", "evict")
     assert policy.protect == (Match(unit=("ssh.service",)),)
+
+
+def test_a_second_quantile_is_of_the_same_latency() -> None:
+    text = DESIGN.replace("window: 10s", "window: 10s, also: {quantile: 50%, target: 8ms}")
+    slo, without = (parse(one, "p").online[0].slo for one in (text, DESIGN))
+    assert slo == replace(without, also=replace(without, quantile=0.5, target_ns=8_000_000))
 
 
 LADDER = ("gate", "pace", "deny", "hold")
