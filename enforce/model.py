@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
@@ -20,7 +20,9 @@ class Reading:
     """An online latency: the SLO's quantile over its window, and the same over the last moments.
 
     `recent_ns` is for quick protection; `latency_ns` is what the SLO is about. Either may have too few samples.
-    A quantile of a second's requests is noisy: it is above `recent_low_ns` with 98 % certainty.
+    A quantile of a second's requests is noisy: it is above `recent_low_ns` with 98 % certainty. `certain_ns` is what
+    the quantile of a whole window comes to at least, however fast the requests that follow are; None: nothing yet.
+    `also`: of the SLO's second quantile, by the same requests.
     """
 
     at_ns: int
@@ -31,6 +33,12 @@ class Reading:
     recent_low_ns: float | None
     recent_samples: int
     recent_span_ns: int = 1_000_000_000  # how far back the recent part reaches
+    certain_ns: float | None = None
+    also: Reading | None = None
+
+    def of(self, quantile: float) -> Reading | None:
+        """The part about one of its quantiles."""
+        return next((one for one in (self, self.also) if one is not None and one.quantile == quantile), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,7 @@ class Share:
     exhausted: bool = False
     soft: bool = False  # there is slack enough to queue work while an online request runs, so that no gap follows it
     blocks: int | None = None  # instead of ratio and queue: so many blocks of grids in each 50 ms
+    quantile: float | None = None  # of the SLO, that bound the decision; None: the law looks at no latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,15 @@ class OnlineOn:
     reading: Reading | None
     busy_ratio: float | None = None  # share of the time that online requests run on the device, in bursts
     blocks_total: int | None = None  # blocks that online processes launched on the device, ever
+
+    def by_quantile(self) -> tuple[OnlineOn, ...]:
+        """One for each quantile of the SLO, the highest first: what there would be without the other."""
+        reading, also = self.reading, self.slo.also
+        if also is None:
+            return (self,)
+        first = replace(reading, also=None) if reading is not None else None
+        second = reading.also if reading is not None else None
+        return replace(self, slo=replace(self.slo, also=None), reading=first), replace(self, slo=also, reading=second)
 
 
 class Signal(Protocol):

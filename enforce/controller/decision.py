@@ -79,6 +79,10 @@ class ShareDecision:
     share: Share
     state: Any  # the law's, for the next decision
 
+    def by_quantile(self) -> tuple[OnlineOn, ...]:
+        """The ruler by the quantile that bound the decision, and then by its other one, if it has two."""
+        return tuple(sorted(self.ruler.by_quantile(), key=lambda one: one.slo.quantile != self.share.quantile))
+
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
@@ -115,11 +119,16 @@ def decide(inputs: DecisionInputs, states: Mapping[ContainerKey, Any], tuning: T
 
 
 def slack_ratio(reading: Reading | None, slo: Slo) -> float | None:
-    """How much of the target is left, by the recent latency where there is one; None without a reading."""
+    """How much of the target is left, by the recent latency where there is one; None without a reading.
+
+    Of two quantiles that of the one with less.
+    """
     if reading is None:
         return None
     latency = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
-    return None if latency is None else slo.slack_ratio(latency)
+    also = slack_ratio(reading.also, slo.also) if slo.also is not None else None
+    known = [slack for slack in (None if latency is None else slo.slack_ratio(latency), also) if slack is not None]
+    return min(known, default=None)
 
 
 def _ruler(workload: Workload, online: Iterable[Workload], inputs: DecisionInputs) -> OnlineOn | None:

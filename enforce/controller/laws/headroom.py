@@ -18,10 +18,11 @@ keeps a path's queue short.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from enforce.model import OnlineOn, Share
+from enforce.model import OnlineOn, Reading, Share
 from enforce.policy.model import OfflineRule, Tuning
 
 SECOND_NS = 1_000_000_000
@@ -55,6 +56,7 @@ class Miss:
     since_ns: int
     latency_ns: float
     floor_since_ns: int | None = None  # missed at the floor; None: the share is above it
+    watched_until_ns: int = 0  # before, only a certain miss cuts the share; 0: it was cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,19 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Misses:
+    """Of one quantile: the miss that lasts, and the one that slowing did not help."""
+
+    miss: Miss | None = None
+    give_up: GiveUp = GiveUp()
+
+
+@dataclass(frozen=True, slots=True)
 class State:
-    """The two levers, and when each may move again. Times are of the decisions; None: does not hold now."""
+    """The two levers, and when each may move again. Times are of the decisions; None: does not hold now.
+
+    Levers and times are the same for both quantiles of an SLO, as both see what one of them had done.
+    """
 
     ratio: float
     max_queued_ns: float
@@ -81,6 +94,7 @@ class State:
     last_reading_ns: int | None = None
     miss: Miss | None = None
     give_up: GiveUp = GiveUp()
+    also: Misses = Misses()  # of the SLO's second quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,18 @@ class Headroom:
         return State(1.0, min(START_QUEUED_NS, self.top_queued_ns))
 
     def step(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
-        """One decision."""
+        """One decision: of an SLO with two quantiles the stricter one's, each judged by itself."""
+        first, *second = online.by_quantile()
+        one, share = self._decide(state, first, now_ns)
+        if not second:
+            return one, replace(share, quantile=first.slo.quantile)
+        state = replace(state, miss=state.also.miss, give_up=state.also.give_up)
+        other, also = self._decide(state, second[0], now_ns)
+        judged = [(one, share, first), (other, also, second[0])]
+        binding = [each for each in judged if not _is_given_up(each[0], each[2], now_ns)] or judged
+        return _stricter(binding, replace(one, also=Misses(other.miss, other.give_up)))
+
+    def _decide(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
         reading, slo = online.reading, online.slo
         if reading is None:
             return self._without_data(state, now_ns)
@@ -116,16 +141,18 @@ class Headroom:
         state = replace(state, at_ns=now_ns, last_reading_ns=now_ns, remembers_ns=remembers_ns)
         # The long window remembers what is already mended: only what is recent may cause another step down.
         recent = reading.recent_ns if reading.recent_ns is not None else reading.latency_ns
-        low = reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
+        low = _low_ns(reading)
         if recent is None or low is None:
             return self._answer(state, "too few requests to judge")
-        given_up = now_ns < state.give_up.until_ns and low <= WORSE * state.give_up.latency_ns
-        if low > slo.target_ns and given_up:
+        if _is_given_up(state, online, now_ns):
             return self._answer(state, f"target missed by {-slo.slack_ratio(recent):.0%}: slowing did not help")
         if now_ns < state.hold_until_ns:
             return self._answer(state, "holding after a step down", self._is_exhausted(state, now_ns))
+        certain = low > slo.target_ns and (reading.certain_ns or 0.0) > slo.target_ns
+        if state.miss is not None and now_ns < state.miss.watched_until_ns and not certain:
+            return self._answer(state, "watching whether the miss lasts")
         if low > slo.target_ns:
-            return self._step_down(state, now_ns, low, slo.slack_ratio(recent))
+            return self._step_down(state, now_ns, low, slo.slack_ratio(recent), certain)
         return self._keep(replace(state, miss=None), online, recent, now_ns, elapsed_ns)
 
     def _keep(
@@ -154,7 +181,7 @@ class Headroom:
         start = self.start()
         return start, Share(start.ratio, int(start.max_queued_ns), "no online requests: released")
 
-    def _step_down(self, state: State, now_ns: int, low_ns: float, slack: float) -> tuple[State, Share]:
+    def _step_down(self, state: State, now_ns: int, low_ns: float, slack: float, certain: bool) -> tuple[State, Share]:
         remembers_ns = state.remembers_ns
         held = replace(state, hold_until_ns=now_ns + remembers_ns, grow_share_ns=now_ns + 2 * remembers_ns)
         missed = f"target missed by {-slack:.0%}"
@@ -162,12 +189,14 @@ class Headroom:
             cut = QUEUE_CUT if slack > FAR_SLACK else 0.0  # far off, a queue behind the queue has built up
             queued = max(self.shortest_ns, state.max_queued_ns * cut)
             return self._answer(replace(held, max_queued_ns=queued), f"{missed}: shorter queue")
-        if state.miss is None:  # a second of noise is no reason: the queue is as short as can be
-            return self._answer(replace(held, miss=Miss(now_ns, low_ns)), f"{missed}: watching")
+        if state.miss is None and not certain:  # a second of noise is no reason: the queue is as short as can be
+            watched = Miss(now_ns, low_ns, watched_until_ns=now_ns + remembers_ns)
+            return self._answer(replace(state, miss=watched), f"{missed}: watching whether it lasts")
+        miss = replace(state.miss or Miss(now_ns, low_ns), watched_until_ns=0)
         if state.ratio > self.floor_ratio:
             ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
-            return self._answer(replace(held, ratio=ratio), f"{missed}: smaller share")
-        return self._at_floor(held, state.miss, now_ns, low_ns, missed)
+            return self._answer(replace(held, ratio=ratio, miss=miss), f"{missed}: smaller share")
+        return self._at_floor(held, miss, now_ns, low_ns, missed)
 
     def _at_floor(self, state: State, miss: Miss, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
         since = miss.floor_since_ns if miss.floor_since_ns is not None else now_ns
@@ -213,3 +242,40 @@ class Headroom:
     def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
         soft = state.max_queued_ns >= (HARD_QUEUED_NS if state.soft else SOFT_QUEUED_NS)
         return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
+
+
+def _low_ns(reading: Reading) -> float | None:
+    return reading.recent_low_ns if reading.recent_low_ns is not None else reading.latency_ns
+
+
+def _is_given_up(state: State, online: OnlineOn, now_ns: int) -> bool:
+    """Whether the quantile is missed, and slowing did not help that: then it binds nothing."""
+    low = _low_ns(online.reading) if online.reading is not None else None
+    if low is None or low <= online.slo.target_ns:
+        return False
+    return now_ns < state.give_up.until_ns and low <= WORSE * state.give_up.latency_ns
+
+
+def _stricter(binding: Sequence[tuple[State, Share, OnlineOn]], state: State) -> tuple[State, Share]:
+    """The least that the binding quantiles leave to offline work, and the latest of their times."""
+    states = [one for one, _, _ in binding]
+    state = replace(
+        state,
+        ratio=min(one.ratio for one in states),
+        max_queued_ns=min(one.max_queued_ns for one in states),
+        soft=all(one.soft for one in states),
+        hold_until_ns=max(one.hold_until_ns for one in states),
+        trimmed_until_ns=max(one.trimmed_until_ns for one in states),
+        grow_share_ns=max(one.grow_share_ns for one in states),
+    )
+    _, share, online = min(binding, key=_strictness)
+    share = replace(share, ratio=state.ratio, max_queued_ns=int(state.max_queued_ns), soft=state.soft)
+    return state, replace(share, quantile=online.slo.quantile)
+
+
+def _strictness(judged: tuple[State, Share, OnlineOn]) -> tuple[float, ...]:
+    """Less is stricter; of two that leave the same, the one nearer to its target, or further beyond it."""
+    _, share, online = judged
+    low = _low_ns(online.reading) if online.reading is not None else None
+    slack = online.slo.slack_ratio(low) if low is not None else 1.0
+    return share.ratio, share.max_queued_ns, not share.exhausted, slack
