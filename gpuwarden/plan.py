@@ -19,6 +19,7 @@ from typing import IO, Final
 
 from agent.core.errors import SetupError, UsageError
 from agent.core.model import EnforcementStatus
+from agent.core.text import quantile
 from agent.observer import Observer
 from enforce.actuators.executor import RungRegistry
 from enforce.audit.decision_log import DecisionLog, DecisionRecord
@@ -138,6 +139,7 @@ def cells(one: Planned) -> tuple[str, ...]:
     status, decision = one.status, one.decision
     if decision is not None:
         reading = _reading(decision.latency_ns, decision.target_ns)
+        reading += "" if decision.other is None else f" at {quantile(decision.quantile)}"
         slack, queued = percent(decision.slack_ratio), milliseconds(decision.max_queued_ns)
         ruler = shown(decision.ruler_name)
     else:

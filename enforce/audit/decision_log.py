@@ -126,8 +126,21 @@ _NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
+class OfQuantile:
+    """What was read by one quantile of an SLO."""
+
+    quantile: float
+    latency_ns: float | None
+    target_ns: int
+    slack_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """What was read, what was decided, why, and whether it was done: the fields of a line. None: unknown."""
+    """What was read, what was decided, why, and whether it was done: the fields of a line. None: unknown.
+
+    `latency_ns`, `quantile`, `target_ns` and `slack_ratio` are of the SLO's quantile that bound the decision.
+    """
 
     wall_ns: int
     container: str
@@ -154,6 +167,12 @@ class DecisionRecord:
     troubles: Mapping[str, str] = field(default_factory=dict)  # rung → why it could not be done
     pauses: int = 0  # since the agent first saw the container
     paused_seconds: float = 0.0  # the mean over its processes
+    other: OfQuantile | None = None  # of the SLO, which did not bind; None: there is no other
+
+    def by_quantile(self) -> tuple[OfQuantile, OfQuantile | None]:
+        """What was read by the SLO's quantiles, the higher one first, whichever of them bound."""
+        binding, other = OfQuantile(self.quantile, self.latency_ns, self.target_ns, self.slack_ratio), self.other
+        return (other, binding) if other is not None and other.quantile > self.quantile else (binding, other)
 
 
 @dataclass(slots=True)
@@ -257,10 +276,15 @@ def to_line(decision: DecisionRecord | MemoryDecision, repeated: int) -> bytes:
 
 def as_line(record: dict[str, Any]) -> bytes:
     """One line of strict JSON: inf and nan are null."""
-    for name, value in record.items():
-        if isinstance(value, float):
-            record[name] = round(value, 6) if value == value and abs(value) != float("inf") else None
-    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return json.dumps(_strict(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _strict(inner) for name, inner in value.items()}
+    if isinstance(value, float):
+        return round(value, 6) if value == value and abs(value) != float("inf") else None
+    return value
 
 
 def _frame(decision: DecisionRecord) -> tuple[object, ...]:

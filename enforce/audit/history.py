@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agent.core.clock import monotonic_ns, wall_ns
+from agent.core.text import quantile
 from enforce.audit.decision_log import DecisionRecord, plain
 from enforce.audit.intervals import KEPT_NS, Track, TrackItem, thinned
 from enforce.audit.model import (
@@ -26,6 +27,7 @@ from enforce.audit.model import (
     OfflineInterval,
     OnlineInterval,
     Ruler,
+    SecondQuantile,
     SlowedContainer,
 )
 from enforce.memory.accounts import MemoryDecision
@@ -78,7 +80,7 @@ class History:
         """One decision about an offline container."""
         with self._mutex:
             track = self._track(self._offline, decision.container)
-            reason = plain(decision.reason)
+            reason, ruled_by = plain(decision.reason), _ruled_by(decision)
             mark = (reason, decision.rungs, decision.target_ns)
             track.extend(now_ns)
             before = track.totals
@@ -87,27 +89,34 @@ class History:
                 track.intervals[-1].paused_seconds += max(0.0, decision.paused_seconds - before[1])
             track.totals = (decision.pauses, decision.paused_seconds)
             if (last := track.current(mark, now_ns)) is not None and last.kind == _kind(decision):
-                known, ruler = last.reasons.get(reason), last.whom.get(decision.ruler)
+                known, ruler = last.reasons.get(reason), last.whom.get(ruled_by)
                 if known is not None and ruler is not None and last.troubles == decision.troubles:
-                    known.text, track.parts = decision.reason, (reason, decision.ruler)
+                    known.text, track.parts = decision.reason, (reason, ruled_by)
                     last.repeat(decision.share_after, decision.max_queued_ns, ruler, decision.latency_ns)
                     return
-            track.add(_interval(decision, reason, now_ns), mark, (reason, decision.ruler), now_ns)
+            track.add(_interval(decision, reason, now_ns), mark, (reason, ruled_by), now_ns)
 
     def record_reading(self, key: str, rule: OnlineRule, reading: Reading | None, now_ns: int) -> None:
         """One reading of an online container."""
-        slo, latency = rule.slo, None if reading is None else reading.latency_ns
-        part = OnlineInterval(now_ns, now_ns, rule.name, slo.signal, slo.quantile, slo.target_ns)
+        slo, latency, also = rule.slo, None if reading is None else reading.latency_ns, None
+        if slo.also is not None:
+            also_ns = None if reading is None or reading.also is None else reading.also.latency_ns
+            also = SecondQuantile(slo.also.quantile, slo.also.target_ns, also_ns, also_ns)
+        part = OnlineInterval(now_ns, now_ns, rule.name, slo.signal, slo.quantile, slo.target_ns, also=also)
         self._add_online(key, part, latency)
 
     def record_ruler(self, decision: DecisionRecord, now_ns: int) -> None:
         """The same for the ruler of a decision, of which a decision log holds less."""
-        part = OnlineInterval(now_ns, now_ns, "", "", decision.quantile, decision.target_ns)
-        self._add_online(decision.ruler, part, decision.latency_ns)
+        first, second = decision.by_quantile()
+        also = None
+        if second is not None:
+            also = SecondQuantile(second.quantile, second.target_ns, second.latency_ns, second.latency_ns)
+        part = OnlineInterval(now_ns, now_ns, "", "", first.quantile, first.target_ns, also=also)
+        self._add_online(decision.ruler, part, first.latency_ns)
 
     def _add_online(self, key: str, part: OnlineInterval, latency_ns: float | None) -> None:
-        state = "unknown" if latency_ns is None else "missed" if latency_ns > part.target_ns else "kept"
         part.latency_low_ns = part.latency_high_ns = latency_ns
+        state = part.state()
         with self._mutex:
             self._track(self._online, key).add(part, state, (state,), part.since_ns)
 
@@ -175,12 +184,12 @@ class History:
 
     def _slowed_for(self, ruler: str, now_ns: int) -> Iterable[SlowedContainer]:
         for key, track in self._offline.items():
-            held = [one for one in _recent(track, now_ns) if ruler in one.whom]
+            held = [one for one in _recent(track, now_ns) if any(by.key == ruler for by in one.whom.values())]
             if held and key in self._containers:
                 yield SlowedContainer(
                     key,
                     self._containers[key][0].name,
-                    sum(one.whom[ruler].seconds for one in held),
+                    sum(by.seconds for one in held for by in one.whom.values() if by.key == ruler),
                     min(one.share_low for one in held),
                     sum(one.paused_seconds for one in held),
                 )
@@ -200,6 +209,12 @@ def _kind(decision: DecisionRecord) -> tuple[object, ...]:
     return (decision.acted, decision.rule, decision.law)
 
 
+def _ruled_by(decision: DecisionRecord) -> str:
+    """The ruler, and its quantile where that is the SLO's second one."""
+    is_second = decision.other is not None and decision.other.quantile > decision.quantile
+    return f"{decision.ruler} {quantile(decision.quantile)}" if is_second else decision.ruler
+
+
 def _interval(decision: DecisionRecord, reason: str, now_ns: int) -> OfflineInterval:
     return OfflineInterval(
         since_ns=now_ns,
@@ -216,7 +231,8 @@ def _interval(decision: DecisionRecord, reason: str, now_ns: int) -> OfflineInte
         whom={}
         if not decision.ruler
         else {
-            decision.ruler: Ruler(
+            _ruled_by(decision): Ruler(
+                decision.ruler,
                 decision.ruler_name,
                 decision.device,
                 decision.quantile,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.core.errors import SetupError
-from enforce.audit.decision_log import MOST_FILE_BYTES, DecisionRecord
+from enforce.audit.decision_log import MOST_FILE_BYTES, DecisionRecord, OfQuantile
 from enforce.audit.history import History
 from enforce.audit.intervals import KEPT_NS
 from enforce.audit.model import ContainerInfo, DecisionEffect
@@ -87,7 +87,17 @@ def _decision(record: dict[str, Any]) -> DecisionRecord:
     for name in ("container", "device", "rule", "law", "reason"):
         given[name] = str(given[name])
     given["troubles"] = dict(given.get("troubles", {}))
+    given["other"] = _other(other) if isinstance(other := given.get("other"), dict) else None
     return DecisionRecord(**given)
+
+
+def _other(record: dict[str, Any]) -> OfQuantile:
+    return OfQuantile(
+        float(record["quantile"]),
+        _number(record["latency_ns"]),
+        int(record["target_ns"]),
+        _number(record["slack_ratio"]),
+    )
 
 
 def _number(value: Any) -> float | None:

@@ -9,7 +9,7 @@ which container a name, pod, namespace/pod, key or beginning of an id means.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.core.errors import WardenError
 from agent.core.model import Container
@@ -48,8 +48,9 @@ class DecisionReason:
 
 @dataclass(slots=True)
 class Ruler:
-    """The online container that an offline one was held for, in one interval."""
+    """The online container that an offline one was held for, by one quantile of its SLO, in one interval."""
 
+    key: str
     name: str
     device: str
     quantile: float
@@ -89,7 +90,7 @@ class OfflineInterval:
     decisions: int = 1
     means: tuple[str, ...] = ()
     reasons: dict[str, DecisionReason] = field(default_factory=dict)  # by the reason without its figures
-    whom: dict[str, Ruler] = field(default_factory=dict)  # by container key
+    whom: dict[str, Ruler] = field(default_factory=dict)  # by container key, with a second quantile "KEY p50"
     troubles: dict[str, str] = field(default_factory=dict)  # rung → why it could not be done
     brought: DecisionEffect | None = None  # by the latest decision that a window has passed since
 
@@ -144,6 +145,16 @@ class OfflineInterval:
         _cut(self.whom, next(iter(later.whom), ""))
 
 
+@dataclass(frozen=True, slots=True)
+class SecondQuantile:
+    """The second quantile of an SLO in one interval."""
+
+    quantile: float
+    target_ns: int
+    latency_low_ns: float | None = None
+    latency_high_ns: float | None = None
+
+
 @dataclass(slots=True)
 class OnlineInterval:
     """An interval of one online container: how long its SLO was kept, missed, or could not be judged."""
@@ -159,11 +170,21 @@ class OnlineInterval:
     unknown_seconds: float = 0.0  # too few requests
     latency_low_ns: float | None = None
     latency_high_ns: float | None = None
+    also: SecondQuantile | None = None
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Only intervals of the same kind are ever merged."""
-        return (self.rule, self.signal, self.quantile, self.target_ns)
+        also = None if self.also is None else (self.also.quantile, self.also.target_ns)
+        return (self.rule, self.signal, self.quantile, self.target_ns, also)
+
+    def state(self) -> str:
+        """Whether its SLO is kept or missed by its latest reading, which is all that it has; or unknown."""
+        if self.latency_high_ns is None:
+            return "unknown"
+        also = self.also
+        missed_also = also is not None and also.latency_high_ns is not None and also.latency_high_ns > also.target_ns
+        return "missed" if missed_also or self.latency_high_ns > self.target_ns else "kept"
 
     def hold(self, seconds: float, parts: tuple[str, ...]) -> None:
         """Extends the latest reading by so many seconds. `parts`: its state."""
@@ -182,6 +203,10 @@ class OnlineInterval:
         self.unknown_seconds += later.unknown_seconds
         self.latency_low_ns = _least(self.latency_low_ns, later.latency_low_ns)
         self.latency_high_ns = _most(self.latency_high_ns, later.latency_high_ns)
+        if self.also is not None and later.also is not None:
+            low_ns = _least(self.also.latency_low_ns, later.also.latency_low_ns)
+            high_ns = _most(self.also.latency_high_ns, later.also.latency_high_ns)
+            self.also = replace(self.also, latency_low_ns=low_ns, latency_high_ns=high_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +248,7 @@ def _merged(before: Ruler | None, later: Ruler) -> Ruler:
     if before is None:
         return later
     return Ruler(
+        later.key,
         later.name,
         later.device,
         later.quantile,

@@ -14,13 +14,13 @@ from typing import Any
 
 from agent.core.clock import NS_PER_SECOND, wall_ns
 from agent.core.model import ContainerKey
-from enforce.audit.decision_log import DecisionLog, DecisionRecord, as_line
+from enforce.audit.decision_log import DecisionLog, DecisionRecord, OfQuantile, as_line
 from enforce.audit.history import History
 from enforce.audit.model import ContainerInfo, DecisionEffect
 from enforce.audit.status import Paused
 from enforce.controller.decision import Decisions, ShareDecision, slack_ratio
 from enforce.memory.accounts import MemoryDecision
-from enforce.model import Reading
+from enforce.model import OnlineOn, Reading
 from enforce.policy.model import OfflineRule, OnlineRule, Slo
 from enforce.workloads import Workload
 
@@ -122,7 +122,7 @@ class DecisionRecorder:
             self._last[key] = decision
             self.history.record_decision(decision, now_ns)
             if self.log.write(decision):
-                self.effects.expect(decision, one.ruler.slo, now_ns)
+                self.effects.expect(decision, one.by_quantile()[0].slo, now_ns)
         for key, workload in workloads.items():
             unruled = None if key in self._last else self._unruled(workload, paused.get(key, _NEVER_PAUSED))
             if unruled is not None:
@@ -157,7 +157,8 @@ class DecisionRecorder:
         self, decision: ShareDecision, online: Workload | None, before: DecisionRecord | None, paused: Paused
     ) -> DecisionRecord:
         container, share = decision.workload.container, decision.share
-        ruler, reading = decision.ruler, decision.ruler.reading
+        ruler, *others = decision.by_quantile()
+        reading = ruler.reading
         return DecisionRecord(
             wall_ns=wall_ns(),
             container=str(container.key),
@@ -184,6 +185,7 @@ class DecisionRecorder:
             troubles=dict(self.troubles(container.key)),
             pauses=paused.pauses,
             paused_seconds=paused.seconds,
+            other=_other(others[0]) if others else None,
         )
 
     def _unruled(self, workload: Workload, paused: Paused) -> DecisionRecord | None:
@@ -227,6 +229,7 @@ class DecisionRecorder:
 
     def _record_effect(self, awaited: Awaited, reading: Reading | None) -> None:
         decision = awaited.decision
+        reading = reading.of(decision.quantile) if reading is not None else None
         latest = self._last.get(ContainerKey(decision.container))
         latency = None if reading is None else reading.latency_ns
         slack, window_ns = slack_ratio(reading, awaited.slo), awaited.slo.window_ns
@@ -249,6 +252,12 @@ class DecisionRecorder:
         self.log.write_effect(effect_line(effect))
         before = (decision.latency_ns, latency, decision.slack_ratio, slack)
         self.history.record_effect(decision.container, DecisionEffect(awaited.decided_ns, window_ns, *before))
+
+
+def _other(online: OnlineOn) -> OfQuantile:
+    latency_ns = None if online.reading is None else online.reading.latency_ns
+    slack = slack_ratio(online.reading, online.slo)
+    return OfQuantile(online.slo.quantile, latency_ns, online.slo.target_ns, slack)
 
 
 def effect_line(effect: EffectRecord) -> bytes:

@@ -16,7 +16,7 @@ from enforce.controller.decision import DecisionInputs, Decisions
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule
+from enforce.policy.model import OfflineRule, OnlineRule, Slo
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
@@ -137,7 +137,8 @@ def _status(
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
     slo = rule.slo if isinstance(rule, OnlineRule) else None
-    latency_ns = (reading.latency_ns or reading.recent_ns) if reading else None
+    also = slo.also if slo else None
+    latency_ns, also_ns = _latency_ns(reading), _latency_ns(reading.also if reading else None)
     offline = isinstance(rule, OfflineRule)
     paused, memory, requests = figures.paused[key], figures.memory.get(key), figures.requests.get(key)
     escalation = figures.escalation.get(key, NOWHERE)
@@ -147,7 +148,10 @@ def _status(
         latency_seconds=latency_ns / NS_PER_SECOND if latency_ns is not None else None,
         latency_quantile=slo.quantile if slo else None,
         target_seconds=slo.target_ns / NS_PER_SECOND if slo else None,
-        slack_ratio=slo.slack_ratio(latency_ns) if slo and latency_ns is not None else None,
+        also_latency_seconds=also_ns / NS_PER_SECOND if also and also_ns is not None else None,
+        also_quantile=also.quantile if also else None,
+        also_target_seconds=also.target_ns / NS_PER_SECOND if also else None,
+        slack_ratio=_least_slack((slo, latency_ns), (also, also_ns)),
         requests_total=requests.requests if requests else None,
         slow_requests_total=requests.slow if requests else None,
         http=requests.details if requests else {},
@@ -163,6 +167,15 @@ def _status(
         rungs=escalation.rungs,
         troubles=escalation.troubles,
     )
+
+
+def _latency_ns(reading: Reading | None) -> float | None:
+    return (reading.latency_ns or reading.recent_ns) if reading else None
+
+
+def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
+    known = [slo.slack_ratio(latency_ns) for slo, latency_ns in read if slo and latency_ns is not None]
+    return min(known, default=None)
 
 
 def _reason(workload: Workload, share: Share | None) -> str | None:

@@ -168,8 +168,11 @@ def _kept(one: OnlineInterval, zone: tzinfo | None) -> Block:
     verdict = ", ".join(parts) or "too few requests to judge"
     signal = f" by {shown(one.signal)}" if one.signal else ""
     latency = milliseconds(one.latency_low_ns, one.latency_high_ns)
-    promise = f"{quantile(one.quantile)} {latency}, promised {milliseconds(one.target_ns)}{signal}"
-    return Block(f"{_span(one, zone)}  {verdict}", (("was", promise),))
+    rows = [("was", f"{quantile(one.quantile)} {latency}, promised {milliseconds(one.target_ns)}{signal}")]
+    if (also := one.also) is not None:
+        latency = milliseconds(also.latency_low_ns, also.latency_high_ns)
+        rows.append(("and", f"{quantile(also.quantile)} {latency}, promised {milliseconds(also.target_ns)}"))
+    return Block(f"{_span(one, zone)}  {verdict}", tuple(rows))
 
 
 def _slowed(one: SlowedContainer) -> str:

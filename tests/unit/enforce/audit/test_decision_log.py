@@ -61,7 +61,7 @@ def test_a_decision_is_one_line_with_everything_in_it(path: Path) -> None:
         "latency_ns": 40_000_000.0, "samples": 120, "quantile": 0.99, "target_ns": 50_000_000, "slack_ratio": 0.2,
         "share_before": 0.3, "share_after": 0.35, "max_queued_ns": 2_000_000, "reason": "slack 20%: one step up",
         "acted": True, "max_queued_before_ns": None, "name": "", "pod": None, "namespace": None, "ruler": "",
-        "ruler_name": "", "rungs": [], "troubles": {}, "pauses": 0, "paused_seconds": 0.0, "repeated": 0,
+        "ruler_name": "", "rungs": [], "troubles": {}, "pauses": 0, "paused_seconds": 0.0, "other": None, "repeated": 0,
     }  # fmt: skip
 
 
