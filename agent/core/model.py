@@ -212,8 +212,11 @@ class EnforcementStatus:
     memory_quota_bytes: int | None = None  # that it may hold on a device
     allocations_denied_total: int = 0  # they returned CUDA_ERROR_OUT_OF_MEMORY without running
     allocations_held_total: int = 0  # they were stopped before they ran
-    slack_ratio: float | None = None  # of the target that is left; negative where the latency misses it
+    slack_ratio: float | None = None  # of the target that is left, of two the lesser; negative where it is missed
     http: Mapping[str, int] = field(default_factory=dict)  # "status:2xx", "lost:evicted" → requests, "ns:service" → sum
+    also_latency_seconds: float | None = None  # the SLO's second quantile, if it has one
+    also_quantile: float | None = None
+    also_target_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

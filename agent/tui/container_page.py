@@ -95,12 +95,20 @@ def _status(status: EnforcementStatus | None, enforcing: bool, glyphs: Glyphs) -
         lines.append(Text.assemble((word, "bold" if word == "free" else "bold yellow"), f": {_reason(status, glyphs)}"))
     if left is not None:
         fulfilled = ("kept", "green") if left >= 0 else ("missed", "red")
-        lines.append(Text.assemble("the promise is ", fulfilled, f", slack {left * 100:+.0f}%"))
+        lines.append(Text.assemble("the promise is ", fulfilled, f", slack {left * 100:+.0f}%", _also(status, glyphs)))
     lines += [
         Text(f"{printable(rung, glyphs)} could not be done: {printable(why, glyphs)}", style="yellow")
         for rung, why in status.troubles.items()
     ]
     return lines
+
+
+def _also(status: EnforcementStatus, glyphs: Glyphs) -> str:
+    """The SLO's second quantile, which has no graph."""
+    if status.also_quantile is None:
+        return ""
+    latency, target = (milliseconds(one, glyphs) for one in (status.also_latency_seconds, status.also_target_seconds))
+    return f"; {quantile(status.also_quantile)} {latency} ms, target {target} ms"
 
 
 def _reason(status: EnforcementStatus, glyphs: Glyphs) -> str:

@@ -138,10 +138,8 @@ def _also(slo: dict[str, object], also: dict[str, object]) -> Iterator[tuple[str
     with suppress(quantities.UnitError, KeyError):
         target_ns = quantities.parse_duration_ns(slo["target"])
         if quantities.parse_duration_ns(also["target"]) >= target_ns:
-            text = (
-                f"is not below slo.target, {quantities.format_duration(target_ns)}: a lower quantile is never above a"
-            )
-            yield "target", f"{text} higher one, so it is kept whenever that is; write less, or remove also"
+            text = f"is not below slo.target, {quantities.format_duration(target_ns)}: a lower quantile is never above"
+            yield "target", f"{text} a higher one, so it is kept whenever that is; write less, or remove also"
 
 
 def _foreign_keys(path: KeyPath, slo: dict[str, object], signal: str) -> Iterator[tuple[KeyPath, str]]:

@@ -161,6 +161,9 @@ def rich_snapshot() -> Snapshot:
                 511.5,
                 slack_ratio=0.754,
                 http={"status:2xx": 73_000, "status:4xx": 12, "ns:service": 876_000_000_000, "lost:evicted": 3},
+                also_latency_seconds=0.0012,
+                also_quantile=0.5,
+                also_target_seconds=0.005,
             ),
             ContainerKey("c2"): EnforcementStatus(
                 "offline",

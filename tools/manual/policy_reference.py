@@ -144,7 +144,7 @@ In the namespaces that `annotations` lists, a pod may declare its own role:
 | annotation | value | meaning |
 |---|---|---|
 | `gpuwarden.io/class` | `online` or `offline` | The role. Without it the other annotations are ignored. |
-| `gpuwarden.io/slo-p99` | duration | Online, required: the target. Or `slo-p95`, `slo-p99.9` … Of two, the lower is `also`. |
+| `gpuwarden.io/slo-p99` | duration | Online, required. Or `slo-p95`, `slo-p99.9` …; of two, the lower is `also`. |
 | `gpuwarden.io/signal` | `gpu_wait` or `http` | Online; default `gpu_wait`. |
 | `gpuwarden.io/port`, `…/path`, `…/status` | as in `slo` | Online with signal `http`; a port is required. |
 | `gpuwarden.io/window`, `…/min-samples` | as in `slo` | Online; default 10s and 20. |

@@ -174,6 +174,14 @@ CATALOG: Final = (
     Metric("gpuwarden_container_slo_target_seconds", "gauge", CONTAINER, "Upper bound on that latency."),
     Metric("gpuwarden_container_slo_quantile_ratio", "gauge", CONTAINER, "The SLO's quantile, 0–1."),
     Metric(
+        "gpuwarden_container_slo_also_latency_seconds",
+        "gauge",
+        CONTAINER,
+        "Online latency at the SLO's second quantile, where the policy has one (slo.also).",
+    ),
+    Metric("gpuwarden_container_slo_also_target_seconds", "gauge", CONTAINER, "Upper bound on that latency."),
+    Metric("gpuwarden_container_slo_also_quantile_ratio", "gauge", CONTAINER, "The SLO's second quantile, 0–1."),
+    Metric(
         "gpuwarden_container_slo_requests_total",
         "counter",
         CONTAINER,

@@ -206,6 +206,9 @@ def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Can
     yield "container_slo_latency_seconds", labels, enforcement.latency_seconds
     yield "container_slo_target_seconds", labels, enforcement.target_seconds
     yield "container_slo_quantile_ratio", labels, enforcement.latency_quantile
+    yield "container_slo_also_latency_seconds", labels, enforcement.also_latency_seconds
+    yield "container_slo_also_target_seconds", labels, enforcement.also_target_seconds
+    yield "container_slo_also_quantile_ratio", labels, enforcement.also_quantile
     yield "container_slo_requests_total", labels, enforcement.requests_total
     yield "container_slo_slow_requests_total", labels, enforcement.slow_requests_total
     yield from _http(enforcement.http, labels)

@@ -7,7 +7,7 @@ Pure. Invariant: every text is printable and of bounded length, whatever a conta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from enum import StrEnum
@@ -188,12 +188,23 @@ def _promise(used: ContainerUsage, status: EnforcementStatus, ring: Ring) -> tup
     return (
         _name(used),
         Cell(_text(status.rule), CellKind.NAME),
-        _number(UNKNOWN if status.latency_quantile is None else quantile(status.latency_quantile)),
-        _number(_milliseconds(status.latency_seconds), drawn),
-        _number(_milliseconds(target)),
+        _number(_each(status, _quantile, status.latency_quantile, status.also_quantile)),
+        _number(_each(status, _milliseconds, status.latency_seconds, status.also_latency_seconds), drawn),
+        _number(_each(status, _milliseconds, target, status.also_target_seconds)),
         Cell(UNKNOWN if left is None else f"{left * 100:.0f} %".replace("-", "−"), CellKind.NUMBER),
         Cell("too few requests" if left is None else "kept" if left >= 0 else "missed", kind),
     )
+
+
+def _each(
+    status: EnforcementStatus, show: Callable[[float | None], str], first: float | None, also: float | None
+) -> str:
+    """The figure of each quantile of the SLO."""
+    return show(first) if status.also_quantile is None else f"{show(first)}, {show(also)}"
+
+
+def _quantile(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else quantile(ratio)
 
 
 def _containers(snapshot: Snapshot, ring: Ring) -> Table:

@@ -102,7 +102,8 @@ def test_it_has_devices_promises_containers_and_decisions() -> None:
     ]
     assert page.headline.startswith("enforcing · 2026-11-18 ")
     assert texts(devices)[0][:4] == ["0", "NVIDIA H200", "83.0", "97.0Gi / 141Gi"]
-    assert texts(promises) == [["serving/chat-7c9d/chat", "chat", "p99", "12.3 ms", "50 ms", "75 %", "kept"]]
+    figures = ["p99, p50", "12.3 ms, 1.2 ms", "50 ms, 5 ms", "75 %", "kept"]
+    assert texts(promises) == [["serving/chat-7c9d/chat", "chat", *figures]]
     assert [row[2] for row in texts(containers)][:4] == ["online", "online", "offline", "no rule"]
     assert texts(containers)[2][:4] == ["batch/train-0/trainer", "containerd", "offline", "0"]
     assert texts(containers)[2][4:9] == ["~48.0", "50.0Gi", "12.3k", "62.0", "35.0"]
