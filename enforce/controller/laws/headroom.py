@@ -42,6 +42,8 @@ BUSY_RATIO = 0.85  # no growth above
 HOLD_NS = SECOND_NS  # after a step down, or as long as the reading remembers, if that is longer
 QUEUE_TRIM, QUEUE_CUT = 0.9, 0.5
 SHARE_GROWTH, SHARE_CUT = 0.05, 0.7
+BELOW_CEILING = 0.9  # of the share that was too much: no more is given again before its time
+FIRST_CEILING_NS, LONGEST_CEILING_NS = 20 * SECOND_NS, 640 * SECOND_NS
 EXHAUSTED_NS = 3 * SECOND_NS  # a miss at the floor that lasts so long: the ladder's next rung
 FUTILE_NS = 10 * SECOND_NS  # … and so long without help: given back
 HELPED = 0.9  # of the latency before: less is help
@@ -69,11 +71,21 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The share that was last too much, so that it is not tried again before `until_ns`; the next time for longer."""
+
+    ratio: float = 1.0
+    until_ns: int = 0
+    backoff_ns: int = FIRST_CEILING_NS  # of the next time
+
+
+@dataclass(frozen=True, slots=True)
 class Misses:
-    """Of one quantile: the miss that lasts, and the one that slowing did not help."""
+    """Of one quantile: the miss that lasts, the one that slowing did not help, and the share that was too much."""
 
     miss: Miss | None = None
     give_up: GiveUp = GiveUp()
+    ceiling: Ceiling = Ceiling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,7 @@ class State:
     last_reading_ns: int | None = None
     miss: Miss | None = None
     give_up: GiveUp = GiveUp()
+    ceiling: Ceiling = Ceiling()
     also: Misses = Misses()  # of the SLO's second quantile
 
 
@@ -126,11 +139,12 @@ class Headroom:
         one, share = self._decide(state, first, now_ns)
         if not second:
             return one, replace(share, quantile=first.slo.quantile)
-        state = replace(state, miss=state.also.miss, give_up=state.also.give_up)
-        other, also = self._decide(state, second[0], now_ns)
-        judged = [(one, share, first), (other, also, second[0])]
+        also = state.also
+        state = replace(state, miss=also.miss, give_up=also.give_up, ceiling=also.ceiling)
+        other, other_share = self._decide(state, second[0], now_ns)
+        judged = [(one, share, first), (other, other_share, second[0])]
         binding = [each for each in judged if not _is_given_up(each[0], each[2], now_ns)] or judged
-        return _stricter(binding, replace(one, also=Misses(other.miss, other.give_up)))
+        return _stricter(binding, replace(one, also=Misses(other.miss, other.give_up, other.ceiling)))
 
     def _decide(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
         reading, slo = online.reading, online.slo
@@ -192,10 +206,12 @@ class Headroom:
         if state.miss is None and not certain:  # a second of noise is no reason: the queue is as short as can be
             watched = Miss(now_ns, low_ns, watched_until_ns=now_ns + remembers_ns)
             return self._answer(replace(state, miss=watched), f"{missed}: watching whether it lasts")
+        is_new = state.miss is None or state.miss.watched_until_ns > 0
         miss = replace(state.miss or Miss(now_ns, low_ns), watched_until_ns=0)
         if state.ratio > self.floor_ratio:
             ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
-            return self._answer(replace(held, ratio=ratio, miss=miss), f"{missed}: smaller share")
+            smaller = replace(held, ratio=ratio, miss=miss, ceiling=_ceiling(state, is_new, now_ns))
+            return self._answer(smaller, f"{missed}: smaller share")
         return self._at_floor(held, miss, now_ns, low_ns, missed)
 
     def _at_floor(self, state: State, miss: Miss, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
@@ -225,6 +241,8 @@ class Headroom:
             if now_ns < state.grow_share_ns:
                 return self._answer(state, f"slack {slack:.0%}: waiting to grow")
             ratio = min(1.0, state.ratio + SHARE_GROWTH)
+            if now_ns < state.ceiling.until_ns and ratio > BELOW_CEILING * state.ceiling.ratio:
+                return self._answer(state, f"slack {slack:.0%}: a larger share was too much")
             grown = replace(state, ratio=ratio, grow_share_ns=now_ns + SECOND_NS)
             return self._answer(grown, f"slack {slack:.0%}: larger share")
         most_ns = min(self.top_queued_ns, max(self.shortest_ns, SPENT_AT_MOST * spendable_ns))
@@ -236,12 +254,19 @@ class Headroom:
         rate_ns = min(GROWN_PER_SECOND_NS, SPENT_PER_SECOND * spendable_ns)
         grown_ns = state.max_queued_ns + rate_ns * elapsed_ns / SECOND_NS
         give_up = replace(state.give_up, backoff_ns=FIRST_BACKOFF_NS)
-        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), give_up=give_up)
+        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), give_up=give_up, ceiling=Ceiling())
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
     def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
         soft = state.max_queued_ns >= (HARD_QUEUED_NS if state.soft else SOFT_QUEUED_NS)
         return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
+
+
+def _ceiling(state: State, is_new: bool, now_ns: int) -> Ceiling:
+    """After a cut of the share; of one miss only the first doubles the time."""
+    last = state.ceiling
+    backoff_ns = min(LONGEST_CEILING_NS, 2 * last.backoff_ns) if is_new else last.backoff_ns
+    return Ceiling(state.ratio, now_ns + (last.backoff_ns if is_new else last.backoff_ns // 2), backoff_ns)
 
 
 def _low_ns(reading: Reading) -> float | None:
