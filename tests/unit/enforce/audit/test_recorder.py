@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.core.model import Container, ContainerKey, DeviceUuid
-from enforce.audit import text
+from agent.core.model import Container, ContainerKey, DeviceUuid, EnforcementStatus
+from enforce.audit import log_reader, text
 from enforce.audit.decision_log import DecisionLog
 from enforce.audit.history import History
+from enforce.audit.model import SecondQuantile
 from enforce.audit.recorder import MOST_WAITING, DecisionRecorder, Effects
 from enforce.audit.status import ContainerFigures, Paused, statuses
 from enforce.controller.decision import DecisionInputs, Decisions, ShareDecision
@@ -167,3 +168,67 @@ def test_a_plan_is_a_line_for_people_with_what_stands_in_the_way_and_one_for_pro
     line = json.loads(json.dumps(document(train)))
     assert (line["container"], line["role"], line["share_ratio"]) == ("train", "offline", 0.35)
     assert (line["decision"]["max_queued_ns"], line["ladder"]["freeze"]) == (1_000_000, rungs["freeze"])
+
+
+ALSO = replace(
+    POLICY.online[0].slo, also=replace(POLICY.online[0].slo, quantile=0.5, target_ns=8_000_000)
+)  # beside p99 within 50 ms
+
+
+def decided_by(p99_ns: float, p50_ns: float, binding: float) -> Decisions:
+    both = replace(reading(p99_ns), also=replace(reading(p50_ns), quantile=0.5))
+    share = Share(0.7, 500_000, "target missed by 16%: smaller share", quantile=binding)
+    ruler = OnlineOn(CHAT.key, GPU, ALSO, both)
+    return Decisions((ShareDecision(WORKLOADS[TRAIN.key], POLICY.offline[0], ruler, share, None),), {})
+
+
+def test_of_two_quantiles_the_one_that_bound_is_recorded_as_such_and_the_other_beside_it(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    online = replace(POLICY.online[0], slo=ALSO)
+    workloads = {**WORKLOADS, CHAT.key: Workload(CHAT, Classification(Role.ONLINE, online), (), frozenset({GPU}))}
+    for seconds, binding in ((0, 0.5), (1, 0.5), (2, 0.99), (12, 0.99)):
+        decisions = decided_by(31e6, 9.3e6, binding)
+        readings = {CHAT.key: decisions.shares[0].ruler.reading}
+        recorded.recorder.record(workloads, decisions, readings, {}, seconds * NS)
+    story, kept = (recorded.history.explain(key).story for key in (TRAIN.key, CHAT.key))
+    first, changed, effect, *_ = recorded.lines()
+    assert (first["quantile"], first["latency_ns"], first["target_ns"]) == (0.5, 9.3e6, 8_000_000)
+    assert first["slack_ratio"] == -0.1625
+    assert first["other"] == {"quantile": 0.99, "latency_ns": 31e6, "target_ns": 50_000_000, "slack_ratio": 0.38}
+    assert (changed["quantile"], changed["other"]["quantile"]) == (0.99, 0.5)
+    assert (effect["kind"], effect["latency_ns"], effect["target_ns"]) == ("effect", 9.3e6, 8_000_000)
+    assert story is not None
+    assert kept is not None
+    told = [row for block in text.blocks(story, None) for row in block.rows if row[0] == "for"]
+    assert [line for _, line in told] == [
+        "chat on GPU-1: p50 within 8 ms; it was up to 9.3 ms, over it for 2.0 s",
+        "chat on GPU-1: p99 within 50 ms; it was up to 31 ms",
+    ]
+    rows = text.blocks(kept, None)[0].rows
+    assert rows == (("was", "p99 31 ms, promised 50 ms by gpu_wait"), ("and", "p50 9.3 ms, promised 8 ms"))
+    assert "missed for" in text.blocks(kept, None)[0].head
+    assert [one.name for one in kept.slowed] == ["train"]
+
+
+def test_a_decision_log_gives_back_both_quantiles(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    recorded.recorder.record(WORKLOADS, decided_by(31e6, 9.3e6, 0.5), {}, {}, 0)
+    line = recorded.lines()[0]
+    history, bad = log_reader.read(recorded.path, line["wall_ns"] + NS)
+    story = history.explain(CHAT.key).story
+    assert bad == 0
+    assert story is not None
+    (kept,) = story.kept
+    assert (kept.quantile, kept.latency_high_ns) == (0.99, 31e6)
+    assert kept.also == SecondQuantile(0.5, 8_000_000, 9.3e6, 9.3e6)
+    assert kept.missed_seconds == 1.0
+    assert [one.name for one in story.slowed] == ["train"]
+
+
+def test_a_plan_names_the_quantile_that_would_bind(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    recorded.recorder.record(WORKLOADS, decided_by(31e6, 9.3e6, 0.5), {}, {}, 0)
+    decision = recorded.recorder._last[TRAIN.key]
+    planned = Planned(TRAIN.key, "train", EnforcementStatus("offline", "training"), decision, {})
+    assert "9.3 ms / 8 ms at p50" in cells(planned)
+    assert document(planned)["decision"]["other"]["quantile"] == 0.99  # type: ignore[index]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,18 @@ def test_the_status_carries_the_slack_of_the_latency_that_it_shows(
     inputs = DecisionInputs({KEY: workload}, readings, {})
     status = statuses(inputs, NO_DECISIONS, ContainerFigures({KEY: Paused(0, 0.0, None)}))[KEY]
     assert status.slack_ratio == (None if slack is None else pytest.approx(slack))
+
+
+def test_of_two_quantiles_the_status_has_both_and_the_slack_of_the_one_nearer_to_its_target() -> None:
+    also = Slo("gpu_wait", 0.5, 8_000_000, 10 * SECOND_NS, 20)
+    rule = OnlineRule("chat", Match(), replace(also, quantile=0.99, target_ns=50_000_000, also=also))
+    workload = Workload(CONTAINER, Classification(Role.ONLINE, rule), (), frozenset())
+    second = Reading(0, 0.5, 10e6, 100, None, None, 0)
+    inputs = DecisionInputs({KEY: workload}, {KEY: replace(second, quantile=0.99, latency_ns=30e6, also=second)}, {})
+    status = statuses(inputs, NO_DECISIONS, ContainerFigures({KEY: Paused(0, 0.0, None)}))[KEY]
+    assert (status.latency_quantile, status.latency_seconds, status.target_seconds) == (0.99, 0.03, 0.05)
+    assert (status.also_quantile, status.also_latency_seconds, status.also_target_seconds) == (0.5, 0.01, 0.008)
+    assert status.slack_ratio == pytest.approx(-0.25)
 
 
 def test_records_that_descendants_make_for_a_process_that_ended_do_not_stay(training: Training) -> None:

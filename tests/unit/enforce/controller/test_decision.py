@@ -77,6 +77,24 @@ def test_the_online_container_with_the_least_slack_rules_its_device(stage: Stage
     assert decision.ruler.container == "tight"
 
 
+def test_of_several_the_container_with_the_least_slack_in_either_quantile_rules(stage: Stage) -> None:
+    stage.online("tight", {GPU_0}, 9 * MS)
+    stage.online("median", {GPU_0}, 2 * MS)
+    key, also = ContainerKey("median"), replace(SLO, quantile=0.5, target_ns=MS)
+    rule, reading = OnlineRule("median", Match(), replace(SLO, also=also)), stage.readings[key]
+    assert reading is not None
+    stage.put("median", Role.ONLINE, rule, {GPU_0})
+    second = replace(reading, quantile=0.5, recent_ns=0.95 * MS)
+    stage.readings[key] = replace(reading, also=second)
+    stage.offline("batch", {GPU_0}, law="headroom", share_ratio=None)
+    (decision,) = stage.decide().shares
+    assert decision.ruler.container == "median"
+    assert decision.share.quantile == 0.5
+    binding, other = decision.by_quantile()
+    assert (binding.slo, binding.reading) == (also, second)
+    assert (other.slo, other.reading) == (SLO, reading)
+
+
 def test_an_offline_container_alone_on_its_device_is_not_held(stage: Stage) -> None:
     stage.online("chat", {GPU_0}, 2 * MS)
     stage.offline("batch", {GPU_1})

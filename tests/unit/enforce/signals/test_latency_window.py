@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.core.model import ContainerKey
 from enforce.policy.model import Slo
-from enforce.signals.latency_window import Counted, Requests, Sliding, Window, Windows
+from enforce.signals.latency_window import Counted, Requests, Sliding, Window, Windows, low_quantile
 from tests.support.kernel_records import Recorded
 
 S = 1_000_000_000
@@ -180,3 +181,63 @@ def test_requests_and_those_over_the_target_only_ever_grow() -> None:
     assert requests.of(chat) == Counted(8, 3)
     requests.forget([chat])
     assert requests.of(chat) is None
+
+
+FAST, SLOW = 10 * MS, 100 * MS  # of a target of 50 ms
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.lists(st.integers(0, 8), min_size=5, max_size=90), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_a_miss_is_certain_only_if_the_whole_window_misses_whatever_follows(
+    each: int, slow: list[int], quantile: float
+) -> None:
+    """`each` requests a tick, of which so many are slow; once the miss is certain all that follow are fast."""
+    slo = Slo("gpu_wait", quantile, 50 * MS, 10 * S, 1)
+    window, one, certain = Window(slo.window_ns), Recorded(), False
+    window.take({"one": one.buckets}, 0)
+    for tick in range(1, 10 * S // TICK):
+        now_slow = 0 if certain or tick > len(slow) else min(each, slow[tick - 1])
+        one.add([SLOW] * now_slow + [FAST] * (each - now_slow))
+        window.take({"one": one.buckets}, tick * TICK)
+        reading = window.reading(slo, tick * TICK)
+        assert reading is not None
+        certain |= reading.certain_ns is not None and reading.certain_ns > slo.target_ns
+    assert reading is not None
+    assert reading.latency_ns is not None
+    assert not certain or reading.latency_ns > slo.target_ns
+
+
+def test_a_miss_of_a_whole_window_is_certain_and_one_that_few_requests_show_is_not() -> None:
+    slo = Slo("gpu_wait", 0.99, 50 * MS, 10 * S, 20)
+    window, one = Window(slo.window_ns), Recorded()
+    window.take({"one": one.buckets}, 0)
+    found = []
+    for tick in range(1, 120):
+        one.add([SLOW] + [FAST] * 9 if tick in (2, 3, 4) or tick > 100 else [FAST] * 10)
+        window.take({"one": one.buckets}, tick * TICK)
+        reading = window.reading(slo, tick * TICK)
+        found.append(reading is not None and (reading.certain_ns or 0) > slo.target_ns)
+    assert not any(found[:100])  # three of a hundred so far, but of a thousand in a whole window
+    assert all(found[112:])
+
+
+def test_both_quantiles_are_of_the_same_requests() -> None:
+    also = Slo("gpu_wait", 0.5, 20 * MS, 10 * S, 20)
+    slo = replace(also, quantile=0.99, target_ns=50 * MS, also=also)
+    window, one = Window(slo.window_ns), Recorded()
+    window.take({"one": one.buckets}, 0)
+    one.add([10 * MS] * 90 + [90 * MS] * 10)
+    window.take({"one": one.buckets}, TICK)
+    reading = window.reading(slo, TICK)
+    assert reading is not None
+    assert reading.also is not None
+    assert reading.latency_ns == pytest.approx(90 * MS, rel=0.03)
+    assert reading.also.latency_ns == pytest.approx(10 * MS, rel=0.03)
+    assert (reading.also.quantile, reading.also.samples) == (0.5, reading.samples)
+    assert reading.of(0.5) == reading.also
+    assert reading.of(0.9) is None
+
+
+@pytest.mark.parametrize(("quantile", "samples", "low"), [(0.5, 100, 0.4), (0.99, 100, 0.9701), (0.1, 20, 0.0)])
+def test_the_lower_end_of_a_quantile_is_two_deviations_below_it(quantile: float, samples: int, low: float) -> None:
+    assert low_quantile(quantile, samples) == pytest.approx(low, abs=1e-4)
