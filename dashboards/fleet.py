@@ -9,7 +9,10 @@ from dashboards.pages import Choice, Page, Row
 from dashboards.panels import BAD, BYTES, COUNT, RATIO, SECONDS, WARN, WATTS, Column, Query, graph, number, rows
 
 HERE = 'instance=~"$instance"'
-MISSED = f"gpuwarden_container_slo_latency_seconds{{{HERE}}} > gpuwarden_container_slo_target_seconds{{{HERE}}}"
+MISSED = " or ".join(
+    f"gpuwarden_container_{slo}_latency_seconds{{{HERE}}} > gpuwarden_container_{slo}_target_seconds{{{HERE}}}"
+    for slo in ("slo", "slo_also")
+)
 
 
 def by_namespace(expr: str) -> str:

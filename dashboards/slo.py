@@ -33,6 +33,9 @@ SPANS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 BURNS = ((1.0, WARN), (6.0, BAD))
 LATENCY = f"gpuwarden_container_slo_latency_seconds{{{HERE}}}"
 TARGET = f"gpuwarden_container_slo_target_seconds{{{HERE}}}"
+SECOND_LATENCY = f"gpuwarden_container_slo_also_latency_seconds{{{HERE}}}"  # of SLOs with two quantiles
+SECOND_TARGET = f"gpuwarden_container_slo_also_target_seconds{{{HERE}}}"
+SECOND = f'label_replace({SECOND_LATENCY} / {SECOND_TARGET}, "second", "yes", "", "")'
 QUANTILE = f"gpuwarden_container_slo_quantile_ratio{{{HERE}}}"
 REQUESTS = f"gpuwarden_container_slo_requests_total{{{HERE}}}"
 SLOW = f"gpuwarden_container_slo_slow_requests_total{{{HERE}}}"
@@ -66,7 +69,7 @@ SLO = Page(
                     "Missed now",
                     "Their latency over the SLO's window is above its target.",
                     COUNT,
-                    f"count({LATENCY} > {TARGET}) or vector(0)",
+                    f"count({LATENCY} > {TARGET} or {SECOND_LATENCY} > {SECOND_TARGET}) or vector(0)",
                     steps=((1, BAD),),
                 ),
                 number(
@@ -80,7 +83,7 @@ SLO = Page(
                     "Worst latency, of its target",
                     "Above 100 % the promise is missed.",
                     RATIO,
-                    f"max({LATENCY} / {TARGET})",
+                    f"max({LATENCY} / {TARGET} or {SECOND})",
                     steps=((0.9, WARN), (1, BAD)),
                 ),
                 number(
@@ -123,9 +126,10 @@ SLO = Page(
             (
                 graph(
                     "Latency, of its target",
-                    "At each SLO's own quantile, over its window. Above 100 % the promise is missed.",
+                    "At each SLO's own quantiles, over its window. Above 100 % the promise is missed.",
                     RATIO,
                     Query(named(f"{LATENCY} / {TARGET}"), WHO),
+                    Query(named(f"{SECOND_LATENCY} / {SECOND_TARGET}"), f"{WHO}: second quantile"),
                     top=1,
                     steps=((1, BAD),),
                 ),

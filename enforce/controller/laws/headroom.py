@@ -8,12 +8,17 @@ the first lever is the bound of that queue, `max_queued`: it grows by a part of 
 beyond the slack, times 1 − load, nor a tenth of the target: bursts come unannounced. The second, for when the shortest
 queue is too long, is the share of time. Both move down at once and up slowly (senpai), not at all within the dead band
 and not while the online side keeps the device busy (Heracles: no growth above 85 % load); after a step down the law
-waits until it has readings from after the step. Where the target allows a long queue, the gate is soft: what fits is
-queued while a request runs, so that the device is not idle between its end and the offline side's next launch.
+waits until it has readings from after the step. The share is cut at once for a miss that is certain, for any other when
+it has lasted; a share that was too large is tried again later each time. Where the target allows a long queue, the gate
+is soft: what fits is queued while a request runs, so that the device is not idle between its end and the offline side's
+next launch.
 
 Slowing may not help: the latency can be the online side's own. Then the share is given back and tried again later,
 each time after twice as long. The bound is kept per device by the pace actuator from delivery-rate estimates, as BBR
 keeps a path's queue short.
+
+An SLO with two quantiles is judged by each, with the same levers, and what leaves offline work less is done. The
+lesser slack of the two would not do: what may be queued is slack in time, and the target with more may be the shorter.
 """
 
 from __future__ import annotations
@@ -76,7 +81,8 @@ class Ceiling:
 
     ratio: float = 1.0
     until_ns: int = 0
-    backoff_ns: int = FIRST_CEILING_NS  # of the next time
+    this_ns: int = 0  # how long it is kept
+    next_ns: int = FIRST_CEILING_NS  # … the next time
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +110,7 @@ class State:
     trimmed_until_ns: int = 0  # no further trim and no growth before; a miss does not wait for it
     grow_share_ns: int = 0
     last_reading_ns: int | None = None
-    miss: Miss | None = None
-    give_up: GiveUp = GiveUp()
-    ceiling: Ceiling = Ceiling()
+    misses: Misses = Misses()
     also: Misses = Misses()  # of the SLO's second quantile
 
 
@@ -139,12 +143,10 @@ class Headroom:
         one, share = self._decide(state, first, now_ns)
         if not second:
             return one, replace(share, quantile=first.slo.quantile)
-        also = state.also
-        state = replace(state, miss=also.miss, give_up=also.give_up, ceiling=also.ceiling)
-        other, other_share = self._decide(state, second[0], now_ns)
+        other, other_share = self._decide(replace(state, misses=state.also), second[0], now_ns)
         judged = [(one, share, first), (other, other_share, second[0])]
         binding = [each for each in judged if not _is_given_up(each[0], each[2], now_ns)] or judged
-        return _stricter(binding, replace(one, also=Misses(other.miss, other.give_up, other.ceiling)))
+        return _stricter(binding, replace(one, also=other.misses))
 
     def _decide(self, state: State, online: OnlineOn, now_ns: int) -> tuple[State, Share]:
         reading, slo = online.reading, online.slo
@@ -163,11 +165,13 @@ class Headroom:
         if now_ns < state.hold_until_ns:
             return self._answer(state, "holding after a step down", self._is_exhausted(state, now_ns))
         certain = low > slo.target_ns and (reading.certain_ns or 0.0) > slo.target_ns
-        if state.miss is not None and now_ns < state.miss.watched_until_ns and not certain:
+        miss = state.misses.miss
+        if miss is not None and now_ns < miss.watched_until_ns and not certain:
             return self._answer(state, "watching whether the miss lasts")
         if low > slo.target_ns:
             return self._step_down(state, now_ns, low, slo.slack_ratio(recent), certain)
-        return self._keep(replace(state, miss=None), online, recent, now_ns, elapsed_ns)
+        state = replace(state, misses=replace(state.misses, miss=None))
+        return self._keep(state, online, recent, now_ns, elapsed_ns)
 
     def _keep(
         self, state: State, online: OnlineOn, recent_ns: float, now_ns: int, elapsed_ns: int
@@ -203,30 +207,31 @@ class Headroom:
             cut = QUEUE_CUT if slack > FAR_SLACK else 0.0  # far off, a queue behind the queue has built up
             queued = max(self.shortest_ns, state.max_queued_ns * cut)
             return self._answer(replace(held, max_queued_ns=queued), f"{missed}: shorter queue")
-        if state.miss is None and not certain:  # a second of noise is no reason: the queue is as short as can be
-            watched = Miss(now_ns, low_ns, watched_until_ns=now_ns + remembers_ns)
-            return self._answer(replace(state, miss=watched), f"{missed}: watching whether it lasts")
-        is_new = state.miss is None or state.miss.watched_until_ns > 0
-        miss = replace(state.miss or Miss(now_ns, low_ns), watched_until_ns=0)
+        misses = state.misses
+        if misses.miss is None and not certain:  # a second of noise is no reason: the queue is as short as can be
+            watched = replace(misses, miss=Miss(now_ns, low_ns, watched_until_ns=now_ns + remembers_ns))
+            return self._answer(replace(state, misses=watched), f"{missed}: watching whether it lasts")
+        miss = replace(misses.miss or Miss(now_ns, low_ns), watched_until_ns=0)
         if state.ratio > self.floor_ratio:
             ratio = max(self.floor_ratio, state.ratio * SHARE_CUT)
-            smaller = replace(held, ratio=ratio, miss=miss, ceiling=_ceiling(state, is_new, now_ns))
-            return self._answer(smaller, f"{missed}: smaller share")
+            misses = replace(misses, miss=miss, ceiling=_ceiling(misses, state.ratio, now_ns))
+            return self._answer(replace(held, ratio=ratio, misses=misses), f"{missed}: smaller share")
         return self._at_floor(held, miss, now_ns, low_ns, missed)
 
     def _at_floor(self, state: State, miss: Miss, now_ns: int, low_ns: float, missed: str) -> tuple[State, Share]:
         since = miss.floor_since_ns if miss.floor_since_ns is not None else now_ns
-        state = replace(state, miss=replace(miss, floor_since_ns=since))
+        state = replace(state, misses=replace(state.misses, miss=replace(miss, floor_since_ns=since)))
         if now_ns - since < max(FUTILE_NS, 3 * state.remembers_ns) or low_ns < HELPED * miss.latency_ns:
             return self._answer(state, f"{missed}: at the floor", self._is_exhausted(state, now_ns))
-        backoff_ns = state.give_up.backoff_ns
+        backoff_ns = state.misses.give_up.backoff_ns
         give_up = GiveUp(now_ns + backoff_ns, max(low_ns, miss.latency_ns), min(LONGEST_BACKOFF_NS, 2 * backoff_ns))
-        state = replace(self.start(), at_ns=now_ns, last_reading_ns=now_ns, give_up=give_up)
+        state = replace(self.start(), at_ns=now_ns, last_reading_ns=now_ns, misses=Misses(give_up=give_up))
         return self._answer(state, f"{missed}: slowing does not help, given back for {backoff_ns / 1e9:.0f} s")
 
     def _is_exhausted(self, state: State, now_ns: int) -> bool:
         lasting_ns = max(EXHAUSTED_NS, state.remembers_ns)
-        floor_since_ns = state.miss.floor_since_ns if state.miss else None
+        miss = state.misses.miss
+        floor_since_ns = miss.floor_since_ns if miss else None
         return floor_since_ns is not None and now_ns - floor_since_ns >= lasting_ns
 
     def _trim(self, state: State, now_ns: int, slack: float) -> tuple[State, Share]:
@@ -241,7 +246,8 @@ class Headroom:
             if now_ns < state.grow_share_ns:
                 return self._answer(state, f"slack {slack:.0%}: waiting to grow")
             ratio = min(1.0, state.ratio + SHARE_GROWTH)
-            if now_ns < state.ceiling.until_ns and ratio > BELOW_CEILING * state.ceiling.ratio:
+            ceiling = state.misses.ceiling
+            if now_ns < ceiling.until_ns and ratio > BELOW_CEILING * ceiling.ratio:
                 return self._answer(state, f"slack {slack:.0%}: a larger share was too much")
             grown = replace(state, ratio=ratio, grow_share_ns=now_ns + SECOND_NS)
             return self._answer(grown, f"slack {slack:.0%}: larger share")
@@ -253,8 +259,8 @@ class Headroom:
             return self._answer(state, f"slack {slack:.0%}: the queue is as long as that allows")
         rate_ns = min(GROWN_PER_SECOND_NS, SPENT_PER_SECOND * spendable_ns)
         grown_ns = state.max_queued_ns + rate_ns * elapsed_ns / SECOND_NS
-        give_up = replace(state.give_up, backoff_ns=FIRST_BACKOFF_NS)
-        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), give_up=give_up, ceiling=Ceiling())
+        misses = replace(state.misses, give_up=replace(state.misses.give_up, backoff_ns=FIRST_BACKOFF_NS))
+        longer = replace(state, max_queued_ns=min(most_ns, grown_ns), misses=replace(misses, ceiling=Ceiling()))
         return self._answer(longer, f"slack {slack:.0%}: longer queue")
 
     def _answer(self, state: State, reason: str, exhausted: bool = False) -> tuple[State, Share]:
@@ -262,11 +268,13 @@ class Headroom:
         return replace(state, soft=soft), Share(state.ratio, int(state.max_queued_ns), reason, exhausted, soft)
 
 
-def _ceiling(state: State, is_new: bool, now_ns: int) -> Ceiling:
-    """After a cut of the share; of one miss only the first doubles the time."""
-    last = state.ceiling
-    backoff_ns = min(LONGEST_CEILING_NS, 2 * last.backoff_ns) if is_new else last.backoff_ns
-    return Ceiling(state.ratio, now_ns + (last.backoff_ns if is_new else last.backoff_ns // 2), backoff_ns)
+def _ceiling(misses: Misses, ratio: float, now_ns: int) -> Ceiling:
+    """After a cut of the share from `ratio`; of one miss only the first cut doubles the time."""
+    is_first = misses.miss is None or misses.miss.watched_until_ns > 0
+    this_ns, next_ns = misses.ceiling.this_ns, misses.ceiling.next_ns
+    if is_first:
+        this_ns, next_ns = next_ns, min(LONGEST_CEILING_NS, 2 * next_ns)
+    return Ceiling(ratio, now_ns + this_ns, this_ns, next_ns)
 
 
 def _low_ns(reading: Reading) -> float | None:
@@ -278,7 +286,7 @@ def _is_given_up(state: State, online: OnlineOn, now_ns: int) -> bool:
     low = _low_ns(online.reading) if online.reading is not None else None
     if low is None or low <= online.slo.target_ns:
         return False
-    return now_ns < state.give_up.until_ns and low <= WORSE * state.give_up.latency_ns
+    return now_ns < state.misses.give_up.until_ns and low <= WORSE * state.misses.give_up.latency_ns
 
 
 def _stricter(binding: Sequence[tuple[State, Share, OnlineOn]], state: State) -> tuple[State, Share]:

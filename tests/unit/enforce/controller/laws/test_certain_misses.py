@@ -22,6 +22,7 @@ from enforce.controller.laws.headroom import (
     TOP_QUEUED_NS,
     Headroom,
     Miss,
+    Misses,
     State,
 )
 from enforce.model import OnlineOn, Reading, Share
@@ -109,7 +110,7 @@ def test_the_share_is_never_cut_but_for_a_miss_that_is_certain_or_was_watched_fo
         now = number * STEP
         before = state
         state, share = LAW.step(state, online(latency, now, latency if certain else None), now)
-        if before.miss is None and state.miss is not None:
+        if before.misses.miss is None and state.misses.miss is not None:
             watched_ns = now
         if share.ratio < before.ratio and before.ratio == 1.0:
             lasted = watched_ns is not None and now - watched_ns >= SECOND_NS
@@ -157,7 +158,7 @@ def test_a_real_window_makes_a_miss_of_all_requests_certain_within_half_a_second
 
 
 def test_a_watched_miss_does_not_let_the_queue_grow() -> None:
-    state = replace(SHORTEST, at_ns=0, miss=Miss(0, TARGET * 1.1, watched_until_ns=SECOND_NS))
+    state = replace(SHORTEST, at_ns=0, misses=Misses(Miss(0, TARGET * 1.1, watched_until_ns=SECOND_NS)))
     _, watched = LAW.step(state, online(TARGET * 0.2, STEP), STEP)
     _, after = LAW.step(state, online(TARGET * 0.2, 2 * SECOND_NS), 2 * SECOND_NS)
     assert watched.max_queued_ns == MIN_QUEUED_NS < after.max_queued_ns

@@ -95,7 +95,7 @@ def test_slowing_that_does_not_help_is_given_up_for_twice_as_long_each_time() ->
     pauses = [later - earlier for earlier, later in pairwise(given_up)]
     assert all(later > 1.3 * earlier for earlier, later in pairwise(pauses))
     assert points[given_up[0] + 1][1].ratio == 1.0
-    assert points[given_up[0] + 1][0].give_up.backoff_ns == 2 * FIRST_BACKOFF_NS
+    assert points[given_up[0] + 1][0].misses.give_up.backoff_ns == 2 * FIRST_BACKOFF_NS
 
 
 def test_a_worse_violation_is_answered_though_slowing_was_given_up() -> None:
@@ -108,7 +108,11 @@ def test_a_worse_violation_is_answered_though_slowing_was_given_up() -> None:
 
 def test_the_next_rung_is_not_asked_for_at_once() -> None:
     points = close_loop(lambda share: TARGET * (1.1 + share.ratio), 400)
-    at_floor = next(n for n, (state, _, _) in enumerate(points) if state.miss and state.miss.floor_since_ns is not None)
+    at_floor = next(
+        n
+        for n, (state, _, _) in enumerate(points)
+        if state.misses.miss and state.misses.miss.floor_since_ns is not None
+    )
     asked = next(n for n, (_, share, _) in enumerate(points) if share.exhausted)
     assert (asked - at_floor) * STEP >= EXHAUSTED_NS
 

@@ -57,10 +57,10 @@ def test_no_more_is_left_than_either_quantile_alone_would_leave_from_there(seque
     state = LAW.start()
     for number, of_targets in enumerate(sequence):
         now, both = number * STEP, online(of_targets, number * STEP)
-        (first, second), also = both.by_quantile(), state.also
+        first, second = both.by_quantile()
         alone = [
             LAW.step(state, first, now)[1],
-            LAW.step(replace(state, miss=also.miss, give_up=also.give_up, ceiling=also.ceiling), second, now)[1],
+            LAW.step(replace(state, misses=state.also), second, now)[1],
         ]
         given_up = any("slowing" in share.reason for share in alone)  # that one binds nothing
         state, share = LAW.step(state, both, now)
