@@ -21,7 +21,8 @@ class Reading:
 
     `recent_ns` is for quick protection; `latency_ns` is what the SLO is about. Either may have too few samples.
     A quantile of a second's requests is noisy: it is above `recent_low_ns` with 98 % certainty. `certain_ns` is what
-    the quantile of a whole window comes to at least, however fast the requests that follow are; None: nothing yet.
+    the quantile of a whole window comes to at least, by the recent requests alone, however fast those are that follow;
+    None: nothing yet. (Without a recent part: by the window so far.)
     `also`: of the SLO's second quantile, by the same requests.
     """
 

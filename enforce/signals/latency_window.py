@@ -96,10 +96,10 @@ class Sliding(Generic[K]):
             self.counts[bucket] = self.counts.get(bucket, 0) + count
             self.total += count
 
-    def covered_ns(self, now_ns: int) -> int:
-        """How much of the span there are requests of: less than all of it where they began within it."""
+    def rate(self, now_ns: int) -> float:
+        """Requests per ns since the first one in the span."""
         began_ns = self._kept[0].began_ns if self._kept else now_ns
-        return min(self.span_ns, max(self.span_ns // self.slices, now_ns - began_ns))
+        return self.total / min(self.span_ns, max(self.span_ns // self.slices, now_ns - began_ns))
 
     def expire(self, now_ns: int) -> bool:
         """Drops what is older than the span; whether anything was."""
@@ -125,7 +125,9 @@ def reading_of(
     if not enough and not enough_recent:
         return None
     low = low_quantile(slo.quantile, recent.total)
-    certain = certain_quantile(slo.quantile, window, recent, now_ns) if enough else None
+    judged = recent if enough_recent else window
+    most = max(window.rate(now_ns), recent.total / recent.span_ns) * window.span_ns
+    certain = certain_quantile(slo.quantile, judged.total, most)
     return Reading(
         at_ns=now_ns,
         quantile=slo.quantile,
@@ -135,7 +137,7 @@ def reading_of(
         recent_low_ns=quantile_ns(recent.counts, low) if enough_recent else None,
         recent_samples=recent.total,
         recent_span_ns=recent.span_ns,
-        certain_ns=quantile_ns(window.counts, certain) if certain is not None else None,
+        certain_ns=quantile_ns(judged.counts, certain) if certain is not None else None,
         also=reading_of(window, recent, slo.also, now_ns, quantile_ns) if slo.also is not None else None,
     )
 
@@ -145,14 +147,13 @@ def low_quantile(quantile: float, samples: int) -> float:
     return max(0.0, quantile - _DEVIATIONS * math.sqrt(quantile * (1 - quantile) / max(1, samples)))
 
 
-def certain_quantile(quantile: float, window: Sliding[K], recent: Sliding[K], now_ns: int) -> float | None:
-    """The quantile of the requests so far that is that of a whole window if all that follow are faster.
+def certain_quantile(quantile: float, samples: int, most: float) -> float | None:
+    """The quantile of the samples that is that of the `most` requests of a window if all others are faster.
 
-    They follow at the higher one of the window's rate and the recent one. None: all so far may yet be above it.
+    None: all samples may yet be above it. It is no higher than `low_quantile`, so that noise is not certain.
     """
-    rate = max(window.total / window.covered_ns(now_ns), recent.total / recent.span_ns)
-    certain = 1 - (1 - quantile) * max(1.0, rate * window.span_ns / window.total)
-    return certain if certain > 0 else None
+    certain = 1 - (1 - quantile) * max(1.0, most / samples)
+    return min(certain, low_quantile(quantile, samples)) if certain > 0 else None
 
 
 RECENT_NS = NS_PER_SECOND
