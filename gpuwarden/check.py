@@ -151,7 +151,7 @@ def unresolved(policy: Policy, page: Callable[[str], str] = _page) -> Iterator[A
                 yield Advice(("online", index, "slo", "url"), f"{rule.name}: {error}")
                 continue
             ends = {round(le * source.unit_ns) for one in series.values() for le in one if math.isfinite(le)}
-            for below, slo in objectives(rule.slo):
+            for below, slo in objectives(rule.slo)[: None if ends else 1]:
                 yield from _resolution(("online", index, "slo", *below), replace(rule, slo=slo), source, ends)
 
 

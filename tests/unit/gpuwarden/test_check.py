@@ -59,6 +59,7 @@ def test_a_wrong_policy_is_every_mistake_and_exit_code_2(tmp_path: Path) -> None
         (ONLINE.replace("0.99", "0.999") + OFFLINE, "write min_samples: 1000"),
         (ONLINE.replace("0.99", "0.99999999") + OFFLINE, "is the slowest; write a lower quantile"),
         (ONLINE.replace("50ms", "1us") + OFFLINE, "cannot resolve 1us"),
+        (ONLINE.replace("10s", "10s, also: {quantile: 0.5, target: 1us}") + OFFLINE, "cannot resolve 1us"),
         (
             ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("10s", "1s") + OFFLINE,
             "scraped once a second",
@@ -247,3 +248,11 @@ def test_live_reports_what_the_page_of_metrics_lacks(target: str, page: str, exp
     text = ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("50ms", target)
     found = list(unresolved(parse("version: 1\n" + text, "p"), lambda url: page))
     assert (expected is None and not found) or (expected is not None and expected in found[0].text)
+
+
+@pytest.mark.parametrize(("page", "at"), [(PAGE, ["also", "target"]), ("y 1\n", ["slo", "metric"])])
+def test_live_reports_each_quantile_whose_target_the_page_cannot_show(page: str, at: list[str]) -> None:
+    slo = ONLINE.replace("gpu_wait", f"prometheus, {PAGE_OF}").replace("50ms", "100ms")
+    text = slo.replace("window: 10s", "window: 10s, also: {quantile: 0.5, target: 50ms}")
+    (found,) = unresolved(parse("version: 1\n" + text, "p"), lambda url: page)
+    assert list(found.path[-2:]) == at
