@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The structs of bpf/*.h as ctypes, and the proof that they are the same.
+"""The structs of bpf/*.h as ctypes, the proof that they are the same, and what their latency histogram says.
 
 `check` compares size and every field's offset with the BTF of the object that was just loaded, so a header changed
 without this file fails at start instead of reading rubbish.
@@ -9,6 +9,7 @@ without this file fails at start instead of reading rubbish.
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -457,6 +458,7 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "tenant_loss": TenantLoss,
 }
 _KIND_STRUCT = 4
+_ROUNDING = 1e-9  # 0.07 × 100 is a little more than 7
 
 
 class _BtfType(c.Structure):
@@ -505,3 +507,31 @@ def _fields_in_btf(bpf: BpfObject, name: str) -> tuple[int, dict[str, int]]:
     members = (_BtfMember * (kind.info & 0xFFFF)).from_address(address + c.sizeof(_BtfType))
     names = ((lib.btf__name_by_offset(btf, member.name).decode(), member.offset_bits // 8) for member in members)
     return kind.size, dict(names)
+
+
+def middle_ns(bucket: int) -> float:
+    """The middle of a bucket of bpf/wait.h, in ns: 32 per power of two from 2^10, so a quantile is within 1.6 %.
+
+    What is faster than a microsecond is in the first bucket, what takes longer than 18 minutes in the last.
+    """
+    power, sub = bucket >> LATENCY_SUB_BITS, bucket & ((1 << LATENCY_SUB_BITS) - 1)
+    width = 2.0 ** (power + LATENCY_FIRST_POWER - LATENCY_SUB_BITS)
+    return 2.0 ** (power + LATENCY_FIRST_POWER) + (sub + 0.5) * width
+
+
+def quantile_ns(counts: Mapping[int, int], quantile: float) -> float | None:
+    """The smallest latency that at least `quantile` of the requests did not exceed; None without requests.
+
+    `counts`: bucket → requests.
+    """
+    wanted, seen = max(1, math.ceil(quantile * sum(counts.values()) - _ROUNDING)), 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= wanted:
+            return middle_ns(bucket)
+    return None
+
+
+def slower(counts: Mapping[int, int], target_ns: int) -> int:
+    """Requests that took longer than the target: more than 1 − quantile of all just where `quantile_ns` exceeds it."""
+    return sum(count for bucket, count in counts.items() if middle_ns(bucket) > target_ns)

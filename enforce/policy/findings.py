@@ -19,7 +19,7 @@ from agent.config.validation import Checked
 from agent.config.yaml_source import KeyPath, YamlPosition
 from agent.core.model import Snapshot
 from agent.core.text import printable
-from agent.probes.latency_histogram import middle_ns
+from agent.probes.abi import middle_ns
 from enforce.policy import model
 from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers

@@ -22,8 +22,7 @@ from typing import Generic, TypeVar
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerKey
-from agent.probes.abi import LATENCY_BUCKETS
-from agent.probes.latency_histogram import quantile_ns, slower
+from agent.probes.abi import LATENCY_BUCKETS, quantile_ns, slower
 from enforce.model import Reading
 from enforce.policy.model import Slo
 

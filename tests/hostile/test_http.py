@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agent.node import preflight
-from agent.probes.latency_histogram import quantile_ns
+from agent.probes.abi import quantile_ns
 from enforce.signals.http_probe import SLOTS, HttpProbes, WatchedPort, details_of
 from tools.harness.wait import until
 

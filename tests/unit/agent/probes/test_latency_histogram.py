@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.probes.latency_histogram import middle_ns, quantile_ns, slower
+from agent.probes.abi import middle_ns, quantile_ns, slower
 from tests.support.kernel_records import bucket_of
 
 

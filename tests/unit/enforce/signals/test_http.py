@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from agent.core.model import Container, ContainerKey, ContainerUsage, Snapshot
-from agent.probes.abi import LATENCY_BUCKETS
-from agent.probes.latency_histogram import middle_ns
+from agent.probes.abi import LATENCY_BUCKETS, middle_ns
 from enforce.policy.model import HttpSource, Slo
 from enforce.signals.http import Http
 from enforce.signals.http_probe import WatchedPort
