@@ -190,9 +190,9 @@ class RungExecutor:
         rungs.failed.pop(name, None)
         if name not in rungs.in_force:
             _log.info("%s: %s", subject.container.name, name)
-        rungs.in_force[name] = self._as_written(known.values())
         rungs.again_ns[name] = self._clock() + again_ns
         rungs.processes[name] = subject.processes
+        rungs.in_force[name] = self._as_written(known.values())  # last: readers do not wait for this thread
 
     def _fail(self, rungs: _ContainerRungs, subject: Subject, name: str, entries: list[LedgerEntry], why: str) -> None:
         """Part of it may be in force: all of it is undone."""
