@@ -137,7 +137,7 @@ systemd() { runc --root "$work/runc" "$@"; }
 in_systemd() { systemd exec gpuwarden-deb-life "$@"; }
 
 start_systemd() {
-	install_version "$work/packages" "$version"
+	install_version "$work/earlier" "$earlier"
 	mkdir -p "$root/etc/systemd/system/gpuwarden.service.d" "$work/bundle"
 	printf '[Service]\nEnvironment=%s %s\n' GPUSIM_DIR=/run/gpusim LD_LIBRARY_PATH=/usr/lib/gpuwarden-sim/sim/build/lib |
 		tee "$root/etc/systemd/system/gpuwarden.service.d/simulated.conf" >"$root/etc/systemd/system/gpusim.service"
@@ -167,6 +167,17 @@ while (snapshot := fetch(PATH)) is None:
 print(snapshot.devices)'
 	in_systemd systemctl status --no-pager gpuwarden
 }
+
+upgrade_under_systemd() {
+	local before
+	before=$(main_process)
+	cp "$work"/packages/*.deb "$root/var/tmp"
+	in_systemd sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --install /var/tmp/gpuwarden*.deb'
+	rm "$root"/var/tmp/gpuwarden*.deb
+	in_systemd systemctl is-active gpuwarden || fail "the upgrade has not started it"
+	[ "$(main_process)" != "$before" ] || fail "the agent of $earlier runs on"
+}
+main_process() { in_systemd systemctl show --property=MainPID --value gpuwarden; }
 
 remove_under_systemd() {
 	in_systemd env DEBIAN_FRONTEND=noninteractive dpkg --remove gpuwarden-sim gpuwarden
@@ -214,8 +225,9 @@ live() {
 	step "remove: releases what is held" remove
 	step "purge" purge
 	step "nothing is left: every file as before" compare_files
-	step "systemd as PID 1 with $version installed" start_systemd
+	step "systemd as PID 1 with $earlier installed" start_systemd
 	step "its service is enabled, runs and answers" look_at_the_service
+	step "upgrading to $version ends it and starts the new one" upgrade_under_systemd
 	step "removing stops it, purging leaves nothing" remove_under_systemd
 	echo "deb-life: done in $SECONDS s; the steps' output is in $work/log.all"
 }
