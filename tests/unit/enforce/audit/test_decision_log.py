@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enforce.audit.decision_log import MOST_CONTAINERS, MOST_WAITING_LINES, DecisionLog, DecisionRecord, to_line
+from tools.harness.wait import until
 
 NS = 1_000_000_000
 BASE = DecisionRecord(
@@ -44,7 +45,7 @@ def lines(path: Path, *decisions: DecisionRecord) -> list[dict[str, Any]]:
     log = DecisionLog(str(path))
     for decision in decisions:
         log.write(decision)
-    log.close()
+    log.close(within_seconds=60)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -109,7 +110,7 @@ def test_a_file_never_grows_beyond_its_bound_and_has_one_predecessor(path: Path)
     log = DecisionLog(str(path), most_bytes=2000)
     for number in range(200):
         log.write(after(number, share_after=(number % 2) / 2))
-    log.close()
+    log.close(within_seconds=60)
     assert sorted(os.listdir(path.parent)) == ["decisions.jsonl", "decisions.jsonl.1"]
     for name in os.listdir(path.parent):
         content = (path.parent / name).read_text()
@@ -137,7 +138,7 @@ def test_a_path_that_cannot_be_written_costs_lines_and_nothing_else(tmp_path: Pa
     (tmp_path / "link").symlink_to(tmp_path / "victim")
     log = DecisionLog(str(tmp_path / name))
     log.write(BASE)
-    log.close()
+    log.close(within_seconds=60)
     assert log.errors == 1
     assert (tmp_path / "victim").read_text() == "precious"
 
@@ -146,7 +147,7 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     log = DecisionLog("/dev/full")
     log.write(BASE)
     log.write(after(1, share_after=1.0))
-    log.close()
+    log.close(within_seconds=60)
     assert log.errors == 2
 
 
@@ -162,6 +163,8 @@ def test_a_reader_that_does_not_read_never_holds_up_the_loop(tmp_path: Path) -> 
 def test_a_line_that_was_dropped_counts_as_not_logged(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     log = DecisionLog(str(tmp_path / "pipe"))
+    log.write(BASE)
+    until(log._lines.empty, "the thread to wait for a reader")
     for number in range(MOST_WAITING_LINES + 10):
         log.write(after(0, container=f"c{number}"))
     dropped = log.dropped
@@ -172,14 +175,14 @@ def test_a_line_that_was_dropped_counts_as_not_logged(tmp_path: Path) -> None:
 def test_standard_output_takes_the_lines_too(capfd: pytest.CaptureFixture[str]) -> None:
     log = DecisionLog("-")
     log.write(BASE)
-    log.close()
+    log.close(within_seconds=60)
     assert json.loads(capfd.readouterr().out)["rule"] == "training"
 
 
 def test_nowhere_takes_everything(capfd: pytest.CaptureFixture[str]) -> None:
     log = DecisionLog("")
     log.write(BASE)
-    log.close()
+    log.close(within_seconds=60)
     assert (capfd.readouterr().out, log.errors) == ("", 0)
 
 
@@ -187,7 +190,7 @@ def test_what_is_remembered_is_bounded_by_containers() -> None:
     log = DecisionLog("")
     for number in range(MOST_CONTAINERS + 50):
         log.write(after(0, container=f"c{number}"))
-    log.close()
+    log.close(within_seconds=60)
     assert len(log._last) <= MOST_CONTAINERS
 
 
