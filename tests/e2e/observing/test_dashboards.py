@@ -39,7 +39,7 @@ enforce: true
 online:
   - name: chat
     match: {{container: "chat-{token}"}}
-    slo: {{signal: gpu_wait, quantile: 0.99, target: 1ms, window: 5s}}
+    slo: {{signal: gpu_wait, quantile: 0.99, target: 1ms, window: 5s, also: {{quantile: 0.5, target: 900us}}}}
   - name: mute
     match: {{container: "mute-{token}"}}
     slo:
