@@ -127,8 +127,9 @@ class KeptState:
             put.append((name, key))
             self.refused += not self._maps[name].put(key, value)
         gone = {process for process in alive if not self._is_same(process, stacks[process])}
+        tgids = {process.tgid for process in gone}
         for name, key in put:  # the probe that sees them end may have done so before this was there
-            if _tgid(name, key) in {process.tgid for process in gone}:
+            if _tgid(name, key) in tgids:
                 self._maps[name].delete(key)
         _log.info("%d facts of %d running processes are known from before", len(put) - self.refused, len(alive - gone))
         return {
