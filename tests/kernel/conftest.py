@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def driver(program: Path, node: Node, tmp_path_factory: pytest.TempPathFactory) 
     libcuda = tmp_path_factory.mktemp("lib") / "libcuda.so.1"
     shutil.copyfile(BUILD / "lib" / "libcuda.so.1", libcuda)
     return Driver(program, node, libcuda)
+
+
+@pytest.fixture(scope="session")
+def graphs(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Starts graphs.c."""
+    return replace(driver, program=compile_driver(tmp_path_factory.mktemp("graphs"), "graphs"))
 
 
 @pytest.fixture

@@ -15,22 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.probes.libcuda import LibcudaProbes
-from tests.support.programs.driver import Driver, compile_driver, copied, kernels, launched, lost, memory
+from tests.support.programs.driver import Driver, copied, kernels, launched, lost, memory
 from tools.harness.node import BUILD
 
 TYPES: Final = ("kernel", "copy", "set", "child")
 CONTEXT_BYTES: Final = 520 << 20
-
-
-@pytest.fixture(scope="session")
-def graphs(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """Starts graphs.c."""
-    return replace(driver, program=compile_driver(tmp_path_factory.mktemp("graphs"), "graphs"))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,10 @@ from agent.node.procfs import Procfs, this_boot
 from agent.probes.abi import DEVICE_UNKNOWN
 from agent.probes.kept_state import KeptState, Names
 from agent.probes.libcuda import LibcudaProbes
-from tests.support.programs.driver import Driven, Driver, compile_driver, kernels, launched, lost
+from tests.support.programs.driver import Driven, Driver, kernels, launched, lost
 
 GRAPH = ("kernel:5", "kernel:7", "child:3", "make", "launch")  # 4 kernels
 OF_ONE_LAUNCH = 4
-
-
-@pytest.fixture(scope="module")
-def graphs(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """Starts graphs.c."""
-    return replace(driver, program=compile_driver(tmp_path_factory.mktemp("graphs"), "graphs"))
 
 
 @pytest.fixture
