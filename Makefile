@@ -159,7 +159,7 @@ clean: ## remove everything that was built or installed here
 $(VENV): pyproject.toml sim/pyproject.toml | packages
 	@echo "setup: installing GPU Warden and its Python packages into .venv"
 	@test -x $(BIN)/pip || python3 -m venv .venv
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]' --editable ./sim
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev,fleet]' --editable ./sim
 	@touch $@
 
 $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages

@@ -20,7 +20,7 @@ from typing import NoReturn
 from agent.core import logs
 from agent.core.errors import SetupError, WardenError, exit_codes
 
-COMMANDS = {  # name: what it is for; its module is gpuwarden.NAME, but for the demo: another package provides it
+COMMANDS = {  # name: what it is for; its module is gpuwarden.NAME, but for those that another package provides
     "run": "run the agent: observe, serve metrics, and enforce the policy",
     "plan": "show what the policy would do now, without doing it",
     "explain": "show when, why, how much and for which container another one was slowed",
@@ -31,10 +31,14 @@ COMMANDS = {  # name: what it is for; its module is gpuwarden.NAME, but for the 
     "release": "undo whatever a crashed agent left in force",
     "doctor": "check what works on this machine, what does not, and what to do about it",
     "stacks": "sample which code of a container launches kernels or allocates memory",
+    "fleet": "decide which offline job runs beside which online service; simulate and analyse traces",
     "demo": "show enforcement on a simulated GPU, in under three minutes",
 }
 _MODULES = {"policy": "gpuwarden.policy_init.command"}
-_DEMO = "demo"  # of gpuwarden-sim, found by this group of entry points; it reads its own options
+_ELSEWHERE = {  # name: what to do where it is missing; found by this group of entry points, it reads its own options
+    "fleet": "nodes have no fleet commands: run `make setup` in a checkout, or `pip install 'gpuwarden[fleet]'`",
+    "demo": "the demo needs the simulated GPU: run `make demo` in a checkout, or install gpuwarden-sim",
+}
 _ENTRY_POINTS = "gpuwarden.commands"
 
 
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser([word for word in given if word in COMMANDS][:1])
     options, rest = parser.parse_known_args(given)
-    if rest and options.command != _DEMO:
+    if rest and options.command not in _ELSEWHERE:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     logs.configure(logs.Format(options.log_format), logging.DEBUG if options.verbose else logging.INFO)
@@ -91,9 +95,9 @@ def _parser(whole: Sequence[str] | dict[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, add_help=name != _DEMO)
-        if name == _DEMO:
-            command.set_defaults(act=_demo)
+        command = commands.add_parser(name, help=summary, add_help=name not in _ELSEWHERE)
+        if name in _ELSEWHERE:
+            command.set_defaults(act=_elsewhere)
         elif name in whole:
             module = importlib.import_module(_MODULES.get(name, f"gpuwarden.{name}"))
             module.add_arguments(command)
@@ -101,11 +105,12 @@ def _parser(whole: Sequence[str] | dict[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _demo(options: argparse.Namespace) -> int:
-    found = entry_points(group=_ENTRY_POINTS, name=_DEMO)
-    if not found:
-        raise SetupError("the demo needs the simulated GPU: run `make demo` in a checkout, or install gpuwarden-sim")
-    command: Callable[[Sequence[str]], int] = found[_DEMO].load()
+def _elsewhere(options: argparse.Namespace) -> int:
+    try:
+        (found,) = entry_points(group=_ENTRY_POINTS, name=options.command)
+        command: Callable[[Sequence[str]], int] = found.load()
+    except (ValueError, ModuleNotFoundError) as error:
+        raise SetupError(_ELSEWHERE[options.command]) from error
     return command(options.rest)
 
 

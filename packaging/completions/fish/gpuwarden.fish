@@ -65,7 +65,7 @@ function _shtab_gpuwarden_using
   test "$_shtab_gpuwarden_cmdpath" = "$argv"
 end
 
-set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks demo
+set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks fleet demo
 set -g _shtab_gpuwarden_opts_with_value --binary --by --container --decisions --every --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --path --policy --port --quantile --return-probes --run-dir --seconds --signal --since --slo --socket --sort --symbol --unit --until --url --usage --usage-days --web-config --web-host
 
 complete -c gpuwarden -e
@@ -166,6 +166,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l json -d 'one JSON ob
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the running agent'"'"'s socket (/run/gpuwarden/agent.sock as root, else read.sock beside it): it knows names'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l no-symbols -d 'modules and offsets; needs no bcc'
 complete -c gpuwarden -n '_shtab_gpuwarden_using stacks' -l return-probes -xka "auto off" -d 'attach return probes where the kernel lets every sandboxed process pass them (auto), or never (off): then only launches are counted (auto)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a fleet -d 'decide which offline job runs beside which online service; simulate and analyse traces'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a demo -d 'show enforcement on a simulated GPU, in under three minutes'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l seconds -x -d 'length of each measured phase (25.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'also write the figures as one JSON object'

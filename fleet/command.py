@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`gpuwarden fleet COMMAND`: the parser, and dispatch to one module per command.
+
+A command's module has `add_arguments(parser)` and `act(options) -> exit code`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from fleet.model import FleetError
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {}
+"""Name → module, what it is for"""
+
+
+def parser(whole: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """With the options of the commands in `whole`, of the others only names and help."""
+    found = argparse.ArgumentParser(
+        prog="gpuwarden fleet",
+        description="Decides which offline job runs beside which online service, and shows what that is worth.",
+    )
+    commands = found.add_subparsers(required=True, metavar="COMMAND", dest="fleet_command")
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name in whole:
+            loaded = importlib.import_module(module)
+            loaded.add_arguments(command)
+            command.set_defaults(act=loaded.act)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 success, 2 wrong input, 3 something is missing."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser([word for word in given if word in COMMANDS][:1]).parse_args(given)
+    try:
+        code: int = options.act(options)
+    except FleetError as error:
+        print(f"gpuwarden fleet: {error}", file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
