@@ -8,19 +8,25 @@
 #include "process.bpf.h"
 #include "wait.bpf.c"
 
-static __always_inline void count_copy(const struct process_id *id, __u64 stream, __u32 direction, __u64 bytes)
+/*
+ * Of the process that runs. No always_inline and not static, as those below: the kernel verifies such a function once,
+ * and not at each call and in each turn of a loop, which was most of the time that loading the programs took.
+ */
+__noinline int count_copy(__u64 stream, __u32 direction, __u64 bytes)
 {
-	struct graph *capture = find_capture(id, bpf_map_lookup_elem(&processes, id), stream);
+	struct process_id id = this_process();
+	struct graph *capture = find_capture(&id, bpf_map_lookup_elem(&processes, &id), stream);
 
 	if (capture)
 		add_copy(&capture->work, direction, bytes);
 	else
-		book_copies(id, current_device(), direction, bytes, 1);
+		book_copies(&id, current_device(), direction, bytes, 1);
+	return 0;
 }
 
 /*
  * Between memory of two devices: traffic of both. Where one is not known, or both are the same, it is one on the device;
- * what a graph does is, too. No inline function: see count_one_copy.
+ * what a graph does is, too.
  */
 __noinline int count_between(__u32 to, __u32 from, __u64 bytes, __u64 stream)
 {
@@ -28,7 +34,7 @@ __noinline int count_between(__u32 to, __u32 from, __u64 bytes, __u64 stream)
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 
 	if (to == from || to == DEVICE_UNKNOWN || from == DEVICE_UNKNOWN || find_capture(&id, process, stream)) {
-		count_copy(&id, stream, COPY_DEVICE_TO_DEVICE, bytes);
+		count_copy(stream, COPY_DEVICE_TO_DEVICE, bytes);
 		return 0;
 	}
 	book_copies(&id, from, COPY_TO_PEER, bytes, 1);
@@ -60,10 +66,7 @@ static __always_inline void count_between_addresses(const struct process_id *id,
 	count_between(to, to == DEVICE_UNKNOWN ? DEVICE_UNKNOWN : device_of_memory(id, source), bytes, stream);
 }
 
-/*
- * The same in a loop, by addresses, of the process that runs. No always_inline and not static: the kernel verifies such
- * a function once and not in each turn of the loop, which was most of the time that loading the programs took.
- */
+/* The same by addresses. */
 __noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes, __u64 stream)
 {
 	struct process_id id = this_process();
@@ -72,7 +75,7 @@ __noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes, __u6
 	if (direction == COPY_DEVICE_TO_DEVICE)
 		count_between_addresses(&id, destination, source, bytes, stream);
 	else
-		count_copy(&id, stream, direction, bytes);
+		count_copy(stream, direction, bytes);
 	return 0;
 }
 
@@ -150,11 +153,10 @@ static __always_inline void size_copy(struct pt_regs *ctx, __u64 cookie, struct 
 }
 
 /* True of a list, whose arguments are kept for its return. */
-static __always_inline int keep_list(struct pt_regs *ctx, __u64 cookie)
+static __always_inline int keep_list(struct pt_regs *ctx, __u64 cookie, __u64 stream)
 {
 	struct arguments arguments = read_arguments(ctx);
-	struct call call = {
-		.a = arguments.first, .b = arguments.second, .stream = stream_of(ctx, cookie), .cookie = cookie};
+	struct call call = {.a = arguments.first, .b = arguments.second, .stream = stream, .cookie = cookie};
 
 	switch (COOKIE_SHAPE(cookie)) {
 	case COPY_BATCH:
@@ -192,14 +194,14 @@ static __always_inline __u64 peers(struct pt_regs *ctx, __u32 shape, const struc
 }
 
 /* Counts the copy, or keeps it for the return where only that can tell its direction. */
-static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id)
+static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id, __u64 stream)
 {
 	struct arguments arguments = read_arguments(ctx);
 	struct sized_copy copy = {};
-	struct call call = {.stream = stream_of(ctx, cookie), .cookie = cookie};
+	struct call call = {.stream = stream, .cookie = cookie};
 	__u32 shape = COOKIE_SHAPE(cookie);
 
-	if (keep_list(ctx, cookie))
+	if (keep_list(ctx, cookie, stream))
 		return;
 	size_copy(ctx, cookie, &copy);
 	if (shape == COPY_PEER || shape == COPY_3D_PEER)
@@ -210,7 +212,7 @@ static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const 
 		else if (copy.direction == COPY_DEVICE_TO_DEVICE && shape == COPY_BYTES_3)
 			count_between_addresses(id, arguments.first, arguments.second, copy.bytes, call.stream);
 		else
-			count_copy(id, call.stream, copy.direction, copy.bytes);
+			count_copy(call.stream, copy.direction, copy.bytes);
 		return;
 	}
 	call.a = copy.destination;
@@ -291,15 +293,6 @@ static __always_inline void count_operations(const struct process_id *id, const 
 		count_lost(LOST_BATCH);
 }
 
-/* Of the process that runs. No inline function: see count_one_copy. */
-__noinline int count_prefetch(__u64 stream, __u32 direction, __u64 bytes)
-{
-	struct process_id id = this_process();
-
-	count_copy(&id, stream, direction, bytes);
-	return 0;
-}
-
 /* 1 if the number there is `i`, 0 if not, below 0 if it cannot be read. What it returns, the verifier does not follow. */
 __noinline int is_number(__u64 address, __u32 i)
 {
@@ -335,8 +328,8 @@ static __always_inline void count_prefetches(const struct prefetches *list)
 		next += is_first;
 		if (bpf_probe_read_user(&bytes, 8, (void *)list->sizes + 8 * i))
 			goto unreadable;
-		count_prefetch(list->stream,
-			       location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST, bytes);
+		count_copy(list->stream, location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST,
+			   bytes);
 	}
 	if (list->count > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -369,7 +362,7 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 	if (shape == COPY_3D_PEER && direction == COPY_DEVICE_TO_DEVICE)
 		count_between(call.d >> 32, (__u32)call.d, call.c, call.stream);
 	else
-		count_copy(id, call.stream, direction, call.c);
+		count_copy(call.stream, direction, call.c);
 }
 
 SEC("uprobe")
@@ -380,7 +373,7 @@ int copy_enter(struct pt_regs *ctx)
 	struct process *process = find_process(&id, cookie);
 
 	if (!is_duplicate(ctx, cookie, &id, process))
-		enter_copy(ctx, cookie, &id);
+		enter_copy(ctx, cookie, &id, stream_of(ctx, cookie));
 	return 0;
 }
 
@@ -415,12 +408,13 @@ int copy_wait_enter(struct pt_regs *ctx)
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct process *process = find_process(&id, cookie);
+	__u64 stream = stream_of(ctx, cookie);
 
 	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	enter_copy(ctx, cookie, &id);
+	enter_copy(ctx, cookie, &id, stream);
 	if (process)
-		begin_wait(&id, process, stream_of(ctx, cookie), bpf_ktime_get_ns());
+		begin_wait(&id, process, stream, bpf_ktime_get_ns());
 	return 0;
 }
 

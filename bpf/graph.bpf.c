@@ -173,7 +173,7 @@ static __always_inline void add_memory_node(const struct process_id *id, struct 
 		graph_frees(id, graph, shape == GRAPH_ADD_FREE ? argument : read_result(argument));
 }
 
-/* An executable graph has its memory from its first launch on. No inline function: see count_one_copy. */
+/* An executable graph has its memory from its first launch on. No inline function: see count_copy. */
 __noinline int hold_graph_memory(__u64 exec)
 {
 	struct process_id id = this_process();

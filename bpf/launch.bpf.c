@@ -93,24 +93,27 @@ static __always_inline void count_launch(const struct process_id *id, __u32 devi
 	value->threads_per_block = grid->threads_per_block;
 }
 
-/* A graph's launch does what the graph holds. */
-static __always_inline void replay_graph(const struct process_id *id, __u32 device, struct grid *grid)
+/*
+ * A graph's launch does what the graph holds. Whether it has memory: taking that from here would be more than the 512
+ * bytes of stack that Linux 6.1 allows a chain of calls. No inline function: see count_copy.
+ */
+__noinline int replay_graph(struct grid *grid, __u32 device)
 {
-	struct graph *graph = find_graph(id, grid->function);
+	struct process_id id = this_process();
+	struct graph *graph = grid ? find_graph(&id, grid->function) : NULL;
 
 	if (!graph) {
 		count_lost(LOST_GRAPH);
-		return;
+		return 0;
 	}
-	if (graph->memory_most_bytes)
-		hold_graph_memory(grid->function);
 	grid->kernels = cut(graph->work.kernels, MOST_KERNELS);
 	grid->blocks = cut(graph->work.blocks, MOST_GRID_BLOCKS);
 	grid->waves = (struct waves){graph->work.waves, graph->work.wave_sms};
 	grid->threads_per_block = graph->work.threads_per_block;
 	for (__u32 i = 0; i < COPY_LOCAL; i++)
 		if (graph->work.copies[i])
-			book_copies(id, device, i, graph->work.bytes[i], graph->work.copies[i]);
+			book_copies(&id, device, i, graph->work.bytes[i], graph->work.copies[i]);
+	return graph->memory_most_bytes != 0;
 }
 
 /* True when the launch does not run now, but becomes part of a graph. */
@@ -175,15 +178,15 @@ int launch_enter(struct pt_regs *ctx)
 		return 0;
 	thread = own_thread();
 	device = context_of(thread).device;
-	if (shape == LAUNCH_GRAPH)
-		replay_graph(&id, device, &grid);
-	else
+	if (shape != LAUNCH_GRAPH)
 		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
+	else if (replay_graph(&grid, device))
+		hold_graph_memory(grid.function);
 	enter_launch(&id, process, thread, device, &grid);
 	return 0;
 }
 
-/* One of many, by its struct launch_parameters. No inline function: see count_one_copy. */
+/* One of many, by its struct launch_parameters. No inline function: see count_copy. */
 __noinline int enter_one_launch(__u64 parameters, __u32 device)
 {
 	struct process_id id = this_process();

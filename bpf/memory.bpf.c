@@ -158,14 +158,26 @@ static __always_inline __u64 bytes_to_take(const struct call *call, __u64 width,
 
 #define CUDA_ERROR_OUT_OF_MEMORY 2
 
+/* What the rule of its process says of a call. No inline function: see count_copy. */
+__noinline int judge_call(struct call *call, __u64 width, int can_deny)
+{
+	struct process_id id = this_process();
+	struct memory_rule *rule = bpf_map_lookup_elem(&memory_rules, &id);
+	__u32 device = current_device();
+
+	if (!rule || !call)
+		return VERDICT_PASS;
+	call->d = bytes_to_take(call, width, &device);
+	return judge_allocation(&id, rule, device, call->d, can_deny);
+}
+
 static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
-	__u32 shape = COOKIE_SHAPE(cookie), device;
+	__u32 shape = COOKIE_SHAPE(cookie);
 	struct call call = {.a = arguments.first, .b = arguments.second, .cookie = cookie};
-	struct memory_rule *rule;
 	__s64 *ret;
 
 	if (is_duplicate(ctx, cookie, &id, find_process(&id, cookie)))
@@ -175,13 +187,10 @@ static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 	keep_call(CALL_MEMORY, &call);
 	settle_charge(
 		bpf_get_current_pid_tgid()); /* of a call inside of which this one is, or whose return was not seen */
-	rule = bpf_map_lookup_elem(&memory_rules, &id);
-	if (!rule || MEMORY_KIND(COOKIE_DETAIL(cookie)) == MEMORY_PINNED)
+	if (MEMORY_KIND(COOKIE_DETAIL(cookie)) == MEMORY_PINNED || !bpf_map_lookup_elem(&memory_rules, &id))
 		return 0;
-	device = current_device();
-	call.d = bytes_to_take(&call, arguments.third, &device);
 	ret = can_deny ? bpf_map_lookup_elem(&returns, &cookie) : NULL;
-	if (judge_allocation(&id, rule, device, call.d, ret != NULL) == VERDICT_DENY && ret)
+	if (judge_call(&call, arguments.third, ret != NULL) == VERDICT_DENY && ret)
 		return_early(ctx, CUDA_ERROR_OUT_OF_MEMORY, PT_REGS_IP(ctx) + *ret);
 	return 0;
 }

@@ -118,29 +118,39 @@ static __always_inline void post_seen(__u32 library, const struct process_id *pr
 	bpf_ringbuf_submit(seen, 0);
 }
 
+/* A process that is not known yet, the one that runs. No inline function: its states would be those of what follows. */
+__noinline int add_process(__u64 cookie)
+{
+	struct process_id id = this_process();
+	struct process *process;
+	__u32 zero = 0;
+	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
+
+	if (!blank || !take_credit(LOST_PROCESS) ||
+	    bpf_map_update_elem(&processes, &id, &blank->process, BPF_NOEXIST)) {
+		if (!bpf_map_lookup_elem(&processes, &id)) /* else another CPU was first */
+			count_lost(LOST_PROCESS);
+		return 0;
+	}
+	process = bpf_map_lookup_elem(&processes, &id);
+	if (!process)
+		return 0;
+	process->first_seen_ns = bpf_ktime_get_ns();
+	process->slot = SLOT_NONE;
+	process->inherits = !!bpf_map_lookup_elem(&payers, &id);
+	note_tenant(&id);
+	if (take_credit(LOST_EVENT)) /* else the agent finds it at its next tick, by what it counted */
+		post_seen(COOKIE_LIBRARY(cookie), &id);
+	return 0;
+}
+
+/* NULL: there is no room for it. */
 static __always_inline struct process *find_process(const struct process_id *id, __u64 cookie)
 {
 	struct process *process = bpf_map_lookup_elem(&processes, id);
-	__u32 zero = 0;
-	struct blank *blank;
 
 	if (process)
 		return process;
-	blank = bpf_map_lookup_elem(&blanks, &zero);
-	if (!blank || !take_credit(LOST_PROCESS) || bpf_map_update_elem(&processes, id, &blank->process, BPF_NOEXIST)) {
-		process = bpf_map_lookup_elem(&processes, id); /* another CPU was first, or there is no room */
-		if (!process)
-			count_lost(LOST_PROCESS);
-		return process;
-	}
-	process = bpf_map_lookup_elem(&processes, id);
-	if (process) {
-		process->first_seen_ns = bpf_ktime_get_ns();
-		process->slot = SLOT_NONE;
-		process->inherits = !!bpf_map_lookup_elem(&payers, id);
-		note_tenant(id);
-		if (take_credit(LOST_EVENT)) /* else the agent finds it at its next tick, by what it counted */
-			post_seen(COOKIE_LIBRARY(cookie), id);
-	}
-	return process;
+	add_process(cookie);
+	return bpf_map_lookup_elem(&processes, id);
 }

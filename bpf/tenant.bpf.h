@@ -86,10 +86,13 @@ static __always_inline long name_length(const char *name)
 	return total;
 }
 
-/* Whether a cgroup only holds others, which are several tenants'. */
-static __always_inline int is_folder(struct kernfs_node *node, int is_first_level)
+/*
+ * Whether a cgroup, by the address of its kernfs_node, only holds others, which are several tenants'. No inline function
+ * and not static: verified once in a program, and not at each level.
+ */
+__noinline int is_folder(__u64 node, int is_first_level)
 {
-	const char *name = BPF_CORE_READ(node, name);
+	const char *name = BPF_CORE_READ((struct kernfs_node *)node, name);
 	__u64 head = 0, tail = 0;
 	long length = name_length(name);
 
@@ -112,7 +115,7 @@ static __always_inline __u64 tenant_at(struct kernfs_node *node)
 
 		if (!parent)
 			return tenant;
-		if (tenant == TENANT_OTHERS || !is_folder(node, !parent_of(parent)))
+		if (tenant == TENANT_OTHERS || !is_folder((__u64)node, !parent_of(parent)))
 			tenant = BPF_CORE_READ(node, id);
 		node = parent;
 	}
