@@ -53,7 +53,12 @@ STOCK_KERNELS: Final = (
 )
 """Tests that take all CPUs: part of the last piece, beside which nothing runs but what is ASIDE"""
 
-ASIDE: Final = ("tests/unit/", "tests/contract/dashboards/", "tests/contract/packaging/")
+ASIDE: Final = (
+    "tests/unit/",
+    "tests/contract/agent/tui/",
+    "tests/contract/dashboards/",
+    "tests/contract/packaging/",
+)
 """Tests that disturb no other and may take as long as it takes: no GPU program, container or probe"""
 
 TIERS: Final = ("unit", "contract", "kernel", "driver", "sim", "e2e", "hostile", "gpu")

@@ -164,20 +164,24 @@ def test_a_second_cgroup_that_claims_an_id_is_refused_and_counted(node: Node, th
             assert "claims to be" in agent.log.read_text()
 
 
-@pytest.mark.parametrize("name", ["runc", "containerd-shim", "nvidia-cuda-mps"])
-def test_a_container_with_a_process_named_as_a_runtime_is_frozen_under_its_rule(node: Node, name: str) -> None:
+def test_containers_with_a_process_named_as_a_runtime_are_frozen_under_their_rule(node: Node) -> None:
     policy = node.policy(enforce=True, max_pause="1s").replace("target: 400ms", "target: 1ms")
     policy = policy.replace("floor: 0%", "floor: 50%").replace("[gate, pace]", "[gate, pace, freeze]")
-    shown, script = node.name("training"), str(PROGRAMS / "called_runc.py")
-    with (
-        node.container("chat", "online", SERVING),
-        start(node, shown, f"/{shown}", "/usr/bin/python3", script, name, program("offline"), *TRAINING) as training,
-        node.agent(policy, run_dir=f"named-{name}"),
-    ):
-        until(lambda: Path(f"/proc/{training.tgid}/comm").read_text() == f"{name}\n", "its name")
-        version, root = next((version, roots()[version]) for version in (2, 1) if version in roots())
-        with Cgroup(FreezerCgroup.of(version, f"{root}{training.cgroup_path}")) as group:
-            until(group.is_frozen, "it to be frozen", step_seconds=0.005)
+    version, root = next((version, roots()[version]) for version in (2, 1) if version in roots())
+    command = ("/usr/bin/python3", str(PROGRAMS / "called_runc.py"))
+    with ExitStack() as stack:
+        stack.enter_context(node.container("chat", "online", SERVING))
+        named = {}
+        for name in ("runc", "containerd-shim", "nvidia-cuda-mps"):
+            shown = node.name(f"training-{name}")
+            started = start(node, shown, f"/{shown}", *command, name, program("offline"), *TRAINING)
+            named[name] = stack.enter_context(started)
+        stack.enter_context(node.agent(policy, run_dir="named"))
+        for name, training in named.items():
+            comm = Path(f"/proc/{training.tgid}/comm")
+            until(lambda: comm.read_text() == f"{name}\n", "its name")  # noqa: B023
+            with Cgroup(FreezerCgroup.of(version, f"{root}{training.cgroup_path}")) as group:
+                until(group.is_frozen, f"{name} to be frozen", step_seconds=0.005)
 
 
 def test_one_odd_command_does_not_take_a_container_out_of_its_rule_and_what_does_is_counted(node: Node) -> None:

@@ -9,7 +9,9 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,33 +40,53 @@ def program(tmp_path_factory: pytest.TempPathFactory, node: Node) -> Path:
     return Path(shutil.copy(made, node.folder / made.name))
 
 
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Each container is one place's, and all run at once: what is looked for is looked for together."""
+
+    node: Node
+    agent: Agent
+
+    def name(self, place: str) -> str:
+        return self.node.name(f"training-{place}")
+
+    def output(self, place: str) -> Path:
+        return self.node.folder / f"{self.name(place)}.out"
+
+    def counted(self, place: str) -> int:
+        return launches(self.agent, self.name(place))
+
+    def said(self, place: str) -> int:
+        return int(self.output(place).read_text().split()[-1])
+
+
+@pytest.fixture(scope="module")
+def programs(node: Node, program: Path) -> Iterator[Programs]:
+    with ExitStack() as stack:
+        agent = stack.enter_context(node.agent(None))
+        for place, (how, file) in PLACES.items():
+            folder = node.folder / place
+            folder.mkdir()
+            stack.enter_context(node.container(f"training-{place}", str(program), (how, str(folder / file))))
+        yield Programs(node, agent)
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_launches_through_a_second_library_are_counted_once(node: Node, program: Path, place: str) -> None:
-    how, file = PLACES[place]
-    folder = node.folder / place
-    folder.mkdir()
-    with node.agent(None) as agent, node.container(f"training-{place}", str(program), (how, str(folder / file))):
-        name, output = node.name(f"training-{place}"), node.folder / f"{node.name(f'training-{place}')}.out"
-
-        def counted() -> int:
-            return launches(agent, name)
-
-        def said() -> int:
-            return int(output.read_text().split()[-1])
-
-        until(lambda: counted() > 0, "its launches with the first library")
-        until(lambda: "second" in output.read_text(), "its second library")
-        until_another_tick(agent)  # with the last ones of the first library
-        before = counted()
-        until(lambda: counted() > before + 100, "launches to be counted again")
-        done = said()
-        until_another_tick(agent)  # with those that it has said
-        first = counted()
-        until(lambda: counted() > first + 500, "more of them")
-        assert counted() - first <= said() - done + AT_ONCE
-        row = agent.container(name)
-        assert row is not None
-        until(lambda: True not in agent.container(name).unprobed.values(), "it to be known as probed")  # type: ignore[union-attr]
+def test_launches_through_a_second_library_are_counted_once(programs: Programs, place: str) -> None:
+    agent, counted, said = programs.agent, partial(programs.counted, place), partial(programs.said, place)
+    until(lambda: counted() > 0, "its launches with the first library")
+    until(lambda: "second" in programs.output(place).read_text(), "its second library")
+    until_another_tick(agent)  # with the last ones of the first library
+    before = counted()
+    until(lambda: counted() > before + 100, "launches to be counted again")
+    done = said()
+    until_another_tick(agent)  # with those that it has said
+    first = counted()
+    until(lambda: counted() > first + 500, "more of them")
+    assert counted() - first <= said() - done + AT_ONCE
+    row = agent.container(programs.name(place))
+    assert row is not None
+    until(lambda: True not in agent.container(programs.name(place)).unprobed.values(), "it to be known as probed")  # type: ignore[union-attr]
 
 
 def until_another_tick(agent: Agent) -> None:
@@ -101,29 +123,36 @@ def launches(agent: Agent, name: str) -> int:
     return sum(usage.totals.launches for usage in row.usage) if row else 0
 
 
-@pytest.mark.parametrize("where", ["beside the code", "as it is", "in a probed function"])
-def test_a_library_that_is_rewritten_all_the_time_is_not_attached_to_in_a_loop(
-    node: Node, program: Path, where: str
-) -> None:
-    folder = node.folder / where.replace(" ", "-")
-    folder.mkdir()
-    file, label = folder / "libcuda.so.1", f"training-{folder.name}"
-    with (
-        node.agent(None) as agent,
-        node.container(label, str(program), ("path", str(file))),
-        node.container("training-neighbour", "offline", TRAINING),
-    ):
-        name, output = node.name(label), node.folder / f"{node.name(label)}.out"
-        until(lambda: "second" in output.read_text(), "its second library")
-        until(lambda: str(file) in agent.log.read_text(), "it to be probed")
-        functions = exported_functions(str(file), "cu")
-        offset = file.stat().st_size - 1 if where == "beside the code" else functions["cuMemcpyPeer"]
-        with rewritten(file, offset, changing=where != "as it is"):
-            time.sleep(12)  # the time in which it would be attached to
-            attached = agent.log.read_text().count(f"symbols of {file}")
-            assert attached <= (4 if where == "in a probed function" else 1)
-            counting = [node.name("training-neighbour"), *([] if where == "in a probed function" else [name])]
-            before = {one: launches(agent, one) for one in counting}
-            until(lambda: all(launches(agent, one) > before[one] + 500 for one in counting), "launches to be counted")
-            if where == "in a probed function":
-                until(lambda: agent.snapshot().lost["libraries:rewritten"] > 0, "that it was rewritten")
+REWRITTEN = {  # what is written: (whether it changes, whether a probed function is there)
+    "beside-the-code": (True, False),
+    "as-it-is": (False, True),
+    "in-a-probed-function": (True, True),
+}
+
+
+def test_a_library_that_is_rewritten_all_the_time_is_not_attached_to_in_a_loop(node: Node, program: Path) -> None:
+    with ExitStack() as stack:
+        agent = stack.enter_context(node.agent(None))
+        stack.enter_context(node.container("training-neighbour", "offline", TRAINING))
+        files = {where: node.folder / where / "libcuda.so.1" for where in REWRITTEN}
+        for where, file in files.items():
+            file.parent.mkdir()
+            stack.enter_context(node.container(f"training-{where}", str(program), ("path", str(file))))
+        for where, file in files.items():
+            output = node.folder / f"{node.name(f'training-{where}')}.out"
+            until(lambda: "second" in output.read_text(), "its second library")  # noqa: B023
+            until(lambda: str(file) in agent.log.read_text(), "it to be probed")  # noqa: B023
+        for where, (changes, in_function) in REWRITTEN.items():
+            file = files[where]
+            last = file.stat().st_size - 1
+            offset = exported_functions(str(file), "cu")["cuMemcpyPeer"] if in_function else last
+            stack.enter_context(rewritten(file, offset, changing=changes))
+        time.sleep(12)  # the time in which it would be attached to
+        attached = {where: agent.log.read_text().count(f"symbols of {file}") for where, file in files.items()}
+        assert attached["beside-the-code"] <= 1
+        assert attached["as-it-is"] <= 1
+        assert attached["in-a-probed-function"] <= 4
+        counting = [node.name(f"training-{one}") for one in ("neighbour", "beside-the-code", "as-it-is")]
+        before = {one: launches(agent, one) for one in counting}
+        until(lambda: all(launches(agent, one) > before[one] + 500 for one in counting), "launches to be counted")
+        until(lambda: agent.snapshot().lost["libraries:rewritten"] > 0, "that one was rewritten")

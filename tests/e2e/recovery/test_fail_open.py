@@ -30,7 +30,7 @@ from tests.e2e.workloads import (
 )
 from tools.harness.wait import until
 
-KILLS = int(os.environ.get("GPUWARDEN_E2E_KILLS", "5"))
+KILLS = int(os.environ.get("GPUWARDEN_E2E_KILLS", "3"))
 
 
 @pytest.fixture
