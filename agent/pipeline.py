@@ -29,6 +29,7 @@ from agent.core.model import (
     DeviceHealth,
     DeviceUuid,
     EnforcementStatus,
+    OnlineUse,
     ProcessId,
     ProcessUsage,
     Snapshot,
@@ -50,6 +51,7 @@ class EnforcementReport:
     enforcing: bool = False
     containers: Mapping[ContainerKey, EnforcementStatus] = field(default_factory=dict)
     device_health: Mapping[DeviceUuid, DeviceHealth] = field(default_factory=dict)
+    online: Mapping[DeviceUuid, OnlineUse] = field(default_factory=dict)
     decided_ns: int | None = None  # when the last decision was completed; None: none are made
     left_rules: Mapping[str, int] = field(default_factory=dict)  # see Snapshot
 
@@ -240,6 +242,7 @@ class Pipeline:
             enforcement=dict(enforcement.containers),
             enforcing=enforcement.enforcing,
             health=dict(enforcement.device_health),
+            online=dict(enforcement.online),
             left_rules=dict(enforcement.left_rules),
             policy_error=policy.error,
             policy_wall_ns=policy.wall_ns,

@@ -113,6 +113,7 @@ static __always_inline void open_gate_request(__u32 slot, __u64 now)
 	if (__sync_fetch_and_add(&gate->open, 1) > 0)
 		return;
 	gate->busy_since_ns = now;
+	__sync_fetch_and_add(&gate->requests, 1);
 	if ((__s64)(now - gate->last_free_ns) > STRETCH_GAP_NS) /* it may just have been freed, after `now` */
 		gate->stretch_since_ns = now;
 }

@@ -21,7 +21,7 @@ from enforce.actuators.executor import RungExecutor, RungRegistry
 from enforce.actuators.launch.ledgered_rules import LaunchRules
 from enforce.actuators.launch.levels import changes
 from enforce.audit.recorder import DecisionRecorder
-from enforce.audit.status import ContainerFigures, PauseMeter, statuses
+from enforce.audit.status import ContainerFigures, PauseMeter, launch_seconds, statuses
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
 from enforce.controller.escalation import Escalation, UnprobedRungs, evictions_for_health
 from enforce.controller.inputs import InputReader
@@ -173,11 +173,13 @@ class Loop:
             escalation={key: self.controls.escalation.status(key) for key in inputs.workloads},
             memory=memory.statuses,
             requests={key: self.inputs.latencies.counted(key) for key in inputs.workloads},
+            launch_seconds=launch_seconds(inputs),
         )
         return EnforcementReport(
             enforcing=self.controls.actuation is not None,
             containers=statuses(inputs, decisions, figures),
             device_health=published(inputs.health, context.now_ns),
+            online=self.inputs.online(inputs.slots, context.now_ns),
             left_rules=self.inputs.left_rules(),
         )
 

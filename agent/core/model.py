@@ -217,6 +217,7 @@ class EnforcementStatus:
     also_latency_seconds: float | None = None  # the SLO's second quantile, if it has one
     also_quantile: float | None = None
     also_target_seconds: float | None = None
+    launch_gpu_seconds: float | None = None  # estimated GPU time of one of its launches, the mean of its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,14 @@ class DeviceHealth:
     reason: str  # one line
     seconds: float  # in this state
     hold_seconds: float  # until it can improve at the earliest
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineUse:
+    """What the online containers of a device left of its time, since the agent started."""
+
+    busy_seconds_total: float  # one or more of their requests ran
+    gaps_total: int  # idle times between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,4 +299,5 @@ class Snapshot:
     policy_error: str | None = None  # why the policy file was refused, a mistake a line; what was in force stays so
     policy_wall_ns: int | None = None  # when the policy in force was read (CLOCK_REALTIME); null: there is none
     return_probes_off: str | None = None  # why no return probes are attached; null: they are
+    online: Mapping[DeviceUuid, OnlineUse] = field(default_factory=dict)  # only where a policy is
     left_rules: Mapping[str, int] = field(default_factory=dict)  # "rule:reason" → containers that left it since start

@@ -298,6 +298,7 @@ class Gate(c.Structure):
         ("online_blocks", U64),
         ("stretch_since_ns", U64),
         ("free_posted", U64),
+        ("requests", U64),
     ]
 
 

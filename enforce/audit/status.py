@@ -119,6 +119,16 @@ class ContainerFigures:
     escalation: Mapping[ContainerKey, EscalationStatus] = field(default_factory=dict)
     memory: Mapping[ContainerKey, MemoryStatus] = field(default_factory=dict)
     requests: Mapping[ContainerKey, Counted | None] = field(default_factory=dict)
+    launch_seconds: Mapping[ContainerKey, float] = field(default_factory=dict)
+
+
+def launch_seconds(inputs: DecisionInputs) -> dict[ContainerKey, float]:
+    """GPU time of one launch: the mean of a container's processes, of those whose estimate is known."""
+    known = {
+        key: [inputs.launch_ns[process] for process in processes_of(workload) if process in inputs.launch_ns]
+        for key, workload in inputs.workloads.items()
+    }
+    return {key: sum(times) / len(times) / NS_PER_SECOND for key, times in known.items() if times}
 
 
 def statuses(
@@ -151,6 +161,7 @@ def _status(
         also_latency_seconds=also_ns / NS_PER_SECOND if also and also_ns is not None else None,
         also_quantile=also.quantile if also else None,
         also_target_seconds=also.target_ns / NS_PER_SECOND if also else None,
+        launch_gpu_seconds=figures.launch_seconds.get(key) if offline else None,
         slack_ratio=_least_slack((slo, latency_ns), (also, also_ns)),
         requests_total=requests.requests if requests else None,
         slow_requests_total=requests.slow if requests else None,

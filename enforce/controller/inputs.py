@@ -23,7 +23,7 @@ from agent.attribution.durations import LaunchTimes
 from agent.collectors.launches import Deliveries
 from agent.containers.gpu_processes import GpuProcessRegistry
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import ContainerKey, ContainerUsage, DeviceUuid, ProcessId, Snapshot
+from agent.core.model import ContainerKey, ContainerUsage, DeviceUuid, OnlineUse, ProcessId, Snapshot
 from enforce.actuators.launch.levels import assign
 from enforce.actuators.launch.pace import GateReader
 from enforce.controller.decision import DecisionInputs
@@ -205,6 +205,10 @@ class InputReader:
             shares=shares,
             launching=_launching(snapshot),
         )
+
+    def online(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, OnlineUse]:
+        """For Snapshot.online."""
+        return self._launches.gates.online(slots, now_ns)
 
     def left_rules(self) -> dict[str, int]:
         """For Snapshot.left_rules."""

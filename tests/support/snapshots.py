@@ -15,6 +15,7 @@ from agent.core.model import (
     DeviceUuid,
     EnforcementStatus,
     FunctionUsage,
+    OnlineUse,
     ProbeCounts,
     ProbeStatus,
     Process,
@@ -173,6 +174,7 @@ def rich_snapshot() -> Snapshot:
                 pauses_total=412,
                 paused_seconds_total=9.5,
                 reason="slack 75 %: growing by 2 % of the device",
+                launch_gpu_seconds=0.0021,
                 memory_quota_bytes=40 * GIB,
                 allocations_denied_total=3,
                 allocations_held_total=5,
@@ -187,6 +189,7 @@ def rich_snapshot() -> Snapshot:
             GPU_0: DeviceHealth("disabled", "XID 79 (the GPU has fallen off the bus)", 12.5, 587.5),
             GPU_1: DeviceHealth("healthy", "within its bounds", 3600.0, 0.0),
         },
+        online={GPU_0: OnlineUse(61.5, 1_230)},
         probes=(
             probed("/usr/lib/x86_64-linux-gnu/libcuda.so.1", 42, ("cuLaunchKernel_v9",)),
             probed("/proc/100/root/usr/lib/libcuda.so.1", 41, failures={"cuMemFree_v2": "Invalid argument"}),

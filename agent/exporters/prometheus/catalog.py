@@ -154,6 +154,18 @@ CATALOG: Final = (
         (*DEVICE, "state"),
         "1 for the current state of the device (init, healthy, unhealthy, overlimit, disabled), 0 for the others.",
     ),
+    Metric(
+        "gpuwarden_device_online_busy_seconds_total",
+        "counter",
+        DEVICE,
+        "Time in which requests of online containers ran on the device.",
+    ),
+    Metric(
+        "gpuwarden_device_online_gaps_total",
+        "counter",
+        DEVICE,
+        "Idle times between requests of online containers: with the time above, how long a gap is in the mean.",
+    ),
     Metric("gpuwarden_enforcing", "gauge", NONE, "1 if the policy is enforced, 0 if decisions are only logged."),
     Metric(
         "gpuwarden_policy_reload_success",
@@ -236,6 +248,12 @@ CATALOG: Final = (
         "gauge",
         (*CONTAINER, "rung"),
         "1 while this rung is required but was skipped or cannot be applied; the snapshot and the log give the reason.",
+    ),
+    Metric(
+        "gpuwarden_container_launch_gpu_seconds",
+        "gauge",
+        CONTAINER,
+        "Estimated GPU time of one launch of an offline container, the mean of its processes.",
     ),
     Metric(
         "gpuwarden_container_pauses_total",

@@ -105,6 +105,7 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
             reading, snapshot.device_totals.get(reading.device.uuid), devices[reading.device.uuid]
         )
     yield from _health(snapshot, devices)
+    yield from _online(snapshot, devices)
     for key, enforcement in snapshot.enforcement.items():
         if key in containers:
             yield from _enforcement(enforcement, containers[key])
@@ -192,6 +193,13 @@ def _health(snapshot: Snapshot, devices: Mapping[DeviceUuid, Labels]) -> Iterato
             yield "device_health", (*devices[uuid], state), health.state == state
 
 
+def _online(snapshot: Snapshot, devices: Mapping[DeviceUuid, Labels]) -> Iterator[Candidate]:
+    for uuid, use in snapshot.online.items():
+        if uuid in devices:
+            yield "device_online_busy_seconds_total", devices[uuid], use.busy_seconds_total
+            yield "device_online_gaps_total", devices[uuid], use.gaps_total
+
+
 def _device_totals(reading: DeviceReading, totals: Totals | None, labels: Labels) -> Iterator[Candidate]:
     if totals is None:
         return
@@ -219,6 +227,7 @@ def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Can
     for rung in enforcement.troubles:
         yield "container_rung_trouble", (*labels, text(rung)), 1
     if enforcement.role == "offline":  # no other is ever paused: a counter that cannot move has no information
+        yield "container_launch_gpu_seconds", labels, enforcement.launch_gpu_seconds
         yield "container_pauses_total", labels, enforcement.pauses_total
         yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total
         yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total

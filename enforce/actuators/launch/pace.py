@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import DeviceUuid
+from agent.core.model import DeviceUuid, OnlineUse
 from agent.probes.abi import (
     ORDINALS,
     ROLE_OFFLINE,
@@ -136,6 +136,7 @@ class GateReader:
     def __init__(self, gates: Sequence[Gate], hold_ns: int) -> None:
         self._gates, self._hold_ns = gates, hold_ns
         self._points: dict[int, deque[tuple[int, int]]] = {}
+        self._online: dict[DeviceUuid, OnlineUse] = {}
 
     def busy(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, float]:
         """Share 0–1 of the time that online requests ran, in the busiest quarter of a second of the last ten seconds.
@@ -145,6 +146,15 @@ class GateReader:
         """
         ratios = {device: self._busy(slot, now_ns) for device, slot in slots.items() if slot < SLOTS}
         return {device: ratio for device, ratio in ratios.items() if ratio is not None}
+
+    def online(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, OnlineUse]:
+        """Of devices that an online request ran on. Never less than before: the kernel may book while it is read."""
+        for device, slot in slots.items():
+            if slot < SLOTS and (gaps := int(self._gates[slot].requests)):
+                seconds = busy_total_ns(self._gates[slot], self._hold_ns, now_ns) / NS_PER_SECOND
+                before = self._online.get(device, OnlineUse(0.0, 0))
+                self._online[device] = OnlineUse(max(seconds, before.busy_seconds_total), gaps)
+        return {device: use for device, use in self._online.items() if device in slots}
 
     def blocks(self, slots: Mapping[DeviceUuid, int]) -> dict[DeviceUuid, int]:
         """Blocks of grids that online processes launched, ever."""

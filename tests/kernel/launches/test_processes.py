@@ -215,13 +215,26 @@ def test_an_online_process_that_dies_at_work_does_not_keep_its_gate_shut(driver:
     slots = (ctypes.c_uint8 * ORDINALS)(*[SLOT] * ORDINALS)
     with driver.start("threads=6", "set:1", "launch:1x1x1:32x1x1:0:300000000000", "sync") as driven:
         probes.map("rules").put(ProcessKey.of(driven.process), Rule(role=ROLE_ONLINE, slots=slots, slot_unknown=SLOT))
+        found_free = gate(probes).requests
         driven.begin()
         until(lambda: (gate(probes).open, gate(probes).in_wait) == (6, 6), "all threads to wait")
+        assert gate(probes).requests == found_free + 1  # the others came while that one ran
         driven.kill()
     until(lambda: (gate(probes).open, gate(probes).in_wait) == (0, 0), "the gate to be free")
     probes.map("rules").delete(ProcessKey.of(driven.process))
     assert gate(probes).busy_since_ns == 0
     assert gate(probes).busy_total_ns > 0
+
+
+def test_each_request_that_found_the_device_free_ended_a_gap(driver: Driver, probes: LibcudaProbes) -> None:
+    slots = (ctypes.c_uint8 * ORDINALS)(*[SLOT] * ORDINALS)
+    with driver.start("set:0", f"4*{LAUNCH}", "sync", f"2*{LAUNCH}", "sync", LAUNCH, "sync") as driven:
+        probes.map("rules").put(ProcessKey.of(driven.process), Rule(role=ROLE_ONLINE, slots=slots, slot_unknown=SLOT))
+        found_free = gate(probes).requests
+        driven.begin()
+        driven.finish()
+    probes.map("rules").delete(ProcessKey.of(driven.process))
+    assert gate(probes).requests == found_free + 3
 
 
 def gate(probes: LibcudaProbes) -> Gate:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.model import DeviceUuid
+from agent.core.model import DeviceUuid, OnlineUse
 from agent.probes.abi import SLOTS, Gate
 from enforce.actuators.launch.pace import GateReader, busiest
 
@@ -50,3 +50,16 @@ def test_what_is_over_for_ten_seconds_is_forgotten() -> None:
     assert busy[9] == pytest.approx(0.9)
     assert busy[100] == pytest.approx(0.9, abs=0.35)
     assert busy[-1] == 0.0
+
+
+def test_the_online_time_of_a_device_and_its_gaps_are_counters() -> None:
+    gates, devices = [Gate() for _ in range(SLOTS)], {DeviceUuid("GPU-0"): 0, DeviceUuid("GPU-1"): 1}
+    reader = GateReader(gates, 20 * MS)
+    assert reader.online(devices, STEP) == {}  # no request ran on either
+    gates[1].requests, gates[1].busy_total_ns = 3, 450 * MS
+    assert reader.online(devices, STEP) == {DeviceUuid("GPU-1"): OnlineUse(0.45, 3)}
+    gates[1].requests, gates[1].open, gates[1].busy_since_ns, gates[1].last_online_ns = 4, 1, 5 * STEP, 5 * STEP
+    assert reader.online(devices, 5 * STEP + 10 * MS) == {DeviceUuid("GPU-1"): OnlineUse(0.46, 4)}
+    gates[1].open = 0  # over, and the kernel has not booked it yet
+    assert reader.online(devices, 6 * STEP) == {DeviceUuid("GPU-1"): OnlineUse(0.46, 4)}
+    assert reader.online({DeviceUuid("GPU-0"): 0}, 7 * STEP) == {}
