@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Slots, from what the agents export: GPUs that are healthy, protected, and have room for an offline job.
+
+Invariant: a GPU of which anything is missing, stale or impossible is no slot, and is counted with the reason. So where
+Prometheus or an agent is away, or lies, nothing new is placed there.
+
+Loads and gaps are means over the window; of memory the most that was used in it counts, and of the online service's
+latency the worst. The online service's kind is the policy rule that matches it: a rule names a service.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fleet.model import FleetError, Slot
+
+_LONGEST_ANSWER = 256 << 20
+_CONTAINER: Final = ("instance", "container", "pod", "namespace", "runtime", "id")
+_DEVICE: Final = ("instance", "UUID")
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of the answer to an instant query."""
+
+    labels: Labels
+    value: float
+
+    def key(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self.labels.get(name, "") for name in names)
+
+
+Query = Callable[[str], Sequence[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What counts as fresh and as free."""
+
+    window: str = "15m"
+    """As PromQL writes it"""
+    stale_s: float = 60.0
+    """Age of an agent's snapshot beyond which its GPUs are no slots"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What Prometheus knows of."""
+
+    slots: tuple[Slot, ...]
+    """By node and UUID"""
+    unknown: Counter[str]
+    """Reason → GPUs that are no slots"""
+
+
+def prometheus(url: str, timeout_s: float = 10.0) -> Query:
+    """Instant queries to the server at this URL."""
+
+    def query(expression: str) -> list[Sample]:
+        address = f"{url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        try:
+            with urllib.request.urlopen(address, timeout=timeout_s) as answer:
+                text = answer.read(_LONGEST_ANSWER)
+        except urllib.error.HTTPError as error:
+            said = error.read(1000).decode(errors="replace")
+            raise FleetError(f"Prometheus at {url} refused a query: {said or error}", 3) from error
+        except (OSError, ValueError) as error:
+            raise FleetError(f"Prometheus at {url} does not answer: {error}; is the URL right?", 3) from error
+        return _samples(text, url)
+
+    return query
+
+
+def _samples(text: bytes, url: str) -> list[Sample]:
+    try:
+        rows = json.loads(text)["data"]["result"]
+        return [Sample(row["metric"], float(row["value"][1])) for row in rows]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise FleetError(f"{url} gives no answer that Prometheus would give; is it another server?", 3) from error
+
+
+def find_slots(query: Query, settings: Settings | None = None) -> Found:
+    """All slots there are now."""
+    figures = _Figures.read(query, settings or Settings())
+    slots, unknown = [], Counter[str]()
+    for device, info in sorted(figures.info.items()):
+        found = figures.slot(device, info)
+        if isinstance(found, Slot):
+            slots.append(found)
+        elif found:
+            unknown[found] += 1
+    return Found(tuple(slots), unknown)
+
+
+Device = tuple[str, ...]
+"""Node and UUID"""
+Key = tuple[str, ...]
+"""A container on a node"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """The answers, by device or by container."""
+
+    info: Mapping[Device, Labels]
+    ages: Mapping[str, float]
+    """By node"""
+    stale_s: float
+    healthy: Mapping[Device, float]
+    enforcing: Mapping[str, float]
+    roles: Mapping[Key, tuple[str, str]]
+    """Container → role and rule"""
+    users: Mapping[Device, frozenset[Key]]
+    """Containers that use it, or that it is assigned to"""
+    free: Mapping[Device, float]
+    load: Mapping[Device, float]
+    gaps_per_s: Mapping[Device, float]
+    targets: Mapping[Key, float]
+    latencies: Mapping[Key, float]
+
+    @classmethod
+    def read(cls, query: Query, settings: Settings) -> _Figures:
+        window = settings.window
+
+        def devices(expression: str) -> dict[Device, float]:
+            return {one.key(_DEVICE): one.value for one in query(expression)}
+
+        def containers(expression: str) -> dict[Key, float]:
+            return {one.key(_CONTAINER): one.value for one in query(expression)}
+
+        def nodes(expression: str) -> dict[str, float]:
+            return {one.labels.get("instance", ""): one.value for one in query(expression)}
+
+        used = f"max_over_time(gpuwarden_device_memory_used_bytes[{window}])"
+        roles = query("gpuwarden_container_role_info")
+        return cls(
+            info={one.key(_DEVICE): one.labels for one in query("gpuwarden_device_info")},
+            ages=nodes("time() - gpuwarden_snapshot_timestamp_seconds"),
+            stale_s=settings.stale_s,
+            healthy=devices('gpuwarden_device_health{state="healthy"}'),
+            enforcing=nodes("gpuwarden_enforcing"),
+            roles={one.key(_CONTAINER): (one.labels.get("role", ""), one.labels.get("rule", "")) for one in roles},
+            users=_grouped((*query("gpuwarden_container_memory_bytes"), *query("gpuwarden_device_held_info"))),
+            free=devices(f"gpuwarden_device_memory_size_bytes - {used}"),
+            load=devices(f"rate(gpuwarden_device_online_busy_seconds_total[{window}])"),
+            gaps_per_s=devices(f"rate(gpuwarden_device_online_gaps_total[{window}])"),
+            targets=containers("gpuwarden_container_slo_target_seconds"),
+            latencies=containers(f"max_over_time(gpuwarden_container_slo_latency_seconds[{window}])"),
+        )
+
+    def slot(self, device: Device, info: Labels) -> Slot | str | None:
+        """The slot, or why it is none; None: no device that jobs are given, as its MIG instances are."""
+        node, uuid = device
+        if any(one.get("parent") == uuid for one in self.info.values()):
+            return None
+        if reason := self._unfit(device):
+            return reason
+        online = sorted(key for key in self.users.get(device, ()) if self._role(key) == "online")
+        gaps_per_s, load, free = self.gaps_per_s.get(device), self.load.get(device), self.free.get(device)
+        if online and (load is None or gaps_per_s is None or not gaps_per_s > 0):
+            return "load unknown"
+        if free is None or not _are_possible(free, load or 0.0, gaps_per_s or 0.0):
+            return "impossible figures"
+        load = min(1.0, load) if online and load is not None else 0.0
+        slack_s = self._slack_s(online)
+        if slack_s is None:
+            return "no latency is promised"
+        return Slot(
+            node=node,
+            gpu=uuid,
+            model=info.get("model_name", ""),
+            online="+".join(sorted({self.roles[key][1] for key in online})) or None,
+            load=load,
+            gap_s=(1 - load) / gaps_per_s if online and gaps_per_s else math.inf,
+            slack_s=slack_s,
+            free_bytes=int(free),
+            spatial=None,
+        )
+
+    def _unfit(self, device: Device) -> str | None:
+        node, uuid = device
+        if sum(other == uuid for _, other in self.info) > 1:
+            return "two GPUs have its UUID"
+        if not 0 <= self.ages.get(node, math.inf) + 1 <= self.stale_s + 1:  # a second ahead: clocks differ
+            return "stale figures"
+        if self.enforcing.get(node) != 1:
+            return "not enforcing"
+        if self.healthy.get(device) != 1:
+            return "not healthy"
+        roles = {self._role(key) for key in self.users.get(device, ())}
+        if "offline" in roles:
+            return "has an offline job"
+        return "used by a container without a role" if roles - {"online"} else None
+
+    def _role(self, container: Key) -> str:
+        return self.roles.get(container, ("", ""))[0]
+
+    def _slack_s(self, online: Iterable[Key]) -> float | None:
+        """The least; infinite where no online service is. Before its first request all of the target is left."""
+        slacks = [self.targets.get(key, math.nan) - self.latencies.get(key, 0.0) for key in online]
+        if any(math.isnan(slack) for slack in slacks):
+            return None
+        return max(0.0, min(slacks, default=math.inf))
+
+
+def _grouped(samples: Iterable[Sample]) -> dict[Device, frozenset[Key]]:
+    users = defaultdict[Device, set[Key]](set)
+    for one in samples:
+        users[one.key(_DEVICE)].add(one.key(_CONTAINER))
+    return {device: frozenset(keys) for device, keys in users.items()}
+
+
+def _are_possible(*figures: float) -> bool:
+    return all(math.isfinite(figure) and figure >= 0 for figure in figures)
