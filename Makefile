@@ -10,6 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 
 BIN := .venv/bin
 VENV := .venv/.installed
+# Without what only development needs: the first command of a newcomer waits for a fifth of the packages.
+RUNS := .venv/.runs
 ARGS ?=
 
 MACHINE := $(shell uname -m)
@@ -39,7 +41,8 @@ packages-deb:
 setup: | packages ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
 	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(VENV) bpf sim build/harness/library_caller
 
-demo: setup ## watch GPU Warden work: two containers on one (simulated) GPU; ARGS="--json FILE --seconds N"
+demo: | packages ## watch GPU Warden work: two containers on one (simulated) GPU; ARGS="--json FILE --seconds N"
+	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(RUNS) bpf sim
 	@$(BIN)/gpuwarden demo $(ARGS)
 
 driver-binaries: ## fetch NVIDIA's libcuda, NVML and MPS daemon of three drivers (Debian's non-free, their licence) into build/driver, for tests/driver
@@ -156,11 +159,19 @@ screenshots-page: setup packages-test ## take screenshots of the status page for
 clean: ## remove everything that was built or installed here
 	rm -rf .venv bpf/build sim/build build site .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info sim/*.egg-info
 
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+
+$(RUNS): pyproject.toml sim/pyproject.toml | packages
+	@echo "setup: installing GPU Warden and what it runs on into .venv"
+	@test -x $(BIN)/pip || python3 -m venv .venv
+	@$(PIP_INSTALL) --editable . --editable ./sim
+	@touch $@
+
 $(VENV): pyproject.toml sim/pyproject.toml | packages
 	@echo "setup: installing GPU Warden and its Python packages into .venv"
 	@test -x $(BIN)/pip || python3 -m venv .venv
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev,fleet]' --editable ./sim
-	@touch $@
+	@$(PIP_INSTALL) --editable '.[dev,fleet]' --editable ./sim
+	@touch $(RUNS) $@
 
 $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
 	@echo "bpf: $@"
