@@ -8,8 +8,9 @@ Standard library only. Unknown is None. Times are seconds, on the clock of whoev
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class FleetError(Exception):
@@ -77,7 +78,28 @@ class Predictor(Protocol):
     def name(self) -> str: ...
 
     def weight(self, slot: Slot, job: Job) -> Weight | None:
-        """None: no pair, as it cannot run or nothing is known."""
+        """None: no pair, as it cannot run or nothing is known.
+
+        A job that needs less memory or has shorter kernels never gets less: types of jobs rely on it.
+        """
+
+
+@runtime_checkable
+class RowPredictor(Predictor, Protocol):
+    """A predictor that is faster for many pairs at once: a plan asks for a million."""
+
+    def rows(self, slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[list[float | None]]:
+        """By slot, what `weight` gives for each job, without error and reason."""
+
+
+def throughput_rows(predictor: Predictor, slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[list[float | None]]:
+    """By slot, for each job, in the way that is fastest for the predictor."""
+    if isinstance(predictor, RowPredictor):
+        yield from predictor.rows(slots, jobs)
+        return
+    for slot in slots:
+        weights = (predictor.weight(slot, job) for job in jobs)
+        yield [None if weight is None else weight.throughput for weight in weights]
 
 
 @dataclass(frozen=True, slots=True)
