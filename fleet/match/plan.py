@@ -36,8 +36,8 @@ class Settings:
     most_gap: float = 0.01
     """Gap to the bound at which finer types are tried"""
     least_weight_step: float = 0.003
-    most_type_pairs: int = 60_000
-    """Slot types × job types: a second of solving; coarser types are taken where there would be more"""
+    most_type_pairs: int = 20_000
+    """Slot types × job types: a third of a second of solving; coarser types are taken where there would be more"""
     seed: int = 0
     """Of the random baseline"""
 

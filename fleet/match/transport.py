@@ -61,7 +61,14 @@ def _solved(worth: Any, limited: tuple[Any, Any], limits: Sequence[int]) -> Any:
     pairs = np.arange(len(worth))
     places = (np.concatenate(limited), np.concatenate([pairs, pairs]))
     matrix = csr_array((np.ones(2 * len(worth)), places), shape=(len(limits), len(worth)))
-    found = linprog(-worth, A_ub=matrix, b_ub=np.array(limits, dtype=float), bounds=(0, None), method="highs-ds")
+    found = linprog(
+        -worth,
+        A_ub=matrix,
+        b_ub=np.array(limits, dtype=float),
+        bounds=(0, None),
+        method="highs-ds",
+        options={"simplex_dual_edge_weight_strategy": "devex"},  # half of the default's time on such tables
+    )
     if not found.success:
         raise FleetError(f"the solver gave up: {found.message}", 3)
     return found

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What the extender answers for one pod: which nodes, how good each is, and why not the others.
+
+Invariant: a node is offered only for a GPU that is free and that the plan either gives to this type of job, or needs
+for no other one; so answering pods one at a time carries the plan out, in whatever order the scheduler brings them.
+Pure: the state is a value, and booking a GPU gives another one. A job of a type that came since the plan gets slots
+that are left over (their price is 0), and else waits for the next plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fleet.match.plan import Plan
+from fleet.match.types import job_key
+from fleet.model import Job, Predictor
+
+MOST_SCORE: Final = 10
+"""Of the extender's protocol: scores are 0 to 10"""
+WAITS: Final = "waits for the next plan"
+TAKEN: Final = "its GPUs have an offline job"
+ELSEWHERE: Final = "the plan has another GPU for it, where the total is greater"
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A GPU that the pod may have."""
+
+    node: str
+    gpu: str
+    slot_type: int | None
+    """None: no job of the plan can run there"""
+    planned: bool
+    """The plan means it for this type of job; else it is left over"""
+    throughput: float
+    """Expected"""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A plan, and what has become of it since."""
+
+    plan: Plan
+    predictor: Predictor
+    """Of the plan: for jobs that came since"""
+    by_node: Mapping[str, tuple[tuple[str, int, int | None], ...]]
+    """Node → GPU, place and type of each of its slots; type None: no job of the plan can run there"""
+    types: Mapping[object, int]
+    """Key of a job type → its place"""
+    taken: frozenset[str]
+    """GPUs that were given away since the plan"""
+    left: Mapping[tuple[int, int], int]
+    """(slot type, job type) → pairs that the plan wants and that nobody has yet"""
+    spare: Mapping[int, int]
+    """Slot type → slots that the plan needs for nobody"""
+
+    @classmethod
+    def of(cls, plan: Plan, predictor: Predictor) -> Board:
+        """Nothing is taken yet."""
+        type_of = {place: at for at, one in enumerate(plan.slot_types) for place in one.members}
+        by_node: dict[str, list[tuple[str, int, int | None]]] = {}
+        for place, slot in enumerate(plan.slots):
+            by_node.setdefault(slot.node, []).append((slot.gpu, place, type_of.get(place)))
+        spare = {at: len(one.members) for at, one in enumerate(plan.slot_types)}
+        for (slot_type, _), amount in plan.amounts.items():
+            spare[slot_type] -= amount
+        return cls(
+            plan=plan,
+            predictor=predictor,
+            by_node={node: tuple(found) for node, found in by_node.items()},
+            types={job_key(one.job, plan.granularity): at for at, one in enumerate(plan.job_types)},
+            taken=frozenset(),
+            left=plan.amounts,
+            spare=spare,
+        )
+
+    def job_type(self, job: Job) -> int | None:
+        """None: it came since the plan, or asks for more than what the plan took for its type."""
+        found = self.types.get(job_key(job, self.plan.granularity))
+        if found is None:
+            return None
+        hardest = self.plan.job_types[found].job
+        harder = job.memory_bytes > hardest.memory_bytes or (job.kernel_s or 0.0) > (hardest.kernel_s or 0.0)
+        return None if harder else found
+
+    def booked(self, candidate: Candidate, job: Job) -> Board:
+        """After the job got the GPU."""
+        job_type = self.job_type(job)
+        taken = self.taken | {candidate.gpu}
+        if candidate.slot_type is None:
+            return replace(self, taken=taken)
+        if candidate.planned and job_type is not None:
+            pair = (candidate.slot_type, job_type)
+            return replace(self, taken=taken, left={**self.left, pair: self.left[pair] - 1})
+        spare = {**self.spare, candidate.slot_type: self.spare[candidate.slot_type] - 1}
+        return replace(self, taken=taken, spare=spare)
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """Which nodes, and why not the others."""
+
+    nodes: tuple[str, ...]
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One pod: what is the same for all nodes is worked out once."""
+
+    board: Board
+    job: Job
+    job_type: int | None
+    offered: Mapping[int | None, tuple[bool, float | None]]
+    """Slot types that the job may have → whether the plan means them for it, and the expected throughput where the
+    type of job is known"""
+    rivals: Mapping[int, tuple[float, str]]
+    """Slot type → the most that it is worth to a type of job that the plan means it for, and that job's kind"""
+
+    def throughput(self, place: int, slot_type: int | None) -> float | None:
+        """Expected of the job in the slot; None: no pair."""
+        if self.job_type is not None:
+            return None if slot_type is None else self.board.plan.slot_types[slot_type].weights[self.job_type]
+        weight = self.board.predictor.weight(self.board.plan.slots[place], self.job)
+        return None if weight is None else weight.throughput
+
+    def ranked(self, node: str) -> Iterator[tuple[bool, float, str, int | None]]:
+        """Of each GPU of the node that it may have: not planned, −throughput, GPU, slot type. The least is best."""
+        taken, offered = self.board.taken, self.offered
+        for gpu, place, slot_type in self.board.by_node.get(node, ()):
+            if slot_type in offered and gpu not in taken:
+                planned, throughput = offered[slot_type]
+                if throughput is None:
+                    throughput = self.throughput(place, slot_type)
+                if throughput:
+                    yield not planned, -throughput, gpu, slot_type
+
+
+def _question(board: Board, job: Job) -> _Question:
+    job_type = board.job_type(job)
+    rivals: dict[int, tuple[float, str]] = {}
+    for (slot_type, other), amount in board.left.items():
+        weight = board.plan.slot_types[slot_type].weights[other]
+        if amount > 0 and weight is not None:
+            wanted = board.plan.job_types[other].job
+            rivals[slot_type] = max(rivals.get(slot_type, (0.0, "")), (weight * wanted.value, wanted.kind))
+    return _Question(board, job, job_type, _offered(board, job_type), rivals)
+
+
+def _offered(board: Board, job_type: int | None) -> dict[int | None, tuple[bool, float | None]]:
+    found: dict[int | None, tuple[bool, float | None]] = {}
+    if job_type is None:
+        found[None] = (False, None)
+        found.update({slot_type: (False, None) for slot_type, count in board.spare.items() if count > 0})
+        return found
+    for slot_type, one in enumerate(board.plan.slot_types):
+        planned = board.left.get((slot_type, job_type), 0) > 0
+        if one.weights[job_type] is not None and (planned or board.spare[slot_type] > 0):
+            found[slot_type] = (planned, one.weights[job_type])
+    return found
+
+
+def choose(board: Board, job: Job, node: str) -> Candidate | None:
+    """The GPU of the node that the job gets, if it gets one."""
+    best = min(_question(board, job).ranked(node), default=None)
+    if best is None:
+        return None
+    not_planned, negative, gpu, slot_type = best
+    return Candidate(node, gpu, slot_type, not not_planned, -negative)
+
+
+def filter_nodes(board: Board, job: Job, nodes: Iterable[str]) -> Filtered:
+    """Of the scheduler's nodes."""
+    question = _question(board, job)
+    found: list[str] = []
+    refused: dict[str, str] = {}
+    for node in nodes:
+        if next(question.ranked(node), None) is not None:
+            found.append(node)
+        else:
+            refused[node] = _reason(question, node)
+    return Filtered(tuple(found), refused)
+
+
+def prioritize(board: Board, job: Job, nodes: Iterable[str]) -> dict[str, int]:
+    """Node → score: what the pair is worth less the price of the slot, the best node's being MOST_SCORE."""
+    question = _question(board, job)
+    prices = {at: one.price for at, one in enumerate(board.plan.slot_types)}
+    gains = {}
+    for node in nodes:
+        best = min(question.ranked(node), default=None)
+        price = 0.0 if best is None or best[3] is None else prices[best[3]]
+        gains[node] = 0.0 if best is None else max(0.0, -best[1] * job.value - price)
+    most = max(gains.values(), default=0.0)
+    return {node: round(MOST_SCORE * gain / most) if most > 0 else 0 for node, gain in gains.items()}
+
+
+def _reason(question: _Question, node: str) -> str:
+    """Why the node has no GPU for the job."""
+    board, job, rivals = question.board, question.job, question.rivals
+    places = board.by_node.get(node, ())
+    fitting = [one for one in places if board.plan.slots[one[1]].free_bytes >= job.memory_bytes]
+    if not fitting:
+        return f"no healthy GPU with {job.memory_bytes / _GIB:.3g} GiB"
+    runs = [
+        (gpu, slot_type, throughput * job.value)
+        for gpu, place, slot_type in fitting
+        if (throughput := question.throughput(place, slot_type))
+    ]
+    if not runs:
+        online = ", ".join(sorted({board.plan.slots[place].online or "nothing" for _, place, _ in fitting}))
+        return f"cannot run beside {online}, or nothing is known of the pair"
+    free = [(slot_type, worth) for gpu, slot_type, worth in runs if gpu not in board.taken]
+    if not free:
+        return TAKEN
+    better = [(*rivals[at], worth) for at, worth in free if at is not None and at in rivals and rivals[at][0] > worth]
+    if better:
+        worth, kind, mine = max(better)
+        return f"worth more to {kind} ({worth:.2f} > {mine:.2f})"
+    return ELSEWHERE if any(planned for planned, _ in question.offered.values()) else WAITS
