@@ -175,11 +175,11 @@ def solve(slots: Sequence[Slot], jobs: Sequence[Job], predictor: Predictor, sett
     typed = _typed(problem, settings.granularity)
     for _ in range(_MOST_DOUBLINGS):
         if typed.type_pairs > settings.most_type_pairs:
-            typed = _typed(problem, typed.granularity.doubled())
+            typed = _typed(problem, typed.granularity.doubled(), typed)
     best = _attempt(problem, typed)
     bound = best.bound
     while best.value < bound * (1 - settings.most_gap) and typed.granularity.weight >= 2 * settings.least_weight_step:
-        typed = _typed(problem, typed.granularity.halved())
+        typed = _typed(problem, typed.granularity.halved(), typed)
         if typed.type_pairs > settings.most_type_pairs:
             break
         attempt = _attempt(problem, typed)
@@ -209,9 +209,13 @@ def _usable(jobs: Sequence[Job], left_out: Counter[str]) -> list[Job]:
     return list(found.values())
 
 
-def _typed(problem: _Problem, granularity: Granularity) -> _Typed:
+def _typed(problem: _Problem, granularity: Granularity, before: _Typed | None = None) -> _Typed:
+    """`before`: types of the same problem; the weights are taken from there if its jobs' types are the same."""
     jobs = job_groups(problem.jobs, granularity)
-    weights = rows(problem.predictor, problem.slots, [group.hardest for group in jobs])
+    if before is not None and jobs == before.jobs:
+        weights = before.weights
+    else:
+        weights = rows(problem.predictor, problem.slots, [group.hardest for group in jobs])
     return _Typed(granularity, jobs, slot_groups(problem.slots, weights, granularity) if jobs else [], weights)
 
 

@@ -11,7 +11,8 @@ Volinsky, "Matrix factorization techniques for recommender systems", 2009).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from math import exp
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ class Settings:
     """Of one fit."""
 
     rank: int = 4
-    bias_ridge: float = 0.3
+    bias_ridge: float = 0.03
     factor_ridge: float = 0.3
     seed: int = 0
     """Of where the factors start"""
@@ -77,25 +78,23 @@ def fit(cells: Sequence[Cell], settings: Settings) -> Factors:
     mean = float(np.mean([cell.log_ratio for cell in cells]))
     wanted = np.array([cell.log_ratio for cell in cells]) - mean
     start = np.random.default_rng(settings.seed)
-    left = np.zeros((len(row_names), settings.rank + 1))  # bias, factors
-    right = start.normal(0.0, 0.1, (len(column_names), settings.rank + 1))
+    right = start.normal(0.0, 0.1, (len(column_names), settings.rank + 1))  # bias, factors
     right[:, 0] = 0.0
+    rows, columns = np.eye(len(row_names))[at_row].T, np.eye(len(column_names))[at_column].T
     for _ in range(_ROUNDS):
-        left = _half_step(at_row, len(row_names), right[at_column], wanted, settings)
-        right = _half_step(at_column, len(column_names), left[at_row], wanted, settings)
+        left = _half_step(rows, right[at_column], wanted, settings)
+        right = _half_step(columns, left[at_row], wanted, settings)
     return Factors(mean, _named(row_names, left), _named(column_names, right))
 
 
-def _half_step(at: Any, count: int, others: Any, wanted: Any, settings: Settings) -> Any:
-    """One side's bias and factors, given the other side's of each cell."""
-    features = np.concatenate([np.ones((len(at), 1)), others[:, 1:]], axis=1)
-    rest = wanted - others[:, 0]
+def _half_step(mine: Any, others: Any, wanted: Any, settings: Settings) -> Any:
+    """One side's bias and factors, given the other side's of each cell. `mine`: names × cells, 1 for its own."""
+    features = np.concatenate([np.ones((len(others), 1)), others[:, 1:]], axis=1)
+    width = settings.rank + 1
+    products = (features[:, :, None] * features[:, None, :]).reshape(len(features), width * width)
     ridge = np.diag([settings.bias_ridge] + [settings.factor_ridge] * settings.rank)
-    found = np.zeros((count, settings.rank + 1))
-    for place in range(count):
-        mine = features[at == place]
-        found[place] = np.linalg.solve(mine.T @ mine + ridge, mine.T @ rest[at == place])
-    return found
+    right_sides = mine @ (features * (wanted - others[:, 0])[:, None])
+    return np.linalg.solve((mine @ products).reshape(-1, width, width) + ridge, right_sides[:, :, None])[:, :, 0]
 
 
 def _named(names: Sequence[str], found: Any) -> dict[str, tuple[float, tuple[float, ...]]]:
@@ -129,11 +128,11 @@ def validated(cells: Sequence[Cell], fitted: Fit, seed: int, known: float = 0.8)
 def chosen(cells: Sequence[Cell], most_rank: int, seed: int) -> tuple[Settings, float]:
     """The rank and ridge with the least cross-validated error, and that error."""
     candidates = [
-        Settings(rank, bias, factor, seed)
-        for rank in range(most_rank + 1)
-        for bias in (0.03, 0.3)
-        for factor in ((0.3,) if rank == 0 else (0.1, 0.3, 1.0))
+        Settings(rank, factor_ridge=ridge, seed=seed)
+        for rank in (0, 1, 2, 4)
+        if rank <= most_rank
+        for ridge in ((0.3,) if rank == 0 else (0.1, 0.3))
     ]
-    errors = {one: validated(cells, lambda seen, one=one: fit(seen, one), seed) for one in candidates}  # type: ignore[misc]
+    errors = {one: validated(cells, partial(fit, settings=one), seed) for one in candidates}
     best = min(errors, key=lambda one: (errors[one], one.rank))
-    return replace(best), errors[best]
+    return best, errors[best]
