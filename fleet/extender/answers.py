@@ -2,10 +2,11 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What the extender answers for one pod: which nodes, how good each is, and why not the others.
 
-Invariant: a node is offered only for a GPU that is free and that the plan either gives to this type of job, or needs
-for no other one; so answering pods one at a time carries the plan out, in whatever order the scheduler brings them.
-Pure: the state is a value, and booking a GPU gives another one. A job of a type that came since the plan gets slots
-that are left over (their price is 0), and else waits for the next plan.
+Invariant: a node is offered only for a GPU that is free and that the plan gives to this type of job; so answering pods
+one at a time carries the plan out, in whatever order the scheduler brings them. Where there is none such, as the job's
+type came since the plan or the scheduler has reasons of its own against those nodes, slots are offered that the plan
+needs for no job (their price is 0), and else the pod waits for the next plan. Pure: the state is a value, and booking a
+GPU gives another one.
 """
 
 from __future__ import annotations
@@ -176,14 +177,17 @@ def choose(board: Board, job: Job, node: str) -> Candidate | None:
 def filter_nodes(board: Board, job: Job, nodes: Iterable[str]) -> Filtered:
     """Of the scheduler's nodes."""
     question = _question(board, job)
-    found: list[str] = []
+    found: dict[bool, list[str]] = {True: [], False: []}
     refused: dict[str, str] = {}
     for node in nodes:
-        if next(question.ranked(node), None) is not None:
-            found.append(node)
-        else:
+        best = min(question.ranked(node), default=None)
+        if best is None:
             refused[node] = _reason(question, node)
-    return Filtered(tuple(found), refused)
+        else:
+            found[not best[0]].append(node)
+    if found[True]:  # else the scheduler has reasons of its own against the nodes that the plan means
+        refused.update(dict.fromkeys(found[False], ELSEWHERE))
+    return Filtered(tuple(found[True] or found[False]), refused)
 
 
 def prioritize(board: Board, job: Job, nodes: Iterable[str]) -> dict[str, int]:

@@ -70,7 +70,7 @@ def optimum(slots: list[Slot], jobs: list[Job], predictor: Predictor) -> float:
 
 
 @given(slots(), jobs(), predictors())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_the_bound_is_never_below_the_optimum(slots: list[Slot], jobs: list[Job], predictor: Predictor) -> None:
     plan, best = solve(slots, jobs, predictor), optimum(slots, jobs, predictor)
     assert plan.value <= best + 1e-6
@@ -78,7 +78,7 @@ def test_the_bound_is_never_below_the_optimum(slots: list[Slot], jobs: list[Job]
 
 
 @given(slots(), jobs(), predictors())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_each_pair_can_run_and_no_slot_or_job_is_in_two(
     slots: list[Slot], jobs: list[Job], predictor: Predictor
 ) -> None:
@@ -92,7 +92,7 @@ def test_each_pair_can_run_and_no_slot_or_job_is_in_two(
 
 
 @given(slots(), jobs(), predictors())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_baseline_is_worth_more_than_the_optimum(slots: list[Slot], jobs: list[Job], predictor: Predictor) -> None:
     plan, best = solve(slots, jobs, predictor), optimum(slots, jobs, predictor)
     assert set(plan.baselines) == {"random", "first_fit", "greedy"}
@@ -100,7 +100,7 @@ def test_no_baseline_is_worth_more_than_the_optimum(slots: list[Slot], jobs: lis
 
 
 @given(slots(), jobs(), predictors())
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_the_same_input_gives_the_same_plan(slots: list[Slot], jobs: list[Job], predictor: Predictor) -> None:
     assert solve(slots, jobs, predictor) == solve(slots, jobs, predictor)
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.match.types import Granularity, job_groups, job_key, mean_weights, rows, slot_groups
@@ -41,6 +41,7 @@ JOBS = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(SLOTS, max_size=20), st.lists(JOBS, min_size=1, max_size=20))
 def test_what_a_type_can_run_each_member_can_run(slots: list[Slot], jobs: list[Job]) -> None:
     predictor, granularity = Physical(), Granularity()
@@ -54,6 +55,7 @@ def test_what_a_type_can_run_each_member_can_run(slots: list[Slot], jobs: list[J
             assert np.isnan(means[at, column]) or None not in found
 
 
+@settings(max_examples=40)
 @given(st.lists(SLOTS, max_size=20), st.lists(JOBS, min_size=1, max_size=20))
 def test_members_of_a_type_differ_by_a_step_at_most_in_their_least_and_largest_weight(
     slots: list[Slot], jobs: list[Job]
@@ -66,6 +68,7 @@ def test_members_of_a_type_differ_by_a_step_at_most_in_their_least_and_largest_w
             assert found.max() - found.min() <= granularity.weight + 1e-9
 
 
+@settings(max_examples=40)
 @given(st.lists(SLOTS, max_size=20), st.lists(JOBS, min_size=1, max_size=20))
 def test_each_slot_with_a_pair_and_each_job_is_of_one_type(slots: list[Slot], jobs: list[Job]) -> None:
     granularity = Granularity()
