@@ -15,7 +15,9 @@ from typing import Final
 
 from fleet.model import FleetError
 
-COMMANDS: Final[dict[str, tuple[str, str]]] = {}
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "plan": ("fleet.plan", "which waiting job would go where now, and what that is worth; acts on nothing"),
+}
 """Name → module, what it is for"""
 
 
