@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from fleet.match.baselines import BASELINES
-from fleet.match.certificate import upper_bound
+from fleet.match.certificate import easiest_weights, upper_bound
 from fleet.match.transport import Flow, transport
 from fleet.match.types import Granularity, JobGroup, job_groups, mean_weights, names, rows, slot_groups
 from fleet.model import Job, Predictor, Slot, Weight, throughput_rows
@@ -223,23 +223,9 @@ def _attempt(problem: _Problem, typed: _Typed) -> _Attempt:
     worth = mean_weights(typed.slots, typed.weights) * typed.values
     flow = transport(worth, [len(group) for group in typed.slots], typed.demand)
     places = _places(typed, flow, worth)
-    bound = upper_bound(_easiest_weights(problem, typed) * typed.values, flow.job_prices, typed.demand)
+    easiest = easiest_weights(problem.predictor, problem.slots, typed.jobs, typed.weights)
+    bound = upper_bound(easiest * typed.values, flow.job_prices, typed.demand)
     return _Attempt(typed, flow, places, _value(problem, typed, places), bound)
-
-
-def _easiest_weights(problem: _Problem, typed: _Typed) -> Any:
-    differing = [at for at, group in enumerate(typed.jobs) if not _alike(group)]
-    if not differing:
-        return typed.weights
-    found = typed.weights.copy()
-    found[:, differing] = rows(problem.predictor, problem.slots, [typed.jobs[at].easiest for at in differing])
-    return found
-
-
-def _alike(group: JobGroup) -> bool:
-    """Whether the hardest job stands for all without loss."""
-    hardest, easiest = group.hardest, group.easiest
-    return (hardest.memory_bytes, hardest.kernel_s) == (easiest.memory_bytes, easiest.kernel_s)
 
 
 def _places(typed: _Typed, flow: Flow, worth: Any) -> tuple[tuple[int, int], ...]:
@@ -259,7 +245,7 @@ def _places(typed: _Typed, flow: Flow, worth: Any) -> tuple[tuple[int, int], ...
 
 def _value(problem: _Problem, typed: _Typed, places: Sequence[tuple[int, int]]) -> float:
     """Of the jobs themselves, not of the hardest of their types."""
-    columns = {place: at for at, group in enumerate(typed.jobs) if _alike(group) for place in group.members}
+    columns = {place: at for at, group in enumerate(typed.jobs) if group.alike for place in group.members}
     total = 0.0
     for slot, job in places:
         if (column := columns.get(job)) is not None:

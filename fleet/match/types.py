@@ -62,7 +62,13 @@ class JobGroup:
     hardest: Job
     """The most memory and the longest kernels of them: what fits it fits all"""
     easiest: Job
-    """The least of both: nothing is worth more to any of them"""
+    """The least of both: no member gets more than it in any slot"""
+
+    @property
+    def alike(self) -> bool:
+        """Whether the hardest job stands for all without loss."""
+        hardest, easiest = self.hardest, self.easiest
+        return (hardest.memory_bytes, hardest.kernel_s) == (easiest.memory_bytes, easiest.kernel_s)
 
 
 def job_key(job: Job, granularity: Granularity) -> Hashable:

@@ -166,7 +166,7 @@ def parse(text: str, prior: Physical | None = None) -> Read:
     rows = _loaded(text).get("pairs")
     if not isinstance(rows, list):
         raise FleetError(
-            'no table of pairs: the file needs a list under "pairs"; `fleet_table` of the bench writes one'
+            'no table of pairs: the file needs a list under "pairs", of online, offline, model, throughput, count'
         )
     dropped: Counter[str] = Counter()
     pairs = {}
