@@ -154,8 +154,7 @@ def _joined(groups: Sequence[list[int]], weights: Any, granularity: Granularity)
     runs = ~np.isnan(weights[groups[0][0]])
     leaders = np.empty((len(groups), int(runs.sum())))
     found: list[list[int]] = []
-    for group in groups:
-        mean = weights[group][:, runs].mean(axis=0)
+    for group, mean in zip(groups, mean_weights(groups, weights)[:, runs], strict=True):
         near = np.flatnonzero((np.abs(leaders[: len(found)] - mean) <= granularity.alike).all(axis=1))
         if near.size:
             found[int(near[0])] += group
@@ -165,11 +164,14 @@ def _joined(groups: Sequence[list[int]], weights: Any, granularity: Granularity)
     return [tuple(sorted(group)) for group in found]
 
 
-def mean_weights(groups: Sequence[tuple[int, ...]], weights: Any) -> Any:
+def mean_weights(groups: Sequence[Sequence[int]], weights: Any) -> Any:
     """Array of slot types × job types: the mean over the slots, NaN for no pair."""
     if not groups:
         return np.empty((0, weights.shape[1]))
-    return np.array([weights[list(group)].mean(axis=0) for group in groups])
+    counts = np.array([len(group) for group in groups])
+    members = np.concatenate([np.array(group) for group in groups])
+    sums = np.add.reduceat(weights[members], np.cumsum(counts) - counts, axis=0)
+    return sums / counts[:, None]
 
 
 def names(slots: Sequence[Slot], group: Sequence[int]) -> tuple[str, ...]:
