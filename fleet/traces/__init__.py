@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from fleet.model import FleetError, Trace, TraceJob
-from fleet.traces import muri
+from fleet.traces import helios, muri, openb, philly_csv, philly_log, pollux
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -42,13 +42,51 @@ class Format:
     """Shell command that puts the file into the working directory"""
 
 
+_GITHUB: Final = "https://raw.githubusercontent.com"
+
 FORMATS: Final[Mapping[str, Format]] = {
+    "philly_csv": Format(
+        read=philly_csv.jobs,
+        summary="Philly's jobs as a table: submission, length, GPUs, virtual cluster",
+        source="https://github.com/petuum/adaptdl/tree/osdi21-artifact/simulator/traces",
+        licence="CC BY 4.0 (derives from Philly; the branch itself names no licence)",
+        fetch=f"curl -LO {_GITHUB}/petuum/adaptdl/osdi21-artifact/simulator/traces/philly.csv",
+    ),
+    "philly_log": Format(
+        read=philly_log.jobs,
+        summary="Philly's own job log: also status, every attempt, delay and servers",
+        source="https://github.com/msr-fiddle/philly-traces",
+        licence="CC BY 4.0",
+        fetch="git lfs install && git clone https://github.com/msr-fiddle/philly-traces "
+        "&& tar -xzf philly-traces/trace-data.tar.gz",
+    ),
+    "helios": Format(
+        read=helios.jobs,
+        summary="Helios of SenseTime: status, delay, servers",
+        source="https://github.com/S-Lab-System-Group/HeliosData",
+        licence="CC BY 4.0",
+        fetch="curl -LO https://github.com/S-Lab-System-Group/HeliosData/raw/master/data.zip && unzip data.zip",
+    ),
+    "openb": Format(
+        read=openb.jobs,
+        summary="Alibaba's pods of 2023: parts of a GPU, online and offline, delay",
+        source="https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023",
+        licence="none named",
+        fetch=f"curl -LO {_GITHUB}/alibaba/clusterdata/master/cluster-trace-gpu-v2023/csv/openb_pod_list_default.csv",
+    ),
     "muri": Format(
         read=muri.jobs,
         summary="Muri's cluster trace: arrivals of Philly's jobs, with a model and its times by resource",
         source="https://github.com/Rivendile/Muri/tree/main/cluster_exp/trace-data",
         licence="Apache-2.0",
-        fetch="curl -LO https://raw.githubusercontent.com/Rivendile/Muri/main/cluster_exp/trace-data/cluster_trace.csv",
+        fetch=f"curl -LO {_GITHUB}/Rivendile/Muri/main/cluster_exp/trace-data/cluster_trace.csv",
+    ),
+    "pollux": Format(
+        read=pollux.jobs,
+        summary="Pollux's workloads: submission, application, replicas; no lengths",
+        source="https://github.com/petuum/adaptdl/tree/osdi21-artifact/simulator/workloads",
+        licence="none named on the branch (Apache-2.0 on master)",
+        fetch=f"curl -LO {_GITHUB}/petuum/adaptdl/osdi21-artifact/simulator/workloads/workload-6.csv",
     ),
 }
 """Name → format"""

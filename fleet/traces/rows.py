@@ -100,6 +100,12 @@ def gpu_count(field: str | float | None) -> float:
     return gpus
 
 
+def server_count(field: str | None) -> int | None:
+    """Servers that the job ran on; None: unknown."""
+    servers = number(field, "number of servers")
+    return int(servers) if servers else None
+
+
 def date_s(field: str | None, what: str) -> float | None:
     """Seconds since 1970 of `YYYY-mm-dd HH:MM:SS`, read as UTC unless it names an offset or zone. None: unknown."""
     if field is None or field.strip().lower() in UNKNOWN:
