@@ -17,6 +17,11 @@ from fleet.model import FleetError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "plan": ("fleet.plan", "which waiting job would go where now, and what that is worth; acts on nothing"),
+    "analyse": ("fleet.analyse.command", "print what a trace says: sizes, queueing, locality, status, load"),
+    "formats": (
+        "fleet.traces.command",
+        "list the formats of traces, where data are, their licences, how to fetch them",
+    ),
 }
 """Name → module, what it is for"""
 
