@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "fleet.traces.command",
         "list the formats of traces, where data are, their licences, how to fetch them",
     ),
+    "split": ("fleet.pipeline.command", "split a pipeline's SLO over its stages, for a policy or for pods"),
 }
 """Name → module, what it is for"""
 
