@@ -65,7 +65,7 @@ def act(options: argparse.Namespace) -> int:
     published = PUBLISHED.get(options.format, {}) if options.published else {}
     if options.json:
         about = {"trace": str(options.trace), "format": options.format, "dropped": dict(trace.dropped)}
-        print(json.dumps({**about, **as_json(parts, published)}, ensure_ascii=False, indent=1))
+        print(json.dumps({**about, **as_json(parts, published)}, indent=1))
     else:
         _print(trace, parts, published)
     return 0

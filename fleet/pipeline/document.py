@@ -32,7 +32,7 @@ from fleet.model import FleetError
 from fleet.pipeline.search import Level
 from fleet.pipeline.split import Part, Pipeline, Split, Stage
 
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 18  # the most stages with the most levels take about 200 KiB
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(us|µs|ms|s|m|h)")
 _PERCENT: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
@@ -69,7 +69,7 @@ def read_document(path: Path) -> Document:
     except OSError as error:
         raise FleetError(f"cannot read {path}: {error}") from error
     if len(content) > _MOST_BYTES:
-        raise FleetError(f"{path} is larger than 1 MiB, which no pipeline is")
+        raise FleetError(f"{path} is larger than 256 KiB, which no pipeline is")
     try:
         return parse(content.decode())
     except UnicodeDecodeError as error:
