@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from fleet.pipeline.search import Level
 from fleet.pipeline.split import Part, Pipeline, Split, Stage
 
 _MOST_BYTES: Final = 1 << 18  # the most stages with the most levels take about 200 KiB
+_DEEPEST: Final = 64
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(us|µs|ms|s|m|h)")
 _PERCENT: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
@@ -80,6 +82,8 @@ def read_document(path: Path) -> Document:
 
 def parse(text: str) -> Document:
     """FleetError: it is no pipeline."""
+    if _depth(text) > _DEEPEST:
+        raise FleetError("it is not YAML of a pipeline: its brackets are nested too deeply; close them")
     try:
         whole = yaml.load(text, _Loader)  # a subclass of SafeLoader
     except (yaml.YAMLError, RecursionError) as error:
@@ -99,6 +103,11 @@ def parse(text: str) -> Document:
         slos[name] = {**_SLO, **{key: value for key, value in slo.items() if key != "target"}, **own}
         matches[name] = _mapping(stage.get("match", {"pod": f"{name}-*"}), f"`match` of stage {name!r}")
     return Document(Pipeline(_duration_s(slo.get("target"), "`target` of `slo`"), tuple(found)), slos, matches)
+
+
+def _depth(text: str) -> int:
+    """Of brackets, at most; PyYAML's time grows with its square."""
+    return max(accumulate((character in "[{") - (character in "]}") for character in text), default=0)
 
 
 def _mapping(value: object, what: str, keys: tuple[str, ...] = ()) -> dict[Any, Any]:

@@ -167,14 +167,6 @@ def test_an_slo_has_to_be_a_time(slo_s: float) -> None:
 def test_a_split_in_use_stays_while_it_fits_and_is_near() -> None:
     pipeline = Pipeline(0.1, chain((Level(0.05, 0.5),), (Level(0.05, 0.5),)))
     found = split(pipeline)
-    assert (
-        settled(
-            pipeline,
-            {"s0": 0.047, "s1": 0.053},
-            split(Pipeline(0.1, chain((Level(0.04, 0.5),) * 1, (Level(0.04, 0.5),)))),
-        )
-        is False
-    )
     assert settled(pipeline, {"s0": 0.05, "s1": 0.05}, found)
     assert not settled(pipeline, {"s0": 0.06, "s1": 0.05}, found)  # too long
     assert not settled(pipeline, {"s0": 0.05}, found)  # another pipeline
