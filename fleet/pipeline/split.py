@@ -30,7 +30,7 @@ from fleet.pipeline.search import ROUNDING, Level, Problem, raised, search
 MOST_STAGES: Final = 64
 MOST_LEVELS: Final = 64
 MOST_STEPS: Final = 150
-"""Of the search over the whole pipeline: about 10 ms"""
+"""Of the search over the whole pipeline: about 10 ms with 8 stages of 8 levels"""
 DEAD_BAND: Final = 0.1
 
 
