@@ -33,7 +33,7 @@ _UTILISATION: Final = Column("utilisation_percent", "mean utilisation %", 2)
 
 def delays(jobs: Sequence[TraceJob]) -> Table | Absent:
     """Delay by size and servers, of jobs with more than one GPU: others are always on one server."""
-    title = "Queueing delay by size and servers (Fig. 4)"
+    title = "Queueing delay by size and servers (Philly's Fig. 4)"
     placed = [job for job in jobs if job.servers is not None and job.start_s is not None and job.gpus > 1]
     if not placed:
         return Absent("locality", title, "servers and starts of jobs with several GPUs")
@@ -47,8 +47,8 @@ def delays(jobs: Sequence[TraceJob]) -> Table | Absent:
 
 
 def utilisation(jobs: Sequence[TraceJob]) -> Table | Absent:
-    """By number of GPUs (Fig. 5, Table 3)."""
-    title = "Utilisation of allocated GPUs by size (Fig. 5, Table 3)"
+    """By number of GPUs (Philly's Fig. 5, Table 3)."""
+    title = "Utilisation of allocated GPUs by size (Philly's Fig. 5, Table 3)"
     known = _measured(jobs)
     if not known:
         return Absent("utilisation", title, "utilisation")
@@ -59,8 +59,8 @@ def utilisation(jobs: Sequence[TraceJob]) -> Table | Absent:
 
 
 def spread(jobs: Sequence[TraceJob]) -> Table | Absent:
-    """By number of GPUs and of servers (Fig. 6, Table 4); whether the servers were dedicated is not in a TraceJob."""
-    title = "Utilisation of allocated GPUs by size and servers (Fig. 6, Table 4)"
+    """By number of GPUs and of servers (Philly's Fig. 6, Table 4); whether the servers were dedicated is not in a TraceJob."""
+    title = "Utilisation of allocated GPUs by size and servers (Philly's Fig. 6, Table 4)"
     known = [job for job in _measured(jobs) if job.servers is not None and job.gpus > 1]
     if not known:
         return Absent("spread", title, "utilisation and servers of jobs with several GPUs")

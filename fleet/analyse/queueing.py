@@ -35,7 +35,7 @@ MINUTE_S = 60.0
 
 def delays(jobs: Sequence[TraceJob]) -> Table | Absent:
     """By queue and size; a row for each size over all queues comes first."""
-    title = "Queueing delay by queue and size (Fig. 3)"
+    title = "Queueing delay by queue and size (Philly's Fig. 3)"
     started = [job for job in jobs if job.start_s is not None]
     if not started:
         return Absent("queueing", title, "starts")

@@ -63,7 +63,7 @@ def runtimes(jobs: Sequence[TraceJob]) -> Table:
     )
     total = total_gpu_s(jobs)
     rows = [_row(size, members, len(jobs), total) for size, members in by_size(jobs).items()]
-    return table("sizes", "Jobs and runtimes by size (Fig. 2)", columns, rows)
+    return table("sizes", "Jobs and runtimes by size (Philly's Fig. 2)", columns, rows)
 
 
 def sharing(jobs: Sequence[TraceJob]) -> Table | Absent:

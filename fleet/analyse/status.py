@@ -27,7 +27,7 @@ ORDER: Final = ("passed", "killed", "failed")
 
 def endings(jobs: Sequence[TraceJob]) -> Table | Absent:
     """By status; jobs of which it is unknown do not count."""
-    title = "Status by jobs and GPU time (Table 6)"
+    title = "Status by jobs and GPU time (Philly's Table 6)"
     ended = [job for job in jobs if job.status is not None]
     if not ended:
         return Absent("status", title, "status")

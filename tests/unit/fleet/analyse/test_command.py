@@ -32,7 +32,7 @@ def test_the_text_has_tables_what_is_absent_and_what_was_dropped(
     assert main(["analyse", str(trace), "--format", "philly_csv"]) == 0
     out, err = capsys.readouterr()
     assert "Jobs and runtimes by size" in out
-    assert "Status by jobs and GPU time (Table 6): no status" in out
+    assert "Status by jobs and GPU time (Philly's Table 6): no status" in out
     assert "dropped: 1 rows: time of submission is no date" in out
     assert "\x1b" not in out
     assert "\\x1b[31mred" in out
