@@ -59,7 +59,7 @@ def utilisation(jobs: Sequence[TraceJob]) -> Table | Absent:
 
 
 def spread(jobs: Sequence[TraceJob]) -> Table | Absent:
-    """By number of GPUs and of servers (Philly's Fig. 6, Table 4); whether the servers were dedicated is not in a TraceJob."""
+    """By number of GPUs and of servers (Philly's Fig. 6, Table 4); traces do not tell which servers were dedicated."""
     title = "Utilisation of allocated GPUs by size and servers (Philly's Fig. 6, Table 4)"
     known = [job for job in _measured(jobs) if job.servers is not None and job.gpus > 1]
     if not known:
