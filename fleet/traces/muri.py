@@ -6,8 +6,8 @@ All times are milliseconds, though the file does not say so: the authors' simula
 last submission is 27 days after the first, which agrees with the makespans that they publish in seconds.
 
 A job's length alone is `iterations` × `iteration_time`, not `duration`: in the authors' own results for this trace
-under SRTF 98 % of the jobs ran at least .998 of the product (a quarter at most 1.02 of it, the rest with more overhead),
-while a tenth ran under .94 or so of `duration`, and the product is 5.4 times the `duration` of five jobs with 32 GPUs.
+under SRTF 98 % of the jobs ran at least .998 of the product (a quarter at most 1.02 of it, the rest longer), while a
+tenth ran under .95 of `duration`, and the product is 5.4 times the `duration` of five jobs with 32 GPUs.
 """
 
 from __future__ import annotations
