@@ -128,6 +128,8 @@ class TraceJob:
     """Mean of its GPUs, 0 to 1"""
     resource_s: tuple[float, ...] | None = None
     """Seconds of an iteration by resource, where the trace has them (Muri)"""
+    memory_bytes: int | None = None
+    """Most that it uses of a GPU's memory"""
 
     @property
     def gpu_seconds(self) -> float | None:
