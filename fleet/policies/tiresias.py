@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Tiresias' discretised least attained service (NSDI'19): nothing is known of a job but the GPU time that it has held.
+"""Tiresias' discretised least attained service (NSDI'19): of a job it knows nothing but the GPU time that it has held.
 
-A job whose GPU time passes a threshold goes to the tail of the next lower queue. Higher queues come first and preempt.
-Within a queue: who runs goes on; then those that wait, the longest wait first; then those that just came down. So a job
-is never preempted for one of its own queue, except in the moment in which it comes down. Jobs are not promoted.
+A job comes to the tail of the highest queue; when its GPU time passes a threshold it goes to the tail of the next lower
+one. Queues are served from the highest on, each from head to tail, and those that fit run, so a higher queue preempts a
+lower one. Then those of a queue that wait go behind those that run and keep their order: who runs is not preempted for
+one of its own queue that could not be placed before. Jobs are not promoted again, as in Tiresias' default.
+
+The queues are this policy's memory: an instance is for one simulation.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fleet.model import FleetError
@@ -19,7 +22,7 @@ from fleet.simulator.placement import rearrange
 
 THRESHOLDS_GPU_S: Final = (3600.0,)
 """Two queues"""
-_PAST: Final = 1e-6  # s after a threshold, so that rounding does not leave a job just below it
+_PAST_S: Final = 1e-6  # behind a threshold, so that rounding does not leave a job just below it
 
 
 class Tiresias:
@@ -30,32 +33,39 @@ class Tiresias:
     def __init__(self, thresholds_gpu_s: Sequence[float] = THRESHOLDS_GPU_S) -> None:
         if not thresholds_gpu_s or thresholds_gpu_s[0] <= 0 or list(thresholds_gpu_s) != sorted(set(thresholds_gpu_s)):
             raise FleetError("the thresholds of tiresias are GPU·s over 0 and ascend, such as 3250,7200")
-        self._thresholds_gpu_s = list(thresholds_gpu_s)
+        self._thresholds_gpu_s = tuple(thresholds_gpu_s)
+        self._queues: list[list[int]] = [[] for _ in range(len(thresholds_gpu_s) + 1)]
 
     def step(self, state: Cluster, now_s: float) -> tuple[Act, ...]:
-        jobs = [*state.running.values(), *state.waiting]
-        before_s = now_s if state.previous_s is None else state.previous_s
-        acts = rearrange(sorted(jobs, key=lambda job: self._key(job, now_s - before_s)), state)
-        wakes = [self._crossing_s(job, now_s) for job in _running_after(jobs, acts)]
-        next_s = min((at_s for at_s in wakes if at_s is not None), default=None)
-        return acts if next_s is None else (*acts, Wake(next_s))
+        jobs = {job.number: job for job in (*state.running.values(), *state.waiting)}
+        self._requeue(jobs)
+        acts = rearrange([jobs[number] for queue in self._queues for number in queue], state)
+        runs = _running_after(jobs, acts)
+        for queue in self._queues:
+            queue.sort(key=lambda number: number not in runs)
+        wakes = [at_s for number in runs if (at_s := self._crossing_s(jobs[number], now_s)) is not None]
+        return (*acts, Wake(min(wakes))) if wakes else acts
 
-    def _key(self, job: Active, elapsed_s: float) -> tuple[int, int, float, int]:
-        queue = bisect_right(self._thresholds_gpu_s, job.attained_gpu_s)
-        if not job.gpus:
-            return queue, 1, job.since_s, job.number
-        earlier = bisect_right(self._thresholds_gpu_s, job.attained_gpu_s - elapsed_s * job.size)
-        return queue, 2 if earlier < queue else 0, job.since_s, job.number
+    def _requeue(self, jobs: Mapping[int, Active]) -> None:
+        """Drops those that ended, and puts those that came or passed a threshold to the tail of their queue."""
+        before = {number: place for place, queue in enumerate(self._queues) for number in queue}
+        self._queues = [[number for number in queue if number in jobs] for queue in self._queues]
+        for number in sorted(jobs):
+            queue = bisect_right(self._thresholds_gpu_s, jobs[number].attained_gpu_s)
+            if before.get(number) != queue:
+                if number in before:
+                    self._queues[before[number]].remove(number)
+                self._queues[queue].append(number)
 
     def _crossing_s(self, job: Active, now_s: float) -> float | None:
         """When a job that runs passes its next threshold. None: it is in the lowest queue."""
         queue = bisect_right(self._thresholds_gpu_s, job.attained_gpu_s)
         if queue == len(self._thresholds_gpu_s):
             return None
-        return now_s + (self._thresholds_gpu_s[queue] - job.attained_gpu_s) / job.size + _PAST
+        return now_s + (self._thresholds_gpu_s[queue] - job.attained_gpu_s) / job.size + _PAST_S
 
 
-def _running_after(jobs: Sequence[Active], acts: Sequence[Act]) -> list[Active]:
+def _running_after(jobs: Mapping[int, Active], acts: Sequence[Act]) -> set[int]:
     started = {act.number for act in acts if isinstance(act, Start)}
     stopped = {act.number for act in acts if isinstance(act, Preempt)}
-    return [job for job in jobs if job.number in started or (job.gpus and job.number not in stopped)]
+    return {number for number, job in jobs.items() if number in started or (job.gpus and number not in stopped)}

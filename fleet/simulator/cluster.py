@@ -4,8 +4,7 @@
 
 A GPU is a number; node n holds those from n × gpus_per_node on. It has no, one or two tenants. A policy is asked at each
 decision and answers with acts; they are carried out in their order, so GPUs that a Preempt frees are free for the
-Start behind it. All values are frozen: a policy that wants memory derives it from `since_s`, `attained_gpu_s` and
-`previous_s`, and so gives the same answer for the same state.
+Start behind it.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ class Cluster:
     slowdown: Slowdown
     memory_bytes: int | None = None
     """Of a GPU; None: unknown, so all fits"""
-    previous_s: float | None = None
-    """When the policy was asked before"""
 
     def free(self) -> list[int]:
         """GPUs without a tenant."""

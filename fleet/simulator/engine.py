@@ -119,7 +119,6 @@ class _Simulation:
         self._running: dict[int, _Run] = {}
         self._pairs: dict[tuple[int, int], float] = {}  # slowdown of the first beside the second, of those that met
         self._come = 0
-        self._previous_s: float | None = None
         self._due_s = _NEVER
         self._now_s = runs[0].job.submit_s if runs else 0.0
         self.ended: list[Ended] = []
@@ -179,9 +178,8 @@ class _Simulation:
             gpus_per_node=self._setting.gpus_per_node or self._setting.gpus,
             slowdown=self._setting.slowdown,
             memory_bytes=self._setting.memory_bytes,
-            previous_s=self._previous_s,
         )
-        self._due_s, self._previous_s = _NEVER, self._now_s
+        self._due_s = _NEVER
         for act in self._policy.step(state, self._now_s):
             self._carry_out(act, state)
 
