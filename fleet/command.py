@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "list the formats of traces, where data are, their licences, how to fetch them",
     ),
     "split": ("fleet.pipeline.command", "split a pipeline's SLO over its stages, for a policy or for pods"),
+    "simulate": ("fleet.simulate", "what each policy would have made of a trace: completion times, queueing, use"),
 }
 """Name → module, what it is for"""
 

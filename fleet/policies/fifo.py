@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""First in, first out, without backfilling: a job that does not fit holds up all that came later. Services come first."""
+"""First in, first out, without backfilling: a job that does not fit holds up all that came later.
+
+Online services come before all else.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The fleet's own plan, in the simulator: one-GPU offline jobs are matched to GPUs with an online service, and to free ones.
+"""The fleet's own plan in the simulator: one-GPU offline jobs are matched to GPUs, free or with an online service.
 
 Online services come first: they get GPUs that are free or have only an offline job, and nothing preempts them. The
-offline jobs that wait are then assigned so that the sum of their expected throughputs is largest; throughput is 1 over the
-slowdown that the cluster's pairs show, so a Predictor reaches this policy as `fleet.simulator.slowdown.predicted`. Gangs
-of offline jobs get free GPUs only: pairing several GPUs at once is not what the plan does.
+offline jobs that wait are then assigned so that the sum of their expected throughputs is largest. Throughput is 1 over
+the slowdown that the cluster's pairs show; a Predictor reaches this policy as `fleet.simulator.slowdown.predicted`.
+Gangs of offline jobs get free GPUs only: pairing several GPUs at once is not what the plan does.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Shortest remaining time first, and shortest remaining service first, with preemption.
 
-On one machine SRTF has the least mean completion time there is (Schrage 1968). Service is time × GPUs: SRSF weighs a gang
-by what it takes from others.
+On one machine SRTF has the least mean completion time there is (Schrage 1968). Service is time × GPUs: SRSF weighs a
+gang by what it takes from others.
 """
 
 from __future__ import annotations

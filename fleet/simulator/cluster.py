@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What a policy sees of the simulated cluster, and what it may do.
 
-A GPU is a number; node n holds those from n × gpus_per_node on. It has no, one or two tenants. A policy is asked at each
-decision and answers with acts; they are carried out in their order, so GPUs that a Preempt frees are free for the
+A GPU is a number; node n holds those from n × gpus_per_node on. It has no, one or two tenants. A policy is asked at
+each decision and answers with acts; they are carried out in their order, so GPUs that a Preempt frees are free for the
 Start behind it.
 """
 

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The event loop: jobs come, run at the speed that their neighbours leave them, end; a policy decides in between.
 
-Invariant: the GPU time that a job held is its work plus what sharing and restarts cost it. A gang runs at the pace of its
-slowest GPU. Without an interval the policy is asked when something happened; with one, at the next multiple of it, as
-schedulers that work in rounds do. An act that is impossible is the policy's fault and ends the run.
+Invariant: the GPU time that a job held is its work plus what sharing and restarts cost it. A gang runs at the pace of
+its slowest GPU. Without an interval the policy is asked when something happened; with one, at the next multiple of it,
+as schedulers do that work in rounds. An act that is impossible is a defect of the policy and ends the run.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class _Simulation:
 def simulate(jobs: Sequence[TraceJob], policy: Policy, setting: Setting, progress: Progress | None = None) -> Outcome:
     """Runs a trace's jobs under a policy. Those that cannot be simulated are counted by reason.
 
-    A part of a GPU is a whole one here. A job whose duration is infinite is a service: it takes part, but not in figures.
+    A part of a GPU is a whole one here. A job whose duration is infinite is a service: it takes part and has no figures.
     """
     dropped: Counter[str] = Counter()
     runs: list[_Run] = []

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What a simulation found: each job's course, and the figures that policies are compared by.
 
-The times that a job held its GPUs add up to its work, what sharing cost it and what restarts cost it. Where no job ended
-a figure is None.
+The time in which a job held its GPUs is its work alone, plus what sharing cost it, plus what restarts cost it. Where no
+job ended a figure is None.
 """
 
 from __future__ import annotations

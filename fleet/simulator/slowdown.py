@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""By how much two jobs that share a GPU slow each other down: a constant, a measured table, times by resource, or what a
-predictor expects of an offline job beside an online service.
+"""By how much two jobs that share a GPU slow each other down.
 
+It is a constant, a measured table, times by resource, or what a predictor expects beside an online service.
 A factor is at least 1 and is 1 alone. None means that the two must not or cannot share: unknown pairs are not guessed.
 """
 
@@ -26,7 +26,7 @@ def constant(factor: float) -> Slowdown:
 
 
 def by_resources(one: TraceJob, other: TraceJob) -> tuple[float, float] | None:
-    """From seconds of an iteration by resource: both slow down alike, until no resource is wanted for more than all time.
+    """From seconds of an iteration by resource: both slow down alike, until no resource is wanted all the time and more.
 
     A job alone wants resource r for the part u_r of its time; two at 1/ξ of their speed want (u_r + v_r)/ξ of it, so
     ξ = max(1, max_r (u_r + v_r)). That is fluid sharing without losses: a lower bound of what a real pair shows.
@@ -80,7 +80,7 @@ def _numbers(value: Any, least: int) -> list[float] | None:
 
 
 def read_table(path: Path, gpu_type: str | None = None) -> Slowdown:
-    """A file with GPU type → job → job → [a, b]. FleetError: it is no such file, or which type is meant is not clear."""
+    """A file with GPU type → job → job → [a, b]. FleetError: it is none, or which type is meant is not clear."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -99,8 +99,9 @@ def read_table(path: Path, gpu_type: str | None = None) -> Slowdown:
 
 
 def predicted(predictor: Predictor, services: Mapping[str, Slot], kinds: Mapping[str, Job]) -> Slowdown:
-    """An offline job beside an online one, by kind: the online one stays as fast as the agent promises, the offline one
-    keeps the throughput that the predictor expects. Two online or two offline ones never share.
+    """By kind: an online service stays as fast as alone, an offline job keeps the throughput that is expected of it.
+
+    Two services or two offline jobs never share.
     """
 
     def beside(online: TraceJob, offline: TraceJob) -> float | None:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""`gpuwarden fleet simulate TRACE`: what each policy would have made of a trace, on a cluster that is given in numbers.
+
+All policies get the same jobs, cluster and slowdowns. The first one named is what the others are compared to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fleet.model import FleetError, TraceJob
+from fleet.policies import BUILTIN, Options, build
+from fleet.policies.tiresias import THRESHOLDS_GPU_S
+from fleet.simulator import picture
+from fleet.simulator.cluster import Slowdown
+from fleet.simulator.engine import Progress as Report
+from fleet.simulator.engine import Setting, simulate
+from fleet.simulator.outcome import Outcome, summary
+from fleet.simulator.slowdown import by_resources, constant, read_table
+from fleet.traces import FORMATS, read_trace
+
+_GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The trace, the cluster, the policies, and what to write."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="file with the jobs")
+    parser.add_argument("--format", required=True, choices=list(FORMATS), help="of the trace")
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="of the cluster")
+    parser.add_argument(
+        "--policies", type=_names, default=["srtf", "tiresias", "ffs", "bsbf"], metavar="NAME,…",
+        help=f"of {', '.join(BUILTIN)}; the first is what the others are compared to (default: srtf,tiresias,ffs,bsbf)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw how JCT and queueing are distributed")
+    _add_cluster(parser.add_argument_group("cluster"))
+    _add_selection(parser.add_argument_group("part of the trace"))
+
+
+def _add_cluster(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpus-per-node", type=int, metavar="M", help="a job then lies on as few nodes as can hold it")
+    group.add_argument(
+        "--slowdown", default="1.5", metavar="X|TABLE.json|muri",
+        help="of two jobs on a GPU: a factor, a file with GPU type → job → job → [a, b] in throughputs, \"null\" for "
+        "alone, or muri for the trace's times by resource (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--gpu-type", metavar="TYPE", help="of the table, where it has several")
+    group.add_argument("--gpu-memory", type=float, metavar="GIB", help="two jobs share where they fit, if it is known")
+    group.add_argument("--interval", type=float, metavar="SECONDS", help="between decisions (default: at each event)")
+    group.add_argument(
+        "--restart", type=float, default=30.0, metavar="SECONDS", help="lost by each preemption (default: %(default)s)"
+    )
+    group.add_argument(
+        "--thresholds", type=_numbers, default=list(THRESHOLDS_GPU_S), metavar="GPU_S,…",
+        help="between tiresias' queues (default: 3600)",
+    )  # fmt: skip
+
+
+def _add_selection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--queue", metavar="NAME", help="only jobs of this queue or virtual cluster")
+    group.add_argument("--first", type=int, metavar="N", help="only the first N of them")
+    group.add_argument("--sample", type=float, metavar="RATIO", help="only this part of them, drawn at random")
+    group.add_argument("--seed", type=int, default=0, help="of --sample (default: %(default)s)")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in _names(text)]
+
+
+def selected(jobs: Sequence[TraceJob], queue: str | None, first: int | None) -> list[TraceJob]:
+    """The first jobs of a queue. FleetError: there are none."""
+    found = [job for job in jobs if queue is None or job.queue == queue][: first if first is None else max(0, first)]
+    if not found:
+        raise FleetError(f"the trace has no job{f' of the queue {queue!r}' if queue else ''}")
+    return found
+
+
+def sampled(jobs: Sequence[TraceJob], ratio: float, seed: int) -> list[TraceJob]:
+    """Each job with this probability, in the same order. FleetError: none is left, or it is no probability."""
+    if not 0 < ratio <= 1:
+        raise FleetError(f"--sample {ratio:g}: give a part of all jobs, over 0 and at most 1")
+    draw = random.Random(seed)
+    found = [job for job in jobs if draw.random() < ratio]
+    if not found:
+        raise FleetError(f"--sample {ratio:g} left no job of {len(jobs)}: give a larger part or another --seed")
+    return found
+
+
+def slowdown_of(text: str, gpu_type: str | None) -> Slowdown:
+    """FleetError: it is neither a factor, nor a table, nor muri."""
+    if text == "muri":
+        return by_resources
+    try:
+        return constant(float(text))
+    except ValueError:
+        return read_table(Path(text), gpu_type)
+
+
+def act(options: argparse.Namespace) -> int:
+    """Exit code: 0."""
+    if options.picture:
+        picture.check()
+    policies = Options(thresholds_gpu_s=tuple(options.thresholds))
+    for name in options.policies:
+        build(name, policies)  # a wrong name is found before the first simulation
+    setting = Setting(
+        gpus=options.gpus,
+        slowdown=slowdown_of(options.slowdown, options.gpu_type),
+        gpus_per_node=options.gpus_per_node,
+        interval_s=options.interval,
+        restart_s=options.restart,
+        memory_bytes=None if options.gpu_memory is None else round(options.gpu_memory * _GIB),
+    )
+    trace = read_trace(options.trace, options.format)
+    jobs = selected(trace.jobs, options.queue, options.first)
+    jobs = jobs if options.sample is None else sampled(jobs, options.sample, options.seed)
+    outcomes = []
+    for name in options.policies:
+        with _progress(name) as report:
+            outcomes.append(simulate(jobs, build(name, policies), setting, report))
+    if options.picture:
+        picture.draw(outcomes, options.picture)
+    if options.json:
+        print(json.dumps([row(options.trace.stem, outcome) for outcome in outcomes], indent=1, ensure_ascii=False))
+    else:
+        _print(outcomes, len(jobs), {**trace.dropped, **outcomes[0].dropped})
+    return 0
+
+
+@contextmanager
+def _progress(policy: str) -> Iterator[Report | None]:
+    """On standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} jobs")
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(policy, total=None)
+        yield lambda ended, total: bar.update(task, completed=ended, total=total)
+
+
+def row(trace: str, outcome: Outcome) -> dict[str, object]:
+    """The figures of a policy, by names with units."""
+    counts = {"jobs": len(outcome.ended), "preemptions": sum(one.preemptions for one in outcome.ended)}
+    return {"trace": trace, "policy": outcome.policy, **counts, **summary(outcome), "dropped": dict(outcome.dropped)}
+
+
+_COLUMNS = {
+    "average_jct_s": "JCT mean", "p50_jct_s": "JCT p50", "p99_jct_s": "JCT p99", "average_queueing_s": "queueing mean",
+    "p50_queueing_s": "queueing p50", "p99_queueing_s": "queueing p99", "makespan_s": "makespan", "utilisation_ratio": "utilisation",
+}  # fmt: skip
+"""Figure → heading"""
+
+
+def table(outcomes: Sequence[Outcome], jobs: int) -> Table:
+    """A row a policy; below a figure, its ratio to the first policy's."""
+    first, made = summary(outcomes[0]), Table(title=f"{jobs} jobs on {outcomes[0].gpus} GPUs; times in seconds")
+    made.add_column("policy")
+    for heading in _COLUMNS.values():
+        made.add_column(heading, justify="right")
+    for outcome in outcomes:
+        figures = summary(outcome)
+        made.add_row(outcome.policy, *(_cell(name, figures[name], first[name]) for name in _COLUMNS))
+    return made
+
+
+def _cell(name: str, value: float | None, first: float | None) -> str:
+    if value is None:
+        return "–"
+    shown = f"{value:.1%}" if name == "utilisation_ratio" else f"{value:,.0f}"
+    return f"{shown} ({value / first:.2f})" if first else shown
+
+
+def _print(outcomes: Sequence[Outcome], jobs: int, dropped: dict[str, int]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(table(outcomes, jobs))
+    console.print(f"in brackets: ratio to {outcomes[0].policy}", highlight=False)
+    for reason, count in sorted(dropped.items()):
+        console.print(f"left out: {count} ({reason})", highlight=False)
