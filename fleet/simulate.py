@@ -162,7 +162,8 @@ def row(trace: str, outcome: Outcome) -> dict[str, object]:
 
 _COLUMNS = {
     "average_jct_s": "JCT mean", "p50_jct_s": "JCT p50", "p99_jct_s": "JCT p99", "average_queueing_s": "queueing mean",
-    "p50_queueing_s": "queueing p50", "p99_queueing_s": "queueing p99", "makespan_s": "makespan", "utilisation_ratio": "utilisation",
+    "p50_queueing_s": "queueing p50", "p99_queueing_s": "queueing p99", "makespan_s": "makespan",
+    "utilisation_ratio": "utilisation",
 }  # fmt: skip
 """Figure → heading"""
 

@@ -242,7 +242,7 @@ class _Simulation:
 def simulate(jobs: Sequence[TraceJob], policy: Policy, setting: Setting, progress: Progress | None = None) -> Outcome:
     """Runs a trace's jobs under a policy. Those that cannot be simulated are counted by reason.
 
-    A part of a GPU is a whole one here. A job whose duration is infinite is a service: it takes part and has no figures.
+    A part of a GPU is a whole one here. A job of infinite duration is a service: it takes part but has no figures.
     """
     dropped: Counter[str] = Counter()
     runs: list[_Run] = []

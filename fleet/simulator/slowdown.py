@@ -26,7 +26,7 @@ def constant(factor: float) -> Slowdown:
 
 
 def by_resources(one: TraceJob, other: TraceJob) -> tuple[float, float] | None:
-    """From seconds of an iteration by resource: both slow down alike, until no resource is wanted all the time and more.
+    """From seconds of an iteration by resource: both slow down alike, until no resource is wanted for too long.
 
     A job alone wants resource r for the part u_r of its time; two at 1/ξ of their speed want (u_r + v_r)/ξ of it, so
     ξ = max(1, max_r (u_r + v_r)). That is fluid sharing without losses: a lower bound of what a real pair shows.
