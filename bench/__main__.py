@@ -43,6 +43,9 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
     "fleet-split": (
         "bench.fleet.split",
         "up to 4 services' SLO is split in 10 ms, within 1 % of the best, and the plan fits wherever an equal one does",
+    "fleet-simulate": (
+        "bench.fleet.simulate",
+        "the simulator is near published runs, and BSBF reaches its goals beside preemption and first-fit sharing",
     ),
     "gputop": (
         "bench.latency.gputop",

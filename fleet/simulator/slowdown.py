@@ -98,8 +98,10 @@ def read_table(path: Path, gpu_type: str | None = None) -> Slowdown:
     return measured(rows)
 
 
-def predicted(predictor: Predictor, services: Mapping[str, Slot], kinds: Mapping[str, Job]) -> Slowdown:
-    """By kind: an online service stays as fast as alone, an offline job keeps the throughput that is expected of it.
+def predicted(
+    predictor: Predictor, services: Mapping[str, Slot], kinds: Mapping[str, Job], online_factor: float = 1.0
+) -> Slowdown:
+    """By kind: an offline job keeps the throughput that is expected of it beside a service, which gets `online_factor`.
 
     Two services or two offline jobs never share.
     """
@@ -115,6 +117,6 @@ def predicted(predictor: Predictor, services: Mapping[str, Slot], kinds: Mapping
         factor = beside(one, other) if one.online else beside(other, one)
         if factor is None:
             return None
-        return (1.0, factor) if one.online else (factor, 1.0)
+        return (online_factor, factor) if one.online else (factor, online_factor)
 
     return slowdown
