@@ -125,10 +125,9 @@ class _Simulation:
         self.busy_gpu_s = self.tenant_gpu_s = 0.0
 
     def run(self, progress: Progress | None) -> None:
-        """Until all jobs have ended, apart from services, which never do."""
+        """Until all jobs have ended that can; services never do."""
         total = sum(run.remaining_s < _NEVER for run in self._runs)
-        while len(self.ended) < total:
-            self._advance()
+        while len(self.ended) < total and self._advance():
             happened = [self._end_those_due(), self._admit()]
             if any(happened):
                 self._due_s = min(self._due_s, self._round_up(self._now_s))
@@ -137,19 +136,22 @@ class _Simulation:
             if self._now_s >= self._due_s:
                 self._decide()
 
-    def _advance(self) -> None:
-        """To the next event."""
+    def _advance(self) -> bool:
+        """To the next event. False: there is none, as all that runs are services that no waiting job can share with."""
         arrival_s = self._runs[self._come].job.submit_s if self._come < len(self._runs) else _NEVER
         next_s = min(arrival_s, self._due_s, min((run.end_s for run in self._running.values()), default=_NEVER))
+        if next_s == _NEVER and self._running:
+            return False
         if next_s == _NEVER:
             keys = ", ".join(waiting.job.key for waiting in list(self._waiting.values())[:3])
-            raise FleetError(f"policy {self._policy.name} left {keys} waiting for ever: no job runs or is to come", 3)
+            raise FleetError(f"policy {self._policy.name} left {keys} waiting on an idle cluster: this is a defect", 3)
         elapsed_s = max(0.0, next_s - self._now_s)
         self._now_s += elapsed_s
         self.busy_gpu_s += elapsed_s * sum(map(bool, self._tenants))
         self.tenant_gpu_s += elapsed_s * sum(map(len, self._tenants))
         for run in self._running.values():
             run.advance(self._now_s)
+        return True
 
     def _end_those_due(self) -> bool:
         due = [run for run in self._running.values() if run.end_s <= self._now_s]
@@ -256,6 +258,8 @@ def simulate(jobs: Sequence[TraceJob], policy: Policy, setting: Setting, progres
             runs.append(_Run(len(runs), job, size, job.duration_s))
     simulation = _Simulation(runs, policy, setting)
     simulation.run(progress)
+    stuck = sum(run.remaining_s < math.inf for run in runs) - len(simulation.ended)
+    dropped.update({"found no GPU that it may use": stuck} if stuck else {})
     return Outcome(
         policy=policy.name,
         gpus=setting.gpus,

@@ -41,6 +41,13 @@ def test_a_job_that_comes_down_goes_behind_those_that_wait_there() -> None:
     assert ends_s(run(Tiresias([10]), jobs)) == pytest.approx({"first": 50, "second": 70, "third": 90}, abs=1e-3)
 
 
+def test_a_gang_that_waits_does_not_preempt_who_passed_it_in_its_own_queue() -> None:
+    jobs = [job("long", 100), job("gang", 5, submit_s=1, gpus=2), job("passed", 100, submit_s=2)]
+    outcome = run(Tiresias([10]), jobs, gpus=2)
+    # at 10 s long comes down, but passed runs on until it comes down too, at 12 s
+    assert ends_s(outcome)["gang"] == pytest.approx(17, abs=1e-3)
+
+
 def test_three_queues_have_two_thresholds() -> None:
     jobs = [job("first", 30), job("second", 30, submit_s=1)]
     # 10 s each, then 10 s each, then 10 s each

@@ -86,6 +86,17 @@ def test_a_gang_that_shares_one_of_its_gpus_is_slowed_on_all_of_them() -> None:
     assert ends_s(outcome) == pytest.approx({"single": 80, "gang": 140})
 
 
+def test_a_gang_beside_two_others_runs_at_the_pace_beside_the_worse_one() -> None:
+    def slowdown(one: TraceJob, other: TraceJob) -> tuple[float, float]:
+        factor = 3.0 if "bad" in (one.key, other.key) else 1.5
+        return factor, factor
+
+    script = Scripted({"gang": (0, (0, 1)), "mild": (0, (0,)), "bad": (0, (1,))})
+    jobs = [job("gang", 100, gpus=2), job("mild", 1000), job("bad", 1000)]
+    outcome = simulate(jobs, script, Setting(2, slowdown))
+    assert ends_s(outcome)["gang"] == pytest.approx(300)
+
+
 def test_a_preempted_job_pays_for_its_restart_and_keeps_its_progress() -> None:
     outcome = run(build("srtf", Options()), [job("long", 100), job("short", 10, submit_s=20)], restart_s=5)
     assert ends_s(outcome) == pytest.approx({"short": 30, "long": 115})
@@ -103,6 +114,16 @@ def test_a_service_takes_part_but_has_no_figures() -> None:
     service = job("service", math.inf, online=True)
     outcome = run(build("ffs", Options()), [service, job("offline", 10)], factor=2.0)
     assert ends_s(outcome) == pytest.approx({"offline": 20})
+
+
+def test_a_job_that_may_share_with_no_service_is_counted_when_nothing_else_is_to_come() -> None:
+    setting = Setting(1, lambda one, other: (1.0, 1.0) if "friend" in (one.key, other.key) else None)
+    jobs = [job("service", math.inf, online=True), job("friend", 10, 1), job("stranger", 10, 2)]
+    for name in ("ffs", "pairing", "fifo"):
+        outcome = simulate(jobs, build(name, Options()), setting)
+        stuck = 2 if name == "fifo" else 1
+        assert outcome.dropped == {"found no GPU that it may use": stuck}
+        assert len(outcome.ended) == 2 - stuck
 
 
 def test_jobs_that_cannot_be_simulated_are_counted() -> None:
@@ -123,7 +144,7 @@ def test_progress_ends_with_all_jobs() -> None:
 @pytest.mark.parametrize(
     ("acts", "reason"),
     [
-        ((), "waiting for ever"),
+        ((), "waiting on an idle cluster"),
         ((Start(0, (0, 1)),), "needs 1 GPUs"),
         ((Start(0, (7,)),), "needs 1 GPUs"),
         ((Start(5, (0,)),), "does not wait"),
