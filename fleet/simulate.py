@@ -11,7 +11,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fleet.model import FleetError, TraceJob
+from fleet.model import FleetError, Predictor, TraceJob
 from fleet.policies import BUILTIN, Options, build
 from fleet.policies.tiresias import THRESHOLDS_GPU_S
 from fleet.simulator import picture
@@ -27,10 +27,12 @@ from fleet.simulator.cluster import Slowdown
 from fleet.simulator.engine import Progress as Report
 from fleet.simulator.engine import Setting, simulate
 from fleet.simulator.outcome import Outcome, summary
+from fleet.simulator.services import Services, read_services
 from fleet.simulator.slowdown import by_resources, constant, read_table
 from fleet.traces import FORMATS, read_trace
-
-_GIB = 2**30
+from fleet.weights import BUILTIN as PREDICTORS
+from fleet.weights.table import Table as Pairs
+from fleet.weights.table import parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw how JCT and queueing are distributed")
     _add_cluster(parser.add_argument_group("cluster"))
+    _add_services(parser.add_argument_group("online services, beside which one-GPU jobs of the trace may run"))
     _add_selection(parser.add_argument_group("part of the trace"))
 
 
@@ -52,11 +55,10 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus-per-node", type=int, metavar="M", help="a job then lies on as few nodes as can hold it")
     group.add_argument(
         "--slowdown", default="1.5", metavar="X|TABLE.json|muri",
-        help="of two jobs on a GPU: a factor, a file with GPU type → job → job → [a, b] in throughputs, \"null\" for "
-        "alone, or muri for the trace's times by resource (default: %(default)s)",
+        help="of two jobs on a GPU, where there are no services: a factor; a file with GPU type → job → job → [a, b] in "
+        'throughputs and "null" for alone; or muri, for the trace\'s times by resource (default: %(default)s)',
     )  # fmt: skip
     group.add_argument("--gpu-type", metavar="TYPE", help="of the table, where it has several")
-    group.add_argument("--gpu-memory", type=float, metavar="GIB", help="two jobs share where they fit, if it is known")
     group.add_argument("--interval", type=float, metavar="SECONDS", help="between decisions (default: at each event)")
     group.add_argument(
         "--restart", type=float, default=30.0, metavar="SECONDS", help="lost by each preemption (default: %(default)s)"
@@ -65,6 +67,12 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
         "--thresholds", type=_numbers, default=list(THRESHOLDS_GPU_S), metavar="GPU_S,…",
         help="between tiresias' queues (default: 3600)",
     )  # fmt: skip
+
+
+def _add_services(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--services", type=Path, metavar="FILE.json", help="services that hold GPUs, and kinds of jobs")
+    group.add_argument("--predictor", choices=list(PREDICTORS), default="physical", help="(default: %(default)s)")
+    group.add_argument("--pairs", type=Path, metavar="FILE.json", help="measured pairs, for table and learned")
 
 
 def _add_selection(group: argparse._ArgumentGroup) -> None:
@@ -111,6 +119,16 @@ def slowdown_of(text: str, gpu_type: str | None) -> Slowdown:
         return read_table(Path(text), gpu_type)
 
 
+def predictor_of(name: str, pairs: Path | None) -> Predictor:
+    """FleetError: the file with measured pairs is missing or holds none."""
+    if pairs is None:
+        return PREDICTORS[name](Pairs({}))
+    try:
+        return PREDICTORS[name](parse(pairs.read_text(encoding="utf-8")).table)
+    except (OSError, UnicodeError) as error:
+        raise FleetError(f"cannot read the measured pairs {pairs}: {error}") from error
+
+
 def act(options: argparse.Namespace) -> int:
     """Exit code: 0."""
     if options.picture:
@@ -118,28 +136,37 @@ def act(options: argparse.Namespace) -> int:
     policies = Options(thresholds_gpu_s=tuple(options.thresholds))
     for name in options.policies:
         build(name, policies)  # a wrong name is found before the first simulation
-    setting = Setting(
-        gpus=options.gpus,
-        slowdown=slowdown_of(options.slowdown, options.gpu_type),
-        gpus_per_node=options.gpus_per_node,
-        interval_s=options.interval,
-        restart_s=options.restart,
-        memory_bytes=None if options.gpu_memory is None else round(options.gpu_memory * _GIB),
-    )
+    services = None if options.services is None else read_services(options.services)
+    setting = _setting(options, services)
     trace = read_trace(options.trace, options.format)
     jobs = selected(trace.jobs, options.queue, options.first)
     jobs = jobs if options.sample is None else sampled(jobs, options.sample, options.seed)
+    everything = jobs if services is None else [*services.jobs(jobs[0].submit_s), *jobs]
     outcomes = []
     for name in options.policies:
         with _progress(name) as report:
-            outcomes.append(simulate(jobs, build(name, policies), setting, report))
+            outcomes.append(simulate(everything, build(name, policies), setting, report))
     if options.picture:
         picture.draw(outcomes, options.picture)
     if options.json:
         print(json.dumps([row(options.trace.stem, outcome) for outcome in outcomes], indent=1, ensure_ascii=False))
     else:
-        _print(outcomes, len(jobs), {**trace.dropped, **outcomes[0].dropped})
+        _print(outcomes, len(jobs), trace.dropped)
     return 0
+
+
+def _setting(options: argparse.Namespace, services: Services | None) -> Setting:
+    if services is None:
+        slowdown = slowdown_of(options.slowdown, options.gpu_type)
+    else:
+        slowdown = services.slowdown(predictor_of(options.predictor, options.pairs))
+    return Setting(
+        gpus=options.gpus,
+        slowdown=slowdown,
+        gpus_per_node=options.gpus_per_node,
+        interval_s=options.interval,
+        restart_s=options.restart,
+    )
 
 
 @contextmanager
@@ -187,9 +214,12 @@ def _cell(name: str, value: float | None, first: float | None) -> str:
     return f"{shown} ({value / first:.2f})" if first else shown
 
 
-def _print(outcomes: Sequence[Outcome], jobs: int, dropped: dict[str, int]) -> None:
+def _print(outcomes: Sequence[Outcome], jobs: int, dropped: Mapping[str, int]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 180)
     console.print(table(outcomes, jobs))
     console.print(f"in brackets: ratio to {outcomes[0].policy}", highlight=False)
     for reason, count in sorted(dropped.items()):
-        console.print(f"left out: {count} ({reason})", highlight=False)
+        console.print(f"rows of the trace without a job: {count} ({reason})", highlight=False)
+    for outcome in outcomes:
+        for reason, count in sorted(outcome.dropped.items()):
+            console.print(f"jobs left out under {outcome.policy}: {count} ({reason})", highlight=False)

@@ -12,10 +12,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fleet.model import FleetError, Job, Predictor, Slot, TraceJob
 from fleet.simulator.cluster import Slowdown
+
+ANY_KIND: Final = "default"
+"""Among the kinds of offline jobs: stands for those that are not listed, or unknown"""
 
 
 def constant(factor: float) -> Slowdown:
@@ -107,7 +110,7 @@ def predicted(
     """
 
     def beside(online: TraceJob, offline: TraceJob) -> float | None:
-        slot, job = services.get(online.kind or ""), kinds.get(offline.kind or "")
+        slot, job = services.get(online.kind or ""), kinds.get(offline.kind or ANY_KIND, kinds.get(ANY_KIND))
         weight = None if slot is None or job is None else predictor.weight(slot, job)
         return None if weight is None or weight.throughput <= 0 else max(1.0, 1 / weight.throughput)
 

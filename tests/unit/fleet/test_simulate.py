@@ -44,7 +44,7 @@ def test_the_table_shows_ratios_to_the_first_policy_and_what_was_left_out(
     shown = capsys.readouterr().out
     assert "(1.00)" in shown
     assert "ratio to fifo" in shown
-    assert "left out: 1 (" in shown
+    assert "rows of the trace without a job: 1 (" in shown
 
 
 def test_a_queue_and_its_first_jobs_can_be_chosen(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +59,22 @@ def test_a_sample_depends_on_the_seed_alone(trace: str, capsys: pytest.CaptureFi
     again = [simulated(capsys, trace, *options, str(seed))[0]["makespan_s"] for seed in range(5)]
     assert counts == again
     assert len(set(counts)) > 1
+
+
+def test_beside_services_jobs_run_at_the_speed_that_the_predictor_expects(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    services = tmp_path / "services.json"
+    service = {"kind": "s", "load": 0.5, "gap_s": 1e9, "slack_s": 1, "free_bytes": 10}
+    offline = {"default": {"memory_bytes": 5, "kernel_s": 0.001}}
+    services.write_text(json.dumps({"services": [service], "offline": offline}))
+    (row,) = simulated(capsys, trace, "--policies", "pairing", "--first", "1", "--services", str(services))
+    assert row["average_jct_s"] == pytest.approx(600 / 0.5, rel=1e-6)
+    large = {"default": {"memory_bytes": 11, "kernel_s": 0.001}}
+    services.write_text(json.dumps({"services": [service], "offline": large}))
+    (row,) = simulated(capsys, trace, "--policies", "pairing", "--first", "1", "--services", str(services))
+    assert row["dropped"] == {"found no GPU that it may use": 1}
+    assert row["average_jct_s"] is None
 
 
 @pytest.mark.parametrize(
