@@ -31,12 +31,15 @@ def sequential_mean_s(alone_s: tuple[float, float]) -> float:
 
 
 class Bsbf:
-    """Free GPUs first, then those of partners with T_con < T_seq, least T_con first."""
+    """Free GPUs first, then those of partners with T_con < T_seq, least T_con first.
+
+    A service, which never ends, is nobody's partner: T_seq is infinite beside it, and so is T_con.
+    """
 
     name = "bsbf"
 
     def step(self, state: Cluster, now_s: float) -> tuple[Act, ...]:
-        return share_in_order(shortest_first(state), state, _rank(state))
+        return share_in_order(shortest_first(state), state, _rank(state), endless=False)
 
 
 def _rank(state: Cluster) -> Callable[[Active, Active], float | None]:

@@ -8,6 +8,7 @@ with one tenant, in the order of their numbers, whatever that costs. No preempti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,9 +36,16 @@ class _Room:
         return _Room(self.free.difference(gpus), {tenant: own for tenant, own in left.items() if own})
 
 
-def share_in_order(jobs: Iterable[Active], state: Cluster, rank: Rank) -> tuple[Act, ...]:
-    """Each job in turn takes free GPUs if they are enough, else these and the best of the GPUs with one tenant."""
-    room, known = _Room(frozenset(state.free()), state.single()), dict(state.running)
+def share_in_order(jobs: Iterable[Active], state: Cluster, rank: Rank, endless: bool = True) -> tuple[Act, ...]:
+    """Each job in turn takes free GPUs if they are enough, else these and the best of the GPUs with one tenant.
+
+    `endless`: a service that never ends can be a partner.
+    """
+    known = dict(state.running)
+    single = {
+        number: gpus for number, gpus in state.single().items() if endless or known[number].remaining_s < math.inf
+    }
+    room = _Room(frozenset(state.free()), single)
     acts: list[Act] = []
     for job in jobs:
         if not room.free and not room.single:

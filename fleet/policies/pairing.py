@@ -10,6 +10,7 @@ Gangs of offline jobs get free GPUs only: pairing several GPUs at once is not wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -62,15 +63,14 @@ def _slots(state: Cluster, acts: Sequence[Act], taken: set[int]) -> dict[int, Ac
 
 def _matched(jobs: Sequence[Active], slots: Mapping[int, Active | None], state: Cluster) -> list[Act]:
     """The acts of a best assignment."""
-    if not jobs or not slots:
+    jobs, gpus = _enough(jobs, len(slots)), sorted(slots)
+    if not jobs or not gpus:
         return []
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
         raise FleetError("the policy pairing needs scipy: pip install 'gpuwarden[fleet]'", 3) from error
-    gpus = sorted(slots)
-    kinds: dict[tuple[int, int | None], float] = {}
-    weights = [[_throughput(job, slots[gpu], state, kinds) for gpu in gpus] for job in jobs]
+    weights = [[_throughput(job, slots[gpu], state) for gpu in gpus] for job in jobs]
     rows, columns = linear_sum_assignment(weights, maximize=True)
     acts: list[Act] = []
     for row, column in zip(rows, columns, strict=True):
@@ -81,11 +81,18 @@ def _matched(jobs: Sequence[Active], slots: Mapping[int, Active | None], state: 
     return acts
 
 
-def _throughput(
-    job: Active, service: Active | None, state: Cluster, known: dict[tuple[int, int | None], float]
-) -> float:
-    key = job.number, None if service is None else service.number
-    if key not in known:
-        factors = (1.0, 1.0) if service is None else state.pair(job.job, service.job)
-        known[key] = _NO_PAIR if factors is None else 1 / factors[0]
-    return known[key]
+def _enough(jobs: Sequence[Active], slots: int) -> list[Active]:
+    """Of jobs that behave alike the first ones, as many as there are slots: more cannot start."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    chosen = []
+    for job in jobs:
+        alike = job.job.kind, job.job.memory_bytes, job.job.resource_s
+        seen[alike] += 1
+        if seen[alike] <= slots:
+            chosen.append(job)
+    return chosen
+
+
+def _throughput(job: Active, service: Active | None, state: Cluster) -> float:
+    factors = (1.0, 1.0) if service is None else state.pair(job.job, service.job)
+    return _NO_PAIR if factors is None else 1 / factors[0]

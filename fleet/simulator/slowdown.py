@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,15 +110,16 @@ def predicted(
     Two services or two offline jobs never share.
     """
 
-    def beside(online: TraceJob, offline: TraceJob) -> float | None:
-        slot, job = services.get(online.kind or ""), kinds.get(offline.kind or ANY_KIND, kinds.get(ANY_KIND))
+    @cache  # a policy asks for the same few pairs at each decision
+    def beside(online: str | None, offline: str | None) -> float | None:
+        slot, job = services.get(online or ""), kinds.get(offline or ANY_KIND, kinds.get(ANY_KIND))
         weight = None if slot is None or job is None else predictor.weight(slot, job)
         return None if weight is None or weight.throughput <= 0 else max(1.0, 1 / weight.throughput)
 
     def slowdown(one: TraceJob, other: TraceJob) -> tuple[float, float] | None:
         if bool(one.online) == bool(other.online):
             return None
-        factor = beside(one, other) if one.online else beside(other, one)
+        factor = beside(one.kind, other.kind) if one.online else beside(other.kind, one.kind)
         if factor is None:
             return None
         return (online_factor, factor) if one.online else (factor, online_factor)
