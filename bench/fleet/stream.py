@@ -8,6 +8,9 @@
   u of that time, and both then get half: ξ = 1 + u². What switching costs is left out, which is in its favour;
 - pairing: the same placement, the production job is held harmless, the opportunistic one gets what the prior expects.
 
+So what production jobs gain over co-execution is close to 1 − 1/(1 + u²): it follows from u, and shows no more than
+that the placement takes nothing of it away. A larger u makes that gain larger and the opportunistic jobs' smaller.
+
 The slides say neither how many GPUs there were, nor which jobs, nor their kernels: what is assumed is in Stream, and
 the mean over several draws is shown.
 """
