@@ -36,6 +36,7 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
     "fleet-weights": (
         "bench.fleet.weights",
         "what a pair gives is predicted to .05 by the prior, and to .08 for unseen pairs of a table that is half seen",
+    ),
     "fleet-analyse": (
         "bench.fleet.analyse",
         "82,247 jobs of Philly are analysed in 5 s and 200 MB, and the figures agree in every digit",
@@ -43,6 +44,7 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
     "fleet-split": (
         "bench.fleet.split",
         "up to 4 services' SLO is split in 10 ms, within 1 % of the best, and the plan fits wherever an equal one does",
+    ),
     "fleet-simulate": (
         "bench.fleet.simulate",
         "the simulator is near published runs, and BSBF reaches its goals beside preemption and first-fit sharing",

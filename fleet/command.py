@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from fleet.model import FleetError
@@ -28,26 +28,26 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 """Name → module, what it is for"""
 
 
-def parser(whole: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """With the options of the commands in `whole`, of the others only names and help."""
-    found = argparse.ArgumentParser(
-        prog="gpuwarden fleet",
-        description="Decides which offline job runs beside which online service, and shows what that is worth.",
-    )
-    commands = found.add_subparsers(required=True, metavar="COMMAND", dest="fleet_command")
+def add_commands(parser: argparse.ArgumentParser, whole: Collection[str]) -> None:
+    """All of them, with the options of those in `whole`, of the others only names and help."""
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="fleet_command")
     for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in whole:
             loaded = importlib.import_module(module)
             loaded.add_arguments(command)
             command.set_defaults(act=loaded.act)
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 success, 2 wrong input, 3 something is missing."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser([word for word in given if word in COMMANDS][:1]).parse_args(given)
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden fleet",
+        description="Decides which offline job runs beside which online service, and shows what that is worth.",
+    )
+    add_commands(parser, [word for word in given if word in COMMANDS][:1])
+    options = parser.parse_args(given)
     try:
         code: int = options.act(options)
     except FleetError as error:

@@ -54,10 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus-per-node", type=int, metavar="M", help="a job then lies on as few nodes as can hold it")
     group.add_argument(
-        "--slowdown", default="1.5", metavar="X|TABLE.json|muri",
-        help="of two jobs on a GPU, unless there are services: a factor; a file with GPU type → job → job → [a, b] in "
-        'throughputs and "null" for alone; or muri, for the trace\'s times by resource (default: %(default)s)',
-    )  # fmt: skip
+        "--slowdown",
+        default="1.5",
+        metavar="X|TABLE.json|muri",
+        help="of two jobs on a GPU, unless there are services: a factor; a file of measured pairs; or muri, for the "
+        "trace's times by resource (default: %(default)s)",
+    )
     group.add_argument("--gpu-type", metavar="TYPE", help="of the table, where it has several")
     group.add_argument("--interval", type=float, metavar="SECONDS", help="between decisions (default: at each event)")
     group.add_argument(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet import command as fleet
 from gpuwarden.main import parsers
 from sim.demo import add_arguments
 from tools.manual.arguments import commands
@@ -17,10 +18,11 @@ PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 
 
 def described() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The product's parsers, with the options of the demo, which the product hands on unread."""
+    """The product's parsers, with the options of the demo and the fleet, which the product hands on unread."""
     warden, top = parsers()
-    (demo,) = (command.parser for command in commands(warden) if command.path == ("demo",))
-    add_arguments(demo)
+    elsewhere = {command.path: command.parser for command in commands(warden)}
+    add_arguments(elsewhere["demo",])
+    fleet.add_commands(elsewhere["fleet",], fleet.COMMANDS)
     return warden, top
 
 
