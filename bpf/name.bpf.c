@@ -7,7 +7,7 @@
 enum name_shape {
 	NAME_GET = 1, /* cuModuleGetFunction, cuLibraryGetKernel (out handle, module, name) */
 	NAME_OF_KERNEL, /* cuKernelGetFunction (out function, kernel) */
-	NAME_TOLD, /* cuFuncGetName, cuKernelGetName (out name, handle) */
+	NAME_QUERIED, /* cuFuncGetName, cuKernelGetName (out name, handle) */
 };
 
 SEC("uprobe")
@@ -46,12 +46,12 @@ int name_return(struct pt_regs *ctx)
 	shape = COOKIE_SHAPE(call.cookie);
 	name.process = this_process();
 	name.kind = shape == NAME_OF_KERNEL ? NAME_ALIAS : NAME_FUNCTION;
-	name.function = shape == NAME_TOLD ? call.b : read_result(call.a);
+	name.function = shape == NAME_QUERIED ? call.b : read_result(call.a);
 	if (shape == NAME_OF_KERNEL)
 		name.other = call.b;
 	else
 		length = bpf_probe_read_user_str(name.text, sizeof(name.text),
-						 (void *)(shape == NAME_TOLD ? read_result(call.a) : call.c));
+						 (void *)(shape == NAME_QUERIED ? read_result(call.a) : call.c));
 	if (length < 0) {
 		count_lost(LOST_USER_READ);
 		return 0;

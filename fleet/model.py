@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The vocabulary of the fleet: what a GPU offers, what a job wants, what a pair of them is worth, what a trace holds.
 
-Standard library only. Unknown is None. Times are seconds, on the clock of whoever gives them; sizes are bytes.
+Standard library only. Unknown is None. Times are seconds, on the clock of their source; sizes are bytes.
 """
 
 from __future__ import annotations

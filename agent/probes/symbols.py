@@ -82,7 +82,7 @@ _TO_DEVICE, _TO_HOST, _ON_DEVICE, _UNKNOWN, _MEMSET = range(5)
 _COPY_NARROW = 1 << 16
 _RETAIN, _CREATE_3, _CREATE_5, _CREATE_4, _SET, _PUSH, _POP = range(1, 8)
 _CTX_DESTROY, _RELEASE, _RESET, _UUID, _UUID_2, _GREEN, _FROM_GREEN, _GREEN_DESTROY, _BUS_ID = range(8, 17)
-_NAME_GET, _NAME_OF_KERNEL, _NAME_TOLD = range(1, 4)
+_NAME_GET, _NAME_OF_KERNEL, _NAME_QUERIED = range(1, 4)
 _WAIT_CONTEXT, _WAIT_STREAM, _WAIT_EVENT = range(1, 4)
 _STREAM_CREATE, _STREAM_DESTROY, _STREAM_WAIT, _EVENT_RECORD, _EVENT_RECORD_FLAGS = range(1, 6)
 
@@ -344,8 +344,8 @@ def _names() -> Iterator[Symbol]:
     yield Symbol("cuModuleGetFunction", Role.NAME, _NAME_GET)
     yield Symbol("cuLibraryGetKernel", Role.NAME, _NAME_GET)
     yield Symbol("cuKernelGetFunction", Role.NAME, _NAME_OF_KERNEL)
-    yield Symbol("cuFuncGetName", Role.NAME, _NAME_TOLD)
-    yield Symbol("cuKernelGetName", Role.NAME, _NAME_TOLD)
+    yield Symbol("cuFuncGetName", Role.NAME, _NAME_QUERIED)
+    yield Symbol("cuKernelGetName", Role.NAME, _NAME_QUERIED)
 
 
 SYMBOLS: tuple[Symbol, ...] = (

@@ -93,7 +93,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def _peak_mib() -> float:
-    """Of this process's memory; the kernel's rusage would begin with that of whoever started it."""
+    """Of this process's memory; the kernel's rusage would begin with that of the process that started it."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if found is None:
         raise FleetError("no VmHWM in /proc/self/status: run the bench on Linux with /proc", 3)

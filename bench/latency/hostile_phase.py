@@ -159,7 +159,7 @@ class Setting:
 
     @contextmanager
     def _warden(self, http: bool, *, enforce: bool) -> Iterator[Warden]:
-        """Bound with all its processes to where everybody but the service is."""
+        """Bound with all its processes to where all but the service are."""
         folder = self.stage.folder / "agent"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

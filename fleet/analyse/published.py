@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """What was published about the clusters whose traces can be read, to be printed beside what a trace says.
 
-Every figure has a mark that says how it came here, and only marks of `MARKS` exist: a figure that nobody here has seen
+Every figure has a mark that says how it came here, and only marks of `MARKS` exist: a figure that was not seen here
 in print is not in this file. Where a figure is of another set of jobs than the trace, its text says so.
 """
 

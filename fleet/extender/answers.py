@@ -55,9 +55,9 @@ class Board:
     taken: frozenset[str]
     """GPUs that were given away since the plan"""
     left: Mapping[tuple[int, int], int]
-    """(slot type, job type) → pairs that the plan wants and that nobody has yet"""
+    """(slot type, job type) → pairs of the plan that are not booked yet"""
     spare: Mapping[int, int]
-    """Slot type → slots that the plan needs for nobody"""
+    """Slot type → slots that the plan needs for no job"""
 
     @classmethod
     def of(cls, plan: Plan, predictor: Predictor) -> Board:

@@ -33,7 +33,7 @@ def sequential_mean_s(alone_s: tuple[float, float]) -> float:
 class Bsbf:
     """Free GPUs first, then those of partners with T_con < T_seq, least T_con first.
 
-    A service, which never ends, is nobody's partner: T_seq is infinite beside it, and so is T_con.
+    A service, which never ends, is no job's partner: T_seq is infinite beside it, and so is T_con.
     """
 
     name = "bsbf"

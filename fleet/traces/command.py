@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`gpuwarden fleet formats`: the formats of traces, where data in them are, under which licence, and how to get them.
 
-Nothing is fetched: a trace belongs to its authors, and a command is printed for whoever accepts its licence.
+Nothing is fetched: a trace belongs to its authors, and a command is printed for those who accept its licence.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ static void end_on_signals(void)
 	signal(SIGHUP, SIG_IGN);
 }
 
-static bool told_to_quit(int pipe)
+static bool quit_requested(int pipe)
 {
 	const struct timeval patience = {.tv_sec = 1};
 	char text[16] = "";
@@ -159,7 +159,7 @@ static void serve(int pipe, int server)
 			note("The GPU is gone");
 			return;
 		}
-		if (watched[0].revents && told_to_quit(pipe))
+		if (watched[0].revents && quit_requested(pipe))
 			return;
 	}
 }
