@@ -11,7 +11,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from fleet.model import FleetError
 
@@ -34,9 +34,19 @@ def add_commands(parser: argparse.ArgumentParser, whole: Collection[str]) -> Non
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in whole:
-            loaded = importlib.import_module(module)
+            loaded = _loaded(module)
             loaded.add_arguments(command)
             command.set_defaults(act=loaded.act)
+
+
+def _loaded(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "fleet":
+            raise
+        missing = f"{error.name} is missing: `pip install 'gpuwarden[fleet]'`, or `make setup` in a checkout"
+        raise FleetError(missing, 3) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="gpuwarden fleet",
         description="Decides which offline job runs beside which online service, and shows what that is worth.",
     )
-    add_commands(parser, [word for word in given if word in COMMANDS][:1])
-    options = parser.parse_args(given)
     try:
+        add_commands(parser, [word for word in given if word in COMMANDS][:1])
+        options = parser.parse_args(given)
         code: int = options.act(options)
     except FleetError as error:
         print(f"gpuwarden fleet: {error}", file=sys.stderr)
