@@ -25,21 +25,26 @@ __noinline int count_copy(__u64 stream, __u32 direction, __u64 bytes)
 }
 
 /*
- * Between memory of two devices: traffic of both. Where one is not known, or both are the same, it is one on the device;
- * what a graph does is, too.
+ * Between memory of two devices: traffic of both. 0 where one is not known, or both are the same, which makes it one on
+ * the device; what a graph does is, too. That one is counted by the caller: the chain of calls from here would take all
+ * 512 bytes of stack that Linux 6.1 allows.
  */
-__noinline int count_between(__u32 to, __u32 from, __u64 bytes, __u64 stream)
+__noinline int count_peers(__u32 to, __u32 from, __u64 bytes, __u64 stream)
 {
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
 
-	if (to == from || to == DEVICE_UNKNOWN || from == DEVICE_UNKNOWN || find_capture(&id, process, stream)) {
-		count_copy(stream, COPY_DEVICE_TO_DEVICE, bytes);
+	if (to == from || to == DEVICE_UNKNOWN || from == DEVICE_UNKNOWN || find_capture(&id, process, stream))
 		return 0;
-	}
 	book_copies(&id, from, COPY_TO_PEER, bytes, 1);
 	book_copies(&id, to, COPY_FROM_PEER, bytes, 1);
-	return 0;
+	return 1;
+}
+
+static __always_inline void count_between(__u32 to, __u32 from, __u64 bytes, __u64 stream)
+{
+	if (!count_peers(to, from, bytes, stream))
+		count_copy(stream, COPY_DEVICE_TO_DEVICE, bytes);
 }
 
 static __always_inline __u32 device_of_context(const struct process_id *id, __u64 handle)

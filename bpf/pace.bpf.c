@@ -128,6 +128,8 @@ static __always_inline void revive_requests(struct gate *gate, __u64 now)
 	if (__sync_val_compare_and_swap(&gate->busy_since_ns, since, now) == since) {
 		__sync_fetch_and_add(&gate->busy_total_ns, ran);
 		gate->stretch_since_ns = now;
+		if (ran) /* else it has just begun, and found the device free */
+			__sync_fetch_and_add(&gate->requests, 1);
 	}
 }
 

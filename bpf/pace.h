@@ -100,7 +100,7 @@ struct gate {
 	__u64 online_blocks; /* launched by online processes, ever */
 	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
 	__u64 free_posted; /* PAUSE_FREE is in the ring; reset by the guardian */
-	__u64 requests; /* online requests that found it free, ever: each ended an idle gap */
+	__u64 requests; /* how often an online request found it free or began to count again: each ended an idle gap */
 };
 
 /* One for all. */

@@ -11,7 +11,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from fleet.model import FleetError
 
@@ -34,19 +34,9 @@ def add_commands(parser: argparse.ArgumentParser, whole: Collection[str]) -> Non
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in whole:
-            loaded = _loaded(module)
+            loaded = importlib.import_module(module)
             loaded.add_arguments(command)
             command.set_defaults(act=loaded.act)
-
-
-def _loaded(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] == "fleet":
-            raise
-        missing = f"{error.name} is missing: `pip install 'gpuwarden[fleet]'`, or `make setup` in a checkout"
-        raise FleetError(missing, 3) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add_commands(parser, [word for word in given if word in COMMANDS][:1])
         options = parser.parse_args(given)
         code: int = options.act(options)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "fleet":
+            raise
+        remedy = "`pip install 'gpuwarden[fleet]'`, or `make setup` in a checkout"
+        print(f"gpuwarden fleet: {error.name} is missing: {remedy}", file=sys.stderr)
+        return 3
     except FleetError as error:
         print(f"gpuwarden fleet: {error}", file=sys.stderr)
         return error.exit_code

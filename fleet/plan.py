@@ -82,13 +82,13 @@ def act(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document(result), indent=1, allow_nan=False))
     else:
-        _show(result, Console())
+        _show(result, Console(width=None if sys.stdout.isatty() else 180))
     return 0
 
 
 def _read(name: str) -> str:
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text()
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError(f"{name} cannot be read: {error}") from error
 

@@ -110,6 +110,8 @@ def _elsewhere(options: argparse.Namespace) -> int:
         (found,) = entry_points(group=_ENTRY_POINTS, name=options.command)
         command: Callable[[Sequence[str]], int] = found.load()
     except (ValueError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in ("fleet", "sim", "sim.demo", "tools"):
+            raise  # it is there, and lacks something itself
         raise SetupError(_ELSEWHERE[options.command]) from error
     return command(options.rest)
 

@@ -55,7 +55,6 @@ STOCK_KERNELS: Final = (
 
 ASIDE: Final = (
     "tests/unit/",
-    "tests/contract/agent/tui/",
     "tests/contract/dashboards/",
     "tests/contract/packaging/",
 )
@@ -87,6 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,  # @reproduce_failure, to be pasted above the test
     )
     settings.load_profile("here")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # rich would colour what is no terminal
+        os.environ.pop(name, None)
     if "PYTEST_XDIST_WORKER" in os.environ:  # execnet gives it the size of a terminal, which programs would draw for
         for name in ("LINES", "COLUMNS"):
             os.environ.pop(name, None)

@@ -103,4 +103,7 @@ def _date(time_s: float) -> str | None:
     """None: the trace's clock counts from its own beginning."""
     if time_s < _CALENDAR_S:
         return None
-    return datetime.fromtimestamp(time_s, UTC).date().isoformat()
+    try:
+        return datetime.fromtimestamp(time_s, UTC).date().isoformat()
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
+        return None

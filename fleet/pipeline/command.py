@@ -46,7 +46,7 @@ def act(options: argparse.Namespace) -> int:
     found = split(document.pipeline)
     if options.before is not None and settled(document.pipeline, _before_s(options.before), found):
         kept = "# kept: no stage would change by more than 10 %"
-        print(options.before.read_text().rstrip() if options.json else kept)
+        print(options.before.read_text(encoding="utf-8").rstrip() if options.json else kept)
         return 0
     if options.json:
         print(json.dumps(_as_json(document, found), indent=1))
@@ -88,7 +88,7 @@ def _as_json(document: Document, found: Split) -> dict[str, Any]:
 
 def _before_s(path: Path) -> dict[str, float]:
     try:
-        stages = json.loads(path.read_text())["stages"]
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
         return {name: float(stage["slo_s"]) for name, stage in stages.items()}
     except OSError as error:
         raise FleetError(f"cannot read {path}: {error}") from error

@@ -21,6 +21,7 @@ SCHEDULER: Final = "gpuwarden"
 _PREFIX: Final = "gpuwarden.io/"
 _UNITS: Final = {"": 1, **{letter: 1000 ** (n + 1) for n, letter in enumerate("kMGTPE")}}
 _BINARY: Final = {f"{letter}i": 1024 ** (n + 1) for n, letter in enumerate("KMGTPE")}
+_LEAST_VALUE, _MOST_VALUE = 1e-3, 1e3
 _SECONDS: Final = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -75,14 +76,14 @@ def _job(pod: Any) -> Job | str:
     metadata = _part(pod, "metadata")
     given = {name: str(value) for name, value in _part(metadata, "annotations").items() if name.startswith(_PREFIX)}
     memory_bytes = quantity(given.get(f"{_PREFIX}memory", ""))
-    kernel, value = given.get(f"{_PREFIX}kernel"), _number(given.get(f"{_PREFIX}value", "1"))
+    kernel, value = given.get(f"{_PREFIX}kernel"), _value(given.get(f"{_PREFIX}value", "1"))
     kernel_s = None if kernel is None else seconds(kernel)
     if not metadata.get("name") or not memory_bytes:
         return f"no {_PREFIX}memory, such as 20Gi"
     if kernel is not None and kernel_s is None:
         return f"{_PREFIX}kernel is no time, such as 2ms"
     if value is None:
-        return f"{_PREFIX}value is no number above 0"
+        return f"{_PREFIX}value is no number from 0.001 to 1000"
     key = f"{metadata.get('namespace', 'default')}/{metadata['name']}"
     return Job(key, given.get(f"{_PREFIX}kind") or _owner(metadata), memory_bytes, kernel_s, value)
 
@@ -90,13 +91,14 @@ def _job(pod: Any) -> Job | str:
 def _owner(metadata: Mapping[str, Any]) -> str:
     """Pods of one controller are of one kind."""
     owners = metadata.get("ownerReferences")
-    names = [str(one["name"]) for one in owners or () if isinstance(one, dict) and one.get("name")]
+    given = owners if isinstance(owners, list) else []
+    names = [str(one["name"]) for one in given if isinstance(one, dict) and one.get("name")]
     return f"{metadata.get('namespace', 'default')}/{(*names, str(metadata['name']))[0]}"
 
 
 def quantity(text: str) -> int | None:
     """Bytes, as Kubernetes writes them: 20Gi, 512M; also GiB. None: no such thing."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGTPE]|[KMGTPE]i)?B?", text.strip())
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kMGTPE]|[KMGTPE]i)?B?", text.strip())
     if not found:
         return None
     return int(float(found[1]) * (_BINARY.get(found[2] or "") or _UNITS[found[2] or ""]))
@@ -104,13 +106,14 @@ def quantity(text: str) -> int | None:
 
 def seconds(text: str) -> float | None:
     """Of 2ms, 500us, 1.5s. None: no such thing."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|µs|ms|s)", text.strip())
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(us|µs|ms|s)", text.strip())
     return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
-def _number(text: str) -> float | None:
+def _value(text: str) -> float | None:
+    """Values further apart than these would be lost in each other's rounding."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if 0 < value < float("inf") else None
+    return value if _LEAST_VALUE <= value <= _MOST_VALUE else None

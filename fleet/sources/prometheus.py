@@ -11,6 +11,7 @@ latency the worst. The online service's kind is the policy rule that matches it:
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import urllib.error
@@ -75,7 +76,7 @@ def prometheus(url: str, timeout_s: float = 10.0) -> Query:
         except urllib.error.HTTPError as error:
             said = error.read(1000).decode(errors="replace")
             raise FleetError(f"Prometheus at {url} refused a query: {said or error}", 3) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise FleetError(f"Prometheus at {url} does not answer: {error}; is the URL right?", 3) from error
         return _samples(text, url)
 
@@ -85,7 +86,7 @@ def prometheus(url: str, timeout_s: float = 10.0) -> Query:
 def _samples(text: bytes, url: str) -> list[Sample]:
     try:
         rows = json.loads(text)["data"]["result"]
-        return [Sample(row["metric"], float(row["value"][1])) for row in rows]
+        return [Sample(dict(row["metric"]), float(row["value"][1])) for row in rows]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise FleetError(f"{url} gives no answer that Prometheus would give; is it another server?", 3) from error
 
@@ -168,7 +169,7 @@ class _Figures:
             return reason
         online = sorted(key for key in self.users.get(device, ()) if self._role(key) == "online")
         gaps_per_s, load, free = self.gaps_per_s.get(device), self.load.get(device), self.free.get(device)
-        if online and (load is None or gaps_per_s is None or not gaps_per_s > 0):
+        if online and (load is None or gaps_per_s is None or (load > 0 and not gaps_per_s > 0)):
             return "load unknown"
         if free is None or not _are_possible(free, load or 0.0, gaps_per_s or 0.0):
             return "impossible figures"

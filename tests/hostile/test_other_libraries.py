@@ -87,7 +87,7 @@ def test_a_library_that_is_rewritten_all_the_time_is_not_attached_to_in_a_loop(n
         stack.enter_context(node.container("training-neighbour", "offline", TRAINING))
         files = {where: node.folder / where / "libcuda.so.1" for where in REWRITTEN}
         for where, file in files.items():
-            file.parent.mkdir()
+            file.parent.mkdir(exist_ok=True)
             stack.enter_context(node.container(f"training-{where}", str(program), ("path", str(file))))
         for where, file in files.items():
             output = node.folder / f"{node.name(f'training-{where}')}.out"
@@ -138,7 +138,7 @@ def programs(node: Node, program: Path) -> Iterator[Programs]:
         agent = stack.enter_context(node.agent(None, run_dir="second"))
         for place, (how, file) in PLACES.items():
             folder = node.folder / place
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             stack.enter_context(node.container(f"training-{place}", str(program), (how, str(folder / file))))
         yield Programs(node, agent)
 

@@ -136,7 +136,7 @@ class GateReader:
     def __init__(self, gates: Sequence[Gate], hold_ns: int) -> None:
         self._gates, self._hold_ns = gates, hold_ns
         self._points: dict[int, deque[tuple[int, int]]] = {}
-        self._online: dict[DeviceUuid, OnlineUse] = {}
+        self._online: dict[tuple[DeviceUuid, int], OnlineUse] = {}
 
     def busy(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, float]:
         """Share 0–1 of the time that online requests ran, in the busiest quarter of a second of the last ten seconds.
@@ -152,9 +152,9 @@ class GateReader:
         for device, slot in slots.items():
             if slot < SLOTS and (gaps := int(self._gates[slot].requests)):
                 seconds = busy_total_ns(self._gates[slot], self._hold_ns, now_ns) / NS_PER_SECOND
-                before = self._online.get(device, OnlineUse(0.0, 0))
-                self._online[device] = OnlineUse(max(seconds, before.busy_seconds_total), gaps)
-        return {device: use for device, use in self._online.items() if device in slots}
+                before = self._online.get((device, slot), OnlineUse(0.0, 0))
+                self._online[device, slot] = OnlineUse(max(seconds, before.busy_seconds_total), gaps)
+        return {device: use for (device, slot), use in self._online.items() if slots.get(device) == slot}
 
     def blocks(self, slots: Mapping[DeviceUuid, int]) -> dict[DeviceUuid, int]:
         """Blocks of grids that online processes launched, ever."""

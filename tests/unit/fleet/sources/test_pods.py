@@ -74,8 +74,10 @@ def test_any_other_pod_is_none_and_no_mistake(other: Any) -> None:
         ({"gpuwarden.io/memory": "much"}, "no gpuwarden.io/memory, such as 20Gi"),
         ({"gpuwarden.io/memory": "-1Gi"}, "no gpuwarden.io/memory, such as 20Gi"),
         ({**_ASKS, "gpuwarden.io/kernel": "fast"}, "gpuwarden.io/kernel is no time, such as 2ms"),
-        ({**_ASKS, "gpuwarden.io/value": "-1"}, "gpuwarden.io/value is no number above 0"),
-        ({**_ASKS, "gpuwarden.io/value": "nan"}, "gpuwarden.io/value is no number above 0"),
+        ({**_ASKS, "gpuwarden.io/value": "-1"}, "gpuwarden.io/value is no number from 0.001 to 1000"),
+        ({**_ASKS, "gpuwarden.io/value": "1e20"}, "gpuwarden.io/value is no number from 0.001 to 1000"),
+        ({"gpuwarden.io/memory": "9" * 400}, "no gpuwarden.io/memory, such as 20Gi"),
+        ({**_ASKS, "gpuwarden.io/value": "nan"}, "gpuwarden.io/value is no number from 0.001 to 1000"),
     ],
 )
 def test_a_pod_that_cannot_be_placed_is_counted_with_the_reason(annotations: dict[str, str], reason: str) -> None:
@@ -89,23 +91,31 @@ def test_what_is_no_list_of_pods_is_refused_with_what_to_give(text: str) -> None
         parse(text)
 
 
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["9" * 400, "1e300", "20Gi", "2ms"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "kind", "items"]), inner),
+)
+_ANNOTATIONS = st.dictionaries(
+    st.sampled_from([f"gpuwarden.io/{name}" for name in ("memory", "kernel", "kind", "value")]), _ANYTHING
+)
+
+
 @given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda t: (
-            st.lists(t)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["metadata", "spec", "status", "annotations", "name", "schedulerName", "phase", "ownerReferences"]
-                ),
-                t,
-            )
-        ),
+    st.fixed_dictionaries(
+        {"name": _ANYTHING, "annotations": _ANNOTATIONS | _ANYTHING, "ownerReferences": _ANYTHING},
+        optional={"namespace": _ANYTHING, "creationTimestamp": _ANYTHING},
     )
 )
-def test_no_document_raises(document: Any) -> None:
+def test_whatever_a_pod_says_of_itself_it_is_a_job_or_refused(metadata: dict[str, Any]) -> None:
+    found = parse(json.dumps({"items": [{**pod("x"), "metadata": metadata}, pod("good")]}))
+    assert len(found.jobs) + found.refused.total() == 2
+    assert all(0 < job.memory_bytes < 1 << 112 and 0 < job.value <= 1000 for job in found.jobs)
+
+
+@given(_ANYTHING, st.sampled_from(["metadata", "spec", "status"]))
+def test_no_document_raises(document: Any, part: str) -> None:
     """Whatever the API server lists."""
-    parse(json.dumps({"items": [document, pod("good")]}))
+    parse(json.dumps({"items": [document, {**pod("x"), part: document}]}))
 
 
 @pytest.mark.parametrize(

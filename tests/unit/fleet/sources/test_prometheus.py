@@ -148,3 +148,11 @@ def test_of_two_services_the_least_slack_counts() -> None:
     (slot,) = found(rows).slots
     assert slot.online == "chat+rank"
     assert slot.slack_s == pytest.approx(0.010)
+
+
+def test_a_service_without_a_request_in_the_window_leaves_all_the_time() -> None:
+    rows = healthy()
+    rows["rate(gpuwarden_device_online_busy_seconds_total"] = [sample(0, DEVICE)]
+    rows["rate(gpuwarden_device_online_gaps_total"] = [sample(0, DEVICE)]
+    (slot,) = found(rows).slots
+    assert (slot.online, slot.load, slot.gap_s) == ("chat", 0.0, math.inf)
