@@ -100,6 +100,31 @@ class Board:
         spare = {**self.spare, candidate.slot_type: self.spare[candidate.slot_type] - 1}
         return replace(self, taken=taken, spare=spare)
 
+    def caught_up(self, given: Mapping[str, Job | None]) -> Board:
+        """After GPUs were given away while the plan was made. `given`: GPU → the job that has it, if it is known."""
+        type_of = {gpu: slot_type for found in self.by_node.values() for gpu, _, slot_type in found}
+        board = self
+        for gpu, job in given.items():
+            if gpu in type_of:
+                board = board._without(gpu, type_of[gpu], job)
+        return board
+
+    def _without(self, gpu: str, slot_type: int | None, job: Job | None) -> Board:
+        """One slot less: the job's own pair if the plan has it, else a spare one, else the pair that is worth least."""
+        taken = self.taken | {gpu}
+        if slot_type is None:
+            return replace(self, taken=taken)
+        weights = self.plan.slot_types[slot_type].weights
+        pairs = [pair for pair, amount in self.left.items() if pair[0] == slot_type and amount > 0]
+        own = None if job is None else (slot_type, self.job_type(job))
+        if own not in pairs and self.spare[slot_type] > 0:
+            return replace(self, taken=taken, spare={**self.spare, slot_type: self.spare[slot_type] - 1})
+        lost = own if own in pairs else min(pairs, key=lambda pair: weights[pair[1]] or 0.0, default=None)
+        left = dict(self.left)
+        for pair in pairs:
+            left[pair] -= pair == lost
+        return replace(self, taken=taken, left=left)
+
 
 @dataclass(frozen=True, slots=True)
 class Filtered:

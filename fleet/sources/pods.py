@@ -52,7 +52,7 @@ def waiting(pods: Iterable[Any]) -> Waiting:
     for pod in pods:
         if not _waits(pod):
             continue
-        job = _job(pod)
+        job = job_of(pod)
         if isinstance(job, Job):
             jobs.append((str(_part(pod, "metadata").get("creationTimestamp", "")), job))
         else:
@@ -71,8 +71,8 @@ def _waits(pod: Any) -> bool:
     return spec.get("schedulerName") == SCHEDULER and not placed and _part(pod, "status").get("phase") == "Pending"
 
 
-def _job(pod: Any) -> Job | str:
-    """The job, or why the pod is none."""
+def job_of(pod: Any) -> Job | str:
+    """The job that a pod of our scheduler is, or why it is none."""
     metadata = _part(pod, "metadata")
     given = {name: str(value) for name, value in _part(metadata, "annotations").items() if name.startswith(_PREFIX)}
     memory_bytes = quantity(given.get(f"{_PREFIX}memory", ""))
