@@ -24,6 +24,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "split": ("fleet.pipeline.command", "split a pipeline's SLO over its stages, for a policy or for pods"),
     "simulate": ("fleet.simulate", "what each policy would have made of a trace: completion times, queueing, use"),
+    "serve": ("fleet.service", "places waiting pods by the plan, as an extender of a kube-scheduler beside it"),
+    "explain": ("fleet.explain", "why a pod is where it is, or why it waits, as the running service knows it"),
 }
 """Name → module, what it is for"""
 

@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output of `kubectl get pods -A -o json`, or - for standard input: pods whose schedulerName is gpuwarden "
         "and that wait are the jobs",
     )
+    add_prediction_arguments(parser)
+    add("--json", action="store_true", help="write one JSON document")
+
+
+def add_prediction_arguments(parser: argparse.ArgumentParser) -> None:
+    """What pairs are expected to give, and what counts as free."""
+    add = parser.add_argument
     add("--predictor", choices=tuple(BUILTIN), default="physical", help="what expects a pair's throughput")
     add("--table", metavar="FILE", help="measured pairs, for the predictors table and learned")
     add("--reserve", default="1GiB", metavar="SIZE", help="memory that stays free on each GPU (default: %(default)s)")
@@ -53,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--window", default="15m", help="means and maxima are over this time (default: %(default)s)")
     add("--stale", default="60s", metavar="TIME", help="age from which an agent's figures count as none (%(default)s)")
-    add("--json", action="store_true", help="write one JSON document")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,8 @@ class Result:
 
 def act(options: argparse.Namespace) -> int:
     """Exit code: 0, also where no job could be placed."""
-    predictor, dropped = _predictor(options)
-    settings = Settings(options.window, _given(seconds(options.stale), "--stale", "60s"))
+    predictor, dropped = given_predictor(options)
+    settings = given_settings(options)
     listed = pods.parse(_read(options.pods))
     found = find_slots(prometheus(options.prometheus), settings)
     result = Result(solve(found.slots, listed.jobs, predictor), found, listed, dropped)
@@ -93,17 +99,23 @@ def _read(name: str) -> str:
         raise FleetError(f"{name} cannot be read: {error}") from error
 
 
-def _given(value: _T | None, option: str, example: str) -> _T:
+def given(value: _T | None, option: str, example: str) -> _T:
+    """The option's value, if it was understood."""
     if value is None:
         raise FleetError(f"{option}: not understood; write it as {example}")
     return value
 
 
-def _predictor(options: argparse.Namespace) -> tuple[Predictor, Counter[str]]:
+def given_settings(options: argparse.Namespace) -> Settings:
+    """What counts as fresh."""
+    return Settings(options.window, given(seconds(options.stale), "--stale", "60s"))
+
+
+def given_predictor(options: argparse.Namespace) -> tuple[Predictor, Counter[str]]:
     """With the rows of the table that hold no pair."""
     assumed = options.assume_kernel
-    kernel_s = None if assumed is None else _given(seconds(assumed), "--assume-kernel", "2ms")
-    prior = Physical(_given(quantity(options.reserve), "--reserve", "1GiB"), kernel_s)
+    kernel_s = None if assumed is None else given(seconds(assumed), "--assume-kernel", "2ms")
+    prior = Physical(given(quantity(options.reserve), "--reserve", "1GiB"), kernel_s)
     if options.table is None and options.predictor != "physical":
         raise FleetError(f"--predictor {options.predictor} needs measured pairs: give --table FILE")
     read = parse_table(_read(options.table), prior) if options.table else Read(Table({}, prior), Counter())
@@ -150,12 +162,12 @@ def _show(result: Result, console: Console) -> None:
     for one in plan.placed:
         expected = f"{one.weight.throughput:.2f} ± {one.weight.error:.2f}"
         cells = (one.job.key, one.slot.node, one.slot.gpu, one.slot.online or "–", expected, one.weight.why)
-        table.add_row(*(Text(_printable(cell)) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     if plan.placed:
         console.print(table)
         console.print()
     for line in _lines(result):
-        console.print(Text(_printable(line)))
+        console.print(Text(printable(line)))
 
 
 def _lines(result: Result) -> list[str]:
@@ -187,6 +199,6 @@ def _gain(plan: Plan, name: str) -> str:
     return "∞ (it places none)" if gain is None else f"{gain:.3f}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names come from outside: a terminal escape in one is shown as text."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -104,8 +104,9 @@ class Binder:
         try:
             metadata = {"uid": asked.uid, "annotations": self._annotations(asked, decision)}
             self._api.annotate(asked.namespace, asked.name, metadata)
-        except RefusedError as error:  # so nothing was written
-            return Bound(Outcome.FAILED, str(error), decision, job)
+        except RefusedError as error:  # nothing was written now, and before only where this is a repetition
+            first = decision.candidate is not None or isinstance(error, MissingError)
+            return Bound(Outcome.FAILED if first else Outcome.UNKNOWN, str(error), decision, job)
         except AwayError as error:
             return Bound(Outcome.UNKNOWN, str(error), decision, job)
         try:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from fleet.extender.answers import Board, Candidate, choose
 from fleet.extender.protocol import View
-from fleet.extender.reservations import Reservation, Reservations, TakenError, holder
+from fleet.extender.reservations import Holder, Reservation, Reservations, TakenError, holder
 from fleet.model import Job
 from fleet.sources.pods import Waiting, job_of, waiting
 
@@ -67,6 +67,7 @@ class State:
         self._plan, self._planned_s = "", clock()
         self._troubles: dict[str, str] = {"kubernetes": "the pods were not listed yet", "plan": "there is no plan yet"}
         self._binding: set[str] = set()
+        self._refused: set[str] = set()
         self._changed_s: float | None = None
 
     def listed(self, pods: Iterable[Any], asked_s: float) -> None:
@@ -119,6 +120,21 @@ class State:
         free = [pod for uid, pod in pods if uid not in reservations.by_pod]
         return Demand(waiting(free), reservations.gpus)
 
+    def refused(self, uid: str) -> None:
+        """The scheduler was given no node for the pod, and may not ask again for minutes."""
+        with self._lock:
+            if uid in self._pods:
+                self._refused.add(uid)
+
+    def to_wake(self, keys: frozenset[str]) -> tuple[Holder, ...]:
+        """Of these waiting pods, those that were refused since they were last woken."""
+        with self._lock:
+            known = [holder(self._pods.get(uid)) for uid in self._refused]
+            found = tuple(one for one in known if one is not None and one.key in keys and one.node is None)
+            gone = self._refused - self._pods.keys()
+            self._refused -= gone | {one.uid for one in found}
+        return found
+
     def adopt(self, board: Board, demand: Demand, plan: str) -> None:
         """A new plan, made for `demand`."""
         with self._lock:
@@ -138,6 +154,11 @@ class State:
         """None: the pod is unknown yet, or is no job."""
         with self._lock:
             return self._job(uid)
+
+    def pod(self, uid: str) -> Any:
+        """What is kept of its document; None: unknown."""
+        with self._lock:
+            return self._pods.get(uid)
 
     def pods(self) -> Mapping[str, Any]:
         """UID → what is kept of the document."""
