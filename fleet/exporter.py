@@ -39,12 +39,15 @@ class Metrics:
         self._refused = gauge(
             "refused_pods", "Pods that ask for the scheduler and cannot be placed, by reason", "reason"
         )
-        self._value = gauge("plan_value", "Expected throughput of all pairs, weighted by the jobs' values")
-        self._bound = gauge("plan_bound", "No plan is worth more")
-        self._gap = gauge("plan_gap_ratio", "At most this part of the optimum is missed")
+        later = self._unregistered
+        self._value = later("plan_value", "Expected throughput of all pairs, weighted by the jobs' values")
+        self._bound = later("plan_bound", "No plan is worth more")
+        self._gap = later("plan_gap_ratio", "At most this part of the optimum is missed")
+        self._made = later("plan_timestamp_seconds", "When the last plan was made")
+        self._of_a_plan = [self._value, self._bound, self._gap, self._made]
+        """Registered when there is one: a gauge without labels is 0 from the beginning"""
         self._gain = gauge("plan_gain_ratio", "Value of the plan to that of another way of placing", "over")
         self._duration = gauge("plan_duration_seconds", "Of the last plan", "step")
-        self._made = gauge("plan_timestamp_seconds", "When the last plan was made")
         self._types = gauge("types", "Types in the plan", "side")
         self._twice = gauge("gpus_of_two_pods", "GPUs that two pods have by their annotations: another writer's doing")
         self._failures = counter("plan_failures", "Plans that could not be made")
@@ -57,6 +60,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(_PREFIX + name, text, labels, registry=self.registry)
+
+    def _unregistered(self, name: str, text: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, registry=None)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, text, labels, registry=self.registry)
@@ -79,6 +85,8 @@ class Metrics:
             _set(self._duration, {(step,): one for step, one in seconds.items()})
             _set(self._types, {("slots",): len(plan.slot_types), ("jobs",): len(plan.job_types)})
             self._made.set(now_s)
+            while self._of_a_plan:
+                self.registry.register(self._of_a_plan.pop())
 
     def pods(self, jobs: Mapping[str, int], refused: Mapping[str, int], twice: int) -> None:
         """State or reason → pods."""

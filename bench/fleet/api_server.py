@@ -3,9 +3,9 @@
 """An API server that has pods and nothing else, with the answers that the fleet's service relies on.
 
 List in pages, watch from a version (410 Gone where that is forgotten), merge patch of metadata with uid and
-resourceVersion as preconditions, binding (409 where the pod is bound), events. It judges: a GPU that two bound pods have
-is a double booking. `faults` are asked before each request, for tests. No admission, no schema, no etcd: a real one is
-slower. `python -m bench.fleet.api_server PORT` serves in a process of its own.
+resourceVersion as preconditions, binding (409 where the pod is bound), events. It judges: a GPU that two bound pods
+have is a double booking. `fault` is asked before each request, for tests. No admission, no schema, no etcd: a real one
+is slower. `python -m bench.fleet.api_server PORT` serves in a process of its own.
 """
 
 from __future__ import annotations
@@ -161,6 +161,8 @@ class ApiServer(ThreadingHTTPServer):
 
     def __init__(self, cluster: Cluster, port: int = 0, fault: Fault = no_fault) -> None:
         self.cluster, self.fault, self.stopped = cluster, fault, False
+        self.listed: dict[int, list[Any]] = {}
+        """Version → what the further pages of a list are of"""
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -215,12 +217,18 @@ class _Handler(BaseHTTPRequestHandler):
         return cluster.get(key) if self.command == "GET" else cluster.patch(key, body["metadata"])
 
     def _list(self, query: Mapping[str, str]) -> Any:
-        first, limit = int(query.get("continue", 0)), int(query.get("limit", 500))
-        with self.server.cluster.changed:
-            pods = list(self.server.cluster.pods.values())
-            metadata = {"resourceVersion": str(self.server.cluster.version)}
+        version, first = map(int, query.get("continue", "0:0").split(":"))
+        limit, cluster = int(query.get("limit", 500)), self.server.cluster
+        with cluster.changed:
+            if not version:
+                version = cluster.version
+                self.server.listed[version] = list(cluster.pods.values())
+        pods = self.server.listed.get(version, [])
+        metadata = {"resourceVersion": str(version)}
         if first + limit < len(pods):
-            metadata["continue"] = str(first + limit)
+            metadata["continue"] = f"{version}:{first + limit}"
+        else:
+            self.server.listed.pop(version, None)
         return {"kind": "PodList", "metadata": metadata, "items": pods[first : first + limit]}
 
     def _bench(self, what: str, body: Any) -> Any:
@@ -247,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if cluster.version <= version:
                     cluster.changed.wait(0.1)
                 gone = version < cluster.oldest
-                new = [one for one in _tail(cluster.log, version)]
+                new = _tail(cluster.log, version)
             lines = [{"type": kind, "object": pod} for _, kind, pod in new]
             if gone:
                 lines = [{"type": "ERROR", "object": {"kind": "Status", "code": 410}}]

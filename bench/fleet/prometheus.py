@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A Prometheus that answers the fleet's queries with drawn figures of a cluster: every second GPU has an online service.
+"""A Prometheus that answers the fleet's queries with drawn figures: every second GPU has an online service.
 
 `python -m bench.fleet.prometheus PORT NODES GPUS_PER_NODE` serves in a process of its own.
 """
@@ -50,7 +50,7 @@ def _with_service(rows: Rows, device: dict[str, str], what: tuple[int, list[tupl
     load, gaps_per_s, gib = services[at]
     mine = {"instance": device["instance"], "container": f"c-{device['UUID']}", "namespace": "serving", "id": "1"}
     rows["gpuwarden_container_role_info"].append(row(1, **mine, role="online", rule=f"service-{at}"))
-    rows["gpuwarden_container_memory_bytes"].append(row(gib * _GIB, **mine, **device))
+    rows["gpuwarden_container_memory_bytes"].append(row(gib * _GIB, **{**mine, **device}))
     rows["rate(gpuwarden_device_online_busy"].append(row(load, **device))
     rows["rate(gpuwarden_device_online_gaps"].append(row(gaps_per_s, **device))
     rows["gpuwarden_container_slo_target"].append(row(0.100, **mine))
