@@ -19,8 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,7 +36,6 @@ _BINDERS: Final = 8
 _BACKLOG: Final = 1000
 _AGAIN_S: Final = 1.0
 _START_S: Final = 20.0
-_LONGEST_S: Final = 540.0
 _BASELINE_PODS: Final = 500
 
 
@@ -46,7 +46,8 @@ class Run:
     filters_s: list[float] = field(default_factory=list)
     idle_s: list[float] = field(default_factory=list)
     bound: int = 0
-    refused: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why pods were refused by all nodes, each reason once per pod and time"""
     failed_binds: int = 0
     lost_calls: int = 0
     kills: int = 0
@@ -61,6 +62,7 @@ class Processes:
         ports = _free_ports(3)
         self.api, self.prometheus, self.service = (f"127.0.0.1:{port}" for port in ports)
         module = [sys.executable, "-m"]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  close() closes it
         self._others = [
             subprocess.Popen([*module, "bench.fleet.api_server", str(ports[0])]),
             subprocess.Popen([*module, "bench.fleet.prometheus", str(ports[1]), str(nodes), str(gpus)]),
@@ -77,7 +79,7 @@ class Processes:
         """The service."""
         where = ["--prometheus", f"http://{self.prometheus}", "--kubernetes", f"http://{self.api}"]
         command = [sys.executable, "-m", "fleet.command", "serve", *where, "--listen", self.service]
-        self._serving = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self._serving = subprocess.Popen(command, stderr=self._log)
 
     def kill(self) -> None:
         """The service, with SIGKILL."""
@@ -91,11 +93,18 @@ class Processes:
         status = Path(f"/proc/{self._serving.pid}/status").read_text()
         return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
+    def log_tail(self) -> str:
+        """What the services said last."""
+        self._log.seek(0)
+        return self._log.read()[-2000:].decode(errors="replace")
+
     def close(self) -> None:
+        """All three."""
         self.kill()
         for process in self._others:
             process.kill()
             process.wait()
+        self._log.close()
 
 
 def _free_ports(count: int) -> list[int]:
@@ -142,7 +151,7 @@ class Scheduler:
         kills = [round((at + 1) * options.pods / (options.kills + 1)) for at in range(options.kills)]
         binding: dict[Future[bool], dict[str, Any]] = {}
         with ThreadPoolExecutor(_BINDERS) as pool:
-            while run.bound < options.pods and time.monotonic() - begun_s < _LONGEST_S:
+            while run.bound < options.pods and time.monotonic() - begun_s < options.limit:
                 self._top_up()
                 self._harvest(binding)
                 if kills and run.bound >= kills[0]:
@@ -211,7 +220,7 @@ class Scheduler:
             found = self._extender.post("/filter", {"Pod": pod, "NodeNames": self._nodes})
             self.run.filters_s.append(time.perf_counter() - begun_s)
             if not found["NodeNames"]:
-                self.run.refused += 1
+                self.run.reasons.update(set(found["FailedNodes"].values()))
                 return None
             scores = self._extender.post("/prioritize", {"Pod": pod, "NodeNames": found["NodeNames"]})
             if len(self.run.filters_s) % 10 == 0:
@@ -262,6 +271,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rss_mib = processes.rss_mib()
         report = scheduler.report()
         baseline = scheduler.baseline()
+        if scheduler.run.bound < options.pods:
+            print(f"the service's log ends so:\n{processes.log_tail()}", file=sys.stderr)
     finally:
         processes.close()
     run = scheduler.run
@@ -279,7 +290,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "pods_per_second_without": baseline,
         "double_bookings": len(report["doubles"]),
         "filters": len(filters),
-        "refused": run.refused,
+        "refused": dict(run.reasons.most_common(10)),
         "failed_binds": run.failed_binds,
         "lost_calls": run.lost_calls,
         "seconds": run.seconds,
@@ -314,6 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1000, help="(default %(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="of each node (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default %(default)s)")
+    parser.add_argument("--limit", type=float, default=540, help="seconds, after which it ends (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it started is to end with it
@@ -323,11 +335,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{found['seconds']:.0f} s, with {found['kills']} kills of the service"
     )
     print(f"filter: p50 {found['filter_p50_ms']:.1f} ms, p99 {found['filter_p99_ms']:.1f} ms of {found['filters']:,}")
-    print(f"  baseline: {found['idle_p50_ms']:.1f} ms for a request with an empty answer (p50)")
+    print(f"  baseline: {found['idle_p50_ms'] or 0:.1f} ms for a request with an empty answer (p50)")
     print(f"rate: {found['pods_per_second']:.0f} pods a second, kills included")
-    print(
-        f"  baseline: {found['pods_per_second_without']:.0f} bindings a second to the same API server without the extender"
-    )
+    without = found["pods_per_second_without"]
+    print(f"  baseline: {without:.0f} bindings a second to the same API server without the extender")
     print(f"GPUs given to two pods: {found['double_bookings']}; the service's memory: {found['rss_mib']:.0f} MiB")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

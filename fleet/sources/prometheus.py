@@ -115,6 +115,10 @@ class _Figures:
     """The answers, by device or by container."""
 
     info: Mapping[Device, Labels]
+    parents: frozenset[str]
+    """UUIDs of GPUs in MIG mode"""
+    twice: frozenset[str]
+    """UUIDs that two nodes report"""
     ages: Mapping[str, float]
     """By node"""
     stale_s: float
@@ -145,8 +149,12 @@ class _Figures:
 
         used = f"max_over_time(gpuwarden_device_memory_used_bytes[{window}])"
         roles = query("gpuwarden_container_role_info")
+        info = {one.key(_DEVICE): one.labels for one in query("gpuwarden_device_info")}
+        uses = Counter(uuid for _, uuid in info)
         return cls(
-            info={one.key(_DEVICE): one.labels for one in query("gpuwarden_device_info")},
+            info=info,
+            parents=frozenset(labels["parent"] for labels in info.values() if labels.get("parent")),
+            twice=frozenset(uuid for uuid, count in uses.items() if count > 1),
             ages=nodes("time() - gpuwarden_snapshot_timestamp_seconds"),
             stale_s=settings.stale_s,
             healthy=devices('gpuwarden_device_health{state="healthy"}'),
@@ -163,7 +171,7 @@ class _Figures:
     def slot(self, device: Device, info: Labels) -> Slot | str | None:
         """The slot, or why it is none; None: no device that jobs are given, as its MIG instances are."""
         node, uuid = device
-        if any(one.get("parent") == uuid for one in self.info.values()):
+        if uuid in self.parents:
             return None
         if reason := self._unfit(device):
             return reason
@@ -191,7 +199,7 @@ class _Figures:
 
     def _unfit(self, device: Device) -> str | None:
         node, uuid = device
-        if sum(other == uuid for _, other in self.info) > 1:
+        if uuid in self.twice:
             return "two GPUs have its UUID"
         if not 0 <= self.ages.get(node, math.inf) + 1 <= self.stale_s + 1:  # a second ahead: clocks differ
             return "stale figures"
