@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -21,10 +20,9 @@ from fleet.exporter import Metrics
 from fleet.extender.answers import Board
 from fleet.extender.notices import Notices
 from fleet.extender.state import Demand, State
-from fleet.match.plan import solve
-from fleet.model import FleetError, Predictor
+from fleet.model import FleetError
 from fleet.plan import Result
-from fleet.sources.prometheus import Found
+from fleet.solver import Solver, Source
 
 AFTER_CHANGE_S: Final = 2.0
 """Pods of one Job come within moments of each other"""
@@ -38,8 +36,7 @@ _log = logging.getLogger(__name__)
 class Inputs:
     """What a plan is made of, beside the pods."""
 
-    slots: Callable[[], Found]
-    predictor: Predictor
+    source: Source
     interval_s: float
 
 
@@ -48,17 +45,25 @@ class Planner:
 
     def __init__(self, inputs: Inputs, state: State, metrics: Metrics, notices: Notices) -> None:
         self._inputs, self._state, self._metrics, self._notices = inputs, state, metrics, notices
+        self._solver = Solver(inputs.source)
         self.last: Result | None = None
         """Read by pages"""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set."""
         next_s = 0.0
+        self._solver.start()
         while not stop.wait(_LOOK_S):
+            if not self._state.knows_pods():
+                continue  # a plan for no pods would keep those that wait from theirs
             now_s, changed_s = time.monotonic(), self._state.changed_s()
             if now_s < next_s and (changed_s is None or now_s < changed_s + AFTER_CHANGE_S):
                 continue
             next_s = time.monotonic() + (self._inputs.interval_s if self.round() else AFTER_FAILURE_S)
+
+    def close(self) -> None:
+        """Ends the process that solves."""
+        self._solver.close()
 
     def round(self) -> bool:
         """One plan. Whether it could be made."""
@@ -74,22 +79,19 @@ class Planner:
 
     def _plan(self, demand: Demand) -> None:
         begun_s = time.monotonic()
-        found = self._inputs.slots()
-        read_s = time.monotonic()
-        free = replace(found, slots=tuple(slot for slot in found.slots if slot.gpu not in demand.held))
-        plan = solve(free.slots, demand.waiting.jobs, self._inputs.predictor)
-        board = Board.of(plan, self._inputs.predictor)
+        made = self._solver.solve(demand.waiting.jobs, demand.held)
+        plan, found = made.plan, made.found
+        board = Board.of(plan, self._inputs.source.predictor)
         name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._state.adopt(board, demand, name)
-        self.last = Result(plan, free, demand.waiting, Counter())
+        self.last = Result(plan, found, demand.waiting, Counter())
         self._notices.wake(self._state.to_wake(frozenset(one.job.key for one in plan.placed)), name)
-        seconds = {"figures": read_s - begun_s, "solve": time.monotonic() - read_s}
-        self._metrics.plan(plan, free, seconds, time.time())
+        self._metrics.plan(plan, found, made.seconds, time.time())
         _log.info(
             "plan %s: %d of %d waiting pods have a GPU, of %d; %.2f s",
             name,
             len(plan.placed),
             len(demand.waiting.jobs),
-            len(free.slots),
-            sum(seconds.values()),
+            len(found.slots),
+            time.monotonic() - begun_s,
         )

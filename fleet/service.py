@@ -4,7 +4,8 @@
 
 Invariant: what it decided is in the API server before it counts; a service that is killed at any moment and started
 again goes on from there, and gives no GPU twice. Run one at a time: two of them know of each other only what both have
-written. Threads: one follows the pods, one plans, one releases, one writes notices, and one per connection answers.
+written. Threads: one follows the pods, one plans (in a process of its own), one releases, one writes notices, and one
+per connection answers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from fleet.explain import explanation
@@ -40,15 +40,15 @@ from fleet.extender.state import State
 from fleet.model import FleetError
 from fleet.plan import add_prediction_arguments, document, given, given_predictor, given_settings
 from fleet.planner import Inputs, Planner
+from fleet.solver import Source
 from fleet.sources.kubernetes import KubernetesApi, access
 from fleet.sources.pods import seconds, waiting
-from fleet.sources.prometheus import find_slots, prometheus
 from fleet.sources.watch import follow
 
 _OLDEST_PLAN_INTERVALS: Final = 3.0
 _RELEASE_EACH_S: Final = 1.0
 _SWITCH_S: Final = 0.0005
-"""Python's threads take turns: a plan that is solved must not keep a request waiting for 5 ms at each turn"""
+"""Python's threads take turns: none keeps a request waiting for 5 ms at each turn"""
 
 _log = logging.getLogger(__name__)
 
@@ -99,12 +99,10 @@ def _configured(options: argparse.Namespace) -> Configuration:
     predictor, dropped = given_predictor(options)
     for reason, count in dropped.items():
         _log.warning("table of pairs: %d rows dropped: %s", count, reason)
-    slots = partial(find_slots, prometheus(options.prometheus), given_settings(options))
+    source = Source(options.prometheus, given_settings(options), predictor)
     interval_s = given(seconds(options.interval), "--interval", "60s")
     api = KubernetesApi(access(options.kubernetes))
-    return Configuration(
-        api, Inputs(slots, predictor, interval_s), _address(options.listen), Delivery(options.delivery)
-    )
+    return Configuration(api, Inputs(source, interval_s), _address(options.listen), Delivery(options.delivery))
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -146,6 +144,7 @@ class Service:
         """Bindings that have begun are ended; what else runs is left to end with the process."""
         self._stop.set()
         self._server.stop()
+        self._planner.close()
 
     def _guarded(self, name: str, loop: Callable[[], None]) -> None:
         """A thread that has failed for a reason that nobody thought of ends the service: Kubernetes starts it again."""

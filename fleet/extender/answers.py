@@ -11,13 +11,13 @@ GPU gives another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fleet.match.plan import Plan
 from fleet.match.types import job_key
-from fleet.model import Job, Predictor
+from fleet.model import Job, Predictor, throughput_rows
 
 MOST_SCORE: Final = 10
 """Of the extender's protocol: scores are 0 to 10"""
@@ -25,6 +25,7 @@ WAITS: Final = "waits for the next plan"
 TAKEN: Final = "its GPUs have an offline job"
 ELSEWHERE: Final = "the plan has another GPU for it, where the total is greater"
 _GIB: Final = 1 << 30
+_MOST_REMEMBERED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Board:
     """(slot type, job type) → pairs of the plan that are not booked yet"""
     spare: Mapping[int, int]
     """Slot type → slots that the plan needs for no job"""
+    free: Mapping[int, Mapping[str, tuple[str, ...]]]
+    """Slot type → node → its GPUs of that type that are free: an answer over all nodes is a few dictionary updates"""
+    memory: dict[Job, Sequence[float | None]] = field(default_factory=dict, compare=False)
+    """Of `weights`: nothing that is booked changes them"""
 
     @classmethod
     def of(cls, plan: Plan, predictor: Predictor) -> Board:
@@ -66,6 +71,10 @@ class Board:
         by_node: dict[str, list[tuple[str, int, int | None]]] = {}
         for place, slot in enumerate(plan.slots):
             by_node.setdefault(slot.node, []).append((slot.gpu, place, type_of.get(place)))
+        free: dict[int, dict[str, tuple[str, ...]]] = {}
+        for slot, slot_type in ((plan.slots[place], at) for place, at in type_of.items()):
+            gpus = free.setdefault(slot_type, {})
+            gpus[slot.node] = tuple(sorted((*gpus.get(slot.node, ()), slot.gpu)))
         spare = {at: len(one.members) for at, one in enumerate(plan.slot_types)}
         for (slot_type, _), amount in plan.amounts.items():
             spare[slot_type] -= amount
@@ -77,6 +86,7 @@ class Board:
             taken=frozenset(),
             left=plan.amounts,
             spare=spare,
+            free=free,
         )
 
     def job_type(self, job: Job) -> int | None:
@@ -88,42 +98,61 @@ class Board:
         harder = job.memory_bytes > hardest.memory_bytes or (job.kernel_s or 0.0) > (hardest.kernel_s or 0.0)
         return None if harder else found
 
+    def weights(self, job: Job) -> Sequence[float | None]:
+        """By place of the slot, for a job of no type of the plan; None: no pair."""
+        asked = replace(job, key="")
+        found = self.memory.get(asked)
+        if found is None:
+            found = [row[0] for row in throughput_rows(self.predictor, self.plan.slots, (asked,))]
+            if len(self.memory) >= _MOST_REMEMBERED:
+                self.memory.clear()
+            self.memory[asked] = found
+        return found
+
     def booked(self, candidate: Candidate, job: Job) -> Board:
         """After the job got the GPU."""
-        job_type = self.job_type(job)
-        taken = self.taken | {candidate.gpu}
-        if candidate.slot_type is None:
-            return replace(self, taken=taken)
+        slot_type, job_type = candidate.slot_type, self.job_type(job)
+        board = self._without_gpu(candidate.gpu, candidate.node, slot_type)
+        if slot_type is None:
+            return board
         if candidate.planned and job_type is not None:
-            pair = (candidate.slot_type, job_type)
-            return replace(self, taken=taken, left={**self.left, pair: self.left[pair] - 1})
-        spare = {**self.spare, candidate.slot_type: self.spare[candidate.slot_type] - 1}
-        return replace(self, taken=taken, spare=spare)
+            pair = (slot_type, job_type)
+            return replace(board, left={**self.left, pair: self.left[pair] - 1})
+        return replace(board, spare={**self.spare, slot_type: self.spare[slot_type] - 1})
 
     def caught_up(self, given: Mapping[str, Job | None]) -> Board:
         """After GPUs were given away while the plan was made. `given`: GPU → the job that has it, if it is known."""
-        type_of = {gpu: slot_type for found in self.by_node.values() for gpu, _, slot_type in found}
+        places = {gpu: (node, slot_type) for node, found in self.by_node.items() for gpu, _, slot_type in found}
         board = self
         for gpu, job in given.items():
-            if gpu in type_of:
-                board = board._without(gpu, type_of[gpu], job)
+            if gpu in places:
+                board = board.without(gpu, places[gpu], job)
         return board
 
-    def _without(self, gpu: str, slot_type: int | None, job: Job | None) -> Board:
-        """One slot less: the job's own pair if the plan has it, else a spare one, else the pair that is worth least."""
+    def without(self, gpu: str, place: tuple[str, int | None], job: Job | None) -> Board:
+        """After the job, if it is known, got the GPU of that node and type in another way than by this plan."""
+        node, slot_type = place
+        return self._without_slot(slot_type, job)._without_gpu(gpu, node, slot_type)  # noqa: SLF001  of this class
+
+    def _without_gpu(self, gpu: str, node: str, slot_type: int | None) -> Board:
         taken = self.taken | {gpu}
         if slot_type is None:
             return replace(self, taken=taken)
+        gpus = dict(self.free[slot_type])
+        left = tuple(one for one in gpus.pop(node, ()) if one != gpu)
+        return replace(self, taken=taken, free={**self.free, slot_type: {**gpus, node: left} if left else gpus})
+
+    def _without_slot(self, slot_type: int | None, job: Job | None) -> Board:
+        """One less: the job's own pair if the plan has it, else a spare slot, else the pair that is worth least."""
+        if slot_type is None:
+            return self
         weights = self.plan.slot_types[slot_type].weights
         pairs = [pair for pair, amount in self.left.items() if pair[0] == slot_type and amount > 0]
         own = None if job is None else (slot_type, self.job_type(job))
         if own not in pairs and self.spare[slot_type] > 0:
-            return replace(self, taken=taken, spare={**self.spare, slot_type: self.spare[slot_type] - 1})
+            return replace(self, spare={**self.spare, slot_type: self.spare[slot_type] - 1})
         lost = own if own in pairs else min(pairs, key=lambda pair: weights[pair[1]] or 0.0, default=None)
-        left = dict(self.left)
-        for pair in pairs:
-            left[pair] -= pair == lost
-        return replace(self, taken=taken, left=left)
+        return replace(self, left={pair: amount - (pair == lost) for pair, amount in self.left.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +161,10 @@ class Filtered:
 
     nodes: tuple[str, ...]
     refused: Mapping[str, str]
+
+
+_Best = tuple[bool, float, str, int | None]
+"""Not planned, −throughput, GPU, slot type: the least is best"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +184,45 @@ class _Question:
         """Expected of the job in the slot; None: no pair."""
         if self.job_type is not None:
             return None if slot_type is None else self.board.plan.slot_types[slot_type].weights[self.job_type]
-        weight = self.board.predictor.weight(self.board.plan.slots[place], self.job)
-        return None if weight is None else weight.throughput
+        return self.board.weights(self.job)[place]
 
-    def ranked(self, node: str) -> Iterator[tuple[bool, float, str, int | None]]:
-        """Of each GPU of the node that it may have: not planned, −throughput, GPU, slot type. The least is best."""
-        taken, offered = self.board.taken, self.offered
-        for gpu, place, slot_type in self.board.by_node.get(node, ()):
-            if slot_type in offered and gpu not in taken:
-                planned, throughput = offered[slot_type]
-                if throughput is None:
-                    throughput = self.throughput(place, slot_type)
-                if throughput:
-                    yield not planned, -throughput, gpu, slot_type
+    def bests(self) -> Mapping[str, _Best]:
+        """Node → the best of its GPUs for the job; nodes without one are missing."""
+        free = self.board.free
+        if self.job_type is None:
+            found = {node: self._best(node) for node in self.board.by_node}
+            return {node: best for node, best in found.items() if best is not None}
+        bests: dict[str, _Best] = {}
+        for best in sorted(self._types(), reverse=True):
+            bests.update(dict.fromkeys(free.get(best[3], {}), best))
+        return bests
+
+    def _types(self) -> list[tuple[bool, float, str, int]]:
+        """Of a known type of job, what each slot type is to it: the GPU is left open."""
+        return [
+            (not planned, -throughput, "", slot_type)
+            for slot_type, (planned, throughput) in self.offered.items()
+            if throughput and slot_type is not None
+        ]
+
+    def best(self, node: str) -> _Best | None:
+        """Of one node, with the GPU."""
+        if self.job_type is None:
+            return self._best(node)
+        for not_planned, negative, _, slot_type in sorted(self._types()):
+            if gpus := self.board.free.get(slot_type, {}).get(node):
+                return not_planned, negative, gpus[0], slot_type
+        return None
+
+    def _best(self, node: str) -> _Best | None:
+        """For a job of no type of the plan."""
+        weights = self.board.weights(self.job)
+        found = [
+            (True, -throughput, gpu, slot_type)
+            for gpu, place, slot_type in self.board.by_node.get(node, ())
+            if slot_type in self.offered and gpu not in self.board.taken and (throughput := weights[place])
+        ]
+        return min(found, key=lambda one: one[:3], default=None)
 
 
 def _question(board: Board, job: Job) -> _Question:
@@ -192,7 +251,7 @@ def _offered(board: Board, job_type: int | None) -> dict[int | None, tuple[bool,
 
 def choose(board: Board, job: Job, node: str) -> Candidate | None:
     """The GPU of the node that the job gets, if it gets one."""
-    best = min(_question(board, job).ranked(node), default=None)
+    best = _question(board, job).best(node)
     if best is None:
         return None
     not_planned, negative, gpu, slot_type = best
@@ -202,10 +261,11 @@ def choose(board: Board, job: Job, node: str) -> Candidate | None:
 def filter_nodes(board: Board, job: Job, nodes: Iterable[str]) -> Filtered:
     """Of the scheduler's nodes."""
     question = _question(board, job)
+    bests = question.bests()
     found: dict[bool, list[str]] = {True: [], False: []}
     refused: dict[str, str] = {}
     for node in nodes:
-        best = min(question.ranked(node), default=None)
+        best = bests.get(node)
         if best is None:
             refused[node] = _reason(question, node)
         else:
@@ -217,11 +277,11 @@ def filter_nodes(board: Board, job: Job, nodes: Iterable[str]) -> Filtered:
 
 def prioritize(board: Board, job: Job, nodes: Iterable[str]) -> dict[str, int]:
     """Node → score: what the pair is worth less the price of the slot, the best node's being MOST_SCORE."""
-    question = _question(board, job)
+    bests = _question(board, job).bests()
     prices = {at: one.price for at, one in enumerate(board.plan.slot_types)}
     gains = {}
     for node in nodes:
-        best = min(question.ranked(node), default=None)
+        best = bests.get(node)
         price = 0.0 if best is None or best[3] is None else prices[best[3]]
         gains[node] = 0.0 if best is None else max(0.0, -best[1] * job.value - price)
     most = max(gains.values(), default=0.0)

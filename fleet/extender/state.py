@@ -107,6 +107,11 @@ class State:
             else:
                 self._troubles[source] = reason
 
+    def knows_pods(self) -> bool:
+        """Whether they are known as they are at the moment."""
+        with self._lock:
+            return "kubernetes" not in self._troubles
+
     def changed_s(self) -> float | None:
         """When the set of waiting pods changed first since the last plan."""
         with self._lock:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Reading the figures and solving, in a process of its own: a second of Python that no request is to wait for.
+
+Invariant: a process that died, or took longer than LONGEST_S, is a failed plan and is replaced at the next one. It ends
+when the service does, also when that is killed: its pipe ends then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Final
+
+from fleet.match.plan import Plan, solve
+from fleet.model import FleetError, Job, Predictor
+from fleet.sources.prometheus import Found, Settings, find_slots, prometheus
+
+LONGEST_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where slots come from, and what a pair is worth."""
+
+    prometheus: str
+    """URL"""
+    settings: Settings
+    predictor: Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan, and what it is made of."""
+
+    plan: Plan
+    found: Found
+    """Without the GPUs that have a pod"""
+    seconds: Mapping[str, float]
+    """Step → how long it took"""
+
+
+def make(source: Source, jobs: Sequence[Job], held: frozenset[str]) -> Made:
+    """One plan. `held`: GPUs that have a pod, whatever Prometheus says."""
+    begun_s = time.monotonic()
+    found = find_slots(prometheus(source.prometheus), source.settings)
+    read_s = time.monotonic()
+    free = replace(found, slots=tuple(slot for slot in found.slots if slot.gpu not in held))
+    plan = solve(free.slots, jobs, source.predictor)
+    return Made(plan, free, {"figures": read_s - begun_s, "solve": time.monotonic() - read_s})
+
+
+class Solver:
+    """For one thread; `close` may come from another."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._child: tuple[SpawnProcess, Connection] | None = None
+
+    def start(self) -> None:
+        """The process, which takes a second: a first plan needs not wait for that."""
+        self._running()
+
+    def solve(self, jobs: Sequence[Job], held: frozenset[str]) -> Made:
+        """As `make`."""
+        child, connection = self._running()
+        try:
+            connection.send((jobs, held))
+            if not connection.poll(LONGEST_S):
+                raise EOFError(f"it took longer than {LONGEST_S:g} s")
+            made = connection.recv()
+        except (OSError, EOFError) as error:
+            self.close()
+            raise FleetError(
+                f"the process that plans ended: {error or child.exitcode}; it is started again", 3
+            ) from error
+        if isinstance(made, Made):
+            return made
+        raise FleetError(str(made), 3)
+
+    def _running(self) -> tuple[SpawnProcess, Connection]:
+        with self._lock:
+            if self._child is None:
+                context = multiprocessing.get_context("spawn")
+                mine, others = context.Pipe()
+                process = context.Process(target=_serve, args=(others, self._source), name="planner", daemon=True)
+                process.start()
+                others.close()
+                self._child = process, mine
+            return self._child
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child[0].kill()
+            child[0].join()
+            child[1].close()
+
+
+def _serve(connection: Connection, source: Source) -> None:
+    """Of the process: a plan for each question, until the service is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the service ends this one
+    with contextlib.suppress(ImportError):  # the first plan says so
+        importlib.import_module("scipy.optimize")
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            jobs, held = connection.recv()
+            try:
+                answer: Made | str = make(source, jobs, held)
+            except FleetError as error:
+                answer = str(error)
+            connection.send(answer)
