@@ -59,7 +59,8 @@ class Planner:
             now_s, changed_s = time.monotonic(), self._state.changed_s()
             if now_s < next_s and (changed_s is None or now_s < changed_s + AFTER_CHANGE_S):
                 continue
-            next_s = time.monotonic() + (self._inputs.interval_s if self.round() else AFTER_FAILURE_S)
+            pause_s = self._inputs.interval_s if self.round() else min(AFTER_FAILURE_S, self._inputs.interval_s)
+            next_s = time.monotonic() + pause_s
 
     def close(self) -> None:
         """Ends the process that solves."""

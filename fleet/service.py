@@ -117,7 +117,7 @@ class Service:
 
     def __init__(self, configuration: Configuration, stop: threading.Event) -> None:
         oldest_s = _OLDEST_PLAN_INTERVALS * configuration.inputs.interval_s
-        self._stop = stop
+        self._stop, self._api = stop, configuration.api
         self.metrics = Metrics()
         self.state = State(time.monotonic, oldest_s)
         self._notices = Notices(configuration.api, self.metrics.dropped)
@@ -145,6 +145,7 @@ class Service:
         self._stop.set()
         self._server.stop()
         self._planner.close()
+        self._api.close()
 
     def _guarded(self, name: str, loop: Callable[[], None]) -> None:
         """A thread that has failed for a reason that nobody thought of ends the service: Kubernetes starts it again."""

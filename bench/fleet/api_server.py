@@ -106,6 +106,7 @@ class Cluster:
     def forget(self) -> None:
         """All versions so far: watches from them are gone."""
         with self.changed:
+            self.version += 1
             self.oldest = self.version
             self.log.clear()
             self.changed.notify_all()

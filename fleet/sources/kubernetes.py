@@ -125,6 +125,7 @@ class KubernetesApi:
         self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path.rstrip("/")
         self._context = _context(where) if parts.scheme == "https" else None
         self._idle: deque[http.client.HTTPConnection] = deque()
+        self._most_idle = _MOST_IDLE
 
     def list_pods(self) -> Listing:
         """All pods of our scheduler, page by page, of one version."""
@@ -184,7 +185,8 @@ class KubernetesApi:
         self._call("POST", f"/api/v1/namespaces/{quote(namespace, '')}/events?{self._limit()}", event)
 
     def close(self) -> None:
-        """The connections."""
+        """The connections, those that calls under way use when these end."""
+        self._most_idle = 0
         while self._idle:
             self._idle.pop().close()
 
@@ -226,7 +228,7 @@ class KubernetesApi:
             return None
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
-        if connection.sock is not None and len(self._idle) < _MOST_IDLE:
+        if connection.sock is not None and len(self._idle) < self._most_idle:
             self._idle.append(connection)
         else:
             connection.close()

@@ -42,7 +42,7 @@ class Api:
 
     cluster: Cluster
     faults: list[str] = field(default_factory=list)
-    between: Callable[[], None] | None = None
+    between: Callable[[], object] | None = None
 
     def pod(self, namespace: str, name: str) -> Any:
         return self._call(lambda: self.cluster.get(f"{namespace}/{name}"))
@@ -221,7 +221,7 @@ def test_where_the_binding_is_refused_the_annotation_is_taken_off_and_the_gpu_is
     world.plan()
     (pod,) = world.cluster.pods.values()
     uid = pod["metadata"]["uid"]
-    world.api.between = lambda: world.cluster.bind("batch/p1", uid, "elsewhere") and None
+    world.api.between = lambda: world.cluster.bind("batch/p1", uid, "elsewhere")
     world.api.faults = ["another between"]
     assert "already assigned" in world.binder.bind(BindRequest("batch", "p1", uid, "n1"))
     assert GPU not in world.cluster.get("batch/p1")["metadata"]["annotations"]
