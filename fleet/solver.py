@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -25,6 +26,8 @@ from fleet.model import FleetError, Job, Predictor
 from fleet.sources.prometheus import Found, Settings, find_slots, prometheus
 
 LONGEST_S: Final = 300.0
+_NICER: Final = 5
+"""A plan may take a little longer where CPUs are short, a request not"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class Solver:
 def _serve(connection: Connection, source: Source) -> None:
     """Of the process: a plan for each question, until the service is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the service ends this one
+    os.nice(_NICER)
     with contextlib.suppress(ImportError):  # the first plan says so
         importlib.import_module("scipy.optimize")
     with contextlib.suppress(EOFError, OSError):

@@ -96,7 +96,8 @@ class Reservations:
 
     def is_free(self, gpu: str, uid: str = "") -> bool:
         """Whether no pod but this one has it."""
-        return all(one.gpu != gpu or one.uid == uid for one in self.by_pod.values())
+        holders = [one.uid for one in self.by_pod.values() if one.gpu == gpu]
+        return holders in ([], [uid])
 
     def twice(self) -> frozenset[str]:
         """GPUs of two pods: another writer set the annotation, as the service does not."""
