@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prometheus", required=True, metavar="URL", help="server that scrapes the agents, such as http://host:9090")
     add("--kubernetes", metavar="URL", help="such as kubectl proxy's; default: the API server of the pod's own cluster")
     add("--listen", default="127.0.0.1:9838", metavar="ADDRESS:PORT", help="for the scheduler (default: %(default)s)")
+    add(
+        "--pages",
+        metavar="ADDRESS:PORT",
+        help="pages there too, for Prometheus and the kubelet: nothing can be bound there",
+    )
     add("--interval", default="60s", metavar="TIME", help="between plans (default: %(default)s)")
     add(
         "--delivery",
@@ -92,6 +97,9 @@ class Configuration:
     api: KubernetesApi
     inputs: Inputs
     address: tuple[str, int]
+    """For the scheduler"""
+    pages: tuple[str, int] | None = None
+    """For whom nothing can be bound"""
     delivery: Delivery = Delivery.GPUWARDEN
 
 
@@ -102,13 +110,19 @@ def _configured(options: argparse.Namespace) -> Configuration:
     source = Source(options.prometheus, given_settings(options), predictor)
     interval_s = given(seconds(options.interval), "--interval", "60s")
     api = KubernetesApi(access(options.kubernetes))
-    return Configuration(api, Inputs(source, interval_s), _address(options.listen), Delivery(options.delivery))
+    return Configuration(
+        api,
+        Inputs(source, interval_s),
+        _address(options.listen, "--listen"),
+        None if options.pages is None else _address(options.pages, "--pages"),
+        Delivery(options.delivery),
+    )
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise FleetError(f"--listen {text}: not understood; write it as 127.0.0.1:9838")
+        raise FleetError(f"{option} {text}: not understood; write it as 127.0.0.1:9838")
     return host.strip("[]"), int(port)
 
 
@@ -124,6 +138,9 @@ class Service:
         self._binder = Binder(configuration.api, self.state, configuration.delivery, self._bound)
         self._planner = Planner(configuration.inputs, self.state, self.metrics, self._notices)
         self._server = Server(configuration.address, self._routes())
+        self._pages = None
+        if configuration.pages is not None:
+            self._pages = Server(configuration.pages, replace(self._routes(), verbs={}))
         api = configuration.api
         loops: dict[str, Callable[[], None]] = {
             "follow": lambda: follow(api, self.state, stop),
@@ -132,18 +149,27 @@ class Service:
             "notices": lambda: self._notices.run(stop),
             "serve": lambda: self._server.serve_forever(0.1),
         }
+        if (pages := self._pages) is not None:
+            loops["pages"] = lambda: pages.serve_forever(0.1)
         for name, loop in loops.items():
             threading.Thread(target=self._guarded, args=(name, loop), name=name, daemon=True).start()
 
     @property
     def url(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
+        """For the scheduler."""
+        return self._server.url
+
+    @property
+    def pages_url(self) -> str | None:
+        """For others."""
+        return None if self._pages is None else self._pages.url
 
     def close(self) -> None:
         """Bindings that have begun are ended; what else runs is left to end with the process."""
         self._stop.set()
         self._server.stop()
+        if self._pages is not None:
+            self._pages.stop()
         self._planner.close()
         self._api.close()
 

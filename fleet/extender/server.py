@@ -84,9 +84,12 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__(address, _Handler)
         except OSError as error:
-            raise FleetError(
-                f"cannot listen on {address[0]}:{address[1]}: {error}; give another --listen", 3
-            ) from error
+            raise FleetError(f"cannot listen on {address[0]}:{address[1]}: {error}; give another address", 3) from error
+
+    @property
+    def url(self) -> str:
+        host, port = self.server_address[:2]
+        return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):

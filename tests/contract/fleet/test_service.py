@@ -86,7 +86,8 @@ def start(api: ApiServer, prometheus: Prometheus) -> tuple[Service, threading.Ev
     stop = threading.Event()
     source = Source(prometheus.url, Settings(), Physical())
     inputs = Inputs(source, INTERVAL_S)
-    return Service(Configuration(KubernetesApi(Access(api.url), 1.0), inputs, ("127.0.0.1", 0)), stop), stop
+    loopback = ("127.0.0.1", 0)
+    return Service(Configuration(KubernetesApi(Access(api.url), 1.0), inputs, loopback, loopback), stop), stop
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +263,18 @@ def test_pages_say_how_it_is(world: World) -> None:
     text = page(world, "/metrics")
     for name in ("slots", "jobs", "plan_value", "plan_timestamp_seconds", "extender_duration_seconds_count"):
         assert f"gpuwarden_fleet_{name}" in text
+
+
+def test_where_others_read_pages_nothing_can_be_bound(world: World) -> None:
+    url = world.service.pages_url
+    assert url is not None
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        assert b"gpuwarden_fleet_jobs" in answer.read()
+    for verb in ("filter", "prioritize", "bind"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{url}/{verb}", b"{}", timeout=10)
+        assert caught.value.code == 404
+        caught.value.close()
 
 
 def test_an_unknown_pod_is_an_error_that_says_what_to_check(world: World) -> None:

@@ -69,3 +69,21 @@ tcpSocket: {port: metrics}
 httpGet: {path: {{ index . 1 }}, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" $web.https }}}
 {{- end }}
 {{- end }}
+
+{{- /* Not the agent's name: its DaemonSet, PodMonitor and NetworkPolicy select by that. */}}
+{{- define "gpuwarden.fleet.selector" -}}
+app.kubernetes.io/name: gpuwarden-fleet
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpuwarden.fleet.labels" -}}
+{{ include "gpuwarden.fleet.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "gpuwarden.fleet.confined" -}}
+privileged: false
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
