@@ -131,7 +131,7 @@ class Cluster:
 
     def _judge(self, key: str, pod: dict[str, Any]) -> None:
         gpu = pod["metadata"].get("annotations", {}).get(GPU)
-        if pod["status"]["phase"] in ("Succeeded", "Failed"):
+        if _finished(pod):
             self._free(pod)
         elif gpu and pod["spec"].get("nodeName"):
             other = self.by_gpu.setdefault(gpu, key)
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         with cluster.changed:
             if not version:
                 version = cluster.version
-                self.server.listed[version] = list(cluster.pods.values())
+                self.server.listed[version] = [pod for pod in cluster.pods.values() if not _finished(pod)]
         pods = self.server.listed.get(version, [])
         metadata = {"resourceVersion": str(version)}
         if first + limit < len(pods):
@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
                     cluster.changed.wait(0.1)
                 gone = version < cluster.oldest
                 new = _tail(cluster.log, version)
-            lines = [{"type": kind, "object": pod} for _, kind, pod in new]
+            lines = [{"type": "DELETED" if _finished(pod) else kind, "object": pod} for _, kind, pod in new]
             if gone:
                 lines = [{"type": "ERROR", "object": {"kind": "Status", "code": 410}}]
             for line in lines:
@@ -278,6 +278,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """None."""
+
+
+def _finished(pod: dict[str, Any]) -> bool:
+    """Then the field selector of the service leaves it out."""
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
 def _tail(log: deque[tuple[int, str, dict[str, Any]]], version: int) -> list[tuple[int, str, dict[str, Any]]]:

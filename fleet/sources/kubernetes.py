@@ -40,7 +40,8 @@ _LONGEST_ANSWER: Final = 512 << 20
 _LONGEST_LINE: Final = 8 << 20
 _PAGE: Final = 500
 _MOST_IDLE: Final = 16
-_OURS: Final = f"spec.schedulerName={SCHEDULER}"
+_OURS: Final = f"spec.schedulerName={SCHEDULER},status.phase!=Succeeded,status.phase!=Failed"
+"""To a watch a pod that finishes is deleted"""
 
 
 class ApiError(FleetError):
@@ -128,7 +129,7 @@ class KubernetesApi:
         self._most_idle = _MOST_IDLE
 
     def list_pods(self) -> Listing:
-        """All pods of our scheduler, page by page, of one version."""
+        """All pods of our scheduler that have not finished, page by page, of one version."""
         pods: list[Any] = []
         more = ""
         while True:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -319,6 +321,18 @@ def test_a_client_that_does_not_send_its_body_is_answered_in_time(
     with socket.create_connection((host, int(port)), timeout=10) as slow:
         slow.sendall(b"POST /filter HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
         assert b" 408 " in slow.recv(1000)
+
+
+def test_a_termination_signal_ends_the_command_and_its_processes(world: World) -> None:
+    where = ["--prometheus", world.prometheus.url, "--kubernetes", world.api.url, "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "fleet.command", "serve", *where]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        assert "serves on http://127.0.0.1:" in serving.stderr.readline()
+        assert ": 0 of 0 waiting pods" in serving.stderr.readline()  # so the process that plans runs
+        serving.terminate()
+        serving.stderr.read()  # ends when no process has it open any more
+        assert serving.wait(timeout=20) == 0
 
 
 def page(world: World, path: str) -> str:
