@@ -65,8 +65,8 @@ function _shtab_gpuwarden_using
   test "$_shtab_gpuwarden_cmdpath" = "$argv"
 end
 
-set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks fleet 'fleet plan' 'fleet analyse' 'fleet formats' 'fleet split' 'fleet simulate' demo
-set -g _shtab_gpuwarden_opts_with_value --as --assume-kernel --before --binary --by --container --decisions --every --first --format --gpu-type --gpus --gpus-per-node --interval --json --kind --libcuda --limit --listen --log-format --metric --names --offline --online --out --pairs --path --picture --pods --policies --policy --port --predictor --prometheus --quantile --queue --reserve --restart --return-probes --run-dir --sample --seconds --seed --services --signal --since --slo --slowdown --socket --sort --stale --symbol --table --thresholds --unit --until --url --usage --usage-days --web-config --web-host --window
+set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks fleet 'fleet plan' 'fleet analyse' 'fleet formats' 'fleet split' 'fleet simulate' 'fleet serve' 'fleet explain' demo
+set -g _shtab_gpuwarden_opts_with_value --as --assume-kernel --before --binary --by --container --decisions --delivery --every --first --format --gpu-type --gpus --gpus-per-node --interval --json --kind --kubernetes --libcuda --limit --listen --log-format --metric --names --offline --online --out --pages --pairs --path --picture --pods --policies --policy --port --predictor --prometheus --quantile --queue --reserve --restart --return-probes --run-dir --sample --seconds --seed --service --services --signal --since --slo --slowdown --socket --sort --stale --symbol --table --thresholds --unit --until --url --usage --usage-days --web-config --web-host --window
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -214,6 +214,24 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using fleet simulate' -l first -x -d 
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet simulate' -l sample -x -d 'only this part of them, drawn at random'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet simulate' -l seed -x -d 'of --sample (default: 0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet simulate; and test $_shtab_gpuwarden_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'file with the jobs'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet; and test $_shtab_gpuwarden_npos -eq 0' -a serve -d 'Places waiting pods by the plan, as an extender of a kube-scheduler beside it.'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l prometheus -x -d 'server that scrapes the agents, such as http://host:9090'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l kubernetes -x -d 'such as kubectl proxy'"'"'s; default: the API server of the pod'"'"'s own cluster'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l listen -x -d 'for the scheduler (default: 127.0.0.1:9838)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l pages -x -d 'pages there too, for Prometheus and the kubelet: nothing can be bound there'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l interval -x -d 'between plans (default: 60s)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l delivery -xka "gpuwarden hami" -d 'hami: write the GPU in HAMi'"'"'s annotation too'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l predictor -xka "physical table learned" -d 'what expects a pair'"'"'s throughput'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l table -xka "(__fish_complete_path (commandline -ct))" -d 'measured pairs, for the predictors table and learned'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l reserve -x -d 'memory that stays free on each GPU (default: 1GiB)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l assume-kernel -x -d 'kernel length of jobs without the annotation gpuwarden.io/kernel, such as 2ms; without it they get GPUs without an online service only'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l window -x -d 'means and maxima are over this time (default: 15m)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l stale -x -d 'age from which an agent'"'"'s figures count as none (60s)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet; and test $_shtab_gpuwarden_npos -eq 0' -a explain -d 'Why a pod is where it is, or why it waits, as the running service knows it.'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet explain' -s h -l help -d 'show this help message and exit'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet explain' -l service -x -d 'of `gpuwarden fleet serve` (http://127.0.0.1:9838)'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet explain' -l json -d 'write one JSON document'
 complete -c gpuwarden -n '_shtab_gpuwarden_using; and test $_shtab_gpuwarden_npos -eq 0' -a demo -d 'show enforcement on a simulated GPU, in under three minutes'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l seconds -x -d 'length of each measured phase (25.0)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'also write the figures as one JSON object'
