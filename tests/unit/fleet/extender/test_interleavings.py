@@ -9,6 +9,7 @@ bindings come between them, and a killed service leaves what it had written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,8 @@ class Api:
     cluster: Cluster
     faults: list[str] = field(default_factory=list)
     between: Callable[[], object] | None = None
+    late: list[Callable[[], Any]] = field(default_factory=list)
+    """Calls that the server carries out after the client gave up, or was killed"""
 
     def pod(self, namespace: str, name: str) -> Any:
         return self._call(lambda: self.cluster.get(f"{namespace}/{name}"))
@@ -57,6 +60,9 @@ class Api:
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "killed before":
             raise KilledError
+        if fault in ("killed, carried out later", "away, carried out later"):
+            self.late.append(carry_out)
+            raise KilledError if fault.startswith("killed") else AwayError("away")
         if fault == "away before":
             raise AwayError("away")
         if fault == "another between" and self.between is not None:
@@ -140,8 +146,17 @@ class World:
         if self.cluster.pods:
             self.cluster.delete(list(self.cluster.pods)[at % len(self.cluster.pods)])
 
+    def carry_out(self) -> None:
+        """What is late, within the limit that each call carries."""
+        late, self.api.late = self.api.late, []
+        for call in late:
+            with suppress(RefusedError):
+                call()
+
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
+        if seconds > 5:  # far over that limit
+            self.api.late = []
         self.binder.release_expired()
 
     def check(self) -> None:
@@ -153,7 +168,18 @@ class World:
 
 
 FAULTS = st.lists(
-    st.sampled_from(["", "", "away before", "away after", "killed before", "killed after", "another between"]),
+    st.sampled_from(
+        [
+            "",
+            "another between",
+            "away before",
+            "away after",
+            "away, carried out later",
+            "killed before",
+            "killed after",
+            "killed, carried out later",
+        ]
+    ),
     max_size=4,
 )
 PLACE = st.integers(0, 7)
@@ -162,6 +188,7 @@ STEPS = st.one_of(
     st.tuples(st.just("schedule"), PLACE, FAULTS, PLACE),
     st.tuples(st.just("schedule"), PLACE, FAULTS, PLACE),
     st.tuples(st.just("deliver"), st.integers(1, 4)),
+    st.tuples(st.just("carry_out")),
     st.tuples(st.just("plan")),
     st.tuples(st.just("start")),
     st.tuples(st.just("finish"), PLACE),
@@ -171,7 +198,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=30))
-@settings(max_examples=80)
+@settings(max_examples=150)
 def test_no_gpu_has_two_pods_in_any_interleaving(steps: list[tuple[Any, ...]]) -> None:
     world = World()
     for _ in range(4):
@@ -226,3 +253,18 @@ def test_where_the_binding_is_refused_the_annotation_is_taken_off_and_the_gpu_is
     assert "already assigned" in world.binder.bind(BindRequest("batch", "p1", uid, "n1"))
     assert GPU not in world.cluster.get("batch/p1")["metadata"]["annotations"]
     assert world.state.view().reservations.gpus == frozenset()
+
+
+def test_a_binding_that_is_carried_out_after_its_service_was_killed_has_its_gpu_alone() -> None:
+    world = World()
+    for _ in range(5):
+        world.create()
+    world.deliver(9)
+    world.plan()
+    world.schedule(0, ["", "killed, carried out later"], 0)
+    for at in range(1, 5):
+        world.plan()
+        world.schedule(at, [], 0)
+    world.carry_out()
+    world.check()
+    assert len(world.cluster.by_gpu) == 4
