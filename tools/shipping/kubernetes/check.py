@@ -51,6 +51,7 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
         "extraVolumeMounts[0].mountPath=/run/nvidia-mps",
     ),
     "no runtime class": ("runtimeClassName=", "priorityClassName=", "tolerations=null", "affinity=null"),
+    "the fleet": ("fleet.enabled=true", "fleet.prometheus=http://prometheus.monitoring:9090"),
     "no network policy": ("networkPolicy.enabled=false",),
     "no namespace may read": ("networkPolicy.namespaces=null",),
     "others may read": ("networkPolicy.namespaces={a,b}", "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8"),
@@ -194,11 +195,15 @@ def lost(wanted: object, kept: object, path: str) -> Iterator[str]:
             yield from lost(a, b, f"{path}[{number}]")
 
 
+def _read_value(name: str, text: str) -> object:
+    return yaml.safe_load(text) if name.endswith(".yaml") else json.loads(text)
+
+
 def ours(one: Object) -> Iterator[str]:
     """Checks that no schema can express."""
     if one["kind"] == "ConfigMap":
         for name, text in one["data"].items():
-            _ = parse(text, name) if name == "policy.yaml" else json.loads(text)
+            _ = parse(text, name) if name == "policy.yaml" else _read_value(name, text)
     if one["kind"] != "DaemonSet":
         return
     pod = one["spec"]["template"]["spec"]
