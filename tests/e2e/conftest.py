@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -14,17 +13,15 @@ from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node, running_node
 from tests.e2e.workloads import Busy
 from tools.harness.wait import until
 
-_FIRST = "test_every_symbol_in_the_metrics.py"
-_LAST = ("test_the_demo.py", "test_newcomer.py")
+_LAST = ("test_every_symbol_in_the_metrics.py", "test_the_demo.py", "test_newcomer.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The one whose figures are of all programs on the machine while there is no other; the longest last."""
-    items.sort(key=lambda item: item.path.name in _LAST)
-    first = [item for item in items if item.path.name == _FIRST]
-    at = next((index for index, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)), 0)
-    rest = [item for item in items if item not in first]
-    items[:] = [*rest[:at], *first, *rest[at:]]
+    """The longest last, and before them the one whose figures are of all programs on the machine.
+
+    When agents begin, the other worker may still run programs of the tests at the edge; by then it is done with those.
+    """
+    items.sort(key=lambda item: _LAST.index(item.path.name) + 1 if item.path.name in _LAST else 0)
 
 
 @pytest.fixture(scope="session")
