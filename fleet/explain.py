@@ -21,8 +21,7 @@ from fleet.extender.answers import Filtered
 from fleet.extender.bind import PLAN, THROUGHPUT
 from fleet.extender.protocol import Question, View, filtered
 from fleet.extender.reservations import Reservation, holder
-from fleet.model import FleetError
-from fleet.plan import printable
+from fleet.model import FleetError, printable
 
 SERVICE: Final = "http://127.0.0.1:9838"
 _TIMEOUT_S: Final = 10.0

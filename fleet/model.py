@@ -21,6 +21,11 @@ class FleetError(Exception):
         self.exit_code = exit_code
 
 
+def printable(text: str) -> str:
+    """Names come from outside: a terminal escape in one is shown as text."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A healthy GPU that has room for one offline job."""

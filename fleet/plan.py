@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fleet.match.plan import Plan, solve
-from fleet.model import FleetError, Job, Predictor
+from fleet.model import FleetError, Job, Predictor, printable
 from fleet.sources import pods
 from fleet.sources.pods import Waiting, quantity, seconds
 from fleet.sources.prometheus import Found, Settings, find_slots, prometheus
@@ -197,8 +197,3 @@ def _lines(result: Result) -> list[str]:
 def _gain(plan: Plan, name: str) -> str:
     gain = plan.gain(name)
     return "∞ (it places none)" if gain is None else f"{gain:.3f}"
-
-
-def printable(text: str) -> str:
-    """Names come from outside: a terminal escape in one is shown as text."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -22,8 +22,8 @@ from rich.text import Text
 
 from fleet.analyse import load, locality, queueing, sizes, status
 from fleet.analyse.published import MARKS, PUBLISHED, Place, Published
-from fleet.analyse.tables import Absent, Table, printable
-from fleet.model import FleetError, Trace, TraceJob
+from fleet.analyse.tables import Absent, Table
+from fleet.model import FleetError, Trace, TraceJob, printable
 from fleet.traces import FORMATS, Progress, read_trace
 
 Part = Callable[[Sequence[TraceJob]], Table | Absent]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from fleet.model import TraceJob
+from fleet.model import TraceJob, printable
 
 Cell = str | float | None
 """None: unknown"""
@@ -137,8 +137,3 @@ def delay_s(job: TraceJob) -> float | None:
 def delays_s(jobs: Iterable[TraceJob]) -> list[float]:
     """The known ones, ascending."""
     return sorted(delay for delay in map(delay_s, jobs) if delay is not None)
-
-
-def printable(text: str) -> str:
-    """A name out of a trace, without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fleet.analyse import load, locality, queueing, sizes, status
 from fleet.analyse.command import PARTS, analyse
-from fleet.analyse.tables import Absent, Cell, Column, Table, printable, quantile, size_of, table
-from fleet.model import FleetError, Trace, TraceJob
+from fleet.analyse.tables import Absent, Cell, Column, Table, quantile, size_of, table
+from fleet.model import FleetError, Trace, TraceJob, printable
 
 HOUR = 3600.0
 
