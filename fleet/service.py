@@ -174,7 +174,7 @@ class Service:
         self._api.close()
 
     def _guarded(self, name: str, loop: Callable[[], None]) -> None:
-        """A thread that has failed for a reason that nobody thought of ends the service: Kubernetes starts it again."""
+        """A thread that fails unexpectedly ends the service: Kubernetes starts it again."""
         try:
             loop()
         except Exception:  # noqa: BLE001  whatever it was, half a service must not go on

@@ -136,7 +136,7 @@ class Reservations:
         return self._with(Reservation(pod.uid, pod.key, pod.gpu, node, now_s, pod.node is not None, ours=False))
 
     def listed(self, pods: Iterable[Holder], asked_s: float, now_s: float) -> Reservations:
-        """After a whole list, asked for at `asked_s`: whoever is not in it and had a GPU before is gone."""
+        """After a whole list, asked for at `asked_s`: a pod that is not in it and had a GPU before is gone."""
         found, uids = self, set()
         for pod in pods:
             found = found.seen(pod, now_s)

@@ -3,7 +3,7 @@
 """The service's HTTP: the extender's verbs for kube-scheduler, and pages for people and Prometheus.
 
 Invariant: a client that is slow, sends too much or sends what is no JSON costs a bounded time and amount of memory, and
-gets a reason. It listens on the loopback by default: whoever can reach it can have pods bound.
+gets a reason. It listens on the loopback by default: a client that can reach it can have pods bound.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             return make()
         except FleetError as error:
             return _failure(400, str(error))
-        except Exception:  # noqa: BLE001  the scheduler has to be told, and the next request answered
+        except Exception:  # noqa: BLE001  the scheduler needs an answer, and the next request one too
             _log.exception("%s failed", self.path)
             return _failure(500, "the service failed: its log says why")
         finally:

@@ -32,7 +32,7 @@ def jobs(text: TextIO, dropped: Counter[str]) -> Iterator[TraceJob]:
 
 
 def _entries(text: TextIO, dropped: Counter[str]) -> Iterator[object]:
-    """The elements of the file's list. What follows a mistake in the JSON cannot be told apart and is lost."""
+    """The elements of the file's list. What follows a mistake in the JSON cannot be separated and is lost."""
     buffer = text.read(_CHUNK).lstrip()
     if not buffer.startswith("["):
         raise FleetError("it is no JSON list" if buffer else "it is empty")

@@ -47,7 +47,7 @@ _SILENCE_S = 60.0
 
 @contextmanager
 def raw(answer: bytes, pause_s: float = 0.0) -> Iterator[str]:
-    """A server that sends this byte by byte to whoever connects, with pauses, and never ends."""
+    """A server that sends this byte by byte to the client that connects, with pauses, and never ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
 

@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.node import TRAINING, Agent, Node
-from tests.e2e.prometheus import Prometheus
+from tests.e2e.prometheus import CONFIG, Prometheus
 from tools.harness.wait import until
 
-CONFIG = """\
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
-scrape_configs:
-  - job_name: gpuwarden
-    honor_labels: true
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
-"""
 SERVING = ("--rate", "20", "--kernels", "4", "--kernel-us", "1000", "--seconds", "3600", "--start-now")
 
 
@@ -58,7 +51,7 @@ def fleet(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flee
     with ExitStack() as stack:
         stack.enter_context(node.container("chat", "online", SERVING))
         agent = stack.enter_context(node.agent(policy, run_dir="fleet"))
-        scraper = Prometheus(folder, CONFIG.format(port=agent.port))
+        scraper = Prometheus(folder, CONFIG.format(port=agent.port).replace("200ms", "1s"))  # a scrape may be slow
         stack.callback(scraper.close)
         scraper.until('gpuwarden_device_health{state="healthy"} == 1')
         scraper.until("rate(gpuwarden_device_online_gaps_total[5m]) > 0")
