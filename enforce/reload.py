@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from agent.config.validation import WatchedFile, unchanged_since_last_look
+from agent.config.validation import WatchedFile, check_apart, unchanged_since_last_look
 from agent.core.clock import wall_ns
 from agent.core.errors import PolicyError, SetupError, WardenError
 from agent.pipeline import EnforcementReport, Pipeline, PolicyStatus
 from enforce.policy.findings import advice, findings, plain, summary
-from enforce.policy.load import check_file
 from enforce.policy.model import Policy
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ Start = Callable[[Policy], AbstractContextManager[object]]
 
 def policy_file(path: Path) -> PolicyFile:
     """The policy file of the agent, which refuses one that others can write. Looked at every LOOK_SECONDS."""
-    return WatchedFile(path, lambda path: check_file(path, strict_permissions=True), unchanged_since_last_look)
+    check = partial(check_apart, "enforce.policy.load", refusal=PolicyError)
+    return WatchedFile(path, check, unchanged_since_last_look)
 
 
 @dataclass(frozen=True, slots=True)

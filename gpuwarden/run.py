@@ -29,7 +29,6 @@ from agent.exporters.status_page.routes import Site
 from agent.exporters.usage.recorder import keep
 from agent.exporters.usage.store import DAYS, DEFAULT_FILE
 from agent.exporters.web.auth import Guard
-from agent.exporters.web.config import WebConfigFile
 from agent.exporters.web.handler import OwnNames
 from agent.exporters.web.server import HttpServer, TcpListener, listen_on_tcp
 from agent.node import preflight
@@ -175,6 +174,8 @@ def _guard(path: Path | None) -> tuple[Guard, Callable[[], Iterable[Row]]]:
     """Access control of the TCP port, and its metrics."""
     if path is None:
         return Guard(), tuple
+    from agent.exporters.web.config import WebConfigFile  # pydantic, 12 MiB, which only those who write such a file pay
+
     file = WebConfigFile(path)
     guard = Guard(file.terms)
     return guard, lambda: (*file.rows(), *guard.rows())

@@ -5,6 +5,8 @@
 The file's rules win, also where they dispute a container. A user who may create a pod may write anything here, so only
 what harms no other pod is accepted: no address to read from, no function to probe, no weight above that of others. A
 mistake is reported and the pod left alone; annotations of which one is wrong are ignored as a whole.
+
+What validates them takes 12 MiB of memory, so it is imported when the first pod has annotations that count.
 """
 
 from __future__ import annotations
@@ -15,13 +17,8 @@ from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import BeforeValidator, Field
-
-from agent.config.sections import Section, mistake, scalar
-from agent.config.validation import value_mistake
-from enforce.policy import load, schema
 from enforce.policy.model import Classification, ContainerFacts, OfflineRule, OnlineRule, Policy, Role
 from enforce.policy.quantities import UnitError, parse_duration_ns
 
@@ -31,38 +28,8 @@ WINDOW: Final = "10s"
 _SLO = re.compile(r"slo-p(?:([1-9][0-9]?(?:\.[0-9]{1,3})?)|(9[0-9]{2,3}))")
 _CACHE_ENTRIES = 512
 _MOST_REPORTED = 3
-_MOST_WEIGHT = 1
 
 
-def _not_above_others(value: Any) -> Any:
-    if isinstance(value, (int, float)) and value > _MOST_WEIGHT:
-        raise mistake("is more than others have", "write up to 1; only the policy file gives more")
-    return value
-
-
-class PodSection(Section):
-    """What every pod may declare."""
-
-    role: Literal["online", "offline"]  # its annotation is `class`
-
-
-class OnlinePod(PodSection, schema.SloSection):
-    """What an online pod may declare: less than `slo` of the policy."""
-
-    signal: Literal["gpu_wait", "http"]
-
-
-class OfflinePod(PodSection):
-    """What an offline pod may declare."""
-
-    weight: Annotated[
-        float,
-        Field(ge=schema.LEAST_WEIGHT, le=_MOST_WEIGHT, allow_inf_nan=False),
-        BeforeValidator(_not_above_others),
-    ]
-
-
-_SECTIONS: Final[Mapping[str, type[Section]]] = {"online": OnlinePod, "offline": OfflinePod}
 # What each class may have beside its class (and an online one, its slo-pNN).
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "online": ("signal", "window", "min_samples", "port", "path", "status"),
@@ -99,12 +66,15 @@ def _ignored(reason: str) -> Classification:
 @lru_cache(_CACHE_ENTRIES)
 def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule | str:
     """The rule, or every mistake. Pure, and called ten times a second."""
+    from agent.config.sections import scalar, value_mistake
+    from enforce.policy import load, schema
+
     values = {key.removeprefix(PREFIX): value for key, value in annotations}
     role = values.pop("class", None)
     if role is None:
         return f"{PREFIX}class is not there; write online or offline"
     if role not in KEYS:
-        return _wrong("class", value_mistake(PodSection, "role", role))
+        return _wrong("class", value_mistake(schema.PodSection, "role", role))
     promises = [key for key in values if role == "online" and _SLO.fullmatch(key)]
     mistakes = [*_mistakes(role, values, promises), *(_promise(promises, values) if role == "online" else ())]
     if mistakes:
@@ -122,11 +92,15 @@ def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule 
 
 
 def _mistakes(role: str, values: Mapping[str, str], promises: list[str]) -> Iterator[str]:
+    from agent.config.sections import scalar, value_mistake
+    from enforce.policy import schema
+
+    section = schema.OnlinePod if role == "online" else schema.OfflinePod
     for key, value in values.items():
         if key in promises:
-            text = value_mistake(_SECTIONS[role], "target", value)
+            text = value_mistake(section, "target", value)
         elif _key(key) in KEYS[role]:
-            text = value_mistake(_SECTIONS[role], _key(key), scalar(value))
+            text = value_mistake(section, _key(key), scalar(value))
         else:
             text = _unknown(role, key)
         if text is not None:

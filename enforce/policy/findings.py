@@ -25,7 +25,6 @@ from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers
 from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Slo
 from enforce.policy.quantities import format_duration
-from enforce.policy.schema import MOST_SAMPLES
 
 _SCRAPE_NS = 1_000_000_000  # between two scrapes of a page of metrics
 
@@ -74,7 +73,7 @@ def _promise(path: KeyPath, rule: OnlineRule) -> Iterator[Advice]:
     if slo.min_samples * (1 - slo.quantile) < 0.1:
         text = f"{rule.name}: of {slo.min_samples} requests (slo.min_samples) the quantile {slo.quantile:g} is the"
         enough = round(1 / (1 - slo.quantile))
-        more = f"min_samples: {enough}, or " if enough <= MOST_SAMPLES else ""
+        more = f"min_samples: {enough}, or " if enough <= model.MOST_SAMPLES else ""
         yield Advice((*at, "quantile"), f"{text} slowest; write {more}a lower quantile")
     if slo.signal == "prometheus":
         if slo.window_ns < 2 * _SCRAPE_NS:

@@ -246,6 +246,7 @@ class Policy:
         return Classification(Role.UNMATCHED)
 
 
+MOST_SAMPLES = 1_000_000  # that an SLO may ask for in its window
 MEMORY_RUNGS = ("deny", "hold", "swap", "evict")  # those that keep limits.memory and online[].reserve
 
 # The keys of `slo` that belong to one signal each, and those that the signal requires.

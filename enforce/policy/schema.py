@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from agent.config.sections import Section, mistake, unquoted_mistake
-from agent.config.validation import FileFormat
+from agent.config.sections import FileFormat, Section, mistake, unquoted_mistake
 from enforce.policy import model
 from enforce.policy.model import LatencySignal, Law, Rung, TimeUnit, Unprobed
 from enforce.policy.values import (
@@ -35,8 +34,8 @@ from enforce.policy.values import (
 
 MS = 1_000_000
 VERSION: Final = 1
-MOST_SAMPLES = 1_000_000
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
+MOST_POD_WEIGHT = 1
 
 
 def _patterns(value: Any) -> Any:
@@ -70,7 +69,7 @@ Patterns = Annotated[list[Annotated[str, GLOB]], BeforeValidator(_patterns), Wit
 Labels = Annotated[dict[str, Patterns], BeforeValidator(_labels), WithJsonSchema(_LABELS)]
 Url = Annotated[str, URL, AfterValidator(public_address)]
 Metric = Annotated[str, METRIC_NAME, AfterValidator(whole_histogram)]
-Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+Samples = Annotated[int, Field(ge=1, le=model.MOST_SAMPLES)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Megahertz = Annotated[int, Field(ge=1, le=10_000)]
 Weight = Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT, allow_inf_nan=False)]
@@ -373,3 +372,31 @@ class PolicySection(Section):
 FORMAT: Final = FileFormat(
     PolicySection, "the policy", "the policy is empty; write version: 1 and the rules (docs/policy.md has examples)"
 )
+
+
+def _not_above_others(value: Any) -> Any:
+    if isinstance(value, (int, float)) and value > MOST_POD_WEIGHT:
+        raise mistake("is more than others have", "write up to 1; only the policy file gives more")
+    return value
+
+
+class PodSection(Section):
+    """What every pod may declare."""
+
+    role: Literal["online", "offline"]  # its annotation is `class`
+
+
+class OnlinePod(PodSection, SloSection):
+    """What an online pod may declare: less than `slo` of the policy."""
+
+    signal: Literal["gpu_wait", "http"]
+
+
+class OfflinePod(PodSection):
+    """What an offline pod may declare."""
+
+    weight: Annotated[
+        float,
+        Field(ge=LEAST_WEIGHT, le=MOST_POD_WEIGHT, allow_inf_nan=False),
+        BeforeValidator(_not_above_others),
+    ]

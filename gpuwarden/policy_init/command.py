@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from agent.config.sections import example, scalar
-from agent.config.validation import value_mistake
+from agent.config.sections import example, scalar, value_mistake
 from agent.core.errors import PolicyError, SetupError, WardenError
 from agent.core.model import Snapshot
 from agent.core.text import printable

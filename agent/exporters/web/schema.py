@@ -17,8 +17,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, Field
 
-from agent.config.sections import Section, mistake
-from agent.config.validation import FileFormat
+from agent.config.sections import FileFormat, Section, mistake
 from agent.config.yaml_source import KeyPath, Problem, Source
 
 VERSIONS: Final = {"TLS12": TLSVersion.TLSv1_2, "TLS13": TLSVersion.TLSv1_3}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from agent.core.errors import SetupError
+from agent.config.validation import Checked, WatchedFile, unchanged_since_last_look
+from agent.core.errors import PolicyError, SetupError
 from agent.node.procfs import Procfs
 from agent.pipeline import EnforcementReport, Pipeline
 from enforce.audit.history import History
 from enforce.device_health import SysMonitor
-from enforce.policy.load import parse
+from enforce.policy.load import check_file, load, parse
 from enforce.policy.model import Policy
 from enforce.reload import PolicyReloader, ReloadOutcome, ReloadRequests, policy_file
 from enforce.service import EnforcementService, EnforcementSettings
@@ -69,6 +71,7 @@ class Place:
     path: Path
     enforced: Enforced = field(default_factory=Enforced)
     pipeline: Pipeline = field(default_factory=lambda: Pipeline([], cast(Any, None), None))
+    check: Callable[[Path], Checked[Policy]] = lambda path: check_file(path, strict_permissions=True)
 
     def write(self, text: str) -> None:
         self.path.write_text(text)
@@ -76,7 +79,7 @@ class Place:
 
     @contextmanager
     def agent(self) -> Iterator[PolicyReloader]:
-        file = policy_file(self.path)
+        file = WatchedFile(self.path, lambda path: self.check(path), unchanged_since_last_look)
         policy = file.load() if file.exists() else None
         with PolicyReloader(file, policy, self.pipeline, self.enforced.start) as reloading:
             yield reloading
@@ -266,10 +269,10 @@ def test_a_file_that_no_parser_expects_is_a_wrong_file(place: Place) -> None:
 
 
 def test_a_bug_while_a_file_is_read_ends_nothing_and_is_logged_once(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with place.agent() as agent:
-        monkeypatch.setattr("enforce.reload.check_file", raising(RuntimeError("a fault of ours")))
+        place.check = raising(RuntimeError("a fault of ours"))
         edit(place.path, OTHER)
         for _ in range(4):
             agent.look()
@@ -296,6 +299,38 @@ def test_a_file_that_cannot_be_read_now_is_retried_and_that_is_logged_once(
         agent.look()
         agent.look()
         assert place.enforced.targets_ms == [50, 60]
+
+
+def test_the_agent_has_its_file_checked_by_a_process_that_ends(place: Place) -> None:
+    file = policy_file(place.path)
+    assert file.load() == load(place.path)
+    edit(place.path, WRONG)
+    with pytest.raises(PolicyError):
+        file.load()
+    assert file.checked == check_file(place.path)
+    place.path.chmod(0o666)
+    with pytest.raises(PolicyError, match="every user"):
+        file.load()
+
+
+KILLED = "#!/bin/sh\nkill -KILL $$\n"
+DEFECT = "#!/bin/sh\nexit 1\n"
+
+
+@pytest.mark.parametrize(("program", "again"), [(KILLED, True), (DEFECT, False), (None, True)])
+def test_a_file_whose_checking_was_killed_is_checked_again_and_one_that_shows_a_defect_is_not(
+    place: Place, monkeypatch: pytest.MonkeyPatch, program: str | None, again: bool
+) -> None:
+    file, python = policy_file(place.path), place.path.with_name("python")
+    if program is not None:
+        python.write_text(program)
+        python.chmod(0o755)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", str(python))
+        with pytest.raises(PolicyError, match="cannot be checked"):
+            file.load()
+    assert file.changed() == again
+    assert file.load() == load(place.path)
 
 
 def test_each_requested_reload_is_answered_with_why_it_was_refused(

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 from pydantic import BeforeValidator, Field
 
-from agent.config.sections import Section, describe, example, mistake, show, unquoted_mistake
-from agent.config.validation import MAX_BYTES, Checked, FileFormat, read_text, value_mistake
+from agent.config.sections import FileFormat, Section, describe, example, mistake, show, unquoted_mistake, value_mistake
+from agent.config.validation import MAX_BYTES, Checked, read_text
 from agent.config.yaml_source import Problem, YamlPosition
 from agent.core.errors import WebConfigError
 
