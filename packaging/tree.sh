@@ -53,8 +53,8 @@ install_python_packages() {
 # Only what nothing of ours, and nothing that ours calls, can import. tests/contract/packaging/test_installed_tree.py imports the rest.
 trim_python_packages() (
 	cd "$dest/$packages"
-	# roots.pem is for TLS to public servers: we speak to UNIX sockets. Policies are read by PyYAML's own parser, not libyaml.
-	rm -rf google/protobuf/{compiler,testdata,testing} grpc/_cython/_credentials grpc/{beta,framework} _yaml yaml/_yaml.*.so
+	# Policies are read by PyYAML's own parser, not libyaml.
+	rm -rf google/protobuf/{compiler,testdata,testing} _yaml yaml/_yaml.*.so
 	rm -rf pydantic/v1 pydantic/mypy.py psutil/_ps{aix,bsd,osx,sunos,windows}.py pygments/{cmdline,sphinxext}.py example.py
 	rm -rf textual/{demo,document,tree-sitter} textual/{_markup_playground,_text_area_theme}.py textual/widgets/{,_}{data_table,text_area}.py
 	# 240 languages to colour, 49 ways to: tracebacks need one. No other language is listed, so none is looked for in vain.

@@ -109,7 +109,7 @@ class PodResources:
     """One kubelet."""
 
     def __init__(self, path: str) -> None:
-        from agent.containers.grpc_channel import Channel  # ~25 MiB, which only a node with a kubelet pays
+        from agent.containers.grpc_channel import Channel  # 8 MiB, which only a node with a kubelet pays
 
         self.path = path
         self._channel = Channel(path, _MOST_BYTES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -66,21 +67,23 @@ def test_a_container_that_ended_still_has_its_names(kubelet: Kubelet, pod: Pod) 
     full_id = kubelet.run(pod, "batch")
     it = by_cgroup(kubelet, full_id)
     kubelet.stop(full_id)
-    names = Cri(str(kubelet.socket)).look_up(it, soon())
+    with closing(Cri(str(kubelet.socket))) as cri:
+        names = cri.look_up(it, soon())
     assert names
     assert (names.name, names.pod) == ("batch", "chat-0")
 
 
 def test_an_unknown_id_has_no_names(kubelet: Kubelet) -> None:
     stranger = identify(f"/docker/{secrets.token_hex(32)}")
-    assert Cri(str(kubelet.socket)).look_up(stranger, soon()) is None
-    assert Containerd(str(kubelet.socket)).look_up(stranger, soon()) is None
+    for source in Cri, Containerd:
+        with closing(source(str(kubelet.socket))) as asked:
+            assert asked.look_up(stranger, soon()) is None
 
 
 def test_part_of_an_id_names_no_container(kubelet: Kubelet, pod: Pod) -> None:
     it = by_cgroup(kubelet, kubelet.run(pod, "other"))
-    with pytest.raises(SourceError, match="the answer is about another"):
-        Cri(str(kubelet.socket)).look_up(Container(it.key, "part", "containerd", it.id[:40]), soon())
+    with closing(Cri(str(kubelet.socket))) as cri, pytest.raises(SourceError, match="the answer is about another"):
+        cri.look_up(Container(it.key, "part", "containerd", it.id[:40]), soon())
 
 
 def test_a_container_that_containerd_runs_without_kubernetes_gets_its_names(kubelet: Kubelet) -> None:
