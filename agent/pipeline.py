@@ -54,6 +54,7 @@ class EnforcementReport:
     online: Mapping[DeviceUuid, OnlineUse] = field(default_factory=dict)
     decided_ns: int | None = None  # when the last decision was completed; None: none are made
     left_rules: Mapping[str, int] = field(default_factory=dict)  # see Snapshot
+    decision_seconds: float | None = None  # how long that decision took
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class Pipeline:
     _exited: ExitedProcesses = field(init=False)
     _losses: ContainerLosses = field(init=False)
     _last_ns: int | None = field(init=False, default=None)
+    _tick_seconds: float | None = field(init=False, default=None)
 
     def __post_init__(self, names: FunctionNames | None) -> None:
         sees_returns = self.probes is None or self.probes.returns_off is None
@@ -178,6 +180,7 @@ class Pipeline:
 
     def tick(self, now_ns: int) -> Snapshot:
         """Observes once and publishes the snapshot."""
+        began_ns = monotonic_ns()
         dead = self._exited.find()  # before the samples are taken, so that these hold all that the dead ever did
         samples, health = self._collect(now_ns)
         self.drain_events()  # so that the processes of what was counted are known, though they have ended
@@ -194,6 +197,7 @@ class Pipeline:
         self.snapshot = self._snapshot(now_ns, interval, parts, health)
         self.unprobed = tuple(set(inputs.by_tgid.values()) - inputs.probed)
         self._forget_dead(dead, inputs.probed, now_ns)
+        self._tick_seconds = (monotonic_ns() - began_ns) / NS_PER_SECOND
         return self.snapshot
 
     def seen(self, event: ProcessEvent) -> None:
@@ -244,6 +248,8 @@ class Pipeline:
             health=dict(enforcement.device_health),
             online=dict(enforcement.online),
             left_rules=dict(enforcement.left_rules),
+            tick_seconds=self._tick_seconds,
+            decision_seconds=enforcement.decision_seconds,
             policy_error=policy.error,
             policy_wall_ns=policy.wall_ns,
             probes=tuple(library.status() for library in self.probes.libraries()) if self.probes else (),

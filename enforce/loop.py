@@ -184,7 +184,10 @@ class Loop:
         )
 
     def _decide_and_publish(self) -> None:
-        self.pipeline.publish(replace(self.step(), decided_ns=monotonic_ns()))
+        began_ns = monotonic_ns()
+        report, now_ns = self.step(), monotonic_ns()
+        seconds = (now_ns - began_ns) / NS_PER_SECOND
+        self.pipeline.publish(replace(report, decided_ns=now_ns, decision_seconds=seconds))
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:

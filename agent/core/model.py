@@ -301,3 +301,5 @@ class Snapshot:
     return_probes_off: str | None = None  # why no return probes are attached; null: they are
     online: Mapping[DeviceUuid, OnlineUse] = field(default_factory=dict)  # only where a policy is
     left_rules: Mapping[str, int] = field(default_factory=dict)  # "rule:reason" → containers that left it since start
+    tick_seconds: float | None = None  # how long the tick before this one took
+    decision_seconds: float | None = None  # how long the last decision took; null: none are made

@@ -13,10 +13,12 @@ uprobe costs what the machine makes it cost.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.latency import footprint
 from bench.latency.scale_stage import Cost, Load, Stage, open_stage
 
 SERIES_PER_CONTAINER = 32
@@ -54,10 +56,29 @@ def run(stage: Stage, load: Load, seconds: float = 5.0) -> tuple[int, int, Cost]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all was counted, nothing lost, and series are bounded."""
+    """0 when all was counted, nothing lost, series are bounded, and the agent costs no more than is aimed for."""
     parser = argparse.ArgumentParser(prog="python -m bench.latency.scale")
     parser.add_argument("--scale", type=int, default=1, metavar="N", help="N times fewer of everything (default: 1)")
-    scale = parser.parse_args(arguments).scale
+    parser.add_argument("--only", choices=["counting", "footprint"], help="one of its halves (default: both)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows of what enforcing costs there")
+    options = parser.parse_args(arguments)
+    holds = options.only == "footprint" or _counts_all(options.scale)
+    if options.only != "counting":
+        holds &= _costs_little(options.json)
+    return 0 if holds else 1
+
+
+def _costs_little(json_file: Path | None) -> bool:
+    found, holds = [], True
+    for size, row in zip(footprint.SIZES, footprint.rows(), strict=True):
+        holds &= footprint.show(row, size)
+        found.append(row)
+    if json_file is not None:
+        json_file.write_text(json.dumps(footprint.document(found), indent=1) + "\n")
+    return holds
+
+
+def _counts_all(scale: int) -> bool:
     holds = True
     with tempfile.TemporaryDirectory(prefix="gpuwarden-scale-") as folder, open_stage(Path(folder)) as stage:
         _say("before", stage.cost())
@@ -72,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             complete = counted + unplaced == load.kernels and (not unplaced or not load.hold)
             holds &= complete and emptied and not lost_in_kernel(peak) and bounded(peak, load.containers)
         _say("after", stage.cost())
-    return 0 if holds else 1
+    return holds
 
 
 def _say(name: str, cost: Cost) -> None:

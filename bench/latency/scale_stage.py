@@ -33,7 +33,7 @@ GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of scale.c does. `hold`: all live at once."""
+    """What one run of scale.c does. `hold`: all live at once; `work`: and launch all the time."""
 
     name: str
     processes: int
@@ -42,6 +42,7 @@ class Load:
     launches: int
     hold: bool
     at_once: int = 8
+    work: bool = False
 
     @property
     def kernels(self) -> int:
@@ -71,6 +72,7 @@ class Stage:
     port: int
     socket: Path
     cgroup: str
+    gpus: int = GPUS
 
     def snapshot(self) -> Snapshot:
         """The agent's newest snapshot."""
@@ -87,9 +89,9 @@ class Stage:
 
     def cost(self, seconds: float = 5.0) -> Cost:
         """Measures the agent's cost over some seconds."""
-        before = self._cpu_seconds()
+        before = cpu_seconds(self.agent.pid)
         time.sleep(seconds)  # the time that is measured
-        ratio = (self._cpu_seconds() - before) / seconds
+        ratio = (cpu_seconds(self.agent.pid) - before) / seconds
         snapshot, process = self.snapshot(), Path(f"/proc/{self.agent.pid}")
         resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         lost = {name: count for name, count in snapshot.lost.items() if count}
@@ -100,8 +102,9 @@ class Stage:
     def load(self, load: Load) -> Iterator[None]:
         """Inside, all of its work is done, and those that hold are alive."""
         root = cgroups.hierarchy() / self.cgroup.lstrip("/")
-        sizes = (load.containers, GPUS, load.processes, load.at_once, load.functions, load.launches)
-        command = [str(self.program), str(root), *map(str, sizes), "hold" if load.hold else "end"]
+        sizes = (load.containers, self.gpus, load.processes, load.at_once, load.functions, load.launches)
+        mode = "work" if load.work else "hold" if load.hold else "end"
+        command = [str(self.program), str(root), *map(str, sizes), mode]
         pipe, environment = subprocess.PIPE, {**os.environ, **self.node.environment}
         with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
             assert process.stdin
@@ -127,9 +130,19 @@ class Stage:
 
         return bool(poll(is_empty, _PATIENCE_SECONDS / 4, 0.5))
 
-    def _cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.agent.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    def child(self, module: str) -> int:
+        """The pid of the agent's child that runs a module. SetupError: there is none."""
+        for path in Path(f"/proc/{self.agent.pid}/task").glob("*/children"):
+            for pid in path.read_text().split():
+                if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    return int(pid)
+        raise SetupError(f"the agent has no {module}: see its log")
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """RSS and PSS of the agent."""
+        text = Path(f"/proc/{self.agent.pid}/smaps_rollup").read_text()
+        found = dict(re.findall(r"^(Rss|Pss):\s*(\d+) kB$", text, re.MULTILINE))
+        return int(found["Rss"]) << 10, int(found["Pss"]) << 10
 
     def _series(self) -> int:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
@@ -148,17 +161,23 @@ class Stage:
         return sum(found.values())
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
 @contextmanager
-def open_stage(folder: Path) -> Iterator[Stage]:
+def open_stage(folder: Path, gpus: int = GPUS, policy: str | None = None) -> Iterator[Stage]:
     """Builds the program, starts the node and the agent. All of it is gone after the block."""
     program = _compiled(folder)
     cgroup = f"/gpuwarden-scale-{os.getpid()}/docker"
     with (
         cgroups.own(cgroup),
-        simulated_node(folder / "gpu", {"gpus": str(GPUS)}) as node,
-        _agent(node, folder) as (agent, port),
+        simulated_node(folder / "gpu", {"gpus": str(gpus)}) as node,
+        _agent(node, folder, policy) as (agent, port),
     ):
-        yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup)
+        yield Stage(node, program, agent, port, folder / "run" / "agent.sock", cgroup, gpus)
 
 
 def _compiled(folder: Path) -> Path:
@@ -171,10 +190,14 @@ def _compiled(folder: Path) -> Path:
 
 
 @contextmanager
-def _agent(node: Node, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def _agent(node: Node, folder: Path, policy: str | None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     with create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     where = ["--run-dir", folder / "run", "--usage", folder / "usage.sqlite", "--listen", f"127.0.0.1:{port}"]
+    if policy is not None:
+        (folder / "policy.yaml").write_text(policy)
+        (folder / "policy.yaml").chmod(0o600)
+        where += ["--policy", folder / "policy.yaml", "--decisions", folder / "decisions"]
     command = agents.command(*where, isolated=True)
     with agents.running(command, folder / "log", node.environment) as agent:
         yield agent, port

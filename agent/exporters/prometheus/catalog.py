@@ -314,6 +314,10 @@ CATALOG: Final = (
     Metric("gpuwarden_build_info", "gauge", ("version",), "Always 1; the label gives the agent's version."),
     Metric("gpuwarden_snapshot_timestamp_seconds", "gauge", NONE, "Unix time of the snapshot that this scrape shows."),
     Metric("gpuwarden_snapshot_interval_seconds", "gauge", NONE, "Length of the tick that the snapshot covers."),
+    Metric(
+        "gpuwarden_tick_duration_seconds", "gauge", NONE, "Time that the tick before the one of this snapshot took."
+    ),
+    Metric("gpuwarden_decision_duration_seconds", "gauge", NONE, "Time that the last decision of enforcement took."),
     Metric("gpuwarden_collector_success", "gauge", ("collector",), "1 if the collector's last run succeeded."),
     Metric("gpuwarden_collector_duration_seconds", "gauge", ("collector",), "Duration of the collector's last run."),
     Metric(

@@ -252,6 +252,8 @@ def _agent(snapshot: Snapshot) -> Iterator[Candidate]:
     yield from _policy(snapshot)
     yield "snapshot_timestamp_seconds", (), snapshot.wall_ns / NS_PER_SECOND
     yield "snapshot_interval_seconds", (), snapshot.interval_ns / NS_PER_SECOND
+    yield "tick_duration_seconds", (), snapshot.tick_seconds
+    yield "decision_duration_seconds", (), snapshot.decision_seconds
     for health in snapshot.collectors:
         yield "collector_success", (text(health.name),), health.error is None
         yield "collector_duration_seconds", (text(health.name),), health.duration_seconds
