@@ -153,7 +153,8 @@ def show(row: Row, size: Size) -> bool:
         f"agent {row.agent_core_ratio:.1%} of a core (aim {size.most_agent_ratio:.1%}), guardian "
         f"{row.guardian_core_ratio:.1%} at {row.stops_per_second:g} stops/s, RSS {row.rss_mib:g} MiB "
         f"(aim {size.most_rss_mib:g}), PSS {row.pss_mib:g} MiB, tick {row.tick_ms:g} ms, "
-        f"decision {row.decision_ms:g} ms (slowest {row.decision_p99_ms:g}), scrape {row.scrape_ms:g} ms, lost {row.lost or 'nothing'}",
+        f"decision {row.decision_ms:g} ms (slowest {row.decision_p99_ms:g}), scrape {row.scrape_ms:g} ms, "
+        f"lost {row.lost or 'nothing'}",
         flush=True,
     )
     return reached
