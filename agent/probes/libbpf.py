@@ -14,6 +14,7 @@ import errno
 import logging
 import mmap
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -286,6 +287,12 @@ class Link:
     is_descriptor: bool = False
 
 
+_LOAD_ATTEMPTS, _AGAIN_SECONDS = (
+    5,
+    0.1,
+)  # the verifier gives up (EAGAIN) when a signal, a tracer or a freezer wants the thread; libbpf too
+
+
 class BpfObject:
     """A loaded CO-RE object. A context manager: leaving it detaches every link and frees every map.
 
@@ -304,26 +311,39 @@ class BpfObject:
     ) -> None:
         self.lib = Library()
         self.multi = bool(multi)  # its uprobes are of uprobe_multi links
+        self._links: set[Link] = set()
         if not path.is_file():
             raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
+        for _ in range(_LOAD_ATTEMPTS):
+            self._open(path, max_entries or {}, multi, also)
+            if not self.lib.bpf_object__load(self._object):
+                break
+            code = c.get_errno()
+            error = libbpf_log.load_error(code)
+            self.close()
+            if code != errno.EAGAIN:
+                raise error
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            raise error
+        if multi and not self._takes_multi(next(iter(multi))):
+            self.close()
+            raise ProbeError("the kernel has no uprobe_multi (Linux < 6.6)")
+
+    def _open(self, path: Path, max_entries: dict[str, int], multi: Collection[str], also: Collection[str]) -> None:
+        """Ready to be loaded."""
         self._object = self.lib.bpf_object__open_file(os.fsencode(path), None)
         if not self._object:
             raise ProbeError(f"{path} is not a BPF object that libbpf can open: rebuild it with `make bpf`")
         if kernel_version(os.uname().release) < _ALLOCATES_ON_DEMAND:
             self._preallocate()
-        for name, entries in (max_entries or {}).items():
+        for name, entries in max_entries.items():
             self.lib.bpf_map__set_max_entries(self._map(name), entries)
         for program in also:  # that not every kernel takes
             self.lib.bpf_program__set_autoload(self._program(program), True)
         for program in multi:
             self.lib.bpf_program__set_expected_attach_type(self._program(program), _UPROBE_MULTI)
-        self._links: set[Link] = set()
         libbpf_log.clear()
-        if self.lib.bpf_object__load(self._object):
-            raise libbpf_log.load_error(c.get_errno())
-        if multi and not self._takes_multi(next(iter(multi))):
-            self.close()
-            raise ProbeError("the kernel has no uprobe_multi (Linux < 6.6)")
 
     def _takes_multi(self, program: str) -> bool:
         """Whether the kernel has the link: older ones load such programs, too; newer ones refuse / as no file."""

@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,30 @@ def test_a_failed_load_after_another_object_leaves_its_messages_working(refused:
                 pass
         with pytest.raises(ProbeError, match="cannot attach"):  # libbpf prints here
             loaded.attach_uprobe("stacks_launch", "/nowhere", 1, 1, at_return=False)
+
+
+SIGNALS = 100  # a tenth of a second of them; libbpf itself bears four for each program
+
+
+def test_signals_while_the_kernel_verifies_the_programs_do_not_refuse_them() -> None:
+    """The verifier gives up with EAGAIN then: so does a tracer's attaching, or a freezer."""
+    loading, came = threading.get_ident(), []
+
+    def interrupt() -> None:
+        for _ in range(SIGNALS):
+            time.sleep(0.001)
+            signal.pthread_kill(loading, signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, lambda *_: came.append(1))
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        with BpfObject(preflight.bpf_object()):
+            thread.join()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
+    assert came
 
 
 def test_doctor_prints_the_cause_in_its_line_and_nothing_else(node: Node, refused: Path) -> None:
