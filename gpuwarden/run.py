@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -100,8 +99,8 @@ def act(options: argparse.Namespace) -> int:
     receive = signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     faulthandler.register(signal.SIGUSR1)  # where every thread is, on stderr
     faulthandler.enable()  # the same when a watchdog ends the agent (SIGABRT)
+    file, policy = _policy(options.policy)
     with ExitStack() as stack:
-        checking = stack.enter_context(ThreadPoolExecutor(1)).submit(_policy, options.policy)  # while the probes load
         stack.callback(notifier.close)
         observer.listeners.register(notifier.tick)
         requests = ReloadRequests(lambda: os.kill(os.getpid(), signal.SIGHUP))
@@ -111,7 +110,6 @@ def act(options: argparse.Namespace) -> int:
         _log.info("%s", addresses)
         settings = EnforcementSettings(options.run_dir, options.decisions, history, SysMonitor())
         start = partial(EnforcementService, observer=observer, settings=settings)
-        file, policy = checking.result()
         policies = stack.enter_context(PolicyReloader(file, policy, observer.pipeline, start))
         _give_memory_back()
         logs.say("ready")
