@@ -20,8 +20,9 @@ from agent.pipeline import EnforcementReport, Pipeline
 from enforce.actuators.executor import RungExecutor, RungRegistry
 from enforce.actuators.launch.ledgered_rules import LaunchRules
 from enforce.actuators.launch.levels import changes
+from enforce.actuators.launch.pace import Links
 from enforce.audit.recorder import DecisionRecorder
-from enforce.audit.status import ContainerFigures, PauseMeter, launch_seconds, statuses
+from enforce.audit.status import ContainerFigures, PauseMeter, described_copies, launch_seconds, statuses
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
 from enforce.controller.escalation import Escalation, UnprobedRungs, evictions_for_health
 from enforce.controller.inputs import InputReader
@@ -41,6 +42,7 @@ class Actuation:
 
     supervisor: Supervisor
     launch_rules: LaunchRules
+    links: Links
     quotas: MemoryQuotas
     executor: RungExecutor
 
@@ -151,6 +153,7 @@ class Loop:
         inputs, now_ns, controls = context.inputs, context.now_ns, self.controls
         if controls.actuation:
             rules = controls.actuation.launch_rules
+            controls.actuation.links.set_speeds(self.policy.pcie, context.snapshot.devices, inputs.slots)
             rules.perform(changes(context.decisions.levels, rules.in_force()))
         memory = controls.memory.step(context.snapshot, inputs.workloads, inputs.slots, now_ns)
         faults = controls.rungs.look(inputs.workloads, context.snapshot)
@@ -174,6 +177,7 @@ class Loop:
             memory=memory.statuses,
             requests={key: self.inputs.latencies.counted(key) for key in inputs.workloads},
             launch_seconds=launch_seconds(inputs),
+            copies=described_copies(inputs, self.policy.pcie, context.snapshot.devices),
         )
         return EnforcementReport(
             enforcing=self.controls.actuation is not None,
