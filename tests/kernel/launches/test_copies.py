@@ -94,9 +94,11 @@ def take_stops(probes: LibcudaProbes, driven: Driven) -> list[Pause]:
     return taken
 
 
-def stops_of(driver: Driver, probes: LibcudaProbes, *operations: str, flags: int = 0, **rule: float) -> list[Pause]:
+def stops_of(
+    driver: Driver, probes: LibcudaProbes, *operations: str, flags: int = 0, weight: float = 1.0
+) -> list[Pause]:
     with driver.start(ALLOC, *operations) as driven:
-        put_rule(probes, driven, flags=flags, **rule)
+        put_rule(probes, driven, flags=flags, weight=weight)
         driven.begin()
         return take_stops(probes, driven)
 
