@@ -73,7 +73,7 @@ class CopyLevel:
     """How a process's copies between host and device are paced. Of an online process: others wait for them."""
 
     group: int = 0  # its container's number, from 1
-    weight: float = 1.0  # its container's part of a link
+    weight_thousandths: int = 1000  # of its container: its part of a link
     beside_online: bool = False  # an online process may copy on its devices: few copies may be under way
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from agent.core.model import ContainerKey, DeviceUuid, ProcessId
-from enforce.actuators.launch.levels import offline_level
+from enforce.actuators.launch.levels import copy_level, offline_level
 from enforce.controller.laws import law_of
 from enforce.device_health import HealthView, limit, worst
 from enforce.model import FULL, CopyLevel, Level, OnlineOn, Reading, Share, Target
@@ -132,7 +132,7 @@ def _with_copies(
         group, rule = inputs.copy_groups.get(workload.container.key), workload.classification.rule
         if group is None or not isinstance(rule, OfflineRule):
             continue
-        copies = CopyLevel(group, rule.weight, beside_online=bool(workload.devices & online_devices))
+        copies = copy_level(rule, group, beside_online=bool(workload.devices & online_devices))
         for member in workload.members:
             target = target_of(member, inputs.slots, workload.devices)
             level = levels.get(target, FULL)

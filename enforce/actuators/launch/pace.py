@@ -30,7 +30,7 @@ from agent.probes.abi import (
     RULE_SOFT,
     SLOT_NONE,
     SLOTS,
-    WEIGHT_ONE,
+    Copier,
     Gate,
     Link,
     ProcessKey,
@@ -89,7 +89,7 @@ def rule_of(target: Target, level: Level) -> Rule:
         slot_unknown=SLOT_NONE if target.slot_unknown is None else target.slot_unknown,
     )
     if level.copies is not None:
-        rule.group, rule.weight = level.copies.group, max(1, round(level.copies.weight * WEIGHT_ONE))
+        rule.group, rule.weight = level.copies.group, level.copies.weight_thousandths
     slots = [SLOT_NONE if slot is None else slot for slot in target.slots[:ORDINALS]]
     rule.slots[:] = slots + [SLOT_NONE] * (ORDINALS - len(slots))
     return rule
@@ -121,7 +121,7 @@ def level_of(rule: Rule) -> Level:
 def _copies_of(rule: Rule) -> CopyLevel | None:
     if not rule.flags & RULE_COPIES:
         return None
-    return CopyLevel(rule.group, rule.weight / WEIGHT_ONE, bool(rule.flags & RULE_SHORT))
+    return CopyLevel(rule.group, rule.weight, bool(rule.flags & RULE_SHORT))
 
 
 PAYLOAD_RATIO = 0.8  # of what a link can carry is left to copies, beside headers and flow control
@@ -132,6 +132,8 @@ class Links:
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
+        for link in links:  # by an earlier policy: the containers' numbers begin anew
+            link.copiers[:] = [Copier()] * len(link.copiers)
 
     def set_speeds(self, pcie: Pcie, devices: Iterable[DeviceReading], slots: Mapping[DeviceUuid, int]) -> None:
         """For each decision: devices and their slots come and go."""

@@ -111,7 +111,7 @@ def test_a_wait_is_never_negative_and_looks_again_soon(own: int, other: int, wei
 
 def test_levels_are_read_back_as_they_were_written() -> None:
     target = Target(ProcessId(1, 1), "c", (0,), 0)  # type: ignore[arg-type]
-    for copies in (None, CopyLevel(), CopyLevel(3, 0.25, beside_online=True), CopyLevel(9, 1000.0)):
+    for copies in (None, CopyLevel(), CopyLevel(3, 250, beside_online=True), CopyLevel(9, 1_000_000)):
         level = Level(share_ratio=0.5, max_pause_ns=5, copies=copies)
         assert level_of(rule_of(target, level)) == level
         assert level.slows == (copies is not None)
