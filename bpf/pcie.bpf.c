@@ -59,6 +59,8 @@ static __always_inline void note_online_copy(struct link *link, const struct pro
 		until += ns;
 	else if (until < blocked)
 		until = blocked;
+	if (link->queued_until_ns > now) /* the offline copies under way get so much less of the link */
+		__sync_fetch_and_add(&link->queued_until_ns, ns);
 	link->online_at_ns = now;
 	link->online_until_ns = until < now + LONGEST_ONLINE_NS ? until : now + LONGEST_ONLINE_NS;
 }

@@ -35,7 +35,7 @@ _BANDWIDTH: Final = 12e9  # of generation 3
 _PAIRS: Final = ((1.0, 1.0), (1.0, 2.0), (1.0, 4.0))
 _SHARED_BYTES, _ONLINE_BYTES = 4_000_000, 1_000_000
 _BESIDE_BYTES: Final = (4_000_000, 64_000_000)
-_IN_FLIGHT: Final = {"shares": 3, "latency": 8}  # copies of one container
+_IN_FLIGHT: Final = 8  # copies of one container
 _PERIOD_US: Final = 4000
 _SETTLE_SECONDS: Final = 2.5
 _MOST_SHARE_ERROR: Final = 0.05
@@ -84,9 +84,9 @@ class Bench:
     program: Path
     seconds: float
 
-    def load(self, side: str, copied: int, phase: str) -> Workload:
+    def load(self, side: str, copied: int) -> Workload:
         """A container that copies for as fast as it can."""
-        return self.stage.run(side, [str(self.program), "load", str(copied), str(_IN_FLIGHT[phase])])
+        return self.stage.run(side, [str(self.program), "load", str(copied), str(_IN_FLIGHT)])
 
     def take(self, policy: CopyPolicy) -> None:
         """From now on the agent goes by it."""
@@ -96,7 +96,7 @@ class Bench:
     def share(self, policy: CopyPolicy) -> float:
         """The first container's part of what both copied."""
         self.take(policy)
-        both = [self.load(side, _SHARED_BYTES, "shares") for side in ("one", "two")]
+        both = [self.load(side, _SHARED_BYTES) for side in ("one", "two")]
         time.sleep(_SETTLE_SECONDS)  # until the agent knows both, and what they had before is forgotten
         before = [self._received(one) for one in both]
         time.sleep(self.seconds)
@@ -109,7 +109,7 @@ class Bench:
         self.take(policy)
         count = round(self.seconds * 1e6 / _PERIOD_US)
         online = self.stage.run("online", [str(self.program), "probe", *map(str, (_ONLINE_BYTES, _PERIOD_US, count))])
-        offline = [] if beside is None else [self.load("one", beside, "latency")]
+        offline = [] if beside is None else [self.load("one", beside)]
         time.sleep(_SETTLE_SECONDS)
         self.stage.go(online)
         assert online.process.stdout

@@ -121,7 +121,7 @@ are: a copy that has to wait stops its process before the driver sees it, and ne
   to which a copy adds its link time ÷ the weight, and waits while that is more than 2 ms of the link ahead of the
   container that has had least, of those that copy now. What a container does not copy it does not save up.
 
-The speed is 80 % of what the link's generation and width allow, by NVML; `pcie.bandwidth` says it where copies are
+The speed is 75 % of what the link's generation and width allow, by NVML; `pcie.bandwidth` says it where copies are
 slower (virtual machines, pageable memory) or NVML is silent, as for MIG instances, which are paced apart from each
 other. Not paced: copies of graphs, between two GPUs and within one; containers of `law: off`; and online ones, always.
 Batches, and `cuMemcpy` into memory that was never touched, are only charged. On one link 16 containers are told apart
