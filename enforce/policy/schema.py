@@ -288,9 +288,9 @@ class PcieSection(Section):
     )
     bandwidth: Annotated[int, Size("25GB")] | None = Field(
         None,
-        description="What copies get of a device's link in one direction, per second, or a little less: with more, too many "
-        "offline copies would be under way. Left out: 75 % of what its generation "
-        "and width allow, by NVML; where these are not known, nothing waits.",
+        description="What copies get of a device's link in one direction, per second, or a little less: with more, too "
+        "many offline copies would be under way. Left out: 75 % of what its generation and width allow, by NVML; where "
+        "these are not known, nothing waits.",
     )
 
 
