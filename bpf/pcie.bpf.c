@@ -200,7 +200,8 @@ static __always_inline __u64 queue_copy(struct link *link, __u64 ns, __u64 now)
 __noinline int charge_copy(__u32 index, const struct rule *rule, __u64 ns)
 {
 	struct link *link = link_at(index);
-	__u64 now = bpf_ktime_get_ns(), queued, ahead;
+	__u64 now = bpf_ktime_get_ns(), queued, ahead, least_ns = ~0ull;
+	__u32 least_weight = WEIGHT_ONE;
 	struct copier *own, *least;
 
 	if (!link || !rule)
@@ -213,17 +214,21 @@ __noinline int charge_copy(__u32 index, const struct rule *rule, __u64 ns)
 		return 0;
 	}
 	least = copier_at(link, least_copier(index, rule->group, now));
-	catch_up(link, own, least ? least->weight : WEIGHT_ONE, now);
+	if (least) {
+		least_ns = least->virtual_ns;
+		least_weight = least->weight;
+	}
+	catch_up(link, own, least_weight, now);
 	own->weight = rule->weight;
 	ahead = __sync_fetch_and_add(&own->virtual_ns, by_weight(ns, rule->weight));
-	advance_link(link, least && least->virtual_ns < ahead ? least->virtual_ns : ahead);
+	advance_link(link, least_ns < ahead ? least_ns : ahead);
 	queued = queue_copy(link, ns, now);
 	own->until_ns = now + queued + 2 * ns;
 	if (link->online_until_ns > now)
 		return 1;
 	if ((rule->flags & RULE_SHORT) && queued > LINK_QUEUE_NS)
 		return 1;
-	return least && ahead > least->virtual_ns + by_weight(LINK_LEAD_NS, rule->weight);
+	return ahead > least_ns && ahead - least_ns > by_weight(LINK_LEAD_NS, rule->weight);
 }
 
 static __always_inline void pace_offline_copy(const struct process_id *payer, const struct rule *rule, __u32 index,

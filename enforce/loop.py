@@ -145,7 +145,8 @@ class Loop:
     def _decide(self, context: DecisionContext) -> DecisionContext:
         states = {one.workload.container.key: one.state for one in self._last.shares}
         decisions = decide(context.inputs, states, self.policy.tuning, context.now_ns)
-        self._last = with_troubles(decisions, self.inputs.latencies.signals)
+        copies = described_copies(context.inputs, self.policy.pcie, context.snapshot.devices)
+        self._last = replace(with_troubles(decisions, self.inputs.latencies.signals), copies=copies)
         return replace(context, decisions=self._last)
 
     def _actuate(self, context: DecisionContext) -> DecisionContext:
@@ -177,7 +178,6 @@ class Loop:
             memory=memory.statuses,
             requests={key: self.inputs.latencies.counted(key) for key in inputs.workloads},
             launch_seconds=launch_seconds(inputs),
-            copies=described_copies(inputs, self.policy.pcie, context.snapshot.devices),
         )
         return EnforcementReport(
             enforcing=self.controls.actuation is not None,

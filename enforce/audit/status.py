@@ -147,7 +147,6 @@ class ContainerFigures:
     memory: Mapping[ContainerKey, MemoryStatus] = field(default_factory=dict)
     requests: Mapping[ContainerKey, Counted | None] = field(default_factory=dict)
     launch_seconds: Mapping[ContainerKey, float] = field(default_factory=dict)
-    copies: Mapping[ContainerKey, str] = field(default_factory=dict)  # how its copies are paced, as a sentence
 
 
 def launch_seconds(inputs: DecisionInputs) -> dict[ContainerKey, float]:
@@ -180,13 +179,13 @@ def statuses(
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
     return {
-        key: _status(workload, inputs.readings.get(key), shares.get(key), figures)
+        key: _status(workload, inputs.readings.get(key), shares.get(key), figures, decisions.copies.get(key))
         for key, workload in inputs.workloads.items()
     }
 
 
 def _status(
-    workload: Workload, reading: Reading | None, share: Share | None, figures: ContainerFigures
+    workload: Workload, reading: Reading | None, share: Share | None, figures: ContainerFigures, copies: str | None
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
     slo = rule.slo if isinstance(rule, OnlineRule) else None
@@ -216,7 +215,7 @@ def _status(
         copy_pauses_total=paused.copy_pauses,
         copy_paused_seconds_total=paused.copy_seconds,
         foreign_resumes_total=paused.foreign,
-        reason=_reason(workload, share, figures.copies.get(key)),
+        reason=_reason(workload, share, copies),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
         allocations_held_total=memory.held if memory else 0,

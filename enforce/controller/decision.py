@@ -92,6 +92,7 @@ class Decisions:
 
     shares: tuple[ShareDecision, ...]
     levels: Mapping[Target, Level]
+    copies: Mapping[ContainerKey, str] = field(default_factory=dict)  # how those of a container are paced, in words
 
 
 NO_DECISIONS: Final = Decisions((), {})
