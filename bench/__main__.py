@@ -61,6 +61,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.latency.hostile",
         "beside each hostile program an online service keeps 1.1 times its p99",
     ),
+    "pcie": (
+        "bench.pcie.run",
+        "copies are shared by weight to 5 %, and an online one waits for the printed bound and 1 ms at most",
+    ),
     "probes": (
         "bench.latency.probes",
         "on NVIDIA's own libraries a probe costs a fifth of one at a function's first instruction",

@@ -5,6 +5,7 @@
 #include "context.bpf.c"
 #include "copy.bpf.h"
 #include "graph.bpf.h"
+#include "pcie.bpf.c"
 #include "process.bpf.h"
 #include "wait.bpf.c"
 
@@ -71,7 +72,7 @@ static __always_inline void count_between_addresses(const struct process_id *id,
 	count_between(to, to == DEVICE_UNKNOWN ? DEVICE_UNKNOWN : device_of_memory(id, source), bytes, stream);
 }
 
-/* The same by addresses. */
+/* The same by addresses. Returns the direction. */
 __noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes, __u64 stream)
 {
 	struct process_id id = this_process();
@@ -81,7 +82,15 @@ __noinline int count_one_copy(__u64 destination, __u64 source, __u64 bytes, __u6
 		count_between_addresses(&id, destination, source, bytes, stream);
 	else
 		count_copy(stream, direction, bytes);
-	return 0;
+	return direction;
+}
+
+/* A copy that could not be judged when its call began. */
+static __always_inline void pace_late(__u64 stream, __u32 direction, __u64 bytes)
+{
+	struct sized_copy copy = {.bytes = bytes, .direction = direction};
+
+	pace_copy(&copy, stream, 0);
 }
 
 #define DEVICE_CPU 0xffffffffu /* CU_DEVICE_CPU */
@@ -198,17 +207,20 @@ static __always_inline __u64 peers(struct pt_regs *ctx, __u32 shape, const struc
 	return (__u64)device_of_context(id, to) << 32 | device_of_context(id, from);
 }
 
-/* Counts the copy, or keeps it for the return where only that can tell its direction. */
-static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id, __u64 stream)
+/* Paces and counts the copy, or keeps it for the return where only that can tell its direction. */
+static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const struct process_id *id, __u64 stream,
+				       __u32 how)
 {
 	struct arguments arguments = read_arguments(ctx);
 	struct sized_copy copy = {};
 	struct call call = {.stream = stream, .cookie = cookie};
 	__u32 shape = COOKIE_SHAPE(cookie);
+	int paced;
 
 	if (keep_list(ctx, cookie, stream))
 		return;
 	size_copy(ctx, cookie, &copy);
+	paced = pace_copy(&copy, stream, COPY_ENTERS | how);
 	if (shape == COPY_PEER || shape == COPY_3D_PEER)
 		call.d = peers(ctx, shape, id);
 	if (!copy.source && !copy.destination) {
@@ -223,6 +235,8 @@ static __always_inline void enter_copy(struct pt_regs *ctx, __u64 cookie, const 
 	call.a = copy.destination;
 	call.b = copy.source;
 	call.c = copy.bytes;
+	if (shape != COPY_3D_PEER)
+		call.d = paced;
 	keep_call(CALL_COPY, &call);
 }
 
@@ -239,7 +253,7 @@ static __always_inline void count_batch(const struct call *call)
 			count_lost(LOST_USER_READ);
 			break;
 		}
-		count_one_copy(one[0], one[1], one[2], call->stream);
+		pace_late(call->stream, count_one_copy(one[0], one[1], one[2], call->stream), one[2]);
 	}
 	if (call->d > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -292,7 +306,9 @@ static __always_inline void count_operations(const struct process_id *id, const 
 		from = element_bytes(id, &one.source);
 		to = element_bytes(id, &one.destination);
 		bytes = product(product(product(one.width, one.height), one.depth), from > to ? from : to);
-		count_one_copy(address_of(&one.destination), address_of(&one.source), bytes, call->stream);
+		pace_late(call->stream,
+			  count_one_copy(address_of(&one.destination), address_of(&one.source), bytes, call->stream),
+			  bytes);
 	}
 	if (call->d > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -320,6 +336,7 @@ static __always_inline void count_prefetches(const struct prefetches *list)
 
 	for (__u32 i = 0; i < MOST_OF_BATCH; i++) {
 		__u64 bytes = 0;
+		__u32 direction;
 		int is_first = 0;
 
 		if (i >= list->count)
@@ -333,8 +350,9 @@ static __always_inline void count_prefetches(const struct prefetches *list)
 		next += is_first;
 		if (bpf_probe_read_user(&bytes, 8, (void *)list->sizes + 8 * i))
 			goto unreadable;
-		count_copy(list->stream, location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST,
-			   bytes);
+		direction = location.type == LOCATION_DEVICE ? COPY_HOST_TO_DEVICE : COPY_DEVICE_TO_HOST;
+		count_copy(list->stream, direction, bytes);
+		pace_late(list->stream, direction, bytes);
 	}
 	if (list->count > MOST_OF_BATCH)
 		count_lost(LOST_BATCH);
@@ -360,7 +378,9 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 		return;
 	}
 	if (shape == COPY_UNIFIED) {
-		count_one_copy(call.a, call.b, call.c, call.stream);
+		direction = count_one_copy(call.a, call.b, call.c, call.stream);
+		if (!call.d)
+			pace_late(call.stream, direction, call.c);
 		return;
 	}
 	direction = unified_direction(call.a, call.b);
@@ -368,6 +388,8 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 		count_between(call.d >> 32, (__u32)call.d, call.c, call.stream);
 	else
 		count_copy(call.stream, direction, call.c);
+	if (shape != COPY_3D_PEER && !call.d)
+		pace_late(call.stream, direction, call.c);
 }
 
 SEC("uprobe")
@@ -378,7 +400,7 @@ int copy_enter(struct pt_regs *ctx)
 	struct process *process = find_process(&id, cookie);
 
 	if (!is_duplicate(ctx, cookie, &id, process))
-		enter_copy(ctx, cookie, &id, stream_of(ctx, cookie));
+		enter_copy(ctx, cookie, &id, stream_of(ctx, cookie), 0);
 	return 0;
 }
 
@@ -417,7 +439,7 @@ int copy_wait_enter(struct pt_regs *ctx)
 
 	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
-	enter_copy(ctx, cookie, &id, stream);
+	enter_copy(ctx, cookie, &id, stream, COPY_BLOCKS);
 	if (process)
 		begin_wait(&id, process, stream, bpf_ktime_get_ns());
 	return 0;

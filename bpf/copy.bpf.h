@@ -31,6 +31,7 @@ struct sized_copy {
 	__u64 bytes;
 	__u64 source, destination; /* unified addresses: 0 where the type says what it is */
 	__u32 direction;
+	__u32 _pad;
 };
 
 /* A host pointer lies before the device's. */

@@ -16,6 +16,7 @@
 #include "name.bpf.c"
 #include "node.bpf.c"
 #include "pace.bpf.c"
+#include "pcie.bpf.c"
 #include "quota.bpf.c"
 #include "stream.bpf.c"
 #include "wait.bpf.c"

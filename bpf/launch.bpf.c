@@ -141,10 +141,7 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 	__u32 slot;
 
 	count_launch(id, device, grid, now);
-	rule = bpf_map_lookup_elem(&rules, id);
-	/* Of a process that has no place among its tenant's it is not known whether it has a payer. */
-	if (!rule && (!process || process->inherits))
-		rule = inherited_rule(id, &payer, now);
+	rule = rule_of(id, process, &payer, now);
 	slot = rule ? slot_of(rule, device) : SLOT_NONE;
 	if (rule && slot == SLOT_NONE && device == DEVICE_UNKNOWN && rule->role == ROLE_OFFLINE)
 		slot = busy_slot(rule, now);

@@ -16,6 +16,7 @@
 #include "mapping.h"
 #include "memory.h"
 #include "pace.h"
+#include "pcie.h"
 #include "quota.h"
 #include "stream.h"
 #include "tenant.h"
@@ -97,6 +98,8 @@ struct process {
 	__u64 requests;
 	__u32 slot; /* of the latest launch */
 	__u32 inherits; /* it has a payer */
+	__u32 copied; /* 1 + slot of its latest copy, if it is online and may still be under way; 0: none is */
+	__u32 _pad;
 	__s32 gated[SLOTS]; /* requests of this epoch that are counted in each gate */
 	__s64 captures; /* streams that are being captured */
 	struct queued_streams streams; /* since start_ns */
@@ -213,6 +216,7 @@ struct {
 	__type(value, __u64);
 } files SEC(".maps");
 SHARED_ARRAY(gates, struct gate, SLOTS);
+SHARED_ARRAY(links, struct link, LINKS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
 RING(names, 2 * 1024 * 1024);

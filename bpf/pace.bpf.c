@@ -309,6 +309,8 @@ struct verdict_on_launch {
 	__u32 reason;
 	__u64 queued_ns;
 	__u64 estimate_ns;
+	__u32 link; /* of a copy */
+	__u32 _pad;
 };
 
 enum recorded { RECORDED_NOWHERE, RECORDED_BEFORE, RECORDED_NEW };
@@ -367,6 +369,7 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 	stop->reason = verdict->reason;
 	stop->process = *id;
 	stop->slot = verdict->slot;
+	stop->link = verdict->link;
 	stop->queued_ns = verdict->queued_ns;
 	stop->estimate_ns = verdict->estimate_ns;
 	stop->charged_ns = pace->charged_ns;
@@ -394,6 +397,8 @@ static __always_inline int stop_launch(const struct process_id *id, struct threa
 	pace->pauses++;
 	if (verdict->reason == PAUSE_GATE)
 		pace->gate_pauses++;
+	if (verdict->reason == PAUSE_COPY)
+		pace->copy_pauses++;
 	return 1;
 }
 
@@ -410,6 +415,18 @@ static __always_inline struct rule *inherited_rule(const struct process_id *id, 
 	if (rule || bpf_map_lookup_elem(&processes, payer))
 		return rule;
 	return less(now, found->seen_ns) < INHERITED_NS ? &found->rule : NULL;
+}
+
+/* The rule of the process that runs, and who pays by it. */
+static __always_inline struct rule *rule_of(const struct process_id *id, const struct process *process,
+					    struct process_id *payer, __u64 now)
+{
+	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+
+	/* Of a process that has no place among its tenant's it is not known whether it has a payer. */
+	if (!rule && (!process || process->inherits))
+		rule = inherited_rule(id, payer, now);
+	return rule;
 }
 
 /* A process was forked: until it has a rule of its own, its launches are charged to who pays for its parent. */

@@ -33,6 +33,9 @@ enum rule_flag {
 	RULE_SOFT = 8, /* a running online request stops no process whose queue has room, unless requests wait for each
 			  other; but queues do not drain meanwhile */
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
+	RULE_COPIES =
+		16, /* its copies between host and device are paced, as pcie.h says; of an online process: waited for */
+	RULE_SHORT = 32, /* an online process may copy on its devices: few offline copies may be under way */
 };
 
 /* Written by the agent, one per process that the policy names. */
@@ -46,6 +49,8 @@ struct rule {
 	__u64 floor_ppm; /* what is left to it whatever queue and gate say: the guardian lets that much pass */
 	__u8 slots[ORDINALS]; /* ordinal → slot of the device, SLOT_NONE where there is none */
 	__u32 slot_unknown; /* for launches whose ordinal is unknown */
+	__u32 group; /* its container's, from 1 … */
+	__u32 weight; /* … and that one's part of a link: × WEIGHT_ONE of pcie.h */
 	__u32 _pad;
 };
 
@@ -69,6 +74,7 @@ struct pace {
 	__u64 passes; /* of struct resume, as far as they were taken */
 	__u64 pass_left_ns; /* what may still be launched of the last one */
 	__u64 foreign; /* how often it launched in a stop of ours: another process ended that, or a tracer swallowed it */
+	__u64 copy_pauses; /* at copies; part of `pauses` */
 	struct queue queues[QUEUES];
 };
 
@@ -85,6 +91,7 @@ struct resume {
 	__u64 pass_ns; /* … and how much it may launch then, with the launch that was stopped */
 	__u64 stopped_at_ns; /* 0: not stopped by us now */
 	__u64 paused_ns; /* Σ lengths of stops */
+	__u64 copy_paused_ns; /* of those at copies */
 	__u64 resumes;
 };
 
@@ -116,6 +123,7 @@ struct control {
 enum pause_reason {
 	PAUSE_QUEUE = 1,
 	PAUSE_GATE,
+	PAUSE_COPY, /* at a copy between host and device: pcie.h */
 };
 
 /* Ring buffer `pauses` (for the guardian). However often a process is stopped before it is resumed: one record. */
@@ -124,6 +132,7 @@ enum pause_kind {
 	PAUSE_FREE, /* the slot's last online request is over */
 	PAUSE_AGENT_EXIT,
 	PAUSE_HELD, /* struct held of quota.h */
+	PAUSE_LINK_FREE, /* the last online copy on the link (in `slot`) is over */
 };
 
 struct wake {
@@ -141,7 +150,7 @@ struct pause {
 	__u32 reason;
 	struct process_id process;
 	__u32 slot;
-	__u32 _pad;
+	__u32 link; /* with PAUSE_COPY: index of `links` */
 	__u64 at_ns; /* the first stop since it was resumed; the rest is of the latest one */
 	__u64 ran_ns; /* when it first launched though it was not resumed; 0: it did not … */
 	__u64 foreign_ns; /* … and when it last did */

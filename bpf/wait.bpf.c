@@ -4,6 +4,7 @@
 #include "latency.bpf.h"
 #include "maps.bpf.h"
 #include "pace.bpf.c"
+#include "pcie.bpf.c"
 #include "process.bpf.h"
 #include "stream.bpf.h"
 
@@ -303,6 +304,8 @@ static __always_inline void end_wait(const struct process_id *id, struct process
 	if (!thread || !thread->wait_ns)
 		return;
 	leave_gate(thread);
+	if (succeeded && process->copied)
+		end_online_copies(id, process, &thread->awaited);
 	if (succeeded && open_of(process))
 		end_requests(id, process, thread, rule);
 	thread->wait_ns = 0;

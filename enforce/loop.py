@@ -20,8 +20,9 @@ from agent.pipeline import EnforcementReport, Pipeline
 from enforce.actuators.executor import RungExecutor, RungRegistry
 from enforce.actuators.launch.ledgered_rules import LaunchRules
 from enforce.actuators.launch.levels import changes
+from enforce.actuators.launch.pace import Links
 from enforce.audit.recorder import DecisionRecorder
-from enforce.audit.status import ContainerFigures, PauseMeter, launch_seconds, statuses
+from enforce.audit.status import ContainerFigures, PauseMeter, described_copies, launch_seconds, statuses
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
 from enforce.controller.escalation import Escalation, UnprobedRungs, evictions_for_health
 from enforce.controller.inputs import InputReader
@@ -41,6 +42,7 @@ class Actuation:
 
     supervisor: Supervisor
     launch_rules: LaunchRules
+    links: Links
     quotas: MemoryQuotas
     executor: RungExecutor
 
@@ -143,7 +145,8 @@ class Loop:
     def _decide(self, context: DecisionContext) -> DecisionContext:
         states = {one.workload.container.key: one.state for one in self._last.shares}
         decisions = decide(context.inputs, states, self.policy.tuning, context.now_ns)
-        self._last = with_troubles(decisions, self.inputs.latencies.signals)
+        copies = described_copies(context.inputs, self.policy.pcie, context.snapshot.devices)
+        self._last = replace(with_troubles(decisions, self.inputs.latencies.signals), copies=copies)
         return replace(context, decisions=self._last)
 
     def _actuate(self, context: DecisionContext) -> DecisionContext:
@@ -151,6 +154,7 @@ class Loop:
         inputs, now_ns, controls = context.inputs, context.now_ns, self.controls
         if controls.actuation:
             rules = controls.actuation.launch_rules
+            controls.actuation.links.set_speeds(self.policy.pcie, context.snapshot.devices, inputs.slots)
             rules.perform(changes(context.decisions.levels, rules.in_force()))
         memory = controls.memory.step(context.snapshot, inputs.workloads, inputs.slots, now_ns)
         faults = controls.rungs.look(inputs.workloads, context.snapshot)

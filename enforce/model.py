@@ -69,6 +69,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyLevel:
+    """How a process's copies between host and device are paced. Of an online process: others wait for them."""
+
+    group: int = 0  # its container's number, from 1
+    weight_thousandths: int = 1000  # of its container: its part of a link
+    beside_online: bool = False  # an online process may copy on its devices: few copies may be under way
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """How a process is held. The default is not at all."""
 
@@ -82,11 +91,12 @@ class Level:
     by_blocks: bool = False  # … or what one block is charged
     max_pause_ns: int = 0
     floor_ratio: float = 0.0
+    copies: CopyLevel | None = None  # None: its copies are neither paced nor waited for
 
     @property
     def slows(self) -> bool:
         """Whether this can ever stop the process."""
-        return self.gate or self.pace
+        return self.gate or self.pace or (self.copies is not None and not self.online)
 
 
 FULL = Level()  # released

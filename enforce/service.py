@@ -21,7 +21,7 @@ from agent.probes import abi
 from agent.probes.return_probes import no_returns
 from enforce.actuators.executor import RungExecutor, RungRegistry
 from enforce.actuators.launch.ledgered_rules import LaunchRules
-from enforce.actuators.launch.pace import GateReader, Pace
+from enforce.actuators.launch.pace import GateReader, Links, Pace
 from enforce.actuators.undo import release_all
 from enforce.audit.decision_log import DecisionLog
 from enforce.audit.history import History
@@ -131,6 +131,7 @@ class EnforcementService:
         return Actuation(
             supervisor=supervisor,
             launch_rules=LaunchRules(Pace(observer.probes.map("rules")), ledger, observer.proc),
+            links=Links(observer.probes.map("links").share(abi.LINKS)),
             quotas=MemoryQuotas(observer.probes.map, ledger, observer.proc),
             executor=RungExecutor(rungs.table, ledger),
         )

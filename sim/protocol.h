@@ -13,7 +13,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GPUSIM_VERSION 3u
+#define GPUSIM_VERSION 4u
 #define GPUSIM_MAGIC 0x4d495347u
 #define GPUSIM_DEFAULT_DIR "/run/gpusim"
 #define GPUSIM_SOCKET "gpusim.sock"
@@ -171,6 +171,7 @@ struct device_state {
 	uint64_t sm_active_ns; /* ∫ busy SMs ÷ SMs */
 	uint64_t busy_ns; /* time with at least one busy SM */
 	uint64_t tx_bytes, rx_bytes; /* what leaves the device and what comes in: host or another device */
+	uint64_t dram_bytes, dram_bytes_per_second; /* read and written by copies and memset; kernels are not known */
 	uint64_t memory_used, memory_reserved;
 	uint32_t sm_clock_mhz, power_mw, power_limit_mw, temperature_c;
 	uint32_t lost, mps;

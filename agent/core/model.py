@@ -81,6 +81,7 @@ class Device:
     mig_profile: str | None = None  # "3g.40gb"
     minor: int | None = None  # N of /dev/nvidiaN
     mig_index: int | None = None  # of a MIG instance: NVML's index among the instances of the GPU
+    pcie_bytes_per_second: int | None = None  # what its link can carry in one direction, all told; of an instance: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class DeviceReading:
     memory_reserved_bytes: int | None = None
     pcie_tx_bytes_per_second: float | None = None  # device to host
     pcie_rx_bytes_per_second: float | None = None  # host to device
+    dram_activity_ratio: float | None = None  # share of the memory's bandwidth that is used (GPM)
     sm_clock_hertz: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
@@ -205,6 +207,8 @@ class EnforcementStatus:
     paused_ratio: float | None = None  # share of the last second that it was stopped: the mean over its processes
     pauses_total: int = 0  # of all its processes
     paused_seconds_total: float = 0.0  # the mean over the processes that it had meanwhile
+    copy_pauses_total: int = 0  # of all these, at copies between host and device
+    copy_paused_seconds_total: float = 0.0
     foreign_resumes_total: int = 0  # stops of ours that another process ended with SIGCONT
     reason: str | None = None  # one line: why this share
     rungs: tuple[str, ...] = ()  # of the ladder, beyond gate and pace: in force, or with enforce: false, would be

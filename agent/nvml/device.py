@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 from agent.core.model import Device, DeviceReading, DeviceUuid
 from agent.nvml.calls import Calls, DeviceLostError
 from agent.nvml.gpm import Gpm, GpmReading
-from agent.nvml.pcie import PcieCounters, PcieRates, PcieThroughput
+from agent.nvml.pcie import PcieCounters, PcieRates, PcieThroughput, link_bytes_per_second
 
 LISTS: Final = tuple(
     tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
@@ -150,6 +150,7 @@ class Gpu:
             memory_reserved_bytes=reserved,
             pcie_tx_bytes_per_second=rates.tx,
             pcie_rx_bytes_per_second=rates.rx,
+            dram_activity_ratio=None if gpm is None else gpm.dram_activity_ratio,
             sm_clock_hertz=_scaled(self._first(("nvmlDeviceGetClockInfo",), api.NVML_CLOCK_SM), MHZ),
             power_watts=_scaled(self._first(("nvmlDeviceGetPowerUsage",)), 1e-3),
             power_limit_watts=_scaled(limit, 1e-3),
@@ -241,6 +242,7 @@ def describe(calls: Calls, index: int, uuid: str, handle: Any) -> Device:
         sm_count=_sm_count(calls, uuid, handle),
         memory_total_bytes=None if memory is None else int(memory.total),
         minor=calls.try_call(uuid, "nvmlDeviceGetMinorNumber", handle),
+        pcie_bytes_per_second=link_bytes_per_second(calls, uuid, handle),
     )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""SM activity and PCIe rates from GPM (Hopper and later): the difference of two samples.
+"""SM and memory activity and PCIe rates from GPM (Hopper and later): the difference of two samples.
 
 Invariant: samples that are compared are at least 100 ms apart, as NVML asks; a call in between repeats the last figure.
 The samples belong to the driver and are given back by `close`, before NVML is shut down.
@@ -17,6 +17,7 @@ from agent.nvml.calls import Calls
 SHORTEST_NS: Final = 100_000_000
 MIB: Final = 1 << 20
 PCIE_TX, PCIE_RX = 20, 21  # NVML_GPM_METRIC_PCIE_{TX,RX}_PER_SEC, MiB/s
+DRAM: Final = 10  # NVML_GPM_METRIC_DRAM_BW_UTIL, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class GpmReading:
     sm_activity_ratio: float | None
     pcie_tx_bytes_per_second: float | None
     pcie_rx_bytes_per_second: float | None
+    dram_activity_ratio: float | None = None
 
 
 class Gpm:
@@ -95,15 +97,15 @@ class Gpm:
         request = api.c_nvmlGpmMetricsGet_t()
         request.version = api.NVML_GPM_METRICS_GET_VERSION
         request.sample1, request.sample2 = self._samples
-        wanted = (api.NVML_GPM_METRIC_SM_UTIL, PCIE_TX, PCIE_RX)
+        wanted = (api.NVML_GPM_METRIC_SM_UTIL, PCIE_TX, PCIE_RX, DRAM)
         request.numMetrics = len(wanted)
         for index, metric in enumerate(wanted):
             request.metrics[index].metricId = metric
         answer = self._calls.try_call(self._owner, "nvmlGpmMetricsGet", request)
         if answer is None:
             return None
-        activity, tx, rx = (self._value(answer.metrics[index]) for index in range(len(wanted)))
-        return GpmReading(self._ratio(activity), _times(tx, MIB), _times(rx, MIB))
+        activity, tx, rx, dram = (self._value(answer.metrics[index]) for index in range(len(wanted)))
+        return GpmReading(self._ratio(activity), _times(tx, MIB), _times(rx, MIB), self._ratio(dram))
 
     def _value(self, metric: Any) -> float | None:
         if metric.nvmlReturn == 0 and math.isfinite(metric.value) and metric.value >= 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""PCIe bytes per second of one device, from the cheapest source that it has.
+"""PCIe bytes per second of one device, from the cheapest source that it has, and what its link can carry.
 
 Cumulative field values first (cheap, they wrap), then GPM (handed in), then nvmlDeviceGetPcieThroughput, which measures
 for 20 ms per direction and is therefore asked on a thread of its own: a tick never waits for it.
@@ -17,6 +17,29 @@ from agent.nvml.calls import Calls
 
 FIELDS: Final = (197, 198)  # NVML_FI_DEV_PCIE_COUNT_{TX,RX}_BYTES
 THROUGHPUT: Final = "nvmlDeviceGetPcieThroughput"
+
+
+# Bytes per second of one lane in one direction, by generation, after the line code (PCI-SIG; of 6 and later less FEC).
+LANE: Final = {
+    1: 250_000_000,
+    2: 500_000_000,
+    3: 984_600_000,
+    4: 1_969_200_000,
+    5: 3_938_400_000,
+    6: 7_563_000_000,
+    7: 15_125_000_000,
+}
+
+
+def link_bytes_per_second(calls: Calls, owner: str, handle: Any) -> int | None:
+    """Of one direction, packets' headers included; None where NVML does not say. Raises what `try_call` does.
+
+    The generation is the highest of device and slot: the present one falls while the device idles, its width does not.
+    """
+    generation = calls.try_call(owner, "nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    width = calls.first(owner, ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth"), handle)
+    lane = None if generation is None else LANE.get(int(generation))
+    return lane * int(width) if lane and width else None
 
 
 @dataclass(frozen=True, slots=True)

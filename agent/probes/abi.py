@@ -64,9 +64,12 @@ CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, VISIBLE_DEVICES, LONGEST_NAME = 6, 96,
 ENVIRONMENT_READ, ENVIRONMENT_VISIBLE, ENVIRONMENT_BUS_ORDER = 1, 2, 4
 NAME_FUNCTION, NAME_ALIAS = 1, 2
 ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
-RULE_PACE, RULE_GATE, RULE_BLOCKS, RULE_SOFT = 1, 2, 4, 8
-PAUSE_QUEUE, PAUSE_GATE = 1, 2
-PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT, PAUSE_HELD = 1, 2, 3, 4
+RULE_PACE, RULE_GATE, RULE_BLOCKS, RULE_SOFT, RULE_COPIES, RULE_SHORT = 1, 2, 4, 8, 16, 32
+PAUSE_QUEUE, PAUSE_GATE, PAUSE_COPY = 1, 2, 3
+PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT, PAUSE_HELD, PAUSE_LINK_FREE = 1, 2, 3, 4, 5
+LINK_DIRECTIONS, MOST_COPIERS, WEIGHT_ONE = 2, 16, 1000
+LINKS = SLOTS * LINK_DIRECTIONS
+LINK_LEAD_NS, LINK_QUEUE_NS = 2_000_000, 500_000
 GROUP_ALL, MOST_MEMBERS = 0, 64
 QUOTA_DENY, QUOTA_HOLD = 1, 2
 
@@ -249,6 +252,8 @@ class Rule(c.Structure):
         ("floor_ppm", U64),
         ("slots", c.c_uint8 * ORDINALS),
         ("slot_unknown", U32),
+        ("group", U32),
+        ("weight", U32),
         ("_pad", U32),
     ]
 
@@ -272,6 +277,7 @@ class Pace(c.Structure):
         ("passes", U64),
         ("pass_left_ns", U64),
         ("foreign", U64),
+        ("copy_pauses", U64),
         ("queues", Queue * QUEUES),
     ]
 
@@ -282,6 +288,7 @@ class Resume(c.Structure):
         ("pass_ns", U64),
         ("stopped_at_ns", U64),
         ("paused_ns", U64),
+        ("copy_paused_ns", U64),
         ("resumes", U64),
     ]
 
@@ -299,6 +306,25 @@ class Gate(c.Structure):
         ("stretch_since_ns", U64),
         ("free_posted", U64),
         ("requests", U64),
+    ]
+
+
+class Copier(c.Structure):
+    _fields_ = [("group", U32), ("weight", U32), ("virtual_ns", U64), ("until_ns", U64)]
+
+
+class Link(c.Structure):
+    _fields_ = [
+        ("bytes_per_second", U64),
+        ("online_until_ns", U64),
+        ("online_at_ns", U64),
+        ("online_stream", U64),
+        ("online_process", ProcessKey),
+        ("virtual_ns", U64),
+        ("queued_until_ns", U64),
+        ("waiting", U64),
+        ("free_posted", U64),
+        ("copiers", Copier * MOST_COPIERS),
     ]
 
 
@@ -323,7 +349,7 @@ class Pause(c.Structure):
         ("reason", U32),
         ("process", ProcessKey),
         ("slot", U32),
-        ("_pad", U32),
+        ("link", U32),
         ("at_ns", U64),
         ("ran_ns", U64),
         ("foreign_ns", U64),
@@ -406,6 +432,7 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "quota_uses": (QuotaKey, QuotaUse),
     "returns": (U64, S64),
     "gates": (U32, Gate),
+    "links": (U32, Link),
     "controls": (U32, Control),
     "lost": (U32, U64),
     "tenants": (U64, Tenant),
@@ -449,6 +476,8 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "pace": Pace,
     "resume": Resume,
     "gate": Gate,
+    "copier": Copier,
+    "link": Link,
     "control": Control,
     "memory_rule": MemoryRule,
     "quota_key": QuotaKey,

@@ -118,13 +118,16 @@ class DecisionRecorder:
         for one in decisions.shares:
             key = one.workload.container.key
             ruler = workloads.get(one.ruler.container)
-            decision = self._decision(one, ruler, last.get(key), paused.get(key, _NEVER_PAUSED))
+            reasons = self._reasons(key, decisions)
+            decision = self._decision(one, ruler, last.get(key), paused.get(key, _NEVER_PAUSED), reasons)
             self._last[key] = decision
             self.history.record_decision(decision, now_ns)
             if self.log.write(decision):
                 self.effects.expect(decision, one.by_quantile()[0].slo, now_ns)
         for key, workload in workloads.items():
-            unruled = None if key in self._last else self._unruled(workload, paused.get(key, _NEVER_PAUSED))
+            if key in self._last:
+                continue
+            unruled = self._unruled(workload, paused.get(key, _NEVER_PAUSED), self._reasons(key, decisions))
             if unruled is not None:
                 self.history.record_decision(unruled, now_ns)
                 self.log.write(unruled)
@@ -154,7 +157,12 @@ class DecisionRecorder:
                 self.history.record_reading(key, rule, readings.get(key), now_ns)
 
     def _decision(
-        self, decision: ShareDecision, online: Workload | None, before: DecisionRecord | None, paused: Paused
+        self,
+        decision: ShareDecision,
+        online: Workload | None,
+        before: DecisionRecord | None,
+        paused: Paused,
+        reasons: Sequence[str],
     ) -> DecisionRecord:
         container, share = decision.workload.container, decision.share
         ruler, *others = decision.by_quantile()
@@ -173,7 +181,7 @@ class DecisionRecorder:
             share_before=None if before is None else before.share_after,
             share_after=share.ratio,
             max_queued_ns=share.max_queued_ns,
-            reason="; ".join((share.reason, *self.reasons(container.key))),
+            reason="; ".join((share.reason, *reasons)),
             acted=self.acts,
             max_queued_before_ns=None if before is None else before.max_queued_ns,
             name=container.name,
@@ -188,12 +196,16 @@ class DecisionRecorder:
             other=_other(others[0]) if others else None,
         )
 
-    def _unruled(self, workload: Workload, paused: Paused) -> DecisionRecord | None:
+    def _reasons(self, key: ContainerKey, decisions: Decisions) -> tuple[str, ...]:
+        copies = decisions.copies.get(key)
+        return (*self.reasons(key), *((copies,) if copies else ()))
+
+    def _unruled(self, workload: Workload, paused: Paused, reasons: Sequence[str]) -> DecisionRecord | None:
         """What is done to an offline container for another cause than latency; None: nothing is."""
         container, rule = workload.container, workload.classification.rule
         if not isinstance(rule, OfflineRule):
             return None
-        reasons, rungs = self.reasons(container.key), self._rungs(container.key, rule, ())
+        rungs = self._rungs(container.key, rule, ())
         if not reasons and not rungs:
             return None
         return DecisionRecord(

@@ -4,19 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import ContainerKey, EnforcementStatus, ProcessId
+from agent.core.model import ContainerKey, DeviceReading, DeviceUuid, EnforcementStatus, ProcessId
 from agent.probes.abi import ProcessKey
 from agent.probes.libbpf import Map
 from enforce.actuators.ladder import NOWHERE, EscalationStatus
+from enforce.actuators.launch.pace import link_speed
 from enforce.controller.decision import DecisionInputs, Decisions
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule, Slo
+from enforce.policy.model import OfflineRule, OnlineRule, Pcie, Slo
+from enforce.policy.quantities import copy_bound
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
@@ -35,6 +37,32 @@ class Paused:
     seconds: float
     ratio: float | None
     foreign: int = 0
+    copy_pauses: int = 0  # of the stops: at copies between host and device
+    copy_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stops:
+    """Sums of one process, or of a container."""
+
+    pauses: int = 0
+    paused_ns: float = 0.0
+    foreign: int = 0
+    copy_pauses: int = 0
+    copy_paused_ns: float = 0.0
+
+    def plus(self, before: _Stops, now: _Stops, processes: int) -> _Stops:
+        """With what came between two readings of one of so many processes; what became less counts for nothing."""
+        return _Stops(
+            self.pauses + max(0, now.pauses - before.pauses),
+            self.paused_ns + max(0.0, now.paused_ns - before.paused_ns) / processes,
+            self.foreign + max(0, now.foreign - before.foreign),
+            self.copy_pauses + max(0, now.copy_pauses - before.copy_pauses),
+            self.copy_paused_ns + max(0.0, now.copy_paused_ns - before.copy_paused_ns) / processes,
+        )
+
+
+_NO_STOPS = _Stops()
 
 
 class PauseMeter:
@@ -47,14 +75,14 @@ class PauseMeter:
     def __init__(self, paces: Map, resumes: Map) -> None:
         self._paces, self._resumes = paces, resumes
         self.counters: dict[ProcessId, Counters] = {}  # of processes that were charged, at the last reading
-        self._last: dict[ProcessId, tuple[int, int, int]] = {}
-        self._sums: dict[ContainerKey, tuple[int, float, int]] = {}
+        self._last: dict[ProcessId, _Stops] = {}
+        self._sums: dict[ContainerKey, _Stops] = {}
         self._history: dict[ContainerKey, list[tuple[int, float]]] = {}
         self._readings = 0
 
     def foreign(self) -> dict[ContainerKey, int]:
         """Stops that other processes ended so far, as of the last reading."""
-        return {key: foreign for key, (_, _, foreign) in self._sums.items()}
+        return {key: sums.foreign for key, sums in self._sums.items()}
 
     def read(self, workloads: Mapping[ContainerKey, Workload], now_ns: int) -> dict[ContainerKey, Paused]:
         """Takes one reading of all processes."""
@@ -81,34 +109,33 @@ class PauseMeter:
                 records.delete(key)
 
     def _container(self, key: ContainerKey, workload: Workload, now_ns: int) -> Paused:
-        pauses, paused_ns, foreign = self._sums.get(key, (0, 0.0, 0))
+        sums = self._sums.get(key, _NO_STOPS)
         processes = processes_of(workload)
         for process in processes:
-            before = self._last.get(process, (0, 0, 0))
+            before = self._last.get(process, _NO_STOPS)
             now = self._last[process] = self._process(process, now_ns)
-            more = [max(0, after - earlier) for earlier, after in zip(before, now, strict=True)]
-            pauses, paused_ns, foreign = pauses + more[0], paused_ns + more[1] / len(processes), foreign + more[2]
-        self._sums[key] = (pauses, paused_ns, foreign)
+            sums = sums.plus(before, now, len(processes))
+        self._sums[key] = sums
         history = self._history.setdefault(key, [])
-        history.append((now_ns, paused_ns))
+        history.append((now_ns, sums.paused_ns))
         while len(history) > 2 and history[1][0] <= now_ns - _WINDOW_NS:
             history.pop(0)
         elapsed = now_ns - history[0][0]
-        ratio = min(1.0, (paused_ns - history[0][1]) / elapsed) if elapsed > 0 else None
-        return Paused(pauses, paused_ns / NS_PER_SECOND, ratio, foreign)
+        ratio = min(1.0, (sums.paused_ns - history[0][1]) / elapsed) if elapsed > 0 else None
+        seconds, copy_seconds = sums.paused_ns / NS_PER_SECOND, sums.copy_paused_ns / NS_PER_SECOND
+        return Paused(sums.pauses, seconds, ratio, sums.foreign, sums.copy_pauses, copy_seconds)
 
-    def _process(self, process: ProcessId, now_ns: int) -> tuple[int, int, int]:
-        """Stops and stopped ns so far, the present stop included, and how many of them another process ended."""
+    def _process(self, process: ProcessId, now_ns: int) -> _Stops:
+        """So far; the present stop is in `paused_ns`, and among those at copies once it is over."""
         key = ProcessKey.of(process)
         pace, resume = self._paces.get(key), self._resumes.get(key)
         if pace is not None:
-            self.counters[process] = Counters(pace.charged_ns, pace.pauses)
-        pauses = pace.pauses if pace else 0
-        foreign = pace.foreign if pace else 0
+            self.counters[process] = Counters(pace.charged_ns, pace.pauses - pace.copy_pauses)
+        pauses, foreign, copy_pauses = (pace.pauses, pace.foreign, pace.copy_pauses) if pace else (0, 0, 0)
         if resume is None:
-            return (pauses, 0, foreign)
+            return _Stops(pauses, 0, foreign, copy_pauses)
         going_on = max(0, now_ns - resume.stopped_at_ns) if resume.stopped_at_ns else 0
-        return (pauses, resume.paused_ns + going_on, foreign)
+        return _Stops(pauses, resume.paused_ns + going_on, foreign, copy_pauses, resume.copy_paused_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +158,34 @@ def launch_seconds(inputs: DecisionInputs) -> dict[ContainerKey, float]:
     return {key: sum(times) / len(times) / NS_PER_SECOND for key, times in known.items() if times}
 
 
+def described_copies(inputs: DecisionInputs, pcie: Pcie, devices: Iterable[DeviceReading]) -> dict[ContainerKey, str]:
+    """How the copies of each container are paced, as a sentence."""
+    speeds = {one.device.uuid: link_speed(pcie, one.device) for one in devices}
+    return {key: _described_copies(inputs.workloads[key], speeds) for key in inputs.copy_groups}
+
+
+def _described_copies(workload: Workload, speeds: Mapping[DeviceUuid, int | None]) -> str:
+    rule = workload.classification.rule
+    weight = rule.weight if isinstance(rule, OfflineRule) else 1.0
+    known = [speed for device in workload.devices if (speed := speeds.get(device)) is not None]
+    if not known:
+        return "its copies are not paced, as NVML does not say how fast its GPUs' links are: write pcie.bandwidth"
+    return f"copies paced with weight {weight:g}: {copy_bound(min(known))}"
+
+
 def statuses(
     inputs: DecisionInputs, decisions: Decisions, figures: ContainerFigures
 ) -> dict[ContainerKey, EnforcementStatus]:
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
     return {
-        key: _status(workload, inputs.readings.get(key), shares.get(key), figures)
+        key: _status(workload, inputs.readings.get(key), shares.get(key), figures, decisions.copies.get(key))
         for key, workload in inputs.workloads.items()
     }
 
 
 def _status(
-    workload: Workload, reading: Reading | None, share: Share | None, figures: ContainerFigures
+    workload: Workload, reading: Reading | None, share: Share | None, figures: ContainerFigures, copies: str | None
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
     slo = rule.slo if isinstance(rule, OnlineRule) else None
@@ -170,8 +212,10 @@ def _status(
         paused_ratio=paused.ratio if offline else None,
         pauses_total=paused.pauses,
         paused_seconds_total=paused.seconds,
+        copy_pauses_total=paused.copy_pauses,
+        copy_paused_seconds_total=paused.copy_seconds,
         foreign_resumes_total=paused.foreign,
-        reason=_reason(workload, share),
+        reason=_reason(workload, share, copies),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
         allocations_held_total=memory.held if memory else 0,
@@ -189,10 +233,10 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(workload: Workload, share: Share | None) -> str | None:
+def _reason(workload: Workload, share: Share | None, copies: str | None) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
-    if share is not None and share.reason:
-        return share.reason
-    return "no online container on its GPUs" if isinstance(classification.rule, OfflineRule) else None
+    alone = "no online container on its GPUs" if isinstance(classification.rule, OfflineRule) else None
+    reason = share.reason if share is not None and share.reason else alone
+    return "; ".join(part for part in (reason, copies) if part) or None

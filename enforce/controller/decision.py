@@ -6,20 +6,21 @@ Rules: the online container with the least slack rules its devices; an offline c
 one is. What offline work may use of a device is split between the offline containers there by weighted max-min fairness
 (progressive filling; Bertsekas and Gallager, Data Networks, §6.5.2): a container that wants less than its part has what
 it wants, and the others share the rest by weight. Within a container it is split between its processes in the same way.
-On several devices the strictest share holds.
+On several devices the strictest share holds. Where copies are paced they are so on every device, also without an online
+container: there the offline ones share the link by weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from agent.core.model import ContainerKey, DeviceUuid, ProcessId
-from enforce.actuators.launch.levels import offline_level
+from enforce.actuators.launch.levels import copy_level, offline_level
 from enforce.controller.laws import law_of
 from enforce.device_health import HealthView, limit, worst
-from enforce.model import Level, OnlineOn, Reading, Share, Target
+from enforce.model import FULL, CopyLevel, Level, OnlineOn, Reading, Share, Target
 from enforce.policy.model import OfflineRule, OnlineRule, Role, Slo, Tuning
 from enforce.workloads import Workload, target_of
 
@@ -67,6 +68,7 @@ class DecisionInputs:
     health: Mapping[DeviceUuid, HealthView] = field(default_factory=dict)
     shares: Mapping[ContainerKey, float] = field(default_factory=dict)  # of offline containers, as decided last
     launching: Mapping[ProcessId, frozenset[DeviceUuid]] = field(default_factory=dict)  # where a process is at work
+    copy_groups: Mapping[ContainerKey, int] = field(default_factory=dict)  # of containers whose copies are paced
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Decisions:
 
     shares: tuple[ShareDecision, ...]
     levels: Mapping[Target, Level]
+    copies: Mapping[ContainerKey, str] = field(default_factory=dict)  # how those of a container are paced, in words
 
 
 NO_DECISIONS: Final = Decisions((), {})
@@ -115,7 +118,27 @@ def decide(inputs: DecisionInputs, states: Mapping[ContainerKey, Any], tuning: T
     split = _split(shares, inputs)
     for share_decision in shares:
         levels |= _levels(share_decision, split, inputs)
+    if inputs.copy_groups:
+        levels |= _with_copies(levels, online, offline, inputs)
     return Decisions(tuple(shares), levels)
+
+
+def _with_copies(
+    levels: Mapping[Target, Level], online: Iterable[Workload], offline: Iterable[Workload], inputs: DecisionInputs
+) -> dict[Target, Level]:
+    """The levels of all processes whose copies are paced, and of those that these wait for."""
+    found = {target: replace(level, copies=CopyLevel()) for target, level in levels.items() if level.online}
+    online_devices = frozenset(device for workload in online for device in workload.devices)
+    for workload in offline:
+        group, rule = inputs.copy_groups.get(workload.container.key), workload.classification.rule
+        if group is None or not isinstance(rule, OfflineRule):
+            continue
+        copies = copy_level(rule, group, beside_online=bool(workload.devices & online_devices))
+        for member in workload.members:
+            target = target_of(member, inputs.slots, workload.devices)
+            level = levels.get(target, FULL)
+            found[target] = replace(level, copies=copies, max_pause_ns=rule.limits.max_pause_ns)
+    return found
 
 
 def slack_ratio(reading: Reading | None, slo: Slo) -> float | None:

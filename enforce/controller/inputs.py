@@ -14,6 +14,7 @@ wait, or never waits, is held by what its kernels take.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ from enforce.actuators.launch.pace import GateReader
 from enforce.controller.decision import DecisionInputs
 from enforce.device_health import SysMonitor
 from enforce.model import Reading, Signal
-from enforce.policy.model import OnlineRule, Role
+from enforce.policy.model import OfflineRule, OnlineRule, Role
 from enforce.signals.latency_window import Counted, Requests
 from enforce.workloads import Roles, Workload, log_misconfigured, workloads_of
 
@@ -179,6 +180,8 @@ class InputReader:
         self._slots: dict[DeviceUuid, int] = {}
         self._present: frozenset[ContainerKey] = frozenset()
         self._logged: dict[ContainerKey, str] = {}  # why a container that is present is misconfigured
+        self._copy_groups: dict[ContainerKey, int] = {}
+        self._group_numbers = itertools.count(1)
 
     def read(
         self,
@@ -204,6 +207,7 @@ class InputReader:
             health=health,
             shares=shares,
             launching=_launching(snapshot),
+            copy_groups=self._paced_copies(workloads),
         )
 
     def online(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, OnlineUse]:
@@ -225,12 +229,25 @@ class InputReader:
         self._logged = log_misconfigured(workloads, self._logged)
         return workloads
 
+    def _paced_copies(self, workloads: Mapping[ContainerKey, Workload]) -> dict[ContainerKey, int]:
+        """Container → its number for the kernel, which it keeps while it is there."""
+        if not self.roles.policy.pcie.pace:
+            return {}
+        paced = [key for key, one in workloads.items() if _may_wait(one)]
+        self._copy_groups = {key: self._copy_groups.get(key) or next(self._group_numbers) for key in paced}
+        return self._copy_groups
+
     def _usable_slots(self, snapshot: Snapshot) -> dict[DeviceUuid, int]:
         """Device → slot of the kernel's tables. A device that is lost keeps its slot, but is left out."""
         self._slots = assign(self._slots, [reading.device.uuid for reading in snapshot.devices])
         self.unslotted = len(snapshot.devices) - len(self._slots)
         lost = {reading.device.uuid for reading in snapshot.devices if reading.lost}
         return {device: slot for device, slot in self._slots.items() if device not in lost}
+
+
+def _may_wait(workload: Workload) -> bool:
+    rule = workload.classification.rule
+    return workload.classification.role is Role.OFFLINE and isinstance(rule, OfflineRule) and rule.law != "off"
 
 
 def _launching(snapshot: Snapshot) -> dict[ProcessId, frozenset[DeviceUuid]]:

@@ -24,7 +24,7 @@ from enforce.policy import model
 from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers
 from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Slo
-from enforce.policy.quantities import format_duration
+from enforce.policy.quantities import copy_bound, format_duration
 
 _SCRAPE_NS = 1_000_000_000  # between two scrapes of a page of metrics
 
@@ -241,7 +241,9 @@ def lines(checked: Checked[Policy], found: list[Finding]) -> Iterator[tuple[tupl
 def summary(policy: Policy) -> str:
     """The policy in a line: 1 online rule, 2 offline rules, enforcing."""
     counts = (f"{len(rules)} {kind} rule{'' if len(rules) == 1 else 's'}" for kind, rules in _rules(policy))
-    return ", ".join((*counts, "enforcing" if policy.enforce else "deciding and logging only (enforce: false)"))
+    acting = "enforcing" if policy.enforce else "deciding and logging only (enforce: false)"
+    pcie = (f"copies paced: {copy_bound(policy.pcie.bytes_per_second)}",) if policy.pcie.pace else ()
+    return ", ".join((*counts, acting, *pcie))
 
 
 def _rules(policy: Policy) -> tuple[tuple[str, tuple[object, ...]], ...]:

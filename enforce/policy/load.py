@@ -29,6 +29,7 @@ def policy(section: schema.PolicySection) -> model.Policy:
         tuning=_tuning(section.tuning),
         health=tuple(_health(rule) for rule in section.health),
         annotations=_annotations(section.annotations),
+        pcie=model.Pcie(section.pcie.pace, section.pcie.bandwidth),
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [  # ContainerFacts, Match and ProcessFacts come from matching
     "Match",
     "OfflineRule",
     "OnlineRule",
+    "Pcie",
     "Policy",
     "ProcessFacts",
     "PrometheusSource",
@@ -160,6 +161,14 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
+class Pcie:
+    """Whether copies between host and device are paced. `bytes_per_second`: of a link; None: as NVML gives it."""
+
+    pace: bool = False
+    bytes_per_second: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """Bounds on a device's readings, beyond which its health counts as bad. None: no bound."""
 
@@ -220,6 +229,7 @@ class Policy:
     tuning: Tuning
     health: tuple[HealthRule, ...] = ()
     annotations: Annotations = Annotations()
+    pcie: Pcie = Pcie()
 
     def health_of(self, device: Device) -> HealthRule:
         """The first rule that names the device; without one there are no bounds."""

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 
+from agent.probes.abi import LINK_QUEUE_NS
+
 DURATION_NS = {
     "ns": 1,
     "us": 1_000,
@@ -134,6 +136,18 @@ def format_size(size_bytes: int) -> str:
 def format_ratio(ratio: float) -> str:
     """0.05 → 5%."""
     return f"{ratio * 100:.10g}%"
+
+
+_LARGE_COPY_BYTES = 64_000_000
+
+
+def copy_bound(bytes_per_second: int | None) -> str:
+    """What an online copy has to wait for at most where copies are paced, by the speed of the link."""
+    bound = f"an online copy waits for {LINK_QUEUE_NS / 1e6:g} ms of offline copies at most, and for one whole one"
+    if not bytes_per_second:
+        return f"{bound} (its bytes / the link's speed)"
+    large_ms = _LARGE_COPY_BYTES / bytes_per_second * 1e3
+    return f"{bound} (64 MB at {bytes_per_second / 1e9:.3g} GB/s: {large_ms:.2g} ms)"
 
 
 def _format(value: int, units: dict[str, int]) -> str:

@@ -245,7 +245,8 @@ class OfflineSection(Section):
     weight: Weight = Field(
         1.0,
         examples=[2],
-        description="How the offline share of a device is split between the containers that want it: by proportion.",
+        description="How the offline share of a device, and where `pcie.pace` is true that of its links, is split "
+        "between the containers that want it: by proportion.",
     )
     limits: LimitsSection = Field(
         default_factory=lambda: LimitsSection.model_validate({}), description="Bounds on slowing it, and on its memory."
@@ -272,6 +273,23 @@ class AnnotationsSection(Section):
     online: Patterns | None = Field(
         None,
         description="Namespaces whose pods may declare themselves online with an SLO, for which others are slowed.",
+    )
+
+
+class PcieSection(Section):
+    """Pacing copies between host and device, by their bytes; see below."""
+
+    pace: bool = Field(
+        False,
+        description="true: a copy of an offline container waits while an online container of the policy copies in the "
+        "same direction on that device, and while its container is ahead of others by its `weight`. No wait is longer "
+        "than `max_pause`. Containers of `law: off` are left alone.",
+    )
+    bandwidth: Annotated[int, Size("25GB")] | None = Field(
+        None,
+        description="What copies get of a device's link in one direction, per second, or a little less: with more, too "
+        "many offline copies would be under way. Left out: 75 % of what its generation and width allow, by NVML; where "
+        "these are not known, nothing waits.",
     )
 
 
@@ -363,6 +381,10 @@ class PolicySection(Section):
     )
     health: list[HealthSection] = Field(
         default=[], description="When devices are fit for offline work; the first entry that names a device counts."
+    )
+    pcie: PcieSection = Field(
+        default_factory=lambda: PcieSection.model_validate({}),
+        description="Pacing copies between host and device. Left out: they are not paced.",
     )
     tuning: TuningSection = Field(
         default_factory=lambda: TuningSection.model_validate({}), description="The control loop's own times."

@@ -78,9 +78,10 @@ class Guardian:
         self._beats = Beats.shared(settings.beats)
         self._releases = self._beats.releases & ~1
         self._gates = maps["gates"].share(abi.SLOTS)
+        self._links = maps["links"].share(abi.LINKS)
         self._resumes, self._stops, self._holding = maps["resumes"], maps["stops"], maps["holding"]
         self._wakes_lost = -1  # what an earlier guardian left is looked through at once
-        self._schedule = ResumeSchedule(self._gates, settings.hold_ns, settings.open_delay_ns)
+        self._schedule = ResumeSchedule(self._gates, settings.hold_ns, settings.open_delay_ns, self._links)
         self._allocations = AllocationQueue(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
         self._pidfds = PidfdCache(Procfs())
@@ -176,6 +177,8 @@ class Guardian:
         self._wakes_lost = self._control.wakes_lost
         for gate in self._gates:
             gate.free_posted = 0
+        for link in self._links:
+            link.free_posted = 0
         for key, pause in self._stops.items():
             if pause.kind == abi.PAUSE_STOPPED and key.id() not in self._schedule.stops:
                 self._on_stopped(pause)
@@ -210,7 +213,10 @@ class Guardian:
             record.passes += 1
             record.pass_ns = pass_ns
         record.stopped_at_ns = 0
-        record.paused_ns += max(0, ended_ns - stopped_at_ns)
+        paused_ns = max(0, ended_ns - stopped_at_ns)
+        record.paused_ns += paused_ns
+        if pause is not None and pause.reason == abi.PAUSE_COPY:
+            record.copy_paused_ns += paused_ns
         record.resumes += 1
         try:
             if resume_process(self._pidfds, process):
@@ -254,6 +260,8 @@ class Guardian:
                 self._on_stopped(pause)
         elif wake.kind == abi.PAUSE_FREE:
             self._gates[wake.slot].free_posted = 0
+        elif wake.kind == abi.PAUSE_LINK_FREE:
+            self._links[wake.slot].free_posted = 0
         elif wake.kind == abi.PAUSE_AGENT_EXIT:
             self._finished = True
 

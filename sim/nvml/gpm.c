@@ -21,6 +21,7 @@ enum metric {
 	SM_UTIL = 2,
 	SM_OCCUPANCY = 3,
 	ANY_TENSOR_UTIL = 5,
+	DRAM_BW_UTIL = 10,
 	PCIE_TX_PER_SEC = 20,
 	PCIE_RX_PER_SEC = 21,
 };
@@ -116,6 +117,12 @@ static void compute(nvmlGpmMetric_t *metric, const struct device_state *from, co
 		break;
 	case ANY_TENSOR_UTIL: /* a spinning kernel multiplies no matrices */
 		set(metric, 0, "any_tensor_util", "Any tensor utilization", "%");
+		break;
+	case DRAM_BW_UTIL:
+		set(metric,
+		    100.0 * (double)(to->dram_bytes - from->dram_bytes) /
+			    ((double)to->dram_bytes_per_second * elapsed_ns / 1e9),
+		    "dram_bw_util", "DRAM bandwidth utilization", "%");
 		break;
 	case PCIE_TX_PER_SEC:
 		set(metric, (double)(to->tx_bytes - from->tx_bytes) / MIB / (elapsed_ns / 1e9), "pcie_tx_per_sec",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
-/* PCIe traffic: a rate that takes 20 ms to measure, and cumulative counters. */
+/* PCIe: the link, its traffic as a rate that takes 20 ms to measure, and as cumulative counters. */
 #include <errno.h>
 #include <time.h>
 
@@ -11,6 +11,31 @@ static const long WINDOW_NS = 20000000;
 static uint64_t bytes_of(const struct device_state *state, unsigned counter)
 {
 	return counter == NVML_PCIE_UTIL_TX_BYTES ? state->tx_bytes : state->rx_bytes;
+}
+
+/* Of a link of 16 lanes: the least that carries what copies get. */
+EXPORT nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t device, unsigned *generation)
+{
+	static const double LINK[] = {4e9, 8e9, 15.754e9, 31.508e9, 63.015e9, 121e9};
+	unsigned index, found = 0;
+
+	ENTER_GPU(device, &index, NULL);
+	while (found + 1 < sizeof(LINK) / sizeof(LINK[0]) &&
+	       LINK[found] < (double)session_facts(index)->copy_bytes_per_second)
+		found++;
+	return give(found + 1, generation);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t device, unsigned *lanes)
+{
+	ENTER_GPU(device, NULL, NULL);
+	return give(16, lanes);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t device, unsigned *lanes)
+{
+	ENTER_GPU(device, NULL, NULL);
+	return give(16, lanes);
 }
 
 /* KB/s. Blocks for the window, as the real call does. */

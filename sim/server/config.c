@@ -98,6 +98,7 @@ static const struct {
 	{"memory", offsetof(struct config, memory_bytes), 80ull << 30},
 	{"context_memory", offsetof(struct config, context_bytes), 520ull << 20},
 	{"copy_bandwidth", offsetof(struct config, copy_bytes_per_second), 55000000000ull},
+	{"copies_at_once", offsetof(struct config, copies_at_once), 0},
 	{"dram_bandwidth", offsetof(struct config, dram_bytes_per_second), 2000000000000ull},
 	{"save_time", offsetof(struct config, save_ns), 290000000},
 	{"save_bandwidth", offsetof(struct config, save_bytes_per_second), 2500000000ull},

@@ -16,6 +16,7 @@ struct config {
 	uint64_t memory_bytes, context_bytes;
 	uint64_t copy_bytes_per_second, dram_bytes_per_second;
 	uint64_t save_ns, save_bytes_per_second, restore_ns, restore_bytes_per_second; /* of other processes */
+	uint64_t copies_at_once; /* in one direction of a link; 0: all share it */
 	uint64_t timeslice_ns, switch_ns, launch_ns, mps_start_ns;
 	int mps, mps_priority, mps_credits_server, old_process_utilization_off;
 	unsigned gpu_sms[MAX_GPUS]; /* 0: as `sms` says */

@@ -113,6 +113,10 @@ void mig_sum(const struct node *node, unsigned gpu, struct device_state *state)
 		state->busy_ns += (uint64_t)((double)own.busy_ns * part);
 		state->tx_bytes += own.tx_bytes;
 		state->rx_bytes += own.rx_bytes;
+		state->dram_bytes += own.dram_bytes;
+		state->dram_bytes_per_second += own.dram_bytes_per_second;
+		state->dram_bytes += own.dram_bytes;
+		state->dram_bytes_per_second += own.dram_bytes_per_second;
 		state->memory_used += own.memory_used;
 	}
 }

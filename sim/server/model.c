@@ -18,48 +18,6 @@ void *must(void *memory)
 	return memory;
 }
 
-/* ---- the heap of what ends when ---- */
-
-static bool before(const struct item *a, const struct item *b)
-{
-	return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
-}
-
-void item_push(struct device *device, uint64_t at_ns, enum item_kind kind, struct op *op)
-{
-	size_t i = device->item_count++, parent;
-	struct item item = {at_ns, device->model->order++, kind, op};
-
-	if (device->item_count > device->item_room) {
-		device->item_room = device->item_room ? device->item_room * 2 : 64;
-		device->items = must(realloc(device->items, device->item_room * sizeof(item)));
-	}
-	for (; i; i = parent) {
-		parent = (i - 1) / 2;
-		if (before(&device->items[parent], &item))
-			break;
-		device->items[i] = device->items[parent];
-	}
-	device->items[i] = item;
-}
-
-static struct item item_pop(struct device *device)
-{
-	struct item top = device->items[0], last = device->items[--device->item_count];
-	size_t i = 0, child;
-
-	while ((child = 2 * i + 1) < device->item_count) {
-		if (child + 1 < device->item_count && before(&device->items[child + 1], &device->items[child]))
-			child++;
-		if (before(&last, &device->items[child]))
-			break;
-		device->items[i] = device->items[child];
-		i = child;
-	}
-	device->items[i] = last;
-	return top;
-}
-
 /* ---- counters ---- */
 
 void record_update(struct record *record, uint64_t now_ns)
@@ -84,33 +42,6 @@ void device_update(struct device *device, uint64_t now_ns)
 }
 
 /* ---- streams ---- */
-
-static void copy_start(struct device *device, struct op *op, uint64_t now_ns)
-{
-	op->stream->context->copying++;
-	item_push(device, now_ns + copy_ns(op, device->model->config.copy_bytes_per_second), ITEM_COPY, op);
-}
-
-static void copy_queue(struct device *device, struct op *op, uint64_t now_ns)
-{
-	struct engine *engine;
-
-	op->started = true;
-	if (op->command.a > COPY_D2H) {
-		copy_start(device, op, now_ns);
-		return;
-	}
-	engine = &device->engines[op->command.a];
-	op->ready_next = NULL;
-	if (!engine->running) {
-		engine->running = op;
-		copy_start(device, op, now_ns);
-	} else if (engine->last) {
-		engine->last = engine->last->ready_next = op;
-	} else {
-		engine->first = engine->last = op;
-	}
-}
 
 static void op_free(struct op *op)
 {
@@ -160,7 +91,7 @@ static void stream_go(struct stream *stream, uint64_t now_ns)
 			return;
 		}
 		if (op->command.kind == CMD_COPY) {
-			copy_queue(device, op, now_ns);
+			copy_begin(device, op, now_ns);
 			return;
 		}
 		if (must_wait(op)) {
@@ -256,21 +187,6 @@ static void op_done(struct op *op, uint64_t now_ns)
 
 /* ---- ending ---- */
 
-static void engine_forget(struct engine *engine, const struct context *context)
-{
-	struct op **link = &engine->first, *op;
-
-	engine->last = NULL;
-	while ((op = *link)) {
-		if (op->stream->context == context) {
-			*link = op->ready_next;
-		} else {
-			engine->last = op;
-			link = &op->ready_next;
-		}
-	}
-}
-
 static void stream_drop_queue(struct stream *stream)
 {
 	struct op *op = stream->first, *next;
@@ -326,15 +242,8 @@ void context_end(struct context *context)
 		if (stream->first) /* no thread is to wait for what will not happen */
 			model->events.completed(context->owner, stream->number, stream->last->command.sequence);
 	context->owner = NULL;
-	for (int e = 0; e < 2; e++)
-		engine_forget(&device->engines[e], context);
+	copies_forget(device, context); /* those that wait for their link never start */
 	for (struct stream *stream = context->streams; stream; stream = stream->next) {
-		struct op *op = stream->first;
-
-		/* a copy that waited for its engine never started */
-		if (op && op->command.kind == CMD_COPY && op->started && op->command.a <= COPY_D2H &&
-		    device->engines[op->command.a].running != op)
-			op->started = false;
 		stream_drop_queue(stream);
 		forget_awaited(stream);
 	}
@@ -378,7 +287,9 @@ static void part_end(struct group *group, uint64_t now_ns)
 	}
 	if (part.op->blocks_left || part.op->placed)
 		return;
-	if (context->owner && part.op->command.kind == CMD_KERNEL)
+	if (part.op->command.kind == CMD_COPY) /* on the device: read and written; or set */
+		context->device->dram_bytes += part.op->command.b * (part.op->command.a == COPY_D2D ? 2 : 1);
+	else if (context->owner)
 		context->record->truth.kernels++;
 	op_done(part.op, now_ns);
 	context_free_if_idle(context);
@@ -410,12 +321,11 @@ static void peer_copy_end(struct model *model, const struct op *op)
 		destination->peer_rx_bytes += op->command.b;
 }
 
-static void copy_end(struct device *device, const struct item *item)
+static void copy_end(struct device *device, struct op *op, uint64_t now_ns)
 {
-	struct op *op = item->op;
 	struct context *context = op->stream->context;
-	struct engine *engine;
 
+	device->dram_bytes += op->command.b;
 	if (op->command.a == COPY_D2H) {
 		device->tx_bytes += op->command.b;
 		context->record->truth.tx_bytes += op->command.b;
@@ -425,18 +335,7 @@ static void copy_end(struct device *device, const struct item *item)
 	} else if (op->command.a == COPY_PEER) {
 		peer_copy_end(device->model, op);
 	}
-	context->copying--;
-	if (op->command.a <= COPY_D2H) {
-		engine = &device->engines[op->command.a];
-		engine->running = engine->first;
-		if (engine->first) {
-			engine->first = engine->first->ready_next;
-			if (!engine->first)
-				engine->last = NULL;
-			copy_start(device, engine->running, item->at_ns);
-		}
-	}
-	op_done(op, item->at_ns);
+	op_done(op, now_ns);
 	context_free_if_idle(context);
 }
 
@@ -447,8 +346,10 @@ static uint64_t part_end_ns(const struct device *device)
 
 static uint64_t device_next(const struct device *device)
 {
-	uint64_t next = device->item_count ? device->items[0].at_ns : NEVER, end = part_end_ns(device);
+	uint64_t next = copies_next(device), end = part_end_ns(device);
 
+	if (device->switching && device->switched_ns < next)
+		next = device->switched_ns;
 	if (device->contended && !device->switching && device->slice_end_ns < next)
 		next = device->slice_end_ns;
 	return end < next ? end : next;
@@ -478,31 +379,27 @@ uint64_t model_next(const struct model *model)
 	return at_ns;
 }
 
-static void item_end(struct device *device, const struct item *item)
+static void switch_end(struct device *device, uint64_t now_ns)
 {
-	if (item->kind == ITEM_COPY) {
-		copy_end(device, item);
-		return;
-	}
 	device->switching = false;
-	device->slice_end_ns = item->at_ns + device->model->config.timeslice_ns;
-	resume(device, item->at_ns);
+	device->slice_end_ns = now_ns + device->model->config.timeslice_ns;
+	resume(device, now_ns);
 }
 
 bool model_step(struct model *model, uint64_t to)
 {
 	uint64_t at_ns;
 	struct device *device = earliest(model, &at_ns);
-	struct item item;
+	struct op *copy;
 
 	if (!device || at_ns > to)
 		return false;
 	if (at_ns > model->now_ns)
 		model->now_ns = at_ns;
-	if (device->item_count && device->items[0].at_ns == at_ns) {
-		item = item_pop(device);
-		item_end(device, &item);
-	}
+	if (device->switching && device->switched_ns <= at_ns)
+		switch_end(device, at_ns);
+	while ((copy = copy_take(device, at_ns)))
+		copy_end(device, copy, at_ns);
 	while (part_end_ns(device) <= at_ns)
 		part_end(device->active, at_ns);
 	dispatch(device, at_ns);
@@ -579,7 +476,6 @@ void model_free(struct model *model)
 		}
 		while (device_next(device) != NEVER)
 			model_step(model, NEVER);
-		free(device->items);
 	}
 	for (size_t i = 0; i < model->record_count; i++)
 		free(model->records[i]);
@@ -703,6 +599,8 @@ void device_read(struct model *model, unsigned index, struct device_state *state
 	state->busy_ns = device->busy_ns;
 	state->tx_bytes = device->tx_bytes;
 	state->rx_bytes = device->rx_bytes;
+	state->dram_bytes = device->dram_bytes;
+	state->dram_bytes_per_second = device->dram_bytes_per_second;
 	state->memory_used = device->memory_used;
 }
 

@@ -18,6 +18,7 @@ struct op {
 	uint32_t per_sm; /* blocks on each SM when it is alone: its block time is meant for so many */
 	uint32_t placed; /* parts of it that SMs hold */
 	bool ready, started;
+	double copy_end_bytes; /* it ends when each copy on its link has had so many */
 };
 
 struct stream {
@@ -66,18 +67,12 @@ struct context {
 	int priority;
 };
 
-enum item_kind { ITEM_COPY, ITEM_SWITCHED };
-
-struct item { /* something that ends */
-	uint64_t at_ns;
-	uint64_t order;
-	enum item_kind kind;
-	struct op *op;
-};
-
-struct engine {
-	struct op *running;
+struct engine { /* one direction of a link */
+	struct op *running; /* the one that ends first, and so on by ready_next */
+	uint32_t count; /* of them */
 	struct op *first, *last; /* waiting, linked by ready_next */
+	uint64_t since_ns;
+	double served_bytes; /* each that runs has had since the beginning, up to since_ns */
 };
 
 struct device {
@@ -92,15 +87,15 @@ struct device {
 	uint32_t free_sms;
 	struct op *ready_first, *ready_last;
 	struct engine engines[2]; /* COPY_H2D, COPY_D2H */
-	struct item *items;
-	size_t item_count, item_room;
+	uint64_t switched_ns; /* when the turn of the next group begins, while `switching` */
+	uint64_t dram_bytes; /* of copies */
 	uint64_t since_ns, sm_ns, busy_ns, tx_bytes, rx_bytes, memory_used;
 };
 
 struct model {
 	struct config config;
 	struct model_events events;
-	uint64_t now_ns, order;
+	uint64_t now_ns;
 	int blocked; /* streams that wait for another one */
 	unsigned device_count;
 	struct device devices[MAX_DEVICES];
@@ -110,9 +105,16 @@ struct model {
 
 /* model.c */
 void *must(void *memory);
-void item_push(struct device *device, uint64_t at_ns, enum item_kind kind, struct op *op);
 void record_update(struct record *record, uint64_t now_ns);
 void device_update(struct device *device, uint64_t now_ns);
+
+/* copies.c: those between host and device, or two devices */
+void copy_begin(struct device *device, struct op *op, uint64_t now_ns);
+/* Those of the context that wait for a link are none any more. */
+void copies_forget(struct device *device, const struct context *context);
+uint64_t copies_next(const struct device *device);
+/* One that has ended by now, off its link; NULL: there is none. */
+struct op *copy_take(struct device *device, uint64_t now_ns);
 
 /* sms.c */
 /* Copies within the device and memset are kernels too. */
@@ -120,7 +122,6 @@ bool on_sms(const struct command *command);
 void shape_kernel(struct op *op, unsigned sms);
 /* A large copy takes whole SMs, all of them: what it waits for is the memory. */
 void shape_copy(struct op *op, const struct device *device);
-uint64_t copy_ns(const struct op *op, uint64_t bytes_per_second);
 void ready_add(struct device *device, struct op *op);
 void ready_remove(struct device *device, struct op *op);
 /* The context has so many SMs more, or less, that work for it. */

@@ -82,7 +82,7 @@ void shape_kernel(struct op *op, unsigned sms)
 	op->per_sm = (uint32_t)(spread < most ? spread : most);
 }
 
-uint64_t copy_ns(const struct op *op, uint64_t bytes_per_second)
+static uint64_t copy_ns(const struct op *op, uint64_t bytes_per_second)
 {
 	return COPY_LATENCY_NS + (uint64_t)((double)op->command.b * 1e9 / (double)bytes_per_second);
 }
@@ -355,5 +355,5 @@ void dispatch(struct device *device, uint64_t now_ns)
 		preempt(device, now_ns);
 	device->active = other;
 	device->switching = true;
-	item_push(device, now_ns + device->model->config.switch_ns, ITEM_SWITCHED, NULL);
+	device->switched_ns = now_ns + device->model->config.switch_ns;
 }

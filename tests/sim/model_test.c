@@ -564,7 +564,7 @@ static void an_mps_group_and_a_context_of_its_own_take_turns(void)
 	CHECK(sm_time(a) + sm_time(b) > 10 * 18 * MS && sm_time(a) + sm_time(b) < 10 * 21 * MS);
 }
 
-static void copies_use_two_engines_beside_kernels(void)
+static void copies_share_one_link_in_each_direction_beside_kernels(void)
 {
 	struct client *client;
 	uint64_t start, each = 2 * US + MS; /* 1 GB/s */
@@ -580,12 +580,54 @@ static void copies_use_two_engines_beside_kernels(void)
 	for (uint32_t s = 0; s < 4; s++)
 		mark(client, s, s);
 	run_all();
-	CHECK_EQUAL(client->marks[0] - start, each);
+	CHECK_EQUAL(client->marks[0] - start, 2 * each);
 	CHECK_EQUAL(client->marks[1] - start, 2 * each);
 	CHECK_EQUAL(client->marks[2] - start, each);
 	CHECK_EQUAL(client->marks[3] - start, 5 * MS);
 	CHECK_EQUAL(client->record->truth.rx_bytes, 2000000);
 	CHECK_EQUAL(client->record->truth.tx_bytes, 1000000);
+}
+
+static void a_copy_gets_its_part_of_the_link_from_the_moment_it_begins(void)
+{
+	struct client *client;
+	uint64_t start;
+
+	begin(shape(10));
+	client = join();
+	warm(client);
+	start = model_now(model);
+	copy(client, 0, COPY_H2D, 10000000);
+	mark(client, 0, 0);
+	model_advance(model, start + 4 * MS);
+	copy(client, 1, COPY_H2D, 1000000);
+	mark(client, 1, 1);
+	run_all();
+	CHECK_EQUAL(client->marks[1] - start, 4 * MS + 2 * (2 * US + MS));
+	CHECK_EQUAL(client->marks[0] - start, 2 * (2 * US) + 11 * MS);
+	CHECK_EQUAL(client->record->truth.rx_bytes, 11000000);
+}
+
+static void copies_wait_for_each_other_where_few_are_let_onto_the_link(void)
+{
+	struct config config = shape(10);
+	uint64_t start, each = 2 * US + MS;
+	struct client *client;
+
+	config.copies_at_once = 1;
+	begin(config);
+	client = join();
+	warm(client);
+	start = model_now(model);
+	copy(client, 0, COPY_H2D, 1000000);
+	copy(client, 1, COPY_H2D, 1000000);
+	copy(client, 2, COPY_D2H, 1000000);
+	for (uint32_t s = 0; s < 3; s++)
+		mark(client, s, s);
+	run_all();
+	CHECK_EQUAL(client->marks[0] - start, each);
+	CHECK_EQUAL(client->marks[1] - start, 2 * each);
+	CHECK_EQUAL(client->marks[2] - start, each);
 }
 
 static void copies_within_the_device_take_sms_and_turns(void)
@@ -939,8 +981,10 @@ static const struct {
 	TEST(where_priority_counts_normal_clients_get_the_first_free_slots),
 	TEST(an_urgent_stream_goes_before_an_older_one),
 	TEST(an_mps_group_and_a_context_of_its_own_take_turns),
-	TEST(copies_use_two_engines_beside_kernels),
+	TEST(copies_share_one_link_in_each_direction_beside_kernels),
 	TEST(copies_within_the_device_take_sms_and_turns),
+	TEST(a_copy_gets_its_part_of_the_link_from_the_moment_it_begins),
+	TEST(copies_wait_for_each_other_where_few_are_let_onto_the_link),
 	TEST(a_context_that_ends_leaves_no_copy_that_waits_for_sms),
 	TEST(a_wait_holds_a_stream_until_the_other_gets_there),
 	TEST(a_wait_reaches_across_devices),

@@ -20,7 +20,7 @@ def model_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tests and the model in one program, with the compiler's checks for stray memory and overflow."""
     program = tmp_path_factory.mktemp("model") / "model_test"
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-fsanitize=address,undefined"]
-    sources = [str(_HERE / "model_test.c"), *(str(_SIM / "server" / name) for name in ("model.c", "sms.c"))]
+    sources = [str(_HERE / "model_test.c"), *(str(_SIM / "server" / name) for name in ("copies.c", "model.c", "sms.c"))]
     subprocess.run(["gcc", *flags, f"-I{_SIM}", f"-I{_SIM / 'include'}", *sources, "-o", str(program)], check=True)
     return program
 

@@ -34,7 +34,8 @@ NASTY = "\x1b[31mevil[/][bold]\x07\u202egnp.exe\n"
 
 
 def device(index: int, uuid: DeviceUuid) -> Device:
-    return Device(index, uuid, "NVIDIA H200", f"00000000:{index + 1:02X}:00.0", 132, 141 * GIB)
+    bus_id, link = f"00000000:{index + 1:02X}:00.0", 63_014_400_000
+    return Device(index, uuid, "NVIDIA H200", bus_id, 132, 141 * GIB, pcie_bytes_per_second=link)
 
 
 def container(key: str, name: str, **more: str) -> Container:
@@ -70,6 +71,7 @@ def readings() -> tuple[DeviceReading, ...]:
             memory_reserved_bytes=GIB // 2,
             pcie_tx_bytes_per_second=2.5e6,
             pcie_rx_bytes_per_second=1.2e9,
+            dram_activity_ratio=0.37,
             sm_clock_hertz=1.98e9,
             power_watts=512.3,
             power_limit_watts=700.0,

@@ -107,6 +107,29 @@ A law computes the share of an offline container, and how much GPU work it may q
 - `off`: no limit. Launches are not checked, so the gate does not act either.
 """
 
+_PCIE = """\
+## Copies
+With `pcie: {pace: true}` copies between host and device are paced at their calls, per device and direction, as launches
+are: a copy that has to wait stops its process before the driver sees it, and never for longer than `limits.max_pause`.
+
+- An offline copy waits while an online one is under way on the link: until its bytes ÷ the link's speed have passed, or
+  a wait for its stream, or the copying call itself, has returned.
+- Where an online container is on the device, 0.5 ms of offline copies may be under way at most, so an online copy meets
+  those and the one that passed last. A copy is never split: of 64 MB at 12 GB/s that is 5.3 ms. `gpuwarden check`,
+  `plan` and the reason in the snapshot say the bound.
+- The offline containers of a device share each link by `weight`, also where no online one is: each has a virtual time,
+  to which a copy adds its link time ÷ the weight, and waits while that is more than 2 ms of the link ahead of the
+  container that has had least, of those that copy now. What a container does not copy it does not save up.
+
+The speed is 75 % of what the link's generation and width allow, by NVML; `pcie.bandwidth` says it where copies are
+slower (virtual machines, pageable memory) or NVML is silent, as for MIG instances, which are paced apart from each
+other. Not paced: copies of graphs, between two GPUs and within one; containers of `law: off`; and online ones, always.
+Batches, and `cuMemcpy` into memory that was never touched, are only charged. On one link 16 containers are told apart
+at a time; copies of more are not paced, and counted (`map:pace`). Bytes are
+`gpuwarden_container_pcie_transmit_bytes_total` and `…receive…`, waits `gpuwarden_container_pcie_pauses_total` and
+`…_pcie_paused_seconds_total`.
+"""
+
 _LADDER = """\
 ## The ladder
 | rung | effect | when |
@@ -186,7 +209,7 @@ def page() -> str:
     """The whole page, in Markdown."""
     sections = [_section("The file", schema.PolicySection)]
     sections += [_section(f"`{path}`", section) for path, section in _inner("", schema.PolicySection)]
-    return "\n".join([_INTRO, *sections, _SIGNALS, _LAWS, _LADDER, _ANNOTATIONS, _CLASSIFYING])
+    return "\n".join([_INTRO, *sections, _SIGNALS, _LAWS, _LADDER, _PCIE, _ANNOTATIONS, _CLASSIFYING])
 
 
 def _inner(prefix: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:

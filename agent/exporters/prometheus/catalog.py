@@ -136,6 +136,18 @@ CATALOG: Final = (
     Metric("gpuwarden_device_memory_reserved_bytes", "gauge", DEVICE, "Device memory reserved by the driver."),
     Metric("gpuwarden_device_pcie_transmit_bytes_total", "counter", DEVICE, "Bytes sent over PCIe, device to host."),
     Metric("gpuwarden_device_pcie_receive_bytes_total", "counter", DEVICE, "Bytes received over PCIe, host to device."),
+    Metric(
+        "gpuwarden_device_pcie_link_bytes_per_second",
+        "gauge",
+        DEVICE,
+        "What the PCIe link can carry in one direction, packets' headers included: its generation and width, by NVML.",
+    ),
+    Metric(
+        "gpuwarden_device_dram_activity_ratio",
+        "gauge",
+        DEVICE,
+        "Share of the device memory's bandwidth that is used. GPUs that report it (Hopper and later).",
+    ),
     Metric("gpuwarden_device_sm_clock_hertz", "gauge", DEVICE, "Current SM clock."),
     Metric("gpuwarden_device_power_watts", "gauge", DEVICE, "Current power draw."),
     Metric("gpuwarden_device_power_limit_watts", "gauge", DEVICE, "Power limit in force."),
@@ -260,6 +272,18 @@ CATALOG: Final = (
         "counter",
         CONTAINER,
         "Number of times a process of the container was stopped.",
+    ),
+    Metric(
+        "gpuwarden_container_pcie_pauses_total",
+        "counter",
+        CONTAINER,
+        "Of these, stops at a copy between host and device.",
+    ),
+    Metric(
+        "gpuwarden_container_pcie_paused_seconds_total",
+        "counter",
+        CONTAINER,
+        "Time spent stopped at such copies: mean over the container's GPU processes.",
     ),
     Metric(
         "gpuwarden_container_foreign_resumes_total",

@@ -177,6 +177,8 @@ def _device(reading: DeviceReading, labels: Labels) -> Iterator[Candidate]:
     yield "device_memory_size_bytes", labels, device.memory_total_bytes
     yield "device_memory_used_bytes", labels, reading.memory_used_bytes
     yield "device_memory_reserved_bytes", labels, reading.memory_reserved_bytes
+    yield "device_pcie_link_bytes_per_second", labels, device.pcie_bytes_per_second
+    yield "device_dram_activity_ratio", labels, reading.dram_activity_ratio
     yield "device_sm_clock_hertz", labels, reading.sm_clock_hertz
     yield "device_power_watts", labels, reading.power_watts
     yield "device_power_limit_watts", labels, reading.power_limit_watts
@@ -229,6 +231,8 @@ def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Can
     if enforcement.role == "offline":  # no other is ever paused: a counter that cannot move has no information
         yield "container_launch_gpu_seconds", labels, enforcement.launch_gpu_seconds
         yield "container_pauses_total", labels, enforcement.pauses_total
+        yield "container_pcie_pauses_total", labels, enforcement.copy_pauses_total
+        yield "container_pcie_paused_seconds_total", labels, enforcement.copy_paused_seconds_total
         yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total
         yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total
         yield "container_memory_quota_bytes", labels, enforcement.memory_quota_bytes

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.core.model import DeviceUuid
-from agent.probes.abi import SLOTS
-from enforce.model import FULL, Level, Share, Target
+from agent.probes.abi import SLOTS, WEIGHT_ONE
+from enforce.model import FULL, CopyLevel, Level, Share, Target
 from enforce.policy.model import OfflineRule
 
 FALLBACK_LAUNCH_NS = 100_000  # before a process's first delivery: a kernel of average length
@@ -45,6 +45,11 @@ def offline_level(rule: OfflineRule, share: Share, part: float, inside: float, l
         floor_ratio=rule.limits.floor_ratio * inside,
     )
     return level if share.blocks is None else _by_blocks(level, share.blocks * part)
+
+
+def copy_level(rule: OfflineRule, group: int, *, beside_online: bool) -> CopyLevel:
+    """How the copies of a container under an offline rule are paced; `group`: its number."""
+    return CopyLevel(group, max(1, round(rule.weight * WEIGHT_ONE)), beside_online)
 
 
 def _by_blocks(level: Level, blocks: float) -> Level:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""`pace` and `gate`: the kernel's launch budget and its online-first gate, set per process in the map `rules`.
+"""`pace` and `gate`: the kernel's launch budget and its online-first gate, set per process in the map `rules`; and how
+copies are paced.
 
 The kernel stops a process at its own launch and the guardian resumes it; here only the rule is written. An online
 process gets a rule too, which never stops it: it says whose launches shut the gate.
@@ -15,23 +16,29 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import DeviceUuid, OnlineUse
+from agent.core.model import Device, DeviceReading, DeviceUuid, OnlineUse
 from agent.probes.abi import (
+    LINK_DIRECTIONS,
     ORDINALS,
     ROLE_OFFLINE,
     ROLE_ONLINE,
     RULE_BLOCKS,
+    RULE_COPIES,
     RULE_GATE,
     RULE_PACE,
+    RULE_SHORT,
     RULE_SOFT,
     SLOT_NONE,
     SLOTS,
+    Copier,
     Gate,
+    Link,
     ProcessKey,
     Rule,
 )
 from agent.probes.libbpf import Map
-from enforce.model import FULL, Level, Target
+from enforce.model import FULL, CopyLevel, Level, Target
+from enforce.policy.model import Pcie
 
 _PPM = 1_000_000
 
@@ -81,6 +88,8 @@ def rule_of(target: Target, level: Level) -> Rule:
         floor_ppm=round(level.floor_ratio * _PPM),
         slot_unknown=SLOT_NONE if target.slot_unknown is None else target.slot_unknown,
     )
+    if level.copies is not None:
+        rule.group, rule.weight = level.copies.group, level.copies.weight_thousandths
     slots = [SLOT_NONE if slot is None else slot for slot in target.slots[:ORDINALS]]
     rule.slots[:] = slots + [SLOT_NONE] * (ORDINALS - len(slots))
     return rule
@@ -88,7 +97,8 @@ def rule_of(target: Target, level: Level) -> Rule:
 
 def _flags(level: Level) -> int:
     gate = RULE_GATE * level.gate | RULE_SOFT * level.soft
-    return gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks
+    copies = 0 if level.copies is None else RULE_COPIES | RULE_SHORT * level.copies.beside_online
+    return gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks | copies
 
 
 def level_of(rule: Rule) -> Level:
@@ -104,7 +114,44 @@ def level_of(rule: Rule) -> Level:
         launch_ns=rule.launch_ns,
         max_pause_ns=rule.max_pause_ns,
         floor_ratio=rule.floor_ppm / _PPM,
+        copies=_copies_of(rule),
     )
+
+
+def _copies_of(rule: Rule) -> CopyLevel | None:
+    if not rule.flags & RULE_COPIES:
+        return None
+    return CopyLevel(rule.group, rule.weight, bool(rule.flags & RULE_SHORT))
+
+
+# Of what a link can carry copies get 0.78 to 0.87, beside headers and flow control. Believed to be faster than it is,
+# more and more offline copies would be under way.
+PAYLOAD_RATIO = 0.75
+
+
+class Links:
+    """Says how fast the links are. `links` is shared with the kernel, which stops nothing where it is unknown."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        for link in links:  # by an earlier policy: the containers' numbers begin anew
+            link.copiers[:] = [Copier()] * len(link.copiers)
+
+    def set_speeds(self, pcie: Pcie, devices: Iterable[DeviceReading], slots: Mapping[DeviceUuid, int]) -> None:
+        """For each decision: devices and their slots come and go."""
+        speeds = {slots[one.device.uuid]: link_speed(pcie, one.device) for one in devices if one.device.uuid in slots}
+        for index, link in enumerate(self._links):
+            speed = speeds.get(index // LINK_DIRECTIONS) or 0
+            if link.bytes_per_second != speed:
+                link.bytes_per_second = speed
+
+
+def link_speed(pcie: Pcie, device: Device) -> int | None:
+    """Bytes per second of copies in one direction: as the policy says, else by NVML; None: unknown."""
+    if pcie.bytes_per_second is not None:
+        return pcie.bytes_per_second
+    whole = device.pcie_bytes_per_second
+    return None if whole is None else round(whole * PAYLOAD_RATIO)
 
 
 LONGEST_WAIT_HOLDS = 100  # as in bpf/pace.bpf.c

@@ -5,8 +5,9 @@
 The schedule is pure: times in, processes to resume out. A process stopped for its queue waits until enough of it has
 drained; one stopped at a gate until no online request has run for `open_delay_ns`; and none longer than the rule's
 longest pause. A process that gets less than its floor that way is let through a little at a time: much at once would
-all meet one online request. `resume` sends SIGCONT to the very process that the ledger names, if it is stopped and no
-debugger holds it.
+all meet one online request. One stopped at a copy waits until no online copy is under way on the link, few enough
+offline ones are, and its container is hardly ahead of the others there (bpf/pcie.h). `resume` sends SIGCONT to the very
+process that the ledger names, if it is stopped and no debugger holds it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,20 @@ from agent.core.errors import GoneError
 from agent.core.model import ProcessId
 from agent.node.pidfd import Pidfd
 from agent.node.procfs import Procfs
-from agent.probes.abi import PAUSE_GATE, RULE_GATE, RULE_SOFT, SLOTS, Gate, Pause
+from agent.probes.abi import (
+    LINK_LEAD_NS,
+    LINK_QUEUE_NS,
+    PAUSE_COPY,
+    PAUSE_GATE,
+    RULE_GATE,
+    RULE_SHORT,
+    RULE_SOFT,
+    SLOTS,
+    WEIGHT_ONE,
+    Gate,
+    Link,
+    Pause,
+)
 from enforce.actuators.launch.pace import busy_total_ns, is_busy
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
@@ -84,6 +98,17 @@ _DENSE_DELAY_NS = 500_000  # … and a gap shorter than this is their service's 
 
 
 @dataclass(frozen=True, slots=True)
+class HeldCopy:
+    """A copy that waits for its link."""
+
+    link: int
+    group: int
+    weight: int  # × WEIGHT_ONE
+    link_ns: int  # its bytes' time
+    beside_online: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """One process that the kernel stopped. Times are CLOCK_MONOTONIC ns."""
 
@@ -96,6 +121,7 @@ class Stop:
     gated: bool
     open_delay_ns: int  # after the gate opened
     busy_ns: int | None = None  # the gate's busy total then: this queue drains only while the gate is open
+    copy: HeldCopy | None = None  # that it is stopped at, instead of a launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +166,7 @@ class ResumeSchedule:
     gates: Sequence[Gate]
     hold_ns: int
     open_delay_ns: int
+    links: Sequence[Link] = ()
     stops: dict[ProcessId, Stop] = field(default_factory=dict)
     _free_since: dict[int, int] = field(default_factory=dict)
     _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
@@ -149,6 +176,9 @@ class ResumeSchedule:
         """The kernel stopped a process."""
         process = pause.process.id()
         longest = pause.rule.max_pause_ns or _FALLBACK_MAX_PAUSE_NS
+        if pause.reason == PAUSE_COPY and pause.link < len(self.links):
+            self.stops[process] = _stop_at_copy(pause, longest)
+            return
         portion = max(_PASS_NS, pause.estimate_ns)
         soft = bool(pause.rule.flags & RULE_SOFT)
         starved_ns = pause.at_ns + self._starved_in_ns(process, pause, longest, portion)
@@ -174,9 +204,14 @@ class ResumeSchedule:
                 ready.append(DueResume(stop, stop.pass_ns))
             elif now_ns >= self._due_ns(stop, now_ns):
                 ready.append(DueResume(stop, 0))
+            else:
+                continue
+            if stop.copy is not None:
+                let_through(self.links[stop.copy.link], stop.copy, now_ns)
         for due in ready:
             del self.stops[due.stop.process]
         self._watch_gates(now_ns)
+        self._watch_links()
         return ready
 
     def next_ns(self, now_ns: int) -> int | None:
@@ -210,6 +245,8 @@ class ResumeSchedule:
         return int(max(0.0, portion_ns - credit.owed_ns) / floor) if floor > 0 else longest_ns
 
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
+        if stop.copy is not None:
+            return min(stop.latest_ns, now_ns + link_wait_ns(self.links[stop.copy.link], stop.copy, now_ns))
         if not stop.gated or stop.slot >= SLOTS:  # an unknown device has no gate
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
@@ -226,6 +263,15 @@ class ResumeSchedule:
 
     def _busy_ns(self, slot: int, now_ns: int) -> int:
         return busy_total_ns(self.gates[slot], self.hold_ns, now_ns) if slot < SLOTS else 0
+
+    def _watch_links(self) -> None:
+        waiting = [0] * len(self.links)
+        for stop in self.stops.values():
+            if stop.copy is not None:
+                waiting[stop.copy.link] += 1
+        for link, count in zip(self.links, waiting, strict=True):
+            if link.waiting != count:
+                link.waiting = count
 
     def _watch_gates(self, now_ns: int) -> None:
         waiting = [0] * SLOTS
@@ -252,3 +298,45 @@ def drain_ns(pause: Pause) -> int:
     target = min(room, int(pause.rule.max_queued_ns * LOW_WATER_RATIO))
     surplus = max(0, pause.queued_ns - target)
     return int(surplus * _PPM // max(1, pause.rule.rate_ppm))
+
+
+_LINK_LOOK_NS = 1_000_000  # what it waits for may end earlier than expected: others may stop copying
+
+
+def _stop_at_copy(pause: Pause, longest_ns: int) -> Stop:
+    rule = pause.rule
+    copy = HeldCopy(pause.link, rule.group, rule.weight, pause.estimate_ns, bool(rule.flags & RULE_SHORT))
+    latest = pause.at_ns + longest_ns
+    return Stop(pause.process.id(), pause.slot, pause.at_ns, latest, latest, 0, gated=False, open_delay_ns=0, copy=copy)
+
+
+def link_wait_ns(link: Link, copy: HeldCopy, now_ns: int) -> int:
+    """How long the copy has to wait at least before another look; 0: it may go through now.
+
+    As in bpf/pcie.bpf.c, but to the low-water marks: a stop for each copy would cost more than it shares.
+    """
+    waits = [link.online_until_ns - now_ns]
+    if copy.beside_online:
+        waits.append(link.queued_until_ns - now_ns - int(LINK_QUEUE_NS * LOW_WATER_RATIO))
+    waits.append(_lead_ns(link, copy, now_ns))
+    return int(min(max(0, *waits), _LINK_LOOK_NS))
+
+
+def _lead_ns(link: Link, copy: HeldCopy, now_ns: int) -> int:
+    """How long the container that has had least needs, with the link for itself, until this one is hardly ahead."""
+    own = next((one for one in link.copiers if one.group == copy.group), None)
+    others = [one for one in link.copiers if one.group not in (0, copy.group) and one.until_ns > now_ns]
+    if own is None or not others:
+        return 0
+    least = min(others, key=lambda one: int(one.virtual_ns))
+    own_ns = own.virtual_ns - copy.link_ns * WEIGHT_ONE // max(1, copy.weight)  # without the copy that waits
+    ahead_ns = own_ns - least.virtual_ns - int(LINK_LEAD_NS * LOW_WATER_RATIO) * WEIGHT_ONE // max(1, copy.weight)
+    return int(ahead_ns * least.weight // WEIGHT_ONE)
+
+
+def let_through(link: Link, copy: HeldCopy, now_ns: int) -> None:
+    """The copy begins now. The kernel writes the same words: of two that do so at once, one counts for nothing."""
+    link.queued_until_ns = until_ns = max(int(link.queued_until_ns), now_ns) + copy.link_ns
+    for one in link.copiers:
+        if one.group == copy.group:
+            one.until_ns = until_ns + copy.link_ns

@@ -198,6 +198,11 @@ def test_gpm_tells_how_many_sms_were_busy_not_how_long(node: Node, nvml: Any, ha
         nvml.nvmlGpmSampleFree(sample)
 
 
+def test_the_link_is_the_slowest_of_16_lanes_that_carries_what_copies_get(nvml: Any, handle: Any) -> None:
+    assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle) == 5  # 55 GB/s
+    assert nvml.nvmlDeviceGetCurrPcieLinkWidth(handle) == nvml.nvmlDeviceGetMaxPcieLinkWidth(handle) == 16
+
+
 def test_pcie_counters_add_up_what_was_copied(node: Node, nvml: Any, handle: Any) -> None:
     def received() -> int:
         transmitted, received = nvml.nvmlDeviceGetFieldValues(handle, [197, 198])

@@ -28,6 +28,7 @@ class FakeGpu:
     lost: bool = False
     gpm: bool = True
     sm_percent: float = 50.0
+    link: tuple[int, int] | None = (5, 16)  # generation, lanes
     utilization: int = 40
     samples: list[tuple[int, int]] = field(default_factory=list)
     used: int = 10 * MIB
@@ -150,6 +151,12 @@ class FakeNvml:
     def _nvmlDeviceGetMinorNumber(self, handle: int) -> int:
         return self.gpus.index(self._gpu(handle))
 
+    def _nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:
+        return (self._gpu(handle).link or self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED))[0]
+
+    def _nvmlDeviceGetCurrPcieLinkWidth(self, handle: int) -> int:
+        return (self._gpu(handle).link or self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED))[1]
+
     def _nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
         mode = self._gpu(handle).mig
         if mode is None:
@@ -217,7 +224,7 @@ class FakeNvml:
         return sample
 
     def _nvmlGpmMetricsGet(self, request: Any) -> Any:
-        for index, value in enumerate((self._gpm_percent, 3.0, 5.0)):
+        for index, value in enumerate((self._gpm_percent, 3.0, 5.0, 25.0)):
             request.metrics[index].value = value
             request.metrics[index].nvmlReturn = 0
         return request

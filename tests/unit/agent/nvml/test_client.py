@@ -27,11 +27,24 @@ def test_a_device_is_described_once_with_its_sm_count() -> None:
     assert api.calls["nvmlDeviceGetName"] == 2
 
 
+@pytest.mark.parametrize(
+    ("link", "bytes_per_second"),
+    [((5, 16), 63_014_400_000), ((3, 8), 7_876_800_000), ((99, 16), None), (None, None)],
+)
+def test_what_the_link_can_carry_follows_its_generation_and_width(
+    link: tuple[int, int] | None, bytes_per_second: int | None
+) -> None:
+    nvml, _, _ = session(FakeGpu("GPU-a", link=link))
+    (found,) = nvml.devices()
+    assert found.pcie_bytes_per_second == bytes_per_second
+
+
 def test_a_reading_is_in_base_units() -> None:
     nvml, _, clock = session(FakeGpu("GPU-a"))
     tick(nvml, clock)
     (reading,) = tick(nvml, clock)
     assert (reading.sm_activity_ratio, reading.sm_activity_source) == (0.5, "gpm")
+    assert reading.dram_activity_ratio == 0.25
     assert reading.sm_clock_hertz == 1.98e9
     assert reading.power_watts == pytest.approx(512.3)
     assert reading.power_limit_watts == pytest.approx(700)

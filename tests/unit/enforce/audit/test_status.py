@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from agent.containers.gpu_processes import GpuProcess
-from agent.core.model import Container, ContainerKey, Process, ProcessId
+from agent.core.model import Container, ContainerKey, Device, DeviceReading, DeviceUuid, Process, ProcessId
 from agent.probes.abi import Pace, ProcessKey, Resume
-from enforce.audit.status import ContainerFigures, Paused, PauseMeter, statuses
+from enforce.audit.status import ContainerFigures, Paused, PauseMeter, described_copies, statuses
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs
 from enforce.model import Reading
 from enforce.policy.matching import Match
-from enforce.policy.model import Classification, OnlineRule, Role, Slo
+from enforce.policy.model import Classification, Limits, OfflineRule, OnlineRule, Pcie, Role, Slo
 from enforce.workloads import Workload
 
 SECOND_NS = 1_000_000_000
@@ -70,6 +70,12 @@ class Training:
         """It stays stopped."""
         self._records(tgid)[1].stopped_at_ns = self.now_ns
 
+    def stopped_at_copies(self, tgid: int, times: int, paused_ns: int) -> None:
+        """So many of its stops, and so much of their time, were at copies."""
+        pace, resume = self._records(tgid)
+        pace.copy_pauses += times
+        resume.copy_paused_ns += paused_ns
+
     def _records(self, tgid: int) -> tuple[Pace, Resume]:
         process = ProcessId(tgid, 1)
         return self.paces.of.setdefault(process, Pace()), self.resumes.of.setdefault(process, Resume())
@@ -118,6 +124,31 @@ def test_a_container_without_a_process_was_stopped_for_what_it_was_stopped_befor
     before = training.step({1: 0.5}, seconds=2)
     training.now_ns += 2 * SECOND_NS
     assert training.read() == Paused(before.pauses, before.seconds, 0.0)
+
+
+def test_stops_at_copies_are_counted_apart_and_are_no_demand_for_launches(training: Training) -> None:
+    training.step({1: 0.2, 2: 0.2}, seconds=1)
+    training.stopped_at_copies(1, 4, SECOND_NS // 2)
+    paused = training.step({1: 0.2, 2: 0.2}, seconds=1)
+    assert (paused.pauses, paused.copy_pauses) == (40, 4)
+    assert (paused.seconds, paused.copy_seconds) == pytest.approx((0.4, 0.25))
+    assert training.meter.counters[ProcessId(1, 1)].pauses == 16
+    assert training.read().copy_pauses == 4  # the processes have ended
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        (63_000_000_000, "copies paced with weight 2: an online copy waits for 0.5 ms"),
+        (None, "not paced, as NVML does not say"),
+    ],
+)
+def test_how_copies_are_paced_is_said_with_the_bound(link: int | None, said: str) -> None:
+    gpu = Device(0, DeviceUuid("GPU-0"), "x", "", None, None, pcie_bytes_per_second=link)
+    rule = OfflineRule("batch", Match(), "headroom", None, 2.0, Limits(None, 0.05, 1, None), ladder=("pace",))
+    workload = Workload(CONTAINER, Classification(Role.OFFLINE, rule), (), frozenset({gpu.uuid}))
+    inputs = DecisionInputs({KEY: workload}, {}, {}, copy_groups={KEY: 1})
+    assert said in described_copies(inputs, Pcie(pace=True), [DeviceReading(gpu)])[KEY]
 
 
 def test_nothing_decreases_when_another_process_ends_a_stop_or_a_record_is_lost(training: Training) -> None:

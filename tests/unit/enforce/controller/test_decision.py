@@ -15,7 +15,7 @@ from agent.containers.gpu_processes import GpuProcess
 from agent.core.model import Container, ContainerKey, DeviceUuid, Process, ProcessId
 from enforce.controller.decision import DecisionInputs, Decisions, decide
 from enforce.controller.inputs import Counters, Demand
-from enforce.model import FULL, Level, Reading
+from enforce.model import FULL, CopyLevel, Level, Reading
 from enforce.policy.matching import Match
 from enforce.policy.model import Classification, Limits, OfflineRule, OnlineRule, Role, Slo, Tuning
 from enforce.workloads import Workload
@@ -201,3 +201,34 @@ def test_a_process_that_is_gone_is_dropped() -> None:
         demand.observe(now, {gone: Counters(now, 0)})
     demand.observe(200 * MS, {})
     assert demand.wanted([gone]) == {}
+
+
+def paced(stage: Stage, *names: str) -> dict[ProcessId, Level]:
+    """The levels of all processes where the copies of these containers are paced."""
+    groups = {ContainerKey(name): number for number, name in enumerate(names, 1)}
+    seen = DecisionInputs(stage.workloads, stage.readings, SLOTS, copy_groups=groups)
+    return {target.process: level for target, level in decide(seen, {}, TUNING, 0).levels.items()}
+
+
+def test_copies_are_paced_beside_an_online_container_and_it_is_waited_for(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    (beside,), (elsewhere,) = stage.offline("batch", {GPU_0}, weight=4.0), stage.offline("etl", {GPU_1})
+    levels = paced(stage, "batch", "etl")
+    assert [level.copies for level in levels.values() if level.online] == [CopyLevel()]
+    assert levels[beside].copies == CopyLevel(1, 4000, beside_online=True)
+    assert levels[beside].pace
+    assert levels[elsewhere] == replace(FULL, copies=CopyLevel(2, 1000), max_pause_ns=200 * MS)
+    assert levels[elsewhere].slows
+
+
+def test_all_processes_of_a_container_are_paced_as_one_and_no_other_containers_are(stage: Stage) -> None:
+    several, (other,) = stage.offline("batch", {GPU_0}, processes=3), stage.offline("free", {GPU_0}, law="off")
+    levels = paced(stage, "batch")
+    assert {levels[process].copies for process in several} == {CopyLevel(1, 1000)}
+    assert other not in levels
+
+
+def test_where_copies_are_not_paced_no_level_says_so(stage: Stage) -> None:
+    stage.online("chat", {GPU_0}, 2 * MS)
+    stage.offline("batch", {GPU_0})
+    assert all(level.copies is None for level in paced(stage).values())

@@ -13,8 +13,11 @@ from agent.core.model import ProcessId
 from agent.node.pidfd import PidfdCache
 from agent.node.procfs import Procfs
 from agent.probes.abi import (
+    LINKS,
+    PAUSE_COPY,
     PAUSE_FREE,
     PAUSE_HELD,
+    PAUSE_LINK_FREE,
     PAUSE_QUEUE,
     PAUSE_STOPPED,
     RULE_PACE,
@@ -22,8 +25,10 @@ from agent.probes.abi import (
     Control,
     Gate,
     Held,
+    Link,
     Pause,
     ProcessKey,
+    Resume,
     Rule,
     Wake,
 )
@@ -80,8 +85,9 @@ def it(monkeypatch: pytest.MonkeyPatch) -> Guardian:
     made._resumes, made._ring, made._pidfds, made._failures = Full(), Ring(), PidfdCache(Procfs()), 0
     made._beats, made._releases = Beats(), 0
     made._stops, made._holding, made._gates = Stops(), Stops(), [Gate() for _ in range(SLOTS)]
+    made._links = [Link() for _ in range(LINKS)]
     made._control, made._wakes_lost, made._prune_ns = Control(heartbeat_ns=1000 * MS), 0, 1 << 62
-    made._schedule = ResumeSchedule(made._gates, 20 * MS, 0)
+    made._schedule = ResumeSchedule(made._gates, 20 * MS, 0, made._links)
     made._allocations = AllocationQueue(lambda _group, _slot: 0)
     monkeypatch.setattr(guardian, "resume_process", lambda _pidfds, _process: True)
     found: Guardian = made
@@ -212,15 +218,15 @@ def test_the_lease_is_renewed_before_anything_that_tenants_caused_is_read(it: Gu
     assert leases == [1000 * MS + guardian.LEASE_NS]
 
 
-def test_where_the_ring_was_full_all_stops_are_looked_through_and_gates_tell_again(it: Guardian) -> None:
+def test_where_the_ring_was_full_all_stops_are_looked_through_and_gates_and_links_tell_again(it: Guardian) -> None:
     stop(it, 7, reported=False)
-    it._gates[3].free_posted = 1
+    it._gates[3].free_posted = it._links[5].free_posted = 1
     it._round()
     assert it._schedule.stops == {}
     it._control.wakes_lost += 1
     it._round()
     assert set(it._schedule.stops) == {ProcessId(7, 1)}
-    assert it._gates[3].free_posted == 0
+    assert (it._gates[3].free_posted, it._links[5].free_posted) == (0, 0)
 
 
 def test_a_process_is_taken_out_of_the_stops_before_it_is_resumed(
@@ -237,6 +243,23 @@ def test_a_record_of_a_gate_that_opened_lets_the_kernel_write_the_next_one(it: G
     it._gates[2].free_posted = 1
     it._receive(bytes(Wake(PAUSE_FREE, 2, ProcessKey())))
     assert it._gates[2].free_posted == 0
+    it._links[2].free_posted = 1
+    it._receive(bytes(Wake(PAUSE_LINK_FREE, 2, ProcessKey())))
+    assert it._links[2].free_posted == 0
+
+
+@pytest.mark.parametrize(("reason", "at_copies_ns"), [(PAUSE_COPY, 5 * MS), (PAUSE_QUEUE, 0)])
+def test_time_stopped_at_a_copy_is_counted_apart(
+    it: Guardian, monkeypatch: pytest.MonkeyPatch, reason: int, at_copies_ns: int
+) -> None:
+    written: list[Resume] = []
+    monkeypatch.setattr(it, "_write", lambda _process, record: written.append(record))
+    stop(it, 7)
+    stops_of(it)[ProcessId(7, 1)].reason = reason
+    written.clear()
+    monkeypatch.setattr(it, "_clock", lambda: 1005 * MS)
+    it._resume(ProcessId(7, 1), 1000 * MS)
+    assert [(record.paused_ns, record.copy_paused_ns) for record in written] == [(5 * MS, at_copies_ns)]
 
 
 def test_a_stop_that_another_process_ended_counts_until_then(it: Guardian) -> None:
