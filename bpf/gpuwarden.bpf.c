@@ -18,6 +18,7 @@
 #include "pace.bpf.c"
 #include "quota.bpf.c"
 #include "stream.bpf.c"
+#include "turn.bpf.c"
 #include "wait.bpf.c"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
