@@ -82,11 +82,12 @@ class Level:
     by_blocks: bool = False  # … or what one block is charged
     max_pause_ns: int = 0
     floor_ratio: float = 0.0
+    deadline_ns: int = 0  # periodic: each of its requests waits for its turn, and is to end so long after its begin
 
     @property
     def slows(self) -> bool:
         """Whether this can ever stop the process."""
-        return self.gate or self.pace
+        return self.gate or self.pace or self.deadline_ns > 0
 
 
 FULL = Level()  # released
