@@ -22,13 +22,23 @@ from pydantic import BeforeValidator, Field
 from agent.config.sections import Section, mistake, scalar
 from agent.config.validation import value_mistake
 from enforce.policy import load, schema
-from enforce.policy.model import Classification, ContainerFacts, OfflineRule, OnlineRule, Policy, Role
+from enforce.policy.model import (
+    Classification,
+    ContainerFacts,
+    OfflineRule,
+    OnlineRule,
+    PeriodicRule,
+    Policy,
+    Role,
+    Rule,
+)
 from enforce.policy.quantities import UnitError, parse_duration_ns
 
 PREFIX: Final = "gpuwarden.io/"
 NAME: Final = "annotations"  # of the rules: it becomes a label, and is bounded
 WINDOW: Final = "10s"
 _SLO = re.compile(r"slo-p(?:([1-9][0-9]?(?:\.[0-9]{1,3})?)|(9[0-9]{2,3}))")
+_ROLES: Final = {OnlineRule: Role.ONLINE, OfflineRule: Role.OFFLINE, PeriodicRule: Role.PERIODIC}
 _CACHE_ENTRIES = 512
 _MOST_REPORTED = 3
 _MOST_WEIGHT = 1
@@ -43,7 +53,7 @@ def _not_above_others(value: Any) -> Any:
 class PodSection(Section):
     """What every pod may declare."""
 
-    role: Literal["online", "offline"]  # its annotation is `class`
+    role: Literal["online", "offline", "periodic"]  # its annotation is `class`
 
 
 class OnlinePod(PodSection, schema.SloSection):
@@ -62,11 +72,16 @@ class OfflinePod(PodSection):
     ]
 
 
-_SECTIONS: Final[Mapping[str, type[Section]]] = {"online": OnlinePod, "offline": OfflinePod}
+class PeriodicPod(PodSection, schema.PeriodicSection):
+    """What a periodic pod may declare."""
+
+
+_SECTIONS: Final[Mapping[str, type[Section]]] = {"online": OnlinePod, "offline": OfflinePod, "periodic": PeriodicPod}
 # What each class may have beside its class (and an online one, its slo-pNN).
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "online": ("signal", "window", "min_samples", "port", "path", "status"),
     "offline": ("weight",),
+    "periodic": ("period", "deadline"),
 }
 
 
@@ -82,14 +97,15 @@ def classified(policy: Policy, facts: ContainerFacts) -> Classification:
     rule = _read(tuple(sorted(it.annotations.items())))
     if isinstance(rule, str):
         return _ignored(f"its annotations are ignored: {rule}")
-    role = Role.ONLINE if isinstance(rule, OnlineRule) else Role.OFFLINE
+    role = _ROLES[type(rule)]
     if role not in allowed:
         return _ignored(f"annotated as {role}, but annotations.{role} of the policy does not name its namespace")
     return Classification(role, rule, "its pod's annotations")
 
 
 def _allowed(policy: Policy) -> tuple[tuple[Role, tuple[str, ...]], ...]:
-    return ((Role.ONLINE, policy.annotations.online), (Role.OFFLINE, policy.annotations.offline))
+    given = policy.annotations
+    return ((Role.ONLINE, given.online), (Role.OFFLINE, given.offline), (Role.PERIODIC, given.periodic))
 
 
 def _ignored(reason: str) -> Classification:
@@ -97,12 +113,12 @@ def _ignored(reason: str) -> Classification:
 
 
 @lru_cache(_CACHE_ENTRIES)
-def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule | str:
+def _read(annotations: tuple[tuple[str, str], ...]) -> Rule | str:
     """The rule, or every mistake. Pure, and called ten times a second."""
     values = {key.removeprefix(PREFIX): value for key, value in annotations}
     role = values.pop("class", None)
     if role is None:
-        return f"{PREFIX}class is not there; write online or offline"
+        return f"{PREFIX}class is not there; write online, offline or periodic"
     if role not in KEYS:
         return _wrong("class", value_mistake(PodSection, "role", role))
     promises = [key for key in values if role == "online" and _SLO.fullmatch(key)]
@@ -113,12 +129,22 @@ def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule 
     if role == "offline":
         more = {key: scalar(value) for key, value in values.items()}
         return load.offline(schema.OfflineSection.model_validate({**head, **more}))
+    if role == "periodic":
+        return _periodic(head, values)
     first, *second = [{"quantile": _quantile(key), "target": values.pop(key)} for key in _highest_first(promises)]
     slo = {"signal": "gpu_wait", "window": WINDOW, **{_key(key): scalar(value) for key, value in values.items()}}
     if (problem := _signal_mistake(slo)) is not None:
         return problem
     slo |= {**first, **({"also": second[0]} if second else {})}
     return load.online(schema.OnlineSection.model_validate({**head, "slo": slo}))
+
+
+def _periodic(head: Mapping[str, Any], values: Mapping[str, str]) -> Rule | str:
+    if "period" not in values:
+        return f"there is no period; write one such as {PREFIX}period: 40ms"
+    if parse_duration_ns(values.get("deadline", values["period"])) > parse_duration_ns(values["period"]):
+        return _wrong("deadline", f"is above the period; write up to {values['period']}, or leave it out")
+    return load.periodic(schema.PeriodicSection.model_validate({**head, **values}))
 
 
 def _mistakes(role: str, values: Mapping[str, str], promises: list[str]) -> Iterator[str]:
@@ -137,7 +163,7 @@ def _unknown(role: str, key: str) -> str:
     names = [name.replace("_", "-") for name in KEYS[role]] + (["slo-p99"] if role == "online" else [])
     near = get_close_matches(key, names, n=1)
     cure = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(names)}"
-    return f"is no annotation of an {role} pod; {cure}"
+    return f"is no annotation of {'a' if role == 'periodic' else 'an'} {role} pod; {cure}"
 
 
 def _highest_first(promises: list[str]) -> list[str]:

@@ -23,7 +23,7 @@ from agent.probes.abi import middle_ns
 from enforce.policy import model
 from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers
-from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Slo
+from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Rule, Slo
 from enforce.policy.quantities import format_duration
 from enforce.policy.schema import MOST_SAMPLES
 
@@ -55,13 +55,14 @@ def _one_sided(policy: Policy) -> Iterator[Advice]:
         text = "the pods of every namespace may declare an SLO, and so have any offline container slowed"
         yield Advice(("annotations", "online"), f"{text}; name the namespaces")
     online, offline = (policy.online or policy.annotations.online), (policy.offline or policy.annotations.offline)
-    if policy.enforce and not online:
+    periodic = policy.periodic or policy.annotations.periodic
+    if policy.enforce and not online and not periodic:
         text = "enforce is true but there is no online rule: offline work would be slowed to no end"
         yield Advice(("enforce",), f"{text}; add one, or write enforce: false")
     if online and not offline:
         text = "there is no offline rule: nothing may be slowed to meet the SLO"
         yield Advice(("online",), f"{text}; write which containers may be slowed, below offline:")
-    elif policy.enforce and not offline:
+    elif policy.enforce and not offline and not periodic:
         text = "enforce is true but there is no offline rule: there is nothing to slow"
         yield Advice(("enforce",), f"{text}; add one, or write enforce: false")
 
@@ -123,23 +124,25 @@ def _overlaps(policy: Policy) -> Iterator[Advice]:
             if _covers_all(rule, other):
                 text = f"{other.name}: {rule.name} matches all that this rule matches, so these are left alone"
                 yield Advice((*path, "match"), f"{text}; make {rule.name} narrower")
-            elif isinstance(other, OnlineRule) and _covers_all(other, rule):
+            elif not isinstance(other, OfflineRule) and _covers_all(other, rule):
                 text = f"{rule.name}: {other.name} matches all that this rule matches, so these are left alone"
                 yield Advice(("offline", index, "match"), f"{text}; make {other.name} narrower")
 
 
-def _covers_all(wide: OnlineRule | OfflineRule, narrow: OnlineRule | OfflineRule) -> bool:
-    if isinstance(wide, OfflineRule) and isinstance(narrow, OnlineRule) and about_processes(wide.match):
+def _covers_all(wide: Rule, narrow: Rule) -> bool:
+    if isinstance(wide, OfflineRule) and not isinstance(narrow, OfflineRule) and about_processes(wide.match):
         return False  # an offline rule needs all processes to match, an online rule one
     return covers(wide.match, narrow.match)
 
 
-def rules_of(policy: Policy) -> Iterator[tuple[KeyPath, OnlineRule | OfflineRule]]:
+def rules_of(policy: Policy) -> Iterator[tuple[KeyPath, Rule]]:
     """All rules, each with its place in the file."""
     for index, online in enumerate(policy.online):
         yield ("online", index), online
     for index, offline in enumerate(policy.offline):
         yield ("offline", index), offline
+    for index, periodic in enumerate(policy.periodic):
+        yield ("periodic", index), periodic
 
 
 _WIDEST = 100
@@ -168,7 +171,7 @@ def container_facts(snapshot: Snapshot) -> list[ContainerFacts]:
 
 
 def idle_rules(policy: Policy, running: Sequence[ContainerFacts]) -> Iterator[Advice]:
-    """Online and offline rules that no container matches. What is under `protect` need not use a GPU."""
+    """Rules that no container matches. What is under `protect` need not use a GPU."""
     seen = f"matches none of the {len(running)} containers with a GPU now" if running else "no container has a GPU now"
     for path, rule in rules_of(policy):
         if not any(rule.match.fits(facts, every_process=path[0] == "offline") for facts in running):
@@ -241,9 +244,10 @@ def lines(checked: Checked[Policy], found: list[Finding]) -> Iterator[tuple[tupl
 
 def summary(policy: Policy) -> str:
     """The policy in a line: 1 online rule, 2 offline rules, enforcing."""
-    counts = (f"{len(rules)} {kind} rule{'' if len(rules) == 1 else 's'}" for kind, rules in _rules(policy))
+    kinds = [(kind, rules) for kind, rules in _rules(policy) if rules or kind != "periodic"]
+    counts = (f"{len(rules)} {kind} rule{'' if len(rules) == 1 else 's'}" for kind, rules in kinds)
     return ", ".join((*counts, "enforcing" if policy.enforce else "deciding and logging only (enforce: false)"))
 
 
 def _rules(policy: Policy) -> tuple[tuple[str, tuple[object, ...]], ...]:
-    return (("online", policy.online), ("offline", policy.offline))
+    return (("online", policy.online), ("offline", policy.offline), ("periodic", policy.periodic))
