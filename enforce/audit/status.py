@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import ContainerKey, EnforcementStatus, ProcessId
+from agent.core.model import ContainerKey, EnforcementStatus, PeriodicStatus, ProcessId
 from agent.probes.abi import ProcessKey
 from agent.probes.libbpf import Map
 from enforce.actuators.ladder import NOWHERE, EscalationStatus
@@ -16,7 +16,7 @@ from enforce.controller.decision import DecisionInputs, Decisions
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule, Slo
+from enforce.policy.model import OfflineRule, OnlineRule, Role, Slo
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
@@ -120,6 +120,8 @@ class ContainerFigures:
     memory: Mapping[ContainerKey, MemoryStatus] = field(default_factory=dict)
     requests: Mapping[ContainerKey, Counted | None] = field(default_factory=dict)
     launch_seconds: Mapping[ContainerKey, float] = field(default_factory=dict)
+    periodic: Mapping[ContainerKey, PeriodicStatus] = field(default_factory=dict)
+    deadlines: Mapping[ContainerKey, str] = field(default_factory=dict)  # the same in words
 
 
 def launch_seconds(inputs: DecisionInputs) -> dict[ContainerKey, float]:
@@ -136,16 +138,14 @@ def statuses(
 ) -> dict[ContainerKey, EnforcementStatus]:
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
-    return {
-        key: _status(workload, inputs.readings.get(key), shares.get(key), figures)
-        for key, workload in inputs.workloads.items()
-    }
+    return {key: _status(workload, inputs, shares.get(key), figures) for key, workload in inputs.workloads.items()}
 
 
 def _status(
-    workload: Workload, reading: Reading | None, share: Share | None, figures: ContainerFigures
+    workload: Workload, inputs: DecisionInputs, share: Share | None, figures: ContainerFigures
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
+    reading = inputs.readings.get(key)
     slo = rule.slo if isinstance(rule, OnlineRule) else None
     also = slo.also if slo else None
     latency_ns, also_ns = _latency_ns(reading), _latency_ns(reading.also if reading else None)
@@ -171,7 +171,8 @@ def _status(
         pauses_total=paused.pauses,
         paused_seconds_total=paused.seconds,
         foreign_resumes_total=paused.foreign,
-        reason=_reason(workload, share),
+        reason=figures.deadlines.get(key) or _reason(workload, share, inputs),
+        periodic=figures.periodic.get(key),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
         allocations_held_total=memory.held if memory else 0,
@@ -189,10 +190,15 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(workload: Workload, share: Share | None) -> str | None:
+def _reason(workload: Workload, share: Share | None, inputs: DecisionInputs) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
     if share is not None and share.reason:
         return share.reason
-    return "no online container on its GPUs" if isinstance(classification.rule, OfflineRule) else None
+    if not isinstance(classification.rule, OfflineRule):
+        return None
+    periodic = (one for one in inputs.workloads.values() if one.classification.role is Role.PERIODIC)
+    if any(one.devices & workload.devices for one in periodic):
+        return "gives way to the requests of periodic containers"
+    return "no online container on its GPUs"

@@ -206,6 +206,42 @@ CATALOG: Final = (
         "Requests slower than the target; a histogram bucket that contains the target counts in part.",
     ),
     Metric(
+        "gpuwarden_container_deadline_seconds",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: time from the begin of a request within which it is to end.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_requests_total",
+        "counter",
+        CONTAINER,
+        "Periodic containers: requests that ended, since the agent knows the container.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_misses_total",
+        "counter",
+        CONTAINER,
+        "Periodic containers: requests that ended later than their deadline.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_worst_lateness_seconds",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: the most by which a request was later than its deadline; 0 while none was.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_request_seconds",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: how long the longest requests of the last ten seconds had the device.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_load_ratio",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: load of the admission test on their GPUs; up to 1 all deadlines there are met.",
+    ),
+    Metric(
         "gpuwarden_container_http_answers_total",
         "counter",
         (*CONTAINER, "status"),
