@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from agent.core.errors import PolicyError, SetupError
 from agent.core.model import Snapshot
@@ -42,6 +42,14 @@ tuning: {{tgs_sample: {tgs_sample_ms}ms}}
 """
 
 TGS_SAMPLE_SECONDS: Final = 2.0  # 5 as published; then a run would take half an hour longer
+
+
+class PolicyText(Protocol):
+    """A policy, for containers below a cgroup."""
+
+    def text(self, path: str, enforce: bool = True) -> str:
+        """Its YAML."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class Agent:
     folder: Path
     path: str  # of the containers' cgroups
 
-    def take(self, promise: Promise, enforce: bool = True) -> str:
+    def take(self, promise: PolicyText, enforce: bool = True) -> str:
         """Goes by this policy from now on; returns why not, or "" when it does."""
         before = self._reloads()
         write_policy(self.folder / "policy.yaml", promise.text(self.path, enforce))
@@ -113,7 +121,7 @@ class Agent:
 
 
 @contextmanager
-def agent(stage: Stage[GpuNode], promise: Promise, *, isolated: bool) -> Iterator[Agent]:
+def agent(stage: Stage[GpuNode], promise: PolicyText, *, isolated: bool) -> Iterator[Agent]:
     """It watches, decides and does nothing until it is given another policy."""
     folder = stage.folder / "agent"
     folder.mkdir()
