@@ -125,7 +125,9 @@ static __always_inline void abandon_request(struct process *process)
 /* The process ends. Without its record in `stops` the guardian gives it no turn. */
 static __always_inline void leave_turns(const struct process_id *id, struct process *process)
 {
-	if (process->in_turns)
+	struct rule *rule = bpf_map_lookup_elem(&rules, id);
+
+	if (rule && rule->role == ROLE_PERIODIC)
 		bpf_map_delete_elem(&stops, id);
 	abandon_request(process);
 }
