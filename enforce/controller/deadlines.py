@@ -9,8 +9,9 @@ has its turn. All deadlines are met if for each deadline D_k of a task there
 
 with B_k the longest request of a task with a longer deadline, which may have begun a moment before, and the work that
 offline processes may have queued then. (Baker, Stack-based scheduling of realtime processes, 1991; a request that runs
-is a critical section of its whole length.) The left side is the load. It is sufficient: beyond 1 deadlines may be met
-all the same. Nothing is refused because of it: it is reported.
+is a critical section of its whole length.) What offline processes get whatever runs is added: their floor, and a launch
+after each longest pause. The left side is the load. It is sufficient: beyond 1 deadlines may be met all the same.
+Nothing is refused because of it: it is reported.
 """
 
 from __future__ import annotations
@@ -47,16 +48,24 @@ class Task:
     period_ns: int
 
 
-def load_ratio(tasks: Sequence[Task], queued_ns: float = 0.0) -> float:
-    """At most 1: every deadline on the device is met. `queued_ns`: of offline work, when a request begins."""
-    return max((_load_at(deadline_ns, tasks, queued_ns) for deadline_ns in {t.deadline_ns for t in tasks}), default=0.0)
+@dataclass(frozen=True, slots=True)
+class OfflineWork:
+    """What of it periodic requests meet: what is queued when one begins, and its part of the time whatever runs."""
+
+    queued_ns: float = 0.0
+    share_ratio: float = 0.0
 
 
-def _load_at(deadline_ns: int, tasks: Sequence[Task], queued_ns: float) -> float:
+def load_ratio(tasks: Sequence[Task], offline: OfflineWork = OfflineWork()) -> float:  # frozen
+    """At most 1: every deadline on the device is met."""
+    return max((_load_at(deadline_ns, tasks, offline) for deadline_ns in {t.deadline_ns for t in tasks}), default=0.0)
+
+
+def _load_at(deadline_ns: int, tasks: Sequence[Task], offline: OfflineWork) -> float:
     within = (task for task in tasks if task.deadline_ns <= deadline_ns)
     longest_ns = max((task.cost_ns for task in tasks if task.deadline_ns > deadline_ns), default=0.0)
     demand = sum(task.cost_ns / min(task.deadline_ns, task.period_ns) for task in within)
-    return demand + (longest_ns + queued_ns) / deadline_ns
+    return demand + offline.share_ratio + (longest_ns + offline.queued_ns) / deadline_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ def _admission(
             tasks += [Task(cost_ns, rule.deadline_ns, rule.period_ns) for cost_ns in costs.values()]
         elif workload.classification.role is Role.OFFLINE and not _is_gated(workload, levels):
             return Admission(None, f"{name}, which is offline, is on the GPU too and stops at no gate")
-    return Admission(load_ratio(tasks, _queued_ns(device, inputs, levels)))
+    return Admission(load_ratio(tasks, _offline_work(device, inputs, levels)))
 
 
 def _levels_of(workload: Workload, levels: Mapping[Target, Level]) -> list[Level]:
@@ -183,11 +192,14 @@ def _is_gated(workload: Workload, levels: Mapping[Target, Level]) -> bool:
     return bool(found) and all(level.gate and level.pace for level in found)
 
 
-def _queued_ns(device: DeviceUuid, inputs: DecisionInputs, levels: Mapping[Target, Level]) -> float:
-    """What offline processes may have on the device when a request begins: their queues, and a launch beyond each."""
+def _offline_work(device: DeviceUuid, inputs: DecisionInputs, levels: Mapping[Target, Level]) -> OfflineWork:
+    """Of all processes on the device: a launch may be longer than a queue, and is let through after a longest pause."""
     offline = [one for one in inputs.workloads.values() if one.classification.role is Role.OFFLINE]
     there = [level for one in offline if device in one.devices for level in _levels_of(one, levels)]
-    return float(sum(max(level.max_queued_ns, level.launch_ns) for level in there))
+    return OfflineWork(
+        float(sum(max(level.max_queued_ns, level.launch_ns) for level in there)),
+        sum(level.floor_ratio + level.launch_ns / max(1, level.max_pause_ns) for level in there),
+    )
 
 
 class DeadlineMonitor:
