@@ -81,6 +81,8 @@ class Guardian:
         self._resumes, self._stops, self._holding = maps["resumes"], maps["stops"], maps["holding"]
         self._wakes_lost = -1  # what an earlier guardian left is looked through at once
         turns = maps["turns"].share(abi.SLOTS)
+        for turn in turns:
+            turn.waiting = 0  # an earlier guardian's; whoever waits now is in `stops`
         self._schedule = ResumeSchedule(self._gates, settings.hold_ns, settings.open_delay_ns, turns=turns)
         self._allocations = AllocationQueue(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)

@@ -152,6 +152,7 @@ class ResumeSchedule:
     open_delay_ns: int
     stops: dict[ProcessId, Stop] = field(default_factory=dict)
     turns: Sequence[Turn] = ()  # one for each slot, shared with the kernel
+    _queued_slots: set[int] = field(default_factory=set)  # with processes that waited for a turn, the last time
     _free_since: dict[int, int] = field(default_factory=dict)
     _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
@@ -225,8 +226,9 @@ class ResumeSchedule:
             if stop.deadline is not None:
                 waiting.setdefault(stop.slot, []).append((stop.deadline, stop))
         given = []
-        for slot, turn in enumerate(self.turns):
-            queue = waiting.get(slot, [])
+        looked_at, self._queued_slots = waiting.keys() | self._queued_slots, set(waiting)
+        for slot in looked_at:
+            turn, queue = self.turns[slot], waiting.get(slot, [])
             if turn.waiting != len(queue):  # before the turn is looked at: who gives it back looks here after that
                 turn.waiting = len(queue)
             if not queue or _is_taken(turn, now_ns):
