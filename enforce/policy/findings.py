@@ -23,7 +23,17 @@ from agent.probes.abi import middle_ns
 from enforce.policy import model
 from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers
-from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Rule, Slo
+from enforce.policy.model import (
+    ContainerFacts,
+    OfflineRule,
+    OnlineRule,
+    PeriodicRule,
+    Policy,
+    ProcessFacts,
+    Role,
+    Rule,
+    Slo,
+)
 from enforce.policy.quantities import format_duration
 from enforce.policy.schema import MOST_SAMPLES
 
@@ -44,6 +54,7 @@ def advice(policy: Policy) -> list[Advice]:
         *_one_sided(policy),
         *(one for index, rule in enumerate(policy.online) for one in _promise(("online", index), rule)),
         *(one for index, rule in enumerate(policy.offline) for one in _bounds(("offline", index), rule)),
+        *(one for index, rule in enumerate(policy.periodic) for one in _turns(("periodic", index), rule)),
         *_protected(policy),
         *_never_first(policy),
         *_overlaps(policy),
@@ -98,6 +109,12 @@ def _bounds(path: KeyPath, rule: OfflineRule) -> Iterator[Advice]:
         rungs = ", ".join(model.MEMORY_RUNGS)
         text = f"{rule.name}: limits.memory has no effect: the ladder has none of {rungs}; add deny and hold"
         yield Advice((*path, "ladder"), text)
+
+
+def _turns(path: KeyPath, rule: PeriodicRule) -> Iterator[Advice]:
+    if rule.max_pause_ns < rule.deadline_ns:
+        text = f"{rule.name}: after max_pause, {format_duration(rule.max_pause_ns)}, a request waits for no turn,"
+        yield Advice(path, f"{text} though it could be in time; write max_pause: {format_duration(rule.deadline_ns)}")
 
 
 def _protected(policy: Policy) -> Iterator[Advice]:
@@ -195,6 +212,18 @@ def disputed(policy: Policy, running: Sequence[ContainerFacts]) -> Iterator[Advi
             outcome = "left alone" if found.role is Role.UNMATCHED else f"given to {found.conflict[0]}"
             text = f"{printable(facts.container.name, 160)} is matched by {' and '.join(found.conflict)}, and {outcome}"
             yield Advice((*index[found.conflict[-1]], "match"), f"{text}; make one of them narrower")
+
+
+def overloaded(policy: Policy, live: Snapshot) -> Iterator[Advice]:
+    """Periodic rules of which a container is on a GPU with more requests than deadlines can be promised for."""
+    loads: dict[str | None, float] = {}
+    for status in live.enforcement.values():
+        if status.periodic is not None and status.periodic.load_ratio is not None:
+            loads[status.rule] = max(status.periodic.load_ratio, loads.get(status.rule, 0.0))
+    for index, rule in enumerate(policy.periodic):
+        if (load := loads.get(rule.name, 0.0)) > 1:
+            text = f"{rule.name}: deadlines may be missed, as the load of a GPU with such a container is {load:.2f} now"
+            yield Advice(("periodic", index), f"{text}; up to 1 all are met: move one, or give it a longer deadline")
 
 
 @dataclass(frozen=True, slots=True)

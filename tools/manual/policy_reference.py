@@ -46,8 +46,8 @@ More policies are in [examples/](examples/).
 - `gpuwarden check FILE` validates a policy and reports every mistake at once: the line, carets below the wrong part,
   and what to write instead. Then it warns of what is valid but rarely intended: rules that certainly overlap, an
   SLO for which nothing may be slowed, a target that the signal cannot resolve. With `--live` also of rules that match
-  no running container, of containers that two rules match, and of histograms whose buckets are too coarse. Exit code
-  0, or 2 if there is a mistake; warnings do not change it.
+  no running container, of containers that two rules match, of periodic containers whose deadlines cannot all be met,
+  and of histograms whose buckets are too coarse. Exit code 0, or 2 if there is a mistake; warnings do not change it.
 - `gpuwarden check --json FILE` prints one object: `file`, `ok`, `summary`, and `findings`, each with `severity` (error
   or warning), `line`, `column`, `width` (from 1, in characters; null where it is about the whole file), `excerpt` and
   `text`.

@@ -158,13 +158,13 @@ CATALOG: Final = (
         "gpuwarden_device_online_busy_seconds_total",
         "counter",
         DEVICE,
-        "Time in which requests of online containers ran on the device.",
+        "Time in which requests of online or periodic containers ran on the device.",
     ),
     Metric(
         "gpuwarden_device_online_gaps_total",
         "counter",
         DEVICE,
-        "Idle times between requests of online containers: with the time above, how long a gap is in the mean.",
+        "Idle times between such requests: with the time above, how long a gap is in the mean.",
     ),
     Metric("gpuwarden_enforcing", "gauge", NONE, "1 if the policy is enforced, 0 if decisions are only logged."),
     Metric(
