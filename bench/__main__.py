@@ -29,6 +29,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.enforcement.convergence",
         "pictures of how the law converges; they are judged by eye",
     ),
+    "deadline": (
+        "bench.enforcement.deadline",
+        "periodic tasks miss no deadline up to the load that is admitted, and without turns they do",
+    ),
     "fleet-extender": (
         "bench.fleet.extender",
         "50 pods a second are placed on 8,000 GPUs, a filter takes 20 ms at most, and no kill gives a GPU to two pods",

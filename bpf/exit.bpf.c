@@ -5,6 +5,7 @@
 #include "pace.bpf.c"
 #include "process.bpf.h"
 #include "quota.bpf.c"
+#include "turn.bpf.c"
 #include "wait.bpf.c"
 
 /*
@@ -47,7 +48,7 @@ static __always_inline void leave_gates(struct process *process, __u64 tid)
 	if (!process) /* of threads that die at once each may be the last, and one was first */
 		return;
 	if (end_own(process, thread, bpf_ktime_get_ns()) == 1)
-		process->start_ns = 0; /* whatever is launched next begins anew: no thread will wait for this */
+		abandon_request(process); /* whatever is launched next begins anew: no thread will wait for this */
 }
 
 /* The leader may be over long before the others, and usually is a moment before them. */
@@ -91,6 +92,7 @@ int process_exit(void *ctx)
 	forget_thread(tid);
 	if (process && is_last_thread()) { /* threads that die at once may each be: who deletes it speaks for all */
 		close_all_gates(process, bpf_ktime_get_ns());
+		leave_turns(&id, process);
 		if (!bpf_map_delete_elem(&processes, &id))
 			post_event(EVENT_PROCESS_EXIT, 0, &id);
 	}
@@ -168,6 +170,7 @@ int process_exec(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	leave_gates(process, before);
 	close_all_gates(process, bpf_ktime_get_ns());
+	abandon_request(process);
 	remove_allocations(&id);
 	forget_thread(before);
 	bpf_for_each_map_elem(&context_memories, forget_context_memory, &id, 0);

@@ -19,6 +19,7 @@
 #include "pcie.bpf.c"
 #include "quota.bpf.c"
 #include "stream.bpf.c"
+#include "turn.bpf.c"
 #include "wait.bpf.c"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

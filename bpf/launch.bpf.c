@@ -155,6 +155,8 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 		pace_launch(&payer, process, thread, rule, slot, grid->blocks, now);
 	else if (rule && rule->role == ROLE_ONLINE)
 		count_online(slot, grid->blocks);
+	else if (rule && rule->role == ROLE_PERIODIC && process && process->start_ns == now)
+		begin_periodic(slot);
 }
 
 SEC("uprobe")

@@ -20,6 +20,7 @@
 #include "quota.h"
 #include "stream.h"
 #include "tenant.h"
+#include "turn.h"
 #include "wait.h"
 
 #define SIGSTOP 19
@@ -102,6 +103,7 @@ struct process {
 	__u32 _pad;
 	__s32 gated[SLOTS]; /* requests of this epoch that are counted in each gate */
 	__s64 captures; /* streams that are being captured */
+	__u64 in_turns; /* it is periodic: its request may have a turn */
 	struct queued_streams streams; /* since start_ns */
 	struct delivered_function functions[DELIVERED_FUNCTIONS]; /* launched since start_ns */
 };
@@ -215,8 +217,10 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } files SEC(".maps");
+BOUNDED_HASH(periodics, struct process_id, struct periodic, 1024);
 SHARED_ARRAY(gates, struct gate, SLOTS);
 SHARED_ARRAY(links, struct link, LINKS);
+SHARED_ARRAY(turns, struct turn, SLOTS);
 SHARED_ARRAY(controls, struct control, 1);
 RING(events, 1024 * 1024);
 RING(names, 2 * 1024 * 1024);
@@ -268,6 +272,7 @@ struct blank {
 	struct thread thread;
 	struct pace pace;
 	struct pause pause;
+	struct periodic periodic;
 	struct graph graph;
 	struct node node;
 	struct tenant_loss tenant_loss;

@@ -36,6 +36,12 @@ static __always_inline struct control *get_control(void)
 	return bpf_map_lookup_elem(&controls, &zero);
 }
 
+/* Offline processes give way to the requests of such a process. */
+static __always_inline int takes_gate(const struct rule *rule)
+{
+	return rule && (rule->role == ROLE_ONLINE || rule->role == ROLE_PERIODIC);
+}
+
 static __always_inline struct gate *gate_of(__u32 slot)
 {
 	return slot < SLOTS ? bpf_map_lookup_elem(&gates, &slot) : NULL;
@@ -309,6 +315,7 @@ struct verdict_on_launch {
 	__u32 reason;
 	__u64 queued_ns;
 	__u64 estimate_ns;
+	__u64 due_ns;
 	__u32 link; /* of a copy */
 	__u32 _pad;
 };
@@ -373,6 +380,7 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 	stop->queued_ns = verdict->queued_ns;
 	stop->estimate_ns = verdict->estimate_ns;
 	stop->charged_ns = pace->charged_ns;
+	stop->due_ns = verdict->due_ns;
 	stop->rule = *rule;
 	stop->kind = PAUSE_STOPPED;
 	return recorded;

@@ -25,6 +25,7 @@ enum role {
 	ROLE_NONE,
 	ROLE_ONLINE,
 	ROLE_OFFLINE,
+	ROLE_PERIODIC, /* its requests take turns on a device: turn.h */
 };
 
 enum rule_flag {
@@ -47,6 +48,7 @@ struct rule {
 	__u64 launch_ns; /* estimated GPU time of one launch of this process */
 	__u64 max_pause_ns; /* longest single stop */
 	__u64 floor_ppm; /* what is left to it whatever queue and gate say: the guardian lets that much pass */
+	__u64 deadline_ns; /* of a periodic process: from the begin of a request, within which it is to end */
 	__u8 slots[ORDINALS]; /* ordinal → slot of the device, SLOT_NONE where there is none */
 	__u32 slot_unknown; /* for launches whose ordinal is unknown */
 	__u32 group; /* its container's, from 1 … */
@@ -124,12 +126,13 @@ enum pause_reason {
 	PAUSE_QUEUE = 1,
 	PAUSE_GATE,
 	PAUSE_COPY, /* at a copy between host and device: pcie.h */
+	PAUSE_TURN, /* a periodic process waits for its turn on the device */
 };
 
 /* Ring buffer `pauses` (for the guardian). However often a process is stopped before it is resumed: one record. */
 enum pause_kind {
 	PAUSE_STOPPED = 1, /* a process was added to `stops` */
-	PAUSE_FREE, /* the slot's last online request is over */
+	PAUSE_FREE, /* the slot's last online request is over, or its turn was given back */
 	PAUSE_AGENT_EXIT,
 	PAUSE_HELD, /* struct held of quota.h */
 	PAUSE_LINK_FREE, /* the last online copy on the link (in `slot`) is over */
@@ -157,5 +160,6 @@ struct pause {
 	__u64 queued_ns; /* without the launch that was stopped */
 	__u64 estimate_ns; /* of the launch that was stopped */
 	__u64 charged_ns; /* of the process, ever, with that launch */
+	__u64 due_ns; /* of a periodic process: when its request is to have ended */
 	struct rule rule; /* that it was stopped under */
 };

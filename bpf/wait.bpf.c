@@ -7,6 +7,7 @@
 #include "pcie.bpf.c"
 #include "process.bpf.h"
 #include "stream.bpf.h"
+#include "turn.bpf.c"
 
 static __always_inline void record_latency(const struct process_id *id, __u64 ns)
 {
@@ -147,7 +148,7 @@ static __always_inline void close_all_gates(struct process *process, __u64 now)
 static __always_inline void open_request(struct process *process, struct thread *thread, const struct rule *rule,
 					 __u32 slot, __u64 function, __u64 now)
 {
-	struct gate *gate = rule && rule->role == ROLE_ONLINE ? gate_of(slot) : NULL;
+	struct gate *gate = takes_gate(rule) ? gate_of(slot) : NULL;
 
 	if (thread)
 		end_spin(thread); /* it asked, and went on without waiting */
@@ -236,7 +237,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 
 	if (!thread)
 		return;
-	if (rule && rule->role == ROLE_ONLINE && open_of(process) && !thread->in_gate && process->slot < SLOTS) {
+	if (takes_gate(rule) && open_of(process) && !thread->in_gate && process->slot < SLOTS) {
 		thread->in_gate = process->slot + 1;
 		count_waiting(process->slot, 1);
 	}
@@ -288,7 +289,9 @@ static __always_inline void end_requests(const struct process_id *id, struct pro
 		before = 1;
 	}
 	if (before == 1 || (all && process->last_launch_ns < thread->awaited.until_ns)) {
-		record_delivery(id, process, thread, rule && rule->role == ROLE_ONLINE, now);
+		if (process->in_turns)
+			end_periodic();
+		record_delivery(id, process, thread, takes_gate(rule), now);
 		settle_queue(id, rule, process->slot, now);
 		process->start_ns = 0;
 	}

@@ -23,6 +23,7 @@ from enforce.actuators.launch.levels import changes
 from enforce.actuators.launch.pace import Links
 from enforce.audit.recorder import DecisionRecorder
 from enforce.audit.status import ContainerFigures, PauseMeter, described_copies, launch_seconds, statuses
+from enforce.controller.deadlines import DeadlineMonitor
 from enforce.controller.decision import NO_DECISIONS, DecisionInputs, Decisions, ShareDecision, decide
 from enforce.controller.escalation import Escalation, UnprobedRungs, evictions_for_health
 from enforce.controller.inputs import InputReader
@@ -60,10 +61,12 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What becomes known of decisions: the recorder writes them, the meter measures how long processes were stopped."""
+    """What becomes known of decisions: the recorder writes them, the meters say how long processes were stopped and
+    whether deadlines were met."""
 
     recorder: DecisionRecorder
     meter: PauseMeter
+    deadlines: DeadlineMonitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +175,16 @@ class Loop:
         recorder.record(inputs.workloads, decisions, inputs.readings, paused, context.now_ns)
         for act in memory.decisions:
             recorder.record_memory(act)
+        deadlines = self.audit.deadlines
+        periodic = deadlines.step(inputs, decisions.levels, context.now_ns)
         figures = ContainerFigures(
             paused=paused,
             escalation={key: self.controls.escalation.status(key) for key in inputs.workloads},
             memory=memory.statuses,
             requests={key: self.inputs.latencies.counted(key) for key in inputs.workloads},
             launch_seconds=launch_seconds(inputs),
+            periodic=periodic,
+            deadlines=deadlines.texts,
         )
         return EnforcementReport(
             enforcing=self.controls.actuation is not None,

@@ -92,11 +92,12 @@ class Level:
     max_pause_ns: int = 0
     floor_ratio: float = 0.0
     copies: CopyLevel | None = None  # None: its copies are neither paced nor waited for
+    deadline_ns: int = 0  # periodic: each of its requests waits for its turn, and is to end so long after its begin
 
     @property
     def slows(self) -> bool:
         """Whether this can ever stop the process."""
-        return self.gate or self.pace or (self.copies is not None and not self.online)
+        return self.gate or self.pace or self.deadline_ns > 0 or (self.copies is not None and not self.online)
 
 
 FULL = Level()  # released

@@ -27,6 +27,7 @@ from enforce.audit.decision_log import DecisionLog
 from enforce.audit.history import History
 from enforce.audit.recorder import DecisionRecorder
 from enforce.audit.status import PauseMeter
+from enforce.controller.deadlines import DeadlineMonitor
 from enforce.controller.escalation import Escalation
 from enforce.controller.inputs import InputReader, LatencyReader, LaunchReader
 from enforce.device_health import SysMonitor
@@ -168,6 +169,7 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
     executor = actuation.executor if actuation else None
     quotas = actuation.quotas if actuation else None
     escalation = Escalation(rungs.table, executor, no_returns(probes.returns_off))
+    deadlines = DeadlineMonitor(probes.map("periodics"), enforced=actuation is not None)
     recorder = DecisionRecorder(
         parts.log,
         parts.history,
@@ -175,6 +177,7 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
         in_force=lambda key: frozenset(escalation.status(key).rungs),
         troubles=lambda key: escalation.status(key).troubles,
         reasons=escalation.reasons,
+        about=lambda key: deadlines.texts.get(key),
     )
     gates = GateReader(probes.map("gates").share(abi.SLOTS), policy.tuning.gate_hold_ns)
     launches = LaunchReader(observer.members, Deliveries(probes), gates)
@@ -185,5 +188,5 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
         pipeline=observer.pipeline,
         inputs=InputReader(Roles(policy, parts.memberships), observer.members, latencies, launches, parts.health),
         controls=Controls(rungs, escalation, memory, actuation),
-        audit=Audit(recorder, PauseMeter(probes.map("paces"), probes.map("resumes"))),
+        audit=Audit(recorder, PauseMeter(probes.map("paces"), probes.map("resumes")), deadlines),
     )

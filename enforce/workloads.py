@@ -25,7 +25,7 @@ from agent.core.text import joined, printable
 from agent.probes.abi import ORDINALS
 from enforce.model import Subject, Target
 from enforce.policy.annotations import classified
-from enforce.policy.model import Classification, ContainerFacts, OfflineRule, Policy, ProcessFacts, Role
+from enforce.policy.model import Classification, ContainerFacts, OfflineRule, Policy, ProcessFacts, Role, Rule
 
 _log = logging.getLogger(__name__)
 _MOST = 4096
@@ -58,7 +58,8 @@ class Memberships:
 
     def begin(self, policy: Policy) -> None:
         """A policy comes into force: its rules' counts begin at 0, so that the first one that leaves is seen."""
-        names = [*(rule.name for rule in policy.online), *(rule.name for rule in policy.offline)]
+        rules: tuple[Rule, ...] = (*policy.online, *policy.offline, *policy.periodic)
+        names = [rule.name for rule in rules]
         self.left = {(name, why): 0 for name in names for why in REASONS} | {k: n for k, n in self.left.items() if n}
 
     def classify(self, policy: Policy, container: Container, members: Iterable[GpuProcess]) -> Classification:

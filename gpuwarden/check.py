@@ -40,6 +40,7 @@ from enforce.policy.findings import (
     ignored_annotations,
     lines,
     objectives,
+    overloaded,
     summary,
     warnings,
 )
@@ -101,6 +102,7 @@ def _against(policy: Policy, live: Snapshot) -> Iterator[Advice]:
     yield from idle_rules(policy, facts)
     yield from disputed(policy, facts)
     yield from ignored_annotations(policy, facts)
+    yield from overloaded(policy, live)
     yield from unresolved(policy)
 
 

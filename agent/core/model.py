@@ -193,10 +193,23 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodicStatus:
+    """The requests of a periodic container, and whether all deadlines on its GPUs can be met. None: unknown."""
+
+    period_seconds: float
+    deadline_seconds: float
+    requests_total: int | None = None  # that ended …
+    misses_total: int | None = None  # … and later than their deadline
+    worst_lateness_seconds: float | None = None
+    request_gpu_seconds: float | None = None  # how long one of the longest of the last ten seconds had the GPU
+    load_ratio: float | None = None  # up to 1 every deadline on its GPUs is met, beyond some may be missed
+
+
+@dataclass(frozen=True, slots=True)
 class EnforcementStatus:
     """The status of one container under enforcement, which publishes it; the agent shows and exports it."""
 
-    role: str  # "online" | "offline" | "unmatched"
+    role: str  # "online" | "offline" | "periodic" | "unmatched"
     rule: str | None = None  # the policy rule that matched
     latency_seconds: float | None = None  # the SLO's quantile over its window
     latency_quantile: float | None = None
@@ -222,6 +235,7 @@ class EnforcementStatus:
     also_quantile: float | None = None
     also_target_seconds: float | None = None
     launch_gpu_seconds: float | None = None  # estimated GPU time of one of its launches, the mean of its processes
+    periodic: PeriodicStatus | None = None  # of a container with this role
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ LATENCY_FIRST_POWER, LATENCY_SUB_BITS, LATENCY_POWERS = 10, 5, 30
 LATENCY_BUCKETS = LATENCY_POWERS << LATENCY_SUB_BITS
 DELIVERIES = 16
 DELIVERED_FUNCTIONS = 8
+SERVED = 16
 LOST = (
     "launch_function",
     "launch",
@@ -63,9 +64,9 @@ EVENT_PROCESS_SEEN, EVENT_PROCESS_EXIT, EVENT_GUARDIAN_EXIT, EVENT_PROCESS_EXEC 
 CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, VISIBLE_DEVICES, LONGEST_NAME = 6, 96, 16, 384, 256
 ENVIRONMENT_READ, ENVIRONMENT_VISIBLE, ENVIRONMENT_BUS_ORDER = 1, 2, 4
 NAME_FUNCTION, NAME_ALIAS = 1, 2
-ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE = 0, 1, 2
+ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE, ROLE_PERIODIC = 0, 1, 2, 3
 RULE_PACE, RULE_GATE, RULE_BLOCKS, RULE_SOFT, RULE_COPIES, RULE_SHORT = 1, 2, 4, 8, 16, 32
-PAUSE_QUEUE, PAUSE_GATE, PAUSE_COPY = 1, 2, 3
+PAUSE_QUEUE, PAUSE_GATE, PAUSE_COPY, PAUSE_TURN = 1, 2, 3, 4
 PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT, PAUSE_HELD, PAUSE_LINK_FREE = 1, 2, 3, 4, 5
 LINK_DIRECTIONS, MOST_COPIERS, WEIGHT_ONE = 2, 16, 1000
 LINKS = SLOTS * LINK_DIRECTIONS
@@ -250,6 +251,7 @@ class Rule(c.Structure):
         ("launch_ns", U64),
         ("max_pause_ns", U64),
         ("floor_ppm", U64),
+        ("deadline_ns", U64),
         ("slots", c.c_uint8 * ORDINALS),
         ("slot_unknown", U32),
         ("group", U32),
@@ -328,6 +330,20 @@ class Link(c.Structure):
     ]
 
 
+class Turn(c.Structure):
+    _fields_ = [("owner", U64), ("since_ns", U64), ("until_ns", U64), ("waiting", U64)]
+
+
+class Periodic(c.Structure):
+    _fields_ = [
+        ("requests", U64),
+        ("misses", U64),
+        ("worst_late_ns", U64),
+        ("served", U64),
+        ("served_ns", U64 * SERVED),
+    ]
+
+
 class Control(c.Structure):
     _fields_ = [
         ("lease_until_ns", U64),
@@ -356,6 +372,7 @@ class Pause(c.Structure):
         ("queued_ns", U64),
         ("estimate_ns", U64),
         ("charged_ns", U64),
+        ("due_ns", U64),
         ("rule", Rule),
     ]
 
@@ -433,6 +450,8 @@ MAPS: dict[str, tuple[Any, Any]] = {
     "returns": (U64, S64),
     "gates": (U32, Gate),
     "links": (U32, Link),
+    "turns": (U32, Turn),
+    "periodics": (ProcessKey, Periodic),
     "controls": (U32, Control),
     "lost": (U32, U64),
     "tenants": (U64, Tenant),
@@ -478,6 +497,8 @@ _MIRRORS: dict[str, type[c.Structure]] = {
     "gate": Gate,
     "copier": Copier,
     "link": Link,
+    "turn": Turn,
+    "periodic": Periodic,
     "control": Control,
     "memory_rule": MemoryRule,
     "quota_key": QuotaKey,

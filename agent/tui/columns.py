@@ -123,7 +123,12 @@ PROCESSES: Final = (
     *USAGE,
 )
 
-ROLES: Final = {"online": ("online", "cyan"), "offline": ("offline", "magenta"), "unmatched": ("no rule", "dim")}
+ROLES: Final = {
+    "online": ("online", "cyan"),
+    "offline": ("offline", "magenta"),
+    "periodic": ("periodic", "blue"),
+    "unmatched": ("no rule", "dim"),
+}
 
 NOTHING: Final = {
     View.CONTAINER: "no container uses a GPU",

@@ -93,6 +93,8 @@ def _status(status: EnforcementStatus | None, enforcing: bool, glyphs: Glyphs) -
     lines = []
     if word:
         lines.append(Text.assemble((word, "bold" if word == "free" else "bold yellow"), f": {_reason(status, glyphs)}"))
+    elif status.periodic is not None:
+        lines.append(Text(_reason(status, glyphs)))
     if left is not None:
         fulfilled = ("kept", "green") if left >= 0 else ("missed", "red")
         lines.append(Text.assemble("the promise is ", fulfilled, f", slack {left * 100:+.0f}%", _also(status, glyphs)))

@@ -100,6 +100,7 @@ class DecisionRecorder:
     in_force: Callable[[ContainerKey], frozenset[str]] = lambda key: frozenset()  # rungs beyond pace and gate
     troubles: Callable[[ContainerKey], Mapping[str, str]] = lambda key: {}
     reasons: Callable[[ContainerKey], Sequence[str]] = lambda key: ()  # beside the law's: of memory, of health
+    about: Callable[[ContainerKey], str | None] = lambda key: None  # of one that is periodic: in place of the reason
     effects: Effects = field(default_factory=Effects)
     _updated_ns: int | None = None
     _last: dict[ContainerKey, DecisionRecord] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class DecisionRecorder:
     def _record_containers(self, workloads: Mapping[ContainerKey, Workload], readings: Readings, now_ns: int) -> None:
         if self._updated_ns is None or now_ns - self._updated_ns >= _UPDATE_NS:
             self._updated_ns = now_ns
-            self.history.update_containers([_info(workload) for workload in workloads.values()], now_ns)
+            self.history.update_containers([_info(one, self.about(key)) for key, one in workloads.items()], now_ns)
         for key, workload in workloads.items():
             if isinstance(rule := workload.classification.rule, OnlineRule):
                 self.history.record_reading(key, rule, readings.get(key), now_ns)
@@ -278,7 +279,7 @@ def effect_line(effect: EffectRecord) -> bytes:
     return as_line(record)
 
 
-def _info(workload: Workload) -> ContainerInfo:
+def _info(workload: Workload, about: str | None) -> ContainerInfo:
     classification = workload.classification
     rule = classification.rule.name if classification.rule else None
-    return ContainerInfo.of(workload.container, classification.role.value, rule, classification.reason)
+    return ContainerInfo.of(workload.container, classification.role.value, rule, about or classification.reason)

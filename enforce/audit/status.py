@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import ContainerKey, DeviceReading, DeviceUuid, EnforcementStatus, ProcessId
+from agent.core.model import ContainerKey, DeviceReading, DeviceUuid, EnforcementStatus, PeriodicStatus, ProcessId
 from agent.probes.abi import ProcessKey
 from agent.probes.libbpf import Map
 from enforce.actuators.ladder import NOWHERE, EscalationStatus
@@ -17,7 +17,7 @@ from enforce.controller.decision import DecisionInputs, Decisions
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule, Pcie, Slo
+from enforce.policy.model import OfflineRule, OnlineRule, Pcie, Role, Slo
 from enforce.policy.quantities import copy_bound
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
@@ -147,6 +147,8 @@ class ContainerFigures:
     memory: Mapping[ContainerKey, MemoryStatus] = field(default_factory=dict)
     requests: Mapping[ContainerKey, Counted | None] = field(default_factory=dict)
     launch_seconds: Mapping[ContainerKey, float] = field(default_factory=dict)
+    periodic: Mapping[ContainerKey, PeriodicStatus] = field(default_factory=dict)
+    deadlines: Mapping[ContainerKey, str] = field(default_factory=dict)  # the same in words
 
 
 def launch_seconds(inputs: DecisionInputs) -> dict[ContainerKey, float]:
@@ -179,15 +181,16 @@ def statuses(
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
     return {
-        key: _status(workload, inputs.readings.get(key), shares.get(key), figures, decisions.copies.get(key))
+        key: _status(workload, inputs, shares.get(key), figures, decisions.copies.get(key))
         for key, workload in inputs.workloads.items()
     }
 
 
 def _status(
-    workload: Workload, reading: Reading | None, share: Share | None, figures: ContainerFigures, copies: str | None
+    workload: Workload, inputs: DecisionInputs, share: Share | None, figures: ContainerFigures, copies: str | None
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
+    reading = inputs.readings.get(key)
     slo = rule.slo if isinstance(rule, OnlineRule) else None
     also = slo.also if slo else None
     latency_ns, also_ns = _latency_ns(reading), _latency_ns(reading.also if reading else None)
@@ -215,7 +218,8 @@ def _status(
         copy_pauses_total=paused.copy_pauses,
         copy_paused_seconds_total=paused.copy_seconds,
         foreign_resumes_total=paused.foreign,
-        reason=_reason(workload, share, copies),
+        reason=figures.deadlines.get(key) or _reason(workload, share, inputs, copies),
+        periodic=figures.periodic.get(key),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
         allocations_held_total=memory.held if memory else 0,
@@ -233,10 +237,19 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(workload: Workload, share: Share | None, copies: str | None) -> str | None:
+def _reason(workload: Workload, share: Share | None, inputs: DecisionInputs, copies: str | None) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
-    alone = "no online container on its GPUs" if isinstance(classification.rule, OfflineRule) else None
-    reason = share.reason if share is not None and share.reason else alone
+    reason = share.reason if share is not None and share.reason else _alone(workload, inputs)
     return "; ".join(part for part in (reason, copies) if part) or None
+
+
+def _alone(workload: Workload, inputs: DecisionInputs) -> str | None:
+    """Why an offline container has no share: no online container is there."""
+    if not isinstance(workload.classification.rule, OfflineRule):
+        return None
+    periodic = (one for one in inputs.workloads.values() if one.classification.role is Role.PERIODIC)
+    if any(one.devices & workload.devices for one in periodic):
+        return "gives way to the requests of periodic containers"
+    return "no online container on its GPUs"

@@ -46,7 +46,9 @@ def heading(story: ContainerHistory, since_wall_ns: int, zone: tzinfo | None) ->
     rule = f", rule {shown(container.rule)}" if container.rule else ""
     first = f"{shown(title(container))} ({container.role or 'role unknown'}{rule})"
     summary = _offline_sum(story.intervals) if container.role == "offline" else _online_sum(story.kept)
-    if container.role not in ("online", "offline"):
+    if container.role == "periodic":
+        summary = shown(container.reason)
+    elif container.role not in ("online", "offline"):
         summary = f"it is never slowed: {shown(container.reason) or 'no rule names it'}"
     return [first, f"since {clock(since_wall_ns, zone)}: {summary}"]
 

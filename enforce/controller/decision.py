@@ -3,11 +3,12 @@
 """One decision for all containers: inputs → shares → launch levels. Pure but for the laws' states, which it returns.
 
 Rules: the online container with the least slack rules its devices; an offline container is held only where an online
-one is. What offline work may use of a device is split between the offline containers there by weighted max-min fairness
-(progressive filling; Bertsekas and Gallager, Data Networks, §6.5.2): a container that wants less than its part has what
-it wants, and the others share the rest by weight. Within a container it is split between its processes in the same way.
-On several devices the strictest share holds. Where copies are paced they are so on every device, also without an online
-container: there the offline ones share the link by weight.
+or a periodic one is: beside periodic ones alone it has all the time that their requests leave. What offline work may
+use of a device is split between the offline containers there by weighted max-min fairness (progressive filling;
+Bertsekas and Gallager, Data Networks, §6.5.2): a container that wants less than its part has what it wants, and the
+others share the rest by weight. Within a container it is split between its processes in the same way. On several
+devices the strictest share holds. Where copies are paced they are so on every device, also without an online container:
+there the offline ones share the link by weight.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from enforce.actuators.launch.levels import copy_level, offline_level
 from enforce.controller.laws import law_of
 from enforce.device_health import HealthView, limit, worst
 from enforce.model import FULL, CopyLevel, Level, OnlineOn, Reading, Share, Target
-from enforce.policy.model import OfflineRule, OnlineRule, Role, Slo, Tuning
+from enforce.policy.model import OfflineRule, OnlineRule, PeriodicRule, Role, Slo, Tuning
 from enforce.workloads import Workload, target_of
 
 K = TypeVar("K")
 _EPSILON = 1e-12
+_QUEUED_RATIO = 0.05  # of the shortest deadline: what offline work may have queued when a request begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def decide(inputs: DecisionInputs, states: Mapping[ContainerKey, Any], tuning: T
     split = _split(shares, inputs)
     for share_decision in shares:
         levels |= _levels(share_decision, split, inputs)
+    levels |= _beside_periodic(offline, levels, inputs)
     if inputs.copy_groups:
         levels |= _with_copies(levels, online, offline, inputs)
     return Decisions(tuple(shares), levels)
@@ -214,6 +217,31 @@ def _levels(
         )
         for member in decision.workload.members
     }
+
+
+def _beside_periodic(
+    offline: Iterable[Workload], held: Mapping[Target, Level], inputs: DecisionInputs
+) -> dict[Target, Level]:
+    """The levels of periodic processes, and of offline ones on their devices, also of those that are held anyway."""
+    levels, shortest_ns = dict[Target, Level](), dict[DeviceUuid, int]()
+    for workload in inputs.workloads.values():
+        rule = workload.classification.rule
+        if isinstance(rule, PeriodicRule):
+            level = Level(deadline_ns=rule.deadline_ns, max_pause_ns=rule.max_pause_ns)
+            levels |= {target_of(one, inputs.slots, workload.devices): level for one in workload.members}
+            for device in workload.devices:
+                shortest_ns[device] = min(rule.deadline_ns, shortest_ns.get(device, rule.deadline_ns))
+    for workload in offline:
+        rule, beside = workload.classification.rule, workload.devices & shortest_ns.keys()
+        if beside and isinstance(rule, OfflineRule):
+            queued_ns = rule.limits.max_queued_ns or int(min(shortest_ns[one] for one in beside) * _QUEUED_RATIO)
+            for member in workload.members:
+                target = target_of(member, inputs.slots, workload.devices)
+                free = offline_level(rule, Share(1.0, queued_ns, ""), 1.0, 1.0, inputs.launch_ns.get(member.process.id))
+                before = held.get(target, free)
+                if not before.by_blocks:  # blocks have no length that a queue could be bounded by
+                    levels[target] = replace(before, soft=False, max_queued_ns=min(before.max_queued_ns, queued_ns))
+    return levels
 
 
 def _wanted_on(device: DeviceUuid, workload: Workload, inputs: DecisionInputs) -> dict[ProcessId, float]:

@@ -19,13 +19,23 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final
 
-from enforce.policy.model import Classification, ContainerFacts, OfflineRule, OnlineRule, Policy, Role
+from enforce.policy.model import (
+    Classification,
+    ContainerFacts,
+    OfflineRule,
+    OnlineRule,
+    PeriodicRule,
+    Policy,
+    Role,
+    Rule,
+)
 from enforce.policy.quantities import UnitError, parse_duration_ns
 
 PREFIX: Final = "gpuwarden.io/"
 NAME: Final = "annotations"  # of the rules: it becomes a label, and is bounded
 WINDOW: Final = "10s"
 _SLO = re.compile(r"slo-p(?:([1-9][0-9]?(?:\.[0-9]{1,3})?)|(9[0-9]{2,3}))")
+_ROLES: Final = {OnlineRule: Role.ONLINE, OfflineRule: Role.OFFLINE, PeriodicRule: Role.PERIODIC}
 _CACHE_ENTRIES = 512
 _MOST_REPORTED = 3
 
@@ -34,6 +44,7 @@ _MOST_REPORTED = 3
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "online": ("signal", "window", "min_samples", "port", "path", "status"),
     "offline": ("weight",),
+    "periodic": ("period", "deadline"),
 }
 
 
@@ -49,14 +60,15 @@ def classified(policy: Policy, facts: ContainerFacts) -> Classification:
     rule = _read(tuple(sorted(it.annotations.items())))
     if isinstance(rule, str):
         return _ignored(f"its annotations are ignored: {rule}")
-    role = Role.ONLINE if isinstance(rule, OnlineRule) else Role.OFFLINE
+    role = _ROLES[type(rule)]
     if role not in allowed:
         return _ignored(f"annotated as {role}, but annotations.{role} of the policy does not name its namespace")
     return Classification(role, rule, "its pod's annotations")
 
 
 def _allowed(policy: Policy) -> tuple[tuple[Role, tuple[str, ...]], ...]:
-    return ((Role.ONLINE, policy.annotations.online), (Role.OFFLINE, policy.annotations.offline))
+    given = policy.annotations
+    return ((Role.ONLINE, given.online), (Role.OFFLINE, given.offline), (Role.PERIODIC, given.periodic))
 
 
 def _ignored(reason: str) -> Classification:
@@ -64,7 +76,7 @@ def _ignored(reason: str) -> Classification:
 
 
 @lru_cache(_CACHE_ENTRIES)
-def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule | str:
+def _read(annotations: tuple[tuple[str, str], ...]) -> Rule | str:
     """The rule, or every mistake. Pure, and called ten times a second."""
     from agent.config.sections import scalar, value_mistake
     from enforce.policy import load, schema
@@ -72,7 +84,7 @@ def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule 
     values = {key.removeprefix(PREFIX): value for key, value in annotations}
     role = values.pop("class", None)
     if role is None:
-        return f"{PREFIX}class is not there; write online or offline"
+        return f"{PREFIX}class is not there; write online, offline or periodic"
     if role not in KEYS:
         return _wrong("class", value_mistake(schema.PodSection, "role", role))
     promises = [key for key in values if role == "online" and _SLO.fullmatch(key)]
@@ -83,6 +95,8 @@ def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule 
     if role == "offline":
         more = {key: scalar(value) for key, value in values.items()}
         return load.offline(schema.OfflineSection.model_validate({**head, **more}))
+    if role == "periodic":
+        return _periodic(head, values)
     first, *second = [{"quantile": _quantile(key), "target": values.pop(key)} for key in _highest_first(promises)]
     slo = {"signal": "gpu_wait", "window": WINDOW, **{_key(key): scalar(value) for key, value in values.items()}}
     if (problem := _signal_mistake(slo)) is not None:
@@ -91,11 +105,21 @@ def _read(annotations: tuple[tuple[str, str], ...]) -> OnlineRule | OfflineRule 
     return load.online(schema.OnlineSection.model_validate({**head, "slo": slo}))
 
 
+def _periodic(head: Mapping[str, Any], values: Mapping[str, str]) -> Rule | str:
+    from enforce.policy import load, schema
+
+    if "period" not in values:
+        return f"there is no period; write one such as {PREFIX}period: 40ms"
+    if parse_duration_ns(values.get("deadline", values["period"])) > parse_duration_ns(values["period"]):
+        return _wrong("deadline", f"is above the period; write up to {values['period']}, or leave it out")
+    return load.periodic(schema.PeriodicSection.model_validate({**head, **values}))
+
+
 def _mistakes(role: str, values: Mapping[str, str], promises: list[str]) -> Iterator[str]:
     from agent.config.sections import scalar, value_mistake
     from enforce.policy import schema
 
-    section = schema.OnlinePod if role == "online" else schema.OfflinePod
+    section = schema.PODS[role]
     for key, value in values.items():
         if key in promises:
             text = value_mistake(section, "target", value)
@@ -111,7 +135,7 @@ def _unknown(role: str, key: str) -> str:
     names = [name.replace("_", "-") for name in KEYS[role]] + (["slo-p99"] if role == "online" else [])
     near = get_close_matches(key, names, n=1)
     cure = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(names)}"
-    return f"is no annotation of an {role} pod; {cure}"
+    return f"is no annotation of {'a' if role == 'periodic' else 'an'} {role} pod; {cure}"
 
 
 def _highest_first(promises: list[str]) -> list[str]:

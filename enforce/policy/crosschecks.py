@@ -19,11 +19,13 @@ from enforce.policy.schema import FORMAT, LimitsSection, SloSection
 
 label: Final = FORMAT.label
 _Rule = tuple[KeyPath, dict[str, object]]
+_RULES: Final = ("online", "offline", "periodic")
 
 
 def crosschecks(source: Source) -> list[Problem]:
     """Every such mistake, each at the line of what has to be changed."""
-    found = [*_same_names(source), *_empty_matches(source), *_same_matches(source), *_laws(source), *_slos(source)]
+    rules = [*_same_names(source), *_empty_matches(source), *_same_matches(source)]
+    found = [*rules, *_laws(source), *_slos(source), *_deadlines(source)]
     return [Problem(source.key_place(path), text) for path, text in found]
 
 
@@ -38,7 +40,7 @@ def _entries(source: Source, *lists: str) -> Iterator[_Rule]:
 
 def _same_names(source: Source) -> Iterator[tuple[KeyPath, str]]:
     first: dict[str, KeyPath] = {}
-    for path, rule in _entries(source, "online", "offline"):
+    for path, rule in _entries(source, *_RULES):
         name = rule.get("name")
         if isinstance(name, str) and first.setdefault(name, path) != path:
             there = f"{label(first[name])} on line {source.place((*first[name], 'name')).line}"
@@ -49,7 +51,7 @@ def _same_names(source: Source) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _matches(source: Source) -> Iterator[tuple[KeyPath, object]]:
-    for path, rule in _entries(source, "online", "offline"):
+    for path, rule in _entries(source, *_RULES):
         if "match" in rule:
             yield (*path, "match"), rule["match"]
     for path, rule in _entries(source, "protect"):
@@ -113,6 +115,15 @@ def _floor_above_share(rule: dict[str, object]) -> str | None:
     except quantities.UnitError:
         return None
     return quantities.format_ratio(floor) if 0 < share < floor else None
+
+
+def _deadlines(source: Source) -> Iterator[tuple[KeyPath, str]]:
+    for path, rule in _entries(source, "periodic"):
+        with suppress(quantities.UnitError, KeyError):
+            period_ns = quantities.parse_duration_ns(rule["period"])
+            if quantities.parse_duration_ns(rule["deadline"]) > period_ns:
+                text = f"is above the period, {quantities.format_duration(period_ns)}, and the next request begins then"
+                yield (*path, "deadline"), f"{label(path)}.deadline: {text}; write that or less, or leave it out"
 
 
 def _slos(source: Source) -> Iterator[tuple[KeyPath, str]]:

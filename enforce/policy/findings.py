@@ -23,7 +23,17 @@ from agent.probes.abi import middle_ns
 from enforce.policy import model
 from enforce.policy.annotations import classified
 from enforce.policy.matching import about_processes, covers
-from enforce.policy.model import ContainerFacts, OfflineRule, OnlineRule, Policy, ProcessFacts, Role, Slo
+from enforce.policy.model import (
+    ContainerFacts,
+    OfflineRule,
+    OnlineRule,
+    PeriodicRule,
+    Policy,
+    ProcessFacts,
+    Role,
+    Rule,
+    Slo,
+)
 from enforce.policy.quantities import copy_bound, format_duration
 
 _SCRAPE_NS = 1_000_000_000  # between two scrapes of a page of metrics
@@ -43,6 +53,7 @@ def advice(policy: Policy) -> list[Advice]:
         *_one_sided(policy),
         *(one for index, rule in enumerate(policy.online) for one in _promise(("online", index), rule)),
         *(one for index, rule in enumerate(policy.offline) for one in _bounds(("offline", index), rule)),
+        *(one for index, rule in enumerate(policy.periodic) for one in _turns(("periodic", index), rule)),
         *_protected(policy),
         *_never_first(policy),
         *_overlaps(policy),
@@ -54,13 +65,14 @@ def _one_sided(policy: Policy) -> Iterator[Advice]:
         text = "the pods of every namespace may declare an SLO, and so have any offline container slowed"
         yield Advice(("annotations", "online"), f"{text}; name the namespaces")
     online, offline = (policy.online or policy.annotations.online), (policy.offline or policy.annotations.offline)
-    if policy.enforce and not online:
+    periodic = policy.periodic or policy.annotations.periodic
+    if policy.enforce and not online and not periodic:
         text = "enforce is true but there is no online rule: offline work would be slowed to no end"
         yield Advice(("enforce",), f"{text}; add one, or write enforce: false")
     if online and not offline:
         text = "there is no offline rule: nothing may be slowed to meet the SLO"
         yield Advice(("online",), f"{text}; write which containers may be slowed, below offline:")
-    elif policy.enforce and not offline:
+    elif policy.enforce and not offline and not periodic:
         text = "enforce is true but there is no offline rule: there is nothing to slow"
         yield Advice(("enforce",), f"{text}; add one, or write enforce: false")
 
@@ -98,6 +110,12 @@ def _bounds(path: KeyPath, rule: OfflineRule) -> Iterator[Advice]:
         yield Advice((*path, "ladder"), text)
 
 
+def _turns(path: KeyPath, rule: PeriodicRule) -> Iterator[Advice]:
+    if rule.max_pause_ns < rule.deadline_ns:
+        text = f"{rule.name}: after max_pause, {format_duration(rule.max_pause_ns)}, a request waits for no turn,"
+        yield Advice(path, f"{text} though it could be in time; write max_pause: {format_duration(rule.deadline_ns)}")
+
+
 def _protected(policy: Policy) -> Iterator[Advice]:
     for path, rule in rules_of(policy):
         if any(covers(match, rule.match) for match in policy.protect):
@@ -122,23 +140,25 @@ def _overlaps(policy: Policy) -> Iterator[Advice]:
             if _covers_all(rule, other):
                 text = f"{other.name}: {rule.name} matches all that this rule matches, so these are left alone"
                 yield Advice((*path, "match"), f"{text}; make {rule.name} narrower")
-            elif isinstance(other, OnlineRule) and _covers_all(other, rule):
+            elif not isinstance(other, OfflineRule) and _covers_all(other, rule):
                 text = f"{rule.name}: {other.name} matches all that this rule matches, so these are left alone"
                 yield Advice(("offline", index, "match"), f"{text}; make {other.name} narrower")
 
 
-def _covers_all(wide: OnlineRule | OfflineRule, narrow: OnlineRule | OfflineRule) -> bool:
-    if isinstance(wide, OfflineRule) and isinstance(narrow, OnlineRule) and about_processes(wide.match):
+def _covers_all(wide: Rule, narrow: Rule) -> bool:
+    if isinstance(wide, OfflineRule) and not isinstance(narrow, OfflineRule) and about_processes(wide.match):
         return False  # an offline rule needs all processes to match, an online rule one
     return covers(wide.match, narrow.match)
 
 
-def rules_of(policy: Policy) -> Iterator[tuple[KeyPath, OnlineRule | OfflineRule]]:
+def rules_of(policy: Policy) -> Iterator[tuple[KeyPath, Rule]]:
     """All rules, each with its place in the file."""
     for index, online in enumerate(policy.online):
         yield ("online", index), online
     for index, offline in enumerate(policy.offline):
         yield ("offline", index), offline
+    for index, periodic in enumerate(policy.periodic):
+        yield ("periodic", index), periodic
 
 
 _WIDEST = 100
@@ -167,7 +187,7 @@ def container_facts(snapshot: Snapshot) -> list[ContainerFacts]:
 
 
 def idle_rules(policy: Policy, running: Sequence[ContainerFacts]) -> Iterator[Advice]:
-    """Online and offline rules that no container matches. What is under `protect` need not use a GPU."""
+    """Rules that no container matches. What is under `protect` need not use a GPU."""
     seen = f"matches none of the {len(running)} containers with a GPU now" if running else "no container has a GPU now"
     for path, rule in rules_of(policy):
         if not any(rule.match.fits(facts, every_process=path[0] == "offline") for facts in running):
@@ -191,6 +211,18 @@ def disputed(policy: Policy, running: Sequence[ContainerFacts]) -> Iterator[Advi
             outcome = "left alone" if found.role is Role.UNMATCHED else f"given to {found.conflict[0]}"
             text = f"{printable(facts.container.name, 160)} is matched by {' and '.join(found.conflict)}, and {outcome}"
             yield Advice((*index[found.conflict[-1]], "match"), f"{text}; make one of them narrower")
+
+
+def overloaded(policy: Policy, live: Snapshot) -> Iterator[Advice]:
+    """Periodic rules of which a container is on a GPU with more requests than deadlines can be promised for."""
+    loads: dict[str | None, float] = {}
+    for status in live.enforcement.values():
+        if status.periodic is not None and status.periodic.load_ratio is not None:
+            loads[status.rule] = max(status.periodic.load_ratio, loads.get(status.rule, 0.0))
+    for index, rule in enumerate(policy.periodic):
+        if (load := loads.get(rule.name, 0.0)) > 1:
+            text = f"{rule.name}: deadlines may be missed, as the load of a GPU with such a container is {load:.2f} now"
+            yield Advice(("periodic", index), f"{text}; up to 1 all are met: move one, or give it a longer deadline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +272,12 @@ def lines(checked: Checked[Policy], found: list[Finding]) -> Iterator[tuple[tupl
 
 def summary(policy: Policy) -> str:
     """The policy in a line: 1 online rule, 2 offline rules, enforcing."""
-    counts = (f"{len(rules)} {kind} rule{'' if len(rules) == 1 else 's'}" for kind, rules in _rules(policy))
+    kinds = [(kind, rules) for kind, rules in _rules(policy) if rules or kind != "periodic"]
+    counts = (f"{len(rules)} {kind} rule{'' if len(rules) == 1 else 's'}" for kind, rules in kinds)
     acting = "enforcing" if policy.enforce else "deciding and logging only (enforce: false)"
     pcie = (f"copies paced: {copy_bound(policy.pcie.bytes_per_second)}",) if policy.pcie.pace else ()
     return ", ".join((*counts, acting, *pcie))
 
 
 def _rules(policy: Policy) -> tuple[tuple[str, tuple[object, ...]], ...]:
-    return (("online", policy.online), ("offline", policy.offline))
+    return (("online", policy.online), ("offline", policy.offline), ("periodic", policy.periodic))

@@ -30,6 +30,7 @@ def policy(section: schema.PolicySection) -> model.Policy:
         health=tuple(_health(rule) for rule in section.health),
         annotations=_annotations(section.annotations),
         pcie=model.Pcie(section.pcie.pace, section.pcie.bandwidth),
+        periodic=tuple(periodic(rule) for rule in section.periodic),
     )
 
 
@@ -85,6 +86,12 @@ def offline(rule: schema.OfflineSection) -> model.OfflineRule:
     )
 
 
+def periodic(rule: schema.PeriodicSection) -> model.PeriodicRule:
+    """A rule for requests with deadlines."""
+    deadline = rule.period if rule.deadline is None else rule.deadline
+    return model.PeriodicRule(rule.name, _match(rule.match), rule.period, deadline, rule.max_pause)
+
+
 def _match(match: schema.MatchSection) -> model.Match:
     return model.Match(
         namespace=tuple(match.namespace or ()),
@@ -100,7 +107,11 @@ def _match(match: schema.MatchSection) -> model.Match:
 
 
 def _annotations(section: schema.AnnotationsSection) -> model.Annotations:
-    return model.Annotations(online=tuple(section.online or ()), offline=tuple(section.offline or ()))
+    return model.Annotations(
+        online=tuple(section.online or ()),
+        offline=tuple(section.offline or ()),
+        periodic=tuple(section.periodic or ()),
+    )
 
 
 def _tuning(tuning: schema.TuningSection) -> model.Tuning:

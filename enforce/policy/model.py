@@ -28,10 +28,12 @@ __all__ = [  # ContainerFacts, Match and ProcessFacts come from matching
     "OfflineRule",
     "OnlineRule",
     "Pcie",
+    "PeriodicRule",
     "Policy",
     "ProcessFacts",
     "PrometheusSource",
     "Role",
+    "Rule",
     "Slo",
     "Source",
     "Tuning",
@@ -54,6 +56,7 @@ class Role(StrEnum):
 
     ONLINE = "online"
     OFFLINE = "offline"
+    PERIODIC = "periodic"
     PROTECTED = "protected"
     UNMATCHED = "unmatched"
 
@@ -150,6 +153,20 @@ class OfflineRule:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodicRule:
+    """Containers whose requests come once a period and have a deadline, after which they are of no use."""
+
+    name: str
+    match: Match
+    period_ns: int
+    deadline_ns: int  # from the begin of a request; at most the period
+    max_pause_ns: int
+
+
+Rule = OnlineRule | OfflineRule | PeriodicRule
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """The control loop's own times; `enforce.policy.schema.TuningSection` explains each."""
 
@@ -199,6 +216,7 @@ class Annotations:
 
     online: tuple[str, ...] = ()
     offline: tuple[str, ...] = ()
+    periodic: tuple[str, ...] = ()
 
 
 DEFAULT_HEALTH = HealthRule()  # XIDs and lost devices only
@@ -212,7 +230,7 @@ class Classification:
     """
 
     role: Role
-    rule: OnlineRule | OfflineRule | None = None
+    rule: Rule | None = None
     reason: str = "no rule matches"
     conflict: tuple[str, ...] = ()
     misconfigured: bool = False
@@ -230,6 +248,7 @@ class Policy:
     health: tuple[HealthRule, ...] = ()
     annotations: Annotations = Annotations()
     pcie: Pcie = Pcie()
+    periodic: tuple[PeriodicRule, ...] = ()
 
     def health_of(self, device: Device) -> HealthRule:
         """The first rule that names the device; without one there are no bounds."""
@@ -238,18 +257,22 @@ class Policy:
         return next(rules, DEFAULT_HEALTH)
 
     def classify(self, facts: ContainerFacts) -> Classification:
-        """The container's role. `protect` wins over every rule; two rules, one of them offline: left alone."""
+        """The container's role. `protect` wins over every rule; two rules, not both online: left alone."""
         if any(match.fits(facts, every_process=False) for match in self.protect):
             return Classification(Role.PROTECTED, reason="listed under protect")
         online = [rule for rule in self.online if rule.match.fits(facts, every_process=False)]
         offline = [rule for rule in self.offline if rule.match.fits(facts, every_process=True)]
-        names = (*(rule.name for rule in online), *(rule.name for rule in offline))
+        periodic = [rule for rule in self.periodic if rule.match.fits(facts, every_process=False)]
+        rules: tuple[Rule, ...] = (*online, *offline, *periodic)
+        names = tuple(rule.name for rule in rules)
         conflict = names if len(names) > 1 else ()
-        if offline and conflict:
+        if (offline or periodic) and conflict:
             reason = f"matched by {' and '.join(names)}: left alone"
             return Classification(Role.UNMATCHED, None, reason, conflict, misconfigured=True)
         if offline:
             return Classification(Role.OFFLINE, offline[0], f"rule {names[0]}")
+        if periodic:
+            return Classification(Role.PERIODIC, periodic[0], f"rule {names[0]}")
         if online:
             # Two SLOs for one container do no harm: the first in the file applies, the conflict is reported.
             return Classification(Role.ONLINE, online[0], f"rule {names[0]}", conflict)

@@ -266,6 +266,24 @@ class OfflineSection(Section):
     )
 
 
+class PeriodicSection(Section):
+    """Containers with a request once a period, each with a deadline. On a device these requests take turns, the
+    earliest deadline first; offline work gives way to them as to those of online containers.
+    """
+
+    name: Annotated[str, rule_name("camera")] = Field(description="The rule's name, unique in the file.")
+    match: MatchSection = Field(description="Which containers.")
+    period: Annotated[int, Duration("40ms", "1ms", "10m")] = Field(
+        description="Least time between the begins of two requests. A request begins with its first launch."
+    )
+    deadline: Annotated[int, Duration("30ms", "1ms", "10m")] | None = Field(
+        None, description="How long after its begin a request is to have ended. Left out: the period."
+    )
+    max_pause: Annotated[int, Duration("200ms", "1ms", "10s")] = Field(
+        200 * MS, description="Longest time that a request is made to wait for its turn."
+    )
+
+
 class AnnotationsSection(Section):
     """Namespaces whose pods may declare their role by annotations, where no rule matches them; see below."""
 
@@ -274,6 +292,7 @@ class AnnotationsSection(Section):
         None,
         description="Namespaces whose pods may declare themselves online with an SLO, for which others are slowed.",
     )
+    periodic: Patterns | None = Field(None, description="Namespaces whose pods may declare a period and a deadline.")
 
 
 class PcieSection(Section):
@@ -372,6 +391,7 @@ class PolicySection(Section):
     enforce: bool = Field(False, description="false: decide and log, without acting on any workload.")
     online: list[OnlineSection] = Field(default=[], description="Rules for containers with a latency SLO.")
     offline: list[OfflineSection] = Field(default=[], description="Rules for containers that may be slowed.")
+    periodic: list[PeriodicSection] = Field(default=[], description="Rules for containers with periodic deadlines.")
     protect: list[MatchSection] = Field(
         default=[], description="Containers and units that are never acted on, whatever the rules are."
     )
@@ -405,7 +425,7 @@ def _not_above_others(value: Any) -> Any:
 class PodSection(Section):
     """What every pod may declare."""
 
-    role: Literal["online", "offline"]  # its annotation is `class`
+    role: Literal["online", "offline", "periodic"]  # its annotation is `class`
 
 
 class OnlinePod(PodSection, SloSection):
@@ -422,3 +442,10 @@ class OfflinePod(PodSection):
         Field(ge=LEAST_WEIGHT, le=MOST_POD_WEIGHT, allow_inf_nan=False),
         BeforeValidator(_not_above_others),
     ]
+
+
+class PeriodicPod(PodSection, PeriodicSection):
+    """What a periodic pod may declare."""
+
+
+PODS: Final[dict[str, type[PodSection]]] = {"online": OnlinePod, "offline": OfflinePod, "periodic": PeriodicPod}

@@ -81,7 +81,11 @@ class Guardian:
         self._links = maps["links"].share(abi.LINKS)
         self._resumes, self._stops, self._holding = maps["resumes"], maps["stops"], maps["holding"]
         self._wakes_lost = -1  # what an earlier guardian left is looked through at once
-        self._schedule = ResumeSchedule(self._gates, settings.hold_ns, settings.open_delay_ns, self._links)
+        turns = maps["turns"].share(abi.SLOTS)
+        for turn in turns:
+            turn.waiting = 0  # an earlier guardian's; whoever waits now is in `stops`
+        times = (settings.hold_ns, settings.open_delay_ns)
+        self._schedule = ResumeSchedule(self._gates, *times, self._links, turns=turns)
         self._allocations = AllocationQueue(kernel_room(maps["quotas"], maps["quota_uses"], maps["memory"]))
         self._ring = RingBuffer(library, settings.fds["pauses"], self._receive)
         self._pidfds = PidfdCache(Procfs())
@@ -196,6 +200,8 @@ class Guardian:
 
     def _end_stop(self, due: DueResume) -> None:
         """Resumes it, or leaves it to the next round."""
+        if due.stop.deadline is not None and self._stops.get(abi.ProcessKey.of(due.stop.process)) is None:
+            self._schedule.end_turn(due.stop.process)  # the kernel forgets the stop of a process that ends
         if not self._resume(due.stop.process, due.stop.at_ns, due.pass_ns):
             self._schedule.put_back(due, self._clock() + ROUND_NS)
 

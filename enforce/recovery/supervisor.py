@@ -29,7 +29,10 @@ from enforce.recovery.backstop import BackstopSettings, Beats, new_page
 from enforce.recovery.guardian import GuardianSettings
 
 _log = logging.getLogger(__name__)
-_MAPS = ("pauses", "stops", "holding", "gates", "links", "controls", "resumes", "quotas", "quota_uses", "memory")
+_MAPS = (
+    *("pauses", "stops", "holding", "gates", "links", "turns", "controls", "resumes"),
+    *("quotas", "quota_uses", "memory"),
+)
 _RESTART_SECONDS = 1.0
 _RESTART_NS = 1_000_000_000
 _STARTS_NS = 10_000_000_000  # what a guardian may take to start on a busy machine

@@ -22,6 +22,12 @@ void arrivals_poisson(struct arrivals *arrivals, double rate_per_second, uint64_
 	*arrivals = (struct arrivals){.rate_per_second = rate_per_second, .random = seed};
 }
 
+void arrivals_periodic(struct arrivals *arrivals, double period_s, uint64_t seed)
+{
+	*arrivals = (struct arrivals){.period_s = period_s, .random = seed};
+	arrivals->last_s = (random_uniform(&arrivals->random) - 1) * period_s;
+}
+
 void arrivals_trace(struct arrivals *arrivals, const char *path)
 {
 	*arrivals = (struct arrivals){.trace = fopen(path, "re")};
@@ -50,6 +56,10 @@ bool arrivals_next(struct arrivals *arrivals, double *arrival_s)
 {
 	if (arrivals->trace)
 		return next_in_trace(arrivals, arrival_s);
+	if (arrivals->period_s > 0) {
+		*arrival_s = arrivals->last_s += arrivals->period_s;
+		return true;
+	}
 	if (arrivals->rate_per_second <= 0)
 		return false;
 	arrivals->last_s -= log1p(-random_uniform(&arrivals->random)) / arrivals->rate_per_second;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SPDX-FileCopyrightText: The GPU Warden authors */
 /*
- * When requests arrive, as seconds since the start: a Poisson process or a recorded trace. The same seed gives the same
+ * When requests arrive, as seconds since the start: a Poisson process, once a period, or a recorded trace. The same seed gives the same
  * arrivals on every machine, so that two runs can be compared request by request.
  */
 #ifndef GPUWARDEN_WORKLOADS_ARRIVALS_H
@@ -14,6 +14,7 @@
 struct arrivals {
 	FILE *trace; /* NULL: Poisson */
 	double rate_per_second;
+	double period_s; /* 0: not periodic */
 	double last_s;
 	uint64_t random;
 };
@@ -22,6 +23,9 @@ struct arrivals {
 double random_uniform(uint64_t *state);
 
 void arrivals_poisson(struct arrivals *arrivals, double rate_per_second, uint64_t seed);
+
+/* Once a period; the first at a time within one that the seed gives. */
+void arrivals_periodic(struct arrivals *arrivals, double period_s, uint64_t seed);
 
 /* One arrival per line, in seconds, ascending. Ends the program when the file cannot be opened. */
 void arrivals_trace(struct arrivals *arrivals, const char *path);

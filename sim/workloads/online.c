@@ -20,7 +20,7 @@
 
 struct options {
 	struct request request;
-	double rate_per_second, seconds, drain_seconds;
+	double rate_per_second, period_ms, seconds, drain_seconds;
 	uint64_t seed, requests, iterations_per_us;
 	const char *trace, *log, *json, *address;
 	int device;
@@ -36,6 +36,7 @@ struct outcome {
 static const char USAGE[] =
 	"usage: online [options]\n"
 	"  --rate R             Poisson arrivals per second (default 125; 0: none, HTTP only)\n"
+	"  --period-ms P        instead, one arrival every P ms; the seed gives the first one's time\n"
 	"  --seed N             of the arrivals and the kernels (default 1)\n"
 	"  --trace FILE         arrivals from a file instead: seconds since the start, one per line\n"
 	"  --requests N         end after N requests\n"
@@ -70,6 +71,9 @@ static void parse_load(struct options *options, int letter)
 	switch (letter) {
 	case 'r':
 		options->rate_per_second = option_number("--rate", optarg, 0, 1e6);
+		break;
+	case 'P':
+		options->period_ms = option_number("--period-ms", optarg, 0.01, 1e6);
 		break;
 	case 's':
 		options->seed = option_count("--seed", optarg, 0, UINT64_MAX);
@@ -125,6 +129,7 @@ static void parse(struct options *options, int argc, char **argv)
 {
 	static const struct option LONG[] = {
 		{"rate", required_argument, NULL, 'r'},
+		{"period-ms", required_argument, NULL, 'P'},
 		{"seed", required_argument, NULL, 's'},
 		{"trace", required_argument, NULL, 'T'},
 		{"requests", required_argument, NULL, 'n'},
@@ -259,6 +264,8 @@ int main(int argc, char **argv)
 	prctl(PR_SET_TIMERSLACK, 1); /* arrivals are not to be late by the default 50 µs */
 	if (options.trace)
 		arrivals_trace(&arrivals, options.trace);
+	else if (options.period_ms > 0)
+		arrivals_periodic(&arrivals, options.period_ms / 1e3, options.seed);
 	else
 		arrivals_poisson(&arrivals, options.rate_per_second, options.seed);
 	if (options.json)

@@ -11,7 +11,7 @@ from agent.containers.gpu_processes import GpuProcess
 from agent.core.model import Container, ContainerKey, DeviceUuid, Process, ProcessId
 from enforce.audit.decision_log import DecisionRecord
 from enforce.audit.model import ContainerInfo
-from enforce.policy.model import Classification, OfflineRule, OnlineRule, Role
+from enforce.policy.model import Classification, Role, Rule
 from enforce.workloads import Workload
 
 GPU = DeviceUuid("GPU-0")
@@ -44,7 +44,7 @@ BASE = DecisionRecord(
 )
 
 
-def workload_of(key: ContainerKey, role: Role, rule: OfflineRule | OnlineRule | None) -> Workload:
+def workload_of(key: ContainerKey, role: Role, rule: Rule | None) -> Workload:
     """A container with one process on GPU; the container's name is its key without the first two characters."""
     container = Container(key, key[2:], "runc")
     member = GpuProcess(Process(ProcessId(len(key), 1), "x", "u", key), container, (GPU,))

@@ -16,6 +16,7 @@ from agent.core.model import (
     EnforcementStatus,
     FunctionUsage,
     OnlineUse,
+    PeriodicStatus,
     ProbeCounts,
     ProbeStatus,
     Process,
@@ -167,6 +168,7 @@ def rich_snapshot() -> Snapshot:
                 also_latency_seconds=0.0012,
                 also_quantile=0.5,
                 also_target_seconds=0.005,
+                periodic=PeriodicStatus(0.04, 0.03, 90_000, 4, 0.0021, 0.0052, 0.61),  # to have each; none is both
             ),
             ContainerKey("c2"): EnforcementStatus(
                 "offline",

@@ -170,13 +170,13 @@ CATALOG: Final = (
         "gpuwarden_device_online_busy_seconds_total",
         "counter",
         DEVICE,
-        "Time in which requests of online containers ran on the device.",
+        "Time in which requests of online or periodic containers ran on the device.",
     ),
     Metric(
         "gpuwarden_device_online_gaps_total",
         "counter",
         DEVICE,
-        "Idle times between requests of online containers: with the time above, how long a gap is in the mean.",
+        "Idle times between such requests: with the time above, how long a gap is in the mean.",
     ),
     Metric("gpuwarden_enforcing", "gauge", NONE, "1 if the policy is enforced, 0 if decisions are only logged."),
     Metric(
@@ -216,6 +216,42 @@ CATALOG: Final = (
         "counter",
         CONTAINER,
         "Requests slower than the target; a histogram bucket that contains the target counts in part.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_seconds",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: time from the begin of a request within which it is to end.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_requests_total",
+        "counter",
+        CONTAINER,
+        "Periodic containers: requests that ended, since the agent knows the container.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_misses_total",
+        "counter",
+        CONTAINER,
+        "Periodic containers: requests that ended later than their deadline.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_worst_lateness_seconds",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: the most by which a request was later than its deadline; 0 while none was.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_request_seconds",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: how long the longest requests of the last ten seconds had the device.",
+    ),
+    Metric(
+        "gpuwarden_container_deadline_load_ratio",
+        "gauge",
+        CONTAINER,
+        "Periodic containers: load of the admission test on their GPUs; up to 1 all deadlines there are met.",
     ),
     Metric(
         "gpuwarden_container_http_answers_total",

@@ -28,6 +28,7 @@ from agent.core.model import (
     DeviceReading,
     DeviceUuid,
     EnforcementStatus,
+    PeriodicStatus,
     ProbeStatus,
     Provenance,
     Snapshot,
@@ -222,22 +223,34 @@ def _enforcement(enforcement: EnforcementStatus, labels: Labels) -> Iterator[Can
     yield "container_slo_requests_total", labels, enforcement.requests_total
     yield "container_slo_slow_requests_total", labels, enforcement.slow_requests_total
     yield from _http(enforcement.http, labels)
+    yield from _periodic(enforcement.periodic, labels)
     yield "container_share_ratio", labels, enforcement.share_ratio
     yield "container_paused_ratio", labels, enforcement.paused_ratio
     for rung in enforcement.rungs:
         yield "container_rung", (*labels, text(rung)), 1
     for rung in enforcement.troubles:
         yield "container_rung_trouble", (*labels, text(rung)), 1
-    if enforcement.role == "offline":  # no other is ever paused: a counter that cannot move has no information
-        yield "container_launch_gpu_seconds", labels, enforcement.launch_gpu_seconds
+    if enforcement.role in ("offline", "periodic"):  # no other is paused: a counter that cannot move says nothing
         yield "container_pauses_total", labels, enforcement.pauses_total
         yield "container_pcie_pauses_total", labels, enforcement.copy_pauses_total
         yield "container_pcie_paused_seconds_total", labels, enforcement.copy_paused_seconds_total
         yield "container_foreign_resumes_total", labels, enforcement.foreign_resumes_total
         yield "container_paused_seconds_total", labels, enforcement.paused_seconds_total
+    if enforcement.role == "offline":
+        yield "container_launch_gpu_seconds", labels, enforcement.launch_gpu_seconds
         yield "container_memory_quota_bytes", labels, enforcement.memory_quota_bytes
         yield "container_allocations_denied_total", labels, enforcement.allocations_denied_total
         yield "container_allocations_held_total", labels, enforcement.allocations_held_total
+
+
+def _periodic(periodic: PeriodicStatus | None, labels: Labels) -> Iterator[Candidate]:
+    if periodic is not None:
+        yield "container_deadline_seconds", labels, periodic.deadline_seconds
+        yield "container_deadline_requests_total", labels, periodic.requests_total
+        yield "container_deadline_misses_total", labels, periodic.misses_total
+        yield "container_deadline_worst_lateness_seconds", labels, periodic.worst_lateness_seconds
+        yield "container_deadline_request_seconds", labels, periodic.request_gpu_seconds
+        yield "container_deadline_load_ratio", labels, periodic.load_ratio
 
 
 def _http(http: Mapping[str, int], labels: Labels) -> Iterator[Candidate]:

@@ -22,6 +22,7 @@ from agent.probes.abi import (
     ORDINALS,
     ROLE_OFFLINE,
     ROLE_ONLINE,
+    ROLE_PERIODIC,
     RULE_BLOCKS,
     RULE_COPIES,
     RULE_GATE,
@@ -79,13 +80,14 @@ class Pace:
 def rule_of(target: Target, level: Level) -> Rule:
     """A level as the kernel reads it."""
     rule = Rule(
-        role=ROLE_ONLINE if level.online else ROLE_OFFLINE,
+        role=ROLE_PERIODIC if level.deadline_ns else ROLE_ONLINE if level.online else ROLE_OFFLINE,
         flags=_flags(level),
         rate_ppm=round(level.share_ratio * _PPM),
         max_queued_ns=level.max_queued_ns,
         launch_ns=level.launch_ns,
         max_pause_ns=level.max_pause_ns,
         floor_ppm=round(level.floor_ratio * _PPM),
+        deadline_ns=level.deadline_ns,
         slot_unknown=SLOT_NONE if target.slot_unknown is None else target.slot_unknown,
     )
     if level.copies is not None:
@@ -115,6 +117,7 @@ def level_of(rule: Rule) -> Level:
         max_pause_ns=rule.max_pause_ns,
         floor_ratio=rule.floor_ppm / _PPM,
         copies=_copies_of(rule),
+        deadline_ns=rule.deadline_ns,
     )
 
 

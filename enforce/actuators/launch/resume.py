@@ -6,8 +6,10 @@ The schedule is pure: times in, processes to resume out. A process stopped for i
 drained; one stopped at a gate until no online request has run for `open_delay_ns`; and none longer than the rule's
 longest pause. A process that gets less than its floor that way is let through a little at a time: much at once would
 all meet one online request. One stopped at a copy waits until no online copy is under way on the link, few enough
-offline ones are, and its container is hardly ahead of the others there (bpf/pcie.h). `resume` sends SIGCONT to the very
-process that the ledger names, if it is stopped and no debugger holds it.
+offline ones are, and its container is hardly ahead of the others there (bpf/pcie.h). A periodic process waits for its
+turn: when a device's is given back, the request with the earliest deadline gets it; one that is late already yields to
+those that can still be in time. `resume` sends SIGCONT to the very process that the ledger names, if it is stopped and
+no debugger holds it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from agent.probes.abi import (
     LINK_QUEUE_NS,
     PAUSE_COPY,
     PAUSE_GATE,
+    PAUSE_TURN,
     RULE_GATE,
     RULE_SHORT,
     RULE_SOFT,
@@ -36,6 +39,7 @@ from agent.probes.abi import (
     Gate,
     Link,
     Pause,
+    Turn,
 )
 from enforce.actuators.launch.pace import busy_total_ns, is_busy
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
@@ -109,6 +113,14 @@ class HeldCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Deadline:
+    """Of a periodic process's request: when it is to have ended, and how long after its begin that is."""
+
+    at_ns: int
+    within_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """One process that the kernel stopped. Times are CLOCK_MONOTONIC ns."""
 
@@ -122,6 +134,7 @@ class Stop:
     open_delay_ns: int  # after the gate opened
     busy_ns: int | None = None  # the gate's busy total then: this queue drains only while the gate is open
     copy: HeldCopy | None = None  # that it is stopped at, instead of a launch
+    deadline: Deadline | None = None  # it waits for its turn, and for nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +181,8 @@ class ResumeSchedule:
     open_delay_ns: int
     links: Sequence[Link] = ()
     stops: dict[ProcessId, Stop] = field(default_factory=dict)
+    turns: Sequence[Turn] = ()  # one for each slot, shared with the kernel
+    _queued_slots: set[int] = field(default_factory=set)  # with processes that waited for a turn, the last time
     _free_since: dict[int, int] = field(default_factory=dict)
     _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
@@ -193,6 +208,7 @@ class ResumeSchedule:
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
             open_delay_ns=self.open_delay_ns if pause.reason == PAUSE_GATE or not soft else 0,
             busy_ns=self._busy_ns(pause.slot, pause.at_ns) if soft else None,
+            deadline=Deadline(pause.due_ns, pause.rule.deadline_ns) if pause.reason == PAUSE_TURN else None,
         )
 
     def due(self, now_ns: int) -> list[DueResume]:
@@ -202,7 +218,7 @@ class ResumeSchedule:
         for stop in list(self.stops.values()):
             if now_ns >= stop.latest_ns:
                 ready.append(DueResume(stop, stop.pass_ns))
-            elif now_ns >= self._due_ns(stop, now_ns):
+            elif stop.deadline is None and now_ns >= self._due_ns(stop, now_ns):
                 ready.append(DueResume(stop, 0))
             else:
                 continue
@@ -210,6 +226,7 @@ class ResumeSchedule:
                 let_through(self.links[stop.copy.link], stop.copy, now_ns)
         for due in ready:
             del self.stops[due.stop.process]
+        ready += [DueResume(stop, 0) for stop in self._give_turns(now_ns)]
         self._watch_gates(now_ns)
         self._watch_links()
         return ready
@@ -234,6 +251,33 @@ class ResumeSchedule:
         self.stops.pop(process, None)
         self._credits.pop(process, None)
 
+    def end_turn(self, process: ProcessId) -> None:
+        """The process has ended, and may have got a turn since."""
+        for turn in self.turns:
+            if turn.owner == _owner(process):
+                turn.owner = 0
+
+    def _give_turns(self, now_ns: int) -> list[Stop]:
+        """Those that run now: of each device whose turn is free the first one. They are taken out."""
+        waiting: dict[int, list[tuple[Deadline, Stop]]] = {}
+        for stop in self.stops.values():
+            if stop.deadline is not None:
+                waiting.setdefault(stop.slot, []).append((stop.deadline, stop))
+        given = []
+        looked_at, self._queued_slots = waiting.keys() | self._queued_slots, set(waiting)
+        for slot in looked_at:
+            turn, queue = self.turns[slot], waiting.get(slot, [])
+            if turn.waiting != len(queue):  # before the turn is looked at: who gives it back looks here after that
+                turn.waiting = len(queue)
+            if not queue or _is_taken(turn, now_ns):
+                continue
+            deadline, stop = min(queue, key=lambda one: (one[0].at_ns < now_ns, one[0].at_ns))
+            turn.since_ns, turn.until_ns = now_ns, now_ns + deadline.within_ns
+            turn.owner = _owner(stop.process)
+            turn.waiting = len(queue) - 1
+            given.append(self.stops.pop(stop.process))
+        return given
+
     def _starved_in_ns(self, process: ProcessId, pause: Pause, longest_ns: int, portion_ns: int) -> int:
         """How long until the floor owes it another portion. Debts are bounded by what a longest pause is worth."""
         floor = pause.rule.floor_ppm / _PPM
@@ -247,6 +291,9 @@ class ResumeSchedule:
     def _due_ns(self, stop: Stop, now_ns: int) -> int:
         if stop.copy is not None:
             return min(stop.latest_ns, now_ns + link_wait_ns(self.links[stop.copy.link], stop.copy, now_ns))
+        if stop.deadline is not None:
+            turn = self.turns[stop.slot]
+            return min(stop.latest_ns, turn.until_ns if _is_taken(turn, now_ns) else now_ns)
         if not stop.gated or stop.slot >= SLOTS:  # an unknown device has no gate
             return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
@@ -290,6 +337,15 @@ class ResumeSchedule:
                 self._free_since[slot] = gate.last_free_ns
             else:  # a request that timed out: free since we noticed
                 self._free_since.setdefault(slot, now_ns)
+
+
+def _owner(process: ProcessId) -> int:
+    """As in bpf/turn.h."""
+    return process.start_ticks << 32 | process.tgid
+
+
+def _is_taken(turn: Turn, now_ns: int) -> bool:
+    return bool(turn.owner and now_ns < turn.until_ns)
 
 
 def drain_ns(pause: Pause) -> int:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
-from agent.core.model import Container, ContainerKey, ContainerUsage, Snapshot
+from agent.core.model import Container, ContainerKey, ContainerUsage, EnforcementStatus, PeriodicStatus, Snapshot
 from enforce.policy.findings import findings
 from enforce.policy.load import check_file, parse
 from gpuwarden.check import check, unresolved, with_live
@@ -221,6 +222,26 @@ def against(tmp_path: Path, text: str, snapshot: Snapshot) -> list[str]:
 def test_live_names_the_rules_that_nothing_fits_that_runs_now(tmp_path: Path) -> None:
     found = against(tmp_path, ONLINE + OFFLINE, live(pod("a"), pod("b")))
     assert [text.partition(";")[0] for text in found] == ["u: matches none of the 2 containers with a GPU now"]
+
+
+PERIODIC = "periodic:\n  - {name: camera, match: {pod: a}, period: 500ms}\n"
+
+
+def test_a_request_that_is_let_through_before_its_deadline_is_a_warning(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "version: 1\nenforce: true\n" + PERIODIC)
+    assert lines[0] == "p.yaml: ok: 0 online rules, 0 offline rules, 1 periodic rule, enforcing"
+    assert "after max_pause, 200ms, a request waits for no turn" in lines[1]
+    assert "write max_pause: 500ms" in lines[1]
+
+
+@pytest.mark.parametrize(("load", "count"), [(None, 0), (0.99, 0), (1.25, 1)])
+def test_live_names_periodic_rules_whose_deadlines_cannot_all_be_met(
+    tmp_path: Path, load: float | None, count: int
+) -> None:
+    status = EnforcementStatus("periodic", "camera", periodic=PeriodicStatus(0.5, 0.5, load_ratio=load))
+    snapshot = replace(live(pod("a")), enforcement={ContainerKey("a"): status})
+    found = against(tmp_path, PERIODIC.replace("500ms", "40ms"), snapshot)
+    assert len([text for text in found if "deadlines may be missed" in text and "1.25" in text]) == count
 
 
 def test_live_names_the_containers_that_two_rules_claim(tmp_path: Path) -> None:

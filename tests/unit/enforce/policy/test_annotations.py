@@ -17,10 +17,10 @@ from enforce.audit.status import ContainerFigures, Paused, statuses
 from enforce.controller.decision import DecisionInputs, Decisions
 from enforce.policy.annotations import KEYS, PREFIX, classified
 from enforce.policy.load import parse
-from enforce.policy.model import Classification, ContainerFacts, HttpSource, OfflineRule, OnlineRule, Role
+from enforce.policy.model import Classification, ContainerFacts, HttpSource, OfflineRule, OnlineRule, PeriodicRule, Role
 from enforce.workloads import Workload, log_misconfigured
 
-ALLOWED = "version: 1\nannotations: {online: [serving], offline: [serving, batch]}\n"
+ALLOWED = "version: 1\nannotations: {online: [serving], offline: [serving, batch], periodic: [serving]}\n"
 
 
 def classification_of(annotations: dict[str, str], namespace: str = "serving", policy: str = ALLOWED) -> Classification:
@@ -66,6 +66,13 @@ def test_an_offline_pod_gets_the_defaults_of_a_rule() -> None:
     assert found.rule.weight == 0.5
 
 
+def test_a_periodic_pod_has_a_deadline_or_that_of_its_period() -> None:
+    found = [classification_of({"class": "periodic", "period": "40ms", **more}) for more in ({}, {"deadline": "30ms"})]
+    assert [one.role for one in found] == [Role.PERIODIC] * 2
+    deadlines = [one.rule.deadline_ns for one in found if isinstance(one.rule, PeriodicRule)]
+    assert deadlines == [40_000_000, 30_000_000]
+
+
 @pytest.mark.parametrize(
     ("key", "quantile"), [("slo-p50", 0.5), ("slo-p99", 0.99), ("slo-p99.9", 0.999), ("slo-p999", 0.999)]
 )
@@ -78,7 +85,7 @@ def test_the_quantile_is_in_the_name(key: str, quantile: float) -> None:
 @pytest.mark.parametrize(
     ("annotations", "expected"),
     [
-        ({"slo-p99": "50ms"}, "class is not there; write online or offline"),
+        ({"slo-p99": "50ms"}, "class is not there; write online, offline or periodic"),
         ({"class": "onlin"}, "did you mean online?"),
         ({"class": "online"}, "write one such as gpuwarden.io/slo-p99: 50ms"),
         ({"class": "online", "slo-p99": "50ms", "slo-p50": "9ms", "slo-p9": "1ms"}, "write up to two of them"),
@@ -102,6 +109,13 @@ def test_the_quantile_is_in_the_name(key: str, quantile: float) -> None:
         ({"class": "offline", "weight": "1e-320"}, "write a number from 0.001 to 1"),
         ({"class": "offline", "slo-p99": "50ms"}, "slo-p99: is no annotation of an offline pod"),
         ({"class": "offline", "wieght": "1"}, "did you mean weight?"),
+        ({"class": "periodic", "deadline": "30ms"}, "write one such as gpuwarden.io/period: 40ms"),
+        (
+            {"class": "periodic", "period": "40ms", "deadline": "50ms"},
+            "deadline: is above the period; write up to 40ms",
+        ),
+        ({"class": "periodic", "period": "40"}, "period: 40 is a duration without a unit"),
+        ({"class": "periodic", "period": "40ms", "weight": "1"}, "weight: is no annotation of a periodic pod"),
     ],
 )
 def test_a_mistake_is_reported_and_the_pod_left_alone(annotations: dict[str, str], expected: str) -> None:

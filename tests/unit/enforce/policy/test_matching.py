@@ -143,6 +143,15 @@ def test_a_container_that_is_online_and_offline_is_left_alone_and_reported() -> 
     assert "chat and other" in found.reason
 
 
+def test_a_container_that_is_periodic_and_anything_else_is_left_alone_and_reported() -> None:
+    periodic = "periodic: [{name: camera, match: {pod: train-0}, period: 40ms}]\n"
+    alone = parse(f"version: 1\n{periodic}", "p").classify(ContainerFacts(POD))
+    assert (alone.role, alone.reason) == (Role.PERIODIC, "rule camera")
+    both = parse(f"version: 1\nonline: [{{name: chat, match: {{pod: train-0*}}, {SLO}}}]\n{periodic}", "p")
+    found = both.classify(ContainerFacts(POD))
+    assert (found.role, found.rule, found.conflict) == (Role.UNMATCHED, None, ("chat", "camera"))
+
+
 def test_a_container_with_two_offline_rules_is_left_alone_and_reported() -> None:
     found = policy("{namespace: batch}").classify(ContainerFacts(POD))
     assert (found.role, found.rule, found.conflict) == (Role.UNMATCHED, None, ("training", "other"))

@@ -53,6 +53,21 @@ def test_every_message_names_file_line_and_what_to_write() -> None:
         assert re.fullmatch(r"p\.yaml:[0-9]+: .+; .+|p\.yaml:[0-9]+: .+; did you mean .+\?", message), message
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("name: radar, match: {pod: r}", "has no period; write period: 40ms"),
+        ("name: radar, match: {pod: r}, period: 40ms, deadline: 50ms", "deadline: is above the period, 40ms"),
+        ("name: radar, match: {pod: r}, period: 40", "is a duration without a unit"),
+        ("name: chat, match: {pod: r}, period: 40ms", "'chat' is already the name of online[0] on line 4"),
+        ("name: radar, match: {namespace: batch}, period: 40ms", "matches the same as offline[0] on line 9"),
+        ("name: radar, match: {}, period: 40ms", "an empty match is refused"),
+    ],
+)
+def test_a_periodic_rule_has_a_period_no_longer_deadline_and_a_match_of_its_own(rule: str, expected: str) -> None:
+    assert expected in only(f"{GOOD}periodic:\n  - {{{rule}}}\n")
+
+
 ALSO = "also: {quantile: 0.5, target: 8ms}"
 
 

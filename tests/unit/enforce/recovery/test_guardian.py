@@ -20,6 +20,7 @@ from agent.probes.abi import (
     PAUSE_LINK_FREE,
     PAUSE_QUEUE,
     PAUSE_STOPPED,
+    PAUSE_TURN,
     RULE_PACE,
     SLOTS,
     Control,
@@ -30,6 +31,7 @@ from agent.probes.abi import (
     ProcessKey,
     Resume,
     Rule,
+    Turn,
     Wake,
 )
 from enforce.actuators.launch.resume import ResumeSchedule
@@ -87,7 +89,8 @@ def it(monkeypatch: pytest.MonkeyPatch) -> Guardian:
     made._stops, made._holding, made._gates = Stops(), Stops(), [Gate() for _ in range(SLOTS)]
     made._links = [Link() for _ in range(LINKS)]
     made._control, made._wakes_lost, made._prune_ns = Control(heartbeat_ns=1000 * MS), 0, 1 << 62
-    made._schedule = ResumeSchedule(made._gates, 20 * MS, 0, made._links)
+    turns = [Turn() for _ in range(SLOTS)]
+    made._schedule = ResumeSchedule(made._gates, 20 * MS, 0, made._links, turns=turns)
     made._allocations = AllocationQueue(lambda _group, _slot: 0)
     monkeypatch.setattr(guardian, "resume_process", lambda _pidfds, _process: True)
     found: Guardian = made
@@ -270,3 +273,27 @@ def test_a_stop_that_another_process_ended_counts_until_then(it: Guardian) -> No
     stops_of(it)[ProcessId(7, 1)].ran_ns = 940 * MS
     it._resume_all()
     assert written[-1].paused_ns == 40 * MS
+
+
+def test_a_process_that_ended_while_it_waited_for_its_turn_keeps_it_from_no_other(
+    it: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[int] = []
+
+    def resume(_pidfds: PidfdCache, process: ProcessId) -> bool:
+        resumed.append(process.tgid)
+        return True
+
+    monkeypatch.setattr(guardian, "resume_process", resume)
+    for tgid in (7, 8):
+        rule = Rule(deadline_ns=30 * MS, max_pause_ns=200 * MS)
+        process, due_ns = ProcessKey(tgid, 1), (1000 + tgid) * MS
+        pause = Pause(kind=PAUSE_STOPPED, reason=PAUSE_TURN, process=process, at_ns=1000 * MS, due_ns=due_ns, rule=rule)
+        stops_of(it)[ProcessId(tgid, 1)] = pause
+        it._receive(bytes(Wake(PAUSE_STOPPED, 0, process)))
+    del stops_of(it)[ProcessId(7, 1)]  # as the kernel does when it ends
+    it._round()
+    assert not it._schedule.turns[0].owner
+    it._round()
+    assert resumed == [7, 8]
+    assert it._schedule.turns[0].owner == 1 << 32 | 8
