@@ -2,6 +2,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """The loop: ten times a second observe → decide → actuate → record.
 
+Where a decision would only repeat the last one, it waits for the next tick: no online container has a latency, no
+request of one has begun, no process has come, and no rung is in force (`_is_settled`).
+
 It is the only place that catches everything; then it releases every throttle before it goes on. Nothing is written
 before it is in the ledger, and nothing at all with `enforce: false`.
 """
@@ -31,7 +34,7 @@ from enforce.device_health import published
 from enforce.memory.controller import MemoryController, MemoryOutcome
 from enforce.memory.quotas import MemoryQuotas
 from enforce.model import Signal
-from enforce.policy.model import Policy
+from enforce.policy.model import Policy, Role
 from enforce.recovery.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class Loop:
     audit: Audit
     failures: int = field(init=False, default=0)
     _last: Decisions = field(init=False, default=NO_DECISIONS)
+    _settled: tuple[Snapshot, tuple[object, ...]] | None = field(init=False, default=None)  # what it was decided from
 
     @property
     def interval_seconds(self) -> float:
@@ -132,13 +136,28 @@ class Loop:
         now_ns = monotonic_ns()
         if self.controls.actuation:
             self.controls.actuation.supervisor.beat()
-        if self.pipeline.snapshot is None:
+        snapshot = self.pipeline.snapshot
+        if snapshot is None:
             return self.pipeline.enforcement
-        context = DecisionContext(now_ns, self.pipeline.snapshot)
+        changing = self.inputs.changing()
+        if self._settled is not None and self._settled[0] is snapshot and self._settled[1] == changing:
+            return self.pipeline.enforcement
+        self._settled = None  # should this one fail
+        context = DecisionContext(now_ns, snapshot)
         context = self._observe(context)
         context = self._decide(context)
         context = self._actuate(context)
-        return self._record(context)
+        report = self._record(context)
+        if self._is_settled(context, report):
+            self._settled = snapshot, changing
+        return report
+
+    def _is_settled(self, context: DecisionContext, report: EnforcementReport) -> bool:
+        """Whether until the next tick, as long as `changing` stays, decisions would be the same."""
+        inputs, memory = context.inputs, context.memory
+        waits = memory.wishes or memory.decisions or any(one.rungs for one in report.containers.values())
+        periodic = any(one.classification.role is Role.PERIODIC for one in inputs.workloads.values())
+        return not (inputs.readings or waits or periodic)
 
     def _observe(self, context: DecisionContext) -> DecisionContext:
         shares = {one.workload.container.key: one.share.ratio for one in self._last.shares}

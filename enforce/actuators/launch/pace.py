@@ -197,6 +197,10 @@ class GateReader:
         ratios = {device: self._busy(slot, now_ns) for device, slot in slots.items() if slot < SLOTS}
         return {device: ratio for device, ratio in ratios.items() if ratio is not None}
 
+    def requests(self) -> tuple[int, ...]:
+        """Online requests so far, by slot, and how many run: equal, none has begun or ended meanwhile."""
+        return tuple(int(number) for gate in self._gates for number in (gate.requests, gate.open))
+
     def online(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, OnlineUse]:
         """Of devices that an online request ran on. Never less than before: the kernel may book while it is read."""
         for device, slot in slots.items():

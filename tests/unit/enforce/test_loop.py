@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""What counts as a decision that was completed: by that the service manager detects an agent that hangs."""
+"""When the loop decides, and what counts as a decision that was completed: by that a hanging agent is detected."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from agent.core.model import ContainerKey, EnforcementStatus
 from agent.pipeline import EnforcementReport, Pipeline
-from enforce.loop import Loop, deciding
+from enforce.controller.decision import DecisionInputs
+from enforce.loop import DecisionContext, Loop, deciding
+from enforce.model import Reading
+from tests.support.snapshots import rich_snapshot as snapshot
 
 PATIENCE_SECONDS = 30.0
 
@@ -77,3 +82,68 @@ def test_a_part_that_cannot_be_released_keeps_no_other_one_held() -> None:
     loop.end()
     assert released == ["rungs", "waited"]
     assert loop.failures == 1
+
+
+class Stages:
+    """The stages of a loop, as fakes. `context` is what they make of every decision."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = idle_loop(SimpleNamespace())
+        self.changing: tuple[object, ...] = ()
+        self.readings: dict[ContainerKey, Reading] = {}
+        self.report = EnforcementReport()
+        self.decided = 0
+        self.loop.inputs = cast(Any, SimpleNamespace(changing=lambda: self.changing))
+        for stage in ("_decide", "_actuate"):
+            monkeypatch.setattr(Loop, stage, lambda _, context: context)
+        monkeypatch.setattr(Loop, "_observe", lambda _, context: self._observed(context))
+        monkeypatch.setattr(Loop, "_record", lambda _, context: self.report)
+        self.tick()
+
+    def tick(self) -> None:
+        self.loop.pipeline.snapshot = snapshot()
+
+    def _observed(self, context: DecisionContext) -> DecisionContext:
+        self.decided += 1
+        return replace(context, inputs=DecisionInputs({}, self.readings, {}))
+
+    def decisions_in(self, steps: int) -> int:
+        before = self.decided
+        for _ in range(steps):
+            self.loop.step()
+        return self.decided - before
+
+
+def test_a_decision_that_would_only_repeat_the_last_one_waits_for_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Stages(monkeypatch)
+    assert it.decisions_in(5) == 1
+    it.tick()
+    assert it.decisions_in(5) == 1
+    it.changing = ("a process came",)
+    assert it.decisions_in(5) == 1
+
+
+def test_while_an_online_container_has_a_latency_or_a_rung_is_in_force_every_step_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Stages(monkeypatch)
+    it.readings = {ContainerKey("chat"): Reading(1, 0.99, 2.0, 30, 2.0, 2.0, 30)}
+    assert it.decisions_in(5) == 5
+    it.readings = {}
+    it.report = EnforcementReport(
+        containers={ContainerKey("job"): EnforcementStatus(role="offline", rungs=("freeze",))}
+    )
+    assert it.decisions_in(5) == 5
+
+
+def test_after_a_decision_that_failed_the_next_step_decides_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Stages(monkeypatch)
+    assert it.decisions_in(2) == 1
+    with monkeypatch.context() as broken:
+        broken.setattr(Loop, "_record", lambda *_: 1 / 0)
+        it.tick()
+        with pytest.raises(ZeroDivisionError):
+            it.loop.step()
+    assert it.decisions_in(2) == 1
