@@ -132,8 +132,12 @@ static __always_inline int capture_launch(const struct process_id *id, const str
 	return 1;
 }
 
-static __always_inline void enter_launch(const struct process_id *id, struct process *process, struct thread *thread,
-					 __u32 device, const struct grid *grid)
+/*
+ * 1 + slot where a periodic process's request begins, else 0: it may have to wait, which is not begun from here, as the
+ * stacks of this and of that together are more than Linux 6.1 allows a chain of calls.
+ */
+static __always_inline __u32 enter_launch(const struct process_id *id, struct process *process, struct thread *thread,
+					  __u32 device, const struct grid *grid)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct process_id payer = *id;
@@ -155,8 +159,7 @@ static __always_inline void enter_launch(const struct process_id *id, struct pro
 		pace_launch(&payer, process, thread, rule, slot, grid->blocks, now);
 	else if (rule && rule->role == ROLE_ONLINE)
 		count_online(slot, grid->blocks);
-	else if (rule && rule->role == ROLE_PERIODIC && process && process->start_ns == now)
-		begin_periodic(slot);
+	return rule && rule->role == ROLE_PERIODIC && process && process->start_ns == now ? slot + 1 : 0;
 }
 
 SEC("uprobe")
@@ -168,7 +171,7 @@ int launch_enter(struct pt_regs *ctx)
 	struct process *process = find_process(&id, cookie);
 	struct grid grid = {};
 	struct thread *thread;
-	__u32 device;
+	__u32 device, begun;
 
 	if (is_duplicate(ctx, cookie, &id, process))
 		return 0;
@@ -181,7 +184,9 @@ int launch_enter(struct pt_regs *ctx)
 		grid.waves = waves_of(grid.blocks, grid.threads_per_block);
 	else if (replay_graph(&grid, device))
 		hold_graph_memory(grid.function);
-	enter_launch(&id, process, thread, device, &grid);
+	begun = enter_launch(&id, process, thread, device, &grid);
+	if (begun)
+		begin_periodic(begun - 1);
 	return 0;
 }
 
@@ -199,8 +204,7 @@ __noinline int enter_one_launch(__u64 parameters, __u32 device)
 	grid.blocks = grid_blocks(one.grid[0], one.grid[1], one.grid[2]);
 	grid.threads_per_block = one.block[0] * one.block[1] * one.block[2];
 	grid.waves = waves_of(grid.blocks, grid.threads_per_block);
-	enter_launch(&id, bpf_map_lookup_elem(&processes, &id), this_thread(), device, &grid);
-	return 0;
+	return enter_launch(&id, bpf_map_lookup_elem(&processes, &id), this_thread(), device, &grid);
 }
 
 /* One kernel on each of several devices; which they are only the streams know, so the ordinal stays unknown. */
@@ -211,7 +215,7 @@ int launch_many_enter(struct pt_regs *ctx)
 	struct process_id id = this_process();
 	struct arguments arguments = read_arguments(ctx);
 	struct process *process = find_process(&id, cookie);
-	__u32 count = arguments.second, device;
+	__u32 count = arguments.second, device, begun = 0;
 	struct thread *thread;
 
 	if (is_duplicate(ctx, cookie, &id, process))
@@ -219,6 +223,8 @@ int launch_many_enter(struct pt_regs *ctx)
 	thread = own_thread();
 	device = count == 1 ? context_of(thread).device : DEVICE_UNKNOWN;
 	for (__u32 i = 0; i < MOST_OF_MANY && i < count; i++)
-		enter_one_launch(arguments.first + i * sizeof(struct launch_parameters), device);
+		begun = enter_one_launch(arguments.first + i * sizeof(struct launch_parameters), device) ?: begun;
+	if (begun)
+		begin_periodic(begun - 1);
 	return 0;
 }

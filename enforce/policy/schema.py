@@ -267,16 +267,14 @@ class OfflineSection(Section):
 
 
 class PeriodicSection(Section):
-    """Containers with a request once a period, each with a deadline. On a device these requests take turns, the
-    earliest deadline first; offline work gives way to them as to those of online containers.
-    """
+    """Containers with a request once a period and a deadline each. On a device they take turns, the earliest first."""
 
     name: Annotated[str, rule_name("camera")] = Field(description="The rule's name, unique in the file.")
     match: MatchSection = Field(description="Which containers.")
-    period: Annotated[int, Duration("40ms", "1ms", "10m")] = Field(
+    period: Annotated[int, Duration("40ms", "1ms", "10s")] = Field(
         description="Least time between the begins of two requests. A request begins with its first launch."
     )
-    deadline: Annotated[int, Duration("30ms", "1ms", "10m")] | None = Field(
+    deadline: Annotated[int, Duration("30ms", "1ms", "10s")] | None = Field(
         None, description="How long after its begin a request is to have ended. Left out: the period."
     )
     max_pause: Annotated[int, Duration("200ms", "1ms", "10s")] = Field(
