@@ -139,6 +139,7 @@ __noinline __u32 take_copier(__u32 index, __u32 group)
 			continue;
 		one->virtual_ns = 0;
 		one->until_ns = 0;
+		one->settled = 0;
 		return i;
 	}
 	return MOST_COPIERS;
@@ -196,6 +197,16 @@ static __always_inline __u64 queue_copy(struct link *link, __u64 ns, __u64 now)
 	return less(__sync_fetch_and_add(&link->queued_until_ns, ns), now);
 }
 
+/* Where few copies may be under way from now on. */
+static __always_inline void settle_copier(struct link *link, struct copier *own, const struct rule *rule, __u64 now)
+{
+	__u32 is_short = rule->flags & RULE_SHORT ? 1 : 0;
+
+	if (is_short && !own->settled)
+		queue_copy(link, LINK_SETTLE_NS, now);
+	own->settled = is_short;
+}
+
 /* Charges an offline copy to its container: whether it has to wait. */
 __noinline int charge_copy(__u32 index, const struct rule *rule, __u64 ns)
 {
@@ -222,6 +233,7 @@ __noinline int charge_copy(__u32 index, const struct rule *rule, __u64 ns)
 	own->weight = rule->weight;
 	ahead = __sync_fetch_and_add(&own->virtual_ns, by_weight(ns, rule->weight));
 	advance_link(link, least_ns < ahead ? least_ns : ahead);
+	settle_copier(link, own, rule, now);
 	queued = queue_copy(link, ns, now);
 	own->until_ns = now + queued + 2 * ns;
 	if (link->online_until_ns > now)

@@ -24,6 +24,8 @@
 #define LINK_LEAD_NS 2000000ull
 /* So much of offline copies may be under way where an online process could copy. */
 #define LINK_QUEUE_NS 500000ull
+/* What a container had under way before that held for it is not known: it gets so long to end. */
+#define LINK_SETTLE_NS 50000000ull
 
 /* One offline container on a link. */
 struct copier {
@@ -31,6 +33,8 @@ struct copier {
 	__u32 weight; /* × WEIGHT_ONE */
 	__u64 virtual_ns; /* Σ link time ÷ weight */
 	__u64 until_ns; /* it has copies under way, or will have at once */
+	__u32 settled; /* LINK_SETTLE_NS were given */
+	__u32 _pad;
 };
 
 struct link {

@@ -70,7 +70,7 @@ PAUSE_QUEUE, PAUSE_GATE, PAUSE_COPY, PAUSE_TURN = 1, 2, 3, 4
 PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT, PAUSE_HELD, PAUSE_LINK_FREE = 1, 2, 3, 4, 5
 LINK_DIRECTIONS, MOST_COPIERS, WEIGHT_ONE = 2, 16, 1000
 LINKS = SLOTS * LINK_DIRECTIONS
-LINK_LEAD_NS, LINK_QUEUE_NS = 2_000_000, 500_000
+LINK_LEAD_NS, LINK_QUEUE_NS, LINK_SETTLE_NS = 2_000_000, 500_000, 50_000_000
 GROUP_ALL, MOST_MEMBERS = 0, 64
 QUOTA_DENY, QUOTA_HOLD = 1, 2
 
@@ -312,7 +312,14 @@ class Gate(c.Structure):
 
 
 class Copier(c.Structure):
-    _fields_ = [("group", U32), ("weight", U32), ("virtual_ns", U64), ("until_ns", U64)]
+    _fields_ = [
+        ("group", U32),
+        ("weight", U32),
+        ("virtual_ns", U64),
+        ("until_ns", U64),
+        ("settled", U32),
+        ("_pad", U32),
+    ]
 
 
 class Link(c.Structure):

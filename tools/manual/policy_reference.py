@@ -115,7 +115,8 @@ are: a copy that has to wait stops its process before the driver sees it, and ne
 - An offline copy waits while an online one is under way on the link: until its bytes ÷ the link's speed have passed, or
   a wait for its stream, or the copying call itself, has returned.
 - Where an online container is on the device, 0.5 ms of offline copies may be under way at most, so an online copy meets
-  those and the one that passed last. A copy is never split: of 64 MB at 12 GB/s that is 5.3 ms. `gpuwarden check`,
+  those and the one that passed last. What an offline one had under way before the agent knew of that gets 50 ms to end,
+  in which it waits. A copy is never split: of 64 MB at 12 GB/s that is 5.3 ms. `gpuwarden check`,
   `plan` and the reason in the snapshot say the bound.
 - The offline containers of a device share each link by `weight`, also where no online one is: each has a virtual time,
   to which a copy adds its link time ÷ the weight, and waits while that is more than 2 ms of the link ahead of the

@@ -19,6 +19,7 @@ from agent.node.procfs import Procfs
 from agent.probes.abi import (
     LINK_LEAD_NS,
     LINK_QUEUE_NS,
+    LINK_SETTLE_NS,
     LINKS,
     MOST_COPIERS,
     ORDINALS,
@@ -260,11 +261,26 @@ def test_beside_an_online_container_few_copies_are_under_way_at_once(
     links[TO_DEVICE].bytes_per_second = SLOW
     thousand = f"copy_htod_async:{LINK_QUEUE_NS // 500}"
     assert not stops_of(driver, own_probes, *[thousand] * 4)
+    links[TO_DEVICE].copiers[0].settled = 1
     links[TO_DEVICE].queued_until_ns = monotonic_ns() + 1000 * MS
     stops = stops_of(driver, own_probes, *[thousand] * 4, flags=RULE_SHORT)
     assert len(stops) == 4
     ahead_ns = links[TO_DEVICE].queued_until_ns - monotonic_ns()
     assert ahead_ns < 1000 * MS  # those that were stopped are not under way
+
+
+def test_what_a_container_had_under_way_before_gets_time_to_end_once(
+    driver: Driver, own_probes: LibcudaProbes, links: list[Link]
+) -> None:
+    with driver.start(ALLOC, "copy_htod_async:1", "idle:1000", "copy_htod_async:1") as driven:
+        put_rule(own_probes, driven, flags=RULE_SHORT)
+        begun_ns = monotonic_ns()
+        driven.begin()
+        stops = take_stops(own_probes, driven)
+    assert len(stops) == 1
+    assert links[TO_DEVICE].queued_until_ns >= begun_ns + LINK_SETTLE_NS
+    assert not stops_of(driver, own_probes, "copy_htod_async:1")
+    assert links[TO_DEVICE].copiers[0].settled == 0  # it is no more beside an online container
 
 
 def test_what_finds_no_place_on_a_link_is_counted_and_runs(

@@ -15,6 +15,7 @@ from agent.core.model import DeviceReading, DeviceUuid, ProcessId
 from agent.probes.abi import (
     LINK_LEAD_NS,
     LINK_QUEUE_NS,
+    LINK_SETTLE_NS,
     LINKS,
     MOST_COPIERS,
     PAUSE_COPY,
@@ -140,5 +141,6 @@ def test_the_kernel_side_has_the_same_bounds() -> None:
     numbers = dict(re.findall(r"^#define (\w+) (\d+)(?:ull)?\b", source, re.MULTILINE))
     assert int(numbers["LINK_LEAD_NS"]) == LINK_LEAD_NS
     assert int(numbers["LINK_QUEUE_NS"]) == LINK_QUEUE_NS
+    assert int(numbers["LINK_SETTLE_NS"]) == LINK_SETTLE_NS
     assert int(numbers["MOST_COPIERS"]) == MOST_COPIERS
     assert int(numbers["WEIGHT_ONE"]) == WEIGHT_ONE
