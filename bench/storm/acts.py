@@ -90,13 +90,11 @@ class Kind:
         return self.ends_agent or self.victims in (Victims.AGENT, Victims.BOTH)
 
 
-_KILLED = (Moment.STEADY,) * 4 + (
-    Moment.START,
-    Moment.RELOAD,
-    Moment.FREEZE,
-    Moment.CHECKPOINT,
-    Moment.ATTACH,
-    Moment.UPGRADE,
+# A freeze comes some ten seconds after an agent's start: more of those acts are such as it survives.
+_KILLED = (
+    *(Moment.STEADY,) * 7,
+    *(Moment.START, Moment.RELOAD, Moment.ATTACH, Moment.UPGRADE) * 2,
+    *(Moment.FREEZE, Moment.CHECKPOINT),
 )
 _STOPPED = (Moment.STEADY, Moment.STEADY, Moment.RELOAD, Moment.FREEZE, Moment.ATTACH)
 _STEADY = (Moment.STEADY,)

@@ -38,12 +38,13 @@ _NO_DESCRIPTORS: Final = 3
 
 @dataclass(slots=True)
 class Agents:
-    """Those of one run directory. `running`: that were started and not yet waited for, the oldest first."""
+    """Those of one run directory, the oldest first. `dying`: those that were killed, which may take seconds to end."""
 
     folder: Path
     path: str  # of the cgroups around all workloads
     environment: dict[str, str]
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    dying: list[subprocess.Popen[bytes]] = field(default_factory=list)
     started: int = 0
     _target: int = 0
 
@@ -89,8 +90,16 @@ class Agents:
             return fetch(self.run_dir / AGENT_SOCK, timeout=_ASKED_SECONDS) is not None
         return False
 
+    def count_out(self, tgids: Sequence[int]) -> None:
+        """These were killed."""
+        self.dying += [one for one in self.running if one.pid in tgids]
+        self.running = [one for one in self.running if one.pid not in tgids]
+
     def end(self) -> list[int]:
-        """SIGTERM to all; their exit codes."""
+        """SIGTERM to all; the exit codes of those that were not killed."""
+        for one in self.dying:
+            one.wait(timeout=120)
+        self.dying = []
         ending = self.alive()
         for one in ending:
             one.terminate()

@@ -148,14 +148,17 @@ class Storm:
             pidfds = short.enter_context(agents.opened(tgids))
             kinds = _QUICK if kind.idles_agent else _BY_THE_KERNEL
             enforced = not kind.idles_agent or (act.moment is Moment.UPGRADE and kind.victims is Victims.AGENT)
-            seconds = 0.0 if kind.victims is Victims.ALL else _RUNS_WITHIN_SECONDS
+            released = kind.victims not in (Victims.ALL, Victims.BACKSTOP)
+            seconds = _RUNS_WITHIN_SECONDS if released else 0.0
             before = {one.name: one.progress() for one in self.workloads.slow}
             strike = agents.blow(kind.blow, pidfds, tgids, memory)
             trace, began = watch(offline, kinds, strike, enforced=enforced, seconds=seconds)
             if kind.blow is Blow.OOM:
                 agents.send(pidfds[:1], signal.SIGKILL)  # where the kernel found what it needs elsewhere
+            if kind.blow is not Blow.STOP:
+                self.agents.count_out(tgids)
             outcome.met, outcome.stood_ms = len(trace.met), trace.stood_seconds(enforced=enforced) * 1e3
-            if kind.victims is not Victims.ALL:
+            if released:
                 self._judge_standing(trace, outcome, enforced)
             if kind.ends_agent and not enforced:
                 self._judge_release(act, outcome, before, began)
@@ -195,8 +198,7 @@ class Storm:
             outcome.breaks(_BREAKS[kind], name)
         for one in slow:
             if not works(one):
-                kind = Standing.LIMITED if one.role == "denied" else Standing.LOCKED
-                outcome.breaks(_BREAKS[kind], one.name)
+                outcome.breaks(_BREAKS[_standing_of(one)], one.name)
         self._judge_ledger(act, outcome)
         if outcome.broken:
             self._rescue()
@@ -248,32 +250,32 @@ class Storm:
     def left_at_end(self, before: Traces) -> dict[str, int]:
         """Ends the last agent; what is left of all of them then, by invariant."""
         codes = self.agents.end()
-        progress = {one.name: one.progress() for one in self.workloads.slow}
         poll(lambda: not self.agents.recovering(), _GONE_WITHIN_SECONDS)
-
-        def all_work() -> bool:
-            return all(one.progress() > progress[one.name] + 1 for one in self.workloads.slow)
-
-        poll(all_work, _WORKS_WITHIN_SECONDS)
+        progress = {one.name: one.progress() for one in self.workloads.slow}
+        idle = [one for one in self.workloads.slow if not self._works_again(one, progress[one.name])]
         mine = self.stage.path.strip("/")
         poll(lambda: not any(Traces.now().beyond(before, mine).values()), _GONE_WITHIN_SECONDS, 0.2)
-        standing = list(look(self.workloads.offline, _QUICK).values())
         left = Traces.now().beyond(before, mine)
-        everyone = [*self.workloads.offline, *self.workloads.untouchable[:2]]
+        standing = list(look(self.workloads.offline, _QUICK).values())
+        on_gpu = [*self.workloads.offline, *self.workloads.untouchable[:2]]
         return {
             **left,
-            "left_probes": left["left_probes"] + sum(changed_code_bytes(one.tgid, _LIBRARY) for one in everyone),
+            "left_probes": left["left_probes"] + sum(changed_code_bytes(one.tgid, _LIBRARY) for one in on_gpu),
             "left_stopped": standing.count(Standing.STOPPED),
             "left_frozen": standing.count(Standing.FROZEN),
-            "left_locked": sum(
-                one.progress() <= progress[one.name] + 1 for one in self.workloads.slow if one.role != "denied"
-            ),
-            "left_limited": sum(
-                one.progress() <= progress[one.name] + 1 for one in self.workloads.slow if one.role == "denied"
-            ),
+            "left_locked": sum(_standing_of(one) is Standing.LOCKED for one in idle),
+            "left_limited": sum(_standing_of(one) is Standing.LIMITED for one in idle),
             "left_processes": len(self.agents.recovering()) + sum(code != 0 for code in codes),
             "ledger_entries_left": len(ledger.read(self.agents.ledger)),
         }
+
+    def _works_again(self, one: Watched, before: int) -> bool:
+        return bool(poll(lambda: one.progress() > before + 1, _WORKS_WITHIN_SECONDS))
+
+
+def _standing_of(idle: Watched) -> Standing:
+    """Why one that is neither stopped nor frozen does not work."""
+    return Standing.LIMITED if idle.role == "denied" else Standing.LOCKED
 
 
 def _frozen_us(cgroup: str) -> int:

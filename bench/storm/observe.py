@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,10 +147,16 @@ class Traces:
         return cls(_ids("prog"), _ids("link"), frozenset(pins), frozenset(folders))
 
     def beyond(self, before: Traces, own_cgroups: str) -> dict[str, int]:
-        """How many of each there are more than before. `own_cgroups`: a path below which they are the storm's."""
+        """How many of each there are more than before, but for what a living process has open: another agent's.
+
+        `own_cgroups`: a path below which they are the storm's.
+        """
         made = {path for path in self.cgroups - before.cgroups if own_cgroups not in path}
+        programs, links = self.programs - before.programs, self.links - before.links
+        if programs or links:
+            programs, links = programs - held("prog"), links - held("link")
         return {
-            "left_probes": len(self.programs - before.programs) + len(self.links - before.links),
+            "left_probes": len(programs) + len(links),
             "left_pins": len(self.pins - before.pins),
             "left_cgroups": len(made),
         }
@@ -163,8 +170,22 @@ def _ids(kind: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def held(kind: str) -> frozenset[int]:
+    """The ids of the BPF programs or links of which a process has a descriptor."""
+    pattern, found = re.compile(rf"^{kind}_id:\s*(\d+)$", re.MULTILINE), set[int]()
+    for path in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        with suppress(OSError):
+            found.update(map(int, pattern.findall(path.read_text())))
+    return frozenset(found)
+
+
 def changed_code_bytes(tgid: int, library: Path) -> int:
-    """How many bytes of the library's code differ in a process from those in the file: breakpoints of probes."""
+    """How many bytes of the library's code differ in a process from those in the file: breakpoints of probes.
+
+    Those of another agent look the same, so it is 0 while any process has probes.
+    """
+    if held("link"):
+        return 0
     content, changed = library.read_bytes(), 0
     with open(f"/proc/{tgid}/mem", "rb", buffering=0) as memory:
         for start, end, offset in _code(tgid, library):

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.storm.figures import INVARIANTS
 from tests.e2e.node import ROOT
 
-KILLS, SEED = 6, 20
+KILLS, SEED = 6, 24  # the agent, the guardian, both; killed and stopped; steady, attaching, reloading, upgrading
 
 
 def test_a_few_kills_leave_every_workload_running_and_nothing_behind(tmp_path: Path) -> None:
