@@ -26,7 +26,7 @@ from bench.enforcement.agent import refusal, write_policy
 from bench.enforcement.figures import Phase
 from bench.enforcement.pairs import SERVICE
 from bench.enforcement.phase import Load, measure
-from bench.latency.hostile_attackers import UNDER_A_RULE, Attacker, attack, burn
+from bench.hostile.attackers import UNDER_A_RULE, USUAL_LADDER, Attacker, attack, burn
 from tools.harness import agents, cgroups
 from tools.harness.arrivals import poisson
 from tools.harness.node import Node, simulated_node
@@ -56,7 +56,7 @@ offline:
     ladder: [gate, pace, deny, hold, evict]
   - name: tenants
     match: {{cgroup: "{path}/{tenants}/*"}}
-    ladder: [gate, pace, hold, freeze]
+    ladder: [{ladder}]
     unprobed: freeze
 """
 
@@ -114,7 +114,8 @@ class Setting:
 
     def phase(self, attacker: Attacker | None, *, http: bool, burning: bool = False) -> Measured:
         """Measures beside the attacker, or beside what only burns as many CPUs as it does."""
-        with self._warden(http, enforce=True) as warden:
+        ladder = attacker.ladder if attacker else USUAL_LADDER
+        with self._warden(http, enforce=True, ladder=ladder) as warden:
             try:
                 if attacker:
                     ports = {"PORT": self.port, "WEB": warden.port}
@@ -158,12 +159,12 @@ class Setting:
         return measure(self.stage, load, _SETTLE_SECONDS, self.seconds, latency_ns)
 
     @contextmanager
-    def _warden(self, http: bool, *, enforce: bool) -> Iterator[Warden]:
+    def _warden(self, http: bool, *, enforce: bool, ladder: str = USUAL_LADDER) -> Iterator[Warden]:
         """Bound with all its processes to where all but the service are."""
         folder = self.stage.folder / "agent"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        write_policy(folder / "policy.yaml", self._policy(http, enforce))
+        write_policy(folder / "policy.yaml", self._policy(http, enforce, ladder))
         if refused := refusal(folder / "policy.yaml"):
             raise PolicyError([refused])
         port = _free_port()
@@ -175,7 +176,7 @@ class Setting:
                 self.stage.cpus.bind(each, online=False)
             yield Warden(folder, port)
 
-    def _policy(self, http: bool, enforce: bool) -> str:
+    def _policy(self, http: bool, enforce: bool, ladder: str) -> str:
         return _POLICY.format(
             enforce="true" if enforce else "false",
             path=self.stage.path,
@@ -183,6 +184,7 @@ class Setting:
             target_us=max(1, round(self.targets_ns.get(http, 1e9) / 1e3)),
             window_ms=max(1000, round(self.seconds * 1e3)),
             tenants=UNDER_A_RULE,
+            ladder=ladder,
         )
 
 
