@@ -10,7 +10,9 @@ invariants are judged by what the kernel says. Root; nothing else should use the
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -85,6 +87,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="ACT",
         help="this kind of act alone; may be repeated: " + "; ".join(kind.name for kind in WEIGHTS),
     )
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="begin no act after so long")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
     return parser.parse_args(arguments)
 
@@ -97,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="gpuwarden-storm-"))
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # all that was started is ended
-    acts = plan(options.kills, seed, options.only)
+    planned = plan(options.kills, seed, options.only)
+    acts = itertools.takewhile(lambda _: time.monotonic() < began + options.seconds, planned)
     outcomes, at_end = storm(folder, acts, lambda outcome: _said(time.monotonic() - began, outcome))
     report = {
         "seed": seed,

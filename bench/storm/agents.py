@@ -34,6 +34,7 @@ _MEMORY_V1: Final = Path("/sys/fs/cgroup/memory")
 _ASKED_SECONDS: Final = 0.5
 _NO_MEMORY_BYTES: Final = 1 << 20
 _NO_DESCRIPTORS: Final = 3
+_ENDS_WITHIN_SECONDS: Final = 120.0
 
 
 @dataclass(slots=True)
@@ -98,14 +99,21 @@ class Agents:
     def end(self) -> list[int]:
         """SIGTERM to all; the exit codes of those that were not killed."""
         for one in self.dying:
-            one.wait(timeout=120)
+            one.wait(timeout=_ENDS_WITHIN_SECONDS)
         self.dying = []
         ending = self.alive()
         for one in ending:
             one.terminate()
-        codes = [one.wait(timeout=120) for one in ending]
+        codes = [_code_of(one) for one in ending]
         self.running = []
         return codes
+
+    def kill(self) -> None:
+        """Kills what does not go on by itself, so that another one can start."""
+        tgids = [one.pid for one in self.alive()]
+        with opened([*tgids, *self.recovering()]) as pidfds:
+            send(pidfds, signal.SIGKILL)
+        self.count_out(tgids)
 
     def recovering(self) -> list[int]:
         """Guardians and backstops, whatever their parents."""
@@ -123,6 +131,15 @@ class Agents:
             Victims.BACKSTOP: backstops,
             Victims.ALL: [*backstops, *alive, *guardians],
         }[victims]
+
+
+def _code_of(ending: subprocess.Popen[bytes]) -> int:
+    """Of one that was asked to end; one that does not is killed."""
+    try:
+        return ending.wait(timeout=_ENDS_WITHIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        ending.kill()
+        return ending.wait()
 
 
 @contextmanager

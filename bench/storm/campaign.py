@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Final
 
 from agent.core.errors import SetupError
 from bench.storm import agents
-from bench.storm.acts import CLOSED_RATIO, Act, Blow, Moment, Shortage, Victims
+from bench.storm.acts import CLOSED_RATIO, Act, Blow, Kind, Moment, Shortage, Victims
 from bench.storm.agents import Agents
 from bench.storm.figures import Outcome
 from bench.storm.observe import SignalCounts, Trace, Traces, changed_code_bytes, look, watch
@@ -65,18 +65,23 @@ class Storm:
         outcome = Outcome(act)
         with ExitStack() as stack:
             try:
-                self._lead_up_to(act, stack)
+                self._lead_up_to(act, outcome, stack)
                 self._hurt(act, outcome, stack)
             except SetupError as error:
                 outcome.skipped = str(error)
+            except TimeoutError as error:
+                outcome.breaks("not_enforced_again", str(error))
+                self.agents.kill()
         self._judge_untouchable(outcome)
         self._judge_ended(outcome)
         return outcome
 
-    def _lead_up_to(self, act: Act, stack: ExitStack) -> None:
+    def _lead_up_to(self, act: Act, outcome: Outcome, stack: ExitStack) -> None:
         """Returns at the moment of the act."""
         if act.moment is Moment.START:
-            self.agents.end()
+            for code in self.agents.end():
+                if code:
+                    outcome.breaks("left_processes", f"an agent ended with {code}")
             self._start(act)
         else:
             self._until_enforcing(act)
@@ -138,33 +143,35 @@ class Storm:
 
     def _hurt(self, act: Act, outcome: Outcome, stack: ExitStack) -> None:
         """The act itself, and until all run."""
-        kind, offline = act.kind, self.workloads.offline
+        kind = act.kind
         memory = stack.enter_context(agents.short_memory()) if kind.blow is Blow.OOM else None
+        enforced = not kind.idles_agent or (act.moment is Moment.UPGRADE and kind.victims is Victims.AGENT)
+        released = kind.victims not in (Victims.ALL, Victims.BACKSTOP)
         with ExitStack() as short:
             self._run_short(act, short)
             tgids = self.agents.victims(kind.victims, act.draw)
             if not tgids:
                 raise SetupError("there was none to hurt at that moment")
             pidfds = short.enter_context(agents.opened(tgids))
-            kinds = _QUICK if kind.idles_agent else _BY_THE_KERNEL
-            enforced = not kind.idles_agent or (act.moment is Moment.UPGRADE and kind.victims is Victims.AGENT)
-            released = kind.victims not in (Victims.ALL, Victims.BACKSTOP)
-            seconds = _RUNS_WITHIN_SECONDS if released else 0.0
             before = {one.name: one.progress() for one in self.workloads.slow}
             strike = agents.blow(kind.blow, pidfds, tgids, memory)
-            trace, began = watch(offline, kinds, strike, enforced=enforced, seconds=seconds)
-            if kind.blow is Blow.OOM:
-                agents.send(pidfds[:1], signal.SIGKILL)  # where the kernel found what it needs elsewhere
-            if kind.blow is not Blow.STOP:
-                self.agents.count_out(tgids)
+            kinds, seconds = _QUICK if kind.idles_agent else _BY_THE_KERNEL, _RUNS_WITHIN_SECONDS if released else 0.0
+            trace, began = watch(self.workloads.offline, kinds, strike, enforced=enforced, seconds=seconds)
             outcome.met, outcome.stood_ms = len(trace.met), trace.stood_seconds(enforced=enforced) * 1e3
+            self._count_out(kind, tgids, pidfds)
             if released:
                 self._judge_standing(trace, outcome, enforced)
             if kind.ends_agent and not enforced:
                 self._judge_release(act, outcome, before, began)
             if kind.blow is Blow.STOP:
                 agents.send(pidfds, signal.SIGCONT)
-        self.agents.alive()
+
+    def _count_out(self, kind: Kind, tgids: Sequence[int], pidfds: Sequence[int]) -> None:
+        """Those that were killed are no agents any more."""
+        if kind.blow is Blow.OOM:
+            agents.send(pidfds[:1], signal.SIGKILL)  # where the kernel found what it needs elsewhere
+        if kind.blow is not Blow.STOP:
+            self.agents.count_out(tgids)
 
     def _run_short(self, act: Act, stack: ExitStack) -> None:
         if act.kind.shortage is Shortage.DISK:
@@ -173,8 +180,9 @@ class Storm:
             stack.enter_context(agents.no_descriptors(self.agents.victims(Victims.BOTH, 0.0)))
 
     def _judge_standing(self, trace: Trace, outcome: Outcome, enforced: bool) -> None:
-        """Nobody stands still any more; where it is enforced, nobody still does."""
-        left = {name: kind for name, kind in trace.standing.items() if not enforced or name not in trace.ran}
+        """No workload stands still; where it is enforced, none that stood at the act has done so ever since."""
+        since = trace.met.keys() - trace.ran.keys()
+        left = {name: kind for name, kind in trace.standing.items() if not enforced or name in since}
         for name, kind in left.items():
             outcome.breaks(_BREAKS[kind], name)
         if left:
@@ -293,7 +301,7 @@ def run_release(run_dir: Path, environment: dict[str, str]) -> None:
     subprocess.run(command, cwd=_ROOT, env={**os.environ, **environment}, capture_output=True, check=False)
 
 
-def storm(folder: Path, acts: Sequence[Act], say: Callable[[Outcome], None]) -> tuple[list[Outcome], dict[str, int]]:
+def storm(folder: Path, acts: Iterable[Act], say: Callable[[Outcome], None]) -> tuple[list[Outcome], dict[str, int]]:
     """All acts, one after another; what each came to, and what was left at the end."""
     with ExitStack() as stack:
         node = stack.enter_context(simulated_node(folder / "gpu"))

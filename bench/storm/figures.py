@@ -21,6 +21,7 @@ INVARIANTS: Final = (
     "left_limited",
     "wrong_process_touched",
     "workloads_ended",
+    "not_enforced_again",
     "ledgers_unreadable",
     "ledger_entries_left",
     "left_probes",
