@@ -47,7 +47,6 @@ SUITES: Final[Mapping[Threat, tuple[str, ...]]] = {
         "tests/contract/enforce/signals/test_fetching_metrics.py",
         "tests/unit/agent/probes/test_hostile_libraries.py",
         "tests/unit/enforce/ledger/test_ledger.py",
-        "tests/unit/enforce/policy/test_mistakes.py",
     ),
 }
 

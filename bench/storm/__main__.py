@@ -49,7 +49,8 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
 def _said(seconds: float, outcome: Outcome) -> None:
     act = outcome.act
     slow = "" if outcome.slow_ms is None else f", {outcome.slow_ms:.0f} ms until all work"
-    text = outcome.skipped or f"{outcome.met} stood still, all ran after {outcome.stood_ms:.1f} ms{slow}"
+    ran = "" if outcome.stood_ms is None else f", all ran after {outcome.stood_ms:.1f} ms"
+    text = outcome.skipped or f"{outcome.met} stood still{ran}{slow}"
     broken = f" BROKEN: {outcome.broken}" if outcome.broken else ""
     print(
         f"{seconds:5.0f} s {act.number:4} {act.kind.name} at {act.moment} + {act.delay_seconds:.3f} s: {text}{broken}",

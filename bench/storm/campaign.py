@@ -157,9 +157,10 @@ class Storm:
             strike = agents.blow(kind.blow, pidfds, tgids, memory)
             kinds, seconds = _QUICK if kind.idles_agent else _BY_THE_KERNEL, _RUNS_WITHIN_SECONDS if released else 0.0
             trace, began = watch(self.workloads.offline, kinds, strike, enforced=enforced, seconds=seconds)
-            outcome.met, outcome.stood_ms = len(trace.met), trace.stood_seconds(enforced=enforced) * 1e3
+            outcome.met = len(trace.met)
             self._count_out(kind, tgids, pidfds)
             if released:
+                outcome.stood_ms = trace.stood_seconds(enforced=enforced) * 1e3
                 self._judge_standing(trace, outcome, enforced)
             if kind.ends_agent and not enforced:
                 self._judge_release(act, outcome, before, began)

@@ -36,13 +36,14 @@ BUCKETS_MS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  #
 class Outcome:
     """What one act came to. `met`: how many workloads stood still at it; `broken`: by invariant, whom or what.
 
-    `stood_ms`: until all ran that were stopped or frozen; `slow_ms`: until those that were locked, saved or refused
-    memory did their work again, where nobody enforces; `skipped`: why the act could not be done here.
+    `stood_ms`: until all ran that were stopped or frozen; None of an act that releases nothing. `slow_ms`: until those
+    that were locked, saved or refused memory did their work again, where nobody enforces. `skipped`: why the act could
+    not be done here.
     """
 
     act: Act
     met: int = 0
-    stood_ms: float = 0.0
+    stood_ms: float | None = None
     slow_ms: float | None = None
     broken: dict[str, list[str]] = field(default_factory=dict)
     skipped: str = ""
@@ -114,7 +115,8 @@ def _row(kind: Kind, of_kind: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _times(outcomes: Iterable[Outcome]) -> list[float]:
-    return [one.stood_ms for one in outcomes if not one.skipped and (one.met or one.stood_ms)]
+    timed = ((one.stood_ms, one.met) for one in outcomes if not one.skipped)
+    return [stood_ms for stood_ms, met in timed if stood_ms is not None and (met or stood_ms)]
 
 
 def _rounded(value: float | None) -> float | None:
