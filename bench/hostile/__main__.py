@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -140,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{case.name} ({case.threat}): {case.expected}" for case in known))
         print("\n".join(f"not there: {what}: {why}" for what, why in MISSING.items()))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # all that was started is ended
     rows = [*(_measured(known, options.seconds) if known else ()), *(() if options.no_tests else _tested())]
     Console(width=150).print(table(rows))
     failed = [row for row in rows if row["ok"] is False]

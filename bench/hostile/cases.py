@@ -81,7 +81,8 @@ _SHOWN_WHERE_ENFORCED: Final[Mapping[str, tuple[str, ...]]] = {
     "stops": ("foreign resumes",),
     "tracer": ("foreign resumes",),
 }
-_OF_THEIR_OWN_LIBRARY: Final = ("parked",)  # the node's has no allocation that does not return
+# The node's has no allocation that does not return, and gives real memory to a thousand contexts: then others lack it.
+_OF_THEIR_OWN_LIBRARY: Final = ("parked", "contexts", "sleepers")
 _FIXED: Final[Mapping[str, tuple[Threat, tuple[str, ...]]]] = {  # as they are
     "claims": (Threat.HURTS, ("claims:unlisted",)),
     "libraries": (Threat.HURTS, ("launches",)),
@@ -148,7 +149,7 @@ def _case(attacker: Attacker, tenant: Tenant) -> Case:
         attacker,
         place=tenant.place,
         on_gpu=not tenant.own_library,
-        listed=tenant.own_library and tenant.listed,
+        listed=tenant.listed,
         ladder=tenant.ladder,
     )
     threat = Threat.EVADES if attacker.name in _EVADES else Threat.HURTS

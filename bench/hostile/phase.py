@@ -40,7 +40,8 @@ _COUNTED_WITHIN_SECONDS: Final = 8.0
 _TRIES: Final = 3
 _LATE_SECONDS: Final = 0.5  # one more request when all is measured: the service lives until the agent was asked
 _TARGET_RATIO: Final = 1.5
-_DEVICE: Final = {"memory": "4GiB"}  # what one claims beside the reserve is what another would be evicted for
+# What one claims beside the reserve is what another would be evicted for; contexts are small, so that only claims are.
+_DEVICE: Final = {"memory": "4GiB", "context_memory": "64MiB"}
 _JOB: Final = (*RESNET_LIKE, "--memory", "256MiB")
 _POLICY: Final = """\
 version: 1
@@ -243,9 +244,11 @@ def _seen(
 ) -> dict[str, int]:
     """Losses, and what the snapshot says of attackers, by its names there."""
     seen = {name: count for name, count in snapshot.lost.items() if count}
-    for row in (*by_role["tenants"], *by_role["strangers"]):
-        for reason, count in snapshot.container_losses.get(row.container.key, {}).items():
+    ours = {row.container.key for role in ("online", "offline") for row in by_role[role]}
+    for key in snapshot.container_losses.keys() - ours:  # an attacker that NVML does not list has no row
+        for reason, count in snapshot.container_losses[key].items():
             seen[f"of its own:{reason}"] = seen.get(f"of its own:{reason}", 0) + count
+    for row in (*by_role["tenants"], *by_role["strangers"]):
         seen["launches"] = seen.get("launches", 0) + sum(usage.totals.launches for usage in row.usage)
         seen["unprobed"] = seen.get("unprobed", 0) + sum(row.unprobed.values())
     for one in statuses["tenants"]:
