@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -204,17 +205,19 @@ def send(pidfds: Sequence[int], number: signal.Signals) -> None:
             signal.pidfd_send_signal(pidfd, number)
 
 
-def blow(kind: Blow, pidfds: Sequence[int], tgids: Sequence[int], cgroup: Path | None) -> Callable[[], None]:
-    """What is to be done to the processes. `cgroup`: of `short_memory`."""
+def blow(kind: Blow, pidfds: Sequence[int], tgids: Sequence[int], cgroup: Path | None) -> Callable[[], float]:
+    """What is to be done to the processes; it returns when that was. `cgroup`: of `short_memory`."""
 
-    def strike() -> None:
+    def strike() -> float:
         if kind is Blow.OOM and cgroup is not None:
             for tgid in tgids:
                 with suppress(ProcessLookupError):
                     (cgroup / "cgroup.procs").write_text(str(tgid))
             poll(lambda: _has_ended(pidfds[0]), 20.0, 0.001)
-        else:
-            send(pidfds, signal.SIGSTOP if kind is Blow.STOP else signal.SIGKILL)
+            return time.monotonic()
+        began = time.monotonic()
+        send(pidfds, signal.SIGSTOP if kind is Blow.STOP else signal.SIGKILL)
+        return began
 
     return strike
 

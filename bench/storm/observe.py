@@ -24,6 +24,7 @@ from tools.harness import cgroups
 from tools.harness.uprobes import MEASURING
 
 _LOOK_SECONDS: Final = 0.001
+_QUIET_SECONDS: Final = 0.4  # in which a late stop shows
 _PINS: Final = Path("/sys/fs/bpf")
 _SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGCONT)
 _BEFORE_OTHERS: Final = -20
@@ -61,17 +62,16 @@ def look(workloads: Sequence[Watched], kinds: Sequence[Standing]) -> dict[str, S
 
 
 def watch(
-    workloads: Sequence[Watched], kinds: Sequence[Standing], act: Callable[[], None], *, enforced: bool, seconds: float
+    workloads: Sequence[Watched], kinds: Sequence[Standing], act: Callable[[], float], *, enforced: bool, seconds: float
 ) -> tuple[Trace, float]:
     """Acts, and looks until all run: each once where it is `enforced`, else until none has stood for a while.
 
-    Returns what was seen, and the moment of the act by time.monotonic().
+    Returns what was seen, and the moment of the act by time.monotonic(), which `act` says.
     """
     trace = Trace()
     with _before_others():
         trace.met = trace.standing = look(workloads, kinds)
-        act()
-        began = quiet = time.monotonic()
+        began = quiet = act()
         while (now := time.monotonic()) < began + seconds:
             trace.note(now - began, look(workloads, kinds))
             if enforced:
@@ -79,13 +79,10 @@ def watch(
                     break
             elif trace.standing:
                 quiet = now
-            elif now - quiet > QUIET_SECONDS:
+            elif now - quiet > _QUIET_SECONDS:
                 break
             time.sleep(_LOOK_SECONDS)
     return trace, began
-
-
-QUIET_SECONDS: Final = 0.4  # in which a late stop shows
 
 
 @contextmanager
