@@ -64,7 +64,7 @@ _SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "contexts": (_LOST, "map:ordinal"),
     "threads": (_LOST,),
     "processes": (),
-    "sleepers": (_LOST,),
+    "sleepers": (),
     "five": (_LOST,),
     "events": (_LOST,),
     "names": (_LOST, "map:name", "names:"),
@@ -144,7 +144,6 @@ def _cases_of(attacker: Attacker) -> Iterator[Case]:
 
 
 def _case(attacker: Attacker, tenant: Tenant) -> Case:
-    enforced = _SHOWN_WHERE_ENFORCED.get(attacker.name, ()) if tenant.is_enforced else ()
     tried = replace(
         attacker,
         place=tenant.place,
@@ -153,4 +152,12 @@ def _case(attacker: Attacker, tenant: Tenant) -> Case:
         ladder=tenant.ladder,
     )
     threat = Threat.EVADES if attacker.name in _EVADES else Threat.HURTS
-    return Case(f"{attacker.name}: {tenant.name}", threat, tried, _SHOWN.get(attacker.name, enforced))
+    return Case(f"{attacker.name}: {tenant.name}", threat, tried, _shown_by(attacker, tenant))
+
+
+def _shown_by(attacker: Attacker, tenant: Tenant) -> tuple[str, ...]:
+    """One that is held may fill nothing: then its stops show it, or the launch at which it is held."""
+    if attacker.name in _SHOWN_WHERE_ENFORCED:
+        return _SHOWN_WHERE_ENFORCED[attacker.name] if tenant.is_enforced else ()
+    shown = _SHOWN[attacker.name]
+    return (*shown, "stops", "launches") if shown and tenant.is_enforced else shown

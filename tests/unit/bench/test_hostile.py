@@ -49,6 +49,13 @@ def test_what_is_to_be_seen_is_seen_by_the_beginning_of_its_name_and_of_nothing_
     assert scrapes.is_seen({"map:name": 3}) is None
 
 
+def test_one_that_is_held_may_be_shown_by_its_launches_and_one_that_is_not_has_to_be_by_what_it_fills() -> None:
+    by_name = {case.name: case for case in cases()}
+    assert by_name["functions: own library, offline, full ladder"].is_seen({"launches": 1}) is True
+    assert by_name["functions: own library, unmatched, no GPU"].is_seen({"launches": 1}) is False
+    assert by_name["stops: own library, unmatched"].is_seen({"launches": 1}) is None
+
+
 @pytest.mark.parametrize(
     ("found", "reached"),
     [
