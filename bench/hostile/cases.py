@@ -83,6 +83,7 @@ _SHOWN_WHERE_ENFORCED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # The node's has no allocation that does not return, and gives real memory to a thousand contexts: then others lack it.
 _OF_THEIR_OWN_LIBRARY: Final = ("parked", "contexts", "sleepers")
+_REFUSED_BY_THE_NODES: Final = ("events", "names")  # it knows no invented event or module: nothing comes of the call
 _FIXED: Final[Mapping[str, tuple[Threat, tuple[str, ...]]]] = {  # as they are
     "claims": (Threat.HURTS, ("claims:unlisted",)),
     "libraries": (Threat.HURTS, ("launches",)),
@@ -159,5 +160,5 @@ def _shown_by(attacker: Attacker, tenant: Tenant) -> tuple[str, ...]:
     """One that is held may fill nothing: then its stops show it, or the launch at which it is held."""
     if attacker.name in _SHOWN_WHERE_ENFORCED:
         return _SHOWN_WHERE_ENFORCED[attacker.name] if tenant.is_enforced else ()
-    shown = _SHOWN[attacker.name]
+    shown = () if attacker.name in _REFUSED_BY_THE_NODES and not tenant.own_library else _SHOWN[attacker.name]
     return (*shown, "stops", "launches") if shown and tenant.is_enforced else shown
