@@ -18,12 +18,12 @@ MACHINE := $(shell uname -m)
 BPF_ARCH_x86_64 := x86
 BPF_ARCH_aarch64 := arm64
 BPF_OBJECTS := $(addprefix bpf/build/,gpuwarden.bpf.o http.bpf.o stacks.bpf.o uprobe.bpf.o deny.bpf.o)
-MEASURING_OBJECTS := $(addprefix build/bpf/,empty.bpf.o hits.bpf.o) # of bench/ and conformance/; not shipped
+MEASURING_OBJECTS := $(addprefix build/bpf/,empty.bpf.o hits.bpf.o signals.bpf.o) # of bench/ and conformance/; not shipped
 BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(arch)/%) $(MEASURING_OBJECTS:build/bpf/%=build/bpf/$(arch)/%))
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -101,6 +101,12 @@ bench-convergence: setup ## pictures of latency, queue and share over time, in b
 
 bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
+
+storm: setup ## kill, stop and starve the agent at random moments, and see that every workload runs on; ARGS="--kills N --seed S --json FILE"
+	@$(BIN)/python -m bench.storm $(ARGS)
+
+hostile: setup packages-test ## try each hostile case, and see whether it is seen, contained, and what it costs; ARGS="--json FILE --only PATTERN --every N"
+	@$(BIN)/python -m bench.hostile $(ARGS)
 
 gpu-bundle: setup ## build/gpu-bundle: the conformance checks for a machine with a real GPU and without network; ARGS="--python 3.11"
 	@$(BIN)/python -m conformance.bundle $(ARGS)
@@ -180,7 +186,7 @@ $(BPF_OBJECTS): bpf/build/%.bpf.o: $(wildcard bpf/*.c bpf/*.h) | packages
 	@llvm-strip -g $@.partial
 	@mv $@.partial $@
 
-vpath %.bpf.c bench/latency conformance/checks/probes
+vpath %.bpf.c bench/latency bench/storm conformance/checks/probes
 
 $(MEASURING_OBJECTS): build/bpf/%.bpf.o: %.bpf.c | packages
 	@echo "bpf: $@"

@@ -62,7 +62,7 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "the live view takes at most 3 % of a core, with 8 GPUs, 100 containers and 200 processes",
     ),
     "hostile": (
-        "bench.latency.hostile",
+        "bench.hostile.cost",
         "beside each hostile program an online service keeps 1.1 times its p99",
     ),
     "pcie": (
@@ -78,6 +78,7 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.latency.scale",
         "1,000 containers, 10,000 short-lived processes, 50,000 kernel functions: all is counted, all is bounded",
     ),
+    "storm": ("bench.storm.__main__", "whatever is killed, stopped or starved of the agent, every workload runs on"),
     "watching": ("bench.latency.watching", "being watched costs at most a twentieth more than empty probes do"),
 }
 

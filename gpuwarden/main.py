@@ -44,6 +44,7 @@ _ENTRY_POINTS = "gpuwarden.commands"
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gpuwarden`."""
+    logs.open_standard_streams()
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser([word for word in given if word in COMMANDS][:1])
     options, rest = parser.parse_known_args(given)
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def gputop(arguments: Sequence[str] | None = None) -> NoReturn:
     """`gputop`."""
+    logs.open_standard_streams()
     parser = _top_parser()
     options = parser.parse_args(arguments)
     logs.plain(parser.prog, logging.ERROR)

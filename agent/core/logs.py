@@ -74,6 +74,20 @@ class PlainLines(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
+def open_standard_streams() -> None:
+    """Opens those of stdin, stdout and stderr that the caller has closed, on /dev/null.
+
+    First of all: a file or map that is opened later would have their number, and be what children read and write.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(opened, True)
+            setattr(sys, name, open(opened, mode, closefd=False))  # noqa: SIM115  # for as long as the process lives
+
+
 def configure(chosen: Format, level: int = logging.INFO) -> None:
     """Sets up the root logger. To be called once, before anything is logged."""
     handler = logging.StreamHandler(sys.stderr)

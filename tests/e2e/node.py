@@ -23,6 +23,7 @@ from pathlib import Path
 from agent.core.model import ContainerUsage, EnforcementStatus, Snapshot
 from agent.exporters.api.client import fetch
 from sim.demo.stage import BUILD, Stage, simulated_gpu
+from tools.harness.agents import backstops, guardians
 from tools.harness.containers import Container, Mount
 from tools.harness.wait import until
 
@@ -69,22 +70,6 @@ def command_line(tgid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{tgid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
-
-
-def guardians(run_dir: Path) -> list[int]:
-    """The guardian processes of this run directory's ledger, whatever their parents."""
-    return _recovering(run_dir, "enforce.recovery.guardian")
-
-
-def backstops(run_dir: Path) -> list[int]:
-    """The same of the backstops."""
-    return _recovering(run_dir, "enforce.recovery.backstop")
-
-
-def _recovering(run_dir: Path, module: str) -> list[int]:
-    tgids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    lines = {tgid: command_line(tgid) for tgid in tgids}
-    return [t for t, line in lines.items() if f"-m {module} " in line and f"{run_dir}/" in line and not is_gone(t)]
 
 
 @dataclass(slots=True)

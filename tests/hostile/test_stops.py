@@ -176,6 +176,21 @@ def test_a_chain_of_short_lives_gets_no_more_than_one_process(
     assert launches <= 1.2 * allowed + 2
 
 
+def test_a_process_that_becomes_its_program_again_and_again_stays_in_its_budget(
+    probes: LibcudaProbes, library: Path, programs: Path
+) -> None:
+    lives, life_ms = 20, 2
+    program = compile_program("exec_again", programs)
+    with started(program, library, str(lives), str(life_ms)) as process:
+        first = Procfs().process_id(process.pid)
+        put_rule(probes, first, MS)
+        begin(process)  # there is no lease: it is charged, and not stopped
+        assert process.stdout
+        launches = int(process.stdout.readline())
+        assert launches >= lives
+        assert pace_of(probes, first).charged_ns == launches * MS
+
+
 def test_stops_that_a_tracer_swallows_are_counted(probes: LibcudaProbes, library: Path, programs: Path) -> None:
     launches = 500
     with started(compile_program("swallow_stops", programs), library, str(launches)) as process:

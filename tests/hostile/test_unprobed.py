@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
 from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node
-from tests.hostile.programs import static_library
+from tests.hostile.programs import gpu_program, static_library
 from tests.support.groups import roots
 from tools.harness.wait import until
 
@@ -89,6 +90,19 @@ def test_a_container_with_the_driver_library_linked_in_is_named_and_its_neighbou
         until(lambda: f"{name}: unprobed" in agent.log.read_text(), "the log to say so")
         before = launches(node, "training-static")
         until(lambda: launches(node, "training-static") > before, "its launches: it is reported, not held")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the exports of the simulated libcuda are stubs on x86-64")
+def test_a_container_that_launches_behind_the_exports_is_named(
+    node: Node, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    program = shutil.copy(gpu_program("past_stubs", tmp_path_factory.mktemp("past")), node.folder / "past_stubs")
+    with (
+        node.agent(POLICY.format(token=node.token, unprobed="report")) as agent,
+        working(node, "training-behind", program) as name,
+    ):
+        until(lambda: launches(node, "training-behind") > 0, "it to work")
+        until(lambda: unprobed(agent, name) is True, "it to be named")
 
 
 def test_where_the_rule_says_freeze_it_is_frozen_only_while_an_online_container_needs_the_gpu(

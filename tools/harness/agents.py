@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""Starts and ends `gpuwarden run` for a measurement."""
+"""Starts and ends `gpuwarden run` for measurements and tests, and finds the processes that recover beside it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from agent.core.errors import SetupError
 from tools.harness.wait import poll
@@ -73,3 +75,22 @@ def running(command: list[str], log: Path, environment: Mapping[str, str]) -> It
         yield process
     finally:
         end(process)
+
+
+def guardians(run_dir: Path) -> list[int]:
+    """The guardian processes of this run directory's ledger, whatever their parents."""
+    return _recovering(run_dir, "enforce.recovery.guardian")
+
+
+def backstops(run_dir: Path) -> list[int]:
+    """The same of the backstops."""
+    return _recovering(run_dir, "enforce.recovery.backstop")
+
+
+def _recovering(run_dir: Path, module: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words: list[str] = process.info["cmdline"] or []  # of one that ended: none
+        if module in words and f"{run_dir}/" in words[-1]:
+            found.append(process.pid)
+    return found

@@ -35,10 +35,13 @@ def pretended_libcuda(folder: Path) -> Path:
 
 def second_library(folder: Path) -> Path:
     """The program that goes on with another copy of the driver library (second_library.c)."""
+    return gpu_program("second_library", folder)
+
+
+def gpu_program(name: str, folder: Path) -> Path:
+    """A program that works on the GPU as the workloads of sim/ do."""
     sim = BUILD.parent
-    return compile_program(
-        "second_library", folder, "-Wl,--as-needed", f"-I{sim}", str(sim / "workloads/gpu.c"), "-ldl"
-    )
+    return compile_program(name, folder, "-Wl,--as-needed", f"-I{sim}", str(sim / "workloads/gpu.c"), "-ldl")
 
 
 def static_library(folder: Path) -> Path:

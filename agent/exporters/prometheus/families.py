@@ -115,9 +115,11 @@ def _all(snapshot: Snapshot) -> Iterator[Candidate]:
 
 
 def _losses(snapshot: Snapshot, containers: Mapping[ContainerKey, Labels]) -> Iterator[Candidate]:
+    """Of a container in no row, as NVML lists none of its processes, by its key: it may be the one that floods."""
     for key, losses in snapshot.container_losses.items():
-        for reason, count in losses.items() if key in containers else ():
-            yield "container_losses_total", (*containers[key], text(reason)), count
+        labels = containers.get(key, (text(key), "", "", "", ""))
+        for reason, count in losses.items():
+            yield "container_losses_total", (*labels, text(reason)), count
 
 
 def _known_uses(

@@ -14,8 +14,9 @@ import pytest
 from agent.probes.abi import ROLE_OFFLINE, ROLE_ONLINE
 from enforce.ledger import ledger
 from tests.e2e.kernel_maps import pace_of, rule_of
-from tests.e2e.node import Agent, Node, guardians, state
+from tests.e2e.node import Agent, Node, state
 from tests.e2e.workloads import Busy, until_all_run
+from tools.harness.agents import guardians
 from tools.harness.wait import until
 
 WATCHED_SECONDS = 1.5

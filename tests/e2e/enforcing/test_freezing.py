@@ -12,9 +12,10 @@ import pytest
 
 from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
 from enforce.ledger import ledger
-from tests.e2e.node import TRAINING, Agent, Node, guardians, is_gone
+from tests.e2e.node import TRAINING, Agent, Node, is_gone
 from tests.e2e.workloads import stop_each
 from tests.support.groups import roots
+from tools.harness.agents import guardians
 from tools.harness.containers import Container
 from tools.harness.wait import until
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import pytest
 
 from enforce.ledger import ledger
-from tests.e2e.node import Agent, Node, guardians, is_gone, state
+from tests.e2e.node import Agent, Node, is_gone, state
 from tests.e2e.workloads import (
     Busy,
     all_stopped,
@@ -28,6 +28,7 @@ from tests.e2e.workloads import (
     until_all_stopped,
     until_launching,
 )
+from tools.harness.agents import guardians
 from tools.harness.wait import until
 
 KILLS = int(os.environ.get("GPUWARDEN_E2E_KILLS", "3"))

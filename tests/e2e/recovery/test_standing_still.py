@@ -21,7 +21,7 @@ from agent.probes.abi import Pace
 from enforce.ledger import ledger
 from enforce.ledger.run_lock import hold_if_unused
 from tests.e2e.kernel_maps import pace_of
-from tests.e2e.node import Agent, Node, backstops, guardians, is_gone
+from tests.e2e.node import Agent, Node, is_gone
 from tests.e2e.workloads import (
     Busy,
     assert_none_stops,
@@ -31,6 +31,7 @@ from tests.e2e.workloads import (
     until_all_stopped,
     until_launching,
 )
+from tools.harness.agents import backstops, guardians
 from tools.harness.wait import until
 
 

@@ -100,3 +100,28 @@ def test_json_goes_to_the_journal_and_text_elsewhere_unless_chosen(chosen: str, 
     else:
         assert lines[0].endswith(" WARNING agent.x: chat is gone")
         assert lines[1:] == ["ready"]
+
+
+CLOSED = """
+import os, sys
+from agent.core import logs
+logs.open_standard_streams()
+logs.configure(logs.Format.AUTO)
+logs.say("to nobody")
+print("to nobody", flush=True)
+opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+os.write(opened, f"{opened} {sys.stdin.read()!r} {[os.get_inheritable(number) for number in range(3)]}".encode())
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_whose_caller_closed_its_streams_runs_and_opens_no_file_in_their_place(
+    closed: str, tmp_path: Path
+) -> None:
+    written = tmp_path / "written"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", CLOSED, str(written)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=Path(__file__).parents[4])
+    assert done.returncode == 0
+    opened, rest = written.read_text().split(" ", 1)
+    assert int(opened) > 2
+    assert rest == "'' [True, True, True]"

@@ -148,6 +148,11 @@ def test_each_scraped_snapshot_is_reported_to_the_keeper_of_ended_containers() -
     assert [snapshot.ended for snapshot in reported] == [rich_snapshot().ended]
 
 
+def test_what_a_container_in_no_row_has_lost_is_shown_by_its_key() -> None:
+    snapshot = replace(rich_snapshot(), container_losses={ContainerKey("docker:aa"): {"launch_function": 7}})
+    assert values(snapshot, "gpuwarden_container_losses_total", container="docker:aa", reason="launch_function") == [7]
+
+
 def test_a_name_that_is_no_utf8_does_not_void_the_scrape() -> None:
     used = ContainerUsage(container("c1", 'bad\udcff"name\\\n'), (usage(GPU_0, 0.5, 1),), ())
     snapshot = replace(rich_snapshot(), containers=(used,), enforcement={})

@@ -26,7 +26,10 @@ from tools.harness.workloads import RESNET_LIKE
 
 UNDER_A_RULE: Final = "tenants"  # the policy has an offline rule for the cgroups below this one …
 WITHOUT_A_RULE: Final = "strangers"  # … and none for those below this one
-_COMPILED: Final = ("big_numbers", "claims", "crowd", "honest_launches", "short_lives", "stop_storm", "swallow_stops")
+USUAL_LADDER: Final = "gate, pace, hold, freeze"
+_COMPILED: Final = (
+    *("big_numbers", "claims", "crowd", "exec_again", "honest_launches", "short_lives", "stop_storm", "swallow_stops"),
+)
 _NOBODY: Final = 65534
 _JOB: Final = shlex.join([*RESNET_LIKE, "--iterations-per-us", "100", "--seconds", "0"])
 _REWRITTEN_FUNCTION: Final = "cuMemcpyPeer"  # it is probed, and the program does not call it
@@ -35,7 +38,6 @@ _BEGIN: Final = """set -u; [ -z "$CPU_GROUP" ] || echo $$ >"$CPU_GROUP/cgroup.pr
 echo ready; exec </dev/null >/dev/null
 sleep 0.2 # until it is bound to its CPU
 py() { n=$1; shift; "$PYTHON" "$SCRIPTS/$n" "$@"; }
-listed() { exec env LD_PRELOAD="$PWD/listed.so" "$@"; } # in a job of its own, or last
 """
 
 
@@ -49,13 +51,15 @@ class Attacker:
     busy: int = 1  # threads that use as much of a CPU as they get
     place: str = WITHOUT_A_RULE
     on_gpu: bool = False  # works on the GPU; else it has a libcuda of its own that says success to everything
+    listed: bool = False  # has a context on the GPU beside it ($RUN), so that NVML lists it and its rule is enforced
     http: bool = False  # the service's latency is read from HTTP, and this is a client of it
     head_start_seconds: float = 1.5
+    ladder: str = USUAL_LADDER  # of its rule, where it has one
 
 
 def _again(program: str, words: str, times: int) -> str:
     """The program does these over and over, in one process."""
-    return f"./{program} $(yes {shlex.quote(words)} | head -n {times})"
+    return f"$RUN ./{program} $(yes {shlex.quote(words)} | head -n {times})"
 
 
 def _clients(count: int, way: str, connections: int = 1_000_000) -> str:
@@ -91,12 +95,14 @@ done"""
 ATTACKERS: Final = (
     Attacker("functions", "65,600 invented functions, again and again", _again("crowd", "functions", 2000)),
     Attacker("contexts", "8,300 contexts, most on invented devices, again", _again("crowd", "contexts", 5000)),
-    Attacker("threads", "5,000 threads, a launch each, again", "while :; do timeout -s KILL 2 ./crowd threads; done"),
+    Attacker(
+        "threads", "5,000 threads, a launch each, again", "while :; do timeout -s KILL 2 $RUN ./crowd threads; done"
+    ),
     Attacker("processes", "one short life after another, a launch in each", _again("crowd", "processes", 500)),
     Attacker(
         "sleepers",
         "4,200 processes at once, a launch in each",
-        "while :; do timeout -s KILL 6 ./crowd sleepers; done",
+        "while :; do timeout -s KILL 6 $RUN ./crowd sleepers; done",
     ),
     Attacker("five", "five processes that each invent 65,600 functions", _again("crowd", "five", 2000), 5),
     Attacker("events", "40,000 invented events, again and again", _again("crowd", "events", 5000)),
@@ -110,35 +116,53 @@ ATTACKERS: Final = (
     Attacker(
         "parked",
         "4 allocations that never return",
-        "for i in 1 2 3 4; do listed ./big_numbers park & done; wait",
+        "for i in 1 2 3 4; do $RUN ./big_numbers park & done; wait",
         0,
         UNDER_A_RULE,
+        listed=True,
     ),
     Attacker(
         "allocations",
         "allocates in a loop while another continues it",
-        f"listed {_again('big_numbers', 'sizes', 2000)} & while kill -CONT $!; do :; done",
+        f"{_again('big_numbers', 'sizes', 2000)} & while kill -CONT $!; do :; done",
         2,
         UNDER_A_RULE,
+        listed=True,
     ),
-    Attacker("claims", "2 GiB, launches and copies of a process without a GPU", "./claims", 0, UNDER_A_RULE),
+    Attacker("claims", "2 GiB, launches and copies of a process without a GPU", "$RUN ./claims", 0, UNDER_A_RULE),
     Attacker(
         "stops",
         "four processes whose stops others end",
-        "for i in 1 2 3 4; do listed ./stop_storm 1000 & done; wait",
+        "for i in 1 2 3 4; do $RUN ./stop_storm 1000 & done; wait",
         8,
         UNDER_A_RULE,
+        listed=True,
     ),
-    Attacker("tracer", "stops that a tracer swallows", "listed ./swallow_stops 2000000000", 2, UNDER_A_RULE),
+    Attacker("tracer", "stops that a tracer swallows", "$RUN ./swallow_stops 2000000000", 2, UNDER_A_RULE, listed=True),
     Attacker(
         "lives",
         "a chain of lives of 5 ms, of a process that has its rule",
-        "(sleep 4; echo) | listed ./short_lives 100000 5",
+        "(sleep 4; echo) | $RUN ./short_lives 100000 5",
         1,
         UNDER_A_RULE,
+        listed=True,
         head_start_seconds=5.0,
     ),
-    Attacker("early lives", "the same, begun before it has", "listed ./short_lives 100000 5", 1, UNDER_A_RULE),
+    Attacker(
+        "early lives", "the same, begun before it has", "$RUN ./short_lives 100000 5", 1, UNDER_A_RULE, listed=True
+    ),
+    Attacker(
+        "programs",
+        "one process that becomes its program anew every 5 ms",
+        "$RUN ./exec_again 100000 5",
+        1,
+        UNDER_A_RULE,
+    ),
+    Attacker(
+        "cgroups",
+        "a cgroup of its own for each of its processes, 2,000 of them",
+        "py many_cgroups.py 2000 $RUN ./honest_launches 100",
+    ),
     Attacker("libraries", "8 processes, each with a new copy of libcuda a second", _CHURN, 8),
     Attacker(
         "scrapes",
@@ -153,6 +177,9 @@ ATTACKERS: Final = (
     ),
     _job("mapped", "a libcuda mapped over the first", 'rm -f over.so; ./second_library over "$PWD/over.so"'),
     _job("rewritten", "a libcuda of which a byte is written every 20 ms", _REWRITTEN),
+    _job("behind", "launches behind the exports of libcuda (`unprobed: freeze`)", "./past_stubs", 0, 6.0),
+    _job("waits", "waits for an idle stream after each launch", "./idle_streams waits"),
+    _job("captures", "captures into a stream that it does not use", "./idle_streams captures"),
     _job("linked", "libcuda linked in (`unprobed: freeze`)", "./static_library", head_start_seconds=6.0),
     Attacker("errors", "4 clients that ask for what is not there", f"{_clients(4, 'errors')}; wait", http=True),
     Attacker(
@@ -178,6 +205,8 @@ def build(folder: Path) -> None:
     hostile_programs.pretended_libcuda(folder)
     hostile_programs.second_library(folder)
     hostile_programs.static_library(folder)
+    for name in ("past_stubs", "idle_streams"):
+        hostile_programs.gpu_program(name, folder)
     for name in _COMPILED:
         compile_program(name, folder)
     source = Path(__file__).with_name("burn.c")
@@ -202,6 +231,7 @@ def attack(stage: Stage[Node], folder: Path, attacker: Attacker, ports: Mapping[
         "SIM": str(BUILD / "bin"),
         "DRIVER": str(library),
         "NEVER": str(folder / "never"),
+        "RUN": f"env LD_PRELOAD={folder / 'listed.so'}" if attacker.listed else "",
         "OFFSET": str(offset),
         "BYTES": f"\\{byte ^ 1:03o} \\{byte:03o}",
         "LD_LIBRARY_PATH": str(library.parent if attacker.on_gpu else folder),

@@ -26,9 +26,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from bench.hostile.attackers import ATTACKERS, Attacker, build
+from bench.hostile.phase import Measured, Setting, open_setting
 from bench.latency import launch_cost
-from bench.latency.hostile_attackers import ATTACKERS, Attacker, build
-from bench.latency.hostile_phase import Measured, Setting, open_setting
 
 MOST_RATIO: Final = 1.1
 _NEVER: Final = "none"

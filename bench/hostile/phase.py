@@ -26,7 +26,7 @@ from bench.enforcement.agent import refusal, write_policy
 from bench.enforcement.figures import Phase
 from bench.enforcement.pairs import SERVICE
 from bench.enforcement.phase import Load, measure
-from bench.latency.hostile_attackers import UNDER_A_RULE, Attacker, attack, burn
+from bench.hostile.attackers import UNDER_A_RULE, USUAL_LADDER, Attacker, attack, burn
 from tools.harness import agents, cgroups
 from tools.harness.arrivals import poisson
 from tools.harness.node import Node, simulated_node
@@ -40,7 +40,8 @@ _COUNTED_WITHIN_SECONDS: Final = 8.0
 _TRIES: Final = 3
 _LATE_SECONDS: Final = 0.5  # one more request when all is measured: the service lives until the agent was asked
 _TARGET_RATIO: Final = 1.5
-_DEVICE: Final = {"memory": "4GiB"}  # what one claims beside the reserve is what another would be evicted for
+# What one claims beside the reserve is what another would be evicted for; contexts are small, so that only claims are.
+_DEVICE: Final = {"memory": "4GiB", "context_memory": "64MiB"}
 _JOB: Final = (*RESNET_LIKE, "--memory", "256MiB")
 _POLICY: Final = """\
 version: 1
@@ -56,7 +57,7 @@ offline:
     ladder: [gate, pace, deny, hold, evict]
   - name: tenants
     match: {{cgroup: "{path}/{tenants}/*"}}
-    ladder: [gate, pace, hold, freeze]
+    ladder: [{ladder}]
     unprobed: freeze
 """
 
@@ -114,7 +115,8 @@ class Setting:
 
     def phase(self, attacker: Attacker | None, *, http: bool, burning: bool = False) -> Measured:
         """Measures beside the attacker, or beside what only burns as many CPUs as it does."""
-        with self._warden(http, enforce=True) as warden:
+        ladder = attacker.ladder if attacker else USUAL_LADDER
+        with self._warden(http, enforce=True, ladder=ladder) as warden:
             try:
                 if attacker:
                     ports = {"PORT": self.port, "WEB": warden.port}
@@ -158,12 +160,12 @@ class Setting:
         return measure(self.stage, load, _SETTLE_SECONDS, self.seconds, latency_ns)
 
     @contextmanager
-    def _warden(self, http: bool, *, enforce: bool) -> Iterator[Warden]:
+    def _warden(self, http: bool, *, enforce: bool, ladder: str = USUAL_LADDER) -> Iterator[Warden]:
         """Bound with all its processes to where all but the service are."""
         folder = self.stage.folder / "agent"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        write_policy(folder / "policy.yaml", self._policy(http, enforce))
+        write_policy(folder / "policy.yaml", self._policy(http, enforce, ladder))
         if refused := refusal(folder / "policy.yaml"):
             raise PolicyError([refused])
         port = _free_port()
@@ -175,7 +177,7 @@ class Setting:
                 self.stage.cpus.bind(each, online=False)
             yield Warden(folder, port)
 
-    def _policy(self, http: bool, enforce: bool) -> str:
+    def _policy(self, http: bool, enforce: bool, ladder: str) -> str:
         return _POLICY.format(
             enforce="true" if enforce else "false",
             path=self.stage.path,
@@ -183,6 +185,7 @@ class Setting:
             target_us=max(1, round(self.targets_ns.get(http, 1e9) / 1e3)),
             window_ms=max(1000, round(self.seconds * 1e3)),
             tenants=UNDER_A_RULE,
+            ladder=ladder,
         )
 
 
@@ -241,9 +244,11 @@ def _seen(
 ) -> dict[str, int]:
     """Losses, and what the snapshot says of attackers, by its names there."""
     seen = {name: count for name, count in snapshot.lost.items() if count}
-    for row in (*by_role["tenants"], *by_role["strangers"]):
-        for reason, count in snapshot.container_losses.get(row.container.key, {}).items():
+    ours = {row.container.key for role in ("online", "offline") for row in by_role[role]}
+    for key in snapshot.container_losses.keys() - ours:  # an attacker that NVML does not list has no row
+        for reason, count in snapshot.container_losses[key].items():
             seen[f"of its own:{reason}"] = seen.get(f"of its own:{reason}", 0) + count
+    for row in (*by_role["tenants"], *by_role["strangers"]):
         seen["launches"] = seen.get("launches", 0) + sum(usage.totals.launches for usage in row.usage)
         seen["unprobed"] = seen.get("unprobed", 0) + sum(row.unprobed.values())
     for one in statuses["tenants"]:
