@@ -23,7 +23,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz fuzz
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -34,6 +34,9 @@ packages:
 
 packages-test:
 	@packaging/setup.sh test
+
+packages-fuzz:
+	@packaging/setup.sh fuzz
 
 packages-deb:
 	@packaging/setup.sh deb
@@ -56,6 +59,10 @@ WORKERS = $(if $(findstring tests/,$(ARGS)),0,2)
 
 test: setup packages-test driver-binaries frameworks ## all tests that need no real GPU; ARGS="tests/unit -k word"; ARGS=--long tries many more examples, new ones each time
 	@$(BIN)/pytest --numprocesses=$(WORKERS) $(ARGS)
+
+fuzz: setup packages-fuzz ## inputs from outside, made up along the branches that they take; ARGS="--runs N --seconds S --targets A,B --json FILE"; installs atheris into .venv
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 coverage: setup packages-test driver-binaries frameworks ## the same, and how many lines of agent, enforce and gpuwarden they ran; ARGS as for test
 	@mkdir -p build/coverage

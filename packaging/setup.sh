@@ -3,13 +3,14 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
 # Makes sure that the Debian packages for a purpose are there: `setup.sh build` (build and run), `setup.sh test` (what only
-# linting and testing need), `setup.sh deb` (to make Debian packages and try them in a fresh Debian), `setup.sh node` (what a
-# node of Kubernetes consists of, but for Kubernetes) or `setup.sh node-build` (to build that). Silent and quick when nothing
-# is missing.
+# linting and testing need), `setup.sh fuzz` (libFuzzer), `setup.sh deb` (to make Debian packages and try them in a fresh
+# Debian), `setup.sh node` (what a node of Kubernetes consists of, but for Kubernetes) or `setup.sh node-build` (to build
+# that). Silent and quick when nothing is missing.
 set -euo pipefail
 
 build=(ca-certificates clang gcc git libbpf-dev libbpf1 libc6-dev libelf-dev linux-libc-dev llvm make python3 python3-venv runc)
 test=(busybox-static chromium clang-format containerd docker.io fish fonts-dejavu-core mandoc podman prometheus python3-bpfcc strace systemd tmux zsh zstd)
+fuzz=(clang libclang-rt-dev)
 deb=(debhelper debian-archive-keyring debootstrap dpkg-dev lintian)
 node=(containerd containernetworking-plugins etcd-server iproute2 runc)
 node_build=(dpkg-dev golang-go)
@@ -21,10 +22,11 @@ esac
 case "${1:-}" in
 build) wanted=("${build[@]}") ;;
 test) wanted=("${build[@]}" "${test[@]}") ;;
+fuzz) wanted=("${fuzz[@]}") ;;
 deb) wanted=("${build[@]}" "${deb[@]}") ;;
 node) wanted=("${node[@]}") ;;
 node-build) wanted=("${node_build[@]}") ;;
-*) echo "usage: $0 build|test|deb|node|node-build" >&2; exit 2 ;;
+*) echo "usage: $0 build|test|fuzz|deb|node|node-build" >&2; exit 2 ;;
 esac
 
 missing=()

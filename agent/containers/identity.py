@@ -304,7 +304,7 @@ def bounded(names: Names) -> Names:
 def first_process(of: object, key: str) -> int | None:
     """A pid out of a runtime's answer; None where it tells none."""
     found = of.get(key) if isinstance(of, dict) else None
-    return found if isinstance(found, int) and 0 <= found < _MOST_PIDS else None
+    return found if type(found) is int and 0 <= found < _MOST_PIDS else None  # true is an int, too
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from agent.containers.identity import LONGEST_NAME
@@ -102,7 +103,7 @@ _RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 _UUIDS = ("GPU-", "MIG-")
 _REPLICA = "::"  # time slicing: UUID::0, UUID::1, …
 _MOST_BYTES = 8 << 20  # 250 pods, each with the list of its CPUs and memory
-_MOST_HOLDERS = 16_384
+_MOST_ALLOCATIONS = 16_384  # replicas included; an answer could have a million, and take seconds
 
 
 class PodResources:
@@ -134,9 +135,9 @@ class PodResources:
 
 def by_device(answer: Any) -> DeviceHolders:
     """A ListPodResourcesResponse by device."""
-    replicas = Counter(_allocations(answer))
+    replicas = Counter(islice(_allocations(answer), _MOST_ALLOCATIONS))
     holders: dict[DeviceUuid, list[Holder]] = {}
-    for (device, namespace, pod, name, resource), count in sorted(replicas.items())[:_MOST_HOLDERS]:
+    for (device, namespace, pod, name, resource), count in sorted(replicas.items()):
         holders.setdefault(device, []).append(Holder(namespace, pod, name, resource, count))
     return {device: tuple(containers) for device, containers in holders.items()}
 

@@ -3,7 +3,8 @@
 """One HTTP request over TCP, TLS or a UNIX socket, with one deadline over all of it and a bound on the answer.
 
 The server may be hostile: it may send a byte a second, send without end, or redirect. Nothing is followed, no
-connection is kept, and no answer is read beyond its bound. Only the look-up of a host name may exceed the deadline.
+connection is kept, and no answer is read beyond its bound, not even where a chunk's length is negative, which
+http.client takes for "to the end". Only the look-up of a host name may exceed the deadline.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agent.core.errors import SourceError, SourceTimeoutError
 MAX_PAGE_BYTES: Final = 4 << 20
 _PORTS: Final = {"http": 80, "https": 443}
 _HEADERS: Final = {"Connection": "close", "User-Agent": "gpuwarden"}
+_FRAMING_BYTES: Final = 256 << 10  # of an answer beside its body: headers, and as much as the body again for chunks
 _PAGE_HEADERS: Final = {"Accept": "text/plain;version=0.0.4"}
 
 
@@ -103,6 +105,7 @@ class HttpClient:
         what = f"{self._server}{'' if '://' in self._server else ': '}{target}"
         try:
             with self._connect(deadline_ns) as connected:
+                connected.left_bytes = 2 * self._max_bytes + _FRAMING_BYTES
                 return self._exchange(connected, method, target, {**_HEADERS, **(headers or {})})
         except _TooLargeError as error:
             text = f"{what} is more than {self._max_bytes >> 20} MiB"
@@ -127,7 +130,7 @@ class HttpClient:
                 with contextlib.suppress(OSError):  # not connected yet, or no longer
                     self._current.shutdown(socket.SHUT_RDWR)
 
-    def _connect(self, deadline_ns: int) -> socket.socket:
+    def _connect(self, deadline_ns: int) -> _DeadlineSocket:
         if "://" not in self._server:
             return self._connected((socket.AF_UNIX, socket.SOCK_STREAM, 0), self._server, deadline_ns)
         parts = urlsplit(self._server)
@@ -141,7 +144,7 @@ class HttpClient:
                 failed = error
         raise failed
 
-    def _connected(self, kind: tuple[int, int, int], address: Any, deadline_ns: int) -> socket.socket:
+    def _connected(self, kind: tuple[int, int, int], address: Any, deadline_ns: int) -> _DeadlineSocket:
         connection = _DeadlineSocket(*kind)
         connection.deadline_ns = deadline_ns
         try:
@@ -152,7 +155,7 @@ class HttpClient:
             raise
         return connection
 
-    def _encrypted(self, plain: socket.socket, host: str, deadline_ns: int) -> socket.socket:
+    def _encrypted(self, plain: socket.socket, host: str, deadline_ns: int) -> _DeadlineSocket:
         context = ssl.create_default_context()
         context.sslsocket_class = _DeadlineTlsSocket
         encrypted = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
@@ -195,9 +198,13 @@ class _TooLargeError(Exception):
 
 
 class _DeadlineSocket(socket.socket):
-    """A socket on which every operation ends by one deadline. (A plain time-out begins anew with each byte.)"""
+    """A socket on which every operation ends by one deadline, and which receives only so much.
+
+    A plain time-out begins anew with each byte.
+    """
 
     deadline_ns = 0
+    left_bytes = _FRAMING_BYTES  # that may yet be received
 
     def connect(self, address: Any) -> None:
         self._limit()
@@ -209,7 +216,11 @@ class _DeadlineSocket(socket.socket):
 
     def recv_into(self, *arguments: Any) -> int:
         self._limit()
-        return super().recv_into(*arguments)
+        received = super().recv_into(*arguments)
+        self.left_bytes -= received
+        if self.left_bytes < 0:
+            raise _TooLargeError
+        return received
 
     def _limit(self) -> None:
         left_ns = self.deadline_ns - monotonic_ns()

@@ -115,7 +115,7 @@ class KeptState:
             return self._take_over(document) if document["boot"] == this_boot() else {}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             _log.warning("%s cannot be used, so what runs is not known from before: %r", self._path, error)
             return {}
 

@@ -216,7 +216,7 @@ class Bcc:
     def _read(self, line: bytes) -> str | None:
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             self._fail("its answer is not JSON")
             return None
         return answer if isinstance(answer, str) else None

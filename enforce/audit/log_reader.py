@@ -39,7 +39,12 @@ def read(path: Path, now_ns: int) -> tuple[History, int]:
             continue
         try:
             _add(record, history, containers, before)
-        except (TypeError, ValueError, KeyError):
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            OverflowError,
+        ):  # OverflowError: JSON has numbers that no int or float is
             bad += 1
     history.update_containers(containers.values(), now_ns)
     history.end(min((wall_ns for _, wall_ns in before), default=now_ns), now_ns)

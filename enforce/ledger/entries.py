@@ -9,6 +9,7 @@ write can never be taken for another line; a line that cannot be read counts as 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -118,10 +119,18 @@ def _entry(record: dict[str, object]) -> LedgerEntry | None:
     if not isinstance(container, str) or not isinstance(boot, str) or not isinstance(place, str) or wall_ns is None:
         return None
     process = _process(record)
-    if process is None and ("tgid" in record or not place):
+    if not _is_path(place) or (process is None and ("tgid" in record or not place)):
         return None
     held = _device_bytes(record.get("device_bytes"))
     return LedgerEntry(entry_id, act, process, ContainerKey(container), wall_ns, boot, place, held)
+
+
+def _is_path(place: str) -> bool:
+    """Whether a call to the kernel takes it: else undoing it would raise what is caught for no entry."""
+    try:
+        return b"\0" not in os.fsencode(place)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def _device_bytes(value: object) -> tuple[tuple[str, int], ...] | None:

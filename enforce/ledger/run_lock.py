@@ -140,7 +140,7 @@ def _locked(fd: int, kind: int) -> bool:
 
 def _holder(fd: int, proc: Procfs) -> int | None:
     """The agent that wrote its identity into the file, if it lives."""
-    with suppress(ValueError, KeyError, TypeError, OSError):
+    with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError):
         written = json.loads(os.pread(fd, _MAX_BYTES, 0))
         process = ProcessId(int(written["tgid"]), int(written["start_ticks"]))
         if process.tgid != os.getpid() and proc.is_alive(process):

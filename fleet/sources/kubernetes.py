@@ -195,7 +195,7 @@ class KubernetesApi:
         return urlencode({"timeout": f"{max(1, round(self._timeout_s))}s"})
 
     def _change(self, line: bytes) -> Change:
-        document = _object(json.loads(line))
+        document = _object(_parsed(line))
         kind, pod = str(document.get("type")), document.get("object")
         if kind == "ERROR":
             status = _object(pod).get("code")
@@ -210,7 +210,7 @@ class KubernetesApi:
             try:
                 response = self._send(connection, (method, path), body, deadline_s)
                 text = response.read(_LONGEST_ANSWER)
-                answer = json.loads(text)
+                answer = _parsed(text)
             except ApiError:
                 self._keep(connection)
                 raise
@@ -284,7 +284,7 @@ def _was_stale(error: Exception) -> bool:
 
 def _refused(status: int, text: bytes, url: str) -> ApiError:
     try:
-        said = str(_object(json.loads(text)).get("message") or "")
+        said = str(_object(_parsed(text)).get("message") or "")
     except ValueError:
         said = text[:200].decode(errors="replace")
     hint = "; does the service account have the chart's role?" if status in (401, 403) else ""
@@ -294,6 +294,14 @@ def _refused(status: int, text: bytes, url: str) -> ApiError:
     error = _BY_STATUS.get(status, RefusedError)(message)
     error.status = status
     return error
+
+
+def _parsed(text: bytes) -> Any:
+    """ValueError: it is no JSON, or too deeply nested."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def parse(text: str) -> Waiting:
     """The answer to `kubectl get pods --all-namespaces --output json`."""
     try:
         items = json.loads(text)["items"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FleetError("no list of pods: give the output of `kubectl get pods -A -o json`") from error
     if not isinstance(items, list):
         raise FleetError("no list of pods: its items are no list; give the output of `kubectl get pods -A -o json`")

@@ -86,9 +86,17 @@ def prometheus(url: str, timeout_s: float = 10.0) -> Query:
 def _samples(text: bytes, url: str) -> list[Sample]:
     try:
         rows = json.loads(text)["data"]["result"]
-        return [Sample(dict(row["metric"]), float(row["value"][1])) for row in rows]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        return [Sample(_labels(row["metric"]), float(row["value"][1])) for row in rows]
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise FleetError(f"{url} gives no answer that Prometheus would give; is it another server?", 3) from error
+
+
+def _labels(metric: Mapping[str, object]) -> Labels:
+    """TypeError: not text."""
+    found = dict(metric)
+    if not all(isinstance(value, str) for value in found.values()):
+        raise TypeError("a label is no text")
+    return {name: str(value) for name, value in found.items()}
 
 
 def find_slots(query: Query, settings: Settings | None = None) -> Found:

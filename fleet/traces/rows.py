@@ -23,6 +23,8 @@ Raw = TypeVar("Raw")
 
 UNKNOWN: Final = frozenset({"", "none", "null", "nan", "n/a", "\\n"})
 """Fields, in lower case, that say that nothing is known; \\n: as databases export NULL"""
+_MOST: Final = 1e15
+"""Of any number in a trace: thirty million years; products of such numbers are finite"""
 _ZONES: Final = {"PST": -8, "PDT": -7, "UTC": 0, "GMT": 0}  # abbreviation → hours east of Greenwich
 
 
@@ -71,7 +73,7 @@ def _shown(header: list[str]) -> str:
 
 
 def number(field: str | float | None, what: str) -> float | None:
-    """None: unknown. BadRowError: no finite number, or negative."""
+    """None: unknown. BadRowError: no finite number, negative, or too large."""
     if field is None or (isinstance(field, str) and field.strip().lower() in UNKNOWN):
         return None
     try:
@@ -82,6 +84,8 @@ def number(field: str | float | None, what: str) -> float | None:
         raise BadRowError(f"{what} is no number")
     if value < 0:
         raise BadRowError(f"{what} is negative")
+    if value > _MOST:
+        raise BadRowError(f"{what} is too large")
     return value
 
 

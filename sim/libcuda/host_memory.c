@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14; a Debian 11 has older headers */
+#define MADV_POPULATE_WRITE 23
+#endif
 #define PAGE 4096
 #define ALLOCATION_FLAGS (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
 

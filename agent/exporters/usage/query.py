@@ -93,7 +93,7 @@ def read(path: Path, since: int, until: int, by: Sequence[By]) -> Report:
                     continue
                 report.total.add(amounts)
                 report.rows.setdefault(_shown(group, by), Amounts()).add(amounts)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:  # SQLite keeps any value in any column
             raise unusable(path, error) from error
     return report
 

@@ -67,7 +67,8 @@ def unusable(path: Path, error: Exception) -> SetupError:
     """What to do about a file that SQLite cannot use."""
     if isinstance(error, PermissionError):
         return SetupError(f"may not use the usage ledger {path}: run as root or as its group, or give --usage FILE")
-    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+    is_damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+    if is_damaged or isinstance(error, ValueError | TypeError | OverflowError):
         return SetupError(f"{path} is no usage ledger ({error}): move it away and a new one is begun")
     return SetupError(f"cannot use the usage ledger {path} ({error}): name a file that can be had with --usage FILE")
 

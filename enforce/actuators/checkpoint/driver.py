@@ -315,7 +315,7 @@ def parse_answer(line: str) -> HelperAnswer:
         kind, error = AnswerKind(record["kind"]), record.get("error")
         before, after = (State[record[name].upper()] if name in record else None for name in ("before", "after"))
         held = {str(uuid): int(used) for uuid, used in record["held"].items()} if "held" in record else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return HelperAnswer(
             AnswerKind.FAILED, error=f"the checkpoint helper printed {line[:80]!r}; see the agent's log"
         )

@@ -22,6 +22,7 @@ from enforce.actuators.mps.model import Daemon, MpsClient, MpsError, MpsServer, 
 _PERCENTAGE = re.compile(r"^[0-9]{1,3}(\.[0-9]{1,18})?$")
 _MEMORY = re.compile(r"^([0-9]{1,18})([KMGT]?)B?$")
 _MAX_DIGITS = 10
+_MOST_SERVERS = 64  # one for each user whose clients have connected
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f][0-9a-f-]+")
 _NONE = {"", "0", "unlimited", "none", "n/a", "not set"}
 _DEVICE_LINE = re.compile(r"^\[([0-9]{1,4})\] ")  # then bus and name; below it a line for each client, "PID.number"
@@ -44,7 +45,10 @@ class Protocol2:
 
     def servers(self) -> tuple[MpsServer, ...]:
         """With their states; one that ends meanwhile has none."""
-        return tuple(MpsServer(str(tgid), tgid, self._status(tgid)) for tgid in self._numbers("get_server_list"))
+        tgids = self._numbers("get_server_list")
+        if len(tgids) > _MOST_SERVERS:  # each is asked about, and a daemon may be a container's own
+            raise MpsError(f"MPS: get_server_list answered {len(tgids)} servers, which is malformed")
+        return tuple(MpsServer(str(tgid), tgid, self._status(tgid)) for tgid in tgids)
 
     def clients(self) -> tuple[MpsClient, ...]:
         """Those of all servers. MpsError while one of them starts: its clients are unknown."""
@@ -75,16 +79,16 @@ class Protocol2:
     def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
         """A line with a device's ordinal, then lines of pids. Of devices with unknown ordinals nothing is known."""
         uuids = {ordinal: uuid for uuid, ordinal in self.devices().items()}
-        found: dict[DeviceUuid, tuple[int, ...]] = {}
+        found: dict[DeviceUuid, list[int]] = {}
         device: DeviceUuid | None = None
         for line in self._command("get_device_client_list").splitlines() if uuids else ():
             if (named := _DEVICE_LINE.match(line)) or _UUID.search(line):
                 device = self._device(line, uuids.get(int(named[1])) if named else None)
                 if device is not None:
-                    found.setdefault(device, ())
+                    found.setdefault(device, [])
             elif device is not None and (client := _CLIENT_LINE.match(line.strip())):
-                found[device] += (int(client[1]),)
-        return found
+                found[device].append(int(client[1]))
+        return {uuid: tuple(tgids) for uuid, tgids in found.items()}
 
     def _device(self, line: str, by_ordinal: DeviceUuid | None) -> DeviceUuid | None:
         uuid = _UUID.search(line)

@@ -75,11 +75,11 @@ class Protocol3:
     def device_clients(self) -> dict[DeviceUuid, tuple[int, ...]]:
         """A client has a line for each device, by its ordinal."""
         uuids = {str(ordinal): uuid for uuid, ordinal in self.devices().items()}
-        found: dict[DeviceUuid, tuple[int, ...]] = {}
+        found: dict[DeviceUuid, list[int]] = {}
         for row in self._table(["client", "list", "--all"], 4):
             if row[2] in uuids and (pid := whole(row[0])) is not None:
-                found[uuids[row[2]]] = (*found.get(uuids[row[2]], ()), pid)
-        return found
+                found.setdefault(uuids[row[2]], []).append(pid)
+        return {uuid: tuple(tgids) for uuid, tgids in found.items()}
 
     def settings(self, scope: Scope, ordinals: tuple[int, ...]) -> dict[str, tuple[MpsSetting, ...]]:
         """A memory limit is one for all devices."""

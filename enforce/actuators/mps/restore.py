@@ -56,7 +56,7 @@ def from_place(place: str) -> tuple[tuple[LimitChange, ...], Pipe | None]:
         found = json.loads(place)
         pipe, rows = (found["pipe"], found["changes"]) if isinstance(found, dict) else (None, found)
         return tuple(_change(*row) for row in rows), _pipe(*pipe) if pipe else None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MpsError("an entry of the ledger about MPS limits cannot be read: check them by hand") from error
 
 

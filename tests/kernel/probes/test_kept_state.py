@@ -143,7 +143,7 @@ def test_what_is_no_such_file_is_reported(
     file: Path, fresh_probes: LibcudaProbes, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = KeptState(fresh_probes.bpf, file, Procfs())
-    for text in (b"", b"{", b"[]", b"null", b"{}", b"\xff", b'{"boot": "%s"}' % this_boot().encode()):
+    for text in (b"", b"{", b"[" * 5000, b"[]", b"null", b"{}", b"\xff", b'{"boot": "%s"}' % this_boot().encode()):
         caplog.clear()
         file.write_bytes(text)
         with caplog.at_level(logging.WARNING):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.containers.grpc_channel import message
 from agent.containers.identity import identify
-from agent.containers.kubelet import Holder
+from agent.containers.kubelet import Holder, by_device
 from agent.containers.naming import Naming
 from agent.containers.runtimes import KUBELET, Socket
 from agent.core.clock import NS_PER_SECOND
@@ -106,3 +107,10 @@ def test_garbage_is_an_error(tmp_path: Path, answer: bytes) -> None:
     ):
         until(lambda: naming.counts() == {(KUBELET, "error"): 1}, "a counted error")
         assert naming.holders() is None
+
+
+def test_of_a_flood_of_replicas_as_many_are_counted_as_a_node_may_have() -> None:
+    ids = [f"{GPU}::{replica}" for replica in range(100_000)]
+    answer = message("ListPodResourcesResponse").FromString(pod("p", "n", "c", devices("nvidia.com/gpu.shared", *ids)))
+    ((holder,),) = by_device(answer).values()
+    assert holder.replicas == 16_384

@@ -116,3 +116,12 @@ def test_a_socket_that_does_not_exist_is_unreachable_and_its_cause_is_kept(tmp_p
         HttpClient(str(tmp_path / "none"), 8).request("GET", "/", monotonic_ns() + LONG_NS)
     assert caught.value.failure is Failure.UNREACHABLE
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize("size", [b"-1", b"-0x1"])
+def test_a_chunk_of_negative_length_is_not_read_to_its_end(tmp_path: Path, size: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\n"
+    opened = unix(tmp_path)
+    with served(opened, head + bytes(8 << 20)), pytest.raises(FetchError) as failed:
+        HttpClient(opened[1], 1 << 20).request("GET", "/", monotonic_ns() + LONG_NS)
+    assert failed.value.failure is Failure.TOO_LARGE

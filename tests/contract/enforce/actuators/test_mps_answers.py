@@ -42,6 +42,12 @@ def test_a_faulted_servers_clients_are_known_also_where_it_says_nothing_of_its_l
         control.get(MpsSetting("percentage", Scope("7")))
 
 
+def test_a_daemon_that_lists_more_servers_than_users_can_have_is_asked_about_none_of_them(tmp_path: Path) -> None:
+    daemon = fake(tmp_path, 'read -r line; [ "$line" = get_server_list ] && seq 1000 || exit 1')
+    with pytest.raises(MpsError, match="1000 servers, which is malformed"):
+        Protocol2(Channel(daemon, PATIENCE_SECONDS)).servers()
+
+
 REAL_LIST = """
 while read -r line; do
     case "$line" in
