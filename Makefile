@@ -23,7 +23,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-fleet image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -134,6 +134,9 @@ dashboards: $(VENV) ## generate Grafana's dashboards and the Prometheus rules in
 
 image: setup ## build the container image without an engine: an OCI layout in build/image; PINNED=FILE takes those packages
 	@packaging/container/build.sh
+
+image-fleet: setup ## the same for the fleet's service, which has SciPy, in build/image-fleet
+	@packaging/container/build.sh build/image-fleet fleet
 
 image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line per step
 	@packaging/container/life.sh $(ARGS)
