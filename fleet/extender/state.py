@@ -72,10 +72,16 @@ class State:
 
     def listed(self, pods: Iterable[Any], asked_s: float) -> None:
         """All pods there are."""
-        kept = {str(one["metadata"].get("uid")): one for one in map(_slim, pods)}
+        kept, failed = {}, set()
+        for pod in pods:
+            uid = str(pod["metadata"].get("uid"))
+            kept[uid] = _slim(pod)
+            if _has_failed(pod):
+                failed.add(uid)
         with self._lock:
             before = self._waiting_keys()
             self._pods = kept
+            self._refused = failed | (self._refused & kept.keys())
             holders = [found for one in kept.values() if (found := holder(one)) is not None]
             self._reservations = self._reservations.listed(holders, asked_s, self._clock())
             self._troubles.pop("kubernetes", None)
@@ -95,6 +101,8 @@ class State:
                 self._reservations = self._reservations.released(seen.uid)
             else:
                 self._pods[seen.uid] = slim
+                if _has_failed(pod):
+                    self._refused.add(seen.uid)
                 self._reservations = self._reservations.seen(seen, self._clock())
             if waited != _is_waiting(self._pods.get(seen.uid)) and seen.uid not in self._reservations.by_pod:
                 self._changed_s = self._clock()
@@ -235,6 +243,21 @@ def _slim(pod: Any) -> Any:
         whole = pod.get(part) if isinstance(pod, dict) else None
         found[part] = {name: whole[name] for name in names if name in whole} if isinstance(whole, dict) else {}
     return found
+
+
+def _has_failed(pod: Any) -> bool:
+    """Whether the scheduler says that it has no node for the waiting pod, or that asking failed.
+
+    It may not try again for minutes. An answer of ours that refuses a pod is known sooner; but it may have asked while
+    no service ran.
+    """
+    status = pod.get("status")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    found = any(
+        isinstance(one, dict) and one.get("type") == "PodScheduled" and one.get("status") == "False"
+        for one in (conditions if isinstance(conditions, list) else ())
+    )
+    return found and _is_waiting(pod)
 
 
 def _is_waiting(pod: Any) -> bool:

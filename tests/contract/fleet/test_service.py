@@ -177,6 +177,15 @@ def test_a_pod_that_was_refused_is_woken_when_the_plan_has_a_gpu_for_it(world: W
     until(lambda: "gpuwarden.io/plan" in world.annotations("late"))
 
 
+def test_a_pod_that_the_scheduler_tried_to_place_while_no_service_ran_is_woken_by_the_next_one(world: World) -> None:
+    world.service.close()
+    world.api.cluster.add("left", ASKS)
+    tried = [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]
+    world.api.cluster.set_phase("batch/left", "Pending", conditions=tried)
+    world.service, world.stop = start(world.api, world.prometheus)
+    until(lambda: "gpuwarden.io/plan" in world.annotations("left"))
+
+
 def test_while_prometheus_is_away_nothing_new_is_placed_and_the_reason_is_given(world: World) -> None:
     pod = world.pod("etl-1")
 
