@@ -23,7 +23,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-fleet image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement docs site dashboards deb deb-life image image-fleet image-life kubernetes kubernetes-check kubernetes-life kubernetes-fleet gpu-bundle gpu-test screenshots screenshots-page clean release release-check
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -153,8 +153,11 @@ kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the 
 kubernetes-check: $(VENV) ## validate the chart and the base with helm, kubectl and the schemas of several versions; fetches them into build/
 	@PYTHONPATH=$$(packaging/kubernetes/tools.sh schemas) $(BIN)/python -m tools.shipping.kubernetes.check
 
-kubernetes-life: setup packages-test ## try the chart on a real Kubernetes, which is built first, with the image of `make image`; ARGS="IMAGE [CACHE]"
-	@packaging/kubernetes/trial/life.sh $(or $(ARGS),build/image)
+kubernetes-life: setup packages-test ## try the chart on a real Kubernetes, which is built first, with the image of `make image`; ARGS=IMAGE
+	@packaging/kubernetes/trial/trial.sh life $(or $(ARGS),build/image)
+
+kubernetes-fleet: setup packages-test ## try the fleet on it: pods placed, explained and held, and 1,000 nodes; with the images of `make image image-fleet`; ARGS="--json FILE"
+	@packaging/kubernetes/trial/trial.sh fleet build/image build/image-fleet $(ARGS)
 
 screenshots-page: setup packages-test ## take screenshots of the status page for docs/images
 	@$(BIN)/python -m tools.manual.page_screenshots
