@@ -23,7 +23,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz fuzz
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz fuzz image-fleet kubernetes-fleet
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -148,6 +148,9 @@ dashboards: $(VENV) ## generate Grafana's dashboards and the Prometheus rules in
 image: setup ## build the container image without an engine: an OCI layout in build/image; PINNED=FILE takes those packages
 	@packaging/container/build.sh
 
+image-fleet: setup ## the same for the fleet's service, which has SciPy, in build/image-fleet
+	@packaging/container/build.sh build/image-fleet fleet
+
 image-life: setup packages-test ## build it, run it under a real containerd as the DaemonSet does, remove it: a line per step
 	@packaging/container/life.sh $(ARGS)
 
@@ -163,8 +166,11 @@ kubernetes: $(VENV) ## render packaging/kubernetes/base and monitoring from the 
 kubernetes-check: $(VENV) ## validate the chart and the base with helm, kubectl and the schemas of several versions; fetches them into build/
 	@PYTHONPATH=$$(packaging/kubernetes/tools.sh schemas) $(BIN)/python -m tools.shipping.kubernetes.check
 
-kubernetes-life: setup packages-test ## try the chart on a real Kubernetes, which is built first, with the image of `make image`; ARGS="IMAGE [CACHE]"
-	@packaging/kubernetes/trial/life.sh $(or $(ARGS),build/image)
+kubernetes-life: setup packages-test ## try the chart on a real Kubernetes, which is built first, with the image of `make image`; ARGS=IMAGE
+	@packaging/kubernetes/trial/trial.sh life $(or $(ARGS),build/image)
+
+kubernetes-fleet: setup packages-test ## try the fleet on it: pods placed, explained and held, and 1,000 nodes; with the images of `make image image-fleet`; ARGS="--json FILE"
+	@packaging/kubernetes/trial/trial.sh fleet build/image build/image-fleet $(ARGS)
 
 screenshots-page: setup packages-test ## take screenshots of the status page for docs/images
 	@$(BIN)/python -m tools.manual.page_screenshots

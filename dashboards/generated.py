@@ -12,10 +12,11 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from dashboards.container import CONTAINER
 from dashboards.fleet import FLEET
 from dashboards.node import NODE
+from dashboards.placement import PLACEMENT
 from dashboards.slo import SLO
 
 FOLDER = Path(__file__).parent
-PAGES = (FLEET, NODE, CONTAINER, SLO)
+PAGES = (FLEET, NODE, CONTAINER, SLO, PLACEMENT)
 RULES = ("recording", "alerts")
 HEAD = """\
 # SPDX-License-Identifier: Apache-2.0

@@ -68,17 +68,20 @@ def graph(
     *queries: Query,
     stacked: bool = False,
     top: float | None = None,
+    lowest: float | None = 0,
     steps: Steps = (),
     width: int = 12,
 ) -> timeseries.Panel:
-    """Lines over time. `stacked` ones add up to something; `steps` are drawn as dashed lines."""
+    """Lines over time. `stacked` ones add up to something; `steps` are drawn as dashed lines.
+
+    `lowest`: of the axis; None: as the values are.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
         .description(says)
         .datasource(SOURCE)
         .unit(unit)
-        .min(0)
         .span(width)
         .height(8)
         .fill_opacity(30 if stacked else 8)
@@ -86,6 +89,8 @@ def graph(
         .legend(_legend())
         .tooltip(common.VizTooltipOptions().mode(commons.TooltipDisplayMode.MULTI).sort(commons.SortOrder.DESCENDING))
     )
+    if lowest is not None:
+        panel.min(lowest)
     if stacked:
         panel.stacking(common.StackingConfig().mode(commons.StackingMode.NORMAL))
     if top is not None:

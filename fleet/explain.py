@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fleet.extender.answers import Filtered
-from fleet.extender.bind import PLAN, THROUGHPUT
+from fleet.extender.bind import PLAN
 from fleet.extender.protocol import Question, View, filtered
-from fleet.extender.reservations import Reservation, holder
+from fleet.extender.reservations import THROUGHPUT, Reservation, holder
 from fleet.model import FleetError, printable
 
 SERVICE: Final = "http://127.0.0.1:9838"

@@ -12,13 +12,15 @@ from collections import Counter as Count
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
+from fleet.learning import Lessons
 from fleet.match.plan import Plan
 from fleet.sources.prometheus import Found
 
 _PREFIX: Final = "gpuwarden_fleet_"
-_REQUEST_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_REQUEST_S: Final = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_ERRORS: Final = (-0.5, -0.3, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.3, 0.5)
 _WAIT_S: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 
 
@@ -36,6 +38,7 @@ class Metrics:
         self._slots = gauge("slots", "GPUs that have room for an offline job, by use in the plan", "model", "state")
         self._unknown = gauge("unknown_slots", "GPUs that are no slots, by reason", "reason")
         self._jobs = gauge("jobs", "Offline pods that are not finished", "state")
+        self._longest = gauge("longest_wait_seconds", "Of the pods that wait now, since the first of them was made")
         self._refused = gauge(
             "refused_pods", "Pods that ask for the scheduler and cannot be placed, by reason", "reason"
         )
@@ -56,6 +59,12 @@ class Metrics:
         self._released = counter("released", "Reservations that were not bound in time")
         self._dropped = counter("notices_dropped", "Events and marks on pods that were not written")
         self._seconds = self._histogram("extender_duration_seconds", "Of a request", _REQUEST_S, "verb")
+        self._measured = gauge("measured_pairs", "Pairs of an online and an offline kind with a measured throughput")
+        self._penalised = gauge("penalised_pairs", "Pairs that are worth half, as their online side missed its promise")
+        self._errors = self._histogram(
+            "prediction_error_ratio", "Throughput that was expected of a pod less what it got, to alone", _ERRORS
+        )
+        self._unread = counter("learning_failures", "Plans before which a window of figures could not be read")
         self._waited = self._histogram("wait_seconds", "From a pod's creation to its binding", _WAIT_S)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -88,12 +97,22 @@ class Metrics:
             while self._of_a_plan:
                 self.registry.register(self._of_a_plan.pop())
 
-    def pods(self, jobs: Mapping[str, int], refused: Mapping[str, int], twice: int) -> None:
-        """State or reason → pods."""
+    def pods(self, jobs: Mapping[str, int], refused: Mapping[str, int], twice: int, longest_s: float) -> None:
+        """State or reason → pods. `longest_s`: that one waits; 0 where none does."""
         with self._lock:
             _set(self._jobs, {(state,): count for state, count in jobs.items()})
             _set(self._refused, {(reason,): count for reason, count in refused.items()})
             self._twice.set(twice)
+            self._longest.set(longest_s)
+
+    def learned(self, lessons: Lessons) -> None:
+        """After a plan was made."""
+        self._measured.set(lessons.measured)
+        self._penalised.set(lessons.penalised)
+        for error in lessons.errors:
+            self._errors.observe(error)
+        if lessons.failure is not None:
+            self._unread.inc()
 
     def plan_failed(self) -> None:
         self._failures.inc()
@@ -113,6 +132,12 @@ class Metrics:
 
     def dropped(self) -> None:
         self._dropped.inc()
+
+    def families(self) -> tuple[Metric, ...]:
+        """All that there may be, whether they have a value yet or not."""
+        with self._lock:
+            later = [family for gauge in self._of_a_plan for family in gauge.collect()]
+            return (*self.registry.collect(), *later)
 
     def page(self) -> bytes:
         """In Prometheus' text format."""

@@ -111,14 +111,19 @@ def given_settings(options: argparse.Namespace) -> Settings:
     return Settings(options.window, given(seconds(options.stale), "--stale", "60s"))
 
 
-def given_predictor(options: argparse.Namespace) -> tuple[Predictor, Counter[str]]:
-    """With the rows of the table that hold no pair."""
+def given_table(options: argparse.Namespace) -> Read:
+    """Of measured pairs; empty without a file."""
     assumed = options.assume_kernel
     kernel_s = None if assumed is None else given(seconds(assumed), "--assume-kernel", "2ms")
     prior = Physical(given(quantity(options.reserve), "--reserve", "1GiB"), kernel_s)
+    return parse_table(_read(options.table), prior) if options.table else Read(Table({}, prior), Counter())
+
+
+def given_predictor(options: argparse.Namespace) -> tuple[Predictor, Counter[str]]:
+    """With the rows of the table that hold no pair."""
     if options.table is None and options.predictor != "physical":
         raise FleetError(f"--predictor {options.predictor} needs measured pairs: give --table FILE")
-    read = parse_table(_read(options.table), prior) if options.table else Read(Table({}, prior), Counter())
+    read = given_table(options)
     return BUILTIN[options.predictor](read.table), read.dropped
 
 

@@ -20,9 +20,10 @@ from fleet.exporter import Metrics
 from fleet.extender.answers import Board
 from fleet.extender.notices import Notices
 from fleet.extender.state import Demand, State
+from fleet.learning import Lessons
 from fleet.model import FleetError
 from fleet.plan import Result
-from fleet.solver import Solver, Source
+from fleet.solver import Question, Solver, Source
 
 AFTER_CHANGE_S: Final = 2.0
 """Pods of one Job come within moments of each other"""
@@ -80,14 +81,15 @@ class Planner:
 
     def _plan(self, demand: Demand) -> None:
         begun_s = time.monotonic()
-        made = self._solver.solve(demand.waiting.jobs, demand.held)
+        made = self._solver.solve(Question(demand.waiting.jobs, demand.held, demand.running))
         plan, found = made.plan, made.found
-        board = Board.of(plan, self._inputs.source.predictor)
+        board = Board.of(plan, made.predictor)
         name = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._state.adopt(board, demand, name)
         self.last = Result(plan, found, demand.waiting, Counter())
         self._notices.wake(self._state.to_wake(frozenset(one.job.key for one in plan.placed)), name)
         self._metrics.plan(plan, found, made.seconds, time.time())
+        self._learned(made.lessons)
         _log.info(
             "plan %s: %d of %d waiting pods have a GPU, of %d; %.2f s",
             name,
@@ -96,3 +98,8 @@ class Planner:
             len(found.slots),
             time.monotonic() - begun_s,
         )
+
+    def _learned(self, lessons: Lessons) -> None:
+        self._metrics.learned(lessons)
+        if lessons.failure is not None:
+            _log.warning("nothing was learned from the last window: %s", lessons.failure)

@@ -38,7 +38,7 @@ from fleet.extender.reservations import holder
 from fleet.extender.server import Page, Routes, Server, json_page
 from fleet.extender.state import State
 from fleet.model import FleetError
-from fleet.plan import add_prediction_arguments, document, given, given_predictor, given_settings
+from fleet.plan import add_prediction_arguments, document, given, given_settings, given_table
 from fleet.planner import Inputs, Planner
 from fleet.solver import Source
 from fleet.sources.kubernetes import KubernetesApi, access
@@ -70,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[one.value for one in Delivery],
         default=Delivery.GPUWARDEN.value,
         help="hami: write the GPU in HAMi's annotation too",
+    )
+    add(
+        "--learn-over",
+        default="600s",
+        metavar="TIME",
+        help="of one measurement of a pair by the agents' counters, for the predictors table and learned (%(default)s)",
     )
     add_prediction_arguments(parser)
 
@@ -104,10 +110,11 @@ class Configuration:
 
 
 def _configured(options: argparse.Namespace) -> Configuration:
-    predictor, dropped = given_predictor(options)
-    for reason, count in dropped.items():
+    read = given_table(options)
+    for reason, count in read.dropped.items():
         _log.warning("table of pairs: %d rows dropped: %s", count, reason)
-    source = Source(options.prometheus, given_settings(options), predictor)
+    learn_over_s = given(seconds(options.learn_over), "--learn-over", "600s")
+    source = Source(options.prometheus, given_settings(options), options.predictor, read.table, learn_over_s)
     interval_s = given(seconds(options.interval), "--interval", "60s")
     api = KubernetesApi(access(options.kubernetes))
     return Configuration(
@@ -232,8 +239,15 @@ class Service:
         bound = sum(one.bound for one in view.reservations.by_pod.values())
         free = waiting(pod for uid, pod in pods.items() if uid not in view.reservations.by_pod)
         jobs = {"waiting": len(free.jobs), "reserved": len(view.reservations.by_pod) - bound, "bound": bound}
-        self.metrics.pods(jobs, Counter(free.refused), len(view.reservations.twice()))
+        first = next((pod for pod in pods.values() if free.jobs and _key(pod) == free.jobs[0].key), None)
+        longest_s = _age_s(first, time.time()) or 0.0
+        self.metrics.pods(jobs, Counter(free.refused), len(view.reservations.twice()), longest_s)
         return self.metrics.page()
+
+
+def _key(pod: Any) -> str | None:
+    seen = holder(pod)
+    return None if seen is None else seen.key
 
 
 def _age_s(pod: Any, now_s: float) -> float | None:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# tree.sh DEST [gpuwarden|gpuwarden-sim]: makes under DEST exactly the files that the package of that name installs. The
-# .deb and the container image are both made from it. The same sources and packages give the same bytes.
+# tree.sh DEST [gpuwarden|gpuwarden-sim|fleet]: makes under DEST exactly the files that the package of that name installs. The
+# .deb and the container image are both made from it. The same sources and packages give the same bytes. `fleet` is no
+# package: what the image of the fleet's service has beyond the agent's.
 #
 # The agent gets a Python environment of its own in /usr/lib/gpuwarden, without pip, on the system's /usr/bin/python3. What
 # it depends on is there as bytecode without its source (that halves it); our own code has both. No module is left to be
@@ -12,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 die() { echo "tree: $*" >&2; exit 1; }
-[ $# -ge 1 ] || die "usage: $0 DEST [gpuwarden|gpuwarden-sim]"
+[ $# -ge 1 ] || die "usage: $0 DEST [gpuwarden|gpuwarden-sim|fleet]"
 mkdir -p "$1"
 dest=$(cd "$1" && pwd)
 [ -z "$(ls -A "$dest")" ] || die "$dest is not empty: remove it first"
@@ -139,8 +140,37 @@ make_simulated_gpu() {
 	compile checked-hash "$under"
 }
 
+# The fleet in the agent's own environment, with what it depends on. Not stripped: the libraries in these wheels were moved
+# by patchelf, and strip breaks such ones. With docstrings: SciPy makes some out of others.
+make_fleet() {
+	mkdir -p "$work/source" "$dest/$packages"
+	"$python" -m tools.shipping.closure --extra fleet "$dest/$packages" || die "run \`make setup\` first"
+	cp -a --parents pyproject.toml README.md LICENSE LICENSES bpf/LICENSES packaging/licences agent enforce fleet gpuwarden "$work/source"
+	pip_install "$work/ours" "$work/source"
+	(
+		cd "$dest/$packages"
+		find . -name tests -type d -prune -exec rm -rf {} +
+		rm -rf numpy/_core/{include,lib} numpy/random/lib # SciPy imports all else
+		find . \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]' -o -name '*.a' \) -delete
+		find . -path '*.dist-info/*' -type f ! -path '*/licenses/*' ! -path '*/sboms/*' ! -name METADATA \
+			! -iname 'licen[sc]e*' ! -iname 'notice*' -delete
+		find . -type d -empty -delete
+		sed -i '/^\r\{0,1\}$/,$d' ./*.dist-info/METADATA
+	)
+	local theirs
+	mapfile -t theirs < <(find "$dest/$packages" -mindepth 1 -maxdepth 1 -type d ! -name '*.dist-info' ! -name '*.libs')
+	compile unchecked-hash -b "${theirs[@]}"
+	find "${theirs[@]}" -name '*.py' -delete
+	mv "$work/ours/fleet" "$dest/$packages"
+	find "$dest/$packages/fleet" -name __pycache__ -prune -exec rm -rf {} +
+	compile checked-hash "$dest/$packages/fleet"
+	local description=("$work"/ours/gpuwarden-*.dist-info) # `gpuwarden fleet` is found by it
+	install -Dm 644 -t "$dest/$packages/${description[0]##*/}" "${description[0]}/entry_points.txt"
+}
+
 case "${2:-gpuwarden}" in
 gpuwarden) make_agent ;;
+fleet) make_fleet ;;
 gpuwarden-sim) make_simulated_gpu ;;
 *) die "no package is called $2" ;;
 esac

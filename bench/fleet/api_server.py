@@ -91,10 +91,10 @@ class Cluster:
                 raise RefusedError(409, f"pod {key} is already assigned to node {pod['spec']['nodeName']}")
             return self._store("MODIFIED", {**pod, "spec": {**pod["spec"], "nodeName": node}})
 
-    def set_phase(self, key: str, phase: str) -> None:
-        """Of one pod, as its kubelet would."""
+    def set_phase(self, key: str, phase: str, **more: Any) -> None:
+        """Of one pod, as its kubelet, or the scheduler, would."""
         with self.changed:
-            self._store("MODIFIED", {**self.get(key), "status": {"phase": phase}})
+            self._store("MODIFIED", {**self.get(key), "status": {"phase": phase, **more}})
 
     def delete(self, key: str) -> None:
         """At once."""

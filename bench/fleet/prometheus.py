@@ -71,6 +71,12 @@ _QUERIES: Final = (
     "rate(gpuwarden_device_online_gaps",
     "gpuwarden_container_slo_target",
     "max_over_time(gpuwarden_container_slo_latency",
+    "gpuwarden_container_launches_total offset",
+    "increase(gpuwarden_container_launches_total",
+    "increase(gpuwarden_container_slo_slow_requests_total",
+    "increase(gpuwarden_container_slo_requests_total",
+    "max_over_time(gpuwarden_container_slo_quantile_ratio",
+    "max_over_time(gpuwarden_container_role_info",
 )
 
 

@@ -18,13 +18,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from fleet.extender.protocol import BindRequest
-from fleet.extender.reservations import GPU, NODE, Reservation, TakenError, holder
+from fleet.extender.reservations import GPU, NODE, THROUGHPUT, Reservation, TakenError, holder
 from fleet.extender.state import Decision, State
 from fleet.model import Job
 from fleet.sources.kubernetes import ApiError, AwayError, KubernetesApi, MissingError, RefusedError
 from fleet.sources.pods import job_of
 
-THROUGHPUT: Final = "gpuwarden.io/expected-throughput"
 PLAN: Final = "gpuwarden.io/plan"
 HAMI: Final = "nvidia.com/use-gpuuuid"
 _WRITTEN: Final = (GPU, NODE, THROUGHPUT)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 GPU: Final = "gpuwarden.io/gpu"
 NODE: Final = "gpuwarden.io/node"
+THROUGHPUT: Final = "gpuwarden.io/expected-throughput"
 RELEASE_S: Final = 30.0
 """Far longer than any call to the API server is carried out after its client gave up"""
 

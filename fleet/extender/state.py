@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from fleet.extender.answers import Board, Candidate, choose
 from fleet.extender.protocol import View
-from fleet.extender.reservations import Holder, Reservation, Reservations, TakenError, holder
+from fleet.extender.reservations import THROUGHPUT, Holder, Reservation, Reservations, TakenError, holder
 from fleet.model import Job
 from fleet.sources.pods import Waiting, job_of, waiting
+from fleet.sources.windows import Running
 
 _KEPT: Final = {
     "metadata": (
@@ -33,6 +34,8 @@ _KEPT: Final = {
     "status": ("phase",),
 }
 """Of a pod's document: the rest is most of its size"""
+_REMEMBERED_S: Final = 1800.0
+"""For so long a pod that is gone can be told of what it did"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Demand:
     waiting: Waiting
     held: frozenset[str]
     """GPUs that are no slots"""
+    running: Mapping[str, Running]
+    """Namespace/name → pod that has a GPU, or had one until lately"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,24 @@ class State:
         self._troubles: dict[str, str] = {"kubernetes": "the pods were not listed yet", "plan": "there is no plan yet"}
         self._binding: set[str] = set()
         self._refused: set[str] = set()
+        self._gone: dict[str, tuple[float, Running]] = {}
+        """Namespace/name → when, and the pod"""
         self._changed_s: float | None = None
 
     def listed(self, pods: Iterable[Any], asked_s: float) -> None:
         """All pods there are."""
-        kept = {str(one["metadata"].get("uid")): one for one in map(_slim, pods)}
+        kept, failed = {}, set()
+        for pod in pods:
+            uid = str(pod["metadata"].get("uid"))
+            kept[uid] = _slim(pod)
+            if _has_failed(pod):
+                failed.add(uid)
         with self._lock:
             before = self._waiting_keys()
+            for uid in self._pods.keys() - kept.keys():
+                self._remember(uid)
             self._pods = kept
+            self._refused = failed | (self._refused & kept.keys())
             holders = [found for one in kept.values() if (found := holder(one)) is not None]
             self._reservations = self._reservations.listed(holders, asked_s, self._clock())
             self._troubles.pop("kubernetes", None)
@@ -91,10 +106,13 @@ class State:
         with self._lock:
             waited = _is_waiting(self._pods.get(seen.uid))
             if kind == "DELETED":
+                self._remember(seen.uid)
                 self._pods.pop(seen.uid, None)
                 self._reservations = self._reservations.released(seen.uid)
             else:
                 self._pods[seen.uid] = slim
+                if _has_failed(pod):
+                    self._refused.add(seen.uid)
                 self._reservations = self._reservations.seen(seen, self._clock())
             if waited != _is_waiting(self._pods.get(seen.uid)) and seen.uid not in self._reservations.by_pod:
                 self._changed_s = self._clock()
@@ -121,9 +139,13 @@ class State:
         """For the next plan."""
         with self._lock:
             self._changed_s = None
-            reservations, pods = self._reservations, list(self._pods.items())
+            oldest_s = self._clock() - _REMEMBERED_S
+            self._gone = {key: one for key, one in self._gone.items() if one[0] > oldest_s}
+            reservations, pods, gone = self._reservations, list(self._pods.items()), dict(self._gone)
         free = [pod for uid, pod in pods if uid not in reservations.by_pod]
-        return Demand(waiting(free), reservations.gpus)
+        there = (_running(pod) for uid, pod in pods if uid in reservations.by_pod)
+        running = {key: one for key, (_, one) in gone.items()} | {one.job.key: one for one in there if one is not None}
+        return Demand(waiting(free), reservations.gpus, running)
 
     def refused(self, uid: str) -> None:
         """The scheduler was given no node for the pod, and may not ask again for minutes."""
@@ -225,8 +247,26 @@ class State:
         job = None if pod is None else job_of(pod)
         return job if isinstance(job, Job) else None
 
+    def _remember(self, uid: str) -> None:
+        """A pod that is going, if it has a GPU."""
+        found = _running(self._pods.get(uid)) if uid in self._reservations.by_pod else None
+        if found is not None:
+            self._gone[found.job.key] = self._clock(), found
+
     def _waiting_keys(self) -> set[str]:
         return {uid for uid, pod in self._pods.items() if _is_waiting(pod)}
+
+
+def _running(pod: Any) -> Running | None:
+    """None: no job."""
+    job = None if pod is None else job_of(pod)
+    if not isinstance(job, Job):
+        return None
+    expected = (pod["metadata"].get("annotations") or {}).get(THROUGHPUT)
+    try:
+        return Running(job, None if expected is None else float(expected))
+    except ValueError:
+        return Running(job, None)
 
 
 def _slim(pod: Any) -> Any:
@@ -235,6 +275,21 @@ def _slim(pod: Any) -> Any:
         whole = pod.get(part) if isinstance(pod, dict) else None
         found[part] = {name: whole[name] for name in names if name in whole} if isinstance(whole, dict) else {}
     return found
+
+
+def _has_failed(pod: Any) -> bool:
+    """Whether the scheduler says that it has no node for the waiting pod, or that asking failed.
+
+    It may not try again for minutes. An answer of ours that refuses a pod is known sooner; but it may have asked while
+    no service ran.
+    """
+    status = pod.get("status")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    found = any(
+        isinstance(one, dict) and one.get("type") == "PodScheduled" and one.get("status") == "False"
+        for one in (conditions if isinstance(conditions, list) else ())
+    )
+    return found and _is_waiting(pod)
 
 
 def _is_waiting(pod: Any) -> bool:

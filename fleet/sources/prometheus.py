@@ -25,8 +25,8 @@ from typing import Final
 from fleet.model import FleetError, Slot
 
 _LONGEST_ANSWER = 256 << 20
-_CONTAINER: Final = ("instance", "container", "pod", "namespace", "runtime", "id")
-_DEVICE: Final = ("instance", "UUID")
+CONTAINER: Final = ("instance", "container", "pod", "namespace", "runtime", "id")
+DEVICE: Final = ("instance", "UUID")
 
 Labels = Mapping[str, str]
 
@@ -65,11 +65,12 @@ class Found:
     """Reason → GPUs that are no slots"""
 
 
-def prometheus(url: str, timeout_s: float = 10.0) -> Query:
-    """Instant queries to the server at this URL."""
+def prometheus(url: str, timeout_s: float = 10.0, at_s: float | None = None) -> Query:
+    """Instant queries to the server at this URL. `at_s`: of that time since 1970; None: now."""
+    time = {} if at_s is None else {"time": f"{at_s:.0f}"}
 
     def query(expression: str) -> list[Sample]:
-        address = f"{url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        address = f"{url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': expression, **time})}"
         try:
             with urllib.request.urlopen(address, timeout=timeout_s) as answer:
                 text = answer.read(_LONGEST_ANSWER)
@@ -147,17 +148,17 @@ class _Figures:
         window = settings.window
 
         def devices(expression: str) -> dict[Device, float]:
-            return {one.key(_DEVICE): one.value for one in query(expression)}
+            return {one.key(DEVICE): one.value for one in query(expression)}
 
         def containers(expression: str) -> dict[Key, float]:
-            return {one.key(_CONTAINER): one.value for one in query(expression)}
+            return {one.key(CONTAINER): one.value for one in query(expression)}
 
         def nodes(expression: str) -> dict[str, float]:
             return {one.labels.get("instance", ""): one.value for one in query(expression)}
 
         used = f"max_over_time(gpuwarden_device_memory_used_bytes[{window}])"
         roles = query("gpuwarden_container_role_info")
-        info = {one.key(_DEVICE): one.labels for one in query("gpuwarden_device_info")}
+        info = {one.key(DEVICE): one.labels for one in query("gpuwarden_device_info")}
         uses = Counter(uuid for _, uuid in info)
         return cls(
             info=info,
@@ -167,7 +168,7 @@ class _Figures:
             stale_s=settings.stale_s,
             healthy=devices('gpuwarden_device_health{state="healthy"}'),
             enforcing=nodes("gpuwarden_enforcing"),
-            roles={one.key(_CONTAINER): (one.labels.get("role", ""), one.labels.get("rule", "")) for one in roles},
+            roles={one.key(CONTAINER): (one.labels.get("role", ""), one.labels.get("rule", "")) for one in roles},
             users=_grouped((*query("gpuwarden_container_memory_bytes"), *query("gpuwarden_device_held_info"))),
             free=devices(f"gpuwarden_device_memory_size_bytes - {used}"),
             load=devices(f"rate(gpuwarden_device_online_busy_seconds_total[{window}])"),
@@ -234,7 +235,7 @@ class _Figures:
 def _grouped(samples: Iterable[Sample]) -> dict[Device, frozenset[Key]]:
     users = defaultdict[Device, set[Key]](set)
     for one in samples:
-        users[one.key(_DEVICE)].add(one.key(_CONTAINER))
+        users[one.key(DEVICE)].add(one.key(CONTAINER))
     return {device: frozenset(keys) for device, keys in users.items()}
 
 

@@ -22,6 +22,8 @@ from fleet.weights.physical import ERROR, Physical
 
 PRIOR_COUNT: Final = 3.0
 """How many measurements (each of ≥ 10 min) the prior counts as"""
+MOST_COUNT: Final = 144
+"""Measurements that a mean counts as, at most (a day of them): older ones fade"""
 
 
 class Pair(NamedTuple):
@@ -132,15 +134,16 @@ class Table:
         return _Column(job, mixed[0], mixed[1], without)
 
     def with_measurement(self, pair: Pair, throughput: float, prior: float | None) -> Table:
-        """With one more measurement in the pair's mean."""
+        """With one more measurement in the pair's mean, in which what is long ago fades."""
         if not (isfinite(throughput) and throughput >= 0):
             raise FleetError(f"measured throughput of {pair.offline} is {throughput}: it has to be 0 or more")
         old = self.pairs.get(pair)
         new = Measured(throughput, 1, prior)
         if old is not None:
-            count = old.count + 1
-            known = None if old.prior is None or prior is None else (old.prior * old.count + prior) / count
-            new = Measured((old.throughput * old.count + throughput) / count, count, known)
+            before = min(old.count, MOST_COUNT - 1)
+            count = before + 1
+            known = None if old.prior is None or prior is None else (old.prior * before + prior) / count
+            new = Measured((old.throughput * before + throughput) / count, count, known)
         return replace(self, pairs={**self.pairs, pair: new})
 
     def to_json(self) -> str:

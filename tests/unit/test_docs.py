@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from agent.exporters.prometheus.catalog import CATALOG
+from fleet.exporter import Metrics
 from gpuwarden.main import main
 from tools.manual.__main__ import described
 from tools.manual.site import on_page_markdown
@@ -109,7 +110,8 @@ def test_commands_are_found_and_wrong_ones_noticed() -> None:
 
 @each_page
 def test_every_metric_that_is_named_exists(page: Path) -> None:
-    known = {metric.name for metric in CATALOG}
+    fleets = {f"{one.name}{'_total' if one.type == 'counter' else ''}" for one in Metrics().families()}
+    known = {metric.name for metric in CATALOG} | fleets
     named = set(_METRIC.findall(page.read_text()))
     assert not {name for name in named - known if not any(one.startswith(f"{name}_") for one in known)}
 

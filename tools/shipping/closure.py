@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """`python -m tools.shipping.closure DEST`: copies what gpuwarden requires from this Python's environment to DEST.
 
+With `--extra NAME` it is what that extra requires beyond it.
 So what is shipped is what the tests ran with. Invariant: each file is as its distribution's RECORD lists it. Scripts
 and other files outside of site-packages are left out.
 """
@@ -24,9 +25,10 @@ from packaging.utils import NormalizedName, canonicalize_name
 from tools.shipping.version import ROOT
 
 
-def requirements(root: Path = ROOT) -> list[str]:
-    """What the product requires, as pyproject.toml lists it."""
-    return list(tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"])
+def requirements(root: Path = ROOT, extra: str | None = None) -> list[str]:
+    """What the product, or an extra of it alone, requires, as pyproject.toml lists it."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    return list(project["dependencies"] if extra is None else project["optional-dependencies"][extra])
 
 
 def closure(required: Iterable[str]) -> dict[NormalizedName, Distribution]:
@@ -73,9 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tools.shipping.closure", description="Copies what gpuwarden requires, as it is installed here."
     )
     parser.add_argument("folder", type=Path, metavar="DEST", help="where to")
+    parser.add_argument("--extra", metavar="NAME", help="only what this extra requires beyond it")
     options = parser.parse_args(arguments)
     try:
-        for installed in closure(requirements()).values():
+        wanted = closure(requirements())
+        if options.extra is not None:
+            more = closure(requirements(extra=options.extra))
+            wanted = {name: installed for name, installed in more.items() if name not in wanted}
+        for installed in wanted.values():
             copy(installed, options.folder)
     except (PackageNotFoundError, ValueError) as error:
         sys.stderr.write(f"closure: {error}\n")

@@ -66,7 +66,7 @@ function _shtab_gpuwarden_using
 end
 
 set -g _shtab_gpuwarden_commands run plan explain report check policy 'policy init' 'policy schema' reload release doctor stacks fleet 'fleet plan' 'fleet analyse' 'fleet formats' 'fleet split' 'fleet simulate' 'fleet serve' 'fleet explain' demo
-set -g _shtab_gpuwarden_opts_with_value --as --assume-kernel --before --binary --by --container --decisions --delivery --every --first --format --gpu-type --gpus --gpus-per-node --interval --json --kind --kubernetes --libcuda --limit --listen --log-format --metric --names --offline --online --out --pages --pairs --path --picture --pods --policies --policy --port --predictor --prometheus --quantile --queue --reserve --restart --return-probes --run-dir --sample --seconds --seed --service --services --signal --since --slo --slowdown --socket --sort --stale --symbol --table --thresholds --unit --until --url --usage --usage-days --web-config --web-host --window
+set -g _shtab_gpuwarden_opts_with_value --as --assume-kernel --before --binary --by --container --decisions --delivery --every --first --format --gpu-type --gpus --gpus-per-node --interval --json --kind --kubernetes --learn-over --libcuda --limit --listen --log-format --metric --names --offline --online --out --pages --pairs --path --picture --pods --policies --policy --port --predictor --prometheus --quantile --queue --reserve --restart --return-probes --run-dir --sample --seconds --seed --service --services --signal --since --slo --slowdown --socket --sort --stale --symbol --table --thresholds --unit --until --url --usage --usage-days --web-config --web-host --window
 
 complete -c gpuwarden -e
 complete -c gpuwarden -f
@@ -222,6 +222,7 @@ complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l listen -x -d 'f
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l pages -x -d 'pages there too, for Prometheus and the kubelet: nothing can be bound there'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l interval -x -d 'between plans (default: 60s)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l delivery -xka "gpuwarden hami" -d 'hami: write the GPU in HAMi'"'"'s annotation too'
+complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l learn-over -x -d 'of one measurement of a pair by the agents'"'"' counters, for the predictors table and learned (600s)'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l predictor -xka "physical table learned" -d 'what expects a pair'"'"'s throughput'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l table -xka "(__fish_complete_path (commandline -ct))" -d 'measured pairs, for the predictors table and learned'
 complete -c gpuwarden -n '_shtab_gpuwarden_using fleet serve' -l reserve -x -d 'memory that stays free on each GPU (default: 1GiB)'

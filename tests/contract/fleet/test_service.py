@@ -21,6 +21,7 @@ import pytest
 
 from bench.fleet.api_server import GPU, ApiServer, Cluster, RefusedError
 from bench.fleet.prometheus import Prometheus, figures
+from bench.fleet.prometheus import row as series
 from fleet.explain import ask, lines
 from fleet.extender import server as http_server
 from fleet.model import FleetError
@@ -29,7 +30,7 @@ from fleet.service import Configuration, Service
 from fleet.solver import Source
 from fleet.sources.kubernetes import Access, KubernetesApi
 from fleet.sources.prometheus import Settings
-from fleet.weights.physical import Physical
+from fleet.weights.table import Table
 from tools.harness import wait
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def until(holds: Callable[[], T | None]) -> T:
 
 def start(api: ApiServer, prometheus: Prometheus) -> tuple[Service, threading.Event]:
     stop = threading.Event()
-    source = Source(prometheus.url, Settings(), Physical())
+    source = Source(prometheus.url, Settings(), "physical", Table({}), learn_over_s=2.0)
     inputs = Inputs(source, INTERVAL_S)
     loopback = ("127.0.0.1", 0)
     return Service(Configuration(KubernetesApi(Access(api.url), 1.0), inputs, loopback, loopback), stop), stop
@@ -175,6 +176,34 @@ def test_a_pod_that_was_refused_is_woken_when_the_plan_has_a_gpu_for_it(world: W
     until(lambda: not world.filter(late)["NodeNames"])
     world.api.cluster.delete("batch/p0")
     until(lambda: "gpuwarden.io/plan" in world.annotations("late"))
+
+
+def test_a_pair_whose_service_missed_its_promise_is_worth_half(world: World) -> None:
+    pods = [world.pod(f"p{at}") for at in range(4)]
+    assert [world.place(pod) for pod in pods] == [""] * 4
+    beside = next(one for one in (f"p{at}" for at in range(4)) if world.annotations(one)[GPU] == "GPU-0-0")
+    device = {"instance": "node-0", "UUID": "GPU-0-0"}
+    offline = {"instance": "node-0", "container": "main", "pod": beside, "namespace": "batch"}
+    rows = figures(2, 2)
+    (online,) = (one for one in rows["gpuwarden_container_role_info"] if one["metric"]["container"] == "c-GPU-0-0")
+    rows["max_over_time(gpuwarden_container_role_info"] = [online, series(1, **offline, role="offline", rule="batch")]
+    labels = {name: text for name, text in online["metric"].items() if name not in ("role", "rule")}
+    launches = [series(100, **{**one, **device}) for one in (labels, offline)]
+    rows["increase(gpuwarden_container_launches_total"] = launches
+    rows["increase(gpuwarden_container_slo_slow_requests_total"] = [series(50, **labels)]
+    rows["increase(gpuwarden_container_slo_requests_total"] = [series(100, **labels)]
+    rows["max_over_time(gpuwarden_container_slo_quantile_ratio"] = [series(0.99, **labels)]
+    world.prometheus.set(rows)
+    until(lambda: "gpuwarden_fleet_penalised_pairs 1.0" in page(world, "/metrics"))
+
+
+def test_a_pod_that_the_scheduler_tried_to_place_while_no_service_ran_is_woken_by_the_next_one(world: World) -> None:
+    world.service.close()
+    world.api.cluster.add("left", ASKS)
+    tried = [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]
+    world.api.cluster.set_phase("batch/left", "Pending", conditions=tried)
+    world.service, world.stop = start(world.api, world.prometheus)
+    until(lambda: "gpuwarden.io/plan" in world.annotations("left"))
 
 
 def test_while_prometheus_is_away_nothing_new_is_placed_and_the_reason_is_given(world: World) -> None:

@@ -176,6 +176,31 @@ def test_the_demo_is_found_by_its_entry_point(simulated_tree: Path, home: Path, 
     assert not [path for path in under.rglob("*.py") if not (path.parent / "__pycache__").is_dir()]
 
 
+SOLVE = """
+from fleet.match.plan import solve
+from fleet.model import Job, Slot
+from fleet.weights.physical import Physical
+slots = tuple(Slot("n", f"GPU-{at}", "H200", None, 0.0, 1.0, 1.0, 1 << 36, None) for at in range(3))
+jobs = tuple(Job(f"j{at}", "etl", 1 << 33 + at % 2, 0.001) for at in range(3))
+print(len(solve(slots, jobs, Physical()).placed))
+"""
+
+
+def test_the_fleets_layer_over_the_agents_tree_makes_plans_and_is_found_by_its_entry_point(
+    tree: Path, tmp_path: Path
+) -> None:
+    layer, folder, whole = tmp_path / "layer", tmp_path / "elsewhere", tmp_path / "whole"
+    folder.mkdir()
+    made(layer, "fleet")
+    for part in (tree, layer):
+        subprocess.run(["cp", "-a", f"{part}/.", whole], check=True)
+    home = whole / "usr/lib/gpuwarden"
+    done = run(home, "-c", SOLVE, folder=folder)
+    assert done.stdout == "3\n", done.stderr
+    done = run(home, home / "bin/gpuwarden", "fleet", "formats", folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_with_something_in_it_is_not_made_into_a_tree(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     done = subprocess.run([ROOT / "packaging/tree.sh", tmp_path], capture_output=True, text=True, check=False)

@@ -19,6 +19,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from agent.exporters.prometheus.catalog import CATALOG
 from dashboards.container import CONTAINER
 from dashboards.generated import FOLDER, PAGES, RULES, files
+from fleet.exporter import Metrics
 
 GROUPS = [group for name in RULES for group in yaml.safe_load((FOLDER / f"rules/{name}.yaml").read_text())["groups"]]
 EVERY_RULE = [rule for group in GROUPS for rule in group["rules"]]
@@ -30,6 +31,8 @@ CASES = [
     for test in yaml.safe_load(path.read_text())["tests"]
     for check in test["promql_expr_test"]
 ]
+ENDINGS = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+FLEETS = {f"{family.name}{ending}" for family in Metrics().families() for ending in ENDINGS[family.type]}
 OURS = re.compile(r"(?<![\w:])(?:container:)?gpuwarden_\w+(?::\w+)?")
 
 pages = pytest.mark.parametrize("uid", [page.uid for page in PAGES])
@@ -67,12 +70,12 @@ def test_a_committed_dashboard_is_what_the_types_say_it_may_be(uid: str) -> None
 
 @pages
 def test_no_expression_asks_for_a_series_without_an_exporter(uid: str) -> None:
-    known = {metric.name for metric in CATALOG} | RECORDS.keys()
+    known = {metric.name for metric in CATALOG} | RECORDS.keys() | FLEETS
     assert {name for expr in expressions(uid) for name in OURS.findall(expr)} <= known
 
 
 def test_no_rule_asks_for_a_series_without_an_exporter() -> None:
-    known = {metric.name for metric in CATALOG} | RECORDS.keys()
+    known = {metric.name for metric in CATALOG} | RECORDS.keys() | FLEETS
     assert {name for rule in EVERY_RULE for name in OURS.findall(rule["expr"])} <= known
 
 

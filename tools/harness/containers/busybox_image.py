@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A container image made of one static busybox, as an archive that every runtime can load."""
+"""A container image of a static busybox, and of other static programs, as an archive that every runtime can load."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import io
 import json
 import shutil
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_image(archive: Path, tag: str, labels: dict[str, str] | None = None) -> None:
-    """Writes the image in the layout of `docker save`."""
-    layer = _layer()
+def write_image(archive: Path, tag: str, labels: dict[str, str] | None = None, programs: Sequence[Path] = ()) -> None:
+    """Writes the image in the layout of `docker save`, with `programs` in /bin."""
+    layer = _layer(programs)
     digest = hashlib.sha256(layer).hexdigest()
     configuration = {"Cmd": ["sleep", "1000"], "Env": ["PATH=/bin"], "Labels": labels or {}}
     config = _json(
@@ -35,7 +36,7 @@ def write_image(archive: Path, tag: str, labels: dict[str, str] | None = None) -
             _add(files, path, content)
 
 
-def _layer() -> bytes:
+def _layer(programs: Sequence[Path]) -> bytes:
     content = io.BytesIO()
     busybox = shutil.which("busybox")
     assert busybox, "install busybox-static: packaging/setup.sh test"
@@ -45,6 +46,8 @@ def _layer() -> bytes:
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             files.addfile(entry)
         _add(files, "bin/busybox", Path(busybox).read_bytes(), 0o755)
+        for program in programs:
+            _add(files, f"bin/{program.name}", program.read_bytes(), 0o755)
         for applet in ("sh", "sleep"):
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"

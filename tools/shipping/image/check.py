@@ -23,6 +23,7 @@ from typing import Any
 
 _UNWANTED = frozenset({"apt", "apt-get", "bash", "busybox", "dash", "dpkg", "pip", "pip3", "sh", "sudo", "su"})
 _LABELS = ("title", "description", "vendor", "licenses", "version", "revision", "created")
+_COMMANDS = (["run"], ["fleet", "serve", "--help"])
 _OF_THE_NODE = ("/proc/", "/dev/", "/sys/")
 _MOST_LINKS = 40  # on one way, as Linux has it
 
@@ -65,7 +66,7 @@ def _of_configuration(config: dict[str, Any]) -> Iterator[str]:
     for name in _LABELS:
         if not labels.get(f"org.opencontainers.image.{name}"):
             yield f"label org.opencontainers.image.{name} is missing"
-    if config.get("Entrypoint") != ["/usr/bin/gpuwarden"] or config.get("Cmd") != ["run"]:
+    if config.get("Entrypoint") != ["/usr/bin/gpuwarden"] or config.get("Cmd") not in _COMMANDS:
         yield f"it starts {config.get('Entrypoint')} {config.get('Cmd')}"
     if not config.get("User", "").replace(":", "").isdecimal():
         yield f"its user is {config.get('User')!r}, not a number"

@@ -3,7 +3,7 @@
 """Writes an OCI image layout out of folders, one layer each, without any engine.
 
 `python -m tools.shipping.image.layout --help` says how. What the image says of itself (entry point, labels, user) is
-read out of the last stage of the Containerfile, so that both ways of building agree. The same folders give the same
+read out of a stage of the Containerfile, so that both ways of building agree. The same folders give the same
 digest: entries are sorted, owned by root, without write permission and of one time; the compression has no time stamp.
 Prints the digest of the manifest, and sizes. Source: OCI image specification 1.0 (image-layout.md, config.md,
 layer.md).
@@ -72,18 +72,22 @@ class Hashed:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def configuration(containerfile: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The image's own configuration, as the last stage has it. LayoutError for what is not understood."""
+def configuration(containerfile: str, arguments: Mapping[str, str], stage: str | None = None) -> dict[str, Any]:
+    """The image's own configuration, as the last stage, or that of this name, has it. LayoutError: not understood."""
     config: dict[str, Any] = {}
     known = dict(arguments)
+    stages: dict[str, dict[str, Any]] = {}
     for word, rest in _instructions(containerfile):
         if word == "FROM":
-            config = {}
+            config = stages[rest.rpartition(" AS ")[2]] = {}
         elif word == "ARG":
             name, _, default = rest.partition("=")
             known.setdefault(name, default.strip('"'))
         elif word not in _FOR_A_STEP:
             _apply(config, word, string.Template(rest).substitute(known))
+    if stage is not None and stage not in stages:
+        raise LayoutError(f"the Containerfile has no stage {stage}: one of {', '.join(stages)}")
+    config = config if stage is None else stages[stage]
     return {key: value for key, value in config.items() if value}
 
 
@@ -109,7 +113,7 @@ def _apply(config: dict[str, Any], word: str, rest: str) -> None:
     elif word in ("USER", "WORKDIR", "STOPSIGNAL"):
         config[{"USER": "User", "WORKDIR": "WorkingDir", "STOPSIGNAL": "StopSignal"}[word]] = rest
     else:
-        raise LayoutError(f"{word}: the last stage may have none; see tools/shipping/image/layout.py")
+        raise LayoutError(f"{word}: such a stage may have none; see tools/shipping/image/layout.py")
 
 
 def write_layer(folder: Path, blobs: Path, created: int) -> Layer:
@@ -214,7 +218,8 @@ def _mib(count: int) -> str:
 def main() -> None:
     """Command line: writes the layout."""
     parser = argparse.ArgumentParser(description="Writes an OCI image layout out of folders.")
-    parser.add_argument("--containerfile", type=Path, required=True, help="whose last stage says what the image is")
+    parser.add_argument("--containerfile", type=Path, required=True, help="whose stage says what the image is")
+    parser.add_argument("--stage", metavar="NAME", help="of the Containerfile (default: the last)")
     parser.add_argument("--argument", action="append", default=[], metavar="NAME=VALUE", help="for its ARGs")
     parser.add_argument("--created", type=int, required=True, metavar="EPOCH", help="the time of everything in it")
     parser.add_argument("--name", required=True, metavar="REPOSITORY:TAG", help="what the image is called")
@@ -223,7 +228,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         arguments = dict(pair.split("=", 1) for pair in options.argument)
-        config = configuration(options.containerfile.read_text(), arguments)
+        config = configuration(options.containerfile.read_text(), arguments, options.stage)
         digest = write_layout(config, options.layer, options.created, options.name, options.dest)
     except (LayoutError, FileExistsError, KeyError) as error:
         sys.exit(f"layout: {error}")

@@ -51,7 +51,11 @@ VALUES: Final[dict[str, Sequence[str]]] = {  # what --set takes
         "extraVolumeMounts[0].mountPath=/run/nvidia-mps",
     ),
     "no runtime class": ("runtimeClassName=", "priorityClassName=", "tolerations=null", "affinity=null"),
-    "the fleet": ("fleet.enabled=true", "fleet.prometheus=http://prometheus.monitoring:9090"),
+    "the fleet": (
+        "fleet.enabled=true",
+        "fleet.prometheus=http://prometheus.monitoring:9090",
+        "podMonitor.enabled=true",
+    ),
     "no network policy": ("networkPolicy.enabled=false",),
     "no namespace may read": ("networkPolicy.namespaces=null",),
     "others may read": ("networkPolicy.namespaces={a,b}", "networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8"),

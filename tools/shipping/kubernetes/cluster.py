@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A real Kubernetes of one node on this machine: etcd, API server, controllers, scheduler, kubelet, containerd.
+"""A real Kubernetes on this machine: etcd, API server and controllers, and of one node scheduler, kubelet, containerd.
 
-To be used inside mount and network namespaces of its own (life.sh makes them): /run, /var/lib/kubelet and
+To be used inside mount and network namespaces of its own (trial.sh makes them): /run, /var/lib/kubelet and
 /var/lib/gpuwarden are its own there, and so are addresses. Processes and cgroups are the machine's. Leaving the `with`
-block ends everything that was started and removes the cgroups.
+block ends everything that was started and removes the cgroups. There is no kube-proxy: the one
+service that pods use, that of the API server, has its address on the loopback of the node.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tools.harness import cgroups, wait
 ROOT = Path(__file__).resolve().parents[3]
 NODE_ADDRESS = "10.99.0.1"
 PODS = "10.98.0.0/24"
+API_ADDRESS = "10.96.0.1"  # of the API server's service, port 443
 _CONTAINERD = """
 version = 2
 root = "{folder}/containerd"
@@ -89,10 +91,12 @@ def until(condition: Callable[[], T | None], what: str, step_seconds: float = 0.
 
 @dataclass(frozen=True)
 class Cluster:
-    """`folder`: all of its files. `programs`: where Kubernetes lies."""
+    """`folder`: all of its files. `programs`: where Kubernetes lies. `token`: of an administrator."""
 
     folder: Path
     programs: Path
+    token: str
+    start: Starter
 
     def kubectl(self, *arguments: str, given: str | None = None, check: bool = True) -> str:
         """Runs kubectl; returns its output."""
@@ -121,20 +125,41 @@ class Cluster:
 
 
 @contextmanager
+def control_plane(folder: Path, programs: Path, *controllers: str) -> Iterator[Cluster]:
+    """etcd, API server and controllers, ready to be used. `controllers`: as kube-controller-manager takes them."""
+    with ExitStack() as stack:
+        token = secrets.token_hex(16)
+        _lay_out(folder, token)
+        _network(stack)
+        made = Cluster(folder, programs, token, Starter(folder, stack))
+        _etcd(made.start, folder)
+        _api_server(made.start, folder, programs)
+        until(lambda: made.kubectl("get", "--raw", "/readyz", check=False) == "ok", "the API server")
+        accounts = [f"--service-account-private-key-file={folder}/account.key", "--use-service-account-credentials"]
+        trust = f"--root-ca-file={folder}/certificates/apiserver.crt"  # holds the authority that signed it, too
+        what = f"--controllers={','.join(controllers or ('*',))}"
+        made.start(
+            "kube-controller-manager", programs / "kube-controller-manager", *client(folder), *accounts, trust, what
+        )
+        yield made
+
+
+def client(folder: Path) -> list[str]:
+    """Options of a controller or a scheduler that is alone."""
+    return [f"--kubeconfig={folder}/kubeconfig", "--bind-address=127.0.0.1", "--leader-elect=false"]
+
+
+@contextmanager
 def cluster(folder: Path, programs: Path, build: Path, gpu: Path) -> Iterator[Cluster]:
     """Ready to be used. `build`: of the simulated GPU, whose server's folder is `gpu`."""
-    with ExitStack() as stack:
-        _lay_out(folder, build, gpu)
-        _network()
-        start = _Starter(folder, stack)
-        made = Cluster(folder, programs)
+    with control_plane(folder, programs) as made:
+        start = made.start
+        _give_gpus(folder, build, gpu)
         start("containerd", "containerd", "--config", folder / "containerd.toml")
         start.stack.callback(_end_containers)
-        _etcd(start, folder)
-        _control_plane(start, folder, programs)
-        until(lambda: made.kubectl("get", "--raw", "/readyz", check=False) == "ok", "the API server")
+        start("kube-scheduler", programs / "kube-scheduler", *client(folder))
         root = f"/gpuwarden-{secrets.token_hex(4)}"  # whatever else lies in its kubepods the kubelet would end
-        stack.callback(_remove_cgroups, root, _make_cgroups(root))
+        start.stack.callback(_remove_cgroups, root, _make_cgroups(root))
         start(
             "kubelet",
             programs / "kubelet",
@@ -160,15 +185,18 @@ def _ready(made: Cluster) -> str:
     return made.kubectl("get", "node", "node1", "-o", f"jsonpath={path}", check=False)
 
 
-class _Starter:
+class Starter:
+    """Starts daemons; they end with the stack."""
+
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self.stack = folder, stack
 
-    def __call__(self, name: str, *command: object) -> None:
-        """Starts a daemon whose log is NAME.log; it ends with the stack."""
-        with open(self._folder / f"{name}.log", "wb") as log:
+    def __call__(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+        """A daemon whose log is NAME.log, after what is there from an earlier one of the name."""
+        with open(self._folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, cwd=self._folder)
         self.stack.callback(_end, process)
+        return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -180,17 +208,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _lay_out(folder: Path, build: Path, gpu: Path) -> None:
-    token = secrets.token_hex(16)
+def _lay_out(folder: Path, token: str) -> None:
     (folder / "cni").mkdir(parents=True)
     (folder / "cni/10-pods.conflist").write_text(json.dumps(_CNI))
     (folder / "containerd.toml").write_text(_CONTAINERD.format(folder=folder))
     (folder / "kubelet.json").write_text(json.dumps(_KUBELET))
     (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
     (folder / "kubeconfig").write_text(json.dumps(_kubeconfig(token)))
-    (folder / "nvidia-runtime").write_bytes((ROOT / "packaging/kubernetes/trial/nvidia-runtime").read_bytes())
-    (folder / "nvidia-runtime").chmod(0o755)
-    (folder / "gpu.json").write_text(json.dumps({"build": str(build), "folder": str(gpu)}))
     subprocess.run(["openssl", "genrsa", "-out", folder / "account.key", "2048"], check=True, capture_output=True)
     for path, value in _SYSCTLS.items():
         file = folder / path.replace("/", "-")
@@ -198,8 +222,14 @@ def _lay_out(folder: Path, build: Path, gpu: Path) -> None:
         subprocess.run(["mount", "--bind", file, f"/proc/sys/{path}"], check=True)
 
 
+def _give_gpus(folder: Path, build: Path, gpu: Path) -> None:
+    (folder / "nvidia-runtime").write_bytes((ROOT / "packaging/kubernetes/trial/nvidia-runtime").read_bytes())
+    (folder / "nvidia-runtime").chmod(0o755)
+    (folder / "gpu.json").write_text(json.dumps({"build": str(build), "folder": str(gpu)}))
+
+
 def _kubeconfig(token: str) -> dict[str, object]:
-    server = {"server": "https://127.0.0.1:6443", "insecure-skip-tls-verify": True}
+    server = {"server": f"https://{API_ADDRESS}:443", "insecure-skip-tls-verify": True}
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -210,9 +240,10 @@ def _kubeconfig(token: str) -> dict[str, object]:
     }
 
 
-def _network() -> None:
+def _network(stack: ExitStack) -> None:
     for words in (
         "link set lo up",
+        f"addr add {API_ADDRESS}/32 dev lo",
         "link add v0 type veth peer name v1",
         f"addr add {NODE_ADDRESS}/24 dev v0",
         "link set v0 up",
@@ -220,24 +251,25 @@ def _network() -> None:
         "route add default dev v0",
     ):
         subprocess.run(["ip", *words.split()], check=True)
+    for words in ("link del v0", f"addr del {API_ADDRESS}/32 dev lo"):
+        stack.callback(subprocess.run, ["ip", *words.split()], check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
-def _etcd(start: _Starter, folder: Path) -> None:
+def _etcd(start: Starter, folder: Path) -> None:
     here, peers = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
     where = [f"--listen-client-urls={here}", f"--advertise-client-urls={here}", f"--listen-peer-urls={peers}"]
     start("etcd", "etcd", f"--data-dir={folder}/etcd", *where)
 
 
-def _control_plane(start: _Starter, folder: Path, programs: Path) -> None:
+def _api_server(start: Starter, folder: Path, programs: Path) -> None:
     key = f"{folder}/account.key"
     start(
         "kube-apiserver",
         programs / "kube-apiserver",
         "--etcd-servers=http://127.0.0.1:2379",
-        "--bind-address=127.0.0.1",
         f"--advertise-address={NODE_ADDRESS}",
-        "--secure-port=6443",
+        "--secure-port=443",  # the service's own: there is nothing that would translate it
         f"--cert-dir={folder}/certificates",
         "--service-account-issuer=https://trial",
         f"--service-account-signing-key-file={key}",
@@ -248,10 +280,6 @@ def _control_plane(start: _Starter, folder: Path, programs: Path) -> None:
         "--allow-privileged=false",  # nothing of ours is
         "--kubelet-preferred-address-types=InternalIP",
     )
-    client = [f"--kubeconfig={folder}/kubeconfig", "--bind-address=127.0.0.1", "--leader-elect=false"]
-    accounts = [f"--service-account-private-key-file={key}", "--use-service-account-credentials"]
-    start("kube-controller-manager", programs / "kube-controller-manager", *client, *accounts)
-    start("kube-scheduler", programs / "kube-scheduler", *client)
 
 
 def _end_containers() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""The steps of life.sh: install, see pods by name, change the policy, kill the agent, update, delete.
+"""The steps of `trial.sh life`: install, see pods by name, change the policy, kill the agent, update, delete.
 
 What is held is a training job's pod beside a server that never rests, so each stop would last ten seconds: one that
 ends sooner was ended by what is tried.
@@ -59,29 +59,27 @@ class Trial:
         """Prints a line for a step that is done."""
         print(f"{time.monotonic() - self.began:6.1f} s  {what}", flush=True)
 
-    def apply(self, policy: str, **more: str) -> None:
-        """Applies the chart, as `helm template` renders it for this version."""
-        (self.at.folder / "policy.yaml").write_text(policy)
-        values = {"image.repository": "localhost/gpuwarden", "image.tag": "trial", **more}
-        settings = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
-        command = [self.helm, "template", "gpuwarden", str(CHART), "--namespace", "gpuwarden"]
-        command += ["--kube-version", "1.20.2", "--set-file", f"policy={self.at.folder}/policy.yaml", *settings]
-        rendered = subprocess.run(command, capture_output=True, text=True)
-        assert rendered.returncode == 0, rendered.stderr
-        self.at.kubectl("apply", "-n", "gpuwarden", "-f", "-", given=rendered.stdout)
+    def apply(self, policy: str, **more: Any) -> None:
+        """Applies the chart, as `helm template` renders it for this version. `more`: values, by their first name."""
+        values = {"image": {"repository": "localhost/gpuwarden", "tag": "trial"}, "policy": policy, **more}
+        rendered = render(self.helm, self.at.folder, values)
+        self.at.kubectl("apply", "-f", "-", given=rendered)  # each object names its namespace
 
-    def pod(self) -> dict[str, Any]:
-        """The DaemonSet's pod that is not being deleted, as soon as there is one."""
+    def pod(self, name: str = "gpuwarden") -> dict[str, Any]:
+        """The pod of the DaemonSet, or of another part, that is not being deleted, as soon as there is one."""
 
         def alive() -> list[dict[str, Any]]:
-            found = self.at.get("pods", "-n", "gpuwarden")["items"]
-            return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+            return [pod for pod in self.pods(name) if "deletionTimestamp" not in pod["metadata"]]
 
-        return dict(until(alive, "a pod of the DaemonSet")[0])
+        return dict(until(alive, f"a pod of {name}")[0])
 
-    def ready(self) -> bool:
+    def pods(self, name: str = "gpuwarden") -> list[dict[str, Any]]:
+        """All pods of the DaemonSet, or of another part."""
+        return list(self.at.get("pods", "-n", "gpuwarden", "-l", f"app.kubernetes.io/name={name}")["items"])
+
+    def ready(self, name: str = "gpuwarden") -> bool:
         """Whether both containers are ready."""
-        found = self.at.get("pods", "-n", "gpuwarden")["items"]
+        found = self.pods(name)
         statuses = [one for pod in found for one in pod["status"].get("containerStatuses", [])]
         return len(found) == 1 and len(statuses) == 2 and all(one["ready"] for one in statuses)
 
@@ -111,6 +109,17 @@ class Trial:
         return int(next(line.split()[1] for line in listed.splitlines() if line.startswith(identifier)))
 
 
+def render(helm: str, folder: Path, values: dict[str, Any]) -> str:
+    """The chart's objects for Kubernetes 1.20."""
+    (folder / "values.json").write_text(json.dumps(values))
+    command = [helm, "template", "gpuwarden", str(CHART), "--namespace", "gpuwarden"]
+    done = subprocess.run(
+        [*command, "--kube-version", "1.20.2", "--values", folder / "values.json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def state(tgid: int) -> str:
     """The process' state, one letter as in /proc/PID/stat."""
     return Path(f"/proc/{tgid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -137,10 +146,11 @@ def workload(namespace: str, name: str, command: str) -> dict[str, Any]:
 
 
 @contextmanager
-def simulated_gpu(folder: Path) -> Iterator[None]:
-    """The server of a simulated GPU, as long as the block lasts."""
+def simulated_gpus(folder: Path, count: int = 1) -> Iterator[None]:
+    """The server of simulated GPUs, as long as the block lasts."""
     folder.mkdir(parents=True)
-    server = subprocess.Popen([BUILD / "bin/gpusim", "serve"], env={"GPUSIM_DIR": str(folder)}, stdout=subprocess.PIPE)
+    environment = {"GPUSIM_DIR": str(folder), "GPUSIM_GPUS": str(count)}
+    server = subprocess.Popen([BUILD / "bin/gpusim", "serve"], env=environment, stdout=subprocess.PIPE)
     try:
         assert server.stdout
         assert server.stdout.readline() == b"ready\n"
@@ -163,7 +173,8 @@ def stopped_for(tgid: int, act: Callable[[], object], seconds: float = 60.0) -> 
     return last - began
 
 
-def install(trial: Trial) -> None:
+def prepare(trial: Trial) -> None:
+    """What a cluster with NVIDIA's runtime has, and the namespaces."""
     at = trial.at
     at.kubectl("label", "node", "node1", "nvidia.com/gpu.present=true")
     at.kubectl("apply", "-f", str(ROOT / "packaging/kubernetes/base/namespace.yaml"))
@@ -177,6 +188,10 @@ def install(trial: Trial) -> None:
     for namespace in ("serving", "batch"):
         at.kubectl("create", "namespace", namespace)
         until(lambda: at.kubectl("get", "serviceaccount", "default", "-n", namespace, check=False), "its account")  # noqa: B023
+
+
+def install(trial: Trial) -> None:
+    prepare(trial)
     trial.apply(POLICY.format(enforce="false"))
     until(trial.ready, "the DaemonSet to be ready")
     trial.say("installed: agent (alive, probes attached) and stand-by are ready, without privileged")
@@ -252,7 +267,7 @@ def update(trial: Trial, training: int) -> None:
     trial.say(f"the pod is deleted: the training runs again {seconds:.2f} s later")
     until(lambda: trial.ready() and trial.pod()["metadata"]["name"] != before, "a new pod")
     before = trial.pod()["metadata"]["name"]
-    trial.apply(POLICY.format(enforce="false"), **{"podAnnotations.trial": "updated"})
+    trial.apply(POLICY.format(enforce="false"), podAnnotations={"trial": "updated"})
     until(lambda: trial.ready() and trial.pod()["metadata"]["name"] != before, "the update")
     assert ledger.read(LEDGER) == []
     assert state(training) != "T"
@@ -273,7 +288,7 @@ def delete(trial: Trial, training: int) -> None:
 def main() -> None:
     folder, programs, helm, image = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     write_image(folder / "pause.tar", "localhost/pause:1")
-    with simulated_gpu(folder / "gpu"), cluster(folder / "node", programs, BUILD, folder / "gpu") as at:
+    with simulated_gpus(folder / "gpu"), cluster(folder / "node", programs, BUILD, folder / "gpu") as at:
         trial = Trial(at, helm)
         trial.say(f"Kubernetes {json.loads(at.kubectl('get', '--raw', '/version'))['gitVersion']}: the node is ready")
         at.load_image(folder / "pause.tar", "localhost/pause:1")

@@ -146,6 +146,19 @@ def test_only_the_last_stage_counts_and_a_label_without_a_value_is_ignored() -> 
     assert layout.configuration(text, {"W": ""}) == {"Labels": {"a": "2 x"}, "Env": ["Y=3"]}
 
 
+def test_a_stage_of_a_name_has_its_own_configuration_and_an_unknown_one_is_refused() -> None:
+    text = "FROM a AS b\nENV X=1\nFROM scratch AS c\nENV Y=3\n"
+    assert layout.configuration(text, {}, "b") == {"Env": ["X=1"]}
+    with pytest.raises(layout.LayoutError, match="no stage d: one of b, c"):
+        layout.configuration(text, {}, "d")
+
+
+def test_the_fleets_image_is_not_root_and_asks_for_no_gpu() -> None:
+    config = layout.configuration(CONTAINERFILE, ARGUMENTS, "fleet")
+    assert config["User"] == "65534:65534"
+    assert not [one for one in config["Env"] if one.startswith("NVIDIA_")]
+
+
 def test_the_label_has_the_capabilities_that_the_agent_needs() -> None:
     labels = layout.configuration(CONTAINERFILE, ARGUMENTS)["Labels"]
     assert {f"CAP_{name}" for name in labels["io.gpuwarden.capabilities"].split(",")} == set(ANY_KERNEL)
@@ -168,7 +181,7 @@ def test_the_page_builds_with_every_argument_that_becomes_a_label() -> None:
     (command,) = re.findall(r"^```sh\n(podman build .*?)^```", PAGE.read_text(), re.DOTALL | re.M)
     words = shlex.split(command)
     given = [word.partition("=")[0] for before, word in itertools.pairwise(words) if before == "--build-arg"]
-    assert sorted(given) == sorted(re.findall(r"^ARG (\w+)$", CONTAINERFILE, re.M))
+    assert sorted(given) == sorted(set(re.findall(r"^ARG (\w+)$", CONTAINERFILE, re.M)))
     assert (words[words.index("-f") + 1], words[-1]) == ("packaging/container/Containerfile", ".")
 
 
@@ -187,7 +200,9 @@ def test_both_ways_to_an_image_take_the_same_folders() -> None:
     assert "packaging/container/rootfs.sh /image" in CONTAINERFILE
     assert 'packaging/container/rootfs.sh "$work"' in build
     assert re.findall(r"^COPY --from=build /image/(\w+) /$", CONTAINERFILE, re.M) == ["base", "agent"]
-    assert re.findall(r'--layer "\$work/(\w+)"', build) == ["base", "agent"]
+    assert re.findall(r"^COPY --from=build-fleet /fleet/(\w+) /$", CONTAINERFILE, re.M) == ["base", "agent", "fleet"]
+    assert "layers=(base agent)" in build
+    assert '"${layers[@]/#/--layer=$work/}"' in build
     given = set(re.findall(r'--argument "(\w+)=', build))
     assert given == set(re.findall(r"^ARG (\w+)$", CONTAINERFILE.partition("FROM scratch")[2], re.M))
 

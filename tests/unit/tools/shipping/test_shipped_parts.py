@@ -232,8 +232,8 @@ def test_a_requirement_that_is_not_installed_in_that_version_is_named() -> None:
 
 
 def shipped() -> list[Distribution]:
-    """What gpuwarden requires, as it is installed here."""
-    names = closure(requirements())
+    """What gpuwarden, and its fleet where that is an image, requires, as it is installed here."""
+    names = closure([*requirements(), *requirements(extra="fleet")])
     return [one for one in distributions(Path(sysconfig.get_paths()["purelib"])) if one.name in names]
 
 

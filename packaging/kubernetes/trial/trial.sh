@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# The chart's whole life on a real Kubernetes 1.20 of one node, a line for each step: `life.sh IMAGE [CACHE]`.
-# IMAGE: an OCI layout (make image) or an archive of one. CACHE: where Kubernetes is built, once.
+# What a trial needs around it: Kubernetes, helm, and namespaces in which this node's own places are not seen.
+# `trial.sh MODULE [WORD…]` runs that module of tools/shipping/kubernetes there, with a folder for its files, the folder of
+# Kubernetes' programs, helm, and the words. KUBERNETES_CACHE: where Kubernetes is built, once.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-image=$(realpath "${1:?usage: $0 IMAGE [CACHE]}")
-cache=${2:-/var/tmp/gw-kubernetes}
+module=${1:?usage: $0 MODULE [WORD…]}
+shift
+cache=${KUBERNETES_CACHE:-/var/tmp/gw-kubernetes}
 packaging/kubernetes/trial/build.sh "$cache"
 helm=$(packaging/kubernetes/tools.sh helm)
 folder=$(mktemp -d -t gw-kubernetes.XXXXXX)
@@ -22,4 +24,4 @@ export PLACES="/run ${places[*]}"
 unshare --mount --net --propagation private bash -c '
 	for place in $PLACES; do mount -t tmpfs -o mode=755 none "$place" && mount --make-rshared "$place"; done
 	mkdir -p /run/containerd
-	exec "$@"' life "$PWD/.venv/bin/python" -m tools.shipping.kubernetes.life "$folder" "$cache/bin" "$helm" "$image"
+	exec "$@"' trial "$PWD/.venv/bin/python" -m "tools.shipping.kubernetes.$module" "$folder" "$cache/bin" "$helm" "$@"
