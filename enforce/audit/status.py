@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.core.clock import NS_PER_SECOND
-from agent.core.model import ContainerKey, EnforcementStatus, PeriodicStatus, ProcessId
+from agent.core.model import ContainerKey, DeviceUuid, EnforcementStatus, PeriodicStatus, ProcessId
 from agent.probes.abi import ProcessKey
 from agent.probes.libbpf import Map
 from enforce.actuators.ladder import NOWHERE, EscalationStatus
-from enforce.controller.decision import DecisionInputs, Decisions
+from enforce.controller.decision import DecisionInputs, Decisions, shortest_deadlines_ns
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule, Role, Slo
+from enforce.policy.model import OfflineRule, OnlineRule, Slo
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
@@ -138,11 +138,18 @@ def statuses(
 ) -> dict[ContainerKey, EnforcementStatus]:
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
-    return {key: _status(workload, inputs, shares.get(key), figures) for key, workload in inputs.workloads.items()}
+    beside = frozenset(shortest_deadlines_ns(inputs))
+    return {
+        key: _status(workload, inputs, shares.get(key), figures, beside) for key, workload in inputs.workloads.items()
+    }
 
 
 def _status(
-    workload: Workload, inputs: DecisionInputs, share: Share | None, figures: ContainerFigures
+    workload: Workload,
+    inputs: DecisionInputs,
+    share: Share | None,
+    figures: ContainerFigures,
+    periodic_devices: frozenset[DeviceUuid],
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
     reading = inputs.readings.get(key)
@@ -171,7 +178,7 @@ def _status(
         pauses_total=paused.pauses,
         paused_seconds_total=paused.seconds,
         foreign_resumes_total=paused.foreign,
-        reason=figures.deadlines.get(key) or _reason(workload, share, inputs),
+        reason=figures.deadlines.get(key) or _reason(workload, share, periodic_devices),
         periodic=figures.periodic.get(key),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
@@ -190,7 +197,7 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(workload: Workload, share: Share | None, inputs: DecisionInputs) -> str | None:
+def _reason(workload: Workload, share: Share | None, periodic_devices: frozenset[DeviceUuid]) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
@@ -198,7 +205,6 @@ def _reason(workload: Workload, share: Share | None, inputs: DecisionInputs) -> 
         return share.reason
     if not isinstance(classification.rule, OfflineRule):
         return None
-    periodic = (one for one in inputs.workloads.values() if one.classification.role is Role.PERIODIC)
-    if any(one.devices & workload.devices for one in periodic):
+    if workload.devices & periodic_devices:
         return "gives way to the requests of periodic containers"
     return "no online container on its GPUs"
