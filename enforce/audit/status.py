@@ -13,11 +13,11 @@ from agent.probes.abi import ProcessKey
 from agent.probes.libbpf import Map
 from enforce.actuators.ladder import NOWHERE, EscalationStatus
 from enforce.actuators.launch.pace import link_speed
-from enforce.controller.decision import DecisionInputs, Decisions
+from enforce.controller.decision import DecisionInputs, Decisions, shortest_deadlines_ns
 from enforce.controller.inputs import Counters
 from enforce.memory.accounts import MemoryStatus
 from enforce.model import Reading, Share
-from enforce.policy.model import OfflineRule, OnlineRule, Pcie, Role, Slo
+from enforce.policy.model import OfflineRule, OnlineRule, Pcie, Slo
 from enforce.policy.quantities import copy_bound
 from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
@@ -180,14 +180,19 @@ def statuses(
 ) -> dict[ContainerKey, EnforcementStatus]:
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
+    beside = frozenset(shortest_deadlines_ns(inputs))
+    reasons = {
+        key: figures.deadlines.get(key) or _reason(workload, shares.get(key), beside, decisions.copies.get(key))
+        for key, workload in inputs.workloads.items()
+    }
     return {
-        key: _status(workload, inputs, shares.get(key), figures, decisions.copies.get(key))
+        key: _status(workload, inputs, shares.get(key), figures, reasons[key])
         for key, workload in inputs.workloads.items()
     }
 
 
 def _status(
-    workload: Workload, inputs: DecisionInputs, share: Share | None, figures: ContainerFigures, copies: str | None
+    workload: Workload, inputs: DecisionInputs, share: Share | None, figures: ContainerFigures, reason: str | None
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
     reading = inputs.readings.get(key)
@@ -218,7 +223,7 @@ def _status(
         copy_pauses_total=paused.copy_pauses,
         copy_paused_seconds_total=paused.copy_seconds,
         foreign_resumes_total=paused.foreign,
-        reason=figures.deadlines.get(key) or _reason(workload, share, inputs, copies),
+        reason=reason,
         periodic=figures.periodic.get(key),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
@@ -237,19 +242,20 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(workload: Workload, share: Share | None, inputs: DecisionInputs, copies: str | None) -> str | None:
+def _reason(
+    workload: Workload, share: Share | None, periodic_devices: frozenset[DeviceUuid], copies: str | None
+) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
-    reason = share.reason if share is not None and share.reason else _alone(workload, inputs)
+    reason = share.reason if share is not None and share.reason else _alone(workload, periodic_devices)
     return "; ".join(part for part in (reason, copies) if part) or None
 
 
-def _alone(workload: Workload, inputs: DecisionInputs) -> str | None:
+def _alone(workload: Workload, periodic_devices: frozenset[DeviceUuid]) -> str | None:
     """Why an offline container has no share: no online container is there."""
     if not isinstance(workload.classification.rule, OfflineRule):
         return None
-    periodic = (one for one in inputs.workloads.values() if one.classification.role is Role.PERIODIC)
-    if any(one.devices & workload.devices for one in periodic):
+    if workload.devices & periodic_devices:
         return "gives way to the requests of periodic containers"
     return "no online container on its GPUs"

@@ -121,6 +121,7 @@ def decide(inputs: DecisionInputs, states: Mapping[ContainerKey, Any], tuning: T
     for share_decision in shares:
         levels |= _levels(share_decision, split, inputs)
     levels |= _beside_periodic(offline, levels, inputs)
+    levels |= _periodic_levels(inputs)
     if inputs.copy_groups:
         levels |= _with_copies(levels, online, offline, inputs)
     return Decisions(tuple(shares), levels)
@@ -219,29 +220,45 @@ def _levels(
     }
 
 
-def _beside_periodic(
-    offline: Iterable[Workload], held: Mapping[Target, Level], inputs: DecisionInputs
-) -> dict[Target, Level]:
-    """The levels of periodic processes, and of offline ones on their devices, also of those that are held anyway."""
-    levels, shortest_ns = dict[Target, Level](), dict[DeviceUuid, int]()
+def _periodic_levels(inputs: DecisionInputs) -> dict[Target, Level]:
+    """The levels of periodic processes."""
+    levels: dict[Target, Level] = {}
     for workload in inputs.workloads.values():
         rule = workload.classification.rule
         if isinstance(rule, PeriodicRule):
             level = Level(deadline_ns=rule.deadline_ns, max_pause_ns=rule.max_pause_ns)
             levels |= {target_of(one, inputs.slots, workload.devices): level for one in workload.members}
-            for device in workload.devices:
-                shortest_ns[device] = min(rule.deadline_ns, shortest_ns.get(device, rule.deadline_ns))
+    return levels
+
+
+def _beside_periodic(
+    offline: Iterable[Workload], held: Mapping[Target, Level], inputs: DecisionInputs
+) -> dict[Target, Level]:
+    """The levels of offline processes on the devices of periodic ones, also of those that are held anyway."""
+    levels, shortest_ns = dict[Target, Level](), shortest_deadlines_ns(inputs)
     for workload in offline:
         rule, beside = workload.classification.rule, workload.devices & shortest_ns.keys()
-        if beside and isinstance(rule, OfflineRule):
-            queued_ns = rule.limits.max_queued_ns or int(min(shortest_ns[one] for one in beside) * _QUEUED_RATIO)
-            for member in workload.members:
-                target = target_of(member, inputs.slots, workload.devices)
-                free = offline_level(rule, Share(1.0, queued_ns, ""), 1.0, 1.0, inputs.launch_ns.get(member.process.id))
-                before = held.get(target, free)
-                if not before.by_blocks:  # blocks have no length that a queue could be bounded by
-                    levels[target] = replace(before, soft=False, max_queued_ns=min(before.max_queued_ns, queued_ns))
+        if not beside or not isinstance(rule, OfflineRule):
+            continue
+        queued_ns = rule.limits.max_queued_ns or int(min(shortest_ns[one] for one in beside) * _QUEUED_RATIO)
+        for member in workload.members:
+            target = target_of(member, inputs.slots, workload.devices)
+            free = offline_level(rule, Share(1.0, queued_ns, ""), 1.0, 1.0, inputs.launch_ns.get(member.process.id))
+            before = held.get(target, free)
+            if not before.by_blocks:  # blocks have no length that a queue could be bounded by
+                levels[target] = replace(before, soft=False, max_queued_ns=min(before.max_queued_ns, queued_ns))
     return levels
+
+
+def shortest_deadlines_ns(inputs: DecisionInputs) -> dict[DeviceUuid, int]:
+    """Of the periodic containers on each device that has any."""
+    found: dict[DeviceUuid, int] = {}
+    for workload in inputs.workloads.values():
+        rule = workload.classification.rule
+        if isinstance(rule, PeriodicRule):
+            for device in workload.devices:
+                found[device] = min(rule.deadline_ns, found.get(device, rule.deadline_ns))
+    return found
 
 
 def _wanted_on(device: DeviceUuid, workload: Workload, inputs: DecisionInputs) -> dict[ProcessId, float]:
