@@ -91,8 +91,10 @@ make_environment() {
 	ln -s /usr/bin/python3 "$dest/$home/bin/python3"
 	printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$python_version" >"$dest/$home/pyvenv.cfg"
 	for command in gpuwarden:main gputop:gputop; do
-		# -I: neither the working directory nor the caller's environment says what root runs.
-		printf '#!/%s/bin/python3 -I\nfrom gpuwarden.main import %s\n\n%s()\n' "$home" "${command#*:}" "${command#*:}" \
+		# -I: neither the working directory nor the caller's environment says what root runs. A process that is spawned by
+		# Python's multiprocessing, as the fleet's service does, reads this file again: it must not be another such command.
+		printf '#!/%s/bin/python3 -I\nfrom gpuwarden.main import %s\n\nif __name__ == "__main__":\n    %s()\n' \
+			"$home" "${command#*:}" "${command#*:}" \
 			>"$dest/$home/bin/${command%:*}"
 		chmod 755 "$dest/$home/bin/${command%:*}"
 		ln -s "../lib/gpuwarden/bin/${command%:*}" "$dest/usr/bin/${command%:*}"

@@ -7,11 +7,15 @@ from __future__ import annotations
 import gzip
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+from bench.fleet.api_server import ApiServer, Cluster
+from bench.fleet.prometheus import Prometheus, figures
 
 ROOT = Path(__file__).parents[3]
 LARGEST_BYTES = 40_000_000
@@ -176,29 +180,37 @@ def test_the_demo_is_found_by_its_entry_point(simulated_tree: Path, home: Path, 
     assert not [path for path in under.rglob("*.py") if not (path.parent / "__pycache__").is_dir()]
 
 
-SOLVE = """
-from fleet.match.plan import solve
-from fleet.model import Job, Slot
-from fleet.weights.physical import Physical
-slots = tuple(Slot("n", f"GPU-{at}", "H200", None, 0.0, 1.0, 1.0, 1 << 36, None) for at in range(3))
-jobs = tuple(Job(f"j{at}", "etl", 1 << 33 + at % 2, 0.001) for at in range(3))
-print(len(solve(slots, jobs, Physical()).placed))
-"""
-
-
-def test_the_fleets_layer_over_the_agents_tree_makes_plans_and_is_found_by_its_entry_point(
-    tree: Path, tmp_path: Path
-) -> None:
-    layer, folder, whole = tmp_path / "layer", tmp_path / "elsewhere", tmp_path / "whole"
-    folder.mkdir()
-    made(layer, "fleet")
+@pytest.fixture(scope="module")
+def fleets_home(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fleet's layer over the agent's tree, as in the image."""
+    layer, whole = made(tmp_path_factory.mktemp("layer"), "fleet"), tmp_path_factory.mktemp("whole")
     for part in (tree, layer):
         subprocess.run(["cp", "-a", f"{part}/.", whole], check=True)
-    home = whole / "usr/lib/gpuwarden"
-    done = run(home, "-c", SOLVE, folder=folder)
-    assert done.stdout == "3\n", done.stderr
-    done = run(home, home / "bin/gpuwarden", "fleet", "formats", folder=folder)
+    return whole / "usr/lib/gpuwarden"
+
+
+def test_the_fleets_layer_has_its_commands(fleets_home: Path, tmp_path: Path) -> None:
+    done = run(fleets_home, fleets_home / "bin/gpuwarden", "fleet", "formats", folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_fleets_installed_service_makes_plans(fleets_home: Path) -> None:
+    """In a process that it spawns, which reads the command's file again, with SciPy as bytecode."""
+    api, prometheus = ApiServer(Cluster()), Prometheus(figures(2, 2))
+    api.cluster.add("etl", {"gpuwarden.io/memory": "8Gi", "gpuwarden.io/kernel": "1ms"})
+    for server in (api, prometheus):
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    where = ["--prometheus", prometheus.url, "--kubernetes", api.url, "--listen", "127.0.0.1:0"]
+    command = [fleets_home / "bin/gpuwarden", "fleet", "serve", *where]
+    with subprocess.Popen([fleets_home / "bin/python3", "-I", *command], stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        assert "serves on http://127.0.0.1:" in serving.stderr.readline()
+        assert ": 1 of 1 waiting pods have a GPU" in serving.stderr.readline()
+        serving.terminate()
+    api.stopped = True
+    for server in (api, prometheus):
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_folder_with_something_in_it_is_not_made_into_a_tree(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.harness.containers.busybox_image import write_image
-from tools.shipping.kubernetes.cluster import API_ADDRESS, NODE_ADDRESS, ROOT, Cluster, cluster, until
+from tools.shipping.kubernetes.cluster import NODE_ADDRESS, ROOT, Cluster, cluster, until
 from tools.shipping.kubernetes.fleet_scale import scale
 from tools.shipping.kubernetes.life import BUILD, IMAGE, Trial, prepare, simulated_gpus, workload
 
@@ -137,29 +137,23 @@ def service(folder: Path, gpu: str) -> dict[str, Any]:
     return pod
 
 
-def scrape(at: Cluster) -> None:
-    """Debian's Prometheus, which finds the pods as the chart's PodMonitor has it."""
-    config = f"""\
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
-scrape_configs:
-  - job_name: pods
-    honor_labels: true
-    kubernetes_sd_configs:
-      - role: pod
-        api_server: https://{API_ADDRESS}:443
-        authorization: {{credentials: "{at.token}"}}
-        tls_config: {{insecure_skip_verify: true}}
-    relabel_configs:
-      - {{source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_name], regex: gpuwarden.*, action: keep}}
-      - {{source_labels: [__meta_kubernetes_pod_container_port_name], regex: metrics, action: keep}}
-      - {{source_labels: [__meta_kubernetes_pod_node_name], target_label: instance}}
-"""
-    (at.folder / "prometheus.yml").write_text(config)
-    at.start(
+def scrape(trial: Trial) -> None:
+    """Debian's Prometheus, which cannot find pods by itself, with the labels that the chart's PodMonitors give."""
+    ports = {"gpuwarden": 9837, "gpuwarden-fleet": 9839}
+    targets = [f"{trial.pod(name)['status']['podIP']}:{port}" for name, port in ports.items()]
+    pods = {
+        "job_name": "pods",
+        "honor_labels": True,
+        "static_configs": [{"targets": targets, "labels": {"instance": "node1"}}],
+    }
+    config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [pods]}
+    folder = trial.at.folder
+    (folder / "prometheus.yml").write_text(json.dumps(config))
+    trial.at.start(
         "prometheus",
         "prometheus",
-        f"--config.file={at.folder}/prometheus.yml",
-        f"--storage.tsdb.path={at.folder}/prometheus",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/prometheus",
         f"--web.listen-address={NODE_ADDRESS}:9090",
     )
 
@@ -167,7 +161,6 @@ scrape_configs:
 def install(fleet: Fleet) -> None:
     """Agent, Prometheus, the second scheduler and the service."""
     prepare(fleet.trial)
-    scrape(fleet.at)
     fleet.trial.apply(
         POLICY,
         fleet={
@@ -181,6 +174,7 @@ def install(fleet: Fleet) -> None:
     )
     until(fleet.trial.ready, "the agent to be ready")
     until(lambda: fleet.trial.ready("gpuwarden-fleet"), "the service and its scheduler to be ready")
+    scrape(fleet.trial)
     fleet.trial.say("installed: agent, Prometheus, a second kube-scheduler with the chart's configuration, the service")
 
 
