@@ -2,20 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
-# To be sourced: a minimal Debian 12 in a folder, and what a command inside needs of this machine.
+# To be sourced: a minimal Debian in a folder, and what a command inside needs of this machine.
 
-suite=bookworm
+suite=${DEBIAN_SUITE:-bookworm}
 die() { echo "$(basename "$0" .sh): $*" >&2; exit 1; }
+
+# Where this machine has its packages from, or else where everybody has them from.
+mirror() { # $1: -security, for the archive of security updates
+	local url
+	url=$(sed -nE 's/^(URIs:|deb( \[[^]]*\])?) *(https?:[^ ]+).*/\3/p' /etc/apt/sources.list.d/debian.sources \
+		/etc/apt/sources.list 2>/dev/null | grep -v -e -security | head -n 1 || true)
+	echo "${url:-http://deb.debian.org/debian}${1:-}"
+}
 
 make_system() { # $1: where; $2: packages besides the minimal ones, with commas
 	command -v debootstrap >/dev/null || die "install debootstrap first: apt-get install debootstrap"
-	local mirror
-	mirror=$(sed -nE 's/^(URIs:|deb( \[[^]]*\])?) *(https?:[^ ]+).*/\3/p' /etc/apt/sources.list.d/debian.sources \
-		/etc/apt/sources.list 2>/dev/null | head -n 1 || true)
 	echo "$(basename "$0" .sh): making a minimal Debian ($suite) in $1"
 	rm -rf "$1.partial"
 	debootstrap --variant=minbase --include="$2" "$suite" "$1.partial" \
-		${mirror:+"$mirror"} >"$1.log" 2>&1 || { tail -n 5 "$1.log" >&2; die "debootstrap failed: $1.log"; }
+		"$(mirror)" >"$1.log" 2>&1 || { tail -n 5 "$1.log" >&2; die "debootstrap failed: $1.log"; }
 	mv "$1.partial" "$1"
 }
 
@@ -29,6 +34,7 @@ borrow_settings() { # $1: the system
 		mkdir -p "$1$(dirname "$path")"
 		cp -aL --remove-destination "$path" "$1$(dirname "$path")/"
 	done
+	find "$1"/etc/apt/sources.list* -type f -exec sed -i "s/bookworm/$suite/g" {} + # what this machine is
 }
 
 # In a mount namespace of its own: the system is a mount point, with this machine's kernel below it.

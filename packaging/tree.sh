@@ -6,8 +6,8 @@
 # .deb and the container image are both made from it. The same sources and packages give the same bytes. `fleet` is no
 # package: what the image of the fleet's service has beyond the agent's.
 #
-# The agent gets a Python environment of its own in /usr/lib/gpuwarden, without pip, on the system's /usr/bin/python3. What
-# it depends on is there as bytecode without its source (that halves it); our own code has both. No module is left to be
+# The agent gets a Python environment of its own in /usr/lib/gpuwarden, without pip: on the system's /usr/bin/python3, or,
+# with RUNTIME=ROOT (the root of packaging/runtime.sh), on a Python that comes along, with the libraries below it. What it depends on is there as bytecode without its source (that halves it); our own code has both. No module is left to be
 # compiled at run time: what root imports would write files that no package owns.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,8 @@ mkdir -p "$1"
 dest=$(cd "$1" && pwd)
 [ -z "$(ls -A "$dest")" ] || die "$dest is not empty: remove it first"
 
-python_version=3.11 # of /usr/bin/python3 where it runs; packaging/deb/control says the same
+python_version=3.11 # of /usr/bin/python3 where it runs, and of packaging/runtime.sh
+runtime=${RUNTIME:-}
 python=${PYTHON:-.venv/bin/python}
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y pyproject.toml)}"
 export SOURCE_DATE_EPOCH PYTHONHASHSEED=0
@@ -44,11 +45,40 @@ pip_install() { # $1: where to; $2: the project
 install_python_packages() {
 	mkdir -p "$work/source" "$dest/$packages"
 	"$python" -m tools.shipping.closure "$dest/$packages" || die "run \`make setup\` first"
+	[ -z "$runtime" ] || replace_new_wheels
 	cp -a --parents pyproject.toml README.md LICENSE LICENSES bpf/LICENSES packaging/licences agent enforce gpuwarden "$work/source"
 	pip_install "$work/ours" "$work/source"
 	rm -rf "$work/ours/bin"
 	mv "$work/ours"/* "$dest/$packages"
 	find "$dest/$packages" -name __pycache__ -prune -exec rm -rf {} +
+}
+
+# Of a wheel that was compiled for a newer glibc than the runtime, the same version's wheel for older ones.
+replace_new_wheels() {
+	local wheel what machine tag
+	local older=()
+	machine=$(uname -m)
+	for tag in manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014; do older+=(--platform "${tag}_$machine"); done
+	for wheel in "$dest/$packages"/*.dist-info/WHEEL; do
+		if ! grep '^Tag: .*manylinux' "$wheel" | grep -qvE 'manylinux_2_(3[2-9]|[4-9][0-9])_'; then
+			grep -q '^Tag: .*manylinux' "$wheel" || continue
+			what=$(basename "$(dirname "$wheel")" .dist-info)
+			cut -d, -f1 "$(dirname "$wheel")/RECORD" | grep -v '^\.\.' | (cd "$dest/$packages" && xargs -d '\n' rm -f)
+			"$python" -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+				--python-version "$python_version" "${older[@]}" --target "$work/older" "${what%-*}==${what##*-}"
+			cp -a "$work/older/." "$dest/$packages"
+		fi
+	done
+}
+
+# What the package says that it depends on is all that it needs: packaging/deb/control, packaging/rpm/gpuwarden.spec.
+check_needed() {
+	local known='^(lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|elf|z)|ld-linux-.*|lib(bpf|crypto|cuda|ffi|sqlite3|ssl))\.so\.[0-9]+$' file needed
+	while IFS= read -r -d '' file; do
+		needed=$(objdump -p "$file" 2>/dev/null) || continue
+		! awk '$1 == "NEEDED" { print $2 }' <<<"$needed" | grep -vE "$known" || die "${file#"$dest"} needs that library"
+		! grep -oE 'GLIBC_2\.[0-9]+' <<<"$needed" | sort -Vu | awk -F. '$2 > 31' | grep . || die "${file#"$dest"} needs that glibc"
+	done < <(find "$dest" -type f \( -name '*.so*' -o -path '*/bin/*' \) -print0)
 }
 
 # Only what nothing of ours, and nothing that ours calls, can import. tests/contract/packaging/test_installed_tree.py imports the rest.
@@ -86,10 +116,28 @@ compile_python_packages() {
 	find "${theirs[@]}" -name '*.py' -delete
 }
 
+# Python's own library is bytecode without its source, too. What is left out nothing of ours imports, nor what ours calls.
+install_runtime() {
+	local library=$dest/$home/python/lib/python$python_version
+	mkdir -p "$dest/$home"
+	cp -a "$runtime/$home/python" "$dest/$home"
+	rm -rf "$library"/{__phello__,config-*,ensurepip,idlelib,lib2to3,pydoc_data,test,tkinter,turtle*,site-packages,dist-packages}
+	rm -f "$library"/lib-dynload/{*_failed,_codecs_*,_crypt.*,audioop.*,nis.*,ossaudiodev.*,spwd.*,xxlimited*}.so "$dest/$home"/python/lib/*.so
+	find "$dest/$home/python" \( -name '*.so*' -o -name "python$python_version" \) -type f -exec chmod u+w {} + -exec strip --strip-unneeded {} +
+	find "$library" -name __pycache__ -prune -exec rm -rf {} +
+	compile unchecked-hash -o 2 -b "$library"
+	find "$library" -name '*.py' -delete
+}
+
 make_environment() {
+	local interpreter=/usr/bin/python3
 	mkdir -p "$dest/$home/bin" "$dest/usr/bin"
-	ln -s /usr/bin/python3 "$dest/$home/bin/python3"
-	printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$python_version" >"$dest/$home/pyvenv.cfg"
+	if [ -n "$runtime" ]; then
+		install_runtime
+		interpreter=/$home/python/bin/python$python_version
+	fi
+	ln -s "$interpreter" "$dest/$home/bin/python3"
+	printf 'home = %s\ninclude-system-site-packages = false\nversion = %s\n' "${interpreter%/*}" "$python_version" >"$dest/$home/pyvenv.cfg"
 	for command in gpuwarden:main gputop:gputop; do
 		# -I: neither the working directory nor the caller's environment says what root runs. A process that is spawned by
 		# Python's multiprocessing, as the fleet's service does, reads this file again: it must not be another such command.
@@ -118,25 +166,36 @@ make_agent() {
 	install -Dm 644 -t "$dest/usr/share/bash-completion/completions" packaging/completions/bash/*
 	install -Dm 644 -t "$dest/usr/share/zsh/vendor-completions" packaging/completions/zsh/*
 	install -Dm 644 -t "$dest/usr/share/fish/vendor_completions.d" packaging/completions/fish/*
+	describe_parts
+}
+
+# What comes along with the own Python is described as the Debian packages that its sources are of.
+describe_parts() {
 	mkdir -p "$dest/usr/share/doc/gpuwarden"
+	mkdir "$work/licences"
+	[ -z "$runtime" ] || cp -a "$runtime/parts/." "$dest"
 	"$python" -m tools.shipping.sbom "$dest" >"$work/sbom.cdx.json"
-	"$python" -m tools.shipping.licences "$dest" "$dest/usr/share/doc/gpuwarden/licences"
-	mv "$work/sbom.cdx.json" "$dest/usr/share/doc/gpuwarden"
+	"$python" -m tools.shipping.licences "$dest" "$work/licences"
+	[ -z "$runtime" ] || (cd "$runtime/parts" && find . -type f -printf "$dest/%P\\0") | xargs -0r rm
+	find "$dest" -type d -empty -delete
+	mkdir -p "$dest/usr/share/doc/gpuwarden"
+	mv "$work/sbom.cdx.json" "$work/licences" "$dest/usr/share/doc/gpuwarden"
 }
 
 # Libraries named as the driver's must not be found by accident: all of it lies in one folder that no linker looks at. The
 # agent's environment alone looks for modules and entry points there, by a .pth file.
 make_simulated_gpu() {
 	local under=$dest/usr/lib/gpuwarden-sim
-	[ -e sim/build/bin/gpusim ] || die "no simulated GPU: run \`make setup\` first"
+	local built=${SIMULATOR:-sim/build}
+	[ -e "$built/bin/gpusim" ] || die "no simulated GPU: run \`make setup\` first"
 	mkdir -p "$work/source" "$dest/$packages"
 	cp -a --parents sim/pyproject.toml sim/demo tools/__init__.py tools/harness "$work/source"
 	pip_install "$under" "$work/source/sim"
 	find "$under" -path '*.dist-info/*' ! -name METADATA ! -name entry_points.txt -delete
 	echo /usr/lib/gpuwarden-sim >"$dest/$packages/gpuwarden-sim.pth"
 	mkdir -p "$under/sim/build/bin" "$under/sim/build/lib"
-	cp sim/build/bin/{gpusim,nvidia-cuda-mps-control,offline,online} "$under/sim/build/bin"
-	cp -P sim/build/lib/{libcuda.so,libcuda.so.1,libnvidia-ml.so.1} "$under/sim/build/lib"
+	cp "$built"/bin/{gpusim,nvidia-cuda-mps-control,offline,online} "$under/sim/build/bin"
+	cp -P "$built"/lib/{libcuda.so,libcuda.so.1,libnvidia-ml.so.1} "$under/sim/build/lib"
 	strip --strip-all "$under"/sim/build/bin/*
 	strip --strip-unneeded "$under"/sim/build/lib/*.so.1
 	compile checked-hash "$under"
@@ -176,5 +235,6 @@ fleet) make_fleet ;;
 gpuwarden-sim) make_simulated_gpu ;;
 *) die "no package is called $2" ;;
 esac
+[ -z "$runtime" ] || check_needed
 chmod -R u+rwX,go+rX,go-w "$dest"
 find "$dest" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

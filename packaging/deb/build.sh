@@ -3,8 +3,9 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
 # build.sh OUT [VERSION]: builds the Debian packages of this working tree into OUT and runs lintian on them. With VERSION
-# quickly, without lintian and of that version, to try upgrades. debhelper wants debian/ at the top, so it builds a copy of the tree.
-# Wants `make setup` and `packaging/setup.sh deb`. lintian's errors fail it.
+# quickly, without lintian and of that version, to try upgrades. debhelper wants debian/ at the top, so it builds a copy of
+# the tree. What is compiled for this machine's architecture comes out of packaging/runtime.sh's Debian 11, so that the
+# packages can be installed there and on whatever is newer. Wants root, `make setup` and `packaging/setup.sh deb`. lintian's errors fail it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,13 +18,13 @@ rm -rf "$out"/source "$out"/gpuwarden*
 mkdir "$out/source"
 
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
-export SOURCE_DATE_EPOCH PYTHON=$root/.venv/bin/python
+export SOURCE_DATE_EPOCH PYTHON=$root/.venv/bin/python RUNTIME=$root/build/runtime/root
+packaging/runtime.sh build/runtime
 
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp -a --parents -t "$out/source"
-for built in bpf/build/*.bpf.o sim/build; do # newer than their sources: they are not made again
-	mkdir -p "$out/source/$(dirname "$built")"
-	cp -a "$built" "$out/source/$(dirname "$built")"
-done
+mkdir -p "$out/source/bpf/build"
+cp -a bpf/build/*.bpf.o "$out/source/bpf/build" # newer than their sources, as sim/build is: they are not made again
+packaging/runtime.sh build/runtime --simulator "$out/source/sim"
 cd "$out/source"
 cp -a packaging/deb debian
 if [ $# -ge 2 ]; then # it lives for minutes
