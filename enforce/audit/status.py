@@ -21,6 +21,7 @@ from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
 _WINDOW_NS = NS_PER_SECOND
+Devices = frozenset[DeviceUuid]
 _SWEEP_READINGS = 300  # half a minute
 
 
@@ -145,11 +146,7 @@ def statuses(
 
 
 def _status(
-    workload: Workload,
-    inputs: DecisionInputs,
-    share: Share | None,
-    figures: ContainerFigures,
-    periodic_devices: frozenset[DeviceUuid],
+    workload: Workload, inputs: DecisionInputs, share: Share | None, figures: ContainerFigures, periodic: Devices
 ) -> EnforcementStatus:
     key, rule = workload.container.key, workload.classification.rule
     reading = inputs.readings.get(key)
@@ -178,7 +175,7 @@ def _status(
         pauses_total=paused.pauses,
         paused_seconds_total=paused.seconds,
         foreign_resumes_total=paused.foreign,
-        reason=figures.deadlines.get(key) or _reason(workload, share, periodic_devices),
+        reason=figures.deadlines.get(key) or _reason(workload, share, periodic),
         periodic=figures.periodic.get(key),
         memory_quota_bytes=memory.quota_bytes if memory else None,
         allocations_denied_total=memory.denied if memory else 0,
@@ -197,7 +194,7 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(workload: Workload, share: Share | None, periodic_devices: frozenset[DeviceUuid]) -> str | None:
+def _reason(workload: Workload, share: Share | None, periodic: Devices) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
@@ -205,6 +202,6 @@ def _reason(workload: Workload, share: Share | None, periodic_devices: frozenset
         return share.reason
     if not isinstance(classification.rule, OfflineRule):
         return None
-    if workload.devices & periodic_devices:
+    if workload.devices & periodic:
         return "gives way to the requests of periodic containers"
     return "no online container on its GPUs"
