@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -119,7 +121,15 @@ def _start(stage: Stage[Node], kind: Kind, number: int, seconds: float) -> tuple
     arguments = kind.arguments(1 + number, _SETTLE_SECONDS + seconds, log)
     workload = stage.run(kind.name, [str(BUILD / "bin" / "online"), *arguments])
     stage.cpus.bind(workload.process.pid, online=True)
+    _prefer(workload.process.pid)
     return workload, kind, log
+
+
+def _prefer(process: int) -> None:
+    """Real-time priority, as such programs have: one that waits for a CPU is late whatever the GPU does."""
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(PermissionError, ProcessLookupError):
+            os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(1))
 
 
 def _lateness_ms(kind: Kind, log: Path) -> list[float]:

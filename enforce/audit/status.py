@@ -23,6 +23,7 @@ from enforce.signals.latency_window import Counted
 from enforce.workloads import Workload, processes_of
 
 _WINDOW_NS = NS_PER_SECOND
+Devices = frozenset[DeviceUuid]
 _SWEEP_READINGS = 300  # half a minute
 
 
@@ -242,20 +243,18 @@ def _least_slack(*read: tuple[Slo | None, float | None]) -> float | None:
     return min(known, default=None)
 
 
-def _reason(
-    workload: Workload, share: Share | None, periodic_devices: frozenset[DeviceUuid], copies: str | None
-) -> str | None:
+def _reason(workload: Workload, share: Share | None, periodic: Devices, copies: str | None) -> str | None:
     classification = workload.classification
     if classification.misconfigured:
         return classification.reason
-    reason = share.reason if share is not None and share.reason else _alone(workload, periodic_devices)
+    reason = share.reason if share is not None and share.reason else _alone(workload, periodic)
     return "; ".join(part for part in (reason, copies) if part) or None
 
 
-def _alone(workload: Workload, periodic_devices: frozenset[DeviceUuid]) -> str | None:
+def _alone(workload: Workload, periodic: Devices) -> str | None:
     """Why an offline container has no share: no online container is there."""
     if not isinstance(workload.classification.rule, OfflineRule):
         return None
-    if workload.devices & periodic_devices:
+    if workload.devices & periodic:
         return "gives way to the requests of periodic containers"
     return "no online container on its GPUs"
