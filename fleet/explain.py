@@ -135,4 +135,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         more = f" and {len(nodes) - _EXAMPLES} more" if len(nodes) > _EXAMPLES else ""
         text.append(f"could go to: {', '.join(nodes[:_EXAMPLES])}{more}")
     rows = found.get("refused", ())
-    return text + [f"{row['nodes']} × {row['reason']}, such as {', '.join(row['such_as'])}" for row in rows]
+    text += [f"{row['nodes']} × {row['reason']}, such as {', '.join(row['such_as'])}" for row in rows]
+    return text + [
+        f"GPUs without room: {count} × {reason}" for reason, count in sorted(found.get("no_slots", {}).items())
+    ]

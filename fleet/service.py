@@ -232,7 +232,10 @@ class Service:
         return json_page(document(last))
 
     def _explain(self, query: Mapping[str, str]) -> Page:
-        return json_page(explanation(self.state.view(), query.get("pod", ""), self.state.pods()))
+        found = explanation(self.state.view(), query.get("pod", ""), self.state.pods())
+        if found["state"] == "waiting" and (last := self._planner.last) is not None:
+            found["no_slots"] = dict(last.found.unknown)
+        return json_page(found)
 
     def _metrics(self) -> bytes:
         view, pods = self.state.view(), self.state.pods()

@@ -157,6 +157,14 @@ def test_each_gpu_is_given_once_and_the_next_pod_is_refused_with_a_reason(world:
     assert "batch/p4 waits" in lines(ask(world.service.url, "batch/p4"))[0]
 
 
+def test_a_pod_that_waits_is_told_why_gpus_have_no_room(world: World) -> None:
+    rows = figures(2, 2)
+    rows["gpuwarden_enforcing"] = []
+    world.prometheus.set(rows)
+    world.pod("etl-1")
+    until(lambda: "GPUs without room: 4 × not enforcing" in lines(ask(world.service.url, "batch/etl-1")))
+
+
 def test_many_binds_at_once_give_no_gpu_twice(world: World) -> None:
     pods = [world.pod(f"p{at}") for at in range(8)]
     world.offered(pods[0])
