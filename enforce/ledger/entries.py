@@ -9,7 +9,6 @@ write can never be taken for another line; a line that cannot be read counts as 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -128,7 +127,7 @@ def _entry(record: dict[str, object]) -> LedgerEntry | None:
 def _is_path(place: str) -> bool:
     """Whether a call to the kernel takes it: else undoing it would raise what is caught for no entry."""
     try:
-        return b"\0" not in os.fsencode(place)
+        return b"\0" not in place.encode("utf-8", "surrogateescape")  # as os.fsencode does, without I/O
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
 
