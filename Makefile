@@ -23,7 +23,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz fuzz image-fleet kubernetes-fleet
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz fuzz image-fleet kubernetes-fleet packages-rpm rpm rpm-life repository
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -40,6 +40,9 @@ packages-fuzz:
 
 packages-deb:
 	@packaging/setup.sh deb
+
+packages-rpm:
+	@packaging/setup.sh rpm
 
 setup: | packages ## install what is missing and build: afterwards .venv/bin has gpuwarden and gputop
 	@$(MAKE) --no-print-directory --jobs=$$(nproc) $(VENV) bpf sim build/harness/library_caller
@@ -139,8 +142,17 @@ screenshots: $(VENV) ## draw gputop for docs/images, from a recording of the dem
 deb: setup packages-deb ## build the Debian packages in build/deb
 	@packaging/deb/build.sh build/deb
 
-deb-life: setup packages-deb ## try them in a fresh Debian: install, demo, upgrade, remove, purge, and what is left; a line per step
-	@packaging/deb/life.sh build/deb-life
+deb-life: setup packages-deb ## try them in a fresh Debian: install, demo, upgrade, remove, purge, and what is left; a line per step; ARGS="bullseye bookworm trixie"
+	@packaging/deb/life.sh build/deb-life $(ARGS)
+
+rpm: setup packages-rpm ## build the same packages for RHEL 9 and friends in build/rpm
+	@packaging/rpm/build.sh build/rpm
+
+rpm-life: rpm ## try them in a bare system: install, doctor, demo, remove, and what is left; a line per step
+	@packaging/rpm/life.sh build/rpm
+
+repository: packages-test ## a folder to publish: the packages of build/deb and build/rpm with metadata that is signed by a key of yours; KEY=…
+	@packaging/repository.sh build/repository "$(KEY)" build/deb/*.deb $(wildcard build/rpm/*.rpm)
 
 dashboards: $(VENV) ## generate Grafana's dashboards and the Prometheus rules in dashboards/ (CI fails where they are stale)
 	@$(BIN)/python -m dashboards

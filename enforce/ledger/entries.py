@@ -127,7 +127,7 @@ def _entry(record: dict[str, object]) -> LedgerEntry | None:
 def _is_path(place: str) -> bool:
     """Whether a call to the kernel takes it: else undoing it would raise what is caught for no entry."""
     try:
-        return b"\0" not in place.encode(errors="surrogateescape")
+        return b"\0" not in place.encode("utf-8", "surrogateescape")  # as os.fsencode does, without I/O
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
 
