@@ -201,8 +201,8 @@ def test_the_fleets_installed_service_makes_plans(fleets_home: Path) -> None:
     for server in (api, prometheus):
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     where = ["--prometheus", prometheus.url, "--kubernetes", api.url, "--listen", "127.0.0.1:0"]
-    command = [fleets_home / "bin/gpuwarden", "fleet", "serve", *where]
-    with subprocess.Popen([fleets_home / "bin/python3", "-I", *command], stderr=subprocess.PIPE, text=True) as serving:
+    command = [str(fleets_home / "bin/python3"), "-I", str(fleets_home / "bin/gpuwarden"), "fleet", "serve", *where]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
         assert serving.stderr is not None
         assert "serves on http://127.0.0.1:" in serving.stderr.readline()
         assert ": 1 of 1 waiting pods have a GPU" in serving.stderr.readline()
