@@ -29,7 +29,7 @@ PYTHON = "3.11"
 PACKAGES = {
     "base-files": "the release, for scanners; texts of common licences",
     "ca-certificates": "the signal prometheus over https",
-    "gcc-12-base": "the licence of libgcc",
+    "gcc-12-base": "the licence of libgcc and libstdc++",
     "libbpf1": "loads the probes",
     "libbz2-1.0": "Python's bz2",
     "libc6": "",
@@ -42,6 +42,7 @@ PACKAGES = {
     f"libpython{PYTHON}-stdlib": "",
     "libsqlite3-0": "the usage ledger",
     "libssl3": "digests, TLS",
+    "libstdc++6": "protobuf",
     "libuuid1": "Python's uuid",
     f"python{PYTHON}-minimal": "",
     "python3-minimal": "/usr/bin/python3",
