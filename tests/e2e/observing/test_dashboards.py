@@ -68,6 +68,7 @@ OF_AGENTS = [one.uid for one in PAGES if one is not PLACEMENT]
 """`make kubernetes-fleet` asks for the other one's series"""
 NOT_ON_THIS_NODE = (
     "gpuwarden_fleet_",
+    "gpuwarden_container_deadline_",  # no rule of it is periodic
     "gpuwarden_container_http_answers_total",  # no service with the signal http
     "gpuwarden_container_unprobed",  # unknown until NVML has reported a process of its own for some seconds
 )

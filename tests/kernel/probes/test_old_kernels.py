@@ -50,7 +50,7 @@ def test_no_map_grows_before_linux_6_1_and_all_are_bounded(monkeypatch: pytest.M
     with BpfObject(preflight.bpf_object()) as bpf:
         facts = _map_facts(bpf)
         assert not any(one["map_flags"] & _NO_PREALLOC for one in facts if one["max_entries"])  # 0: task storage
-        assert sum(one["memlock"] for one in facts) < 32 * _MIB
+        assert sum(one["memlock"] for one in facts) < 33 * _MIB
 
 
 def test_launches_are_counted_in_preallocated_maps(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
