@@ -287,10 +287,9 @@ class Link:
     is_descriptor: bool = False
 
 
-_LOAD_ATTEMPTS, _AGAIN_SECONDS = (
-    5,
-    0.1,
-)  # the verifier gives up (EAGAIN) when a signal, a tracer or a freezer wants the thread; libbpf too
+# The verifier gives up (EAGAIN) when a signal, a tracer or a freezer wants the thread; after some tries so does libbpf.
+_LOAD_ATTEMPTS = 5
+_AGAIN_SECONDS = 0.1
 
 
 class BpfObject:
@@ -314,18 +313,16 @@ class BpfObject:
         self._links: set[Link] = set()
         if not path.is_file():
             raise SetupError(f"BPF object {path} not found: run `make bpf`, or reinstall the package")
-        for _ in range(_LOAD_ATTEMPTS):
+        for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
             self._open(path, max_entries or {}, multi, also)
             if not self.lib.bpf_object__load(self._object):
                 break
             code = c.get_errno()
             error = libbpf_log.load_error(code)
             self.close()
-            if code != errno.EAGAIN:
+            if code != errno.EAGAIN or not attempts_left:
                 raise error
             time.sleep(_AGAIN_SECONDS)
-        else:
-            raise error
         if multi and not self._takes_multi(next(iter(multi))):
             self.close()
             raise ProbeError("the kernel has no uprobe_multi (Linux < 6.6)")

@@ -182,14 +182,12 @@ def statuses(
     """One entry per container on a GPU."""
     shares = {one.workload.container.key: one.share for one in decisions.shares}
     beside = frozenset(shortest_deadlines_ns(inputs))
-    reasons = {
-        key: figures.deadlines.get(key) or _reason(workload, shares.get(key), beside, decisions.copies.get(key))
-        for key, workload in inputs.workloads.items()
-    }
-    return {
-        key: _status(workload, inputs, shares.get(key), figures, reasons[key])
-        for key, workload in inputs.workloads.items()
-    }
+    found = {}
+    for key, workload in inputs.workloads.items():
+        share = shares.get(key)
+        reason = figures.deadlines.get(key) or _reason(workload, share, beside, decisions.copies.get(key))
+        found[key] = _status(workload, inputs, share, figures, reason)
+    return found
 
 
 def _status(

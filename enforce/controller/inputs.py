@@ -212,7 +212,7 @@ class InputReader:
 
     def changing(self) -> tuple[object, ...]:
         """What may change between two ticks: equal, no process on a GPU has come, and no online request begun."""
-        return tuple(map(id, self._members.all())), self._launches.gates.requests()
+        return tuple(self._members.all()), self._launches.gates.requests()
 
     def online(self, slots: Mapping[DeviceUuid, int], now_ns: int) -> dict[DeviceUuid, OnlineUse]:
         """For Snapshot.online."""
