@@ -81,7 +81,7 @@ class Device:
     mig_profile: str | None = None  # "3g.40gb"
     minor: int | None = None  # N of /dev/nvidiaN
     mig_index: int | None = None  # of a MIG instance: NVML's index among the instances of the GPU
-    pcie_bytes_per_second: int | None = None  # what its link can carry in one direction, all told; of an instance: None
+    pcie_bytes_per_second: int | None = None  # link speed in one direction, headers included; of an instance: None
 
 
 @dataclass(frozen=True, slots=True)

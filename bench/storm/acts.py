@@ -42,7 +42,7 @@ class Shortage(StrEnum):
 
 
 class Moment(StrEnum):
-    """When: so long after what is said here."""
+    """The event that an act follows."""
 
     STEADY = "steady"  # an offline process is stopped
     START = "start"  # of the agent's first instruction

@@ -97,6 +97,6 @@ def test_rpm_metadata_and_packages_are_signed(repository: Path, keys: dict[str, 
 
 
 def test_a_key_that_gpg_does_not_have_is_refused(keys: dict[str, str], packages: list[Path], tmp_path: Path) -> None:
-    made = run(ROOT / "packaging/repository.sh", tmp_path / "out", "nobody@x.invalid", *packages, environment=keys)
+    made = run(ROOT / "packaging/repository.sh", tmp_path / "out", "absent@x.invalid", *packages, environment=keys)
     assert (made.returncode, (tmp_path / "out").exists()) == (1, False)
-    assert "gpg has no secret key nobody@x.invalid" in made.stderr
+    assert "gpg has no secret key absent@x.invalid" in made.stderr

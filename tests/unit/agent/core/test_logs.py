@@ -107,8 +107,8 @@ import os, sys
 from agent.core import logs
 logs.open_standard_streams()
 logs.configure(logs.Format.AUTO)
-logs.say("to nobody")
-print("to nobody", flush=True)
+logs.say("to a closed stream")
+print("to a closed stream", flush=True)
 opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 os.write(opened, f"{opened} {sys.stdin.read()!r} {[os.get_inheritable(number) for number in range(3)]}".encode())
 """
