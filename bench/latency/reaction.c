@@ -21,6 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "workloads/clock.h"
+
 enum { MOST_LAUNCHES = 1 << 22, BURST_KERNELS = 6, QUEUED = 64 };
 
 static const char MODULE[] = PTX_HEAD ".visible .entry spin(.param .u64 spin_ns) { ret; }\n";
@@ -31,14 +33,6 @@ static void check(int holds, const char *what)
 		return;
 	perror(what);
 	exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
 static void sleep_us(unsigned us)
@@ -91,13 +85,13 @@ static void offline(const char *path, unsigned spacing_us)
 	check(at != MAP_FAILED, "mmap");
 	ready();
 	for (size_t i = 0; i < MOST_LAUNCHES; i++) {
-		uint64_t next = now_ns() + spacing_us * 1000ull;
+		uint64_t next = clock_now_ns() + spacing_us * 1000ull;
 
 		launch(function, stream, 5000);
-		at[i] = now_ns();
+		at[i] = clock_now_ns();
 		if (i % QUEUED == QUEUED - 1)
 			check(cuStreamSynchronize(stream) == CUDA_SUCCESS, "a wait failed");
-		while (now_ns() < next)
+		while (clock_now_ns() < next)
 			;
 	}
 }
@@ -112,12 +106,12 @@ static void online(unsigned bursts)
 	ready();
 	check(read(STDIN_FILENO, &byte, 1) == 1, "stdin ended before the start byte");
 	for (unsigned burst = 0; burst < bursts; burst++) {
-		uint64_t begun = now_ns();
+		uint64_t begun = clock_now_ns();
 
 		for (int i = 0; i < BURST_KERNELS; i++)
 			launch(function, stream, 500000);
 		check(cuStreamSynchronize(stream) == CUDA_SUCCESS, "a wait failed");
-		printf("%lu %lu\n", begun, now_ns());
+		printf("%lu %lu\n", begun, clock_now_ns());
 		sleep_us(5000 + (unsigned)(rand() % 10000));
 	}
 }

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import struct
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,12 +23,11 @@ from agent.core.errors import SetupError
 from bench.enforcement.agent import Agent, Promise, agent
 from bench.enforcement.pairs import SERVICE
 from bench.latency.reaction_times import gate_reactions_ns, rank, tightened_at_ns, violated_at_ns
-from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.node import Node, compile_client, simulated_node
 from tools.harness.stage import Cpus, Stage, open_stage
 from tools.harness.wait import until
 from tools.harness.workloads import RESNET_LIKE
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _SPACING_US: Final = 50
 _RATE: Final = 250.0  # half of the GPU's time
 _TARGET_NS: Final = 3_000_000  # requests of 2 ms
@@ -39,11 +37,7 @@ _STEP_SECONDS: Final = 6.0
 
 def compiled(folder: Path) -> Path:
     """Compiles the program of both sides."""
-    target = folder / "reaction"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O2", f"-I{_ROOT / 'sim' / 'include'}"]
-    source = str(Path(__file__).with_suffix(".c"))
-    subprocess.run(["gcc", *flags, source, "-o", str(target), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
-    return target
+    return compile_client(Path(__file__).with_suffix(".c"), folder / "reaction", "-O2")
 
 
 def gate(stage: Stage[Node], warden: Agent, program: Path, bursts: int) -> list[int]:

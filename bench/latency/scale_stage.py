@@ -22,10 +22,9 @@ from agent.core.errors import SetupError
 from agent.core.model import Snapshot
 from agent.exporters.api.client import fetch
 from tools.harness import agents, cgroups
-from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.node import Node, compile_client, simulated_node
 from tools.harness.wait import poll
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_SECONDS = 300.0
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 GPUS = 8
@@ -182,11 +181,7 @@ def open_stage(folder: Path, gpus: int = GPUS, policy: str | None = None) -> Ite
 
 def _compiled(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "scale"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{_ROOT / 'sim' / 'include'}"]
-    source = str(_ROOT / "bench" / "latency" / "scale.c")
-    subprocess.run(["gcc", *flags, source, "-o", str(program), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
-    return program
+    return compile_client(Path(__file__).with_name("scale.c"), folder / "scale", "-O1")
 
 
 @contextmanager

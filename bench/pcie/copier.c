@@ -19,6 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "workloads/clock.h"
+
 enum { MOST_STREAMS = 64, MOST_BYTES = 1 << 30 };
 
 static void check(int holds, const char *what)
@@ -27,21 +29,6 @@ static void check(int holds, const char *what)
 		return;
 	perror(what);
 	exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
-static void sleep_until(uint64_t at_ns)
-{
-	struct timespec at = {.tv_sec = (time_t)(at_ns / 1000000000), .tv_nsec = (long)(at_ns % 1000000000)};
-
-	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
 }
 
 static void ready(void)
@@ -90,18 +77,18 @@ static void probe(size_t bytes, uint64_t period_ns, unsigned count)
 	check(took != NULL, "no memory");
 	ready();
 	check(getchar() != EOF, "there is no go");
-	next = now_ns();
+	next = clock_now_ns();
 	srand48(20);
 	for (unsigned i = 0; i < count; i++) {
 		uint64_t begun;
 
 		next += (uint64_t)((0.5 + drand48()) * (double)period_ns);
-		if (now_ns() > next)
-			next = now_ns();
-		sleep_until(next);
-		begun = now_ns();
+		if (clock_now_ns() > next)
+			next = clock_now_ns();
+		clock_sleep_until_ns(next);
+		begun = clock_now_ns();
 		check(cuMemcpyHtoD(memory, host, bytes) == CUDA_SUCCESS, "a copy failed");
-		took[i] = now_ns() - begun;
+		took[i] = clock_now_ns() - begun;
 	}
 	for (unsigned i = 0; i < count; i++)
 		printf("%lu\n", took[i]);

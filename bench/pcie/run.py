@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,11 +25,10 @@ from agent.core.errors import SetupError
 from agent.probes.abi import LINK_QUEUE_NS
 from bench.enforcement.agent import Agent, agent
 from bench.latency.reaction_times import rank
-from tools.harness.node import BUILD, Node, simulated_node
+from tools.harness.node import Node, compile_client, simulated_node
 from tools.harness.stage import Cpus, Stage, Workload, open_stage
 from tools.harness.wait import until
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _BANDWIDTH: Final = 12e9  # of generation 3
 _PAIRS: Final = ((1.0, 1.0), (1.0, 2.0), (1.0, 4.0))
 _SHARED_BYTES, _ONLINE_BYTES = 4_000_000, 1_000_000
@@ -126,11 +124,7 @@ class Bench:
 
 def compiled(folder: Path) -> Path:
     """Compiles the program of both sides."""
-    target = folder / "copier"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O2", f"-I{_ROOT / 'sim' / 'include'}"]
-    source = str(Path(__file__).with_name("copier.c"))
-    subprocess.run(["gcc", *flags, source, "-o", str(target), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
-    return target
+    return compile_client(Path(__file__).with_name("copier.c"), folder / "copier", "-O2")
 
 
 def one_round(bench: Bench) -> dict[str, float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.harness import cgroups
-from tools.harness.node import BUILD, Node
+from tools.harness.node import BUILD, Node, compile_client
 from tools.harness.stage import Stage
 
 MAX_PAUSE_SECONDS: Final = 2.0
@@ -163,10 +163,7 @@ class Workloads:
 
 def compiled(folder: Path) -> Path:
     """Compiles allocations.c."""
-    target, source = folder / "allocations", Path(__file__).with_name("allocations.c")
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{BUILD.parent / 'include'}"]
-    subprocess.run(["gcc", *flags, str(source), "-o", str(target), f"-L{BUILD / 'lib'}", "-lcuda"], check=True)
-    return target
+    return compile_client(Path(__file__).with_name("allocations.c"), folder / "allocations", "-O1")
 
 
 def start_all(stage: Stage[Node], bystander: subprocess.Popen[bytes]) -> Workloads:

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Final
 
-from tools.harness.node import BUILD
+from tools.harness.node import BUILD, compile_client
 
 PROGRAMS: Final = Path(__file__).resolve().parents[2] / "tests" / "hostile" / "programs"
 
@@ -18,13 +17,8 @@ def compile_program(name: str, folder: Path, *flags: str) -> Path:
 
     Once for each folder.
     """
-    path, sim = folder / name, BUILD.parent
-    if not path.exists():
-        warn = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{sim / 'include'}"]
-        libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
-        source = PROGRAMS / f"{name}.c"
-        subprocess.run(["gcc", *warn, *flags, str(source), "-o", str(path), *libraries], check=True)
-    return path
+    path = folder / name
+    return path if path.exists() else compile_client(PROGRAMS / f"{name}.c", path, "-g", "-O1", *flags)
 
 
 def pretended_libcuda(folder: Path) -> Path:
@@ -41,12 +35,12 @@ def second_library(folder: Path) -> Path:
 def gpu_program(name: str, folder: Path) -> Path:
     """A program that works on the GPU as the workloads of sim/ do."""
     sim = BUILD.parent
-    return compile_program(name, folder, "-Wl,--as-needed", f"-I{sim}", str(sim / "workloads/gpu.c"), "-ldl")
+    return compile_program(name, folder, "-Wl,--as-needed", str(sim / "workloads/gpu.c"), "-ldl")
 
 
 def static_library(folder: Path) -> Path:
     """The program with the driver library linked in (static_library.c)."""
     sim = BUILD.parent
     library = [*sorted((sim / "libcuda").glob("*.c")), sim / "libcuda/entries.S", sim / "workloads/gpu.c"]
-    flags = ["-DPLAIN", "-fvisibility=hidden", f"-I{sim}", "-Wl,--as-needed", *map(str, library)]
+    flags = ["-DPLAIN", "-fvisibility=hidden", "-Wl,--as-needed", *map(str, library)]
     return compile_program("static_library", folder, *flags)

@@ -22,6 +22,15 @@ BUILD = Path(__file__).resolve().parents[2] / "sim" / "build"
 _PATIENCE_SECONDS = 60.0
 
 
+def compile_client(source: Path, target: Path, *flags: str) -> Path:
+    """A C program against the simulated libcuda, as any is compiled against the real one. Returns `target`."""
+    sim = BUILD.parent
+    strict = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{sim / 'include'}", f"-I{sim}"]
+    libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
+    subprocess.run(["gcc", *strict, *flags, str(source), "-o", str(target), *libraries], check=True)
+    return target
+
+
 @dataclass(slots=True)
 class Node:
     """A running server, and the environment in which its clients find it."""

@@ -6,18 +6,17 @@
  *   waits     it waits for another stream, and for an event of it, after each launch
  *   captures  it captures into another stream all the while
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "workloads/gpu.h"
+#include "rounds.h"
 
-enum { AT_ONCE = 20 };
-
-static const struct shape WHOLE_DEVICE = {132, 1024};
 static const uint64_t KERNEL_NS = 500000;
 
-static void wait_for(CUstream idle, CUevent old)
+static CUstream idle;
+static CUevent old;
+
+static void wait_for_idle(void)
 {
 	cuda_check(cuStreamSynchronize(idle), "cuStreamSynchronize");
 	cuda_check(cuEventSynchronize(old), "cuEventSynchronize");
@@ -27,8 +26,6 @@ int main(int argc, char **argv)
 {
 	int waits = argc == 2 && !strcmp(argv[1], "waits");
 	struct gpu gpu;
-	CUstream idle;
-	CUevent old;
 
 	gpu_open(&gpu, 0, 1);
 	gpu_calibrate(&gpu, WHOLE_DEVICE);
@@ -37,14 +34,5 @@ int main(int argc, char **argv)
 	cuda_check(cuEventRecord(old, idle), "cuEventRecord");
 	if (!waits)
 		cuda_check(cuStreamBeginCapture(idle, CU_STREAM_CAPTURE_MODE_RELAXED), "cuStreamBeginCapture");
-	for (unsigned long rounds = 1;; rounds++) {
-		for (int kernel = 0; kernel < AT_ONCE; kernel++) {
-			gpu_spin(&gpu, 0, WHOLE_DEVICE, KERNEL_NS);
-			if (waits)
-				wait_for(idle, old);
-		}
-		gpu_wait(&gpu);
-		printf("%lu\n", rounds * AT_ONCE);
-		fflush(stdout);
-	}
+	work_in_rounds(&gpu, KERNEL_NS, waits ? wait_for_idle : NULL);
 }

@@ -7,21 +7,18 @@
  * table and goes where the stub would: no probe sees one, whatever else it calls.
  */
 #include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "workloads/gpu.h"
+#include "rounds.h"
 
 enum {
 	COMPARE_BYTES = 10, /* cmpl $imm32, disp32(%rip) */
 	JUMP_IF_BYTES = 2,
 	JUMP_BYTES = 6, /* jmp *disp32(%rip) */
 	JUMP_OPERAND = 2,
-	AT_ONCE = 20,
 };
 
-static const struct shape WHOLE_DEVICE = {132, 1024};
 static const uint64_t KERNEL_NS = 2000000;
 
 void *target; /* of the launches of workloads/gpu.c, as this program's name comes before the library's */
@@ -49,11 +46,5 @@ int main(void)
 	target = behind(stub);
 	gpu_open(&gpu, 0, 1);
 	gpu_calibrate(&gpu, WHOLE_DEVICE);
-	for (unsigned long rounds = 1;; rounds++) {
-		for (int kernel = 0; kernel < AT_ONCE; kernel++)
-			gpu_spin(&gpu, 0, WHOLE_DEVICE, KERNEL_NS);
-		gpu_wait(&gpu);
-		printf("%lu\n", rounds * AT_ONCE);
-		fflush(stdout);
-	}
+	work_in_rounds(&gpu, KERNEL_NS, NULL);
 }
