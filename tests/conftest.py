@@ -3,8 +3,9 @@
 """What holds for every test: its tier, a second try, a skip that is known, and the number of hypothesis' examples.
 
 - A test's tier is the folder that it lies in, so that none can be without.
-- With two workers (`pytest --numprocesses=2`) tests at the edge run beside those of probes, then tests with agents
-  beside what is ASIDE, which has the CPU time that is left over.
+- With two workers (`pytest --numprocesses=2`) tests at the edge run beside those of probes, then those of the product
+  from outside beside hostile programs, each with a copy of the simulated GPU's programs and libraries, then what is
+  ASIDE, which has the CPU time that is left over.
 - In CI, a test that is no unit test and fails runs once more, and is listed as RERUN with what failed: those depend on
   a machine that may stall. One that fails twice fails the run, and so do more than MOST_SECOND_TRIES of them.
 - With CI in the environment, a run in which a test is skipped that is not in KNOWN_SKIPS fails: what a machine lacks
@@ -15,6 +16,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -42,16 +44,17 @@ KNOWN_SKIPS: Final[Mapping[str, str]] = {
 PIECES: Final = {
     "things at the edge": ("tests/contract/", "tests/sim/"),
     "probes": ("tests/kernel/", "tests/driver/"),
-    "agents": ("tests/e2e/", "tests/hostile/"),
+    "agents": ("tests/e2e/",),
+    "hostile programs": ("tests/hostile/",),
 }
-"""What runs one test after another, of those that need the machine: an agent sees all programs that use a GPU"""
+"""What runs one test after another, of those that need the machine"""
 
 STOCK_KERNELS: Final = (
     "tests/driver/test_denial.py",
     "tests/kernel/memory/test_quota_on_stock_kernels.py",
     "tests/kernel/probes/test_seccomp_on_stock_kernels.py",
 )
-"""Tests that take all CPUs: part of the last piece, beside which nothing runs but what is ASIDE"""
+"""Tests that take all CPUs: part of the last piece, as nothing that they run beside judges a time"""
 
 ASIDE: Final = (
     "tests/unit/",
@@ -88,9 +91,19 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("here")
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # rich would colour what is no terminal
         os.environ.pop(name, None)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # execnet gives it the size of a terminal, which programs would draw for
-        for name in ("LINES", "COLUMNS"):
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for name in ("LINES", "COLUMNS"):  # execnet gives it the size of a terminal, which programs would draw for
             os.environ.pop(name, None)
+        _use_own_simulator(os.environ["PYTEST_XDIST_WORKER"])
+
+
+def _use_own_simulator(worker: str) -> None:
+    """A copy of what `make sim` built: an agent that is to see one libcuda alone does not see the other worker's."""
+    built, own = _ROOT.parent / "sim" / "build", _ROOT.parent / "build" / "tests" / worker
+    shutil.rmtree(own, ignore_errors=True)
+    if built.exists():
+        shutil.copytree(built, own, symlinks=True)
+        os.environ["GPUWARDEN_SIM_BUILD"] = str(own)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -134,8 +147,8 @@ def _piece(nodeid: str) -> str:
     """Which tests it runs with, one after another, on one worker."""
     if nodeid.startswith(ASIDE):
         return nodeid.partition("::")[0]
-    if nodeid.startswith(STOCK_KERNELS):
-        return "agents"
+    if nodeid.startswith((*STOCK_KERNELS, "tests/e2e/frameworks/")):
+        return "hostile programs"
     return next((name for name, tiers in PIECES.items() if nodeid.startswith(tiers)), nodeid)
 
 

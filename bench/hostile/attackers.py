@@ -20,7 +20,7 @@ from typing import Final
 from agent.node.elf import exported_functions
 from tools.harness import cgroups, hostile_programs
 from tools.harness.hostile_programs import PROGRAMS, compile_program
-from tools.harness.node import BUILD, Node
+from tools.harness.node import BUILD, SIM, Node
 from tools.harness.stage import Stage, Workload
 from tools.harness.workloads import RESNET_LIKE
 
@@ -212,7 +212,7 @@ def build(folder: Path) -> None:
     source = Path(__file__).with_name("burn.c")
     subprocess.run(["gcc", "-O1", "-Wall", "-Wextra", str(source), "-o", str(folder / "burn"), "-lpthread"], check=True)
     source = source.with_name("listed.c")
-    include = f"-I{BUILD.parent / 'include'}"
+    include = f"-I{SIM / 'include'}"
     subprocess.run(
         ["gcc", "-O1", "-shared", "-fPIC", include, str(source), "-o", str(folder / "listed.so")], check=True
     )

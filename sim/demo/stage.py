@@ -16,8 +16,7 @@ from pathlib import Path
 from agent.core.errors import SetupError
 from tools.harness.agents import wait_until_ready
 from tools.harness.containers import Container, Mount
-
-BUILD = Path(os.environ.get("GPUWARDEN_SIM_BUILD", Path(__file__).resolve().parent.parent / "build"))
+from tools.harness.node import BUILD
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from pathlib import Path
 
 from agent.core.model import ContainerUsage, EnforcementStatus, Snapshot
 from agent.exporters.api.client import fetch
-from sim.demo.stage import BUILD, Stage, simulated_gpu
+from sim.demo.stage import Stage, simulated_gpu
 from tools.harness.agents import backstops, guardians
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,10 +19,10 @@ from pathlib import Path
 from agent.core.errors import SetupError
 from agent.core.model import ContainerUsage, DeviceUuid, Snapshot
 from agent.exporters.api.client import fetch
-from sim.demo.stage import BUILD
 from tests.e2e.node import Agent, Node
 from tools.harness import cgroups
 from tools.harness import node as bench
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 SETTINGS = {"gpus": "3", "mig": "2:3g.40gb,2g.20gb"}

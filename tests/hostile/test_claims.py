@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from sim.demo.stage import BUILD
 from tests.e2e.node import ALWAYS_BUSY, TRAINING, Agent, Node
 from tests.hostile.programs import compile_program, pretended_libcuda
 from tests.support.programs.driver import compile_driver
 from tools.harness.containers import Container, Mount
-from tools.harness.node import simulated_node
+from tools.harness.node import BUILD, simulated_node
 from tools.harness.wait import until
 
 GIB, MIB = 1 << 30, 1 << 20

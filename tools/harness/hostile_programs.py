@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tools.harness.node import BUILD, compile_client
+from tools.harness.node import SIM, compile_client
 
 PROGRAMS: Final = Path(__file__).resolve().parents[2] / "tests" / "hostile" / "programs"
 
@@ -34,13 +34,11 @@ def second_library(folder: Path) -> Path:
 
 def gpu_program(name: str, folder: Path) -> Path:
     """A program that works on the GPU as the workloads of sim/ do."""
-    sim = BUILD.parent
-    return compile_program(name, folder, "-Wl,--as-needed", str(sim / "workloads/gpu.c"), "-ldl")
+    return compile_program(name, folder, "-Wl,--as-needed", str(SIM / "workloads/gpu.c"), "-ldl")
 
 
 def static_library(folder: Path) -> Path:
     """The program with the driver library linked in (static_library.c)."""
-    sim = BUILD.parent
-    library = [*sorted((sim / "libcuda").glob("*.c")), sim / "libcuda/entries.S", sim / "workloads/gpu.c"]
+    library = [*sorted((SIM / "libcuda").glob("*.c")), SIM / "libcuda/entries.S", SIM / "workloads/gpu.c"]
     flags = ["-DPLAIN", "-fvisibility=hidden", "-Wl,--as-needed", *map(str, library)]
     return compile_program("static_library", folder, *flags)

@@ -18,14 +18,14 @@ from typing import Any
 
 from tools.harness.wait import until
 
-BUILD = Path(__file__).resolve().parents[2] / "sim" / "build"
+SIM = Path(__file__).resolve().parents[2] / "sim"
+BUILD = Path(os.environ.get("GPUWARDEN_SIM_BUILD", SIM / "build"))
 _PATIENCE_SECONDS = 60.0
 
 
 def compile_client(source: Path, target: Path, *flags: str) -> Path:
     """A C program against the simulated libcuda, as any is compiled against the real one. Returns `target`."""
-    sim = BUILD.parent
-    strict = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{sim / 'include'}", f"-I{sim}"]
+    strict = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{SIM / 'include'}", f"-I{SIM}"]
     libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
     subprocess.run(["gcc", *strict, *flags, str(source), "-o", str(target), *libraries], check=True)
     return target

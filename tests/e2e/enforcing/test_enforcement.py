@@ -107,8 +107,8 @@ def test_a_container_that_the_policy_does_not_name_is_never_touched(node: Node, 
 
 
 def test_every_decision_is_a_line_of_json_with_its_reason(node: Node, warden: Agent, busy: Busy) -> None:
-    before = warden.decisions.stat().st_size
     warden.reload(node.policy(enforce=True))
+    before = warden.decisions.stat().st_size
     until(lambda: any(line["latency_ns"] for line in lines(warden, before)), "a decision with a latency")
     names = {"0", "1", "2"}
     until(lambda: {line["container"][-1] for line in lines(warden, before)} >= names, "decisions about all of them")

@@ -15,10 +15,10 @@ import pytest
 
 from agent.node.procfs import Procfs
 from agent.probes.abi import ProcessKey, QuotaKey
-from sim.demo.stage import BUILD
 from tests.e2e.kernel_maps import map_of
 from tests.e2e.node import ROOT, Agent, Node, state
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 GIB = 1 << 30

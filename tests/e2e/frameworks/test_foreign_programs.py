@@ -14,12 +14,12 @@ import pytest
 
 from agent.core.model import FunctionUsage, Usage
 from agent.probes.abi import RULE_PACE, Pace
-from sim.demo.stage import BUILD
 from tests.e2e.kernel_maps import pace_of, rule_of
 from tests.e2e.node import ALWAYS_BUSY, Agent, Node
 from tests.e2e.workloads import assert_none_stops, until_launching
 from tests.support import frameworks
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 STEPS = 20

@@ -22,11 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.core import snapshot_json
 from agent.core.model import ContainerUsage, DeviceUuid, Snapshot, Totals
-from sim.demo.stage import BUILD
 from tests.e2e.node import PATIENCE_SECONDS, ROOT, Agent
 from tests.e2e.places import Chronicle, Docker, Hardware, Place, docker, launches_of, place, rows_of
 from tests.support.programs.driver import Driver, compile_driver
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 LAUNCH = "launch:4x1x1:32x1x1"

@@ -26,10 +26,10 @@ import yaml
 from agent.core.model import DeviceUuid
 from dashboards.generated import FOLDER, PAGES, RULES
 from dashboards.placement import PLACEMENT
-from sim.demo.stage import BUILD
 from tests.e2e.node import TRAINING, Node
 from tests.e2e.places import place
 from tests.e2e.prometheus import Prometheus
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 SERVING = ("--rate", "50", "--kernels", "4", "--kernel-us", "500", "--seconds", "3600", "--start-now")

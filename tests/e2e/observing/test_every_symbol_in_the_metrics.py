@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.probes.symbols import SYMBOLS
-from sim.demo.stage import BUILD
 from tests.e2e.node import Agent, Node
 from tests.support.programs import every_symbol_calls as calls
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 KINDS = ("plain", "managed", "pool", "virtual", "array", "graph", "pinned")

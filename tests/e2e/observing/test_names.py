@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.demo.stage import BUILD
 from tests.e2e.node import TRAINING, Agent, Node
 from tests.support.kubelet import Kubelet, running_kubelet
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 POLICY = """\

@@ -18,11 +18,11 @@ import pytest
 from agent.containers.identity import identify, parse_cgroup
 from agent.core import snapshot_json
 from agent.core.model import Snapshot
-from sim.demo.stage import BUILD
 from tests.e2e.node import ROOT, Agent, Node
 from tests.e2e.prometheus import CONFIG, Prometheus
 from tools.harness import cgroups
 from tools.harness.containers import Container
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 SERVING = ("--rate", "50", "--kernels", "20", "--kernel-us", "200", "--seconds", "3600", "--start-now")

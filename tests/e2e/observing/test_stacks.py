@@ -17,9 +17,9 @@ import pytest
 
 from agent.core.protobuf import message_classes
 from agent.stacks.output import MESSAGES, PACKAGE
-from sim.demo.stage import BUILD
 from tests.e2e.node import PATIENCE_SECONDS, ROOT, Node
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 
 _MIB = 1 << 20
 _APPLICATION = Path("/app")  # not a folder of the host: only a look through the container's root finds the program

@@ -31,9 +31,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.core.errors import GoneError
 from enforce.actuators.freezer.cgroup import Cgroup, FreezerCgroup
 from enforce.ledger import ledger
-from sim.demo.stage import BUILD, Stage, simulated_gpu
+from sim.demo.stage import Stage, simulated_gpu
 from tests.e2e.node import command_line, endpoint_port, state
 from tests.support.kubelet import Kubelet, Pod, running_kubelet
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 from tools.shipping.image.layout import configuration, write_layout
 

@@ -23,9 +23,9 @@ import pytest
 
 from agent.core.model import EnforcementStatus
 from agent.node.preflight import ANY_KERNEL, SINCE_6_6, UPROBE_MULTI, kernel_version
-from sim.demo.stage import BUILD
 from tests.e2e.node import ROOT, TRAINING, Agent, Node, endpoint_port
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 NOBODY = 65534

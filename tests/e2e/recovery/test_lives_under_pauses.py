@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from agent.core.model import EnforcementStatus
-from sim.demo.stage import BUILD
 from tests.e2e.node import Agent, Node, is_gone, state
 from tests.e2e.workloads import Busy, assert_none_stops, until_launching
 from tests.support.programs.driver import compile_driver
 from tools.harness.containers import Container, Mount
+from tools.harness.node import BUILD
 from tools.harness.wait import until
 
 LAUNCHES = "3*launch:1x1x1:32x1x1:0:200000"

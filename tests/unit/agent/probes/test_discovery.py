@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent.node.proc_parse import parse_maps
 from agent.probes import discovery
 from agent.probes.discovery import Contents
-from sim.demo.stage import BUILD
+from tools.harness.node import BUILD
 
 LIBCUDA = BUILD / "lib" / "libcuda.so.1"
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1)
