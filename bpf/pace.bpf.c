@@ -204,6 +204,24 @@ static __always_inline __u64 drained_backlog(const struct queue *queue, const st
 	return less(less(queue->backlog_ns, held) + queue->held_ns, elapsed - held);
 }
 
+/* The backlog of all offline processes now, with the launch of this one that was stopped and has run since. */
+static __always_inline __u64 book_offline(struct gate *gate, struct queue *queue, const struct rule *rule, __u64 busy,
+					  __u64 now)
+{
+	__u64 elapsed;
+
+	if (!gate)
+		return 0;
+	elapsed = less(now, gate->offline_updated_ns);
+	if (rule->flags & RULE_GATE)
+		elapsed = less(elapsed, less(busy, gate->offline_busy_mark_ns));
+	gate->offline_ns = less(gate->offline_ns, elapsed) + queue->owed_ns;
+	gate->offline_updated_ns = now;
+	gate->offline_busy_mark_ns = busy;
+	queue->owed_ns = 0;
+	return gate->offline_ns;
+}
+
 /* What a drained wait leaves of a virtual queue: what the share has not paid back, and a longest pause can. */
 static __always_inline __u64 kept_queue(const struct queue *queue, const struct rule *rule, __u64 busy, __u64 now)
 {
@@ -476,6 +494,9 @@ static __always_inline void pace_launch(const struct process_id *payer, struct p
 	notice_foreign(id, thread, pace, now);
 	queue = queue_of(pace, slot);
 	queued = drained_queue(queue, rule, busy, now);
+	book_offline(gate, queue, rule, busy, now);
+	if (gate)
+		gate->offline_ns += estimate;
 	queue->backlog_ns = drained_backlog(queue, rule, busy, now) + estimate;
 	queue->queued_ns = queued + estimate;
 	queue->updated_ns = now;
@@ -492,7 +513,9 @@ static __always_inline void pace_launch(const struct process_id *payer, struct p
 	if (!stop_launch(id, thread, pace, rule, &verdict))
 		return;
 	queue->backlog_ns = less(queue->backlog_ns, estimate);
-	queue->held_ns = estimate;
+	if (gate)
+		gate->offline_ns = less(gate->offline_ns, estimate);
+	queue->held_ns = queue->owed_ns = estimate;
 	queue->held_for_ns = drain_ns(rule, queued, estimate) + RESUME_NS;
 }
 
@@ -511,10 +534,15 @@ static __always_inline void settle_queue(const struct process_id *id, const stru
 		return;
 	queue = queue_of(pace, slot);
 	busy = gate ? busy_total(gate, now) : 0;
+	if (gate && rule) {
+		book_offline(gate, queue, rule, busy, now);
+		gate->offline_ns = less(gate->offline_ns, drained_backlog(queue, rule, busy, now));
+	}
 	queue->queued_ns = kept_queue(queue, rule, busy, now);
 	queue->updated_ns = now;
 	queue->busy_mark_ns = busy;
 	queue->backlog_ns = 0;
 	queue->held_ns = 0;
 	queue->held_for_ns = 0;
+	queue->owed_ns = 0;
 }

@@ -64,6 +64,7 @@ struct queue {
 	__u64 backlog_ns; /* believed to be on the GPU: drains at full rate */
 	__u64 held_ns; /* the launch that was stopped: it gets there … */
 	__u64 held_for_ns; /* … so long after updated_ns, or when more is heard of the process */
+	__u64 owed_ns; /* the same launch, of which the gate's offline_ns has not heard */
 };
 
 #define QUEUES (SLOTS + 1) /* the last one for launches on a device that is not known */
@@ -110,6 +111,9 @@ struct gate {
 	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
 	__u64 free_posted; /* PAUSE_FREE is in the ring; reset by the guardian */
 	__u64 requests; /* how often an online request found it free or began to count again: each ended an idle gap */
+	__u64 offline_ns; /* the backlog of all offline processes; of two that write at once, one counts for nothing */
+	__u64 offline_updated_ns;
+	__u64 offline_busy_mark_ns; /* busy_total at offline_updated_ns */
 };
 
 /* One for all. */

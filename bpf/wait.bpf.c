@@ -215,6 +215,7 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	delivery->launches = process->launches;
 	delivery->charged_ns = process->charged_ns;
 	delivery->queued_ns = thread->wait_queued_ns;
+	delivery->others_ns = thread->wait_others_ns;
 	delivery->waited_ns = now - thread->wait_ns;
 	delivery->waited_busy_ns = is_online ? 0 : grown(busy, thread->wait_busy_mark_ns);
 	delivery->elapsed_ns = now - process->start_ns;
@@ -233,7 +234,8 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	struct thread *thread = own_thread();
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 	struct rule *rule = bpf_map_lookup_elem(&rules, id);
-	__u64 busy = busy_total_of(process->slot, now), backlog;
+	__u64 busy = busy_total_of(process->slot, now), backlog = 0;
+	struct queue *queue;
 
 	if (!thread)
 		return;
@@ -245,7 +247,12 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	thread->awaited.until_ns = until_ns;
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
-	backlog = pace && rule ? drained_backlog(queue_of(pace, process->slot), rule, busy, now) : 0;
+	thread->wait_others_ns = 0;
+	if (pace && rule) {
+		queue = queue_of(pace, process->slot);
+		backlog = drained_backlog(queue, rule, busy, now);
+		thread->wait_others_ns = less(book_offline(gate_of(process->slot), queue, rule, busy, now), backlog);
+	}
 	/* behind a soft gate the backlog also holds what was waited for long ago */
 	thread->wait_queued_ns = backlog < process->charged_ns ? backlog : process->charged_ns;
 }

@@ -229,6 +229,7 @@ class Delivery(c.Structure):
         ("launches", U64),
         ("charged_ns", U64),
         ("queued_ns", U64),
+        ("others_ns", U64),
         ("waited_ns", U64),
         ("waited_busy_ns", U64),
         ("elapsed_ns", U64),
@@ -268,6 +269,7 @@ class Queue(c.Structure):
         ("backlog_ns", U64),
         ("held_ns", U64),
         ("held_for_ns", U64),
+        ("owed_ns", U64),
     ]
 
 
@@ -308,6 +310,9 @@ class Gate(c.Structure):
         ("stretch_since_ns", U64),
         ("free_posted", U64),
         ("requests", U64),
+        ("offline_ns", U64),
+        ("offline_updated_ns", U64),
+        ("offline_busy_mark_ns", U64),
     ]
 
 
