@@ -12,8 +12,6 @@
 #define MOST_BLOCKS (1ull << 30)
 /* Of max_queued_ns: to what a queue drains before its process is resumed. As in enforce/actuators/launch/resume.py. */
 #define LOW_WATER_PERCENT 40
-/* A process goes on so long after it is due at most, if its guardian has a CPU: 0.13 to 0.18 ms were measured. */
-#define RESUME_NS 200000ull
 /* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
 #define STRETCH_GAP_NS 500000ll
 /*
@@ -177,12 +175,18 @@ static __always_inline __u64 less(__u64 from, __u64 what)
 	return from > what ? from - what : 0;
 }
 
+/* For how long since then offline work ran. `mark`: the busy total then. */
+static __always_inline __u64 drained_since(__u64 then, __u64 mark, const struct rule *rule, __u64 busy, __u64 now)
+{
+	__u64 elapsed = less(now, then);
+
+	return rule->flags & RULE_GATE ? less(elapsed, less(busy, mark)) : elapsed;
+}
+
 /* How long a virtual queue has drained since it was updated. */
 static __always_inline __u64 elapsed_of(const struct queue *queue, const struct rule *rule, __u64 busy, __u64 now)
 {
-	__u64 elapsed = less(now, queue->updated_ns);
-
-	return rule->flags & RULE_GATE ? less(elapsed, less(busy, queue->busy_mark_ns)) : elapsed;
+	return drained_since(queue->updated_ns, queue->busy_mark_ns, rule, busy, now);
 }
 
 /* What is left of a virtual queue now. */
@@ -195,31 +199,53 @@ static __always_inline __u64 drained_queue(const struct queue *queue, const stru
 	return less(queue->queued_ns, elapsed * rule->rate_ppm / PPM);
 }
 
-/* What is believed to be on the GPU now. A launch that was stopped gets there when its process is resumed. */
+/*
+ * What is believed to be on the GPU now. A launch that was stopped gets there after its process was resumed: when, is not
+ * known before more is heard of the process.
+ */
 static __always_inline __u64 drained_backlog(const struct queue *queue, const struct rule *rule, __u64 busy, __u64 now)
 {
-	__u64 elapsed = elapsed_of(queue, rule, busy, now);
-	__u64 held = elapsed < queue->held_for_ns ? elapsed : queue->held_for_ns;
-
-	return less(less(queue->backlog_ns, held) + queue->held_ns, elapsed - held);
+	return less(queue->backlog_ns, elapsed_of(queue, rule, busy, now)) + queue->held_ns;
 }
 
-/* The backlog of all offline processes now, with the launch of this one that was stopped and has run since. */
-static __always_inline __u64 book_offline(struct gate *gate, struct queue *queue, const struct rule *rule, __u64 busy,
-					  __u64 now)
+/* No less than that is on the GPU now: what ran, if online requests left the device to it. */
+static __always_inline __u64 least_backlog(const struct process_id *id, const struct queue *queue, __u64 now)
+{
+	__u64 elapsed = less(now, queue->updated_ns), since = 0;
+	struct resume *resume = queue->held_ns ? bpf_map_lookup_elem(&resumes, id) : NULL;
+
+	if (!queue->held_ns)
+		return less(queue->least_ns, elapsed);
+	if (resume && resume->resumed_ns > queue->updated_ns)
+		since = less(now, resume->resumed_ns);
+	return less(less(queue->least_ns, less(elapsed, since)) + queue->held_ns, since);
+}
+
+/* What all offline processes are believed to have on the device now. As in enforce/actuators/launch/pace.py. */
+static __always_inline __u64 offline_backlog(const struct gate *gate, const struct rule *rule, __u64 busy, __u64 now)
 {
 	__u64 elapsed;
 
-	if (!gate)
+	if (!gate || !rule)
 		return 0;
-	elapsed = less(now, gate->offline_updated_ns);
-	if (rule->flags & RULE_GATE)
-		elapsed = less(elapsed, less(busy, gate->offline_busy_mark_ns));
-	gate->offline_ns = less(gate->offline_ns, elapsed) + queue->owed_ns;
+	elapsed = drained_since(gate->offline_updated_ns, gate->offline_busy_mark_ns, rule, busy, now);
+	return less(gate->offline_ns, elapsed);
+}
+
+static __always_inline void set_offline(struct gate *gate, __u64 backlog, __u64 busy, __u64 now)
+{
+	if (!gate)
+		return;
+	gate->offline_ns = backlog;
 	gate->offline_updated_ns = now;
 	gate->offline_busy_mark_ns = busy;
-	queue->owed_ns = 0;
-	return gate->offline_ns;
+}
+
+/* No more than fits: what was not stopped, or was taken to be longer than it is, is not held against later launches. */
+static __always_inline void add_offline(struct gate *gate, const struct rule *rule, __u64 before, __u64 added,
+					__u64 busy, __u64 now)
+{
+	set_offline(gate, (before < rule->max_queued_ns ? before : rule->max_queued_ns) + added, busy, now);
 }
 
 /* What a drained wait leaves of a virtual queue: what the share has not paid back, and a longest pause can. */
@@ -238,13 +264,19 @@ static __always_inline __u64 kept_queue(const struct queue *queue, const struct 
 	return queued < most ? queued : most;
 }
 
-/* How long until a launch that was stopped fits. As in enforce/actuators/launch/resume.py. */
-static __always_inline __u64 drain_ns(const struct rule *rule, __u64 queued, __u64 estimate)
+/* To what a queue drains before a launch that was stopped goes through. As in enforce/actuators/launch/resume.py. */
+static __always_inline __u64 low_water(const struct rule *rule, __u64 estimate)
 {
 	__u64 room = less(rule->max_queued_ns, estimate);
 	__u64 low = rule->max_queued_ns / 100 * LOW_WATER_PERCENT;
 
-	return less(queued, room < low ? room : low) * PPM / (rule->rate_ppm ? rule->rate_ppm : 1);
+	return room < low ? room : low;
+}
+
+/* How long until a launch that was stopped fits into its process's queue. */
+static __always_inline __u64 drain_ns(const struct rule *rule, __u64 queued, __u64 estimate)
+{
+	return less(queued, low_water(rule, estimate)) * PPM / (rule->rate_ppm ? rule->rate_ppm : 1);
 }
 
 static __always_inline struct queue *queue_of(struct pace *pace, __u32 slot)
@@ -291,6 +323,12 @@ static __always_inline __u64 estimate_of(const struct rule *rule, __u64 blocks)
 					 : rule->launch_ns;
 }
 
+/* Blocks are counted, and have no length. */
+static __always_inline int shares_backlog(const struct rule *rule)
+{
+	return (rule->flags & (RULE_PACE | RULE_BLOCKS)) == RULE_PACE;
+}
+
 static __always_inline int is_behind(const struct gate *gate, __u64 now)
 {
 	__u64 lasted = now - gate->stretch_since_ns;
@@ -298,13 +336,16 @@ static __always_inline int is_behind(const struct gate *gate, __u64 now)
 	return lasted > BEHIND_NS && lasted < BUSY_NS;
 }
 
+/* `queued`: by this process; `offline`: believed to be on the device, by all. */
 static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
-					    __u64 estimate, __u64 now)
+					    __u64 offline, __u64 estimate, __u64 now)
 {
 	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now) &&
 	    (!(rule->flags & RULE_SOFT) || is_behind(gate, now)))
 		return PAUSE_GATE;
 	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > rule->max_queued_ns)
+		return PAUSE_QUEUE;
+	if (shares_backlog(rule) && offline > 0 && offline + estimate > rule->max_queued_ns)
 		return PAUSE_QUEUE;
 	return 0;
 }
@@ -334,6 +375,7 @@ struct verdict_on_launch {
 	__u64 queued_ns;
 	__u64 estimate_ns;
 	__u64 due_ns;
+	__u64 drain_ns;
 	__u32 link; /* of a copy */
 	__u32 _pad;
 };
@@ -399,6 +441,7 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 	stop->estimate_ns = verdict->estimate_ns;
 	stop->charged_ns = pace->charged_ns;
 	stop->due_ns = verdict->due_ns;
+	stop->drain_ns = verdict->drain_ns;
 	stop->rule = *rule;
 	stop->kind = PAUSE_STOPPED;
 	return recorded;
@@ -485,7 +528,7 @@ static __always_inline void pace_launch(const struct process_id *payer, struct p
 	struct process_id self = this_process(), *id = &self;
 	struct pace *pace = own_pace(payer);
 	struct gate *gate = gate_of(slot);
-	__u64 estimate = estimate_of(rule, blocks), busy = gate ? busy_total(gate, now) : 0, queued;
+	__u64 estimate = estimate_of(rule, blocks), busy = gate ? busy_total(gate, now) : 0, queued, offline;
 	struct verdict_on_launch verdict = {.slot = slot, .estimate_ns = estimate};
 	struct queue *queue;
 
@@ -494,29 +537,30 @@ static __always_inline void pace_launch(const struct process_id *payer, struct p
 	notice_foreign(id, thread, pace, now);
 	queue = queue_of(pace, slot);
 	queued = drained_queue(queue, rule, busy, now);
-	book_offline(gate, queue, rule, busy, now);
-	if (gate)
-		gate->offline_ns += estimate;
+	offline = offline_backlog(gate, rule, busy, now);
 	queue->backlog_ns = drained_backlog(queue, rule, busy, now) + estimate;
+	queue->least_ns = least_backlog(id, queue, now) + estimate;
 	queue->queued_ns = queued + estimate;
 	queue->updated_ns = now;
 	queue->busy_mark_ns = busy;
 	queue->held_ns = 0;
-	queue->held_for_ns = 0;
 	pace->charged_ns += estimate;
 	if (process)
 		process->charged_ns += estimate;
 	verdict.queued_ns = queued;
-	verdict.reason = reason_to_stop(rule, gate, queued, estimate, now);
+	verdict.reason = reason_to_stop(rule, gate, queued, offline, estimate, now);
+	verdict.drain_ns = drain_ns(rule, queued, estimate);
+	if (shares_backlog(rule))
+		add_offline(gate, rule, offline, estimate, busy, now);
 	if (!verdict.reason || !may_stop(now) || has_pass(payer, pace, estimate))
 		return;
 	if (!stop_launch(id, thread, pace, rule, &verdict))
 		return;
+	if (shares_backlog(rule)) /* the guardian adds it when it resumes the process */
+		add_offline(gate, rule, offline, 0, busy, now);
 	queue->backlog_ns = less(queue->backlog_ns, estimate);
-	if (gate)
-		gate->offline_ns = less(gate->offline_ns, estimate);
-	queue->held_ns = queue->owed_ns = estimate;
-	queue->held_for_ns = drain_ns(rule, queued, estimate) + RESUME_NS;
+	queue->least_ns = less(queue->least_ns, estimate);
+	queue->held_ns = estimate;
 }
 
 /*
@@ -534,15 +578,13 @@ static __always_inline void settle_queue(const struct process_id *id, const stru
 		return;
 	queue = queue_of(pace, slot);
 	busy = gate ? busy_total(gate, now) : 0;
-	if (gate && rule) {
-		book_offline(gate, queue, rule, busy, now);
-		gate->offline_ns = less(gate->offline_ns, drained_backlog(queue, rule, busy, now));
-	}
+	if (rule && shares_backlog(rule))
+		set_offline(gate, less(offline_backlog(gate, rule, busy, now), drained_backlog(queue, rule, busy, now)),
+			    busy, now);
 	queue->queued_ns = kept_queue(queue, rule, busy, now);
 	queue->updated_ns = now;
 	queue->busy_mark_ns = busy;
 	queue->backlog_ns = 0;
+	queue->least_ns = 0;
 	queue->held_ns = 0;
-	queue->held_for_ns = 0;
-	queue->owed_ns = 0;
 }

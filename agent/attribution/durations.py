@@ -54,10 +54,10 @@ def bounds_ns(delivery: Delivered) -> tuple[float, float]:
     """
     if not is_paced(delivery):
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
-    queued_ns, others_ns = delivery.queued_ns, delivery.others_ns
-    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as not moving then
-    least = _paced_ns(delivery, max(0, delivery.waited_ns - delivery.waited_busy_ns), queued_ns + others_ns)
-    return least, _paced_ns(delivery, delivery.waited_ns, max(0, queued_ns - run_before) + min(queued_ns, others_ns))
+    alone_ns = max(0, delivery.waited_ns - delivery.waited_busy_ns)
+    least_ns, others_ns = delivery.queued_least_ns, delivery.others_ns
+    least = _paced_ns(delivery, alone_ns, delivery.queued_ns + others_ns)
+    return least, _paced_ns(delivery, delivery.waited_ns, least_ns + min(least_ns, others_ns))
 
 
 def _paced_ns(delivery: Delivered, waited_ns: int, queued_ns: int) -> float:

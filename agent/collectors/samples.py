@@ -104,6 +104,7 @@ class Delivered(NamedTuple):
     launches: int
     charged_ns: int
     queued_ns: int
+    queued_least_ns: int
     others_ns: int
     waited_ns: int
     waited_busy_ns: int

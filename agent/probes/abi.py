@@ -229,6 +229,7 @@ class Delivery(c.Structure):
         ("launches", U64),
         ("charged_ns", U64),
         ("queued_ns", U64),
+        ("queued_least_ns", U64),
         ("others_ns", U64),
         ("waited_ns", U64),
         ("waited_busy_ns", U64),
@@ -267,9 +268,8 @@ class Queue(c.Structure):
         ("updated_ns", U64),
         ("busy_mark_ns", U64),
         ("backlog_ns", U64),
+        ("least_ns", U64),
         ("held_ns", U64),
-        ("held_for_ns", U64),
-        ("owed_ns", U64),
     ]
 
 
@@ -291,6 +291,7 @@ class Resume(c.Structure):
         ("passes", U64),
         ("pass_ns", U64),
         ("stopped_at_ns", U64),
+        ("resumed_ns", U64),
         ("paused_ns", U64),
         ("copy_paused_ns", U64),
         ("resumes", U64),
@@ -385,6 +386,7 @@ class Pause(c.Structure):
         ("estimate_ns", U64),
         ("charged_ns", U64),
         ("due_ns", U64),
+        ("drain_ns", U64),
         ("rule", Rule),
     ]
 

@@ -49,6 +49,7 @@ def delivery(*functions: tuple[int, int], **values: int) -> Delivered:
             "launches",
             "charged_ns",
             "queued_ns",
+            "queued_least_ns",
             "others_ns",
             "waited_ns",
             "waited_busy_ns",

@@ -39,7 +39,7 @@ def offline_level(rule: OfflineRule, share: Share, part: float, inside: float, l
         soft=share.soft and "gate" in rule.ladder and "pace" in rule.ladder,
         pace="pace" in rule.ladder,
         share_ratio=max(rule.limits.floor_ratio * inside, min(1.0, share.ratio * part)),
-        max_queued_ns=int(share.max_queued_ns * part),
+        max_queued_ns=share.max_queued_ns,
         launch_ns=int(launch_ns) if launch_ns else FALLBACK_LAUNCH_NS,
         max_pause_ns=rule.limits.max_pause_ns,
         floor_ratio=rule.limits.floor_ratio * inside,

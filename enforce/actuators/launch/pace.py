@@ -180,6 +180,17 @@ def busy_total_ns(gate: Gate, hold_ns: int, now_ns: int) -> int:
     return total + max(0, min(now_ns, busy_end_ns(gate, hold_ns)) - since)
 
 
+def offline_backlog_ns(gate: Gate, busy_ns: int | None, now_ns: int) -> int:
+    """What offline processes are believed to have on the device. As in bpf/pace.bpf.c.
+
+    `busy_ns`: its busy total; None where they run beside online requests.
+    """
+    elapsed_ns = now_ns - gate.offline_updated_ns
+    if busy_ns is not None:
+        elapsed_ns -= max(0, busy_ns - gate.offline_busy_mark_ns)
+    return int(max(0, gate.offline_ns - max(0, elapsed_ns)))
+
+
 class GateReader:
     """The state of each device's gate. `gates` is shared with the kernel."""
 

@@ -22,7 +22,9 @@ from agent.probes.abi import (
     SLOT_NONE,
     SLOTS,
     Delivery,
+    Gate,
     Pace,
+    Pause,
     ProcessKey,
     Queue,
     Rule,
@@ -42,8 +44,15 @@ class Left:
     """What the maps say of a program that has done its operations. `lasted_ns`: no less than it took for them."""
 
     pace: Pace
-    delivery: Delivery  # the last one
+    last: Delivery | None
+    stop: Pause | None  # the last one
     lasted_ns: int
+
+    @property
+    def delivery(self) -> Delivery:
+        """The last one; a program that waits has one."""
+        assert self.last is not None
+        return self.last
 
     @property
     def queue(self) -> Queue:
@@ -62,6 +71,7 @@ def left(
         written = Rule(role=ROLE_OFFLINE, **values)
         written.slots[:] = [SLOT_NONE] * len(written.slots)
         written.slots[0] = written.slot_unknown = 0
+        stop = None
         probes.map("rules").put(key, written)
         probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER if stops else 0
         began_ns = monotonic_ns()
@@ -69,14 +79,14 @@ def left(
         for _ in range(stops):
             until(lambda: Procfs().stat(driven.process.tgid).state == "T", "the stop", step_seconds=0.001)
             time.sleep(stopped_seconds)  # a stop that lasts so long is what is tested
+            stop = probes.map("stops").get(key)
             os.kill(driven.process.tgid, signal.SIGCONT)
         driven.finish()
         lasted_ns = monotonic_ns() - began_ns
         pace, ring = probes.map("paces").get(key), probes.map("delivered").get(key)
     assert pace is not None
-    assert ring is not None
     assert pace.pauses == stops
-    return Left(pace, ring.ring[ring.count - 1], lasted_ns)
+    return Left(pace, ring.ring[ring.count - 1] if ring is not None else None, stop, lasted_ns)
 
 
 def queued_after_a_wait(driver: Driver, probes: LibcudaProbes, flags: int, *, busy: bool) -> int:
@@ -149,3 +159,45 @@ def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, own_probes: LibcudaP
     flags = RULE_PACE | RULE_BLOCKS
     found = left(driver, own_probes, f"3*{LAUNCH}", "sync", flags=flags, rate_ppm=1_000_000)
     assert 3 * LAUNCH_NS - found.lasted_ns <= found.queue.queued_ns <= 3 * LAUNCH_NS
+
+
+def beside_others(probes: LibcudaProbes, backlog_ns: int) -> Gate:
+    """Other offline processes have so much on the device."""
+    gate: Gate = probes.map("gates").share(SLOTS)[0]
+    gate.offline_ns, gate.offline_updated_ns = backlog_ns, monotonic_ns()
+    return gate
+
+
+def test_a_delivery_tells_what_others_had_queued_and_a_wait_takes_its_own_off(
+    driver: Driver, own_probes: LibcudaProbes
+) -> None:
+    gate = beside_others(own_probes, 5 * LAUNCH_NS)
+    found = left(driver, own_probes, f"3*{LAUNCH}", "sync", rate_ppm=1_000_000)
+    assert found.delivery.queued_ns <= 3 * LAUNCH_NS
+    assert 5 * LAUNCH_NS - found.lasted_ns <= found.delivery.others_ns <= 5 * LAUNCH_NS
+    assert 5 * LAUNCH_NS - found.lasted_ns <= gate.offline_ns <= 5 * LAUNCH_NS
+
+
+def test_a_launch_for_which_others_leave_no_room_stops_though_its_own_queue_is_empty(
+    driver: Driver, own_probes: LibcudaProbes
+) -> None:
+    gate = beside_others(own_probes, 10 * LAUNCH_NS)
+    found = left(driver, own_probes, LAUNCH, "sync", stops=1, rate_ppm=1_000_000)
+    assert found.pace.pauses == 1
+    assert gate.offline_ns <= 10 * LAUNCH_NS  # the guardian adds what it lets through
+
+
+def test_a_budget_of_blocks_knows_no_others(driver: Driver, own_probes: LibcudaProbes) -> None:
+    gate = beside_others(own_probes, 10 * LAUNCH_NS)
+    found = left(driver, own_probes, LAUNCH, flags=RULE_PACE | RULE_BLOCKS, rate_ppm=1_000_000)
+    assert found.pace.pauses == 0
+    assert gate.offline_ns == 10 * LAUNCH_NS
+
+
+def test_a_smaller_share_takes_longer_to_make_room(driver: Driver, own_probes: LibcudaProbes) -> None:
+    limits = {"stops": 1, "stopped_seconds": 0.0, "max_queued_ns": LAUNCH_NS}
+    half, quarter = (left(driver, own_probes, f"2*{LAUNCH}", rate_ppm=rate, **limits).stop for rate in (500_000, 250_000))
+    assert half is not None
+    assert quarter is not None
+    assert quarter.drain_ns == pytest.approx(2 * half.drain_ns, rel=0.2)
+    assert half.drain_ns <= 2 * LAUNCH_NS
