@@ -197,6 +197,7 @@ class ResumeSchedule:
     _free_since: dict[int, int] = field(default_factory=dict)
     _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
+    _at_work: dict[int, ProcessId] = field(default_factory=dict)  # on each slot the one that was resumed last
 
     def add(self, pause: Pause) -> None:
         """The kernel stopped a process."""
@@ -227,7 +228,7 @@ class ResumeSchedule:
         """The processes to resume now. They are taken out."""
         self._watch_gates(now_ns)
         ready = []
-        for stop in list(self.stops.values()):
+        for stop in sorted(self.stops.values(), key=lambda stop: not self._is_at_work(stop)):
             if now_ns >= stop.latest_ns:
                 ready.append(DueResume(stop, stop.pass_ns))
             elif stop.deadline is None and now_ns >= self._due_ns(stop, now_ns):
@@ -238,6 +239,7 @@ class ResumeSchedule:
                 let_through(self.links[stop.copy.link], stop.copy, now_ns)
             if stop.launch is not None:
                 self._add_to_backlog(stop, stop.launch.estimate_ns, now_ns)
+                self._at_work[stop.slot] = stop.process
         for due in ready:
             del self.stops[due.stop.process]
         ready += [DueResume(stop, 0) for stop in self._give_turns(now_ns)]
@@ -319,10 +321,17 @@ class ResumeSchedule:
         return min(stop.latest_ns, max(queue_due_ns, opens, fits))
 
     def _surplus_ns(self, stop: Stop, now_ns: int) -> int:
-        """What offline processes have on the device beyond what leaves room for the launch."""
+        """What offline processes have on the device beyond what leaves room for the launch.
+
+        Another one than that at work waits until that leaves the device idle: changing its context takes time.
+        """
         if stop.launch is None:
             return 0
-        return max(0, self._backlog_ns(stop, now_ns) - stop.launch.low_water_ns)
+        leaves_ns = stop.launch.low_water_ns if self._is_at_work(stop) or stop.slot not in self._at_work else 0
+        return max(0, self._backlog_ns(stop, now_ns) - leaves_ns)
+
+    def _is_at_work(self, stop: Stop) -> bool:
+        return self._at_work.get(stop.slot) == stop.process
 
     def _backlog_ns(self, stop: Stop, now_ns: int) -> int:
         busy_ns = self._busy_ns(stop.slot, now_ns) if stop.gated else None
