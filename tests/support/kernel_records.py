@@ -59,4 +59,5 @@ def delivery(*functions: tuple[int, int], **values: int) -> Delivered:
         ),
         0,
     )
-    return Delivered(process=A, functions=functions, **{**fields, **values})
+    least = {"queued_least_ns": values.get("queued_ns", 0)}
+    return Delivered(process=A, functions=functions, **{**fields, **least, **values})

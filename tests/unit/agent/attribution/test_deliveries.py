@@ -109,6 +109,7 @@ def test_what_ran_while_requests_did_before_the_wait_does_not_make_an_estimate_s
         launches=10,
         charged_ns=1_000,
         queued_ns=1_000,
+        queued_least_ns=0,
         waited_ns=100,
         elapsed_ns=50_000,
         elapsed_busy_ns=49_000,

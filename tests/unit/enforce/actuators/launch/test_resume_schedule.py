@@ -214,11 +214,17 @@ def test_processes_go_on_as_their_launches_fit_together_on_the_device() -> None:
         stop = pause(1000 * MS, tgid=tgid, drains=0)
         stop.estimate_ns = MS
         it.add(stop)
-    assert [due.stop.process.tgid for due in it.due(1000 * MS)] == [7]  # that leaves 1 of 2 ms, the second one 1 more
+    assert [due.stop.process.tgid for due in it.due(1000 * MS)] == [7]
+    again = pause(1000 * MS, tgid=7, drains=0)
+    again.estimate_ns = MS
+    it.add(again)
     assert it.due(1000 * MS + MS // 5 - 1) == []
     assert it.next_ns(1000 * MS) == 1000 * MS + MS // 5
-    assert [due.stop.process.tgid for due in it.due(1000 * MS + MS // 5)] == [8]
-    assert [due.stop.process.tgid for due in it.due(1001 * MS + MS // 5)] == [9]
+    (due,) = it.due(1000 * MS + MS // 5)  # it goes on at its low-water mark, the others when the device is idle
+    assert due.stop.process.tgid == 7
+    assert it.due(1002 * MS - 1) == []
+    assert [due.stop.process.tgid for due in it.due(1002 * MS)] == [8]
+    assert [due.stop.process.tgid for due in it.due(1003 * MS)] == [9]
 
 
 def test_what_others_have_on_the_device_holds_no_process_beyond_its_longest_pause() -> None:
