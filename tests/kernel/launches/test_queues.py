@@ -22,11 +22,11 @@ from agent.probes.abi import (
     SLOT_NONE,
     SLOTS,
     Delivery,
-    Gate,
     Pace,
     Pause,
     ProcessKey,
     Queue,
+    Resume,
     Rule,
 )
 from agent.probes.libcuda import LibcudaProbes
@@ -41,11 +41,15 @@ LAUNCH = "launch:1x1x1:32x1x1"
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What the maps say of a program that has done its operations. `lasted_ns`: no less than it took for them."""
+    """What the maps say of a program that has done its operations.
+
+    `offline_ns`: what is believed to be on the device. `lasted_ns`: no less than the operations took.
+    """
 
     pace: Pace
     last: Delivery | None
     stop: Pause | None  # the last one
+    offline_ns: int
     lasted_ns: int
 
     @property
@@ -62,9 +66,19 @@ class Left:
 
 
 def left(
-    driver: Driver, probes: LibcudaProbes, *operations: str, stops: int = 0, stopped_seconds: float = 0.1, **rule: int
+    driver: Driver,
+    probes: LibcudaProbes,
+    *operations: str,
+    stops: int = 0,
+    stopped_seconds: float = 0.1,
+    others_ns: int = 0,
+    resumed_by_guardian: bool = False,
+    **rule: int,
 ) -> Left:
-    """Runs them under a rule. It must be stopped so many times, and is resumed each time."""
+    """Runs them under a rule, while other offline processes have `others_ns` on the device.
+
+    It must be stopped so many times, and is resumed each time.
+    """
     with driver.start(*operations) as driven:
         key = ProcessKey.of(driven.process)
         values = {"flags": RULE_PACE, "max_queued_ns": 10 * LAUNCH_NS, "launch_ns": LAUNCH_NS, **rule}
@@ -74,19 +88,24 @@ def left(
         stop = None
         probes.map("rules").put(key, written)
         probes.map("controls").share(1)[0].lease_until_ns = FOR_EVER if stops else 0
+        gate = probes.map("gates").share(SLOTS)[0]
         began_ns = monotonic_ns()
+        gate.offline_ns, gate.offline_updated_ns = others_ns, began_ns
         driven.begin()
         for _ in range(stops):
             until(lambda: Procfs().stat(driven.process.tgid).state == "T", "the stop", step_seconds=0.001)
             time.sleep(stopped_seconds)  # a stop that lasts so long is what is tested
             stop = probes.map("stops").get(key)
+            if resumed_by_guardian:
+                probes.map("resumes").put(key, Resume(resumed_ns=monotonic_ns()))
             os.kill(driven.process.tgid, signal.SIGCONT)
         driven.finish()
         lasted_ns = monotonic_ns() - began_ns
         pace, ring = probes.map("paces").get(key), probes.map("delivered").get(key)
     assert pace is not None
     assert pace.pauses == stops
-    return Left(pace, ring.ring[ring.count - 1] if ring is not None else None, stop, lasted_ns)
+    last = ring.ring[ring.count - 1] if ring is not None else None
+    return Left(pace, last, stop, int(gate.offline_ns), lasted_ns)
 
 
 def queued_after_a_wait(driver: Driver, probes: LibcudaProbes, flags: int, *, busy: bool) -> int:
@@ -138,15 +157,21 @@ def test_a_launch_that_was_stopped_is_not_on_the_gpu_before_its_process_goes_on(
     assert found.delivery.queued_ns == LAUNCH_NS
 
 
-def test_a_launch_that_was_stopped_is_on_the_gpu_from_the_time_on_at_which_its_process_is_due(
+def test_of_a_launch_that_was_stopped_as_much_is_left_at_the_least_as_cannot_have_run_since_its_process_was_resumed(
     driver: Driver, own_probes: LibcudaProbes
 ) -> None:
-    operations = (LAUNCH, "idle:100", "sync", LAUNCH, "sync")  # 50 ms and more, which take twice as long to pay back
+    operations = (LAUNCH, "idle:100", "sync", LAUNCH, "idle:200", "sync")
     found = left(
-        driver, own_probes, *operations, stops=1, stopped_seconds=0.5, rate_ppm=500_000, max_queued_ns=LAUNCH_NS
+        driver,
+        own_probes,
+        *operations,
+        stops=1,
+        resumed_by_guardian=True,
+        rate_ppm=500_000,
+        max_queued_ns=LAUNCH_NS,
     )
-    due_ns = LAUNCH_NS - found.delivery.queued_ns  # what of the stop came after that
-    assert 0 < due_ns < found.lasted_ns - 200 * MS
+    assert found.delivery.queued_ns == LAUNCH_NS
+    assert LAUNCH_NS - found.lasted_ns <= found.delivery.queued_least_ns <= LAUNCH_NS - 200 * MS
 
 
 def test_no_more_is_left_than_the_longest_pause_pays_back(driver: Driver, own_probes: LibcudaProbes) -> None:
@@ -161,43 +186,35 @@ def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, own_probes: LibcudaP
     assert 3 * LAUNCH_NS - found.lasted_ns <= found.queue.queued_ns <= 3 * LAUNCH_NS
 
 
-def beside_others(probes: LibcudaProbes, backlog_ns: int) -> Gate:
-    """Other offline processes have so much on the device."""
-    gate: Gate = probes.map("gates").share(SLOTS)[0]
-    gate.offline_ns, gate.offline_updated_ns = backlog_ns, monotonic_ns()
-    return gate
-
-
 def test_a_delivery_tells_what_others_had_queued_and_a_wait_takes_its_own_off(
     driver: Driver, own_probes: LibcudaProbes
 ) -> None:
-    gate = beside_others(own_probes, 5 * LAUNCH_NS)
-    found = left(driver, own_probes, f"3*{LAUNCH}", "sync", rate_ppm=1_000_000)
-    assert found.delivery.queued_ns <= 3 * LAUNCH_NS
-    assert 5 * LAUNCH_NS - found.lasted_ns <= found.delivery.others_ns <= 5 * LAUNCH_NS
-    assert 5 * LAUNCH_NS - found.lasted_ns <= gate.offline_ns <= 5 * LAUNCH_NS
+    found = left(driver, own_probes, f"3*{LAUNCH}", "sync", others_ns=5 * LAUNCH_NS, rate_ppm=1_000_000)
+    for others_ns in (found.delivery.others_ns, found.offline_ns):
+        assert 5 * LAUNCH_NS - found.lasted_ns <= others_ns <= 5 * LAUNCH_NS
 
 
 def test_a_launch_for_which_others_leave_no_room_stops_though_its_own_queue_is_empty(
     driver: Driver, own_probes: LibcudaProbes
 ) -> None:
-    gate = beside_others(own_probes, 10 * LAUNCH_NS)
-    found = left(driver, own_probes, LAUNCH, "sync", stops=1, rate_ppm=1_000_000)
-    assert found.pace.pauses == 1
-    assert gate.offline_ns <= 10 * LAUNCH_NS  # the guardian adds what it lets through
+    found = left(driver, own_probes, LAUNCH, stops=1, others_ns=10 * LAUNCH_NS, rate_ppm=1_000_000)
+    assert found.stop is not None
+    assert found.stop.drain_ns == 0  # of its own queue
+    assert found.offline_ns <= 10 * LAUNCH_NS  # the guardian adds what it lets through
 
 
 def test_a_budget_of_blocks_knows_no_others(driver: Driver, own_probes: LibcudaProbes) -> None:
-    gate = beside_others(own_probes, 10 * LAUNCH_NS)
-    found = left(driver, own_probes, LAUNCH, flags=RULE_PACE | RULE_BLOCKS, rate_ppm=1_000_000)
-    assert found.pace.pauses == 0
-    assert gate.offline_ns == 10 * LAUNCH_NS
+    flags = RULE_PACE | RULE_BLOCKS
+    found = left(driver, own_probes, LAUNCH, others_ns=10 * LAUNCH_NS, flags=flags, rate_ppm=1_000_000)
+    assert found.offline_ns == 10 * LAUNCH_NS
 
 
 def test_a_smaller_share_takes_longer_to_make_room(driver: Driver, own_probes: LibcudaProbes) -> None:
-    limits = {"stops": 1, "stopped_seconds": 0.0, "max_queued_ns": LAUNCH_NS}
-    half, quarter = (left(driver, own_probes, f"2*{LAUNCH}", rate_ppm=rate, **limits).stop for rate in (500_000, 250_000))
-    assert half is not None
-    assert quarter is not None
-    assert quarter.drain_ns == pytest.approx(2 * half.drain_ns, rel=0.2)
-    assert half.drain_ns <= 2 * LAUNCH_NS
+    def drains_ns(rate_ppm: int) -> int:
+        found = left(driver, own_probes, f"2*{LAUNCH}", stops=1, rate_ppm=rate_ppm, max_queued_ns=LAUNCH_NS)
+        assert found.stop is not None
+        return int(found.stop.drain_ns)
+
+    half_ns = drains_ns(500_000)
+    assert half_ns <= 2 * LAUNCH_NS
+    assert drains_ns(250_000) == pytest.approx(2 * half_ns, rel=0.2)

@@ -86,7 +86,7 @@ def test_an_estimate_stays_where_the_work_of_others_may_explain_the_wait() -> No
 def test_two_processes_whose_work_is_queued_together_are_not_each_taken_for_both(
     a: float, b: float, of_a: int, of_b: int
 ) -> None:
-    """Each waits for its own launches and for those of the other, which take 100 ns; they begin with other estimates."""
+    """Each waits for its own launches and for those of the other, which take 100 ns: not what they seem at first."""
     estimates, times = [100 * a, 100 * b], [LaunchTimes(), LaunchTimes()]
     launches = [of_a, of_b]
     for _ in range(200):
