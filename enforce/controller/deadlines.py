@@ -193,7 +193,7 @@ def _is_gated(workload: Workload, levels: Mapping[Target, Level]) -> bool:
 
 
 def _offline_work(device: DeviceUuid, inputs: DecisionInputs, levels: Mapping[Target, Level]) -> OfflineWork:
-    """Of all processes on the device: a launch may be longer than the queue, and is let through after a longest pause."""
+    """Of all processes on the device: a launch may exceed the queue, and is let through after a longest pause."""
     offline = [one for one in inputs.workloads.values() if one.classification.role is Role.OFFLINE]
     there = [level for one in offline if device in one.devices for level in _levels_of(one, levels)]
     return OfflineWork(

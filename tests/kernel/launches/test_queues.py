@@ -175,8 +175,8 @@ def test_of_a_launch_that_was_stopped_as_much_is_left_at_the_least_as_cannot_hav
 
 
 def test_no_more_is_left_than_the_longest_pause_pays_back(driver: Driver, own_probes: LibcudaProbes) -> None:
-    limits = {"max_queued_ns": 10 * MS, "max_pause_ns": 100 * MS}
-    found = left(driver, own_probes, LAUNCH, "idle:300", "sync", rate_ppm=500_000, **limits)
+    operations = (LAUNCH, "idle:300", "sync")
+    found = left(driver, own_probes, *operations, rate_ppm=500_000, max_queued_ns=10 * MS, max_pause_ns=100 * MS)
     assert found.queue.queued_ns == 60 * MS
 
 
