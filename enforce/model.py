@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from agent.core.model import Container, ContainerKey, DeviceUuid, ProcessId, Snapshot
 from enforce.ledger.entries import LedgerEntry
@@ -58,8 +58,7 @@ class Share:
     quantile: float | None = None  # of the SLO, that bound the decision; None: the law looks at no latency
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A process that is (to be) controlled, and the devices that it uses: ordinal → slot of the kernel's tables."""
 
     process: ProcessId

@@ -36,6 +36,9 @@ _KEY: Final = struct.Struct("=IIIxxxxQ")
 _VALUE: Final = struct.Struct("=QQQQQQIxxxx")
 _FIXED: Final = len(Delivery._fields_) - 1  # words before the functions
 _DELIVERY: Final = struct.Struct(f"={_FIXED + 2 * DELIVERED_FUNCTIONS}Q")
+_PROCESS: Final = struct.Struct("=II")
+_COUNT: Final = struct.Struct("=Q")  # at the beginning of a ring
+_RING_BYTES: Final = ctypes.sizeof(Ring)
 _MARGIN_NS: Final = NS_PER_SECOND  # a launch gets its time as it enters the probe, and is counted a moment later
 
 assert _KEY.size == ctypes.sizeof(LaunchKey)
@@ -43,6 +46,10 @@ assert _KEY.size == ctypes.sizeof(LaunchKey)
 assert _VALUE.size == ctypes.sizeof(LaunchValue)
 
 assert _DELIVERY.size == ctypes.sizeof(Delivery)
+
+assert _PROCESS.size == ctypes.sizeof(ProcessKey)
+
+assert Ring.count.offset == 0
 
 assert Delivered._fields[1:] == tuple(name for name, *_ in Delivery._fields_)
 
@@ -101,10 +108,14 @@ class Deliveries:
     def collect(self, now_ns: int) -> Iterable[Delivered]:
         """The deliveries since the previous call, at most 16 per process."""
         before, self._seen = self._seen, {}  # processes that left the map are dropped here, too
-        for key, ring in self._map.items():
-            process = key.id()
-            self._seen[process] = ring.count
-            yield from fresh(process, ring, before.get(process, 0))
+        for keys, values in self._map.raw():
+            for at, (tgid, start) in enumerate(_PROCESS.iter_unpack(keys)):
+                process = ProcessId(tgid, start)
+                (count,) = _COUNT.unpack_from(values, at * _RING_BYTES)
+                seen = before.get(process, 0)
+                self._seen[process] = count
+                if count > seen:
+                    yield from fresh(process, values[at * _RING_BYTES :], seen)
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Deletes their rings and latency histograms."""
@@ -114,9 +125,10 @@ class Deliveries:
             self._latencies.delete(ProcessKey.of(process))
 
 
-def fresh(process: ProcessId, ring: Ring, seen: int) -> Iterable[Delivered]:
-    """Those entries of a ring that came after the first `seen`."""
-    for number in range(max(seen, ring.count - DELIVERIES), ring.count):
+def fresh(process: ProcessId, ring: Ring | memoryview, seen: int) -> Iterable[Delivered]:
+    """Those entries of a struct deliveries that came after the first `seen`."""
+    (count,) = _COUNT.unpack_from(ring)
+    for number in range(max(seen, count - DELIVERIES), count):
         words = _DELIVERY.unpack_from(ring, Ring.ring.offset + number % DELIVERIES * _DELIVERY.size)
         functions = zip(words[_FIXED::2], words[_FIXED + 1 :: 2], strict=True)
         yield Delivered._make((process, *words[:_FIXED], tuple([one for one in functions if one[1]])))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 DeviceUuid = NewType("DeviceUuid", str)  # "GPU-…" (or "MIG-…"), as NVML writes it
 ContainerKey = NewType("ContainerKey", str)  # unique on the node and stable for the container's life
@@ -26,11 +26,11 @@ class Provenance(StrEnum):
     ESTIMATED = "estimated"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProcessId:
+class ProcessId(NamedTuple):
     """Identity of a process: its pid, and its start time against pid reuse.
 
     `start_ticks` is field 22 of /proc/PID/stat: 1/100 s since boot; the probes compute the same from start_boottime.
+    A tuple, as it is the key of most tables: a dataclass is hashed and compared in Python, six times as slowly.
     """
 
     tgid: int

@@ -66,7 +66,7 @@ def loads(line: str | bytes) -> Snapshot:
 
 
 def encode(value: Any) -> Any:
-    """Any value of frozen dataclasses as JSON, encoded like the snapshot: for other documents."""
+    """Any value of frozen dataclasses and named tuples as JSON, encoded like the snapshot: for other documents."""
     return _encode(value)
 
 
@@ -80,8 +80,9 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, float):  # JSON has no inf and nan, and neither means anything that a reader could use
         return value if math.isfinite(value) else None
-    if is_dataclass(value):
-        return {name: _encode(getattr(value, name)) for name in _names(cast(Any, type(value)))}
+    kind: Any = type(value)
+    if is_record(kind):
+        return {name: _encode(getattr(value, name)) for name in record_fields(kind)}
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Mapping):
@@ -90,8 +91,17 @@ def _encode(value: Any) -> Any:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def is_record(kind: Any) -> bool:
+    """Whether it is an object in JSON: a dataclass, or a NamedTuple."""
+    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+@cache
+def record_fields(kind: Any) -> Mapping[str, bool]:
+    """The names of its fields, and whether each may be left out."""
+    if not is_dataclass(kind):
+        return {name: name in kind._field_defaults for name in kind._fields}
+    return {f.name: f.default is not MISSING or f.default_factory is not MISSING for f in fields(kind)}
 
 
 Decoder = Callable[[Any], Any]
@@ -125,8 +135,8 @@ def _decoder(kind: Any) -> Decoder:
         return _tuple(_decoder(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(arguments[0], _decoder(arguments[1]))
-    if is_dataclass(kind):
-        return _dataclass(cast(type, kind))
+    if is_record(kind):
+        return _record(kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return _enum(kind)
     return _scalar(kind)
@@ -169,10 +179,10 @@ def _mapping(key: Any, inner: Decoder) -> Decoder:
     return decode
 
 
-def _dataclass(kind: type) -> Decoder:
+def _record(kind: Any) -> Decoder:
     hints = get_type_hints(kind)
-    decoders = {field.name: _decoder(hints[field.name]) for field in fields(kind)}
-    required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    decoders = {name: _decoder(hints[name]) for name in record_fields(kind)}
+    required = {name for name, is_optional in record_fields(kind).items() if not is_optional}
 
     def decode(data: Any) -> Any:
         _expect(dict, data)

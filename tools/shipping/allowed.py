@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from license_expression import ExpressionError, get_spdx_licensing
 
-# Permissive ones; MPL-2.0, whose files may be part of a larger work (its section 3.3); and those of shared libraries that
+# Permissive ones; MPL-2.0, whose files may be part of a larger work (its section 3.3); those of shared libraries that
 # lie beside ours as they were published, with their text: GCC's, and the LGPL's (its section 6).
 ALLOWED: Final = frozenset(
     {

@@ -78,6 +78,9 @@ def changes(desired: Mapping[Target, Level], current: Mapping[Target, Level]) ->
 
 
 def _same(a: Level, b: Level) -> bool:
+    if a == b:
+        return True
+
     def plain(level: Level) -> Level:
         return replace(level, share_ratio=0.0, max_queued_ns=0, launch_ns=0)
 

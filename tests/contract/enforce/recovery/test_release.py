@@ -139,7 +139,7 @@ def test_a_running_process_is_not_signalled_and_its_entry_is_closed(path: Path, 
 
 def test_a_recycled_pid_is_not_touched(path: Path, spawn: Callable[..., Child]) -> None:
     child = spawn()
-    intend(path, replace(child.process, start_ticks=child.process.start_ticks - 1))
+    intend(path, child.process._replace(start_ticks=child.process.start_ticks - 1))
     child.stop()
     assert outcomes(path) == [UndoOutcome.GONE]
     assert child.states() == {"T"}
@@ -171,7 +171,7 @@ def test_start_times_of_32_bits_as_the_probes_have_them_are_the_same_process(
     path: Path, spawn: Callable[..., Child]
 ) -> None:
     child = spawn()
-    intend(path, replace(child.process, start_ticks=child.process.start_ticks + (1 << 32)))
+    intend(path, child.process._replace(start_ticks=child.process.start_ticks + (1 << 32)))
     child.stop()
     assert outcomes(path) == [UndoOutcome.RESUMED]
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def open_descriptors() -> int:
 def test_a_pid_that_passed_on_before_it_was_opened_is_gone_and_its_descriptor_is_closed() -> None:
     before = open_descriptors()
     with pytest.raises(GoneError):
-        Pidfd(replace(me(), start_ticks=me().start_ticks + 1), Procfs())
+        Pidfd(me()._replace(start_ticks=me().start_ticks + 1), Procfs())
     assert open_descriptors() == before
 
 
@@ -82,7 +81,7 @@ def test_a_pid_that_passes_on_after_it_was_opened_is_found_before_an_act_by_numb
     show_process(tmp_path, me())
     with Pidfd(me(), Procfs(str(tmp_path))) as pidfd:
         pidfd.check()
-        show_process(tmp_path, replace(me(), start_ticks=me().start_ticks + 1))
+        show_process(tmp_path, me()._replace(start_ticks=me().start_ticks + 1))
         with pytest.raises(GoneError):
             pidfd.check()
 
