@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, ForwardRef, get_args, get_type_hints
 
 from agent.core.model import Snapshot
 from agent.core.snapshot_json import VERSION, is_record, record_fields
@@ -45,7 +45,8 @@ def _section(kind: type) -> str:
     title = (inspect.getdoc(kind) or "").replace("\n", " ")
     lines = [f"## {kind.__name__}", "", title, "", "| field | type | |", "|---|---|---|"]
     for name in record_fields(kind):
-        shown = str(kind.__annotations__[name]).replace("|", "or")
+        hint = kind.__annotations__[name]
+        shown = str(hint.__forward_arg__ if isinstance(hint, ForwardRef) else hint).replace("|", "or")
         lines.append(f"| `{name}` | {shown} | {comments.get(name, '').replace('|', 'or')} |")
     return "\n".join([*lines, ""])
 

@@ -8,12 +8,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from agent.core.errors import SetupError
 from agent.core.model import CollectorHealth, Snapshot
-from agent.core.snapshot_json import VERSION, SchemaError, dumps, from_json, loads, to_json
+from agent.core.snapshot_json import VERSION, SchemaError, dumps, from_json, is_record, loads, record_fields, to_json
 from agent.tui.recording import opened
 from tests.support.snapshots import rich_snapshot
 from tools.manual import snapshot_reference
@@ -39,9 +39,9 @@ def made_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(made_of(arguments[0]), made_of(arguments[1]), max_size=2)
     if origin is not None:
         return st.none() | made_of(arguments[0])
-    if is_dataclass(kind):
+    if is_record(kind):
         hints = get_type_hints(kind)
-        return st.builds(cast(type, kind), **{field.name: made_of(hints[field.name]) for field in fields(kind)})
+        return st.builds(kind, **{name: made_of(hints[name]) for name in record_fields(kind)})
     if issubclass(kind, StrEnum):
         return st.sampled_from(list(kind))
     integers, floats = st.integers(-1 << 64, 1 << 64), st.floats(allow_nan=False, allow_infinity=False)
