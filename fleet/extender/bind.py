@@ -95,6 +95,8 @@ class Binder:
         seen, job = holder(pod), job_of(pod)
         if seen is None or seen.uid != asked.uid:
             raise TakenError(f"{asked.key} is another pod by now")
+        if seen.finished:
+            raise TakenError(f"{asked.key} has ended")
         if not isinstance(job, Job):
             raise TakenError(f"{asked.key} asks for no GPU in a way that can be read: {job}")
         return job

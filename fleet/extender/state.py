@@ -217,7 +217,9 @@ class State:
             return tuple(one for one in self._reservations.expired(self._clock()) if one.uid not in self._binding)
 
     def _decide(self, uid: str, key: str, job: Job, node: str) -> Decision:
-        mine, board = self._reservations.by_pod.get(uid), self._board
+        mine, board, seen = self._reservations.by_pod.get(uid), self._board, holder(self._pods.get(uid))
+        if seen is not None and seen.finished:  # bound since who asks last saw it
+            raise TakenError(f"{key} has ended")
         if mine is not None:
             if mine.node != node:
                 raise TakenError(f"{key} has {mine.gpu} on {mine.node or 'another node'} reserved")

@@ -210,6 +210,20 @@ def test_no_gpu_has_two_pods_in_any_interleaving(steps: list[tuple[Any, ...]]) -
         world.check()
 
 
+def test_a_pod_that_has_ended_keeps_its_annotation_whoever_asks_to_bind_it_again() -> None:
+    world = World()
+    for _ in range(4):
+        world.create()
+    world.deliver(99)
+    world.plan()
+    world.schedule(3, [], 0)
+    world.schedule(0, ["killed after"], 0)
+    world.finish(0)
+    world.deliver(1)
+    world.schedule(3, [], 0)
+    world.check()
+
+
 @given(FAULTS)
 @settings(max_examples=40)
 def test_after_any_fault_the_pod_is_bound_once_the_service_is_well_again(faults: list[str]) -> None:
