@@ -3,8 +3,9 @@
 """Binding a pod: reserve a GPU, write it on the pod, bind the pod to the node; or undo what was done.
 
 Invariant: the annotation is on the pod before the binding is asked for, and a GPU is free for others only after its
-annotation was taken off a pod that is not bound, in a write that fails where the pod changed meanwhile. So at whatever
-moment the service is killed, or the API server stops answering, the next one sees who may have the GPU.
+annotation was taken off a pod that is not bound. Each write fails where the pod changed meanwhile, so one that is
+carried out late, when another service has bound the pod, changes nothing. So at whatever moment the service is killed,
+or the API server stops answering, the next one sees who may have the GPU.
 
 The binding itself could carry annotations in one write. It does not: a binding that is under way while its service is
 killed would not be seen by the next one, which would give the GPU away.
@@ -21,7 +22,7 @@ from fleet.extender.protocol import BindRequest
 from fleet.extender.reservations import GPU, NODE, THROUGHPUT, Reservation, TakenError, holder
 from fleet.extender.state import Decision, State
 from fleet.model import Job
-from fleet.sources.kubernetes import ApiError, AwayError, KubernetesApi, MissingError, RefusedError
+from fleet.sources.kubernetes import ApiError, AwayError, ConflictError, KubernetesApi, MissingError, RefusedError
 from fleet.sources.pods import job_of
 
 PLAN: Final = "gpuwarden.io/plan"
@@ -103,8 +104,7 @@ class Binder:
 
     def _carry_out(self, asked: BindRequest, decision: Decision, job: Job) -> Bound:
         try:
-            metadata = {"uid": asked.uid, "annotations": self._annotations(asked, decision)}
-            self._api.annotate(asked.namespace, asked.name, metadata)
+            self._annotate(asked, decision)
         except RefusedError as error:  # nothing was written now, and before only where this is a repetition
             first = decision.candidate is not None or isinstance(error, MissingError)
             return Bound(Outcome.FAILED if first else Outcome.UNKNOWN, str(error), decision, job)
@@ -115,6 +115,25 @@ class Binder:
         except ApiError as error:
             return self._after_failure(asked, (decision, job), error)
         return Bound(Outcome.BOUND, "", decision, job)
+
+    def _annotate(self, asked: BindRequest, decision: Decision) -> None:
+        """On the pod as it is known: a call of a service that was killed, which comes later, finds another version."""
+        pod = self._state.pod(asked.uid) or self._api.pod(asked.namespace, asked.name)
+        annotations = self._annotations(asked, decision)
+        try:
+            self._write(asked.key, asked.uid, pod, annotations)
+        except ConflictError:
+            pod = self._api.pod(asked.namespace, asked.name)  # some other part of it may have changed
+            seen, gpu = holder(pod), decision.reservation.gpu
+            if seen is None or (seen.gpu != gpu and (seen.gpu or seen.node)):
+                raise
+            self._write(asked.key, asked.uid, pod, annotations)
+
+    def _write(self, key: str, uid: str, pod: Mapping[str, Any], annotations: Mapping[str, str | None]) -> None:
+        """Fails where the pod is another version by now."""
+        version = str(pod["metadata"].get("resourceVersion", ""))
+        namespace, _, name = key.partition("/")
+        self._api.annotate(namespace, name, {"uid": uid, "resourceVersion": version, "annotations": annotations})
 
     def _annotations(self, asked: BindRequest, decision: Decision) -> dict[str, str]:
         gpu = decision.reservation.gpu
@@ -166,10 +185,4 @@ class Binder:
     def _take_off(self, one: Reservation, pod: Mapping[str, Any]) -> None:
         """Fails where the pod is another version by now: it may be bound."""
         names = (*_WRITTEN, HAMI) if self._delivery is Delivery.HAMI else _WRITTEN
-        metadata = {
-            "uid": one.uid,
-            "resourceVersion": str(pod["metadata"].get("resourceVersion", "")),
-            "annotations": dict.fromkeys(names),
-        }
-        namespace, _, name = one.key.partition("/")
-        self._api.annotate(namespace, name, metadata)
+        self._write(one.key, one.uid, pod, dict.fromkeys(names))

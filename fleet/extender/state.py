@@ -25,6 +25,7 @@ _KEPT: Final = {
         "name",
         "namespace",
         "uid",
+        "resourceVersion",
         "creationTimestamp",
         "deletionTimestamp",
         "annotations",

@@ -263,10 +263,33 @@ def test_where_the_binding_is_refused_the_annotation_is_taken_off_and_the_gpu_is
     (pod,) = world.cluster.pods.values()
     uid = pod["metadata"]["uid"]
     world.api.between = lambda: world.cluster.bind("batch/p1", uid, "elsewhere")
-    world.api.faults = ["another between"]
+    world.api.faults = ["", "another between"]
     assert "already assigned" in world.binder.bind(BindRequest("batch", "p1", uid, "n1"))
     assert GPU not in world.cluster.get("batch/p1")["metadata"]["annotations"]
     assert world.state.view().reservations.gpus == frozenset()
+
+
+def test_an_annotation_that_is_carried_out_after_its_service_was_killed_changes_no_pod_that_is_bound() -> None:
+    world = World()
+    for _ in range(4):
+        world.create()
+    world.deliver(99)
+    world.plan()
+    world.schedule(0, ["killed, carried out later"], 0)
+    world.schedule(1, [], 0)
+    world.schedule(0, [], 0)
+    world.carry_out()
+    world.check()
+
+
+def test_what_else_changes_on_a_pod_does_not_keep_it_from_being_bound() -> None:
+    world = World()
+    world.create()
+    world.deliver(9)
+    world.plan()
+    world.cluster.patch("batch/p1", {"annotations": {"seen": "by another controller"}})
+    world.schedule(0, [], 0)
+    assert world.cluster.get("batch/p1")["spec"].get("nodeName")
 
 
 def test_a_binding_that_is_carried_out_after_its_service_was_killed_has_its_gpu_alone() -> None:
