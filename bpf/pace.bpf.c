@@ -17,6 +17,8 @@
  * the device change its context for each, which takes an H200 200 µs.
  */
 #define BURST_NS 4000000ull
+/* By one launch to what others wait for: its process may seem to need any time. As in enforce/actuators/launch/resume.py. */
+#define MOST_ADDED_NS 20000000ull
 /* A shorter gap between two requests is their service's own work: the second had been waiting for the first. */
 #define STRETCH_GAP_NS 500000ll
 /*
@@ -246,11 +248,18 @@ static __always_inline void set_offline(struct gate *gate, __u64 backlog, __u64 
 	gate->offline_busy_mark_ns = busy;
 }
 
-/* No more than fits: what was not stopped, or was taken to be longer than it is, is not held against later launches. */
+static __always_inline __u64 added_ns(__u64 estimate)
+{
+	return estimate < MOST_ADDED_NS ? estimate : MOST_ADDED_NS;
+}
+
+/* No more than fits: what was not stopped, or is taken to be very long, keeps no other process waiting for so long. */
 static __always_inline void add_offline(struct gate *gate, const struct rule *rule, __u64 before, __u64 added,
 					__u64 busy, __u64 now)
 {
-	set_offline(gate, (before < rule->max_queued_ns ? before : rule->max_queued_ns) + added, busy, now);
+	__u64 most = rule->max_queued_ns;
+
+	set_offline(gate, (before < most ? before : most) + added_ns(added), busy, now);
 }
 
 /* What a drained wait leaves of a virtual queue: what the share has not paid back, and a longest pause can. */
@@ -293,6 +302,8 @@ static __always_inline __u64 low_water(__u64 most, __u64 estimate)
 /* How long until a launch that was stopped fits into its process's queue. */
 static __always_inline __u64 drain_ns(const struct rule *rule, __u64 most, __u64 queued, __u64 estimate)
 {
+	if (queued + estimate <= most)
+		return 0;
 	return less(queued, low_water(most, estimate)) * PPM / (rule->rate_ppm ? rule->rate_ppm : 1);
 }
 
@@ -348,13 +359,13 @@ static __always_inline int is_behind(const struct gate *gate, __u64 now)
 }
 
 /* `queued`: by this process; `offline`: believed to be on the device, by all. */
-static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 most, __u64 queued,
+static __always_inline __u32 reason_to_stop(const struct rule *rule, const struct gate *gate, __u64 queued,
 					    __u64 offline, __u64 estimate, __u64 now)
 {
 	if ((rule->flags & RULE_GATE) && gate && is_busy(gate, now) &&
 	    (!(rule->flags & RULE_SOFT) || is_behind(gate, now)))
 		return PAUSE_GATE;
-	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > most)
+	if ((rule->flags & RULE_PACE) && queued > 0 && queued + estimate > most_queued(rule, gate))
 		return PAUSE_QUEUE;
 	if (shares_backlog(rule) && offline > 0 && offline + estimate > rule->max_queued_ns)
 		return PAUSE_QUEUE;
@@ -383,7 +394,7 @@ static __noinline __u32 busy_slot(const struct rule *rule, __u64 now)
 struct verdict_on_launch {
 	__u32 slot;
 	__u32 reason;
-	__u64 queued_ns;
+	__u64 at_ns;
 	__u64 estimate_ns;
 	__u64 due_ns;
 	__u64 drain_ns;
@@ -448,7 +459,6 @@ static __always_inline enum recorded record_stop(const struct process_id *id, st
 	stop->process = *id;
 	stop->slot = verdict->slot;
 	stop->link = verdict->link;
-	stop->queued_ns = verdict->queued_ns;
 	stop->estimate_ns = verdict->estimate_ns;
 	stop->charged_ns = pace->charged_ns;
 	stop->due_ns = verdict->due_ns;
@@ -532,47 +542,57 @@ static __always_inline void inherit_rule(const struct process_id *parent, const 
 		count_lost(LOST_PACE);
 }
 
-/* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
-static __always_inline void pace_launch(const struct process_id *payer, struct process *process, struct thread *thread,
-					const struct rule *rule, __u32 slot, __u64 blocks, __u64 now)
+/*
+ * Adds a launch to its process's queue and to the device's backlog, and says whether it is to be stopped. A function of
+ * its own, as the stacks of a chain of calls are together no more than Linux 6.1 allows.
+ */
+static __noinline int charge_launch(const struct process_id *id, struct queue *queue, const struct rule *rule,
+				    struct gate *gate, struct verdict_on_launch *verdict)
 {
-	struct process_id self = this_process(), *id = &self;
-	struct pace *pace = own_pace(payer);
-	struct gate *gate = gate_of(slot);
-	__u64 estimate = estimate_of(rule, blocks), busy = gate ? busy_total(gate, now) : 0, queued, offline;
-	__u64 most = most_queued(rule, gate);
-	struct verdict_on_launch verdict = {.slot = slot, .estimate_ns = estimate};
-	struct queue *queue;
+	__u64 now = verdict->at_ns, estimate = verdict->estimate_ns, busy = gate ? busy_total(gate, now) : 0;
+	__u64 queued = drained_queue(queue, rule, busy, now), offline = offline_backlog(gate, rule, busy, now);
 
-	if (!pace)
-		return;
-	notice_foreign(id, thread, pace, now);
-	queue = queue_of(pace, slot);
-	queued = drained_queue(queue, rule, busy, now);
-	offline = offline_backlog(gate, rule, busy, now);
 	queue->backlog_ns = drained_backlog(queue, rule, busy, now) + estimate;
 	queue->least_ns = least_backlog(id, queue, now) + estimate;
 	queue->queued_ns = queued + estimate;
 	queue->updated_ns = now;
 	queue->busy_mark_ns = busy;
 	queue->held_ns = 0;
-	pace->charged_ns += estimate;
-	if (process)
-		process->charged_ns += estimate;
-	verdict.queued_ns = queued;
-	verdict.reason = reason_to_stop(rule, gate, most, queued, offline, estimate, now);
-	verdict.drain_ns = queued + estimate > most ? drain_ns(rule, most, queued, estimate) : 0;
+	verdict->reason = reason_to_stop(rule, gate, queued, offline, estimate, now);
+	verdict->drain_ns = drain_ns(rule, most_queued(rule, gate), queued, estimate);
 	if (shares_backlog(rule))
 		add_offline(gate, rule, offline, estimate, busy, now);
-	if (!verdict.reason || !may_stop(now) || has_pass(payer, pace, estimate))
+	return 0;
+}
+
+/* Charges one launch to an offline process and stops the process if that is too much, or the device is taken. */
+static __always_inline void pace_launch(const struct process_id *payer, struct process *process, struct thread *thread,
+					const struct rule *rule, __u32 slot, __u64 blocks, __u64 now)
+{
+	struct process_id self = this_process(), *id = &self;
+	struct pace *pace = own_pace(payer);
+	struct verdict_on_launch verdict = {.slot = slot, .at_ns = now, .estimate_ns = estimate_of(rule, blocks)};
+	struct gate *gate;
+	struct queue *queue;
+
+	if (!pace)
+		return;
+	notice_foreign(id, thread, pace, now);
+	pace->charged_ns += verdict.estimate_ns;
+	if (process)
+		process->charged_ns += verdict.estimate_ns;
+	charge_launch(id, queue_of(pace, slot), rule, gate_of(slot), &verdict);
+	if (!verdict.reason || !may_stop(now) || has_pass(payer, pace, verdict.estimate_ns))
 		return;
 	if (!stop_launch(id, thread, pace, rule, &verdict))
 		return;
-	if (shares_backlog(rule)) /* the guardian adds it when it resumes the process */
-		add_offline(gate, rule, offline, 0, busy, now);
-	queue->backlog_ns = less(queue->backlog_ns, estimate);
-	queue->least_ns = less(queue->least_ns, estimate);
-	queue->held_ns = estimate;
+	queue = queue_of(pace, slot);
+	queue->backlog_ns = less(queue->backlog_ns, verdict.estimate_ns);
+	queue->least_ns = less(queue->least_ns, verdict.estimate_ns);
+	queue->held_ns = verdict.estimate_ns;
+	gate = gate_of(slot);
+	if (gate && shares_backlog(rule)) /* the guardian adds it when it resumes the process */
+		gate->offline_ns = less(gate->offline_ns, added_ns(verdict.estimate_ns));
 }
 
 /*

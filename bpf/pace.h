@@ -165,7 +165,6 @@ struct pause {
 	__u64 at_ns; /* the first stop since it was resumed; the rest is of the latest one */
 	__u64 ran_ns; /* when it first launched though it was not resumed; 0: it did not … */
 	__u64 foreign_ns; /* … and when it last did */
-	__u64 queued_ns; /* without the launch that was stopped */
 	__u64 estimate_ns; /* of the launch that was stopped */
 	__u64 charged_ns; /* of the process, ever, with that launch */
 	__u64 due_ns; /* of a periodic process: when its request is to have ended */

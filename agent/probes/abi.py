@@ -382,7 +382,6 @@ class Pause(c.Structure):
         ("at_ns", U64),
         ("ran_ns", U64),
         ("foreign_ns", U64),
-        ("queued_ns", U64),
         ("estimate_ns", U64),
         ("charged_ns", U64),
         ("due_ns", U64),

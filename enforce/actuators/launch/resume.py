@@ -96,6 +96,7 @@ def _threads(threads: Procfs) -> list[int]:
 _PPM = 1_000_000
 LOW_WATER_RATIO = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each; as in bpf/
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
+MOST_ADDED_NS = 20_000_000  # by one launch to what others wait for: its process may seem to need any time; as in bpf/
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel reports when a gate opens; this finds the ones that open by the hold time
 _FLOOR_SPAN_NS = 2_000_000_000  # what a process had beyond its floor counts against it for so long
@@ -339,7 +340,7 @@ class ResumeSchedule:
 
     def _add_to_backlog(self, stop: Stop, added_ns: int, now_ns: int) -> None:
         gate = self.gates[stop.slot]
-        gate.offline_ns = self._backlog_ns(stop, now_ns) + added_ns
+        gate.offline_ns = self._backlog_ns(stop, now_ns) + min(added_ns, MOST_ADDED_NS)
         gate.offline_updated_ns, gate.offline_busy_mark_ns = now_ns, self._busy_ns(stop.slot, now_ns)
 
     def _open_delay_ns(self, stop: Stop) -> int:

@@ -189,7 +189,8 @@ def test_a_budget_of_blocks_outlives_a_wait(driver: Driver, own_probes: LibcudaP
 def test_a_delivery_tells_what_others_had_queued_and_a_wait_takes_its_own_off(
     driver: Driver, own_probes: LibcudaProbes
 ) -> None:
-    found = left(driver, own_probes, f"3*{LAUNCH}", "sync", others_ns=5 * LAUNCH_NS, rate_ppm=1_000_000)
+    operations = (f"3*{LAUNCH}", "sync")
+    found = left(driver, own_probes, *operations, others_ns=5 * LAUNCH_NS, rate_ppm=1_000_000, launch_ns=MS)
     for others_ns in (found.delivery.others_ns, found.offline_ns):
         assert 5 * LAUNCH_NS - found.lasted_ns <= others_ns <= 5 * LAUNCH_NS
 
@@ -201,6 +202,12 @@ def test_a_launch_for_which_others_leave_no_room_stops_though_its_own_queue_is_e
     assert found.stop is not None
     assert found.stop.drain_ns == 0  # of its own queue
     assert found.offline_ns <= 10 * LAUNCH_NS  # the guardian adds what it lets through
+
+
+def test_a_launch_that_seems_to_take_very_long_keeps_others_waiting_for_20_ms(
+    driver: Driver, own_probes: LibcudaProbes
+) -> None:
+    assert 0 < left(driver, own_probes, LAUNCH, rate_ppm=1_000_000).offline_ns <= 20 * MS
 
 
 def test_a_budget_of_blocks_knows_no_others(driver: Driver, own_probes: LibcudaProbes) -> None:

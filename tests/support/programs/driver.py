@@ -18,7 +18,7 @@ from agent.core.model import ProcessId
 from agent.node.procfs import Procfs
 from agent.probes.abi import COPY_DIRECTIONS, LATENCY_FIRST_POWER, LATENCY_SUB_BITS, MEMORY_KINDS, ProcessKey
 from agent.probes.libcuda import LibcudaProbes
-from tools.harness.node import BUILD, Node
+from tools.harness.node import Node, compile_client
 
 KERNELS = 8  # of driver.c
 _HOG = """
@@ -123,12 +123,7 @@ class Driver:
 
 def compile_driver(folder: Path, name: str = "driver") -> Path:
     """driver.c, or another here, compiled against the simulated libcuda as any program is against the real one."""
-    path, sim = folder / name, BUILD.parent
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", f"-I{sim / 'include'}"]
-    source = Path(__file__).parent / f"{name}.c"
-    libraries = [f"-L{BUILD / 'lib'}", "-lcuda", "-lpthread"]
-    subprocess.run(["gcc", *flags, str(source), "-o", str(path), *libraries], check=True)
-    return path
+    return compile_client(Path(__file__).parent / f"{name}.c", folder / name, "-g", "-O1")
 
 
 @contextmanager

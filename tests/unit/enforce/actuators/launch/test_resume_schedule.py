@@ -22,7 +22,7 @@ from agent.probes.abi import (
     ProcessKey,
     Rule,
 )
-from enforce.actuators.launch.resume import LOW_WATER_RATIO, ResumeSchedule
+from enforce.actuators.launch.resume import LOW_WATER_RATIO, MOST_ADDED_NS, ResumeSchedule
 
 MS = 1_000_000
 HOLD = 20 * MS
@@ -69,6 +69,8 @@ def test_the_kernel_side_knows_to_what_a_queue_drains() -> None:
     source = (Path(__file__).parents[5] / "bpf" / "pace.bpf.c").read_text()
     (percent,) = re.findall(r"^#define LOW_WATER_PERCENT (\d+)$", source, re.MULTILINE)
     assert int(percent) == LOW_WATER_RATIO * 100
+    (most_ns,) = re.findall(r"^#define MOST_ADDED_NS (\d+)ull$", source, re.MULTILINE)
+    assert int(most_ns) == MOST_ADDED_NS
 
 
 def test_a_process_at_a_gate_waits_until_the_online_side_is_done() -> None:
@@ -225,6 +227,16 @@ def test_processes_go_on_as_their_launches_fit_together_on_the_device() -> None:
     assert it.due(1002 * MS - 1) == []
     assert [due.stop.process.tgid for due in it.due(1002 * MS)] == [8]
     assert [due.stop.process.tgid for due in it.due(1003 * MS)] == [9]
+
+
+def test_a_launch_that_seems_to_take_very_long_does_not_keep_others_waiting_for_so_long() -> None:
+    it = resumer()
+    for tgid in (7, 8):
+        stop = pause(1000 * MS, tgid=tgid, drains=0)
+        stop.estimate_ns = 3600_000 * MS
+        it.add(stop)
+    assert [due.stop.process.tgid for due in it.due(1000 * MS)] == [7]
+    assert [due.stop.process.tgid for due in it.due(1020 * MS)] == [8]
 
 
 def test_what_others_have_on_the_device_holds_no_process_beyond_its_longest_pause() -> None:
