@@ -287,7 +287,7 @@ static __always_inline int shares_backlog(const struct rule *rule)
 /* How much a process may have charged before its part of the time pays for it. */
 static __always_inline __u64 most_queued(const struct rule *rule, const struct gate *gate)
 {
-	return rule->max_queued_ns + (gate && shares_backlog(rule) ? BURST_NS : 0);
+	return rule->max_queued_ns + (gate && (rule->flags & RULE_BURST) && shares_backlog(rule) ? BURST_NS : 0);
 }
 
 /* To what a queue drains before a launch that was stopped goes through. As in enforce/actuators/launch/resume.py. */

@@ -39,6 +39,7 @@ enum rule_flag {
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 	RULE_COPIES =
 		16, /* its copies between host and device are paced, as pcie.h says; of an online process: waited for */
+	RULE_BURST = 64, /* it shares its device with other offline processes: it takes its part in bursts */
 	RULE_SHORT = 32, /* an online process may copy on its devices: few offline copies may be under way */
 };
 

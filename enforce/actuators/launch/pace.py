@@ -24,6 +24,7 @@ from agent.probes.abi import (
     ROLE_ONLINE,
     ROLE_PERIODIC,
     RULE_BLOCKS,
+    RULE_BURST,
     RULE_COPIES,
     RULE_GATE,
     RULE_PACE,
@@ -100,7 +101,7 @@ def rule_of(target: Target, level: Level) -> Rule:
 def _flags(level: Level) -> int:
     gate = RULE_GATE * level.gate | RULE_SOFT * level.soft
     copies = 0 if level.copies is None else RULE_COPIES | RULE_SHORT * level.copies.beside_online
-    return gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks | copies
+    return gate | RULE_PACE * level.pace | RULE_BURST * level.bursts | RULE_BLOCKS * level.by_blocks | copies
 
 
 def level_of(rule: Rule) -> Level:
@@ -110,6 +111,7 @@ def level_of(rule: Rule) -> Level:
         gate=bool(rule.flags & RULE_GATE),
         pace=bool(rule.flags & RULE_PACE),
         soft=bool(rule.flags & RULE_SOFT),
+        bursts=bool(rule.flags & RULE_BURST),
         by_blocks=bool(rule.flags & RULE_BLOCKS),
         share_ratio=rule.rate_ppm / _PPM,
         max_queued_ns=rule.max_queued_ns,
