@@ -114,8 +114,6 @@ struct thread {
 	__u64 wait_ns; /* entry of the wait it is in; 0: in none */
 	__u64 wait_busy_mark_ns;
 	__u64 wait_queued_ns;
-	__u64 wait_least_ns;
-	__u64 wait_others_ns;
 	__u32 epoch;
 	__u16 open;
 	__u8 gate; /* 1 + slot of the gate that counts its request; 0: none does */

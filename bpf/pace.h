@@ -11,9 +11,6 @@
  * Beside it there is the backlog: the same charges, drained at full rate. A drained wait proves the backlog gone, but
  * not that the share's rate has paid for the work: what it has not stays in the queue.
  *
- * The queues of several processes divide the device's time between them. What an online request meets is all of them
- * together: so the backlogs' sum is kept for each device, and a launch that would take it past max_queued_ns stops, too.
- *
  * Nothing is ever stopped after lease_until_ns, which the guardian renews while it and the agent live: when either
  * dies, the kernel stops stopping.
  */
@@ -39,7 +36,6 @@ enum rule_flag {
 	RULE_BLOCKS = 4, /* launch_ns is what one block of a grid is charged, not one launch: TGS counts blocks */
 	RULE_COPIES =
 		16, /* its copies between host and device are paced, as pcie.h says; of an online process: waited for */
-	RULE_BURST = 64, /* it shares its device with other offline processes: it takes its part in bursts */
 	RULE_SHORT = 32, /* an online process may copy on its devices: few offline copies may be under way */
 };
 
@@ -65,9 +61,9 @@ struct queue {
 	__u64 queued_ns; /* charged, and not paid back at rate_ppm yet */
 	__u64 updated_ns;
 	__u64 busy_mark_ns; /* busy_total of the slot at updated_ns */
-	__u64 backlog_ns; /* believed to be on the GPU: drains at full rate … */
-	__u64 least_ns; /* … and as if online requests left it the whole device: no less than that is there */
-	__u64 held_ns; /* the launch that was stopped: it gets there after the guardian has resumed the process */
+	__u64 backlog_ns; /* believed to be on the GPU: drains at full rate */
+	__u64 held_ns; /* the launch that was stopped: it gets there … */
+	__u64 held_for_ns; /* … so long after updated_ns, or when more is heard of the process */
 };
 
 #define QUEUES (SLOTS + 1) /* the last one for launches on a device that is not known */
@@ -96,7 +92,6 @@ struct resume {
 	__u64 passes; /* how often it was let through whatever queue and gate say … */
 	__u64 pass_ns; /* … and how much it may launch then, with the launch that was stopped */
 	__u64 stopped_at_ns; /* 0: not stopped by us now */
-	__u64 resumed_ns; /* the last time */
 	__u64 paused_ns; /* Σ lengths of stops */
 	__u64 copy_paused_ns; /* of those at copies */
 	__u64 resumes;
@@ -115,10 +110,6 @@ struct gate {
 	__u64 stretch_since_ns; /* since when requests have kept it without a gap worth the name */
 	__u64 free_posted; /* PAUSE_FREE is in the ring; reset by the guardian */
 	__u64 requests; /* how often an online request found it free or began to count again: each ended an idle gap */
-	__u64 offline_ns; /* the backlog of all offline processes that are paced. The guardian writes it, too: of two that
-			     do so at once, one counts for nothing */
-	__u64 offline_updated_ns;
-	__u64 offline_busy_mark_ns; /* busy_total at offline_updated_ns */
 };
 
 /* One for all. */
@@ -166,9 +157,9 @@ struct pause {
 	__u64 at_ns; /* the first stop since it was resumed; the rest is of the latest one */
 	__u64 ran_ns; /* when it first launched though it was not resumed; 0: it did not … */
 	__u64 foreign_ns; /* … and when it last did */
+	__u64 queued_ns; /* without the launch that was stopped */
 	__u64 estimate_ns; /* of the launch that was stopped */
 	__u64 charged_ns; /* of the process, ever, with that launch */
 	__u64 due_ns; /* of a periodic process: when its request is to have ended */
-	__u64 drain_ns; /* how long until the launch fits */
 	struct rule rule; /* that it was stopped under */
 };

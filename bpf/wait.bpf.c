@@ -215,8 +215,6 @@ static __always_inline void record_delivery(const struct process_id *id, struct 
 	delivery->launches = process->launches;
 	delivery->charged_ns = process->charged_ns;
 	delivery->queued_ns = thread->wait_queued_ns;
-	delivery->queued_least_ns = thread->wait_least_ns;
-	delivery->others_ns = thread->wait_others_ns;
 	delivery->waited_ns = now - thread->wait_ns;
 	delivery->waited_busy_ns = is_online ? 0 : grown(busy, thread->wait_busy_mark_ns);
 	delivery->elapsed_ns = now - process->start_ns;
@@ -235,8 +233,7 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	struct thread *thread = own_thread();
 	struct pace *pace = bpf_map_lookup_elem(&paces, id);
 	struct rule *rule = bpf_map_lookup_elem(&rules, id);
-	__u64 busy = busy_total_of(process->slot, now), backlog = 0, least = 0;
-	struct queue *queue;
+	__u64 busy = busy_total_of(process->slot, now), backlog;
 
 	if (!thread)
 		return;
@@ -248,15 +245,9 @@ static __always_inline void begin_wait(const struct process_id *id, struct proce
 	thread->awaited.until_ns = until_ns;
 	thread->wait_ns = now;
 	thread->wait_busy_mark_ns = busy;
-	if (pace && rule) {
-		queue = queue_of(pace, process->slot);
-		backlog = drained_backlog(queue, rule, busy, now);
-		least = least_backlog(id, queue, now);
-	}
-	thread->wait_others_ns = less(offline_backlog(gate_of(process->slot), rule, busy, now), backlog);
+	backlog = pace && rule ? drained_backlog(queue_of(pace, process->slot), rule, busy, now) : 0;
 	/* behind a soft gate the backlog also holds what was waited for long ago */
 	thread->wait_queued_ns = backlog < process->charged_ns ? backlog : process->charged_ns;
-	thread->wait_least_ns = least < process->charged_ns ? least : process->charged_ns;
 }
 
 /* Ends the thread's own request: how many were open; 0: it has none, or another thread's wait ended it. */

@@ -37,9 +37,7 @@ struct delivery {
 	__u64 at_ns; /* when the wait returned */
 	__u64 launches;
 	__u64 charged_ns; /* Σ estimated duration of those launches */
-	__u64 queued_ns; /* believed to be queued when the wait began, … */
-	__u64 queued_least_ns; /* … if all ran that could while online requests did, … */
-	__u64 others_ns; /* … and of other offline processes on the device */
+	__u64 queued_ns; /* believed to be queued when the wait began */
 	__u64 waited_ns; /* length of the wait … */
 	__u64 waited_busy_ns; /* … of which an online request of another process was running */
 	__u64 elapsed_ns; /* first launch to return of the wait … */

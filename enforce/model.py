@@ -84,7 +84,6 @@ class Level:
     gate: bool = False  # stops at a launch while an online request runs
     soft: bool = False  # … but may queue what there is room for meanwhile
     pace: bool = False  # stops at a launch that would queue more than max_queued_ns
-    bursts: bool = False  # it shares its device with other offline processes: it takes its part in bursts
     share_ratio: float = 1.0
     max_queued_ns: int = 0
     launch_ns: int = 0  # estimated GPU time of one launch …

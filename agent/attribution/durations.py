@@ -13,9 +13,7 @@ Per process (`LaunchTimes`): if it launched without pause, the GPU was busy from
 wait (less what online requests took of that time). If it was paced, what we believed to be queued when the wait began
 is known. A longer wait: the estimates are too short and have let work pile up since the first launch, by the
 difference. A shorter one: they are too long, so whatever piled up had drained at each pause, and only what was queued
-last was waited for, in proportion. BBR estimates a path's bandwidth in the same way. What other offline processes had
-queued is waited for as well: two that are both estimated as too long then shrink by their common excess, and what each
-seems to need of the other does not matter.
+last was waited for, in proportion. BBR estimates a path's bandwidth in the same way.
 
 Per program (`ProgramTimes`): short jobs come and go, and what is learned from one is used for the next. Function
 handles differ from process to process, so a function is recognised by the shape of its grid.
@@ -49,15 +47,12 @@ def delivered_ns(delivery: Delivered) -> float:
 
 
 def bounds_ns(delivery: Delivered) -> tuple[float, float]:
-    """Lower and upper bound, ns. Online requests used the device all of their time, or none of it; what other offline
-    processes had queued ran before all that this one waited for, or took turns with it.
-    """
+    """Lower and upper bound: online requests used the device all of their time, or none of it. ns."""
     if not is_paced(delivery):
         return max(0.0, delivery.elapsed_ns - delivery.elapsed_busy_ns), max(0.0, delivery.elapsed_ns)
-    alone_ns = max(0, delivery.waited_ns - delivery.waited_busy_ns)
-    least_ns, others_ns = delivery.queued_least_ns, delivery.others_ns
-    least = _paced_ns(delivery, alone_ns, delivery.queued_ns + others_ns)
-    return least, _paced_ns(delivery, delivery.waited_ns, least_ns + min(least_ns, others_ns))
+    run_before = max(0, delivery.elapsed_busy_ns - delivery.waited_busy_ns)  # the queue counts as not moving then
+    least = _paced_ns(delivery, max(0, delivery.waited_ns - delivery.waited_busy_ns), delivery.queued_ns)
+    return least, _paced_ns(delivery, delivery.waited_ns, max(0, delivery.queued_ns - run_before))
 
 
 def _paced_ns(delivery: Delivered, waited_ns: int, queued_ns: int) -> float:

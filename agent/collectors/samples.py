@@ -104,8 +104,6 @@ class Delivered(NamedTuple):
     launches: int
     charged_ns: int
     queued_ns: int
-    queued_least_ns: int
-    others_ns: int
     waited_ns: int
     waited_busy_ns: int
     elapsed_ns: int

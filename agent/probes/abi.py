@@ -65,7 +65,7 @@ CGROUP_LEVELS, CGROUP_NAME, COMMAND_NAME, VISIBLE_DEVICES, LONGEST_NAME = 6, 96,
 ENVIRONMENT_READ, ENVIRONMENT_VISIBLE, ENVIRONMENT_BUS_ORDER = 1, 2, 4
 NAME_FUNCTION, NAME_ALIAS = 1, 2
 ROLE_NONE, ROLE_ONLINE, ROLE_OFFLINE, ROLE_PERIODIC = 0, 1, 2, 3
-RULE_PACE, RULE_GATE, RULE_BLOCKS, RULE_SOFT, RULE_COPIES, RULE_SHORT, RULE_BURST = 1, 2, 4, 8, 16, 32, 64
+RULE_PACE, RULE_GATE, RULE_BLOCKS, RULE_SOFT, RULE_COPIES, RULE_SHORT = 1, 2, 4, 8, 16, 32
 PAUSE_QUEUE, PAUSE_GATE, PAUSE_COPY, PAUSE_TURN = 1, 2, 3, 4
 PAUSE_STOPPED, PAUSE_FREE, PAUSE_AGENT_EXIT, PAUSE_HELD, PAUSE_LINK_FREE = 1, 2, 3, 4, 5
 LINK_DIRECTIONS, MOST_COPIERS, WEIGHT_ONE = 2, 16, 1000
@@ -229,8 +229,6 @@ class Delivery(c.Structure):
         ("launches", U64),
         ("charged_ns", U64),
         ("queued_ns", U64),
-        ("queued_least_ns", U64),
-        ("others_ns", U64),
         ("waited_ns", U64),
         ("waited_busy_ns", U64),
         ("elapsed_ns", U64),
@@ -268,8 +266,8 @@ class Queue(c.Structure):
         ("updated_ns", U64),
         ("busy_mark_ns", U64),
         ("backlog_ns", U64),
-        ("least_ns", U64),
         ("held_ns", U64),
+        ("held_for_ns", U64),
     ]
 
 
@@ -291,7 +289,6 @@ class Resume(c.Structure):
         ("passes", U64),
         ("pass_ns", U64),
         ("stopped_at_ns", U64),
-        ("resumed_ns", U64),
         ("paused_ns", U64),
         ("copy_paused_ns", U64),
         ("resumes", U64),
@@ -311,9 +308,6 @@ class Gate(c.Structure):
         ("stretch_since_ns", U64),
         ("free_posted", U64),
         ("requests", U64),
-        ("offline_ns", U64),
-        ("offline_updated_ns", U64),
-        ("offline_busy_mark_ns", U64),
     ]
 
 
@@ -382,10 +376,10 @@ class Pause(c.Structure):
         ("at_ns", U64),
         ("ran_ns", U64),
         ("foreign_ns", U64),
+        ("queued_ns", U64),
         ("estimate_ns", U64),
         ("charged_ns", U64),
         ("due_ns", U64),
-        ("drain_ns", U64),
         ("rule", Rule),
     ]
 

@@ -193,11 +193,11 @@ def _is_gated(workload: Workload, levels: Mapping[Target, Level]) -> bool:
 
 
 def _offline_work(device: DeviceUuid, inputs: DecisionInputs, levels: Mapping[Target, Level]) -> OfflineWork:
-    """Of all processes on the device: a launch may exceed the queue, and is let through after a longest pause."""
+    """Of all processes on the device: a launch may be longer than a queue, and is let through after a longest pause."""
     offline = [one for one in inputs.workloads.values() if one.classification.role is Role.OFFLINE]
     there = [level for one in offline if device in one.devices for level in _levels_of(one, levels)]
     return OfflineWork(
-        float(max((max(level.max_queued_ns, level.launch_ns) for level in there), default=0)),
+        float(sum(max(level.max_queued_ns, level.launch_ns) for level in there)),
         sum(level.floor_ratio + level.launch_ns / max(1, level.max_pause_ns) for level in there),
     )
 

@@ -219,7 +219,6 @@ class Guardian:
             record.passes += 1
             record.pass_ns = pass_ns
         record.stopped_at_ns = 0
-        record.resumed_ns = self._clock()
         paused_ns = max(0, ended_ns - stopped_at_ns)
         record.paused_ns += paused_ns
         if pause is not None and pause.reason == abi.PAUSE_COPY:

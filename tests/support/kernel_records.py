@@ -49,8 +49,6 @@ def delivery(*functions: tuple[int, int], **values: int) -> Delivered:
             "launches",
             "charged_ns",
             "queued_ns",
-            "queued_least_ns",
-            "others_ns",
             "waited_ns",
             "waited_busy_ns",
             "elapsed_ns",
@@ -59,5 +57,4 @@ def delivery(*functions: tuple[int, int], **values: int) -> Delivered:
         ),
         0,
     )
-    least = {"queued_least_ns": values.get("queued_ns", 0)}
-    return Delivered(process=A, functions=functions, **{**fields, **least, **values})
+    return Delivered(process=A, functions=functions, **{**fields, **values})

@@ -82,7 +82,7 @@ def _ticks(recorded: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, _S
         for member in one["members"]:
             process = _adapter(GpuProcess).validate_python(member)
             registry.members[process.process.id] = process
-        seen = [_sample(*kind_and_value) for kind_and_value in one["samples"]]
+        seen: list[Sample] = [_adapter(getattr(samples, kind)).validate_python(value) for kind, value in one["samples"]]
         inputs = TickInputs.of(seen, registry)  # type: ignore[arg-type]
         parts = engine.tick(seen, inputs, one["interval_ns"])
         gone = known - inputs.processes
@@ -94,13 +94,6 @@ def _ticks(recorded: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, _S
             one["interval_ns"],
             {tgid: (u.sm_ratio or 0.0, u.sm_error_ratio) for tgid, u in usage},
         )
-
-
-def _sample(kind: str, value: Mapping[str, Any]) -> Sample:
-    if kind == "Delivered":  # nothing was paced there, so nothing is missing that was not 0
-        value = {"queued_least_ns": 0, "others_ns": 0, **value}
-    sample: Sample = _adapter(getattr(samples, kind)).validate_python(value)
-    return sample
 
 
 @cache

@@ -24,7 +24,6 @@ from agent.probes.abi import (
     ROLE_ONLINE,
     ROLE_PERIODIC,
     RULE_BLOCKS,
-    RULE_BURST,
     RULE_COPIES,
     RULE_GATE,
     RULE_PACE,
@@ -101,7 +100,7 @@ def rule_of(target: Target, level: Level) -> Rule:
 def _flags(level: Level) -> int:
     gate = RULE_GATE * level.gate | RULE_SOFT * level.soft
     copies = 0 if level.copies is None else RULE_COPIES | RULE_SHORT * level.copies.beside_online
-    return gate | RULE_PACE * level.pace | RULE_BURST * level.bursts | RULE_BLOCKS * level.by_blocks | copies
+    return gate | RULE_PACE * level.pace | RULE_BLOCKS * level.by_blocks | copies
 
 
 def level_of(rule: Rule) -> Level:
@@ -111,7 +110,6 @@ def level_of(rule: Rule) -> Level:
         gate=bool(rule.flags & RULE_GATE),
         pace=bool(rule.flags & RULE_PACE),
         soft=bool(rule.flags & RULE_SOFT),
-        bursts=bool(rule.flags & RULE_BURST),
         by_blocks=bool(rule.flags & RULE_BLOCKS),
         share_ratio=rule.rate_ppm / _PPM,
         max_queued_ns=rule.max_queued_ns,
@@ -180,17 +178,6 @@ def busy_total_ns(gate: Gate, hold_ns: int, now_ns: int) -> int:
     if gate.open <= 0 or not since:
         return total
     return total + max(0, min(now_ns, busy_end_ns(gate, hold_ns)) - since)
-
-
-def offline_backlog_ns(gate: Gate, busy_ns: int | None, now_ns: int) -> int:
-    """What offline processes are believed to have on the device. As in bpf/pace.bpf.c.
-
-    `busy_ns`: its busy total; None where they run beside online requests.
-    """
-    elapsed_ns = now_ns - gate.offline_updated_ns
-    if busy_ns is not None:
-        elapsed_ns -= max(0, busy_ns - gate.offline_busy_mark_ns)
-    return int(max(0, gate.offline_ns - max(0, elapsed_ns)))
 
 
 class GateReader:

@@ -31,9 +31,7 @@ from agent.probes.abi import (
     PAUSE_COPY,
     PAUSE_GATE,
     PAUSE_TURN,
-    RULE_BLOCKS,
     RULE_GATE,
-    RULE_PACE,
     RULE_SHORT,
     RULE_SOFT,
     SLOTS,
@@ -43,7 +41,7 @@ from agent.probes.abi import (
     Pause,
     Turn,
 )
-from enforce.actuators.launch.pace import busy_total_ns, is_busy, offline_backlog_ns
+from enforce.actuators.launch.pace import busy_total_ns, is_busy
 from enforce.ledger.entries import LedgerEntry, UndoOutcome
 
 _STOPPED, _TRACED = "T", "t"
@@ -96,7 +94,6 @@ def _threads(threads: Procfs) -> list[int]:
 _PPM = 1_000_000
 LOW_WATER_RATIO = 0.4  # of max_queued: resuming for each kernel that drained would cost a stop for each; as in bpf/
 _FALLBACK_MAX_PAUSE_NS = 200_000_000
-MOST_ADDED_NS = 20_000_000  # by one launch to what others wait for: its process may seem to need any time; as in bpf/
 _PASS_NS = 500_000  # let through at once, or one launch if that is longer
 _GATE_POLL_NS = 5_000_000  # the kernel reports when a gate opens; this finds the ones that open by the hold time
 _FLOOR_SPAN_NS = 2_000_000_000  # what a process had beyond its floor counts against it for so long
@@ -113,14 +110,6 @@ class HeldCopy:
     weight: int  # × WEIGHT_ONE
     link_ns: int  # its bytes' time
     beside_online: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLaunch:
-    """A launch that waits until there is room for it on the device, beside those of other offline processes."""
-
-    estimate_ns: int
-    low_water_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +135,6 @@ class Stop:
     busy_ns: int | None = None  # the gate's busy total then: this queue drains only while the gate is open
     copy: HeldCopy | None = None  # that it is stopped at, instead of a launch
     deadline: Deadline | None = None  # it waits for its turn, and for nothing else
-    launch: HeldLaunch | None = None  # that is counted among what offline processes have on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +186,6 @@ class ResumeSchedule:
     _free_since: dict[int, int] = field(default_factory=dict)
     _loads: dict[int, _OnlineLoad] = field(default_factory=dict)
     _credits: dict[ProcessId, _FloorCredit] = field(default_factory=dict)
-    _at_work: dict[int, ProcessId] = field(default_factory=dict)  # on each slot the one that was resumed last
 
     def add(self, pause: Pause) -> None:
         """The kernel stopped a process."""
@@ -215,8 +202,7 @@ class ResumeSchedule:
             process=process,
             slot=pause.slot,
             at_ns=pause.at_ns,
-            queue_due_ns=min(latest, pause.at_ns + pause.drain_ns),
-            launch=None if pause.reason == PAUSE_TURN else _held_launch(pause),
+            queue_due_ns=min(latest, pause.at_ns + drain_ns(pause)),
             latest_ns=latest,
             pass_ns=portion - pause.estimate_ns if pause.rule.floor_ppm else 0,
             gated=pause.reason == PAUSE_GATE or bool(pause.rule.flags & RULE_GATE),
@@ -229,7 +215,7 @@ class ResumeSchedule:
         """The processes to resume now. They are taken out."""
         self._watch_gates(now_ns)
         ready = []
-        for stop in sorted(self.stops.values(), key=lambda stop: not self._is_at_work(stop)):
+        for stop in list(self.stops.values()):
             if now_ns >= stop.latest_ns:
                 ready.append(DueResume(stop, stop.pass_ns))
             elif stop.deadline is None and now_ns >= self._due_ns(stop, now_ns):
@@ -238,9 +224,6 @@ class ResumeSchedule:
                 continue
             if stop.copy is not None:
                 let_through(self.links[stop.copy.link], stop.copy, now_ns)
-            if stop.launch is not None:
-                self._add_to_backlog(stop, stop.launch.estimate_ns, now_ns)
-                self._at_work[stop.slot] = stop.process
         for due in ready:
             del self.stops[due.stop.process]
         ready += [DueResume(stop, 0) for stop in self._give_turns(now_ns)]
@@ -311,37 +294,14 @@ class ResumeSchedule:
         if stop.deadline is not None:
             turn = self.turns[stop.slot]
             return min(stop.latest_ns, turn.until_ns if _is_taken(turn, now_ns) else now_ns)
-        fits = now_ns + self._surplus_ns(stop, now_ns)
         if not stop.gated or stop.slot >= SLOTS:  # an unknown device has no gate
-            return min(stop.latest_ns, max(stop.queue_due_ns, fits))
+            return stop.queue_due_ns
         free_since = self._free_since.get(stop.slot)
         opens = now_ns + _GATE_POLL_NS if free_since is None else free_since + self._open_delay_ns(stop)
         queue_due_ns = stop.queue_due_ns
         if stop.busy_ns is not None:  # or each gap between two requests would let another launch through
             queue_due_ns += max(0, self._busy_ns(stop.slot, now_ns) - stop.busy_ns)
-        return min(stop.latest_ns, max(queue_due_ns, opens, fits))
-
-    def _surplus_ns(self, stop: Stop, now_ns: int) -> int:
-        """What offline processes have on the device beyond what leaves room for the launch.
-
-        Another one than that at work waits until that leaves the device idle: changing its context takes time.
-        """
-        if stop.launch is None:
-            return 0
-        leaves_ns = stop.launch.low_water_ns if self._is_at_work(stop) or stop.slot not in self._at_work else 0
-        return max(0, self._backlog_ns(stop, now_ns) - leaves_ns)
-
-    def _is_at_work(self, stop: Stop) -> bool:
-        return self._at_work.get(stop.slot) == stop.process
-
-    def _backlog_ns(self, stop: Stop, now_ns: int) -> int:
-        busy_ns = self._busy_ns(stop.slot, now_ns) if stop.gated else None
-        return offline_backlog_ns(self.gates[stop.slot], busy_ns, now_ns)
-
-    def _add_to_backlog(self, stop: Stop, added_ns: int, now_ns: int) -> None:
-        gate = self.gates[stop.slot]
-        gate.offline_ns = self._backlog_ns(stop, now_ns) + min(added_ns, MOST_ADDED_NS)
-        gate.offline_updated_ns, gate.offline_busy_mark_ns = now_ns, self._busy_ns(stop.slot, now_ns)
+        return min(stop.latest_ns, max(queue_due_ns, opens))
 
     def _open_delay_ns(self, stop: Stop) -> int:
         load = self._loads.get(stop.slot)
@@ -388,12 +348,12 @@ def _is_taken(turn: Turn, now_ns: int) -> bool:
     return bool(turn.owner and now_ns < turn.until_ns)
 
 
-def _held_launch(pause: Pause) -> HeldLaunch | None:
-    """It fits when the queue has fallen to the low-water mark, or to what leaves room for it."""
-    if pause.slot >= SLOTS or pause.rule.flags & (RULE_PACE | RULE_BLOCKS) != RULE_PACE:
-        return None
+def drain_ns(pause: Pause) -> int:
+    """How long until the stopped launch fits: the queue falls to the low-water mark, or to what leaves room for it."""
     room = max(0, pause.rule.max_queued_ns - pause.estimate_ns)
-    return HeldLaunch(pause.estimate_ns, min(room, int(pause.rule.max_queued_ns * LOW_WATER_RATIO)))
+    target = min(room, int(pause.rule.max_queued_ns * LOW_WATER_RATIO))
+    surplus = max(0, pause.queued_ns - target)
+    return int(surplus * _PPM // max(1, pause.rule.rate_ppm))
 
 
 _LINK_LOOK_NS = 1_000_000  # what it waits for may end earlier than expected: others may stop copying

@@ -181,7 +181,7 @@ class World:
             for _ in range(r.randrange(2)):
                 elapsed = r.randrange(SECOND)
                 functions = ((r.randrange(4), r.randrange(1, 50)),)
-                yield Delivered(process, r.randrange(SECOND), 50, 0, 0, 0, 0, elapsed, 0, elapsed, 0, 0, functions)
+                yield Delivered(process, r.randrange(SECOND), 50, 0, 0, elapsed, 0, elapsed, 0, 0, functions)
 
     def nvml(self) -> Iterator[Sample]:
         """As the collector of that name."""

@@ -52,7 +52,7 @@ def tick(
 
 
 def waited(process: ProcessId, launches: int, elapsed_ns: int, function: int = 1) -> Delivered:
-    return Delivered(process, 0, launches, 0, 0, 0, 0, elapsed_ns, 0, elapsed_ns, 0, 0, ((function, launches),))
+    return Delivered(process, 0, launches, 0, 0, elapsed_ns, 0, elapsed_ns, 0, 0, ((function, launches),))
 
 
 def learned(*deliveries: Delivered) -> FunctionTimes:
@@ -145,7 +145,7 @@ def test_what_was_seen_while_a_process_was_alone_outweighs_polls() -> None:
 
 
 def test_waits_that_find_the_device_done_say_nothing_of_how_long_it_took() -> None:
-    device = SmTime(learned(Delivered(A, 0, 10, 0, 0, 0, 0, 1000, 0, 40_000_000, 0, 0, ((1, 10),))))
+    device = SmTime(learned(Delivered(A, 0, 10, 0, 0, 1000, 0, 40_000_000, 0, 0, ((1, 10),))))
     for _ in range(5):
         estimates = device.observe(tick(0.25, {A: {1: launched(250)}}, busy={A: 0.25}))
     assert ratio(estimates, A) == pytest.approx(0.25, abs=0.01)

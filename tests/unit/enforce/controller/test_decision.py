@@ -111,13 +111,13 @@ def test_a_container_on_several_devices_is_held_for_the_strictest_of_them(stage:
     assert stage.levels()[spanning].share_ratio == pytest.approx(stage.levels()[alone].share_ratio) == 0.4
 
 
-def test_the_share_is_split_by_weight_and_the_queue_is_of_all_together(stage: Stage) -> None:
+def test_shares_and_queues_are_split_by_weight(stage: Stage) -> None:
     stage.online("chat", {GPU_0}, 2 * MS)
     (heavy,), (light,) = stage.offline("heavy", {GPU_0}, weight=3.0), stage.offline("light", {GPU_0}, weight=1.0)
     levels = stage.levels()
     assert levels[heavy].share_ratio == pytest.approx(0.6)
     assert levels[light].share_ratio == pytest.approx(0.2)
-    assert levels[heavy].max_queued_ns == levels[light].max_queued_ns == 4 * MS
+    assert levels[heavy].max_queued_ns == 3 * MS
 
 
 def test_what_one_container_does_not_want_the_other_has(stage: Stage) -> None:
@@ -185,7 +185,7 @@ def test_all_together_have_no_more_than_the_share_but_for_the_floors(
             stage.wanted[one] = wanted
     levels = stage.levels().values()
     assert sum(level.share_ratio for level in levels) <= 0.8 + 0.05 * len(batches) + 1e-6
-    assert all(level.max_queued_ns <= 4 * MS for level in levels)
+    assert sum(level.max_queued_ns for level in levels) <= 4 * MS
 
 
 def test_a_process_that_is_stopped_wants_everything_and_one_that_is_not_what_it_uses() -> None:

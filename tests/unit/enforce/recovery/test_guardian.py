@@ -110,7 +110,7 @@ def stop(it: Guardian, tgid: int, at: int = 1000, *, reported: bool = True) -> N
         reason=PAUSE_QUEUE,
         process=ProcessKey(tgid, 1),
         at_ns=at * MS,
-        drain_ns=3600_000 * MS,
+        queued_ns=9 * MS,
         estimate_ns=MS,
         rule=rule,
     )
