@@ -7,20 +7,23 @@
 suite=${DEBIAN_SUITE:-bookworm}
 die() { echo "$(basename "$0" .sh): $*" >&2; exit 1; }
 
-# Where this machine has its packages from, or else where everybody has them from.
+# Where this machine has its packages from.
 mirror() { # $1: -security, for the archive of security updates
 	local url
 	url=$(sed -nE 's/^(URIs:|deb( \[[^]]*\])?) *(https?:[^ ]+).*/\3/p' /etc/apt/sources.list.d/debian.sources \
 		/etc/apt/sources.list 2>/dev/null | grep -v -e -security | head -n 1 || true)
-	echo "${url:-http://deb.debian.org/debian}${1:-}"
+	[ -n "$url" ] || die "apt has no archive of packages here: name one in /etc/apt/sources.list"
+	echo "$url${1:-}"
 }
 
 make_system() { # $1: where; $2: packages besides the minimal ones, with commas
 	command -v debootstrap >/dev/null || die "install debootstrap first: apt-get install debootstrap"
+	local archive
+	archive=$(mirror)
 	echo "$(basename "$0" .sh): making a minimal Debian ($suite) in $1"
 	rm -rf "$1.partial"
 	debootstrap --variant=minbase --include="$2" "$suite" "$1.partial" \
-		"$(mirror)" >"$1.log" 2>&1 || { tail -n 5 "$1.log" >&2; die "debootstrap failed: $1.log"; }
+		"$archive" >"$1.log" 2>&1 || { tail -n 5 "$1.log" >&2; die "debootstrap failed: $1.log"; }
 	mv "$1.partial" "$1"
 }
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from license_expression import ExpressionError, get_spdx_licensing
 
-# Permissive ones; MPL-2.0, whose files may be part of a larger work (its section 3.3); those of shared libraries that
-# lie beside ours as they were published, with their text: GCC's, and the LGPL's (its section 6).
+# Permissive ones, and MPL-2.0, whose files may be part of a larger work (its section 3.3).
 ALLOWED: Final = frozenset(
     {
         "0BSD",
@@ -21,12 +20,9 @@ ALLOWED: Final = frozenset(
         "Apache-2.0 WITH LLVM-exception",
         "BSD-2-Clause",
         "BSD-3-Clause",
-        "BSD-3-Clause-Open-MPI",
         "BSL-1.0",
         "CC0-1.0",
-        "GPL-3.0-or-later WITH GCC-exception-3.1",
         "ISC",
-        "LGPL-2.1-or-later",
         "MIT",
         "MIT-0",
         "MPL-2.0",
