@@ -26,9 +26,8 @@ class Provenance(StrEnum):
     ESTIMATED = "estimated"
 
 
-class ProcessId(
-    NamedTuple
-):  # a key of most tables: dataclasses are hashed and compared in Python, at four times the cost
+# A tuple, as it is the key of most tables: a dataclass is hashed and compared in Python, at four times the cost.
+class ProcessId(NamedTuple):
     """Identity of a process: its pid, and its start time against pid reuse.
 
     `start_ticks` is field 22 of /proc/PID/stat: 1/100 s since boot; the probes compute the same from start_boottime.
