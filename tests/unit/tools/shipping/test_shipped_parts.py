@@ -175,6 +175,14 @@ def test_what_must_not_be_shipped_is_named_all_at_once_and_nothing_is_written(tr
     assert not (tmp_path / "out").exists()
 
 
+def test_a_licence_that_was_accepted_for_one_distribution_is_no_mistake_there_and_one_elsewhere(tree: Path) -> None:
+    distribution(tree, "scipy", "1", "License: its own", text="text")
+    distribution(tree, "other", "1", "License-Expression: LGPL-2.1-or-later", text="text")
+    mistakes = licences.gather(tree).mistakes
+    assert not [one for one in mistakes if "scipy" in one]
+    assert [one for one in mistakes if "other 1 is under LGPL-2.1-or-later" in one]
+
+
 def test_a_copyright_file_outside_of_the_tree_is_none(tree: Path, tmp_path: Path) -> None:
     debian(tree)
     outside = tmp_path / "outside"
