@@ -56,6 +56,13 @@ STOCK_KERNELS: Final = (
 )
 """Tests that take all CPUs: part of the last piece, as nothing that they run beside judges a time"""
 
+WHOLE_RUNS: Final = (
+    "tests/e2e/frameworks/",
+    "tests/e2e/packaging/test_gpu_bundle.py",
+    "tests/e2e/packaging/test_newcomer.py",
+)
+"""Minutes of whole runs, which judge no time either: there too, so that both workers have as much to do"""
+
 ASIDE: Final = (
     "tests/unit/",
     "tests/contract/dashboards/",
@@ -147,7 +154,7 @@ def _piece(nodeid: str) -> str:
     """Which tests it runs with, one after another, on one worker."""
     if nodeid.startswith(ASIDE):
         return nodeid.partition("::")[0]
-    if nodeid.startswith((*STOCK_KERNELS, "tests/e2e/frameworks/")):
+    if nodeid.startswith((*STOCK_KERNELS, *WHOLE_RUNS)):
         return "hostile programs"
     return next((name for name, tiers in PIECES.items() if nodeid.startswith(tiers)), nodeid)
 
