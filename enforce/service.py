@@ -180,7 +180,7 @@ def loop_of(policy: Policy, observer: Observer, parts: LoopParts) -> Loop:
         about=lambda key: deadlines.texts.get(key),
     )
     gates = GateReader(probes.map("gates").share(abi.SLOTS), policy.tuning.gate_hold_ns)
-    launches = LaunchReader(observer.members, Deliveries(probes), gates)
+    launches = LaunchReader(Deliveries(probes), gates)
     latencies = LatencyReader(parts.signals, parts.requests)
     memory = MemoryController(policy, probes.map("resumes"), rungs.table, quotas, executor)
     return Loop(

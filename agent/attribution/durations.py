@@ -21,6 +21,7 @@ handles differ from process to process, so a function is recognised by the shape
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,21 +72,29 @@ class LaunchTimes:
     first estimate is the upper one: a process that seems to need less than it does would get more than was decided.
     """
 
-    _recent: dict[ProcessId, deque[tuple[bool, float]]] = field(default_factory=dict)
+    _recent: dict[ProcessId, deque[_Bounds]] = field(default_factory=dict)
+    _delivered: dict[ProcessId, float] = field(default_factory=dict)  # by those, as of when it was last asked for
+    _new: set[ProcessId] = field(default_factory=set)  # there have been deliveries since
     _assumed: dict[ProcessId, float] = field(default_factory=dict)
 
     def assume(self, launch_ns: Mapping[ProcessId, float]) -> None:
         """Estimates from elsewhere (NVML), ns per launch: used until the process's first delivery."""
         self._assumed.update(launch_ns)
 
-    def observe(self, delivery: Delivered) -> None:
-        """Takes one delivery in."""
+    def observe(self, delivery: Delivered, own_ratio: float = 1.0) -> None:
+        """Takes one delivery in. `own_ratio`: the part of a paced wait that the device spent on the process's own work.
+
+        The rest of it went to other paced processes, which have work queued on the device at the same time.
+        """
         if delivery.launches <= 0:
             return
+        if own_ratio < 1 and is_paced(delivery):
+            waited_ns, busy_ns = int(delivery.waited_ns * own_ratio), int(delivery.waited_busy_ns * own_ratio)
+            delivery = delivery._replace(waited_ns=waited_ns, waited_busy_ns=busy_ns)
         least, most = (ns / delivery.launches for ns in bounds_ns(delivery))
-        known = self._delivered_ns(delivery.process)
         recent = self._recent.setdefault(delivery.process, deque(maxlen=_KEPT_DELIVERIES))
-        recent.append((is_paced(delivery), most if known is None else min(most, max(least, known))))
+        recent.append((is_paced(delivery), least, most))
+        self._new.add(delivery.process)
 
     def processes(self) -> frozenset[ProcessId]:
         """The processes of which anything is kept."""
@@ -93,23 +102,46 @@ class LaunchTimes:
 
     def per_launch_ns(self, process: ProcessId) -> float | None:
         """None before the first delivery, unless an estimate was assumed."""
-        delivered = self._delivered_ns(process)
+        delivered = self._delivered.get(process)
+        if process in self._new:
+            self._new.discard(process)
+            delivered = self._delivered[process] = _estimate_ns(self._recent[process], delivered)
         return self._assumed.get(process) if delivered is None else delivered
-
-    def _delivered_ns(self, process: ProcessId) -> float | None:
-        recent = self._recent.get(process)
-        if not recent:
-            return None
-        paced = sorted(value for is_paced, value in recent if is_paced)
-        if len(paced) >= _ENOUGH_PACED:
-            return paced[len(paced) // 2]
-        unpaced = sorted(value for is_paced, value in recent if not is_paced) or paced
-        return unpaced[int(len(unpaced) * _LOW_QUANTILE)]
 
     def forget(self, process: ProcessId) -> None:
         """Drops a process that is gone."""
         self._recent.pop(process, None)
+        self._delivered.pop(process, None)
+        self._new.discard(process)
         self._assumed.pop(process, None)
+
+
+_Bounds = tuple[bool, float, float]  # whether the process was paced; ns per launch, the least and the most
+
+
+def _estimate_ns(recent: Collection[_Bounds], known: float | None) -> float:
+    """ns per launch. `known`: the estimate so far."""
+    paced = [one for one in recent if one[0]]
+    if len(paced) >= _ENOUGH_PACED:
+        return median_of_bounds([(least, most) for _, least, most in paced], known)
+    usable = [one for one in recent if not one[0]] or paced
+    if known is None:
+        values = sorted([most for _, _, most in usable])
+    else:
+        values = sorted([most if most < known else max(least, known) for _, least, most in usable])
+    return values[int(len(values) * _LOW_QUANTILE)]
+
+
+def median_of_bounds(bounds: Sequence[tuple[float, float]], known: float | None) -> float:
+    """The value with the least sum of distances to all (least, most); of several that next to `known`, or the highest.
+
+    Bounds that hold the value say nothing about it, however many they are.
+    """
+    least, most = sorted([low for low, _ in bounds]), sorted([high for _, high in bounds])
+    ends, count = sorted(least + most), len(bounds)
+    lowest = next(x for x in ends if bisect_right(most, x) >= count - bisect_right(least, x))
+    highest = next(x for x in reversed(ends) if bisect_left(most, x) <= count - bisect_left(least, x))
+    return highest if known is None else min(highest, max(lowest, known))
 
 
 Owner = ProcessId | str  # a process, or all those that run a program

@@ -62,7 +62,7 @@ def weights(gpu_ns: Mapping[int, float | None], launches: Mapping[int, int]) -> 
 
 
 def _sum(name: str, device: DeviceUuid, parts: list[FunctionWork], seconds: float) -> FunctionUsage:
-    launches = sum(one.launches for one in parts)
+    launches, kernels = sum(one.launches for one in parts), sum(one.kernels for one in parts)
     known = [(one.sm_ratio, one.weight) for one in parts]
     ratios = [ratio * weight for ratio, weight in known if ratio is not None and weight is not None]
     times = [(one.gpu_ns, one.launches) for one in parts if one.gpu_ns is not None and one.launches]
@@ -70,10 +70,11 @@ def _sum(name: str, device: DeviceUuid, parts: list[FunctionWork], seconds: floa
     return FunctionUsage(
         name=name,
         device=device,
-        launches_per_second=sum(one.kernels for one in parts) / seconds,
+        launches_per_second=kernels / seconds,
         sm_ratio=sum(ratios) if len(ratios) == len(known) else None,
         gpu_seconds_per_launch=spent / sum(count for _, count in times) / NS_PER_SECOND if times else None,
         is_graph=any(one.kernels != one.launches for one in parts) and launches > 0,
+        kernels_per_launch=kernels / launches if launches and kernels else 1.0,
     )
 
 

@@ -153,6 +153,7 @@ class FunctionUsage:
     sm_ratio: float | None
     gpu_seconds_per_launch: float | None  # estimated, of the SMs that it keeps busy
     is_graph: bool = False
+    kernels_per_launch: float = 1.0  # more than one of a graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from agent.attribution.durations import LaunchTimes
 from agent.collectors.launches import Deliveries
-from agent.containers.gpu_processes import GpuProcessRegistry
+from agent.containers.gpu_processes import GpuProcess, GpuProcessRegistry
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerKey, ContainerUsage, DeviceUuid, OnlineUse, ProcessId, Snapshot
 from enforce.actuators.launch.levels import assign
@@ -30,9 +30,9 @@ from enforce.actuators.launch.pace import GateReader
 from enforce.controller.decision import DecisionInputs
 from enforce.device_health import SysMonitor
 from enforce.model import Reading, Signal
-from enforce.policy.model import OfflineRule, OnlineRule, Role
+from enforce.policy.model import OfflineRule, OnlineRule, Policy, Role
 from enforce.signals.latency_window import Counted, Requests
-from enforce.workloads import Roles, Workload, log_misconfigured, workloads_of
+from enforce.workloads import Roles, Workload, log_misconfigured, processes_of, workloads_of
 
 _WINDOW_NS = NS_PER_SECOND
 _GROWTH, _LEAST = 1.5, 0.05
@@ -65,6 +65,28 @@ class Demand:
         """Fractions 0–1 of a device; a process that was not seen long enough is left out."""
         return {process: one for process in processes if (one := self._wanted(process)) is not None}
 
+    def own_ratios(self, at_work: Mapping[ProcessId, frozenset[DeviceUuid]]) -> dict[ProcessId, float]:
+        """The part of what each process waits for that is its own work; those without neighbours are left out.
+
+        A device takes turns between the processes with work queued on it. While one waits, another has a turn for each
+        of its own, or fewer if it launches less. `at_work`: on which devices each process is.
+        """
+        by_device: dict[DeviceUuid, list[ProcessId]] = {}
+        for process in self._points:
+            for device in at_work.get(process, ()):
+                by_device.setdefault(device, []).append(process)
+        charged = {
+            process: points[-1][1].charged_ns - points[0][1].charged_ns for process, points in self._points.items()
+        }
+        turns: dict[ProcessId, float] = {}
+        for present in by_device.values():
+            for process in present if len(present) > 1 else ():
+                mine = charged[process]
+                if mine > 0:
+                    others = sum(min(1.0, charged[other] / mine) for other in present if other != process)
+                    turns[process] = max(turns.get(process, 0.0), others)
+        return {process: 1 / (1 + others) for process, others in turns.items()}
+
     def _wanted(self, process: ProcessId) -> float | None:
         points = self._points.get(process)
         if points is None or len(points) < 2:
@@ -77,7 +99,7 @@ class Demand:
 
 
 def launch_ns(snapshot: Snapshot) -> dict[ProcessId, float]:
-    """Mean GPU time of a launch over the container's functions; absent where none was launched, or a graph."""
+    """Mean GPU time of a launch over the container's functions; absent where none was launched."""
     found: dict[ProcessId, float] = {}
     for row in snapshot.containers:
         mean_seconds = _mean_seconds(row)
@@ -87,16 +109,16 @@ def launch_ns(snapshot: Snapshot) -> dict[ProcessId, float]:
 
 
 def _mean_seconds(row: ContainerUsage) -> float | None:
-    launched = [one for one in row.functions if one.launches_per_second]
-    if not launched or any(one.is_graph for one in launched):  # kernels are counted there, and launches are held
-        return None
     launches = total = 0.0
-    for one in launched:
+    for one in row.functions:
+        if not one.launches_per_second:
+            continue
         if one.gpu_seconds_per_launch is None:
             return None
-        launches += one.launches_per_second
-        total += one.launches_per_second * one.gpu_seconds_per_launch
-    return total / launches
+        rate = one.launches_per_second / one.kernels_per_launch  # a graph is held at its launch, whatever is in it
+        launches += rate
+        total += rate * one.gpu_seconds_per_launch
+    return total / launches if launches else None
 
 
 _log = logging.getLogger(__name__)
@@ -143,23 +165,40 @@ class LatencyReader:
 class LaunchReader:
     """What the probes measured of launches: GPU time per launch of each process, and the gates of the devices."""
 
-    def __init__(self, members: GpuProcessRegistry, deliveries: Deliveries, gates: GateReader) -> None:
+    def __init__(self, deliveries: Deliveries, gates: GateReader) -> None:
         self.gates = gates
-        self._members, self._deliveries = members, deliveries
+        self._deliveries = deliveries
         self._times = LaunchTimes()
         self._nvml_at_ns: int | None = None  # of the snapshot that was last used for NVML's estimates
 
-    def launch_ns(self, snapshot: Snapshot, now_ns: int) -> dict[ProcessId, float]:
-        """Estimated GPU time of one launch of each process on a GPU; a process without an estimate is absent."""
+    def launch_ns(
+        self, snapshot: Snapshot, processes: Set[ProcessId], own_ratios: Mapping[ProcessId, float], now_ns: int
+    ) -> dict[ProcessId, float]:
+        """Estimated GPU time of one launch of each of these processes; one without an estimate is absent.
+
+        `own_ratios`: the part of what a process waits for that is its own work; 1 where it is missing.
+        """
         if snapshot.at_ns != self._nvml_at_ns:  # about ten decisions see the same snapshot
             self._nvml_at_ns = snapshot.at_ns
-            self._times.assume(launch_ns(snapshot))
+            self._times.assume({process: ns for process, ns in launch_ns(snapshot).items() if process in processes})
         for delivery in self._deliveries.collect(now_ns):
-            self._times.observe(delivery)
-        alive = {member.process.id for member in self._members.all()}
-        for process in self._times.processes() - alive:
+            if delivery.process in processes:
+                self._times.observe(delivery, own_ratios.get(delivery.process, 1.0))
+        for process in self._times.processes() - processes:
             self._times.forget(process)
-        return {process: ns for process in alive if (ns := self._times.per_launch_ns(process)) is not None}
+        return {process: ns for process in processes if (ns := self._times.per_launch_ns(process)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _OfSnapshot:
+    """`snapshot`, `members` and `policy` are what the rest was made from."""
+
+    snapshot: Snapshot | None = None
+    members: tuple[GpuProcess, ...] = ()
+    policy: Policy | None = None
+    workloads: Mapping[ContainerKey, Workload] = field(default_factory=dict)
+    offline: frozenset[ProcessId] = frozenset()
+    launching: Mapping[ProcessId, frozenset[DeviceUuid]] = field(default_factory=dict)  # where a process is at work
 
 
 class InputReader:
@@ -178,10 +217,10 @@ class InputReader:
         self.roles, self._members, self._launches, self._health = roles, members, launches, health
         self._demand = Demand()
         self._slots: dict[DeviceUuid, int] = {}
-        self._present: frozenset[ContainerKey] = frozenset()
         self._logged: dict[ContainerKey, str] = {}  # why a container that is present is misconfigured
         self._copy_groups: dict[ContainerKey, int] = {}
         self._group_numbers = itertools.count(1)
+        self._of_snapshot = _OfSnapshot()
 
     def read(
         self,
@@ -191,7 +230,8 @@ class InputReader:
         now_ns: int,
     ) -> DecisionInputs:
         """`counters`: of the processes that are paced. `shares`: of offline containers, as decided last."""
-        workloads = self._workloads(snapshot)
+        seen = self._read_snapshot(snapshot)
+        workloads = seen.workloads
         readings = self.latencies.read(workloads, snapshot, now_ns)
         slots = self._usable_slots(snapshot)
         health = self._health.look(snapshot, self.roles.policy)
@@ -200,13 +240,13 @@ class InputReader:
             workloads=workloads,
             readings=readings,
             slots=slots,
-            launch_ns=self._launches.launch_ns(snapshot, now_ns),
+            launch_ns=self._launches.launch_ns(snapshot, seen.offline, self._demand.own_ratios(seen.launching), now_ns),
             wanted=self._demand.wanted(counters),
             busy=self._launches.gates.busy(slots, now_ns),
             blocks=self._launches.gates.blocks(slots),
             health=health,
             shares=shares,
-            launching=_launching(snapshot),
+            launching=seen.launching,
             copy_groups=self._paced_copies(workloads),
         )
 
@@ -226,12 +266,18 @@ class InputReader:
         """What could not be read, or has no room: for Snapshot.lost."""
         return {"loop:unread": self.latencies.unread, "loop:no_slot": self.unslotted}
 
-    def _workloads(self, snapshot: Snapshot) -> dict[ContainerKey, Workload]:
-        workloads = workloads_of(self.roles.policy, self._members.all(), snapshot, self.roles.memberships)
-        self.latencies.forget(self._present - workloads.keys())
-        self._present = frozenset(workloads)
+    def _read_snapshot(self, snapshot: Snapshot) -> _OfSnapshot:
+        """What depends on the snapshot, the members and the policy alone: about ten decisions see the same ones."""
+        last, members, policy = self._of_snapshot, self._members.all(), self.roles.policy
+        if last.snapshot is snapshot and last.members is members and last.policy is policy:
+            return last
+        workloads = workloads_of(policy, members, snapshot, self.roles.memberships)
+        self.latencies.forget(frozenset(last.workloads) - workloads.keys())
         self._logged = log_misconfigured(workloads, self._logged)
-        return workloads
+        offline = (one for one in workloads.values() if one.classification.role is Role.OFFLINE)
+        processes = frozenset(process for one in offline for process in processes_of(one))
+        self._of_snapshot = _OfSnapshot(snapshot, members, policy, workloads, processes, _launching(snapshot))
+        return self._of_snapshot
 
     def _paced_copies(self, workloads: Mapping[ContainerKey, Workload]) -> dict[ContainerKey, int]:
         """Container → its number for the kernel, which it keeps while it is there."""

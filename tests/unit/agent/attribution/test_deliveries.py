@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
-from agent.attribution.durations import LaunchTimes, delivered_ns
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.attribution.durations import LaunchTimes, delivered_ns, median_of_bounds
 from agent.collectors.samples import Delivered
 from agent.core.model import ProcessId
 from tests.support.kernel_records import delivery
@@ -50,10 +54,12 @@ def test_an_assumed_launch_time_is_used_until_the_process_waits() -> None:
 
 
 def learned(*deliveries: Delivered) -> float | None:
+    """By one after another."""
     times = LaunchTimes()
     for one in deliveries:
         times.observe(one)
-    return times.per_launch_ns(A)
+        known = times.per_launch_ns(A)
+    return known
 
 
 CLEAR = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, pauses=3)
@@ -70,6 +76,44 @@ def test_an_estimate_moves_as_far_as_requests_that_ran_meanwhile_cannot_explain(
     assert learned(CLEAR, *[longer] * 100) == 2_600
     shorter = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=450, waited_busy_ns=400, pauses=3)
     assert learned(CLEAR, *[shorter] * 100) == 50
+
+
+def test_what_a_neighbour_ran_meanwhile_makes_no_kernel_longer() -> None:
+    times, shared = LaunchTimes(), delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=1_800, pauses=3)
+    times.observe(shared, own_ratio=0.5)
+    assert times.per_launch_ns(A) == 100
+
+
+def test_without_pauses_neighbours_are_not_counted_for_each_wait_is_as_long_as_it_was() -> None:
+    times = LaunchTimes()
+    times.observe(delivery(launches=10, elapsed_ns=1_000), own_ratio=0.5)
+    assert times.per_launch_ns(A) == 100
+
+
+def test_deliveries_that_say_nothing_outvote_none_that_say_something() -> None:
+    long = [delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=2_900, pauses=3)] * 6
+    says_nothing = delivery(
+        launches=10, charged_ns=1_000, queued_ns=900, waited_ns=9_900, waited_busy_ns=9_900, pauses=3
+    )
+    short = delivery(launches=10, charged_ns=1_000, queued_ns=900, waited_ns=900, pauses=3)
+    assert learned(*long) == 300
+    assert learned(*long, *[says_nothing] * 20, *[short] * 4) == 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=5, max_size=24), st.floats(0, 10**6))
+def test_no_other_estimate_is_nearer_to_all_deliveries_and_one_as_near_is_kept(
+    pairs: list[tuple[int, int]], known: float
+) -> None:
+    bounds = [(float(min(pair)), float(max(pair))) for pair in pairs]
+
+    def distance(value: float) -> float:
+        return sum(max(low - value, value - high, 0) for low, high in bounds)
+
+    least = min(distance(end) for pair in bounds for end in pair)
+    assert distance(median_of_bounds(bounds, None)) == least
+    assert distance(median_of_bounds(bounds, known)) == pytest.approx(least)
+    if distance(known) == least:
+        assert median_of_bounds(bounds, known) == known
 
 
 def test_what_ran_while_requests_did_before_the_wait_does_not_make_an_estimate_shorter() -> None:
