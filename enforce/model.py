@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -160,8 +160,13 @@ class Actuator(Protocol):
 
     name: str
 
-    def current(self, target: Target) -> Level | None:
-        """What is in force now, read back; None where this actuator does not hold the process."""
+    @property
+    def foreign_writes(self) -> int:
+        """How often another writer was found to have changed what is in force."""
+        ...
+
+    def current(self, targets: Collection[Target]) -> dict[Target, Level]:
+        """What is in force now, read back; a process that this actuator does not hold is left out."""
         ...
 
     def apply(self, target: Target, level: Level) -> None:

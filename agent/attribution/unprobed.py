@@ -33,8 +33,6 @@ UNWAITED_NS: Final = NS_PER_SECOND  # what a launch may take that nothing is kno
 MOST_ASSUMED_NS: Final = 2 * NS_PER_SECOND  # that launches without a known duration explain in advance
 MOST_WAITED_NS: Final = 60 * NS_PER_SECOND  # more than any queue holds
 
-Place = tuple[ContainerKey, DeviceUuid]
-
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -111,13 +109,13 @@ class UnprobedWork:
     """See the module. For the observing thread."""
 
     _credits: dict[tuple[ProcessId, DeviceUuid], _Credit] = field(default_factory=dict)
-    _histories: dict[Place, _History] = field(default_factory=dict)
+    _histories: dict[ContainerKey, dict[DeviceUuid, _History]] = field(default_factory=dict)
     _now_ns: int = 0  # the sum of all ticks
     unseen: frozenset[ProcessId] = frozenset()  # whose work no launch explained in the last tick
 
     def observe(self, ticks: Iterable[ProcessTick], interval_ns: int) -> None:
         """Once a tick. A process that NVML cannot tell apart from others (an MPS client) must not be among them."""
-        worked: dict[Place, bool] = {}
+        worked: dict[tuple[ContainerKey, DeviceUuid], bool] = {}
         self._now_ns += interval_ns
         unexplained = set[ProcessId]()
         for tick in ticks:
@@ -131,16 +129,14 @@ class UnprobedWork:
             place = (tick.container, tick.device)
             worked[place] = worked.get(place, False) or unseen
         self.unseen = frozenset(unexplained)
-        for place, unseen in worked.items() if interval_ns else ():
-            self._histories.setdefault(place, _History()).observe(self._now_ns, interval_ns, unseen)
+        for (container, device), unseen in worked.items() if interval_ns else ():
+            history = self._histories.setdefault(container, {}).setdefault(device, _History())
+            history.observe(self._now_ns, interval_ns, unseen)
 
     def of(self, container: ContainerKey) -> Mapping[DeviceUuid, bool]:
         """By device, whether it works there unseen; a device for which that is unknown is left out."""
-        return {
-            device: history.unprobed
-            for (key, device), history in self._histories.items()
-            if key == container and history.unprobed is not None
-        }
+        histories = self._histories.get(container, {})
+        return {device: one.unprobed for device, one in histories.items() if one.unprobed is not None}
 
     def forget(self, processes: Collection[ProcessId]) -> None:
         """Drops processes that are gone."""
@@ -149,4 +145,4 @@ class UnprobedWork:
 
     def retain(self, containers: Set[ContainerKey]) -> None:
         """Drops all other containers: those without a process on a GPU."""
-        self._histories = {place: history for place, history in self._histories.items() if place[0] in containers}
+        self._histories = {key: histories for key, histories in self._histories.items() if key in containers}

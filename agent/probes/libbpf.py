@@ -31,6 +31,7 @@ from agent.probes import libbpf_log
 _log = logging.getLogger(__name__)
 _ENOUGH = -errno.EAGAIN  # libbpf counts this record as consumed, and stops
 _SAMPLE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t)
+_FEW = 32  # reads of a map with room for thousands cost as much as so many look-ups
 _BUFFER_BYTES = 128 * 1024  # of one map: what each read of it uses
 _ALIGNED = 8
 _DETACHED_AT_ONCE = 32
@@ -150,6 +151,17 @@ class Map:
         """The value at `key`, or None where there is none."""
         value = self._value()
         return value if self._lib.bpf_map_lookup_elem(self.fd, c.byref(key), c.byref(value)) == 0 else None
+
+    def get_all(self, keys: Collection[Any]) -> dict[bytes, Any]:
+        """The values at these keys, by the keys' bytes, without those where there is none.
+
+        A few are looked up, for a system call each; for more the whole map is read, a batch for each.
+        """
+        if len(keys) <= _FEW:
+            found = ((bytes(key), self.get(key)) for key in keys)
+            return {key: value for key, value in found if value is not None}
+        wanted = {bytes(key) for key in keys}
+        return {at: value for key, value in self.items() if (at := bytes(key)) in wanted}
 
     def put(self, key: Any, value: Any) -> None:
         """Creates or replaces; OSError when the map is full."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import ContainerKey, DeviceReading, DeviceUuid, EnforcementStatus, PeriodicStatus, ProcessId
-from agent.probes.abi import ProcessKey
+from agent.probes.abi import Pace, ProcessKey, Resume
 from agent.probes.libbpf import Map
 from enforce.actuators.ladder import NOWHERE, EscalationStatus
 from enforce.actuators.launch.pace import link_speed
@@ -66,6 +67,13 @@ class _Stops:
 _NO_STOPS = _Stops()
 
 
+class _Records(NamedTuple):
+    """What the kernel and the guardian wrote of each process, by its key's bytes."""
+
+    paces: Mapping[bytes, Pace]
+    resumes: Mapping[bytes, Resume]
+
+
 class PauseMeter:
     """Sums what the kernel and the guardian wrote per process; the part of a dead process stays in its container's sum.
 
@@ -98,7 +106,9 @@ class PauseMeter:
         self._readings += 1
         if self._readings % _SWEEP_READINGS == 0:
             self._sweep(alive)
-        return {key: self._container(key, workload, now_ns) for key, workload in workloads.items()}
+        keys = [ProcessKey.of(process) for process in alive]
+        records = _Records(self._paces.get_all(keys), self._resumes.get_all(keys))
+        return {key: self._container(key, workload, records, now_ns) for key, workload in workloads.items()}
 
     def _sweep(self, alive: Collection[ProcessId]) -> None:
         """Deletes records made after their process was forgotten: a launch of a descendant was charged to it.
@@ -109,12 +119,12 @@ class PauseMeter:
             for key in [key for key, _ in records.items() if key.id() not in alive]:
                 records.delete(key)
 
-    def _container(self, key: ContainerKey, workload: Workload, now_ns: int) -> Paused:
+    def _container(self, key: ContainerKey, workload: Workload, records: _Records, now_ns: int) -> Paused:
         sums = self._sums.get(key, _NO_STOPS)
         processes = processes_of(workload)
         for process in processes:
             before = self._last.get(process, _NO_STOPS)
-            now = self._last[process] = self._process(process, now_ns)
+            now = self._last[process] = self._process(process, records, now_ns)
             sums = sums.plus(before, now, len(processes))
         self._sums[key] = sums
         history = self._history.setdefault(key, [])
@@ -126,10 +136,10 @@ class PauseMeter:
         seconds, copy_seconds = sums.paused_ns / NS_PER_SECOND, sums.copy_paused_ns / NS_PER_SECOND
         return Paused(sums.pauses, seconds, ratio, sums.foreign, sums.copy_pauses, copy_seconds)
 
-    def _process(self, process: ProcessId, now_ns: int) -> _Stops:
+    def _process(self, process: ProcessId, records: _Records, now_ns: int) -> _Stops:
         """So far; the present stop is in `paused_ns`, and among those at copies once it is over."""
-        key = ProcessKey.of(process)
-        pace, resume = self._paces.get(key), self._resumes.get(key)
+        key = bytes(ProcessKey.of(process))
+        pace, resume = records.paces.get(key), records.resumes.get(key)
         if pace is not None:
             self.counters[process] = Counters(pace.charged_ns, pace.pauses - pace.copy_pauses)
         pauses, foreign, copy_pauses = (pace.pauses, pace.foreign, pace.copy_pauses) if pace else (0, 0, 0)

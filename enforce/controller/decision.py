@@ -13,7 +13,7 @@ there the offline ones share the link by weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -104,9 +104,9 @@ def decide(inputs: DecisionInputs, states: Mapping[ContainerKey, Any], tuning: T
     """See the module. `states`: of the laws, by offline container, as the last decision returned them."""
     online = [one for one in inputs.workloads.values() if one.classification.role is Role.ONLINE]
     offline = [one for one in inputs.workloads.values() if one.classification.role is Role.OFFLINE]
-    shares = []
+    shares, rulers = [], _rulers(online, inputs)
     for workload in offline:
-        rule, ruler = workload.classification.rule, _ruler(workload, online, inputs)
+        rule, ruler = workload.classification.rule, _ruler(workload, rulers)
         if ruler is None or not isinstance(rule, OfflineRule):
             continue
         law, state = law_of(rule, tuning), states.get(workload.container.key)
@@ -158,33 +158,33 @@ def slack_ratio(reading: Reading | None, slo: Slo) -> float | None:
     return min(known, default=None)
 
 
-def _ruler(workload: Workload, online: Iterable[Workload], inputs: DecisionInputs) -> OnlineOn | None:
+def _rulers(online: Iterable[Workload], inputs: DecisionInputs) -> dict[DeviceUuid, list[tuple[float, OnlineOn]]]:
+    """The online containers on each device, with the slack of each."""
+    found: dict[DeviceUuid, list[tuple[float, OnlineOn]]] = {}
+    for other in online:
+        rule, key = other.classification.rule, other.container.key
+        if not isinstance(rule, OnlineRule):
+            continue
+        reading = inputs.readings.get(key)
+        slack = slack_ratio(reading, rule.slo)
+        for device in sorted(other.devices):
+            busy, blocks = inputs.busy.get(device), inputs.blocks.get(device)
+            one = OnlineOn(key, device, rule.slo, reading, busy_ratio=busy, blocks_total=blocks)
+            found.setdefault(device, []).append((1.0 if slack is None else slack, one))
+    return found
+
+
+def _ruler(workload: Workload, rulers: Mapping[DeviceUuid, Sequence[tuple[float, OnlineOn]]]) -> OnlineOn | None:
     """The online container with the least slack on the workload's devices; of two alike the busier one."""
-    candidates = [
-        OnlineOn(
-            container=other.container.key,
-            device=device,
-            slo=other.classification.rule.slo,
-            reading=inputs.readings.get(other.container.key),
-            busy_ratio=inputs.busy.get(device),
-            blocks_total=inputs.blocks.get(device),
-        )
-        for other in online
-        if isinstance(other.classification.rule, OnlineRule)
-        for device in sorted(other.devices & workload.devices)
-    ]
-    return min(candidates, key=lambda one: (_slack(one), -(one.busy_ratio or 0.0)), default=None)
+    candidates = [one for device in sorted(workload.devices) for one in rulers.get(device, ())]
+    found = min(candidates, key=lambda one: (one[0], -(one[1].busy_ratio or 0.0)), default=None)
+    return None if found is None else found[1]
 
 
 def _limited(share: Share, workload: Workload, rule: OfflineRule, inputs: DecisionInputs) -> Share:
     """The share under the health of the worst of the workload's devices."""
     health = worst([inputs.health[device] for device in sorted(workload.devices) if device in inputs.health])
     return limit(share, health, inputs.shares.get(workload.container.key), rule.limits.floor_ratio)
-
-
-def _slack(ruler: OnlineOn) -> float:
-    slack = slack_ratio(ruler.reading, ruler.slo)
-    return 1.0 if slack is None else slack
 
 
 def _split(shares: Iterable[ShareDecision], inputs: DecisionInputs) -> dict[DeviceUuid, dict[ContainerKey, float]]:

@@ -57,6 +57,8 @@ class MemoryController:
         offline = {key: one for key, one in workloads.items() if one.classification.role is Role.OFFLINE}
         refusals = {key: self.quotas.refusals(key) if self.quotas else Refusals() for key in offline}
         subjects = {key: subject for key, one in offline.items() if (subject := subject_of(one)) is not None}
+        if not self._state.acts and not self._limits_anything(subjects):
+            return self._without_limits(subjects, refusals, now_ns)
         view = view_of(self.policy, snapshot, workloads, self._offline_status(snapshot, offline, subjects, refusals))
         acts_before, refusals_before = self._state.acts, self._refusals
         self._state, planned = plan(self._state, view, now_ns)
@@ -71,6 +73,21 @@ class MemoryController:
         )
         wishes = {key: {act.rung: f"memory: {act.reason}"} for key, act in planned.acts.items() if key in subjects}
         return MemoryOutcome(wishes, {one.container: self._status(one) for one in view.tenants}, decisions)
+
+    def _limits_anything(self, subjects: Mapping[ContainerKey, Subject]) -> bool:
+        has_quota = any(one.rule.limits.memory_bytes is not None for one in subjects.values())
+        return has_quota or any(rule.reserve_bytes is not None for rule in self.policy.online)
+
+    def _without_limits(
+        self, subjects: Mapping[ContainerKey, Subject], refusals: Mapping[ContainerKey, Refusals], now_ns: int
+    ) -> MemoryOutcome:
+        """The same as for a plan in which nothing is limited, without making one."""
+        self._state, self._refusals = MemoryPlanState(), dict(refusals)
+        if self.quotas:
+            self.quotas.put({}, {}, now_ns)
+            self.quotas.keep(refusals.keys())
+        statuses = {key: MemoryStatus(None, refusals[key].denied, refusals[key].held) for key in subjects}
+        return MemoryOutcome({}, statuses, ())
 
     def release(self) -> None:
         """Removes every limit, and forgets what was planned."""

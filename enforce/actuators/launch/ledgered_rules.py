@@ -107,15 +107,16 @@ class LaunchRules:
         self._targets: set[Target] = set()
         self._refused = 0
 
-    @property
-    def refused(self) -> int:
-        """Changes that failed, and entries that the ledger did not take."""
-        return self._refused + self._ledgered.failures
+    def losses(self) -> dict[str, int]:
+        """Changes that failed, and entries that the ledger did not take; rules that another writer changed."""
+        return {
+            "rules:refused": self._refused + self._ledgered.failures,
+            "rules:foreign": self._actuator.foreign_writes,
+        }
 
     def in_force(self) -> dict[Target, Level]:
         """The levels of all targets, read back from the actuator."""
-        found = {target: self._actuator.current(target) for target in self._targets}
-        return {target: level for target, level in found.items() if level is not None}
+        return self._actuator.current(self._targets)
 
     def perform(self, changes: Iterable[LevelChange]) -> None:
         """Writes the changes, one by one; one that fails is counted and hinders no other.

@@ -13,7 +13,7 @@ counts as running is defined in bpf/pace.bpf.c.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agent.core.clock import NS_PER_SECOND
 from agent.core.model import Device, DeviceReading, DeviceUuid, OnlineUse
@@ -51,30 +51,35 @@ class Pace:
 
     def __init__(self, rules: Map) -> None:
         self._rules = rules
-        self._written: dict[Target, bytes] = {}
+        self._seen: dict[Target, tuple[bytes, Level]] = {}
         self.foreign_writes = 0
 
-    def current(self, target: Target) -> Level | None:
-        """The rule in force now; None: no rule. Another writer's rule is counted, not fought."""
-        rule = self._rules.get(ProcessKey.of(target.process))
-        if rule is None:
-            self._written.pop(target, None)
-            return None
-        if self._written.get(target) not in (None, bytes(rule)):
-            self.foreign_writes += 1
-            self._written[target] = bytes(rule)
-        return level_of(rule)
+    def current(self, targets: Collection[Target]) -> dict[Target, Level]:
+        """The rules in force now. Another writer's rule is counted, not fought."""
+        keys = {target: ProcessKey.of(target.process) for target in targets}
+        rules, found = self._rules.get_all(keys.values()), {}
+        for target, key in keys.items():
+            rule = rules.get(bytes(key))
+            if rule is None:
+                self._seen.pop(target, None)
+                continue
+            seen, now = self._seen.get(target), bytes(rule)
+            if seen is None or seen[0] != now:
+                self.foreign_writes += seen is not None
+                seen = self._seen[target] = now, level_of(rule)
+            found[target] = seen[1]
+        return found
 
     def apply(self, target: Target, level: Level) -> None:
         """Writes the rule, or removes it. OSError when the kernel's table is full."""
         key = ProcessKey.of(target.process)
         if level == FULL:
             self._rules.delete(key)
-            self._written.pop(target, None)
+            self._seen.pop(target, None)
             return
         rule = rule_of(target, level)
         self._rules.put(key, rule)
-        self._written[target] = bytes(rule)
+        self._seen[target] = bytes(rule), level_of(rule)
 
 
 def rule_of(target: Target, level: Level) -> Rule:

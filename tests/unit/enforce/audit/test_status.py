@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +32,8 @@ class Records:
     def __init__(self) -> None:
         self.of: dict[ProcessId, Any] = {}
 
-    def get(self, key: ProcessKey) -> Any:
-        return self.of.get(key.id())
+    def get_all(self, keys: Collection[ProcessKey]) -> dict[bytes, Any]:
+        return {bytes(key): self.of[key.id()] for key in keys if key.id() in self.of}
 
     def delete(self, key: ProcessKey) -> None:
         self.of.pop(key.id(), None)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from agent.core.errors import SetupError
@@ -26,12 +27,13 @@ class Rules:
     """The kernel's."""
 
     name = "pace"
+    foreign_writes = 0
 
     def __init__(self) -> None:
         self.levels: dict[Target, Level] = {}
 
-    def current(self, target: Target) -> Level | None:
-        return self.levels.get(target)
+    def current(self, targets: Collection[Target]) -> dict[Target, Level]:
+        return {target: self.levels[target] for target in targets if target in self.levels}
 
     def apply(self, target: Target, level: Level) -> None:
         self.levels[target] = level
