@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from agent.probes.return_probes import ReturnProbes, why_off
 _log = logging.getLogger(__name__)
 _DISCOVERY_NS = 2 * NS_PER_SECOND
 _SAVED_SECONDS = 60.0
+_WORK_RATIO = 0.05  # of a core that ticks take, as long as that makes an interval no longer than …
+_LONGEST_INTERVALS = 2  # … so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +199,8 @@ class Observer:
         self.listeners.notify(self.pipeline.tick(now_ns))
 
     def _observe(self) -> float:
-        """A tick and a round of discovery. Ticks that are missed are not made up for."""
-        now = monotonic_ns()
-        self._due_ns = max(self._due_ns + self._settings.interval_ns, now)
+        """A tick and a round of discovery. Ticks that are missed are not made up for; long ones are made less often."""
+        now, began_ns = monotonic_ns(), time.thread_time_ns()
         self._tick(now)
         ends_ns = monotonic_ns() + ROUND_NS
         self._by_content.look(self.pipeline.unseen, ends_ns - ROUND_NS // 2)
@@ -206,6 +208,9 @@ class Observer:
         if now - self._discovered_ns >= _DISCOVERY_NS:
             self._discovered_ns = now
             self._discovery.look(ends_ns)
+        interval_ns, spent_ns = self._settings.interval_ns, time.thread_time_ns() - began_ns
+        rest_ns = min(max(interval_ns, round(spent_ns / _WORK_RATIO)), _LONGEST_INTERVALS * interval_ns)
+        self._due_ns = max(self._due_ns + rest_ns, monotonic_ns())
         return max(0.0, (self._due_ns - monotonic_ns()) / NS_PER_SECOND)
 
 

@@ -3,7 +3,9 @@
 """The loop: ten times a second observe → decide → actuate → record.
 
 Where a decision would only repeat the last one, it waits for the next tick: no online container has a latency, no
-request of one has begun, no process has come, and no rung is in force (`_is_settled`).
+request of one has begun, no process has come, and no rung is in force (`_is_settled`). Where decisions are long, as
+there are many processes, they are made less often: the thread takes no more than WORK_RATIO of a core as long as that
+means no rest of more than LONGEST_REST_NS. A process that comes ends the rest.
 
 It is the only place that catches everything; then it releases every throttle before it goes on. Nothing is written
 before it is in the ledger, and nothing at all with `enforce: false`.
@@ -12,9 +14,11 @@ before it is in the ledger, and nothing at all with `enforce: false`.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from agent.core.clock import NS_PER_SECOND, monotonic_ns
 from agent.core.model import Snapshot
@@ -38,6 +42,8 @@ from enforce.policy.model import Policy, Role
 from enforce.recovery.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
+WORK_RATIO: Final = 0.05  # of a core
+LONGEST_REST_NS: Final = 400_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,7 @@ class Loop:
     audit: Audit
     failures: int = field(init=False, default=0)
     _last: Decisions = field(init=False, default=NO_DECISIONS)
+    _rest: tuple[int, object] = field(init=False, default=(0, None))  # until when, while these are the processes
     _settled: tuple[Snapshot, tuple[object, ...]] | None = field(init=False, default=None)  # what it was decided from
 
     @property
@@ -126,6 +133,7 @@ class Loop:
             **self.inputs.losses(),
             **self.audit.recorder.losses(),
             **(controls.actuation.supervisor.losses() if controls.actuation else {}),
+            **(controls.actuation.launch_rules.losses() if controls.actuation else {}),
             **(controls.actuation.quotas.losses() if controls.actuation else {}),
             **controls.escalation.losses(),
             **controls.rungs.losses(),
@@ -140,9 +148,12 @@ class Loop:
         if snapshot is None:
             return self.pipeline.enforcement
         changing = self.inputs.changing()
+        if now_ns < self._rest[0] and changing[:1] == self._rest[1]:
+            return self.pipeline.enforcement
         if self._settled is not None and self._settled[0] is snapshot and self._settled[1] == changing:
             return self.pipeline.enforcement
         self._settled = None  # should this one fail
+        began_ns = time.thread_time_ns()
         context = DecisionContext(now_ns, snapshot)
         context = self._observe(context)
         context = self._decide(context)
@@ -150,6 +161,9 @@ class Loop:
         report = self._record(context)
         if self._is_settled(context, report):
             self._settled = snapshot, changing
+        rest_ns = min(LONGEST_REST_NS, round((time.thread_time_ns() - began_ns) * (1 / WORK_RATIO - 1)))
+        if rest_ns > self.policy.tuning.decide_interval_ns:
+            self._rest = monotonic_ns() + rest_ns, changing[:1]
         return report
 
     def _is_settled(self, context: DecisionContext, report: EnforcementReport) -> bool:
@@ -216,7 +230,8 @@ class Loop:
     def _decide_and_publish(self) -> None:
         began_ns = monotonic_ns()
         report, now_ns = self.step(), monotonic_ns()
-        seconds = (now_ns - began_ns) / NS_PER_SECOND
+        is_new = report is not self.pipeline.enforcement
+        seconds = (now_ns - began_ns) / NS_PER_SECOND if is_new else report.decision_seconds
         self.pipeline.publish(replace(report, decided_ns=now_ns, decision_seconds=seconds))
 
     def _guarded(self, act: Callable[[], object]) -> None:

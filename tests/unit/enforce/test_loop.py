@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,9 +16,10 @@ import pytest
 from agent.core.model import ContainerKey, EnforcementStatus
 from agent.pipeline import EnforcementReport, Pipeline
 from enforce.controller.decision import DecisionInputs
-from enforce.loop import DecisionContext, Loop, deciding
+from enforce.loop import LONGEST_REST_NS, DecisionContext, Loop, deciding
 from enforce.model import Reading
 from tests.support.snapshots import rich_snapshot as snapshot
+from tools.harness.wait import poll
 
 PATIENCE_SECONDS = 30.0
 
@@ -89,10 +91,11 @@ class Stages:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop = idle_loop(SimpleNamespace())
+        cast(Any, self.loop.policy).tuning.decide_interval_ns = 100_000_000
         self.changing: tuple[object, ...] = ()
         self.readings: dict[ContainerKey, Reading] = {}
         self.report = EnforcementReport()
-        self.decided = 0
+        self.decided, self.work_ns = 0, 0
         self.loop.inputs = cast(Any, SimpleNamespace(changing=lambda: self.changing))
         for stage in ("_decide", "_actuate"):
             monkeypatch.setattr(Loop, stage, lambda _, context: context)
@@ -105,6 +108,9 @@ class Stages:
 
     def _observed(self, context: DecisionContext) -> DecisionContext:
         self.decided += 1
+        work_until_ns = time.thread_time_ns() + self.work_ns
+        while time.thread_time_ns() < work_until_ns:
+            pass
         return replace(context, inputs=DecisionInputs({}, self.readings, {}))
 
     def decisions_in(self, steps: int) -> int:
@@ -136,6 +142,16 @@ def test_while_an_online_container_has_a_latency_or_a_rung_is_in_force_every_ste
         containers={ContainerKey("job"): EnforcementStatus(role="offline", rungs=("freeze",))}
     )
     assert it.decisions_in(5) == 5
+
+
+def test_long_decisions_are_followed_by_a_rest_which_a_new_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Stages(monkeypatch)
+    it.readings = {ContainerKey("chat"): Reading(1, 0.99, 2.0, 30, 2.0, 2.0, 30)}
+    it.work_ns = 1_000_000_000 // 20
+    assert it.decisions_in(5) == 1
+    it.changing = ("a process came",)
+    assert it.decisions_in(5) == 1
+    assert poll(lambda: it.decisions_in(1) == 1, 10 * LONGEST_REST_NS / 1e9), "it decides again, whatever came"
 
 
 def test_after_a_decision_that_failed_the_next_step_decides_again(monkeypatch: pytest.MonkeyPatch) -> None:
