@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.attribution.durations import LaunchTimes
 from agent.collectors.launches import Deliveries
@@ -46,6 +48,26 @@ class Counters:
     pauses: int
 
 
+class _Crowd(NamedTuple):
+    """What each process on a device was charged, in ascending order, and the sums up to each."""
+
+    charged: list[int]
+    sums: list[int]
+
+    @classmethod
+    def of(cls, charged: Iterable[int]) -> _Crowd:
+        """In any order."""
+        ordered = sorted(charged)
+        return cls(ordered, [0, *itertools.accumulate(ordered)])
+
+    def turns(self, mine: int) -> float:
+        """Of the others, for each one of a process of the device that was charged so much (> 0)."""
+        if mine <= 0:
+            return 0.0
+        less = bisect_left(self.charged, mine)
+        return self.sums[less] / mine + len(self.charged) - less - 1
+
+
 @dataclass(slots=True)
 class Demand:
     """Keeps a second of counters per process."""
@@ -71,21 +93,20 @@ class Demand:
         A device takes turns between the processes with work queued on it. While one waits, another has a turn for each
         of its own, or fewer if it launches less. `at_work`: on which devices each process is.
         """
-        by_device: dict[DeviceUuid, list[ProcessId]] = {}
-        for process in self._points:
-            for device in at_work.get(process, ()):
-                by_device.setdefault(device, []).append(process)
         charged = {
             process: points[-1][1].charged_ns - points[0][1].charged_ns for process, points in self._points.items()
         }
-        turns: dict[ProcessId, float] = {}
-        for present in by_device.values():
-            for process in present if len(present) > 1 else ():
-                mine = charged[process]
-                if mine > 0:
-                    others = sum(min(1.0, charged[other] / mine) for other in present if other != process)
-                    turns[process] = max(turns.get(process, 0.0), others)
-        return {process: 1 / (1 + others) for process, others in turns.items()}
+        by_device: dict[DeviceUuid, list[int]] = {}
+        for process, ns in charged.items():
+            for device in at_work.get(process, ()):
+                by_device.setdefault(device, []).append(ns)
+        crowds = {device: _Crowd.of(present) for device, present in by_device.items() if len(present) > 1}
+        ratios = {}
+        for process, mine in charged.items():
+            others = [crowds[device].turns(mine) for device in at_work.get(process, ()) if device in crowds]
+            if others and mine > 0:
+                ratios[process] = 1 / (1 + max(others))
+        return ratios
 
     def _wanted(self, process: ProcessId) -> float | None:
         points = self._points.get(process)
