@@ -22,6 +22,14 @@ COLUMNS: Final = (
     "slo_miss_ratio",
     "offline_left_over_ratio",
 )
+_OF_ROUNDS: Final = (
+    *COLUMNS[2:],
+    "offline_to_alone_ratio",
+    "watched_p99_ratio",
+    "stolen_ratio",
+    "idle_ratio",
+    "left_ratio",
+)
 LEAST_LEFT_OVER: Final = {1.1: 0.6, 1.5: 0.8, 3.0: 0.95}  # what the median of the pairs is to reach
 _TOLERANCE: Final = 0.05
 _FAR_RATIO: Final = 1.3
@@ -103,6 +111,7 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
         "slo_miss_ratio": round(miss_ratio(phase.latencies_s, target_s), 5),
         "offline_left_over_ratio": round(left_over_ratio(offline, alone.offline_sm_ratio, base.online_busy_ratio), 4),
         "offline_to_alone_ratio": round(offline / alone.offline_sm_ratio, 4),
+        "offline_alone_ratio": round(alone.offline_sm_ratio, 4),
         "online_p99_ms": round(phase.quantile_s(0.99) * 1e3, 3),
         "alone_p99_ms": [round(one.quantile_s(0.99) * 1e3, 3) for one in (alone.first, alone.second)],
         "watched_p99_ratio": watched and round(watched, 4),
@@ -119,6 +128,29 @@ def row_of(pair: str, mode: Mode, phase: Phase, alone: Baseline) -> dict[str, An
 def unavailable(pair: str, mode: str, reason: str) -> dict[str, Any]:
     """The row of a mode that could not be had: nothing in it is a figure."""
     return {**dict.fromkeys(COLUMNS), "pair": pair, "mode": mode, "unavailable": reason}
+
+
+def over_rounds(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each pair and mode: the medians of its rounds, with `rounds`, and `least` and `most` by column."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["pair"], row["mode"]), []).append(row)
+    return [_over_rounds(of_rounds) for of_rounds in groups.values()]
+
+
+def _over_rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    measured = [row for row in rows if row["online_p99_ratio"] is not None]
+    if not measured:
+        return {**rows[0], "rounds": 0}
+    values = {column: [row[column] for row in measured if row.get(column) is not None] for column in _OF_ROUNDS}
+    known = {column: found for column, found in values.items() if found}
+    return {
+        **measured[0],
+        **{column: median(found) for column, found in known.items()},
+        "rounds": len(measured),
+        "least": {column: min(found) for column, found in known.items()},
+        "most": {column: max(found) for column, found in known.items()},
+    }
 
 
 @dataclass(frozen=True, slots=True)

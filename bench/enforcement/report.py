@@ -42,11 +42,13 @@ def table_of(rows: Sequence[Row]) -> Table:
 def write_report(rows: Sequence[Row], found: Sequence[Mark], seconds: float, signal: str) -> str:
     """The whole page."""
     today, cpus = datetime.now(UTC).date().isoformat(), os.cpu_count()
+    rounds = max(row["rounds"] for row in rows)
     parts = [
         "# What each way of sharing gives to an online service and to the work beside it",
         "",
         f"Written by `make bench-enforcement` on the simulated GPU, with {cpus} virtual CPUs"
-        f"{' in a virtual machine' if _is_virtual() else ''}, on {today}. One run; "
+        f"{' in a virtual machine' if _is_virtual() else ''}, on {today}. "
+        f"{'One round' if rounds == 1 else f'Median (least–most) of {rounds} rounds, each with other arrivals'}; "
         f"{seconds:g} s measured of each phase (longer where arrivals are slow), {_requests(rows)}; signal `{signal}`.",
         "Latencies are the online workload's own, from the moment at which a request was to arrive; ratios are to both "
         "phases alone, which come first and last, without a probe.",
@@ -74,8 +76,8 @@ def write_report(rows: Sequence[Row], found: Sequence[Mark], seconds: float, sig
         _HOW.format(
             signal=signal,
             settling=", ".join(f"`{law}` {seconds:g}" for law, seconds in OWN_SETTLE.items()),
-            rounds=" and ".join(f"`{name}`" for name, pair in PAIRS.items() if pair.rounds > 1),
         ),
+        *([_SEVERAL_PHASES.format(" and ".join(_with_several_phases()))] if rounds == 1 else []),
     ]
     return "\n".join(parts) + "\n"
 
@@ -83,7 +85,15 @@ def write_report(rows: Sequence[Row], found: Sequence[Mark], seconds: float, sig
 def _cells(row: Row) -> list[str]:
     if row["online_p99_ratio"] is None:
         return ["–"] * len(_SHOWN)
-    return [_text(heading, row[column]) for heading, column in _SHOWN.items()]
+    return [_spread(heading, row, column) for heading, column in _SHOWN.items()]
+
+
+def _spread(heading: str, row: Row, column: str) -> str:
+    """The median, and between which figures the rounds lie."""
+    middle = _text(heading, row[column])
+    if row["rounds"] < 2 or column not in row["least"]:
+        return middle
+    return f"{middle} ({_text(heading, row['least'][column])}–{_text(heading, row['most'][column])})"
 
 
 def _text(heading: str, value: float | None) -> str:
@@ -169,9 +179,14 @@ _HOW: Final = """## How to read it
 - A law settles for some seconds before each measurement ({settling}, all others 1), which are left out.
   `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
   anything through.
-- Each phase of {rounds} was measured three times, and the one with the middle p99 counts: there, one pause of
-  the machine of some milliseconds moves the p99 by a quarter, also alone.
 - Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.
 - "MPS below": ours ran with MPS, and the offline side with the complement of the online side's SM activity as its
   percentage of the SMs. `tgs` ran without MPS, as it was published.
 - The online side and the simulated GPU share one CPU, everything else has the other ones."""
+
+_SEVERAL_PHASES: Final = """- Each phase of {} was measured three times, and the one with the middle p99 counts:
+  there, one pause of the machine of some milliseconds moves the p99 by a quarter, also alone."""
+
+
+def _with_several_phases() -> Iterator[str]:
+    return (f"`{name}`" for name, pair in PAIRS.items() if pair.rounds > 1)

@@ -20,6 +20,7 @@ from bench.enforcement.figures import (
     marks,
     middle,
     miss_ratio,
+    over_rounds,
     row_of,
     unavailable,
 )
@@ -179,7 +180,23 @@ def test_the_page_has_a_row_for_each_pair_and_mode() -> None:
         row_of("short", mode_of("headroom@1.5"), slow, BASELINE),
         unavailable("short", "tgs", "not in this version"),
     ]
-    page = write_report(rows, marks(rows), 8.0, "gpu_wait")
+    page = write_report(over_rounds(rows), marks(rows), 8.0, "gpu_wait")
     assert "| short | headroom@1.5 | 2.00 | 2.00 | 2.00 |" in page
     assert "not available: not in this version" in page
     assert "| headroom@1.5: p99 ≤ 1.55 in at least 7 of 8 pairs | 0 of 1; not short 2.00 | **no** |" in page
+    assert "One round" in page
+
+
+def test_of_several_rounds_the_page_has_the_median_and_between_which_figures_they_lie() -> None:
+    phases = [
+        Phase(tuple(factor * latency for latency in LATENCIES), 0.3, share)
+        for factor, share in ((2, 0.3), (4, 0.1), (3, 0.2))
+    ]
+    rows = [row_of("short", mode_of("headroom@1.5"), phase, BASELINE) for phase in phases]
+    (found,) = over_rounds([*rows, unavailable("short", "headroom@1.5", "the machine stalled")])
+    assert (found["rounds"], found["online_p99_ratio"]) == (3, 3.0)
+    assert (found["least"]["online_p99_ratio"], found["most"]["online_p99_ratio"]) == (2.0, 4.0)
+    page = write_report([found], marks([found]), 8.0, "http")
+    assert "| short | headroom@1.5 | 3.00 (2.00–4.00) | 3.00 (2.00–4.00) |" in page
+    assert "Median (least–most) of 3 rounds" in page
+    assert "measured three times" not in page
