@@ -109,7 +109,7 @@ bench-convergence: setup ## pictures of latency, queue and share over time, in b
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plots]'
 	@$(BIN)/python -m bench.enforcement.convergence $(ARGS)
 
-bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
+bench-enforcement: setup ## each way of sharing a GPU, and GPU Warden's; ARGS="--rounds 3 --json FILE --pairs A,B --modes X,Y --seconds S --signal NAME"
 	@$(BIN)/python -m bench.enforcement $(ARGS)
 
 storm: setup ## kill, stop and starve the agent at random moments, and see that every workload runs on; ARGS="--kills N --seed S --json FILE"
