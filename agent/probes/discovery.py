@@ -153,7 +153,7 @@ class Discovery:
         except SetupError as error:  # one process, or all of them: what is probed already goes on
             if not self.refused:
                 _log.warning("%s; further ones are only counted", error)
-            self.refused += 1
+            self.refused += self._looks.get(process, 0) <= 1  # each once, however often it is looked at
         except (GoneError, ProbeError, OSError) as error:
             _log.debug("%s", error)
         if self._looks.get(process, 0) >= _LOOKS:

@@ -327,6 +327,8 @@ def test_files_that_this_agent_may_not_open_are_counted(tmp_path: Path, monkeypa
     discovery = Discovery(attaching, Procfs(str(tmp_path)))  # type: ignore[arg-type]
     discovery.look()
     assert (discovery.refused, set(attaching.seen)) == (1, {10, 11})
+    discovery.look()
+    assert discovery.refused == 1, "a process counts once, however often it is looked at"
 
 
 class Slow(Attaching):
