@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-
-from bench.enforcement.pairs import Pair
 
 ALONE: Final = "alone"
 _HEADROOM: Final = "headroom@"
@@ -30,12 +28,6 @@ class Mode:
     def settle_seconds(self) -> float:
         """Left out of what is measured, at the beginning of each phase."""
         return OWN_SETTLE.get(self.law or "", 1.0)
-
-    def beside(self, pair: Pair) -> Mode:
-        """The mode as it runs for this pair: ours may have MPS below it, where the pair's kernels need that."""
-        if self.law == "headroom" and pair.under == "mps":
-            return replace(self, mps=True, percentage=True)
-        return self
 
 
 _FIXED: Final = {

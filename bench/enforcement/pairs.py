@@ -25,7 +25,7 @@ SERVICE: Final = shlex.split("--kernels 20 --kernel-us 66.7 --blocks 284 --threa
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One row of the bench. `under`: what lies below the laws of ours; the published one runs as it was published."""
+    """One row of the bench."""
 
     name: str
     what: str
@@ -33,7 +33,6 @@ class Pair:
     rate_per_second: float
     offline: tuple[tuple[str, ...], ...]  # arguments of each offline workload
     trace: bool = False  # arrivals as in the trace file
-    under: str = ""  # "" | "mps"
     stretch: float = 1.0  # of the measured time: slow arrivals need longer for as many requests
     rounds: int = 1  # of each phase, of which the middle one counts: where one pause of the machine moves the p99
 
@@ -54,7 +53,7 @@ PAIRS: Final[Mapping[str, Pair]] = MappingProxyType(
         pair.name: pair
         for pair in (
             _pair("short", "offline kernels of 60 µs", _SHORT),
-            replace(_pair("long", "offline kernels of 7 to 11 ms", list(WHISPER_LIKE)), under="mps"),
+            _pair("long", "offline kernels of 7 to 11 ms", list(WHISPER_LIKE)),
             replace(
                 _pair("bursts", "arrivals in bursts to 75 % load, from a trace", list(RESNET_LIKE), 120.0),
                 trace=True,

@@ -118,8 +118,7 @@ def _pairs(rows: Sequence[Row]) -> Iterator[str]:
     yield f"| pair | mode | {' | '.join(_SHOWN)} | |"
     yield f"|---|---|{'---|' * len(_SHOWN)}---|"
     for row in rows:
-        under = "MPS below" if row.get("mps") and "@" in row["mode"] else ""
-        note = f"not available: {row['unavailable']}" if "unavailable" in row else under
+        note = f"not available: {row['unavailable']}" if "unavailable" in row else ""
         yield f"| {row['pair']} | {row['mode']} | {' | '.join(_cells(row))} | {note} |"
 
 
@@ -180,8 +179,7 @@ _HOW: Final = """## How to read it
   `tgs` samples every 2 s (published: 5), and profiles the online side for five samples and more before it lets
   anything through.
 - Where the online side cannot keep up, the offline side ends 10 s after the last arrival: such ratios are lower bounds.
-- "MPS below": ours ran with MPS, and the offline side with the complement of the online side's SM activity as its
-  percentage of the SMs. `tgs` ran without MPS, as it was published.
+- Ours and `tgs` ran without MPS.
 - The online side and the simulated GPU share one CPU, everything else has the other ones."""
 
 _SEVERAL_PHASES: Final = """- Each phase of {} was measured three times, and the one with the middle p99 counts:

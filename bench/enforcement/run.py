@@ -129,7 +129,6 @@ def run_pair(
     """Measures a pair; a row for each mode, in their order."""
     phases: dict[str, Phase] = {}
     refused: dict[str, str] = {}
-    modes = [mode.beside(pair) for mode in modes]
     with runner(pair, settings, folder) as run:
         first = run.alone()
         say(f"{pair.name}: alone: p99 {first.quantile_s(0.99) * 1e3:.2f} ms, SMs {first.online_sm_ratio:.2f}")

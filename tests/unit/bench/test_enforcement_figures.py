@@ -145,15 +145,6 @@ def test_modes_are_those_that_were_promised() -> None:
             mode_of(wrong)
 
 
-def test_only_ours_has_mps_below_it_and_only_for_the_pair_that_needs_it() -> None:
-    ours = mode_of("headroom@1.5")
-    assert ours.beside(PAIRS["long"]).mps
-    assert ours.beside(PAIRS["long"]).percentage
-    assert not ours.beside(PAIRS["load50"]).mps
-    assert not mode_of("tgs").beside(PAIRS["long"]).mps
-
-
-@given(st.floats(0, 1))
 def test_the_offline_percentage_is_one_that_mps_takes(online_sm_ratio: float) -> None:
     assert 10 <= offline_percentage(online_sm_ratio) <= 90
 
