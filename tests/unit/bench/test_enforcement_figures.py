@@ -25,7 +25,6 @@ from bench.enforcement.figures import (
     unavailable,
 )
 from bench.enforcement.modes import ALONE, NAMES, mode_of, offline_percentage
-from bench.enforcement.pairs import PAIRS
 from bench.enforcement.report import write_report
 from enforce.policy import model
 
@@ -145,6 +144,7 @@ def test_modes_are_those_that_were_promised() -> None:
             mode_of(wrong)
 
 
+@given(st.floats(0, 1))
 def test_the_offline_percentage_is_one_that_mps_takes(online_sm_ratio: float) -> None:
     assert 10 <= offline_percentage(online_sm_ratio) <= 90
 
