@@ -234,8 +234,7 @@ static __always_inline __u64 device_argument(__u32 shape, const struct arguments
 	return arguments->second;
 }
 
-SEC("uprobe")
-int context_enter(struct pt_regs *ctx)
+PROBE("uprobe", context_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -249,8 +248,7 @@ int context_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int context_return(struct pt_regs *ctx)
+PROBE("uretprobe", context_return)
 {
 	struct process_id id = this_process();
 	struct call call;

@@ -392,8 +392,7 @@ static __always_inline void return_copy(struct pt_regs *ctx, const struct proces
 		pace_late(call.stream, direction, call.c);
 }
 
-SEC("uprobe")
-int copy_enter(struct pt_regs *ctx)
+PROBE("uprobe", copy_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -404,8 +403,7 @@ int copy_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int copy_return(struct pt_regs *ctx)
+PROBE("uretprobe", copy_return)
 {
 	struct process_id id = this_process();
 
@@ -413,8 +411,7 @@ int copy_return(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uprobe")
-int prefetches_enter(struct pt_regs *ctx)
+PROBE("uprobe", prefetches_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -429,8 +426,7 @@ int prefetches_enter(struct pt_regs *ctx)
 }
 
 /* A copy that returns when the data has arrived: also a wait. */
-SEC("uprobe")
-int copy_wait_enter(struct pt_regs *ctx)
+PROBE("uprobe", copy_wait_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -445,8 +441,7 @@ int copy_wait_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int copy_wait_return(struct pt_regs *ctx)
+PROBE("uretprobe", copy_wait_return)
 {
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);

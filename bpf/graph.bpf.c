@@ -276,8 +276,7 @@ static __always_inline void end_capture(const struct process_id *id, __u64 strea
 	drop(&captures, &key, LOST_NEW_GRAPH);
 }
 
-SEC("uprobe")
-int graph_enter(struct pt_regs *ctx)
+PROBE("uprobe", graph_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -299,8 +298,7 @@ int graph_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int graph_return(struct pt_regs *ctx)
+PROBE("uretprobe", graph_return)
 {
 	struct process_id id = this_process();
 	int done = succeeded(ctx);

@@ -162,8 +162,7 @@ static __always_inline __u32 enter_launch(const struct process_id *id, struct pr
 	return rule && rule->role == ROLE_PERIODIC && process && process->start_ns == now ? slot + 1 : 0;
 }
 
-SEC("uprobe")
-int launch_enter(struct pt_regs *ctx)
+PROBE("uprobe", launch_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 shape = COOKIE_SHAPE(cookie);
@@ -208,8 +207,7 @@ __noinline int enter_one_launch(__u64 parameters, __u32 device)
 }
 
 /* One kernel on each of several devices; which they are only the streams know, so the ordinal stays unknown. */
-SEC("uprobe")
-int launch_many_enter(struct pt_regs *ctx)
+PROBE("uprobe", launch_many_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();

@@ -69,8 +69,7 @@ static __always_inline void remove_mappings(const struct process_id *id, const s
 		remove_mapping(&mappings, &key, first);
 }
 
-SEC("uprobe")
-int mapping_enter(struct pt_regs *ctx)
+PROBE("uprobe", mapping_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -87,8 +86,7 @@ int mapping_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int mapping_return(struct pt_regs *ctx)
+PROBE("uretprobe", mapping_return)
 {
 	struct allocation_key key = {.process = this_process(), .space = SPACE_HANDLE};
 	struct call call;

@@ -17,6 +17,7 @@
 #include "memory.h"
 #include "pace.h"
 #include "pcie.h"
+#include "probe.bpf.h"
 #include "quota.h"
 #include "stream.h"
 #include "tenant.h"

@@ -195,15 +195,13 @@ static __always_inline int enter_memory(struct pt_regs *ctx, int can_deny)
 	return 0;
 }
 
-SEC("uprobe")
-int memory_enter(struct pt_regs *ctx)
+PROBE("uprobe", memory_enter)
 {
 	return enter_memory(ctx, 0);
 }
 
 /* The same where uprobes may change registers (deny.bpf.c). Not loaded by itself: others refuse it, and all with it. */
-SEC("?uprobe")
-int memory_enter_or_deny(struct pt_regs *ctx)
+PROBE("?uprobe", memory_enter_or_deny)
 {
 	return enter_memory(ctx, 1);
 }
@@ -253,8 +251,7 @@ static __always_inline void book_allocation(struct pt_regs *ctx)
 	add_allocation(&key, &allocation);
 }
 
-SEC("uretprobe")
-int memory_alloc_return(struct pt_regs *ctx)
+PROBE("uretprobe", memory_alloc_return)
 {
 	book_allocation(ctx);
 	settle_charge(
@@ -285,8 +282,7 @@ static __always_inline void end_free(struct freeing *freeing)
  * Taken out at entry: when the call returns, another thread may have been given the same address already. Put back when
  * the call failed.
  */
-SEC("uprobe")
-int memory_free_enter(struct pt_regs *ctx)
+PROBE("uprobe", memory_free_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 detail = COOKIE_DETAIL(cookie);
@@ -316,8 +312,7 @@ int memory_free_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int memory_free_return(struct pt_regs *ctx)
+PROBE("uretprobe", memory_free_return)
 {
 	__u64 tid = bpf_get_current_pid_tgid();
 	struct freeing *freeing = bpf_map_lookup_elem(&freeings, &tid);

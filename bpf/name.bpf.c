@@ -10,8 +10,7 @@ enum name_shape {
 	NAME_QUERIED, /* cuFuncGetName, cuKernelGetName (out name, handle) */
 };
 
-SEC("uprobe")
-int name_enter(struct pt_regs *ctx)
+PROBE("uprobe", name_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -33,8 +32,7 @@ static __always_inline void post_name(const struct name *name, __u32 length)
 		count_lost(LOST_NAME);
 }
 
-SEC("uretprobe")
-int name_return(struct pt_regs *ctx)
+PROBE("uretprobe", name_return)
 {
 	struct name name = {};
 	struct call call;

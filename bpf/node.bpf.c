@@ -92,8 +92,7 @@ static __always_inline void destroy_node(const struct process_id *id, __u64 hand
 	drop(&nodes, &key, LOST_NODE);
 }
 
-SEC("uprobe")
-int node_enter(struct pt_regs *ctx)
+PROBE("uprobe", node_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -114,8 +113,7 @@ int node_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int node_return(struct pt_regs *ctx)
+PROBE("uretprobe", node_return)
 {
 	struct process_id id = this_process();
 	struct call call;

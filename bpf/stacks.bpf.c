@@ -9,6 +9,7 @@
 #include "abi.h"
 #include "launch.h"
 #include "memory.h"
+#include "probe.bpf.h"
 #include "stacks.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -116,8 +117,7 @@ static __always_inline __u32 drawn_weight(void)
 	return bpf_get_prandom_u32() % *n ? 0 : *n;
 }
 
-SEC("uprobe")
-int stacks_launch(struct pt_regs *ctx)
+PROBE("uprobe", stacks_launch)
 {
 	struct stack_key key = {};
 	__u64 *count, none = 0, weight;
@@ -149,8 +149,7 @@ static __always_inline int is_elsewhere(__u64 property)
 	return location.type != LOCATION_DEVICE;
 }
 
-SEC("uprobe")
-int stacks_alloc_enter(struct pt_regs *ctx)
+PROBE("uprobe", stacks_alloc_enter)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx);
 	__u64 third = PT_REGS_PARM3(ctx), fourth = PT_REGS_PARM4(ctx);
@@ -179,8 +178,7 @@ static __always_inline void keep(struct live_key *key, const struct pending *pen
 		tally(TALLY_SAMPLED);
 }
 
-SEC("uretprobe")
-int stacks_alloc_return(struct pt_regs *ctx)
+PROBE("uretprobe", stacks_alloc_return)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), pitch = 0;
 	struct pending *found = bpf_map_lookup_elem(&allocating, &thread), pending;
@@ -204,8 +202,7 @@ int stacks_alloc_return(struct pt_regs *ctx)
 }
 
 /* Forgotten before the call: once it has freed, another thread may be given the same pointer. */
-SEC("uprobe")
-int stacks_free_enter(struct pt_regs *ctx)
+PROBE("uprobe", stacks_free_enter)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct live_key key = {.pointer = PT_REGS_PARM1(ctx), .tgid = thread >> 32};
@@ -225,8 +222,7 @@ int stacks_free_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int stacks_free_return(struct pt_regs *ctx)
+PROBE("uretprobe", stacks_free_return)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct pending *found = bpf_map_lookup_elem(&freeing, &thread);

@@ -62,8 +62,7 @@ static __always_inline void wait_for_event(const struct process_id *id, struct p
 	take_over(call->a, call->b, 0);
 }
 
-SEC("uprobe")
-int stream_enter(struct pt_regs *ctx)
+PROBE("uprobe", stream_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -89,8 +88,7 @@ int stream_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int stream_return(struct pt_regs *ctx)
+PROBE("uretprobe", stream_return)
 {
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);

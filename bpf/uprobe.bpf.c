@@ -11,6 +11,7 @@
 #include <bpf/bpf_tracing.h>
 
 #include "latency.bpf.h"
+#include "probe.bpf.h"
 #include "uprobe.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -73,8 +74,7 @@ static __always_inline void tally(__u32 index)
  * By the stack pointer, not by a count of entries: a call that an exception or longjmp ended has no return, and the
  * next one that begins as high on the stack shows it. Deeper on the stack is recursion, of which the outermost counts.
  */
-SEC("uprobe")
-int uprobe_enter(struct pt_regs *ctx)
+PROBE("uprobe", uprobe_enter)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
 	__u32 tgid = thread >> 32;
@@ -96,8 +96,7 @@ int uprobe_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int uprobe_return(struct pt_regs *ctx)
+PROBE("uretprobe", uprobe_return)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct inside *inside = bpf_map_lookup_elem(&insides, &thread);

@@ -333,8 +333,7 @@ static __always_inline void awaited_by(struct pt_regs *ctx, __u64 cookie, const 
 	awaited->until_ns = event ? event->at_ns : 0;
 }
 
-SEC("uprobe")
-int wait_enter(struct pt_regs *ctx)
+PROBE("uprobe", wait_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -349,8 +348,7 @@ int wait_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int wait_return(struct pt_regs *ctx)
+PROBE("uretprobe", wait_return)
 {
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
@@ -366,8 +364,7 @@ int wait_return(struct pt_regs *ctx)
  * cuStreamQuery and cuEventQuery: asked over and over they are a wait, which ends when the answer is yes. A yes to the
  * first question says nothing: an allocator looks through old events in this way, while newer work runs.
  */
-SEC("uprobe")
-int query_enter(struct pt_regs *ctx)
+PROBE("uprobe", query_enter)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	struct process_id id = this_process();
@@ -382,8 +379,7 @@ int query_enter(struct pt_regs *ctx)
 	return 0;
 }
 
-SEC("uretprobe")
-int query_return(struct pt_regs *ctx)
+PROBE("uretprobe", query_return)
 {
 	struct process_id id = this_process();
 	struct process *process = bpf_map_lookup_elem(&processes, &id);
