@@ -65,6 +65,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.hostile.cost",
         "beside each hostile program an online service keeps 1.1 times its p99",
     ),
+    "kernels": (
+        "bench.kernels.__main__",
+        "everything works on the kernels that distributions ship, or is refused clearly",
+    ),
     "pcie": (
         "bench.pcie.run",
         "copies are shared by weight to 5 %, and an online one waits for the printed bound and 1 ms at most",

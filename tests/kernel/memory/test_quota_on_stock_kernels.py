@@ -2,14 +2,21 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """An allocation over its quota on kernels as distributions ship them: denied from Linux 6.18 on, held before.
 
-What is booted loads the same objects as the agent and looks at what a program's calls return (guest/guest.c).
+What is booted, or run on this machine's own, loads the same objects as the agent and looks at what a program's calls
+return (guest/guest.c).
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from tests.kernel.memory import stock_kernels
+from tests.kernel.memory.quota_guest import build_guest, compile_guest, or_skip
+from tools.harness import stock_kernels
 
 _NEW, _OLD = (6, 18), (6, 1)
 
@@ -17,11 +24,11 @@ _NEW, _OLD = (6, 18), (6, 1)
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[str]]:
     """By kernel, the lines that the guest wrote."""
-    stock_kernels.require()
-    folder = tmp_path_factory.mktemp("guest")
-    archive = stock_kernels.Archive(tmp_path_factory.mktemp("archive"))
-    kernels = [archive.kernel(_NEW, (99, 0)), archive.kernel(_OLD, (6, 2))]
-    texts = stock_kernels.boot(kernels, stock_kernels.build_guest(folder))
+    with or_skip():
+        stock_kernels.require()
+        archive = stock_kernels.Archive(tmp_path_factory.mktemp("archive"))
+        kernels = [archive.kernel(_NEW, (99, 0)), archive.kernel(_OLD, (6, 2))]
+    texts = stock_kernels.boot(kernels, build_guest(tmp_path_factory.mktemp("guest")))
     return {version: text.splitlines() for version, text in zip((_NEW, _OLD), texts, strict=True)}
 
 
@@ -51,3 +58,21 @@ def test_an_old_kernel_refuses_to_deny_and_the_allocation_is_held_until_there_is
     assert "an allocation that does not fit stops its process before it runs" in checks
     assert "once there is room it goes on" in checks
     assert "no process is denied or held once the lease is over" in checks
+
+
+def test_this_kernel_denies_an_allocation_or_holds_it(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    program, files = compile_guest(tmp_path)
+    for file in files:
+        if file.parent != tmp_path:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([program, tmp_path], env=environment, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    checks = _checks(lines)
+    record_property("denies", "deny: yes" in lines)
+    record_property("links", "multi" if "links: multi" in lines else "single")
+    denied = "an allocation that does not fit returns and never runs" in checks
+    held = "an allocation that does not fit stops its process before it runs" in checks
+    assert denied == ("deny: yes" in lines) != held

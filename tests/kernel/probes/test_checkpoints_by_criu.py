@@ -22,7 +22,8 @@ import pytest
 from agent.node import preflight
 from agent.node.procfs import Procfs
 from agent.probes.libcuda import LibcudaProbes
-from tests.kernel.memory import stock_kernels
+from tests.kernel.memory.quota_guest import or_skip
+from tools.harness.stock_kernels import Archive
 from tools.harness.wait import until
 
 _SOURCE = Path(__file__).parents[2] / "support" / "programs" / "checkpointed.c"
@@ -66,7 +67,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...
     if platform.machine() != "x86_64" or not shutil.which("apt-get"):
         pytest.skip("the CRIU that is fetched is Debian's, for x86-64")
     folder = tmp_path_factory.mktemp("criu")
-    root = stock_kernels.Archive(folder, ["debian trixie"]).unpack("criu")
+    with or_skip():
+        root = Archive(folder, ["debian trixie"]).unpack("criu")
     libraries = root / "usr/lib/x86_64-linux-gnu"
     linker = [str(root / "usr/lib64/ld-linux-x86-64.so.2"), "--library-path", str(libraries)]
     command = (*linker, str(root / "usr/sbin/criu"))

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """Kernels of Debian, started under qemu with one program in them: for what this machine's own kernel does not do.
 
-Versions come and go in the archive, so one is picked by what there is. What cannot be had is a reason to skip.
+Versions come and go in the archive, so one is picked by what there is. What cannot be had is a SetupError.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-import pytest
-
+from agent.core.errors import SetupError
 from agent.node import preflight
 
-_HERE = Path(__file__).parent
-_BPF = _HERE.parents[2] / "bpf"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _SOURCES = ("debian-security bookworm-security", "debian trixie-backports")
-_NAME = re.compile(r"^(linux-(?:image|binary)-(\d+\.\d+)\S*-cloud-amd64) -", re.MULTILINE)
+_NAME = r"^(linux-(?:image|binary)-(\d+\.\d+)\S*-cloud-{architecture}) -"
 _DOWNLOAD_SECONDS, _UNPACK_SECONDS, _BOOT_SECONDS = 60, 120, 400
 _NO_CALL = (1 << 16).to_bytes(4, "little")  # in place of -335
 _SETUP_SECTORS, _PAYLOAD = 0x1F1, 0x248  # in the header of an image: the kernel's Documentation/arch/x86/boot.rst
@@ -42,32 +39,32 @@ $B poweroff -f
 
 
 def require() -> None:
-    """Skips where nothing can be booted."""
+    """SetupError where nothing can be booted."""
     if platform.machine() != "x86_64":
-        pytest.skip("the kernels that are booted here are for x86-64")
+        raise SetupError("the kernels that are booted here are for x86-64")
     for program in ("qemu-system-x86_64", "busybox", "apt-get"):
         if not shutil.which(program):
-            pytest.skip(f"{program} is missing: run `make packages-test`")
+            raise SetupError(f"{program} is missing: run `make packages-test`")
 
 
 def _mirror() -> str:
-    """The mirror of this machine's packages, without the archive's name. Skips when it is not configured."""
+    """The mirror of this machine's packages, without the archive's name. SetupError when it is not configured."""
     command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
     sites = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     found = [site.removesuffix("/debian") for site in sites if site.endswith("/debian")]
     if not found:
-        raise pytest.skip.Exception("apt has no source that ends with /debian: run `apt-get update`")
+        raise SetupError("apt has no source that ends with /debian: run `apt-get update`")
     return found[0]
 
 
 class Archive:
-    """Debian's archive, apart from what this machine has installed. Skips when it cannot be reached.
+    """Debian's archive, apart from what this machine has installed. SetupError when it cannot be reached.
 
-    `sources`: archive and suite. A folder for each object.
+    `sources`: archive and suite. `architecture`: Debian's name of it. A folder for each object.
     """
 
-    def __init__(self, folder: Path, sources: Iterable[str] = _SOURCES) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sources: Iterable[str] = _SOURCES, architecture: str = "amd64") -> None:
+        self._folder, self._architecture = folder, architecture
         for part in ("etc/apt/sources.list.d", "lists/partial", "cache/archives/partial", "dpkg", "kernels"):
             (folder / part).mkdir(parents=True)
         (folder / "dpkg" / "status").touch()
@@ -77,13 +74,14 @@ class Archive:
 
     @cached_property
     def _kernels(self) -> list[tuple[tuple[int, int], str]]:
-        found = _NAME.findall(self._run("apt-cache", "search", "--names-only", "^linux-(image|binary)-[0-9].*cloud"))
+        listed = self._run("apt-cache", "search", "--names-only", "^linux-(image|binary)-[0-9].*cloud")
+        found = re.findall(_NAME.format(architecture=self._architecture), listed, re.MULTILINE)
         return sorted((preflight.kernel_version(version), name) for name, version in found)
 
-    def kernel(self, oldest: tuple[int, int], before: tuple[int, int]) -> Path:
-        """The image of the oldest kernel in that range."""
+    def kernel(self, oldest: tuple[int, int], before: tuple[int, int], *, newest: bool = False) -> Path:
+        """The image of the oldest kernel in that range, or of the newest one."""
         names = [name for version, name in self._kernels if oldest <= version < before]
-        for name in names:
+        for name in reversed(names) if newest else names:
             self._run("apt-get", "download", name)
             (package,) = (self._folder / "kernels").glob(f"{name}_*.deb")
             into = self._folder / "kernels" / name
@@ -91,11 +89,11 @@ class Archive:
             images: list[Path] = [*into.glob("boot/vmlinuz*"), *into.glob("usr/lib/modules/*/vmlinuz")]
             if images:  # what is signed and what is not, the image and its parts are packages of their own
                 return images[0]
-        raise pytest.skip.Exception(f"the archive has no kernel from {oldest} to {before} now")
+        raise SetupError(f"the archive has no kernel from {oldest} to {before} now")
 
-    def unpack(self, name: str) -> Path:
-        """A folder with a package and all that it depends on, the C library included."""
-        self._run("apt-get", "install", "--yes", "--no-install-recommends", "--download-only", name)
+    def unpack(self, *names: str) -> Path:
+        """A folder with packages and all that they depend on, the C library included."""
+        self._run("apt-get", "install", "--yes", "--no-install-recommends", "--download-only", *names)
         into = self._folder / "unpacked"
         for package in (self._folder / "cache/archives").glob("*.deb"):
             self._run("dpkg", "-x", str(package), str(into), limit_seconds=_UNPACK_SECONDS)
@@ -108,7 +106,7 @@ class Archive:
             "Dir::State::lists": folder / "lists",
             "Dir::State::status": folder / "dpkg/status",
             "Dir::Cache": folder / "cache",
-            "APT::Architecture": "amd64",
+            "APT::Architecture": self._architecture,
             "APT::Sandbox::User": "root",
             "Acquire::Retries": "2",
         }
@@ -126,7 +124,7 @@ class Archive:
             ).stdout
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             reason = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
-            pytest.skip(f"Debian's archive cannot be used: {' '.join(command)}: {reason}")
+            raise SetupError(f"Debian's archive cannot be used: {' '.join(command)}: {reason}") from error
 
 
 _SECCOMP_EXCEPTION = re.compile(rb"(\x8d[\x80-\xbf])\xb1\xfe\xff\xff(\x83[\xf8-\xff]\x01)")
@@ -139,7 +137,7 @@ def without_seccomp_exception(image: Path, to: Path) -> Path:
     It is the same machine code but for that comparison. qemu boots what is not compressed as well.
     """
     if not shutil.which("zstd"):
-        pytest.skip("zstd is missing: run `make packages-test`")
+        raise SetupError("zstd is missing: run `make packages-test`")
     content = image.read_bytes()
     offset, length = struct.unpack_from("<II", content, _PAYLOAD)
     start = (content[_SETUP_SECTORS] + 1) * 512 + offset
@@ -147,30 +145,9 @@ def without_seccomp_exception(image: Path, to: Path) -> Path:
     kernel = subprocess.run(["zstd", "-dcq"], input=packed, capture_output=True, check=True).stdout
     patched, found = _SECCOMP_EXCEPTION.subn(lambda code: code[1] + _NO_CALL + code[2], kernel)
     if found != 1:
-        pytest.skip(f"{image.name} has {found} places that look like seccomp's exception, not one")
+        raise SetupError(f"{image.name} has {found} places that look like seccomp's exception, not one")
     to.write_bytes(patched)
     return to
-
-
-FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_BPF}")
-"""For what runs in a guest"""
-
-
-def build_guest(folder: Path, libcuda: Path | None = None, place: int = 0) -> Path:
-    """An initial file system with guest.c, what it is linked to, and the BPF objects.
-
-    `libcuda`: a real one, for guest.c to use instead of the one beside it; `place`: of probes on its functions.
-    """
-    sources = _HERE / "guest"
-    library, program = folder / "libcuda.so.1", folder / "guest"
-    shared = ["-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["gcc", *FLAGS, *shared, "-o", library, sources / "libcuda.c"], check=True)
-    subprocess.run(["gcc", *FLAGS, "-o", program, sources / "guest.c", library, "-lbpf", "-lpthread"], check=True)
-    files = [library, *(preflight.bpf_object().with_name(name) for name in ("gpuwarden.bpf.o", "deny.bpf.o"))]
-    if libcuda is None:
-        return pack(folder, program, files)
-    shutil.copy(libcuda, folder / "real.so")
-    return pack(folder, program, [*files, folder / "real.so"], f"/t/real.so {place}")
 
 
 def pack(folder: Path, program: Path, files: Iterable[Path], arguments: str = "") -> Path:

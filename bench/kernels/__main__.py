@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""Boots kernels as distributions ship them, with each layout of cgroups, and runs the agent and its tests in there.
+
+Debian's kernels, under qemu without acceleration, in a small Debian of their own: nothing of this machine's kernel is
+used. Prints what works where, and which tests failed. The kernels are those that the archive has now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from agent.core.errors import SetupError
+from bench.kernels import root
+from bench.kernels.features import FEATURES, arguments, cell, row
+from tools.harness import stock_kernels
+
+_FOLDER: Final = Path(__file__).resolve().parents[2] / "build" / "kernels"
+_MEMORY_MIB: Final = 4096
+_CPUS: Final = 2
+_LONGEST_SECONDS: Final = 1800.0
+_OLD: Final = ("debian-security bullseye-security",)
+_USUAL: Final = ("debian-security bookworm-security", "debian trixie-backports")
+_NEW: Final = ("debian sid", "debian experimental")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A kernel and how cgroups are mounted there. `before`: the first version that it is not."""
+
+    name: str
+    cgroups: str
+    oldest: tuple[int, int]
+    before: tuple[int, int]
+    sources: Sequence[str] = _USUAL
+    newest: bool = False
+
+
+MACHINES: Final = (
+    Machine("5.10", "hybrid", (5, 10), (5, 11), _OLD),
+    Machine("6.1", "v1", (6, 1), (6, 2)),
+    Machine("6.1", "hybrid", (6, 1), (6, 2)),
+    Machine("6.1", "v2", (6, 1), (6, 2)),
+    Machine("6.12", "hybrid", (6, 12), (6, 13)),
+    Machine("6.12", "v2", (6, 12), (6, 13)),
+    Machine("6.18", "hybrid", (6, 18), (6, 19)),
+    Machine("6.18", "v2", (6, 18), (6, 19)),
+    Machine("newest", "v2", (7, 0), (99, 0), _NEW, newest=True),
+)
+
+
+def image(machine: Machine, folder: Path) -> Path:
+    """Its kernel. SetupError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return stock_kernels.Archive(folder, machine.sources).kernel(machine.oldest, machine.before, newest=machine.newest)
+
+
+def boot(kernel: Path, system: Path, cgroups: str) -> str:
+    """The console of one that has run to its end, or as long as it may."""
+    options = ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(_CPUS), "-m", str(_MEMORY_MIB)]
+    line = f"console=ttyS0 quiet panic=-1 mitigations=off cgroups={cgroups}"
+    command = ["qemu-system-x86_64", *options, "-nographic", "-no-reboot", "-net", "none"]
+    command += ["-initrd", str(system), "-kernel", str(kernel), "-append", line]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_SECONDS, check=False
+        )
+        seen = done.stdout
+    except subprocess.TimeoutExpired as error:
+        seen = error.stdout or b""
+    return seen.decode(errors="replace").replace("\r", "")
+
+
+def table(rows: Iterable[Mapping[str, Any]], only: Sequence[str]) -> Table:
+    """A line for each machine."""
+    shown = [name for name in FEATURES if not only or name in only]
+    made = Table("kernel", "cgroups", *shown, "minutes", title="what works where (² at the second try)")
+    for one in rows:
+        cells = [cell(one, feature) for feature in shown]
+        if refusal := one["says"].get("refusal"):
+            cells = [("refused" if one["ok"] else "NO"), *["–"] * (len(shown) - 1)]
+            print(f"{one['kernel']}: {refusal}")
+        made.add_row(one["kernel"] or one["wanted"], one["cgroups"], *cells, f"{one['seconds'] / 60:.1f}")
+    return made
+
+
+def _print_failures(one: Mapping[str, Any]) -> None:
+    for feature, result in one["features"].items():
+        for test, why in result["failed"].items():
+            print(f"   {feature}: {test}\n      " + why.replace("\n", "\n      "))
+    for complaint in one["complaints"]:
+        print(f"   the kernel: {complaint}")
+    if not one["ended"]:
+        print("   it did not run to its end")
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
+    names = sorted({machine.name for machine in MACHINES})
+    parser.add_argument("--kernels", default="", metavar="A,B", help=f"these alone, of {', '.join(names)}")
+    parser.add_argument("--cgroups", default="", metavar="A,B", help="these layouts alone, of v1, hybrid, v2")
+    parser.add_argument("--features", default="", metavar="A,B", help=f"these alone, of {', '.join(FEATURES)}")
+    parser.add_argument("--consoles", type=Path, metavar="DIR", help="keep what each machine wrote")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
+    options = parser.parse_args(given)
+    for name, known in (("kernels", names), ("cgroups", ["v1", "hybrid", "v2"]), ("features", list(FEATURES))):
+        wanted = [word for word in getattr(options, name).split(",") if word]
+        if unknown := set(wanted) - set(known):
+            parser.error(f"--{name} {unknown.pop()}: it is none of {', '.join(known)}")
+        setattr(options, name, wanted)
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Exit code: 0 when all that was tried works; 3 when nothing can be booted here."""
+    options = _arguments(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the machine that runs is ended
+    rows = []
+    try:
+        stock_kernels.require()
+        print("kernels: making the machines' file system", flush=True)
+        system = root.make(_FOLDER, arguments(options.features))
+        for machine in MACHINES:
+            if options.kernels and machine.name not in options.kernels:
+                continue
+            if options.cgroups and machine.cgroups not in options.cgroups:
+                continue
+            rows.append(_tried(machine, system, options.consoles))
+    except SetupError as error:
+        print(f"kernels: {error}", file=sys.stderr)
+        return 3
+    Console(width=max(120, shutil.get_terminal_size().columns)).print(table(rows, options.features))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")
+    failed = [one for one in rows if not one["ok"]]
+    print(f"kernels: {len(rows) - len(failed)} of {len(rows)} machines are well")
+    return 1 if failed else 0
+
+
+def _tried(machine: Machine, system: Path, consoles: Path | None) -> dict[str, Any]:
+    """One machine, from its boot to its end."""
+    kernel = image(machine, _FOLDER / "kernel")
+    print(f"kernels: {kernel.name} with cgroups {machine.cgroups}", flush=True)
+    began = time.monotonic()
+    console = boot(kernel, system, machine.cgroups)
+    if consoles:
+        consoles.mkdir(parents=True, exist_ok=True)
+        (consoles / f"{machine.name}-{machine.cgroups}.txt").write_text(console)
+    said = row({"wanted": machine.name, "cgroups": machine.cgroups, "architecture": os.uname().machine}, console)
+    said["seconds"] = round(time.monotonic() - began)
+    _print_failures(said)
+    return said
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

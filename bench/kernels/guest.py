@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The GPU Warden authors
+"""What runs on a machine: its checks, or where the kernel is too old, what the agent says then. A line for each.
+
+A line is `MARK` and a JSON object, so that it is found between those of the kernel on the same console.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from agent.node.preflight import OLDEST_KERNEL, kernel_version
+
+MARK: Final = "@@ "
+CHECKS: Final = "checks.txt"
+REFUSAL: Final = "refusal"
+_LONGEST_SECONDS: Final = 120.0
+_WORST: Final = {"failed": 3, "skipped": 2, "passed": 1}
+
+
+class Reporter:
+    """Tells of each test when it is over, of all its phases: the worst of them, and what it says of the kernel."""
+
+    def __init__(self) -> None:
+        self._outcome = "passed"
+        self._reason = ""
+        self._says: dict[str, object] = {}
+        self._began = 0.0
+
+    def pytest_runtest_logstart(self) -> None:
+        """A test, or its second try, begins."""
+        self._outcome, self._reason, self._says, self._began = "passed", "", {}, time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of it."""
+        outcome = "failed" if str(report.outcome) == "rerun" else report.outcome
+        if _WORST[outcome] > _WORST[self._outcome]:
+            self._outcome, self._reason = outcome, _reason(report)
+        self._says |= dict(report.user_properties)
+        if report.when == "teardown" or str(report.outcome) == "rerun":
+            tell(test=report.nodeid, outcome=self._outcome, seconds=self._seconds(), why=self._reason, says=self._says)
+            self._outcome, self._reason, self._began = "passed", "", time.monotonic()
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 1)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Its last lines."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    return "\n".join(str(report.longrepr).splitlines()[-12:])
+
+
+def tell(**what: Any) -> None:
+    """A line that the host reads."""
+    print(f"\n{MARK}{json.dumps(what)}", flush=True)
+
+
+def _refused() -> None:
+    """What a kernel that is too old is told."""
+    command = [sys.executable, "-m", "gpuwarden", "run"]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=False)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    clear = done.returncode != 0 and len(lines) == 1 and "kernel" in lines[0]
+    tell(
+        test=REFUSAL,
+        outcome="passed" if clear else "failed",
+        seconds=round(time.monotonic() - began, 1),
+        why="" if clear else f"exit code {done.returncode}",
+        says={"refusal": "\n".join(lines[-5:])},
+    )
+
+
+def main() -> int:
+    """Runs what CHECKS names."""
+    tell(begins=platform.release(), cpus=len(Path("/sys/devices/system/cpu/online").read_text().split(",")))
+    if kernel_version(platform.release()) < OLDEST_KERNEL:
+        _refused()
+    else:
+        checks = Path(CHECKS).read_text().split()
+        options = ["-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "--reruns=1", "-q", "--no-summary"]
+        pytest.main([*options, *checks], plugins=[Reporter()])
+    tell(ends=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
