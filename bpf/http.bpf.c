@@ -61,6 +61,17 @@ MAP(http_scratch, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct http_bytes, 1, 0);
 MAP(http_blank, BPF_MAP_TYPE_ARRAY, __u32, struct http_connection, 1, 0);
 MAP(http_steps, BPF_MAP_TYPE_ARRAY, __u32, __u32, HTTP_STEPS, 0); /* its length is what counts */
 
+/*
+ * An index that was compared and is less than `most`, a power of two. The compiler leaves out a mask that changes nothing,
+ * and the verifier of Linux 6.1 forgets what it has learned by comparing when the compiler puts the index on the stack.
+ */
+#define WITHIN(index, most)                                                                                            \
+	({                                                                                                             \
+		__u32 within_ = (index);                                                                               \
+		barrier_var(within_);                                                                                  \
+		within_ &((most)-1);                                                                                   \
+	})
+
 static __always_inline void tally(__u32 index, __u64 count)
 {
 	__u64 *found = bpf_map_lookup_elem(&http_tallies, &index);
@@ -74,9 +85,8 @@ static __always_inline void tally_for(__u32 watch, __u32 index, __u64 count)
 	struct http_counts *counts = bpf_map_lookup_elem(&http_counts, &watch);
 
 	tally(index, count);
-	barrier_var(index); /* so that what is compared is what is used: the verifier knows no other bound */
 	if (counts && index < HTTP_TALLIES)
-		__sync_fetch_and_add(&counts->tallies[index], count);
+		__sync_fetch_and_add(&counts->tallies[WITHIN(index, 16)], count);
 }
 
 /* No service gains by errors: they come fast, and say nothing of how long work takes. Whether it is a latency. */
@@ -87,10 +97,9 @@ static __always_inline int record(__u32 index, const struct http_watch *watch, c
 	__u64 service_ns = outcome->ended_ns - outcome->begun_ns;
 	__u32 class = outcome->status_class;
 
-	barrier_var(class);
 	if (!latency || !counts || class >= HTTP_CLASSES)
 		return 0;
-	__sync_fetch_and_add(&counts->classes[class], 1);
+	__sync_fetch_and_add(&counts->classes[WITHIN(class, 8)], 1);
 	if (!class || !(watch->classes >> class & 1))
 		return 0;
 	__sync_fetch_and_add(&counts->receive_ns, outcome->receive_us * 1000ull);
@@ -229,6 +238,7 @@ static __always_inline int take_word(struct http_parser *parser, const struct ht
 	__u64 word = 0;
 	__u32 count = bytes->here < 8 ? bytes->here : 8;
 
+	barrier_var(count); /* or the compiler leaves out what tells the verifier of Linux 6.1 the bound */
 	if (count > 8 || bpf_probe_read_user(&word, count, (void *)bytes->base)) {
 		bytes->is_unreadable = 1;
 		return 0;
