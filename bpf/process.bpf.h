@@ -118,6 +118,15 @@ static __always_inline void post_seen(__u32 library, const struct process_id *pr
 	bpf_ringbuf_submit(seen, 0);
 }
 
+/* Counted as lost, unless another thread was first. Whether it is lost. */
+static __always_inline int lose_process(const struct process_id *id)
+{
+	if (bpf_map_lookup_elem(&processes, id))
+		return 0;
+	count_lost(LOST_PROCESS);
+	return 1;
+}
+
 /* A process that is not known yet, the one that runs. No inline function: its states would be those of what follows. */
 __noinline int add_process(__u64 cookie)
 {
@@ -126,10 +135,14 @@ __noinline int add_process(__u64 cookie)
 	__u32 zero = 0;
 	struct blank *blank = bpf_map_lookup_elem(&blanks, &zero);
 
-	if (!blank || !take_credit(LOST_PROCESS) ||
-	    bpf_map_update_elem(&processes, &id, &blank->process, BPF_NOEXIST)) {
-		if (!bpf_map_lookup_elem(&processes, &id)) /* else another CPU was first */
-			count_lost(LOST_PROCESS);
+	if (!blank || !take_credit(LOST_PROCESS)) {
+		lose_process(&id);
+		return 0;
+	}
+	note_tenant(&id); /* before other threads see it: what they add has to be somebody's */
+	if (bpf_map_update_elem(&processes, &id, &blank->process, BPF_NOEXIST)) {
+		if (lose_process(&id))
+			bpf_map_delete_elem(&tenant_of, &id);
 		return 0;
 	}
 	process = bpf_map_lookup_elem(&processes, &id);
@@ -138,7 +151,6 @@ __noinline int add_process(__u64 cookie)
 	process->first_seen_ns = bpf_ktime_get_ns();
 	process->slot = SLOT_NONE;
 	process->inherits = !!bpf_map_lookup_elem(&payers, &id);
-	note_tenant(&id);
 	if (take_credit(LOST_EVENT)) /* else the agent finds it at its next tick, by what it counted */
 		post_seen(COOKIE_LIBRARY(cookie), &id);
 	return 0;
