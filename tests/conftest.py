@@ -52,6 +52,7 @@ PIECES: Final = {
 STOCK_KERNELS: Final = (
     "tests/driver/test_denial.py",
     "tests/kernel/memory/test_quota_on_stock_kernels.py",
+    "tests/kernel/probes/test_objects_on_stock_kernels.py",
     "tests/kernel/probes/test_seccomp_on_stock_kernels.py",
 )
 """Tests that take all CPUs: part of the last piece, as nothing that they run beside judges a time"""
