@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ from rich.table import Table
 
 from agent.core.errors import SetupError
 from bench.kernels import root
-from bench.kernels.features import FEATURES, arguments, cell, row
+from bench.kernels.features import FEATURES, OF_CGROUPS, cell, row
 from tools.harness import stock_kernels
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "build" / "kernels"
@@ -40,7 +41,10 @@ _NEW: Final = ("debian sid", "debian experimental")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A kernel and how cgroups are mounted there. `before`: the first version that it is not."""
+    """A kernel and how cgroups are mounted there. `before`: the first version that it is not.
+
+    `features`: what is tried; on the second and third layout of a kernel what may depend on the layout.
+    """
 
     name: str
     cgroups: str
@@ -48,16 +52,17 @@ class Machine:
     before: tuple[int, int]
     sources: Sequence[str] = _USUAL
     newest: bool = False
+    features: Collection[str] = tuple(FEATURES)
 
 
 MACHINES: Final = (
     Machine("5.10", "hybrid", (5, 10), (5, 11), _OLD),
-    Machine("6.1", "v1", (6, 1), (6, 2)),
-    Machine("6.1", "hybrid", (6, 1), (6, 2)),
+    Machine("6.1", "v1", (6, 1), (6, 2), features=OF_CGROUPS),
+    Machine("6.1", "hybrid", (6, 1), (6, 2), features=OF_CGROUPS),
     Machine("6.1", "v2", (6, 1), (6, 2)),
-    Machine("6.12", "hybrid", (6, 12), (6, 13)),
+    Machine("6.12", "hybrid", (6, 12), (6, 13), features=OF_CGROUPS),
     Machine("6.12", "v2", (6, 12), (6, 13)),
-    Machine("6.18", "hybrid", (6, 18), (6, 19)),
+    Machine("6.18", "hybrid", (6, 18), (6, 19), features=OF_CGROUPS),
     Machine("6.18", "v2", (6, 18), (6, 19)),
     Machine("newest", "v2", (7, 0), (99, 0), _NEW, newest=True),
 )
@@ -70,20 +75,15 @@ def image(machine: Machine, folder: Path) -> Path:
     return stock_kernels.Archive(folder, machine.sources).kernel(machine.oldest, machine.before, newest=machine.newest)
 
 
-def boot(kernel: Path, system: Path, cgroups: str) -> str:
-    """The console of one that has run to its end, or as long as it may."""
+def boot(kernel: Path, system: Path, words: str, console: Path) -> str:
+    """What one has written to its console, at its end or when it has had its time; `console` has it meanwhile."""
     options = ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(_CPUS), "-m", str(_MEMORY_MIB)]
-    line = f"console=ttyS0 quiet panic=-1 mitigations=off cgroups={cgroups}"
+    line = f"console=ttyS0 quiet panic=-1 mitigations=off {words}"
     command = ["qemu-system-x86_64", *options, "-nographic", "-no-reboot", "-net", "none"]
     command += ["-initrd", str(system), "-kernel", str(kernel), "-append", line]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_SECONDS, check=False
-        )
-        seen = done.stdout
-    except subprocess.TimeoutExpired as error:
-        seen = error.stdout or b""
-    return seen.decode(errors="replace").replace("\r", "")
+    with console.open("wb") as out, suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=_LONGEST_SECONDS, check=False)
+    return console.read_text(errors="replace").replace("\r", "")
 
 
 def table(rows: Iterable[Mapping[str, Any]], only: Sequence[str]) -> Table:
@@ -101,8 +101,10 @@ def table(rows: Iterable[Mapping[str, Any]], only: Sequence[str]) -> Table:
 
 def _print_failures(one: Mapping[str, Any]) -> None:
     for feature, result in one["features"].items():
-        for test, why in result["failed"].items():
-            print(f"   {feature}: {test}\n      " + why.replace("\n", "\n      "))
+        for number, (test, why) in enumerate(result["failed"].items()):
+            print(f"   {feature}: {test}" + ("" if number else "\n      " + why.replace("\n", "\n      ")))
+        for test, why in result["skipped"].items() if not result["ok"] else ():
+            print(f"   {feature}: {test}: skipped: {why}")
     for complaint in one["complaints"]:
         print(f"   the kernel: {complaint}")
     if not one["ended"]:
@@ -115,7 +117,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kernels", default="", metavar="A,B", help=f"these alone, of {', '.join(names)}")
     parser.add_argument("--cgroups", default="", metavar="A,B", help="these layouts alone, of v1, hybrid, v2")
     parser.add_argument("--features", default="", metavar="A,B", help=f"these alone, of {', '.join(FEATURES)}")
-    parser.add_argument("--consoles", type=Path, metavar="DIR", help="keep what each machine wrote")
+    parser.add_argument(
+        "--consoles", type=Path, metavar="DIR", help="for what each machine writes (default: build/kernels/consoles)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
     options = parser.parse_args(given)
     for name, known in (("kernels", names), ("cgroups", ["v1", "hybrid", "v2"]), ("features", list(FEATURES))):
@@ -134,13 +138,15 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         stock_kernels.require()
         print("kernels: making the machines' file system", flush=True)
-        system = root.make(_FOLDER, arguments(options.features))
+        system = root.make(_FOLDER)
         for machine in MACHINES:
             if options.kernels and machine.name not in options.kernels:
                 continue
             if options.cgroups and machine.cgroups not in options.cgroups:
                 continue
-            rows.append(_tried(machine, system, options.consoles))
+            features = [name for name in options.features or FEATURES if name in machine.features]
+            if features:
+                rows.append(_tried(machine, features, system, options.consoles))
     except SetupError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 3
@@ -152,17 +158,18 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _tried(machine: Machine, system: Path, consoles: Path | None) -> dict[str, Any]:
+def _tried(machine: Machine, features: Collection[str], system: Path, consoles: Path | None) -> dict[str, Any]:
     """One machine, from its boot to its end."""
     kernel = image(machine, _FOLDER / "kernel")
     print(f"kernels: {kernel.name} with cgroups {machine.cgroups}", flush=True)
     began = time.monotonic()
-    console = boot(kernel, system, machine.cgroups)
-    if consoles:
-        consoles.mkdir(parents=True, exist_ok=True)
-        (consoles / f"{machine.name}-{machine.cgroups}.txt").write_text(console)
+    folder = consoles or _FOLDER / "consoles"
+    folder.mkdir(parents=True, exist_ok=True)
+    words = f"cgroups={machine.cgroups} features={','.join(features)}"
+    console = boot(kernel, system, words, folder / f"{machine.name}-{machine.cgroups}.txt")
     said = row({"wanted": machine.name, "cgroups": machine.cgroups, "architecture": os.uname().machine}, console)
     said["seconds"] = round(time.monotonic() - began)
+    print(f"   {'well' if said['ok'] else 'NOT WELL'} after {said['seconds'] / 60:.1f} minutes", flush=True)
     _print_failures(said)
     return said
 

@@ -18,10 +18,8 @@ from typing import Any, Final
 import pytest
 
 from agent.node.preflight import OLDEST_KERNEL, kernel_version
+from bench.kernels.features import MARK, REFUSAL, arguments
 
-MARK: Final = "@@ "
-CHECKS: Final = "checks.txt"
-REFUSAL: Final = "refusal"
 _LONGEST_SECONDS: Final = 120.0
 _WORST: Final = {"failed": 3, "skipped": 2, "passed": 1}
 
@@ -82,12 +80,13 @@ def _refused() -> None:
 
 
 def main() -> int:
-    """Runs what CHECKS names."""
+    """Runs the tests of the features that the kernel's command line names."""
     tell(begins=platform.release(), cpus=len(Path("/sys/devices/system/cpu/online").read_text().split(",")))
     if kernel_version(platform.release()) < OLDEST_KERNEL:
         _refused()
     else:
-        checks = Path(CHECKS).read_text().split()
+        words = dict(word.partition("=")[::2] for word in Path("/proc/cmdline").read_text().split())
+        checks = arguments(words["features"].split(","))
         options = ["-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "--reruns=1", "-q", "--no-summary"]
         pytest.main([*options, *checks], plugins=[Reporter()])
     tell(ends=True)

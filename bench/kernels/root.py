@@ -12,11 +12,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from bench.kernels import guest
 from tools.harness.stock_kernels import Archive
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -89,8 +88,8 @@ busybox poweroff -f
 """
 
 
-def make(folder: Path, checks: Sequence[str], architecture: str = "amd64") -> Path:
-    """The file. `folder`: what is kept; `checks`: arguments of pytest. SetupError."""
+def make(folder: Path, architecture: str = "amd64") -> Path:
+    """The file. `folder`: for what is kept. SetupError."""
     base, packages, root = folder / "base", folder / "packages", folder / "root"
     _once(base, "\n".join((_SUITE, *_PACKAGES)), lambda: _debian(base, architecture))
     wanted = _python_packages()
@@ -100,7 +99,6 @@ def make(folder: Path, checks: Sequence[str], architecture: str = "amd64") -> Pa
     shutil.copytree(packages, root / "packages", symlinks=True)
     _copy_tree(root / "warden")
     (root / "usr/lib/python3/dist-packages/warden.pth").write_text("/warden\n/packages\n")
-    (root / "warden" / guest.CHECKS).write_text("".join(f"{check}\n" for check in checks))
     for name, text in (("init", _BEFORE_ROOT), ("init-in-root", _INIT)):
         (root / name).write_text(text)
         (root / name).chmod(0o755)
@@ -111,14 +109,13 @@ def make(folder: Path, checks: Sequence[str], architecture: str = "amd64") -> Pa
     return image
 
 
-def _once(folder: Path, what: str, fill: object) -> None:
+def _once(folder: Path, what: str, fill: Callable[[], None]) -> None:
     """Fills the folder, unless it was for the same."""
     note = folder.with_suffix(".made-of")
     if folder.exists() and note.exists() and note.read_text() == what:
         return
     shutil.rmtree(folder, ignore_errors=True)
     note.unlink(missing_ok=True)
-    assert callable(fill)
     fill()
     note.write_text(what)
 
