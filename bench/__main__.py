@@ -82,6 +82,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.latency.scale",
         "1,000 containers, 10,000 short-lived processes, 50,000 kernel functions: all is counted, all is bounded",
     ),
+    "soak": (
+        "bench.soak.__main__",
+        "in hours of containers that come and go nothing grows and attribution does not drift",
+    ),
     "storm": ("bench.storm.__main__", "whatever is killed, stopped or starved of the agent, every workload runs on"),
     "watching": ("bench.latency.watching", "being watched costs at most a twentieth more than empty probes do"),
 }
