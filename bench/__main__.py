@@ -69,6 +69,10 @@ CLAIMS = {  # name: (module with main(arguments) -> exit status, what it shows)
         "bench.kernels.__main__",
         "everything works on the kernels that distributions ship, or is refused clearly",
     ),
+    "launch": (
+        "bench.latency.launch_cost",
+        "at a launch the agent's program costs 250 ns more than an empty one at most",
+    ),
     "pcie": (
         "bench.pcie.run",
         "copies are shared by weight to 5 %, and an online one waits for the printed bound and 1 ms at most",

@@ -68,7 +68,7 @@ case $line in
 	;;
 *)
 	mount -t tmpfs c $root
-	for name in freezer memory pids cpu cpuacct; do
+	for name in blkio cpu cpuacct devices freezer memory pids; do
 		mkdir $root/$name
 		mount -t cgroup -o $name c $root/$name 2>/dev/null || rmdir $root/$name
 	done
