@@ -23,7 +23,7 @@ BPF_CHECKED := $(foreach arch,x86 arm64,$(BPF_OBJECTS:bpf/build/%=bpf/build/$(ar
 BPF_COMPILE = clang -O2 -g -Wall -Werror -target bpf -mcpu=v3 -I bpf
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm soak kernels hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz fuzz image-fleet kubernetes-fleet packages-rpm rpm rpm-life repository
+.PHONY: help packages packages-test packages-deb setup demo driver-binaries frameworks test coverage lint type bpf bpf-check sim fmt bench bench-attribution bench-calibration bench-convergence bench-enforcement storm soak kernels hostile docs site dashboards deb deb-life image image-life kubernetes kubernetes-check kubernetes-life gpu-bundle gpu-test screenshots screenshots-page clean release release-check packages-fuzz packages-kernels fuzz image-fleet kubernetes-fleet packages-rpm rpm rpm-life repository
 
 help: ## this list
 	@echo "GPU Warden: make TARGET [ARGS=\"…\"]"
@@ -37,6 +37,9 @@ packages-test:
 
 packages-fuzz:
 	@packaging/setup.sh fuzz
+
+packages-kernels:
+	@packaging/setup.sh kernels
 
 packages-deb:
 	@packaging/setup.sh deb
@@ -118,7 +121,7 @@ storm: setup ## kill, stop and starve the agent at random moments, and see that 
 soak: setup ## hours of containers that come and go, and a day of ticks, and whether anything grows; ARGS="--seconds S --containers N --hours H --json FILE"
 	@$(BIN)/python -m bench.soak $(ARGS)
 
-kernels: setup packages-test ## boot the kernels that distributions ship, with each layout of cgroups, and see what works there; ARGS="--kernels A,B --cgroups v2 --json FILE"
+kernels: setup packages-kernels bpf-check ## boot the kernels that distributions ship, with each layout of cgroups, and see what works there; ARGS="--kernels A,B --cgroups v2 --json FILE"
 	@$(BIN)/python -m bench.kernels $(ARGS)
 
 hostile: setup packages-test ## try each hostile case, and see whether it is seen, contained, and what it costs; ARGS="--json FILE --only PATTERN --every N"

@@ -3,7 +3,7 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 #
 # Makes sure that the Debian packages for a purpose are there: `setup.sh build` (build and run), `setup.sh test` (what only
-# linting and testing need), `setup.sh fuzz` (libFuzzer), `setup.sh deb` (to make Debian packages and try them in a fresh
+# linting and testing need), `setup.sh fuzz` (libFuzzer), `setup.sh kernels` (to boot kernels of two architectures), `setup.sh deb` (to make Debian packages and try them in a fresh
 # Debian), `setup.sh rpm` (to make the others), `setup.sh node` (what a node of Kubernetes consists of, but for Kubernetes) or `setup.sh node-build` (to build
 # that). Silent and quick when nothing is missing.
 set -euo pipefail
@@ -11,6 +11,7 @@ set -euo pipefail
 build=(ca-certificates clang gcc git libbpf-dev libbpf1 libc6-dev libelf-dev linux-libc-dev llvm make python3 python3-venv runc)
 test=(apt-utils busybox-static chromium clang-format containerd createrepo-c docker.io fish fonts-dejavu-core gnupg mandoc podman prometheus python3-bpfcc rpm strace systemd tmux zsh zstd)
 fuzz=(clang libclang-rt-dev)
+kernels=(busybox-static debian-archive-keyring qemu-system-arm qemu-system-x86)
 deb=(debhelper debian-archive-keyring debootstrap dpkg-dev lintian)
 rpm=(debian-archive-keyring debootstrap dpkg-dev rpm)
 node=(containerd containernetworking-plugins etcd-server iproute2 runc)
@@ -28,7 +29,7 @@ deb) wanted=("${build[@]}" "${deb[@]}") ;;
 rpm) wanted=("${build[@]}" "${rpm[@]}") ;;
 node) wanted=("${node[@]}") ;;
 node-build) wanted=("${node_build[@]}") ;;
-*) echo "usage: $0 build|test|fuzz|deb|rpm|node|node-build" >&2; exit 2 ;;
+*) echo "usage: $0 build|test|fuzz|kernels|deb|rpm|node|node-build" >&2; exit 2 ;;
 esac
 
 missing=()

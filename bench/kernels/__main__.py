@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -53,6 +52,7 @@ class Machine:
     sources: Sequence[str] = _USUAL
     newest: bool = False
     features: Collection[str] = tuple(FEATURES)
+    architecture: str = "amd64"
 
 
 MACHINES: Final = (
@@ -65,6 +65,7 @@ MACHINES: Final = (
     Machine("6.18", "hybrid", (6, 18), (6, 19), features=OF_CGROUPS),
     Machine("6.18", "v2", (6, 18), (6, 19)),
     Machine("newest", "v2", (7, 0), (99, 0), _NEW, newest=True),
+    Machine("6.12", "v2", (6, 12), (6, 13), architecture="arm64"),
 )
 
 
@@ -72,14 +73,22 @@ def image(machine: Machine, folder: Path) -> Path:
     """Its kernel. SetupError."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return stock_kernels.Archive(folder, machine.sources).kernel(machine.oldest, machine.before, newest=machine.newest)
+    archive = stock_kernels.Archive(folder, machine.sources, machine.architecture)
+    return archive.kernel(machine.oldest, machine.before, newest=machine.newest)
 
 
-def boot(kernel: Path, system: Path, words: str, console: Path) -> str:
+_QEMU: Final[Mapping[str, tuple[Sequence[str], str]]] = {  # by architecture: the machine, and its console
+    "amd64": (("qemu-system-x86_64", "-cpu", "max"), "ttyS0"),
+    "arm64": (("qemu-system-aarch64", "-machine", "virt", "-cpu", "max,pauth-impdef=on"), "ttyAMA0"),
+}
+
+
+def boot(architecture: str, kernel: Path, system: Path, words: str, console: Path) -> str:
     """What one has written to its console, at its end or when it has had its time; `console` has it meanwhile."""
-    options = ["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(_CPUS), "-m", str(_MEMORY_MIB)]
-    line = f"console=ttyS0 quiet panic=-1 mitigations=off {words}"
-    command = ["qemu-system-x86_64", *options, "-nographic", "-no-reboot", "-net", "none"]
+    machine, terminal = _QEMU[architecture]
+    options = ["-accel", "tcg,thread=multi", "-smp", str(_CPUS), "-m", str(_MEMORY_MIB)]
+    line = f"console={terminal} quiet panic=-1 mitigations=off {words}"
+    command = [*machine, *options, "-nographic", "-no-reboot", "-net", "none"]
     command += ["-initrd", str(system), "-kernel", str(kernel), "-append", line]
     with console.open("wb") as out, suppress(subprocess.TimeoutExpired):
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=_LONGEST_SECONDS, check=False)
@@ -89,17 +98,20 @@ def boot(kernel: Path, system: Path, words: str, console: Path) -> str:
 def table(rows: Iterable[Mapping[str, Any]], only: Sequence[str]) -> Table:
     """A line for each machine."""
     shown = [name for name in FEATURES if not only or name in only]
-    made = Table("kernel", "cgroups", *shown, "minutes", title="what works where (² at the second try)")
+    made = Table("kernel", "architecture", "cgroups", *shown, "minutes", title="what works where (² at the second try)")
     for one in rows:
         cells = [cell(one, feature) for feature in shown]
-        if refusal := one["says"].get("refusal"):
+        if "refusal" in one["says"]:
             cells = [("refused" if one["ok"] else "NO"), *["–"] * (len(shown) - 1)]
-            print(f"{one['kernel']}: {refusal}")
-        made.add_row(one["kernel"] or one["wanted"], one["cgroups"], *cells, f"{one['seconds'] / 60:.1f}")
+        made.add_row(
+            one["kernel"] or one["wanted"], one["architecture"], one["cgroups"], *cells, f"{one['seconds'] / 60:.1f}"
+        )
     return made
 
 
-def _print_failures(one: Mapping[str, Any]) -> None:
+def _print_details(one: Mapping[str, Any]) -> None:
+    if refusal := one["says"].get("refusal"):
+        print(f"   refused: {refusal}")
     for feature, result in one["features"].items():
         for number, (test, why) in enumerate(result["failed"].items()):
             print(f"   {feature}: {test}" + ("" if number else "\n      " + why.replace("\n", "\n      ")))
@@ -116,13 +128,15 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     names = sorted({machine.name for machine in MACHINES})
     parser.add_argument("--kernels", default="", metavar="A,B", help=f"these alone, of {', '.join(names)}")
     parser.add_argument("--cgroups", default="", metavar="A,B", help="these layouts alone, of v1, hybrid, v2")
+    parser.add_argument("--architectures", default="", metavar="A,B", help="these alone, of amd64, arm64")
     parser.add_argument("--features", default="", metavar="A,B", help=f"these alone, of {', '.join(FEATURES)}")
     parser.add_argument(
         "--consoles", type=Path, metavar="DIR", help="for what each machine writes (default: build/kernels/consoles)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
     options = parser.parse_args(given)
-    for name, known in (("kernels", names), ("cgroups", ["v1", "hybrid", "v2"]), ("features", list(FEATURES))):
+    choices = {"kernels": names, "cgroups": ["v1", "hybrid", "v2"], "architectures": list(_QEMU), "features": FEATURES}
+    for name, known in choices.items():
         wanted = [word for word in getattr(options, name).split(",") if word]
         if unknown := set(wanted) - set(known):
             parser.error(f"--{name} {unknown.pop()}: it is none of {', '.join(known)}")
@@ -137,16 +151,16 @@ def main(given: Sequence[str] | None = None) -> int:
     rows = []
     try:
         stock_kernels.require()
-        print("kernels: making the machines' file system", flush=True)
-        system = root.make(_FOLDER)
+        systems: dict[str, Path] = {}
         for machine in MACHINES:
-            if options.kernels and machine.name not in options.kernels:
+            if not _is_wanted(machine, options):
                 continue
-            if options.cgroups and machine.cgroups not in options.cgroups:
-                continue
+            if (architecture := machine.architecture) not in systems:
+                print(f"kernels: making the machines' file system, {architecture}", flush=True)
+                systems[architecture] = root.make(_FOLDER / architecture, architecture)
             features = [name for name in options.features or FEATURES if name in machine.features]
             if features:
-                rows.append(_tried(machine, features, system, options.consoles))
+                rows.append(_tried(machine, features, systems[architecture], options.consoles))
     except SetupError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 3
@@ -158,6 +172,13 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def _is_wanted(machine: Machine, options: argparse.Namespace) -> bool:
+    chosen = (options.kernels, machine.name), (options.cgroups, machine.cgroups)
+    return all(
+        not wanted or name in wanted for wanted, name in (*chosen, (options.architectures, machine.architecture))
+    )
+
+
 def _tried(machine: Machine, features: Collection[str], system: Path, consoles: Path | None) -> dict[str, Any]:
     """One machine, from its boot to its end."""
     kernel = image(machine, _FOLDER / "kernel")
@@ -166,11 +187,13 @@ def _tried(machine: Machine, features: Collection[str], system: Path, consoles: 
     folder = consoles or _FOLDER / "consoles"
     folder.mkdir(parents=True, exist_ok=True)
     words = f"cgroups={machine.cgroups} features={','.join(features)}"
-    console = boot(kernel, system, words, folder / f"{machine.name}-{machine.cgroups}.txt")
-    said = row({"wanted": machine.name, "cgroups": machine.cgroups, "architecture": os.uname().machine}, console)
+    name = f"{machine.name}-{machine.cgroups}-{machine.architecture}.txt"
+    console = boot(machine.architecture, kernel, system, words, folder / name)
+    known = {"wanted": machine.name, "cgroups": machine.cgroups, "architecture": machine.architecture}
+    said = row(known, console)
     said["seconds"] = round(time.monotonic() - began)
     print(f"   {'well' if said['ok'] else 'NOT WELL'} after {said['seconds'] / 60:.1f} minutes", flush=True)
-    _print_failures(said)
+    _print_details(said)
     return said
 
 

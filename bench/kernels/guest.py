@@ -34,21 +34,22 @@ class Reporter:
         self._began = 0.0
 
     def pytest_runtest_logstart(self) -> None:
-        """A test, or its second try, begins."""
+        """A test begins."""
+        self._begin()
+
+    def _begin(self) -> None:
         self._outcome, self._reason, self._says, self._began = "passed", "", {}, time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One phase of it."""
+        """One phase of it. The teardown is the last one of each try."""
         outcome = "failed" if str(report.outcome) == "rerun" else report.outcome
         if _WORST[outcome] > _WORST[self._outcome]:
             self._outcome, self._reason = outcome, _reason(report)
         self._says |= dict(report.user_properties)
-        if report.when == "teardown" or str(report.outcome) == "rerun":
-            tell(test=report.nodeid, outcome=self._outcome, seconds=self._seconds(), why=self._reason, says=self._says)
-            self._outcome, self._reason, self._began = "passed", "", time.monotonic()
-
-    def _seconds(self) -> float:
-        return round(time.monotonic() - self._began, 1)
+        if report.when == "teardown":
+            seconds = round(time.monotonic() - self._began, 1)
+            tell(test=report.nodeid, outcome=self._outcome, seconds=seconds, why=self._reason, says=self._says)
+            self._begin()
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -79,12 +80,19 @@ def _refused() -> None:
     )
 
 
+def _build() -> None:
+    """The simulated GPU and the test's own program, where the machine is of another architecture than its host."""
+    if not Path("sim/build/bin/gpusim").exists():
+        subprocess.run(["make", "-C", "sim", "-j2", "CC=gcc"], check=True, stdout=subprocess.DEVNULL)
+
+
 def main() -> int:
     """Runs the tests of the features that the kernel's command line names."""
     tell(begins=platform.release(), cpus=len(Path("/sys/devices/system/cpu/online").read_text().split(",")))
     if kernel_version(platform.release()) < OLDEST_KERNEL:
         _refused()
     else:
+        _build()
         words = dict(word.partition("=")[::2] for word in Path("/proc/cmdline").read_text().split())
         checks = arguments(words["features"].split(","))
         options = ["-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "--reruns=1", "-q", "--no-summary"]

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _SUITE: Final = "debian bookworm"
 _PACKAGES: Final = (
     *("bash", "busybox-static", "coreutils", "findutils", "gcc", "grep", "libbpf-dev", "libc6-dev", "libelf1"),
-    *("mount", "procps", "python3", "runc", "sed", "util-linux"),
+    *("make", "mount", "procps", "python3", "runc", "sed", "util-linux"),
 )
 _TESTING: Final = (
     *("container-runtime-interface-api", "grpcio", "hypothesis", "pytest", "pytest-rerunfailures", "pytest-xdist"),
@@ -36,7 +36,14 @@ _SOURCES: Final = (
     *("agent", "bench", "bpf", "conformance", "enforce", "gpuwarden", "packaging", "pyproject.toml", "sim", "tests"),
     "tools",
 )
-_BUILT: Final = ("bpf/build", "build/bpf", "build/harness", "sim/build")
+_BUILT: Final[Mapping[str, Mapping[str, str]]] = {  # the simulated GPU of another architecture is built there
+    "amd64": {name: name for name in ("bpf/build", "build/bpf", "build/harness", "sim/build")},
+    "arm64": {"bpf/build/arm64": "bpf/build", "build/bpf/arm64": "build/bpf"},
+}
+_WHEELS: Final[Mapping[str, Sequence[str]]] = {
+    "amd64": (),
+    "arm64": tuple(f"--platform=manylinux{tag}_aarch64" for tag in ("2014", "_2_17", "_2_28", "_2_34")),
+}
 _BEFORE_ROOT: Final = """\
 #!/bin/busybox sh
 busybox mkdir /new
@@ -93,11 +100,11 @@ def make(folder: Path, architecture: str = "amd64") -> Path:
     base, packages, root = folder / "base", folder / "packages", folder / "root"
     _once(base, "\n".join((_SUITE, *_PACKAGES)), lambda: _debian(base, architecture))
     wanted = _python_packages()
-    _once(packages, "\n".join(wanted), lambda: _install(packages, wanted))
+    _once(packages, "\n".join(wanted), lambda: _install(packages, wanted, architecture))
     shutil.rmtree(root, ignore_errors=True)
     subprocess.run(["cp", "-al", base, root], check=True)
     shutil.copytree(packages, root / "packages", symlinks=True)
-    _copy_tree(root / "warden")
+    _copy_tree(root / "warden", architecture)
     (root / "usr/lib/python3/dist-packages/warden.pth").write_text("/warden\n/packages\n")
     for name, text in (("init", _BEFORE_ROOT), ("init-in-root", _INIT)):
         (root / name).write_text(text)
@@ -151,14 +158,14 @@ def _python_packages() -> list[str]:
     return [*project["dependencies"], *_TESTING]
 
 
-def _install(into: Path, wanted: Iterable[str]) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+def _install(into: Path, wanted: Iterable[str], architecture: str) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *_WHEELS[architecture]]
     subprocess.run([*pip, "--only-binary", ":all:", "--target", into, *wanted], check=True)
     for info in Path(sys.prefix).glob("lib/python3.*/site-packages/gpuwarden-*.dist-info"):
         shutil.copytree(info, into / info.name)  # `--version` asks for it
 
 
-def _copy_tree(into: Path) -> None:
+def _copy_tree(into: Path, architecture: str) -> None:
     """This tree's files that git knows or would, and what was built."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *_SOURCES]
     names = subprocess.run(listed, cwd=_ROOT, capture_output=True, check=True).stdout.decode().split("\0")
@@ -166,5 +173,5 @@ def _copy_tree(into: Path) -> None:
         if name and (_ROOT / name).exists():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(_ROOT / name, into / name, follow_symlinks=False)
-    for name in _BUILT:
-        shutil.copytree(_ROOT / name, into / name, symlinks=True, dirs_exist_ok=True)
+    for name, place in _BUILT[architecture].items():
+        shutil.copytree(_ROOT / name, into / place, symlinks=True, dirs_exist_ok=True)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.kernels import guest
 from bench.kernels.features import FEATURES, MARK, REFUSAL, arguments, cell, feature_of, row
 
 _ROOT = Path(__file__).parents[3]
@@ -93,3 +95,16 @@ def test_a_kernel_that_is_too_old_is_well_when_it_is_refused_in_one_clear_line()
 def test_a_line_that_the_kernel_wrote_into_is_left_out() -> None:
     broken = MARK + '{"test": "tests/ker[   9.1] random: crng init done'
     assert row(_MACHINE, console(_BEGINS, broken, told(_STOPS), _ENDS))["ok"]
+
+
+def test_of_each_try_of_a_test_the_worst_phase_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told_of: list[tuple[str, str]] = []
+    monkeypatch.setattr(guest, "tell", lambda **what: told_of.append((what["test"], what["outcome"])))
+    reporter = guest.Reporter()
+    phases = [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")]
+    phases += [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
+    reporter.pytest_runtest_logstart()
+    for when, outcome in phases:
+        report: Any = SimpleNamespace(nodeid="t", when=when, outcome=outcome, longrepr="", user_properties=[])
+        reporter.pytest_runtest_logreport(report)
+    assert told_of == [("t", "failed"), ("t", "passed")]
