@@ -32,6 +32,7 @@ from tools.harness import stock_kernels
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "build" / "kernels"
 _MEMORY_MIB: Final = 4096
 _CPUS: Final = 2
+_TABLE_COLUMNS: Final = 190
 _LONGEST_SECONDS: Final = 1800.0
 _OLD: Final = ("debian-security bullseye-security",)
 _USUAL: Final = ("debian-security bookworm-security", "debian trixie-backports")
@@ -164,7 +165,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except SetupError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 3
-    Console(width=max(120, shutil.get_terminal_size().columns)).print(table(rows, options.features))
+    Console(width=max(_TABLE_COLUMNS, shutil.get_terminal_size().columns)).print(table(rows, options.features))
     if options.json:
         options.json.write_text(json.dumps({"rows": rows}, indent=1, ensure_ascii=False) + "\n")
     failed = [one for one in rows if not one["ok"]]

@@ -2,18 +2,21 @@
 # SPDX-FileCopyrightText: The GPU Warden authors
 """A node on which containers come and go for hours beside a service and two jobs that stay, and an agent that enforces.
 
-What is looked at is the kernel's (memory, descriptors, threads, entries of maps), the agent's snapshot, and the
-difference between what the agent says of those that stay and the simulated GPU's truth.
+It is scraped at each look, as by a Prometheus: what has ended is kept until then. What is looked at is the kernel's
+(memory, descriptors, threads, maps), the agent's snapshot, and the difference between what the agent says of those that
+stay and the simulated GPU's truth.
 """
 
 from __future__ import annotations
 
 import re
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import create_server
 from typing import Final
 
 import psutil
@@ -56,6 +59,7 @@ class Churn:
     stage: Stage[Node]
     agent: psutil.Process
     run_dir: Path
+    port: int
     staying: list[Workload]
     passed: int = 0
     failed: int = 0
@@ -83,6 +87,8 @@ class Churn:
         """What there is now."""
         for one in self.staying:
             one.require_alive()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=_ASKED_SECONDS) as answer:
+            series = sum(not line.startswith(b"#") for line in answer)
         snapshot = fetch(self.run_dir / AGENT_SOCK, timeout=_ASKED_SECONDS)
         if snapshot is None:
             raise SetupError("the agent does not answer: see its log")
@@ -99,6 +105,7 @@ class Churn:
             "run_dir_kib": _size(self.run_dir) / 1024,
             "known_containers": len(snapshot.containers),
             "known_processes": len(snapshot.processes),
+            "series": series,
             "lost": sum(snapshot.lost.values()),
             "passed": self.passed,
             **({} if error is None else {"sm_error": error}),
@@ -150,11 +157,14 @@ def looks(folder: Path, seconds: float, containers: int, every_seconds: float) -
         run_dir = folder / "run"
         write_policy(folder / "policy.yaml", _POLICY.format(path=stage.path))
         where = ["--run-dir", run_dir, "--usage", folder / "usage.sqlite", "--decisions", folder / "decisions.jsonl"]
-        command = agents.command(*where, "--policy", folder / "policy.yaml", isolated=True)
+        with create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        where += ["--policy", folder / "policy.yaml", "--listen", f"127.0.0.1:{port}"]
+        command = agents.command(*where, isolated=True)
         agent = stack.enter_context(agents.running(command, folder / "agent.log", node.environment))
         staying = [stage.start("online", [*_SERVING, *_SPIN])]
         staying += [stage.run("staying", [_OFFLINE, *_STAYING, *_SPIN]) for _ in range(2)]
-        churn = Churn(stage, psutil.Process(agent.pid), run_dir, staying)
+        churn = Churn(stage, psutil.Process(agent.pid), run_dir, port, staying)
         yield from _pass(churn, seconds, containers, every_seconds)
 
 

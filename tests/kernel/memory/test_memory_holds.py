@@ -213,6 +213,8 @@ def test_no_allocation_is_held_longer_than_the_rule_allows(
 
 
 def test_when_the_warden_ends_a_held_process_runs_on(driver: Driver, probes: LibcudaProbes, tmp_path: Path) -> None:
+    if probes.can_deny:
+        pytest.skip("this kernel denies")
     warden = Warden(probes, tmp_path)
     warden.start()
     try:
