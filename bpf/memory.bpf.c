@@ -200,10 +200,8 @@ PROBE("uprobe", memory_enter)
 	return enter_memory(ctx, 0);
 }
 
-STACK_OF_THREAD(no_program_that_denies);
-
 /* The same where uprobes may change registers (deny.bpf.c). Not loaded by itself: others refuse it, and all with it. */
-PROBE_BESIDE("?uprobe", memory_enter_or_deny, no_program_that_denies)
+PROBE_ALONE("?uprobe", memory_enter_or_deny)
 {
 	return enter_memory(ctx, 1);
 }

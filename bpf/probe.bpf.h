@@ -25,7 +25,7 @@ STACK_OF_THREAD(no_program);
 /* `PROBE("uprobe", name) { … }` defines the program `name` with the argument `ctx`. */
 #define PROBE(section, name) PROBE_BESIDE(section, name, no_program)
 
-/* Programs that change registers share no array with others: the kernel refuses that. */
+/* Programs that are attached in different ways, or that change registers, share no array: the kernel refuses that. */
 #define PROBE_BESIDE(section, name, empty)                                                                             \
 	static __always_inline int name##_body(struct pt_regs *ctx);                                                   \
 	SEC(section)                                                                                                   \
@@ -36,3 +36,8 @@ STACK_OF_THREAD(no_program);
 		return name##_body(ctx);                                                                               \
 	}                                                                                                              \
 	static __always_inline int name##_body(struct pt_regs *ctx)
+
+/* With an array of its own. */
+#define PROBE_ALONE(section, name)                                                                                     \
+	STACK_OF_THREAD(name##_calls_none);                                                                            \
+	PROBE_BESIDE(section, name, name##_calls_none)

@@ -117,7 +117,7 @@ static __always_inline __u32 drawn_weight(void)
 	return bpf_get_prandom_u32() % *n ? 0 : *n;
 }
 
-PROBE("uprobe", stacks_launch)
+PROBE_ALONE("uprobe", stacks_launch)
 {
 	struct stack_key key = {};
 	__u64 *count, none = 0, weight;
@@ -149,7 +149,7 @@ static __always_inline int is_elsewhere(__u64 property)
 	return location.type != LOCATION_DEVICE;
 }
 
-PROBE("uprobe", stacks_alloc_enter)
+PROBE_ALONE("uprobe", stacks_alloc_enter)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx);
 	__u64 third = PT_REGS_PARM3(ctx), fourth = PT_REGS_PARM4(ctx);
@@ -178,7 +178,7 @@ static __always_inline void keep(struct live_key *key, const struct pending *pen
 		tally(TALLY_SAMPLED);
 }
 
-PROBE("uretprobe", stacks_alloc_return)
+PROBE_ALONE("uretprobe", stacks_alloc_return)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), pitch = 0;
 	struct pending *found = bpf_map_lookup_elem(&allocating, &thread), pending;
@@ -202,7 +202,7 @@ PROBE("uretprobe", stacks_alloc_return)
 }
 
 /* Forgotten before the call: once it has freed, another thread may be given the same pointer. */
-PROBE("uprobe", stacks_free_enter)
+PROBE_ALONE("uprobe", stacks_free_enter)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct live_key key = {.pointer = PT_REGS_PARM1(ctx), .tgid = thread >> 32};
@@ -222,7 +222,7 @@ PROBE("uprobe", stacks_free_enter)
 	return 0;
 }
 
-PROBE("uretprobe", stacks_free_return)
+PROBE_ALONE("uretprobe", stacks_free_return)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct pending *found = bpf_map_lookup_elem(&freeing, &thread);

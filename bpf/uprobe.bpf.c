@@ -74,7 +74,7 @@ static __always_inline void tally(__u32 index)
  * By the stack pointer, not by a count of entries: a call that an exception or longjmp ended has no return, and the
  * next one that begins as high on the stack shows it. Deeper on the stack is recursion, of which the outermost counts.
  */
-PROBE("uprobe", uprobe_enter)
+PROBE_ALONE("uprobe", uprobe_enter)
 {
 	__u64 thread = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
 	__u32 tgid = thread >> 32;
@@ -96,7 +96,7 @@ PROBE("uprobe", uprobe_enter)
 	return 0;
 }
 
-PROBE("uretprobe", uprobe_return)
+PROBE_ALONE("uretprobe", uprobe_return)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct inside *inside = bpf_map_lookup_elem(&insides, &thread);
