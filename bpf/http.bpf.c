@@ -72,6 +72,10 @@ MAP(http_steps, BPF_MAP_TYPE_ARRAY, __u32, __u32, HTTP_STEPS, 0); /* its length 
 		within_ &((most)-1);                                                                                   \
 	})
 
+#define TALLY_PLACES 16
+#define CLASS_PLACES 8
+_Static_assert(HTTP_TALLIES <= TALLY_PLACES && HTTP_CLASSES <= CLASS_PLACES, "each index has a place");
+
 static __always_inline void tally(__u32 index, __u64 count)
 {
 	__u64 *found = bpf_map_lookup_elem(&http_tallies, &index);
@@ -86,7 +90,7 @@ static __always_inline void tally_for(__u32 watch, __u32 index, __u64 count)
 
 	tally(index, count);
 	if (counts && index < HTTP_TALLIES)
-		__sync_fetch_and_add(&counts->tallies[WITHIN(index, 16)], count);
+		__sync_fetch_and_add(&counts->tallies[WITHIN(index, TALLY_PLACES)], count);
 }
 
 /* No service gains by errors: they come fast, and say nothing of how long work takes. Whether it is a latency. */
@@ -99,7 +103,7 @@ static __always_inline int record(__u32 index, const struct http_watch *watch, c
 
 	if (!latency || !counts || class >= HTTP_CLASSES)
 		return 0;
-	__sync_fetch_and_add(&counts->classes[WITHIN(class, 8)], 1);
+	__sync_fetch_and_add(&counts->classes[WITHIN(class, CLASS_PLACES)], 1);
 	if (!class || !(watch->classes >> class & 1))
 		return 0;
 	__sync_fetch_and_add(&counts->receive_ns, outcome->receive_us * 1000ull);
