@@ -10,7 +10,8 @@ import pytest
 
 from agent.node.elf import exported_extents
 from agent.node.instructions import place
-from tests.kernel.memory.quota_guest import build_guest, or_skip
+from tests.kernel.memory.quota_guest import build_guest
+from tests.support.booting import or_skip
 from tools.harness import stock_kernels
 
 _KERNEL = (6, 18)

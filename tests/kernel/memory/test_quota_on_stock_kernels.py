@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.memory.quota_guest import build_guest, compile_guest, or_skip
+from tests.kernel.memory.quota_guest import build_guest, compile_guest
+from tests.support.booting import or_skip
 from tools.harness import stock_kernels
 
 _NEW, _OLD = (6, 18), (6, 1)
@@ -63,10 +64,7 @@ def test_an_old_kernel_refuses_to_deny_and_the_allocation_is_held_until_there_is
 def test_this_kernel_denies_an_allocation_or_holds_it(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    program, files = compile_guest(tmp_path)
-    for file in files:
-        if file.parent != tmp_path:
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    program = compile_guest(tmp_path)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([program, tmp_path], env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

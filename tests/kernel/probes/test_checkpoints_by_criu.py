@@ -22,7 +22,7 @@ import pytest
 from agent.node import preflight
 from agent.node.procfs import Procfs
 from agent.probes.libcuda import LibcudaProbes
-from tests.kernel.memory.quota_guest import or_skip
+from tests.support.booting import or_skip
 from tools.harness.stock_kernels import Archive
 from tools.harness.wait import until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.node import preflight
-from tests.kernel.memory.quota_guest import FLAGS, or_skip
+from tests.support.booting import FLAGS, or_skip
 from tools.harness import stock_kernels
 
 _SOURCE = Path(__file__).parent / "guest" / "load.c"

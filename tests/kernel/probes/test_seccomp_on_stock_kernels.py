@@ -19,7 +19,7 @@ import pytest
 
 from agent.node import preflight
 from agent.probes import return_probes
-from tests.kernel.memory.quota_guest import FLAGS, or_skip
+from tests.support.booting import FLAGS, or_skip
 from tools.harness import stock_kernels
 
 _SOURCE = Path(__file__).parent / "guest" / "seccomp.c"
