@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from socket import create_server
 from typing import Any, Final
 
 from agent.core.errors import PolicyError, SetupError
@@ -21,6 +20,7 @@ from bench.enforcement.figures import Baseline, Phase, middle, row_of, unavailab
 from bench.enforcement.modes import ALONE, Mode, offline_percentage
 from bench.enforcement.pairs import Pair
 from bench.enforcement.phase import Load, measure
+from tools.harness import agents
 from tools.harness.arrivals import fitted, following, poisson, read_trace
 from tools.harness.node import Node, simulated_node
 from tools.harness.quiet import STOLEN_RATIO
@@ -107,11 +107,9 @@ def runner(pair: Pair, settings: Settings, folder: Path) -> Iterator[Runner]:
     """A runner with a simulated GPU of its own."""
     cpus = Cpus.split(settings.pin)
     folder.mkdir(parents=True)
-    with create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
     with simulated_node(folder / "gpu") as node, open_stage(node, folder, cpus) as stage:
         cpus.bind(node.server_tgid, online=True)
-        yield Runner(pair, settings, stage, *arrivals_of(pair, settings), port)
+        yield Runner(pair, settings, stage, *arrivals_of(pair, settings), agents.free_port())
 
 
 def arrivals_of(pair: Pair, settings: Settings) -> tuple[list[float], list[float]]:

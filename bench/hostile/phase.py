@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import create_server
 from typing import Final
 
 import psutil
@@ -168,7 +167,7 @@ class Setting:
         write_policy(folder / "policy.yaml", self._policy(http, enforce, ladder))
         if refused := refusal(folder / "policy.yaml"):
             raise PolicyError([refused])
-        port = _free_port()
+        port = agents.free_port()
         where = ["--run-dir", folder, "--usage", "off", "--listen", f"127.0.0.1:{port}"]
         given = ["--policy", folder / "policy.yaml", "--decisions", folder / "decisions.jsonl"]
         command = agents.command(*where, *given)
@@ -197,12 +196,7 @@ def open_setting(folder: Path, seconds: float) -> Iterator[Setting]:
     measured = [*poisson(_RATE_PER_SECOND, seconds, 1), seconds + _LATE_SECONDS]
     with simulated_node(folder / "gpu", _DEVICE) as node, open_stage(node, folder, cpus) as stage:
         cpus.bind(node.server_tgid, online=True)
-        yield Setting(stage, folder / "programs", seconds, _free_port(), settling, measured)
-
-
-def _free_port() -> int:
-    with create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+        yield Setting(stage, folder / "programs", seconds, agents.free_port(), settling, measured)
 
 
 def _members(path: str, role: str) -> list[int]:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from socket import create_server
 
 from agent.core.errors import SetupError
 from agent.core.model import Snapshot
@@ -95,7 +94,7 @@ class Stage:
         resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         lost = {name: count for name, count in snapshot.lost.items() if count}
         collecting = sum(one.duration_seconds for one in snapshot.collectors)
-        return Cost(lost, self._series(), resident, self._maps_bytes(), ratio, collecting)
+        return Cost(lost, self._series(), resident, agents.maps_bytes(self.agent.pid), ratio, collecting)
 
     @contextmanager
     def load(self, load: Load) -> Iterator[None]:
@@ -147,18 +146,6 @@ class Stage:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
             return sum(not line.startswith(b"#") for line in answer)
 
-    def _maps_bytes(self) -> int:
-        found = {}
-        for path in Path(f"/proc/{self.agent.pid}/fdinfo").iterdir():
-            try:
-                text = path.read_text()
-            except FileNotFoundError:  # closed meanwhile
-                continue
-            fields = dict(re.findall(r"^(map_id|memlock):\s*(\d+)$", text, re.MULTILINE))
-            if "map_id" in fields:
-                found[fields["map_id"]] = int(fields["memlock"])
-        return sum(found.values())
-
 
 def cpu_seconds(pid: int) -> float:
     """What a process has used so far."""
@@ -186,8 +173,7 @@ def _compiled(folder: Path) -> Path:
 
 @contextmanager
 def _agent(node: Node, folder: Path, policy: str | None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    with create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = agents.free_port()
     where = ["--run-dir", folder / "run", "--usage", folder / "usage.sqlite", "--listen", f"127.0.0.1:{port}"]
     if policy is not None:
         (folder / "policy.yaml").write_text(policy)

@@ -12,7 +12,6 @@ import argparse
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +25,7 @@ from rich.table import Table
 from agent.core.errors import SetupError
 from bench.soak import churn, ticks
 from bench.soak.figures import compare
-
-_ROOT = Path(__file__).resolve().parents[2]
+from tools.harness.revision import short_commit
 
 
 def table(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -40,11 +38,11 @@ def table(title: str, rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def _looked(name: str, found: Iterable[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    looks, began, said = [], time.monotonic(), 0.0
+    looks, began, printed = [], time.monotonic(), 0.0
     for look in found:
         looks.append(look)
-        if (now := time.monotonic()) - said > 30:  # progress, not each look
-            said = now
+        if (now := time.monotonic()) - printed > 30:  # progress, not each look
+            printed = now
             print(
                 f"soak: {now - began:6.0f} s {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in look.items()), flush=True
             )
@@ -83,8 +81,7 @@ def main(given: Sequence[str] | None = None) -> int:
         Console(width=120).print(table(name, found))
     flat = all(row["flat"] is not False for found in rows.values() for row in found)
     if options.json:
-        commit = subprocess.run(["git", "-C", _ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-        report = {"commit": commit.stdout.strip(), "flat": flat, "rows": rows, "looks": parts}
+        report = {"commit": short_commit(), "flat": flat, "rows": rows, "looks": parts}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     print("soak: " + ("nothing grew" if flat else "NOT FLAT"))
     if flat:

@@ -9,18 +9,18 @@ stay and the simulated GPU's truth.
 
 from __future__ import annotations
 
-import re
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import create_server
+from statistics import fmean
 from typing import Final
 
 import psutil
 
+from agent.core.clock import NS_PER_SECOND
 from agent.core.errors import SetupError
 from agent.core.model import Snapshot
 from agent.exporters.api.client import AGENT_SOCK, fetch
@@ -64,9 +64,7 @@ class Churn:
     passed: int = 0
     failed: int = 0
     _alive: list[Workload] = field(default_factory=list)
-    _said: dict[str, float] = field(default_factory=dict)
-    _true: dict[int, float] = field(default_factory=dict)
-    _at: float = 0.0
+    _last: tuple[float, list[float]] | None = None  # the last look's time, and by how many seconds each was off
 
     def one_comes(self) -> None:
         """A container, unless many that should have ended have not."""
@@ -93,7 +91,6 @@ class Churn:
         if snapshot is None:
             raise SetupError("the agent does not answer: see its log")
         guardian = psutil.Process(agents.guardians(self.run_dir)[0])
-        maps_bytes = _maps(self.agent.pid)
         error = self._sm_error(snapshot)
         return {
             "agent_rss_mib": self.agent.memory_info().rss / _MIB,
@@ -101,7 +98,7 @@ class Churn:
             "agent_threads": self.agent.num_threads(),
             "guardian_rss_mib": guardian.memory_info().rss / _MIB,
             "guardian_fds": guardian.num_fds(),
-            "maps_mib": maps_bytes / _MIB,
+            "maps_mib": agents.maps_bytes(self.agent.pid) / _MIB,
             "run_dir_kib": _size(self.run_dir) / 1024,
             "known_containers": len(snapshot.containers),
             "known_processes": len(snapshot.processes),
@@ -113,36 +110,16 @@ class Churn:
 
     def _sm_error(self, snapshot: Snapshot) -> float | None:
         """Of those that stay, since the last look: how far their part of the device is from the truth, in the mean."""
-        at = snapshot.at_ns / 1e9
-        said = {row.container.id: sum(one.totals.sm_seconds for one in row.usage) for row in snapshot.containers}
-        true = {line["pid"]: line["sm_ns"] / 1e9 for line in self.stage.node.truth()}
-        now_said = {one.cgroup: said.get(one.cgroup.rpartition("/")[2], 0.0) for one in self.staying}
-        now_true = {one.process.pid: true.get(one.process.pid, 0.0) for one in self.staying}
-        errors = None
-        if self._said and at > self._at:
-            errors = [
-                abs(
-                    now_said[one.cgroup]
-                    - self._said[one.cgroup]
-                    - now_true[one.process.pid]
-                    + self._true[one.process.pid]
-                )
-                / (at - self._at)
-                for one in self.staying
-            ]
-        self._said, self._true, self._at = now_said, now_true, at
-        return None if errors is None else sum(errors) / len(errors)
-
-
-def _maps(pid: int) -> int:
-    """Bytes of the BPF maps that a process has open, each once."""
-    found = {}
-    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with suppress(OSError):
-            fields = dict(re.findall(r"^(map_id|memlock):\s*(\d+)$", path.read_text(), re.MULTILINE))
-            if "map_id" in fields:
-                found[fields["map_id"]] = int(fields["memlock"])
-    return sum(found.values())
+        seconds = snapshot.at_ns / NS_PER_SECOND
+        reported = {row.container.id: sum(one.totals.sm_seconds for one in row.usage) for row in snapshot.containers}
+        true = {line["pid"]: line["sm_ns"] / NS_PER_SECOND for line in self.stage.node.truth()}
+        off = [
+            reported.get(one.cgroup.rpartition("/")[2], 0.0) - true.get(one.process.pid, 0.0) for one in self.staying
+        ]
+        before, self._last = self._last, (seconds, off)
+        if before is None or seconds <= before[0]:
+            return None
+        return fmean(abs(now - then) for now, then in zip(off, before[1], strict=True)) / (seconds - before[0])
 
 
 def _size(folder: Path) -> int:
@@ -157,8 +134,7 @@ def looks(folder: Path, seconds: float, containers: int, every_seconds: float) -
         run_dir = folder / "run"
         write_policy(folder / "policy.yaml", _POLICY.format(path=stage.path))
         where = ["--run-dir", run_dir, "--usage", folder / "usage.sqlite", "--decisions", folder / "decisions.jsonl"]
-        with create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = agents.free_port()
         where += ["--policy", folder / "policy.yaml", "--listen", f"127.0.0.1:{port}"]
         command = agents.command(*where, isolated=True)
         agent = stack.enter_context(agents.running(command, folder / "agent.log", node.environment))

@@ -32,7 +32,6 @@ BOUNDS: Final[Mapping[str, Bound]] = {
     "guardian_rss_mib": Bound(1, 0.04),
     "guardian_fds": Bound(20),  # a pidfd for each process that it has stopped lately
     "maps_mib": Bound(0.5, 0.05),
-    "map_entries": Bound(200, 0.1),
     "run_dir_kib": Bound(400),  # the ledger is written anew above 1,000 lines that are done
     "series": Bound(200, 0.1),
     "known_containers": Bound(5),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The GPU Warden authors
-"""A day of ticks in minutes: the estimator alone, fed with what collectors would have said of a node with churn.
+"""A day of ticks in minutes: the estimator alone, fed with what collectors read on a node with churn.
 
 Six processes stay; one comes every eight seconds and lives for forty. The truth is made here: a kernel takes what its
 function takes, the device is as busy as all of them together, and NVML says each process's part to within a fifth.
@@ -84,9 +84,9 @@ class _Day:
         """What collectors say."""
         device = Device(0, _GPU, "simulated", "00000000:01:00.0", 132, 80 << 30)
         reading = DeviceReading(device, sm_activity_ratio=activity, memory_used_bytes=1 << 30)
-        said: list[Sample] = [reading, ProcessesListed(_GPU)]
+        found: list[Sample] = [reading, ProcessesListed(_GPU)]
         for tenant in self.tenants:
-            said += [
+            found += [
                 Probed(tenant.id),
                 ProcessMemory(tenant.id.tgid, _GPU, 100 * _MIB),
                 ProcessUtilization(tenant.id.tgid, _GPU, tenant.true_ratio * self.random.uniform(0.8, 1.2)),
@@ -94,7 +94,7 @@ class _Day:
                     tenant.id, 0, tenant.function, tenant.launches, tenant.launches, tenant.launches * 132, 256
                 ),
             ]
-        return said
+        return found
 
 
 def looks(hours: float, seed: int) -> Iterator[Mapping[str, float]]:
@@ -106,7 +106,7 @@ def looks(hours: float, seed: int) -> Iterator[Mapping[str, float]]:
     engine: Any = AttributionEngine(
         cast("Any", SimpleNamespace(get=known.get, outside=lambda _: None)), FunctionNames()
     )
-    nobody = Procfs("/nonexistent")
+    no_proc = Procfs("/nonexistent")
     errors: list[float] = []
     began = time.perf_counter()
     for tick in range(1, int(hours * 3600) + 1):
@@ -115,8 +115,8 @@ def looks(hours: float, seed: int) -> Iterator[Mapping[str, float]]:
         if tick % _EVERY_TICKS == 0:
             day.add(tick + _LIFE_TICKS, 0.05)
         _register(known, day.tenants, gone)
-        said = day.samples(day.work())
-        parts = engine.tick(said, TickInputs.of(said, nobody), NS_PER_SECOND)
+        samples = day.samples(day.work())
+        parts = engine.tick(samples, TickInputs.of(samples, no_proc), NS_PER_SECOND)
         engine.forget(gone)
         engine.unprobed.retain({one.container.key for one in known.values()})
         errors += _errors(day.tenants, parts)

@@ -15,7 +15,6 @@ import json
 import math
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from bench.storm.acts import WEIGHTS, plan
 from bench.storm.campaign import storm
 from bench.storm.figures import INVARIANTS, Outcome, holds, rows, summary, verdicts
 from bench.storm.workloads import MAX_PAUSE_SECONDS
+from tools.harness.revision import short_commit
 
 _MOST_SEED: Final = 1 << 32
 
@@ -70,12 +70,6 @@ def _print(report: Mapping[str, Any]) -> None:
     print(f"storm: {report['kills']} kills, seed {report['seed']}: " + (f"BROKEN: {broken}" if broken else "all held"))
 
 
-def _commit() -> str:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(["git", "-C", root, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.storm", description=__doc__)
     parser.add_argument("--kills", type=int, default=100, metavar="N", help="acts (default %(default)s)")
@@ -106,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes, at_end = storm(folder, acts, lambda outcome: _said(time.monotonic() - began, outcome))
     report = {
         "seed": seed,
-        "commit": _commit(),
+        "commit": short_commit(),
         "seconds": round(time.monotonic() - began),
         "max_pause_ms": MAX_PAUSE_SECONDS * 1e3,
         **summary(outcomes, at_end, MAX_PAUSE_SECONDS),

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import create_server
 from typing import Final
 
 import psutil
@@ -75,6 +77,23 @@ def running(command: list[str], log: Path, environment: Mapping[str, str]) -> It
         yield process
     finally:
         end(process)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nothing has now."""
+    with create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def maps_bytes(pid: int) -> int:
+    """What the BPF maps take that a process has open, each once."""
+    found = {}
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            fields = dict(re.findall(r"^(map_id|memlock):\s*(\d+)$", path.read_text(), re.MULTILINE))
+            if "map_id" in fields:
+                found[fields["map_id"]] = int(fields["memlock"])
+    return sum(found.values())
 
 
 def guardians(run_dir: Path) -> list[int]:
